@@ -1,0 +1,36 @@
+# Every target makes the virtual environment on first use; afterwards that is a no-op.
+MODEL ?= raft
+ARGS ?=
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup convert test lint bench clean
+
+help: ## Show this help
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.installed ## Make the virtual environment (every other target does it when needed)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,zoo,rtx,dev]'
+	@touch $@
+
+convert: setup ## Convert MODEL (default raft) into artifacts/MODEL; further arguments in ARGS
+	$(RUN) -m pipeline convert $(MODEL) $(ARGS)
+
+test: setup ## Run all tests (ARGS for pytest)
+	$(RUN) -m pytest $(ARGS)
+
+lint: setup ## Check style and types
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: setup ## Measure the stages of a conversion (ARGS: models, default raft raft_small)
+	$(RUN) benchmarks/stages.py $(ARGS)
+
+clean: ## Remove caches and build leftovers (the environment and artifacts stay)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,52 @@
+"""What can go wrong, and with which exit code the command line ends.
+
+Exit code 2 says that the input was bad and nothing was done; 1 that a conversion or a
+comparison failed. Each error is one line: what, where, and what to do. A longer text that
+belongs to it (TensorRT's own words, a table of guards) goes into ``detail``.
+"""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """Base of all errors that the pipeline raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+class InputError(PipelineError):
+    """The caller asked for something that can't be: a wrong name, range, size or file."""
+
+    exit_code = 2
+
+
+class TargetMissing(InputError):
+    """The TensorRT that the target names is not installed here."""
+
+
+class ArtifactError(InputError):
+    """An artifact that is not there, not whole, or not what its manifest says."""
+
+
+class ExportError(PipelineError):
+    """torch could not export the model, or exported something other than what was asked."""
+
+
+class ConstraintError(ExportError):
+    """The model does not take every size that the spec declares."""
+
+
+class RewriteError(PipelineError):
+    """A rewrite pass broke the graph or its contract."""
+
+
+class BuildError(PipelineError):
+    """TensorRT refused the network or could not build an engine from it."""
+
+
+class CompareError(PipelineError):
+    """Two runs of the same model disagree."""

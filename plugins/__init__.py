@@ -1,0 +1,1 @@
+"""Custom ops that TensorRT lacks: one folder a plugin. None yet."""
