@@ -1,0 +1,44 @@
+"""Seconds by name, and the peak memory of a stretch of the process's life."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class Stopwatch:
+    """Adds up wall-clock seconds by name: ``with watch("torch.export"): ...``."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def reset_peak_memory() -> None:
+    """Starts a new measurement for `peak_memory` (Linux; elsewhere nothing happens).
+
+    Source: proc(5), /proc/pid/clear_refs, value 5.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int | None:
+    """Peak resident memory of this process since `reset_peak_memory`, bytes; None if unknown."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
