@@ -1,0 +1,93 @@
+"""RAFT optical flow (https://arxiv.org/abs/2003.12039) as torchvision implements it.
+
+Any size in 135..2160 x 135..3840 is legal: RAFT itself takes multiples of 8 from 128, so the
+images are padded by replication (as the original's InputPadder does) and the flow is cropped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.dims import Dim
+from pipeline.errors import InputError
+from pipeline.spec import Input, ModelSpec, Output, Padding, Tolerance
+
+if TYPE_CHECKING:
+    import torch
+
+_SEED = 0
+
+# In pixels. Measured with the seeded weights and 12 updates over all sizes that are compared
+# (largest flow 7 and 24 px); tests/test_raft.py plants the faults that have to be noticed, of
+# which the smallest is an InstanceNorm epsilon of 1e-4 instead of 1e-5 in a single node.
+_TOLERANCE = Tolerance(
+    rtol=1e-4,
+    atol=3e-4,
+    why="px; ONNX Runtime is within 6e-5 of torch, the smallest planted fault gives 1.5e-3",
+)
+_TOLERANCE_SMALL = Tolerance(
+    rtol=1e-4,
+    atol=2e-3,
+    why="px; ONNX Runtime is within 7e-4 of torch, the smallest planted fault gives 1.5e-2",
+)
+
+
+def raft(*, updates: int = 12) -> ModelSpec:
+    """torchvision's raft_large; `updates` is the number of flow updates, at least 1."""
+    return _spec("raft", "raft_large", updates, _TOLERANCE)
+
+
+def raft_small(*, updates: int = 12) -> ModelSpec:
+    """torchvision's raft_small; `updates` is the number of flow updates, at least 1."""
+    return _spec("raft_small", "raft_small", updates, _TOLERANCE_SMALL)
+
+
+def _spec(name: str, constructor: str, updates: int, tolerance: Tolerance) -> ModelSpec:
+    if updates < 1:
+        raise InputError(f"model {name}: updates={updates} must be at least 1")
+
+    def build(weights: Path | None) -> torch.nn.Module:
+        return _build(constructor, updates, weights)
+
+    h, w = Dim("h", 135, 440, 2160), Dim("w", 135, 1024, 3840)
+    return ModelSpec(
+        name=name,
+        build=build,
+        inputs=(Input("image1", (1, 3, h, w)), Input("image2", (1, 3, h, w))),
+        outputs=(Output("flow", (1, 2, h, w)),),
+        tolerance=tolerance,
+        padding=Padding({"h": 8, "w": 8}, mode="replicate", align="center"),
+        libraries=("torch", "torchvision"),
+        seed=_SEED,
+        options={"updates": updates},
+    )
+
+
+def _build(constructor: str, updates: int, weights: Path | None) -> torch.nn.Module:
+    import torch
+
+    from pipeline.models._torchvision import import_torchvision
+    from pipeline.weights import load_weights
+
+    import_torchvision()
+    from torchvision.models import optical_flow
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        model = getattr(optical_flow, constructor)(weights=None)
+    if weights is not None:
+        load_weights(model, weights)
+
+    class LastFlow(torch.nn.Module):
+        """RAFT with the last of its flow predictions, [1, 2, H, W] in pixels, as only output."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.raft = model
+
+        def forward(self, image1: torch.Tensor, image2: torch.Tensor) -> torch.Tensor:
+            flows: list[torch.Tensor] = self.raft(image1, image2, num_flow_updates=updates)
+            return flows[-1]
+
+    return LastFlow().eval()

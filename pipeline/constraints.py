@@ -1,0 +1,201 @@
+"""What torch.export says about a model's dims, put in plain words and in declarations.
+
+torch.export fails with guards (``(L['x'].size()[2] % 8) == 0``) and "Suggested fixes"
+(``_h = Dim('_h', min=17, max=270)``, ``h = 8*_h``). `find_rules` reads the fixes; `GuardLog`
+finds the line of the model that made each guard, which the error does not say, by listening
+to the shape environment's log while the model is traced.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from pipeline.dims import Dim
+from pipeline.errors import InputError
+
+_LOGGER = "torch.fx.experimental.symbolic_shapes"
+_FIX = re.compile(r"^\s*(\w+) = (.+)$")
+_RANGE = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)\Z")
+_MULTIPLE = re.compile(r"(\d+)\*(\w+)\Z")
+_SYMBOL = re.compile(r"create_symbol (\w+) = .* for L\['(\w+)'\]\.size\(\)\[(\d+)\]")
+_GUARD = re.compile(r"eval (.+?) \[guard added\]")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that a model asks of a dim, as torch.export suggests it.
+
+    Args:
+        dim: the dim's name.
+        words: the rule in plain words.
+        declare: what to write instead.
+        refined: the narrower dim that obeys the rule; None where no Dim can say it.
+        line: ``file:line in function: code`` of the model, where it is known.
+    """
+
+    dim: str
+    words: str
+    declare: str
+    refined: Dim | None
+    line: str = ""
+
+    def __str__(self) -> str:
+        place = f" ({self.line})" if self.line else ""
+        return f"{self.words}{place}; declare {self.declare}"
+
+
+def find_rules(message: str, dims: Mapping[str, Dim]) -> list[Rule]:
+    """The rules in the "Suggested fixes" of a constraint violation's text.
+
+    Args:
+        message: the exception's text.
+        dims: the dims that were exported, by name; a dim with a multiple of k was given to
+            torch as ``k*_name``.
+    """
+    _, _, fixes = message.partition("Suggested fixes:")
+    found = {m[1]: m[2] for line in fixes.splitlines() if (m := _FIX.match(line))}
+    rules = []
+    for dim in dims.values():
+        root, step = _root(dim)
+        for key in (root, dim.name):
+            fix = found.get(key)
+            if fix is not None and (rule := _rule(dim, step if key == root else 1, fix, found)):
+                rules.append(rule)
+                break
+    return rules
+
+
+def root_name(dim: Dim) -> str:
+    """The name of torch's Dim of which `dim` is a multiple; its own where it is no multiple."""
+    return _root(dim)[0]
+
+
+def _root(dim: Dim) -> tuple[str, int]:
+    return (f"_{dim.name}", dim.multiple_of) if dim.multiple_of > 1 else (dim.name, 1)
+
+
+def _rule(dim: Dim, step: int, fix: str, found: Mapping[str, str]) -> Rule | None:
+    """The rule behind ``dim/step = fix``."""
+    name = dim.name
+    if fix.isdigit():
+        size = int(fix) * step
+        return _refined(dim, f"{name} must be {size}: the model fixes it", size, size, 1)
+    if match := _RANGE.match(fix):
+        low = int(match[1]) * step if match[1] else dim.min
+        high = int(match[2]) * step if match[2] else dim.max
+        if (low, high) == (dim.min, dim.max):
+            return None
+        return _refined(dim, f"{name} must be in {low}..{high}", low, high, dim.multiple_of)
+    if match := _MULTIPLE.match(fix):
+        multiple = int(match[1]) * step
+        low, high = dim.min, dim.max
+        if inner := _RANGE.match(found.get(match[2], "")):
+            low = max(low, int(inner[1] or 1) * multiple)
+            high = min(high, int(inner[2]) * multiple) if inner[2] else high
+        return _refined(dim, f"{name} must be a multiple of {multiple}", low, high, multiple)
+    if fix in found or re.fullmatch(r"\w+", fix):
+        other = fix.removeprefix("_")
+        return Rule(
+            name, f"{name} must equal {other}", f"one Dim for both {name} and {other}", None
+        )
+    text = fix if step == 1 else f"{step}*({fix})"
+    return Rule(
+        name, f"{name} must be of the form {text}", "sizes of that form only: no Dim says it", None
+    )
+
+
+def _refined(dim: Dim, words: str, low: int, high: int, multiple: int) -> Rule:
+    low, high = -(-low // multiple) * multiple, high // multiple * multiple
+    opt = min(max(dim.opt // multiple * multiple, low), high)
+    step = f", multiple_of={multiple}" if multiple > 1 else ""
+    declare = f'Dim("{dim.name}", min={low}, opt={opt}, max={high}{step})'
+    if low == high:
+        declare = f"the number {low} in its place"
+    try:
+        refined = replace(dim, min=low, opt=opt, max=high, multiple_of=multiple)
+    except InputError:  # nothing is left of the range
+        return Rule(dim.name, words, f"a range that holds such a size; {dim} does not", None)
+    return Rule(dim.name, words, declare, refined)
+
+
+class GuardLog:
+    """Records the guards that torch.export adds, each with the model's line that made it.
+
+    A context manager round torch.export.export; see `line_of`.
+    """
+
+    def __init__(self, framework: Path) -> None:
+        self._framework = str(framework)
+        self._symbols: dict[tuple[str, int], str] = {}
+        self._guards: list[tuple[str, str]] = []
+
+    def __enter__(self) -> GuardLog:
+        logger = logging.getLogger(_LOGGER)
+        self._saved = (logger.handlers, logger.level, logger.propagate)
+        handler = logging.Handler()
+        handler.emit = self._emit  # type: ignore[method-assign]
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        logger = logging.getLogger(_LOGGER)
+        logger.handlers, level, logger.propagate = self._saved
+        logger.setLevel(level)
+
+    def _emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if match := _SYMBOL.match(text):
+            self._symbols[match[2], int(match[3])] = match[1]
+        elif match := _GUARD.match(text):
+            line = model_line(traceback.extract_stack(), self._framework)
+            if line:
+                self._guards.append((match[1], line))
+
+    def line_of(self, arguments: Mapping[tuple[str, int], str], dim: str) -> str:
+        """The model's line that made the first guard on `dim`, or an empty text.
+
+        Args:
+            arguments: dim name by (argument name of ``forward``, axis).
+        """
+        names = {s for at, s in self._symbols.items() if arguments.get(at) == dim}
+        for guard, line in self._guards:
+            if names & set(re.findall(r"\w+", guard)):
+                return line
+        return ""
+
+
+def model_line(stack: traceback.StackSummary, framework: str) -> str:
+    """The innermost frame that belongs to the model, as ``file:line in function: code``.
+
+    Frames of torch (`framework` is its folder), of the pipeline and of the standard library's
+    plumbing are passed over.
+    """
+    own = str(Path(__file__).parent)
+    inside = False
+    found = ""
+    for frame in stack:
+        if frame.filename.startswith(framework):
+            inside = True
+        elif inside and not _plumbing(frame.filename, own):
+            found = f"{frame.filename}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}"
+    return found
+
+
+def _plumbing(filename: str, own: str) -> bool:
+    return (
+        filename.startswith((own, "<"))
+        or f"{Path(logging.__file__).parent}" in filename
+        or Path(filename).parent == Path(traceback.__file__).parent
+    )

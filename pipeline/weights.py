@@ -1,0 +1,107 @@
+"""Loading a weights file into a module, strictly."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+_WRAPPERS = ("state_dict", "model", "model_state_dict")
+_SHOWN = 5
+
+
+def load_weights(module: torch.nn.Module, path: Path) -> None:
+    """Loads every parameter and buffer of `module` from a file, or nothing.
+
+    Args:
+        module: the module to fill, in place.
+        path: ``.safetensors``, or ``.pth``/``.pt`` read with ``weights_only`` (no code in the
+            file is run). A state dict under ``state_dict``, ``model`` or ``model_state_dict``
+            is unwrapped, and DataParallel's ``module.`` prefix dropped.
+
+    Raises:
+        InputError: the file is missing, damaged, of an unknown kind, or for another model
+            (the first keys that don't fit are named).
+    """
+    state = read_state_dict(path)
+    own = module.state_dict()
+    missing = [key for key in own if key not in state]
+    extra = [key for key in state if key not in own]
+    shapes = [
+        f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
+        for key in own
+        if key in state and state[key].shape != own[key].shape
+    ]
+    problems = [
+        f"{len(keys)} {what}: {', '.join(keys[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}"
+        for keys, what in (
+            (missing, "missing keys"),
+            (extra, "unexpected keys"),
+            (shapes, "keys with another shape"),
+        )
+        if keys
+    ]
+    if problems:
+        raise InputError(f"weights {path} are for another model: {'; '.join(problems)}")
+    module.load_state_dict(dict(state))
+
+
+def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
+    """The tensors in a weights file by name; see `load_weights` for kinds and errors."""
+    import torch
+
+    if not path.is_file():
+        raise InputError(f"weights {path}: no such file")
+    if path.suffix == ".safetensors":
+        state: object = _read_safetensors(path)
+    elif path.suffix in (".pth", ".pt", ".bin"):
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except (
+            pickle.UnpicklingError,
+            RuntimeError,
+            EOFError,
+            OSError,
+            ValueError,
+            KeyError,
+            zipfile.BadZipFile,
+        ) as error:
+            raise InputError(
+                f"weights {path}: damaged, or not a torch file: {_first(error)}"
+            ) from error
+    else:
+        raise InputError(f"weights {path}: unknown kind; use .pth, .pt or .safetensors")
+    if isinstance(state, Mapping):
+        for wrapper in _WRAPPERS:
+            if isinstance(state.get(wrapper), Mapping):
+                state = state[wrapper]
+                break
+    if not isinstance(state, Mapping) or not all(
+        isinstance(v, torch.Tensor) for v in state.values()
+    ):
+        raise InputError(f"weights {path}: holds no state dict (a mapping of names to tensors)")
+    if state and all(key.startswith("module.") for key in state):
+        state = {key.removeprefix("module."): value for key, value in state.items()}
+    return state
+
+
+def _read_safetensors(path: Path) -> object:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InputError(f"weights {path}: damaged, or not safetensors: {_first(error)}") from error
+
+
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
