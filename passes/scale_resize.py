@@ -1,0 +1,139 @@
+"""``Resize`` with computed ``sizes`` or ``scales`` gets constant ``scales`` where they are whole.
+
+torch's exporter computes the output sizes of an upsampling from the shape of some other tensor.
+TensorRT 8.6 then wants a shape tensor that it can follow, and often can't (onnx-tensorrt#389,
+#398). Where every output size is a whole multiple of the input's, whatever the sizes are, the
+multiples say the same: the ONNX standard sets scale = size_out / size_in for given sizes and
+size_out = floor(size_in * scale) for given scales, both exact for whole numbers, and every
+coordinate_transformation_mode and nearest_mode uses these numbers only (align_corners the two
+lengths). Left out are the cases that read more: tf_crop_and_resize, keep_aspect_ratio_policy,
+antialias, axes.
+
+The multiples come from the arithmetic that computes the sizes, and from the symbolic dims that
+the exporter leaves in value_info (``s17`` -> ``8*s17``); if the two disagree, nothing is done.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import sympy
+
+from pipeline.passes._base import (
+    Change,
+    Needs,
+    Pass,
+    PassResult,
+    Refused,
+    constant,
+    drop_unused,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+from pipeline.passes._sizes import Elements, dims_of, elements_of
+
+_SCALES, _SIZES = 2, 3
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites every Resize (opset 11 and later) whose output is a whole multiple of its input.
+
+    Scales are float32 of shape ``(rank,)``. The nodes that computed the sizes are removed where
+    nothing else reads them. Refused: a computed size or scale that is no constant whole
+    multiple, or is not known to be, and the attributes named above.
+    """
+    rewritten, refused = [], []
+    for _, node in walk(graph):
+        computed = _computed(node) if is_op(node, "Resize") and graph.opset >= 11 else None
+        if computed is None:
+            continue
+        try:
+            scales = _scales(node, computed)
+        except Refused as reason:
+            refused.append(Change(label(node), "Resize", str(reason)))
+            continue
+        source = node.inputs[computed]
+        values = constant(f"{label(node)}/scales", np.array(scales, np.float32))
+        node.inputs = [*node.inputs[:_SCALES], values]
+        dropped = drop_unused(graph, source)
+        what = "sizes" if computed == _SIZES else "scales"
+        detail = f"scales {scales} in place of computed {what}; {dropped} nodes dropped"
+        rewritten.append(Change(label(node), "Resize", detail))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _computed(node: gs.Node) -> int | None:
+    """Which input is computed: `_SIZES`, `_SCALES`, or None where the one in use is constant."""
+    for place in (_SIZES, _SCALES):
+        if len(node.inputs) <= place or node.inputs[place].is_empty():
+            continue
+        values = values_of(node.inputs[place])
+        if values is None:
+            return place
+        if values.size:  # opset 11 leaves an input out by giving it no elements
+            return None
+    return None
+
+
+def _scales(node: gs.Node, computed: int) -> list[int]:
+    mode = node.attrs.get("coordinate_transformation_mode", "half_pixel")
+    for reason, found in (
+        ("coordinate_transformation_mode=tf_crop_and_resize", mode == "tf_crop_and_resize"),
+        ("antialias", node.attrs.get("antialias", 0) != 0),
+        ("axes", "axes" in node.attrs),
+        (
+            "keep_aspect_ratio_policy",
+            node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch",
+        ),
+    ):
+        if found:
+            raise Refused(f"{reason} changes what the sizes mean")
+    followed = elements_of(node.inputs[computed])
+    if computed == _SCALES:
+        if followed is None:
+            raise Refused(f"the arithmetic that makes {node.inputs[computed].name} is not followed")
+        return _whole(followed.values, "scale")
+    return _ratios(node, followed)
+
+
+def _ratios(node: gs.Node, followed: Elements | None) -> list[int]:
+    before, after = dims_of(node.inputs[0]), dims_of(node.outputs[0])
+    if before is None:
+        raise Refused(f"the rank of {node.inputs[0].name} is not known; run shape inference first")
+    found, reasons = [], []
+    for sizes in (None if followed is None else followed.values, after):
+        if sizes is None or len(sizes) != len(before):
+            continue
+        try:
+            pairs = zip(sizes, before, strict=True)
+            found.append(_whole([sympy.cancel(a / b) for a, b in pairs], "output / input"))
+        except Refused as reason:
+            reasons.append(str(reason))
+    if not found:
+        raise Refused(reasons[0] if reasons else "the output's sizes are not known")
+    if found[0] != found[-1]:
+        raise Refused(f"computed sizes say {found[0]} times the input, value_info {found[1]}")
+    return found[0]
+
+
+def _whole(ratios: list[sympy.Expr], what: str) -> list[int]:
+    for axis, ratio in enumerate(ratios):
+        if not (ratio.is_Integer and ratio >= 1):
+            raise Refused(f"axis {axis}: {what} is {ratio}, no constant whole multiple")
+    return [int(ratio) for ratio in ratios]
+
+
+PASS = Pass(
+    name="scale_resize",
+    run=run,
+    targets=(Needs("tensorrt", below=(10,)),),
+    summary="Resize with computed sizes or scales -> constant whole scales",
+    evidence=(
+        "https://github.com/onnx/onnx-tensorrt/issues/389",
+        "https://github.com/onnx/onnx-tensorrt/issues/398",
+        "RAFT-small's upsampling from torch: s17 -> 8*s17",
+    ),
+    tolerable=True,  # sizes that are slices of a Shape parse as they stand
+)

@@ -1,0 +1,86 @@
+"""``Shape`` with ``start`` or ``end`` (opset 15 and later) becomes ``Shape`` and ``Slice``.
+
+torch's exporter writes ``Shape(start=2, end=3)`` for one size of a tensor. TensorRT 8.6's parser
+does not read the two attributes and takes the whole shape, so that four of them side by side
+have length 16 and not 4, and the network fails far from the cause: ``Resize ... requires second
+input to be 1D shape tensor with length (12)`` (seen on TensorRT 8.6.0).
+
+The ONNX standard counts negative values from the back, clamps both to 0..rank, and gives an
+empty result where start >= end; ``Slice`` over the 1-D shape does exactly the same, so the
+values are handed over as they are where the rank is unknown, and clamped where it is known.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    Change,
+    Needs,
+    Pass,
+    PassResult,
+    constant,
+    is_op,
+    label,
+    replace,
+    walk,
+)
+
+# "to the end" in Slice, as the ONNX standard writes it
+_END = int(np.iinfo(np.int64).max)
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites every ``Shape`` that has ``start`` or ``end``; refuses none.
+
+    The result stays int64 and 1-D. Where the two attributes select the whole shape, they are
+    just dropped.
+    """
+    rewritten = []
+    for inner, node in walk(graph):
+        if is_op(node, "Shape") and ("start" in node.attrs or "end" in node.attrs):
+            rewritten.append(Change(label(node), "Shape", _rewrite(inner, node)))
+    return PassResult(tuple(rewritten))
+
+
+def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
+    start = int(node.attrs.pop("start", 0))
+    end = int(node.attrs.pop("end", _END))
+    data = node.inputs[0]
+    rank = None if data.shape is None else len(data.shape)
+    if rank is not None:
+        start, end = _clamp(start, rank), _clamp(end, rank)
+    if start == 0 and end == (_END if rank is None else rank):
+        return "start and end dropped: they select the whole shape"
+    name = label(node)
+    whole = gs.Variable(f"{name}/whole", np.int64, None if rank is None else [rank])
+    bounds = [
+        constant(f"{name}/{word}", np.array([value], np.int64))
+        for word, value in (("starts", start), ("ends", end), ("axes", 0))
+    ]
+    replace(
+        graph,
+        node,
+        [
+            gs.Node("Shape", f"{name}/whole", dict(node.attrs), [data], [whole]),
+            gs.Node("Slice", f"{name}/slice", {}, [whole, *bounds]),
+        ],
+    )
+    return f"Shape, then Slice from {start} to {'the end' if end == _END else end}"
+
+
+def _clamp(value: int, rank: int) -> int:
+    return min(max(value + rank if value < 0 else value, 0), rank)
+
+
+PASS = Pass(
+    name="slice_shape",
+    run=run,
+    targets=(Needs("tensorrt", below=(10,)),),
+    summary="Shape with start or end -> Shape, Slice",
+    evidence=(
+        "TensorRT 8.6.0 reads the whole shape: 'Resize ... requires second input to be 1D shape "
+        "tensor with length (12)' on RAFT-small",
+    ),
+)

@@ -1,0 +1,157 @@
+"""ONNX files of any size: reading, checking, copying and saving with weights outside."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx
+from onnx import external_data_helper
+
+from pipeline.errors import InputError, RewriteError
+
+# protobuf ends at 2 GiB; the rest is room for the graph itself
+EXTERNAL_ABOVE = 3 << 29
+_HEAVY = 1 << 20
+_OUTSIDE_FROM = 1024
+
+
+def load_model(path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """The model with all its weights in memory, and the names of its external data files.
+
+    Raises:
+        InputError: no such file, no ONNX model, or external data that is missing or outside the
+            model's folder.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except Exception as error:  # protobuf's own error, or the system's
+        raise InputError(f"{path}: not an ONNX model: {error}") from error
+    if not model.opset_import or not model.HasField("graph"):
+        raise InputError(f"{path}: not an ONNX model")
+    names = []
+    for tensor in _tensors(model.graph):
+        if external_data_helper.uses_external_data(tensor):
+            name = external_data_helper.ExternalDataInfo(tensor).location
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise InputError(f"{path}: external data {name!r} is outside the model's folder")
+            if name not in names and not (path.parent / name).is_file():
+                raise InputError(f"{path}: its external data {name} is not there")
+            if name not in names:
+                names.append(name)
+    external_data_helper.load_external_data_for_model(model, str(path.parent))
+    return model, tuple(names)
+
+
+def copy_model(source: Path, destination: Path, external: tuple[str, ...]) -> None:
+    """Copies a model's file and its external data, byte by byte, the latter by its own name."""
+    shutil.copyfile(source, destination)
+    if source.parent.resolve() == destination.parent.resolve():
+        return
+    for name in external:
+        (destination.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source.parent / name, destination.parent / name)
+
+
+def save_model(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
+    """Writes a model, with its weights in ``<name>.data`` if `external` or if they are many, and
+    checks the file. The weights of `model` are not in memory afterwards if they went outside.
+
+    Raises:
+        RewriteError: the file is not a valid model.
+    """
+    if external or weight_bytes(model) > EXTERNAL_ABOVE:
+        location = f"{path.name}.data"
+        (path.parent / location).unlink(missing_ok=True)  # onnx would append to it
+        onnx.save_model(
+            model,
+            path,
+            save_as_external_data=True,
+            all_tensors_to_one_file=True,
+            location=location,
+            size_threshold=_OUTSIDE_FROM,
+        )
+    else:
+        onnx.save_model(model, path)
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise RewriteError(f"{path}: not valid as written", detail=str(error)) from error
+
+
+def weight_bytes(model: onnx.ModelProto) -> int:
+    return sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+
+
+def check(model: onnx.ModelProto) -> None:
+    """onnx.checker on a model of any size (see `without_weights`).
+
+    Raises:
+        onnx.checker.ValidationError: the model is not valid.
+    """
+    without_weights(model, onnx.checker.check_model)
+
+
+def without_weights(
+    model: onnx.ModelProto, action: Callable[[onnx.ModelProto], onnx.ModelProto | None]
+) -> onnx.ModelProto | None:
+    """Calls an `action` that serialises the model, and gives back the model that it made,
+    if any.
+
+    A model too large for that goes without its large weights, which stand as graph inputs of the
+    same type meanwhile.
+    """
+    if weight_bytes(model) <= EXTERNAL_ABOVE:
+        return action(model)
+    graph = model.graph
+    heavy = [t for t in graph.initializer if len(t.raw_data) >= _HEAVY]
+    have = {value.name for value in graph.input}
+    extra = [t for t in heavy if t.name not in have]
+    light = onnx.ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            light.MergeFrom(onnx.ModelProto(**{field.name: value}))
+    for field, value in graph.ListFields():
+        if field.name != "initializer":
+            light.graph.MergeFrom(onnx.GraphProto(**{field.name: value}))
+    light.graph.initializer.extend(t for t in graph.initializer if len(t.raw_data) < _HEAVY)
+    light.graph.input.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in extra
+    )
+    result = action(light)
+    if result is None:
+        return None
+    names = {t.name for t in extra}
+    for place in reversed(range(len(result.graph.input))):
+        if result.graph.input[place].name in names:
+            del result.graph.input[place]
+    result.graph.initializer.extend(heavy)
+    return result
+
+
+def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of the bodies of its If, Loop and Scan."""
+    for node in graph.node:
+        yield node
+        yield from inner_nodes(node)
+
+
+def inner_nodes(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """The nodes in the subgraphs of a node."""
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from nodes_of(graph)
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner)

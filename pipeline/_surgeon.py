@@ -1,0 +1,190 @@
+"""Opening a model in graph-surgeon, running passes on it, and writing the graph back.
+
+Graph-surgeon keeps the graph but loses what hangs on it: metadata of nodes, values and the
+model, and attribute types that it does not know. So its nodes are written back into the source's
+own model, and a node that no pass touched stays the very same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
+from onnx_graphsurgeon.ir.tensor import LazyValues
+
+from pipeline._onnx_file import check, inner_nodes, nodes_of
+from pipeline.errors import RewriteError
+from pipeline.passes import Change, Pass
+
+# attribute types that graph-surgeon drops with a warning
+_LOST = ("TENSORS", "GRAPHS", "SPARSE_TENSOR", "SPARSE_TENSORS", "TYPE_PROTO", "TYPE_PROTOS")
+
+
+class Surgeon:
+    """A model open in graph-surgeon, and what is needed to write the graph back into it."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        try:
+            self.graph = gs.import_onnx(model)
+        except Exception as error:
+            raise RewriteError(f"graph-surgeon can't read the model: {error}") from error
+        self.interface = _interface(self.graph)
+        # the source's nodes by name (for metadata), and those graph-surgeon nodes that stand for
+        # one of them unchanged
+        self.sources = {node.name: _copy_of(node) for node in nodes_of(model.graph)}
+        self.untouched = {
+            id(node): (node, _state(node), self.sources[node.name]) for node in self.graph.nodes
+        }
+
+    def run(self, p: Pass, done: Sequence[str]) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+        """Runs one pass and checks the graph; the changes and the refusals."""
+
+        def fail(what: str, cause: Exception | None = None) -> RewriteError:
+            error = RewriteError(
+                f"pass {p.name}: {what} (run before it: {', '.join(done) or 'none'})",
+                detail=str(cause or ""),
+            )
+            error.__cause__ = cause
+            return error
+
+        before = _fingerprint(self.graph)
+        try:
+            result = p.run(self.graph)
+        except Exception as error:
+            raise fail(f"failed with {type(error).__name__}: {error}", error) from error
+        after = _fingerprint(self.graph)
+        if result.modified != (before != after):
+            raise fail(f"says modified={result.modified}, but the graph says otherwise")
+        for kind, old, new in zip(
+            ("inputs", "outputs"), self.interface, _interface(self.graph), strict=True
+        ):
+            if old != new:
+                raise fail(f"changed the graph's {kind} from {old} to {new}")
+        if result.modified:
+            try:
+                self.write_back()
+                check(self.model)
+            except RewriteError as error:
+                raise fail(str(error)) from error
+            except Exception as error:
+                first = (str(error).splitlines() or ["?"])[0]
+                raise fail(f"made a graph that is not valid: {first}", error) from error
+        return result.rewritten, result.refused
+
+    def write_back(self) -> None:
+        """Puts graph-surgeon's nodes, new constants and new values into the model."""
+        graph = self.model.graph
+        nodes = [self._export(node) for node in self.graph.nodes]
+        tensors = self.graph.tensors()
+        outer = set(tensors) | {t.name for t in graph.initializer}
+        for node in nodes:
+            _drop_outer(node, outer)
+        del graph.node[:]
+        graph.node.extend(nodes)
+        old = {t.name: t for t in graph.initializer}
+        for tensor in tensors.values():
+            if not isinstance(tensor, gs.Constant) or isinstance(tensor._values, LazyValues):
+                continue
+            proto = OnnxExporter.export_tensor_proto(tensor)
+            if tensor.name not in old:
+                graph.initializer.append(proto)
+            elif not np.array_equal(
+                onnx.numpy_helper.to_array(proto), onnx.numpy_helper.to_array(old[tensor.name])
+            ):
+                raise RewriteError(f"changed {tensor.name} in place; new constants need new names")
+        used = {name for node in nodes_of(graph) for name in node.input}
+        used |= {value.name for value in (*graph.input, *graph.output)}
+        for place in reversed(range(len(graph.initializer))):
+            if graph.initializer[place].name not in used:
+                del graph.initializer[place]
+        known = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
+        for place in reversed(range(len(graph.value_info))):
+            if graph.value_info[place].name not in tensors:
+                del graph.value_info[place]
+        for name, tensor in tensors.items():
+            if isinstance(tensor, gs.Variable) and tensor.dtype is not None and name not in known:
+                graph.value_info.append(OnnxExporter.export_value_info_proto(tensor, False))
+
+    def _export(self, node: gs.Node) -> onnx.NodeProto:
+        _, state, proto = self.untouched.get(id(node), (None, None, None))
+        if proto is not None and state == _state(node):
+            return proto
+        new: onnx.NodeProto = OnnxExporter.export_node(node)
+        for inner in (new, *inner_nodes(new)):
+            self._inherit(inner)
+        return new
+
+    def _inherit(self, node: onnx.NodeProto) -> None:
+        name, source = node.name, self.sources.get(node.name)
+        while source is None and "/" in name:
+            name = name.rpartition("/")[0]
+            source = self.sources.get(name)
+        if source is None:
+            return
+        node.metadata_props.extend(source.metadata_props)
+        node.doc_string = node.doc_string or source.doc_string
+        if source.name == node.name and source.op_type == node.op_type:
+            node.overload = source.overload
+            kept = {attribute.name for attribute in node.attribute}
+            kinds = [onnx.AttributeProto.AttributeType.Value(kind) for kind in _LOST]
+            node.attribute.extend(
+                a for a in source.attribute if a.type in kinds and a.name not in kept
+            )
+
+
+def _state(node: gs.Node) -> tuple[Any, ...]:
+    """All that graph-surgeon knows of a node, comparable; never equal for one with a subgraph
+    that changed."""
+
+    def attribute(value: Any) -> Any:
+        if isinstance(value, gs.Graph):
+            return tuple(_state(inner) for inner in value.nodes)
+        if isinstance(value, (int, float, str, bytes)):
+            return value
+        return tuple(value) if isinstance(value, list) else id(value)
+
+    return (
+        node.op,
+        node.domain,
+        node.name,
+        tuple(tensor.name for tensor in node.inputs),
+        tuple(tensor.name for tensor in node.outputs),
+        tuple(sorted((key, attribute(value)) for key, value in node.attrs.items())),
+    )
+
+
+def _fingerprint(graph: gs.Graph) -> tuple[Any, ...]:
+    return tuple(_state(node) for node in graph.nodes)
+
+
+def _interface(graph: gs.Graph) -> tuple[list[str], list[str]]:
+    inputs, outputs = (
+        [f"{t.name}: {t.dtype} {t.shape}" for t in tensors]
+        for tensors in (graph.inputs, graph.outputs)
+    )
+    return inputs, outputs
+
+
+def _copy_of(node: onnx.NodeProto) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def _drop_outer(node: onnx.NodeProto, outer: set[str]) -> None:
+    """Graph-surgeon repeats the outer graph's tensors in subgraphs that read them."""
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for values in (graph.initializer, graph.value_info):
+                for place in reversed(range(len(values))):
+                    if values[place].name in outer:
+                        del values[place]
+            own = {value.name for value in (*graph.initializer, *graph.input)}
+            own |= {name for inner in graph.node for name in inner.output}
+            for inner in graph.node:
+                _drop_outer(inner, outer | own)

@@ -1,0 +1,88 @@
+"""decompose_instance_norm: the numbers, and that the check on them can tell wrong ones.
+
+That 8.6's plugin is missing, and that the decomposed form runs there, needs a GPU machine with
+TensorRT 8.6; tensorrt-rtx has InstanceNormalization of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+from cases import Case
+from harness import PASSES, apply, assert_same, own, run
+
+P = PASSES["decompose_instance_norm"]
+POSITIVE = own("decompose_instance_norm", "positive")
+
+
+def first() -> Case:
+    return next(case for case in POSITIVE if case.name == "2-D")
+
+
+def test_no_norm_and_no_reduce_is_left() -> None:
+    for case in POSITIVE:
+        graph = gs.import_onnx(apply(P, case.model())[0])
+        for inner in (graph, *graph.subgraphs(recursive=True)):
+            assert not {"InstanceNormalization", "ReduceMean"} & {n.op for n in inner.nodes}
+
+
+@pytest.mark.parametrize(
+    ("short", "replacement"),
+    [("add_epsilon", 0), ("biased", 0), ("scaled", 0), ("deviation", 0), ("centred", 0)],
+)
+def test_a_wrong_rewrite_is_caught(short: str, replacement: int) -> None:
+    """Each step left out in turn: the numeric check of the contract must fail."""
+    case = first()
+    model, _ = apply(P, case.model())
+    (node,) = (n for n in model.graph.node if n.name.endswith(f"/{short}"))
+    kept = node.input[replacement]
+    node.op_type = "Identity"
+    del node.input[:]
+    node.input.append(kept)
+    onnx.checker.check_model(model)
+    feeds = case.feeds(case.shapes[0])
+    with pytest.raises(AssertionError):
+        assert_same(run(case.model(), feeds), run(model, feeds))
+
+
+def test_half_inputs_do_not_overflow() -> None:
+    """Squares of 400 are beyond half precision's 65504; the float32 island holds them."""
+    (case,) = (c for c in POSITIVE if c.name == "half")
+    model, _ = apply(P, case.model())
+    x = np.random.default_rng(0).choice([-400.0, 400.0], (1, 3, 6, 8)).astype(np.float16)
+    (y,) = run(model, {"x": x})
+    assert np.isfinite(y).all()
+    wide = x.astype(np.float64)
+    mean, var = wide.mean((2, 3), keepdims=True), wide.var((2, 3), keepdims=True)
+    scale = np.array([0.5, 1.5, -2.0]).reshape(1, 3, 1, 1)
+    bias = np.array([0.25, -1.0, 3.0]).reshape(1, 3, 1, 1)
+    np.testing.assert_allclose(y, (wide - mean) / np.sqrt(var + 0.01) * scale + bias, 2e-3, 2e-3)
+
+
+def test_too_many_or_no_spatial_axes_are_refused() -> None:
+    for rank in (2, 6):
+        x, y = (gs.Variable(n, np.float32, ["n", 3, *"dhwt"][:rank]) for n in "xy")
+        parts = [gs.Constant(n, np.ones(3, np.float32)) for n in "ab"]
+        graph = gs.Graph([gs.Node("InstanceNormalization", "in", {}, [x, *parts], [y])], [x], [y])
+        result = P.run(graph)
+        assert not result.modified
+        assert f"{rank - 2} spatial axes" in result.refused[0].detail
+
+
+def test_tensorrt_reduces_global_average_pool_over_all_axes_but_two() -> None:
+    """What the parser of tensorrt-rtx makes of it, for ranks 3 to 5; onnx-tensorrt 8.6's
+    ``globalPoolingHelper`` reads the same."""
+    trt = pytest.importorskip("tensorrt_rtx")
+    for rank in (3, 4, 5):
+        (case,) = (c for c in POSITIVE if c.name == f"{rank - 2}-D")
+        model, _ = apply(P, case.model())
+        logger = trt.Logger(trt.Logger.ERROR)
+        network = trt.Builder(logger).create_network(0)
+        assert trt.OnnxParser(network, logger).parse(model.SerializeToString())
+        layers = [network.get_layer(i) for i in range(network.num_layers)]
+        reduces = [layer for layer in layers if layer.type == trt.LayerType.REDUCE]
+        assert len(reduces) == 2
+        for layer in reduces:
+            assert list(layer.get_output(0).shape)[2:] == [1] * (rank - 2)
