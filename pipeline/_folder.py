@@ -1,0 +1,330 @@
+"""Replaces a folder in one step, so that a killed run leaves the old one or the new one.
+
+What is inside is no matter here, but for one rule: a folder that is not empty and holds no
+`marker` file is not ours, and is never replaced.
+
+What is guaranteed:
+
+- Linux: one exchange of two names (``renameat2`` with ``RENAME_EXCHANGE``); whoever opens the
+  place at any moment finds the old folder or the new one, whole.
+- Other POSIX systems, and file systems that can't exchange: two renames. A run that is killed
+  between them leaves no folder at the place and the old one beside it; the next run puts it
+  back. Nothing is ever lost, but a reader may find nothing for a moment.
+- Windows: nothing is written, and the error says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from pipeline.errors import InputError, PipelineError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+# Smaller files are copied when a folder is carried over: that costs nothing, and a copy can be
+# written in place without harm.
+LINK_FROM_BYTES = 1 << 20
+
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+Exchange = Callable[[Path, Path], None]
+
+
+@contextmanager
+def replacing(path: Path, *, keep: bool, marker: str = "manifest.json") -> Iterator[Path]:
+    """Gives an empty folder to fill, and puts it in the place of `path` when the block ends well.
+
+    Whatever ends the block otherwise (Ctrl-C included), `path` stays as it was. The folder to
+    fill lies beside `path`, as ``.NAME.tmp-PID-RANDOM``; what killed runs left of that kind is
+    removed. If `path` is a symlink, what it points to is replaced, not the link.
+
+    With `keep`, the files of the old folder are carried into the new one, files from
+    `LINK_FROM_BYTES` on as hard links: write them through `fresh`, never in place.
+
+    Args:
+        path: the folder to make or to replace; missing parents are made.
+        keep: start from the old folder's files.
+        marker: the file that says that a folder may be replaced. The block has to write it.
+
+    Raises:
+        InputError: somebody else is writing to `path`; it is not a folder, or one that is not
+            ours; it is a mount point or holds the current folder; its parent can't be written.
+        PipelineError: no space is left (disk, quota or file size limit).
+        RuntimeError: the block wrote a linked file in place, or no `marker`.
+    """
+    try:
+        with _explained(path):
+            place = Path(os.path.realpath(path))  # resolve() raises RuntimeError on a loop
+            _check_place(path, place)
+            place.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path, place):
+            try:
+                with _explained(path):
+                    _recover(place, marker)
+                    _refuse_foreign(path, place, marker)
+                    staging = _hidden(place, "tmp")
+                    staging.mkdir()
+                    linked = _carry(place, staging) if keep and place.exists() else {}
+                yield staging
+                _check_block(staging, linked, marker)
+                with _explained(path):
+                    _sync(staging)
+                    _refuse_foreign(path, place, marker)
+                    _swap(staging, place)
+            finally:
+                _recover(place, marker)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        left = "the previous artifact is untouched" if path.exists() else "nothing is left behind"
+        raise PipelineError(
+            f"{path}: no space left ({error.strerror}); {left}; free some and run again"
+        ) from error
+
+
+def fresh(path: Path) -> Path:
+    """`path`, ready to be written as a new file: whatever was there is unlinked first.
+
+    Files in a folder from `replacing` may be hard links to the old folder's; writing those in
+    place would change the old folder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    return path
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turns the system's refusals into InputError, but for a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        what = f" ({error.filename})" if error.filename else ""
+        reason = error.strerror or str(error)
+        raise InputError(f"{path}: can't be written: {reason}{what}; give another place") from error
+
+
+def _check_place(path: Path, place: Path) -> None:
+    if fcntl is None:
+        raise InputError(f"{path}: artifacts can't be written on Windows; use WSL")
+    if place.is_mount():
+        raise InputError(f"{path}: is a mount point and can't be replaced; give a folder inside it")
+    here = Path.cwd()
+    if place == here or place in here.parents:
+        raise InputError(f"{path}: is or holds the current folder; run from outside of it")
+
+
+def _refuse_foreign(path: Path, place: Path, marker: str) -> None:
+    if not os.path.lexists(place) or _is_empty(place):
+        return
+    if not place.is_dir():
+        raise InputError(f"{path}: is not a folder; give another place")
+    if not (place / marker).is_file():
+        raise InputError(
+            f"{path}: holds files but no {marker}, so it is no artifact and is left alone; "
+            "give another place"
+        )
+
+
+def _is_empty(place: Path) -> bool:
+    return place.is_dir() and next(place.iterdir(), None) is None
+
+
+def _hidden(place: Path, kind: str) -> Path:
+    """A new name beside the place; `_recover` knows it again by its form."""
+    return place.with_name(f".{place.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+@contextmanager
+def _locked(path: Path, place: Path) -> Iterator[None]:
+    """Holds the place's lock; the system lets go of it when the process dies in any way.
+
+    The lock's file is removed while the lock is still held, so a lock counts only if its file
+    is still the one under that name.
+    """
+    name = place.with_name(f".{place.name}.lock")
+    with _explained(path):
+        file = _take_lock(path, name)
+        while not _is_file_at(file, name):
+            file.close()
+            file = _take_lock(path, name)
+    with file:
+        try:
+            file.truncate(0)
+            file.write(str(os.getpid()).encode())
+            yield
+        finally:
+            with suppress(OSError):
+                name.unlink()
+            # also where a forked child still holds the file open
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _take_lock(path: Path, name: Path) -> IO[bytes]:
+    file = open(name, "a+b", buffering=0, opener=_open_lock)  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        pid = file.read(32).decode("ascii", "replace") or "unknown"
+        file.close()
+        raise InputError(
+            f"{path}: another conversion is writing to it (pid {pid}); wait for it or stop it"
+        ) from error
+    return file
+
+
+def _open_lock(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def _is_file_at(file: IO[bytes], name: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), name.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _recover(place: Path, marker: str) -> None:
+    """Ends what an interrupted run began, by what lies on the disk; the lock must be held.
+
+    The old folder, moved aside and not yet replaced, goes back; everything else that runs
+    leave beside the place goes away.
+    """
+    form = re.compile(rf"\.{re.escape(place.name)}\.(tmp|old)-\d+-[0-9a-f]{{8}}")
+    beside = [entry for entry in place.parent.iterdir() if form.fullmatch(entry.name)]
+    for entry in beside:
+        if f".{place.name}.old-" not in entry.name:
+            continue
+        if not os.path.lexists(place) or _is_empty(place):
+            entry.rename(place)
+        elif (place / marker).is_file():
+            shutil.rmtree(entry, ignore_errors=True)
+    for entry in beside:
+        if f".{place.name}.tmp-" in entry.name:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+_State = tuple[int, int, int]
+
+
+def _state(path: Path) -> _State:
+    """Tells the file's inode, and whether it was written since."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _carry(source: Path, target: Path) -> dict[Path, _State]:
+    """Links or copies all that `source` holds into `target`; returns what was linked."""
+    linked: dict[Path, _State] = {}
+    for old in source.iterdir():
+        new = target / old.name
+        if old.is_symlink():
+            new.symlink_to(old.readlink())
+        elif old.is_dir():
+            new.mkdir()
+            linked |= _carry(old, new)
+        elif old.stat().st_size >= LINK_FROM_BYTES and _link(old, new):
+            linked[new] = _state(new)
+        else:
+            shutil.copy2(old, new)
+    return linked
+
+
+def _link(old: Path, new: Path) -> bool:
+    """Makes a hard link, or says that there can be none: vfat, some mounts, too many links."""
+    try:
+        new.hardlink_to(old)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        return False
+    return True
+
+
+def _check_block(staging: Path, linked: dict[Path, _State], marker: str) -> None:
+    if not (staging / marker).is_file():
+        raise RuntimeError(f"the new folder holds no {marker}")
+    for path, before in linked.items():
+        if path.exists() and path.stat().st_ino == before[0] and _state(path) != before:
+            raise RuntimeError(f"{path.relative_to(staging)} was written in place; use fresh()")
+
+
+def _sync(folder: Path) -> None:
+    """Has the system write all files and folders to the disk."""
+    for entry in folder.iterdir():
+        if entry.is_symlink():
+            continue
+        if entry.is_dir():
+            _sync(entry)
+        elif entry.is_file():
+            _sync_one(entry)
+    _sync_one(folder)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _swap(staging: Path, place: Path) -> None:
+    """Puts `staging` at `place`. What was there is left for `_recover` to remove."""
+    if not place.exists() or _is_empty(place):
+        staging.rename(place)  # onto an empty folder too
+    else:
+        with suppress(PermissionError):
+            staging.chmod(stat.S_IMODE(place.stat().st_mode))
+        if not _exchange(staging, place):
+            place.rename(_hidden(place, "old"))
+            staging.rename(place)
+    _sync_one(place.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges the two, or says that this system or file system can't."""
+    exchange = _find_exchange()
+    if exchange is None:
+        return False
+    try:
+        exchange(one, other)
+    except OSError as error:
+        if error.errno in _NO_EXCHANGE:
+            return False
+        raise
+    return True
+
+
+def _find_exchange() -> Exchange | None:
+    """``renameat2`` with RENAME_EXCHANGE (Linux 3.15, glibc 2.28), or None where there is none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        return None
+
+    def exchange(one: Path, other: Path) -> None:
+        names = os.fsencode(one), os.fsencode(other)
+        if libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(other))
+
+    return exchange
