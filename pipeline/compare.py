@@ -1,0 +1,308 @@
+"""The comparisons: torch against ONNX, ONNX against rewritten ONNX, ONNX against the engine.
+
+Polygraphy runs and compares; this module decides where (sizes from the dims), leaves out what
+does not fit into memory and says so, and refuses what Polygraphy lets pass: another name,
+dtype or shape of an output, NaN, infinity, and a tolerance so wide that zeros would pass.
+
+ONNX Runtime runs with its graph optimisations off, so that it can't hide what a pass did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.dims import Size, shape_at
+from pipeline.errors import CompareError, PipelineError
+from pipeline.manifest import ComparisonInfo, PairResult, PointInfo
+from pipeline.memory import Estimator
+from pipeline.polygraphy_log import collected
+from pipeline.profiles import Point, Profile
+from pipeline.spec import Tolerance
+from pipeline.timing import Stopwatch
+
+if TYPE_CHECKING:
+    import torch
+
+Feed = Mapping[str, np.ndarray]
+Announce = Callable[[str], None]
+# name of a run -> one {output: array} a point
+Runs = dict[str, Sequence[Feed]]
+
+TORCH, EXPORTED, REWRITTEN, ENGINE = "torch", "exported", "rewritten", "engine"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is compared, and where.
+
+    Args:
+        inputs, outputs: shapes by name, in terms of the dims.
+        tolerance: for every output.
+        points: the sizes.
+        memory_limit: bytes that a run may take by its estimate.
+    """
+
+    inputs: Mapping[str, Sequence[Size | str]]
+    outputs: Mapping[str, Sequence[Size | str]]
+    tolerance: Tolerance
+    points: Sequence[Point]
+    memory_limit: int
+
+    def shapes(self, point: Point) -> dict[str, tuple[int, ...]]:
+        return {name: shape_at(shape, point.sizes) for name, shape in self.inputs.items()}
+
+
+@dataclass
+class Plan:
+    """Which points are run, and why the others are not; made before anything runs."""
+
+    run: list[Point] = field(default_factory=list)
+    infos: list[PointInfo] = field(default_factory=list)
+    shapes: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
+
+
+def plan_points(job: Job, model: Path) -> Plan:
+    """Sorts the points into those that fit into memory and those that don't.
+
+    The shapes that ONNX's shape inference finds for the outputs are held against the declared
+    ones at every point, also at those too large to run.
+    """
+    estimator = Estimator(model)
+    plan = Plan()
+    for point in job.points:
+        plan.shapes.append(job.shapes(point))
+        estimate = estimator.at(plan.shapes[-1])
+        wrong = []
+        for name, shape in job.outputs.items():
+            want, got = shape_at(shape, point.sizes), estimate.output_shapes[name]
+            if want != got and all(isinstance(size, int) for size in got):
+                wrong.append(_failed((TORCH, "shape inference"), name, f"shape {got}, not {want}"))
+        fits = estimate.peak_bytes <= job.memory_limit
+        why = (
+            ""
+            if fits
+            else f"needs about {_gib(estimate.peak_bytes)}, the limit is {_gib(job.memory_limit)}"
+        )
+        if fits:
+            plan.run.append(point)
+        plan.infos.append(
+            PointInfo(point.label, dict(point.sizes), fits, why, estimate.peak_bytes, tuple(wrong))
+        )
+    return plan
+
+
+def run_torch(
+    module: torch.nn.Module, names: Sequence[str], feeds: Sequence[Feed]
+) -> Iterator[dict[str, np.ndarray]]:
+    """The module's outputs by name, one point after the other, in eval mode without gradients."""
+    import torch
+
+    with torch.inference_mode():
+        for feed in feeds:
+            result = module(*(torch.from_numpy(array) for array in feed.values()))
+            flat = result if isinstance(result, (tuple, list)) else (result,)
+            yield {n: t.detach().cpu().numpy() for n, t in zip(names, flat, strict=True)}
+
+
+def run_onnx(model: Path, feeds: Sequence[Feed]) -> Iterator[dict[str, np.ndarray]]:
+    """The ONNX model's outputs by name in ONNX Runtime on the CPU, unoptimised."""
+    import onnxruntime
+    from polygraphy.backend.onnxrt import OnnxrtRunner
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_cpu_mem_arena = False  # memory goes back after each point
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    with OnnxrtRunner(session, name=model.stem) as runner:
+        for feed in feeds:
+            yield {name: np.asarray(v) for name, v in runner.infer(dict(feed)).items()}
+
+
+def run_engine(plan: Path, feeds: Sequence[Feed], profile: int) -> Iterator[dict[str, np.ndarray]]:
+    """The engine's outputs by name; Polygraphy is bound to the engine's TensorRT beforehand."""
+    from polygraphy.backend.trt import EngineFromBytes, TrtRunner
+
+    engine = EngineFromBytes(plan.read_bytes())
+    with TrtRunner(engine, optimization_profile=profile) as runner:
+        metadata = runner.get_input_metadata(use_numpy_dtypes=True)
+        for feed in feeds:
+            # TensorRT up to 9 has no int64: its engines take int32
+            cast = {name: v.astype(metadata[name].dtype) for name, v in feed.items()}
+            outputs = runner.infer(cast)
+            yield {name: np.array(value) for name, value in outputs.items()}
+
+
+def collect(
+    name: str,
+    results: Iterator[dict[str, np.ndarray]],
+    points: Sequence[Point],
+    announce: Announce,
+    watch: Stopwatch,
+) -> list[dict[str, np.ndarray]]:
+    """Runs through `results`, announcing each point before it and timing it under `name`.
+
+    Raises:
+        CompareError: the run failed at a point; names the run and the sizes.
+    """
+    done = []
+    for point in points:
+        announce(f"{name} at {point}")
+        try:
+            with watch(name), collected() as messages:
+                done.append(next(results))
+        except PipelineError:
+            raise
+        except Exception as error:  # every library has its own; the point is to name the sizes
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            text = "\n".join([*messages.errors, str(error)])
+            raise CompareError(f"{name} fails at {point}: {first}", detail=text) from error
+    return done
+
+
+def judge(
+    first: str,
+    second: str,
+    left: Mapping[str, np.ndarray],
+    right: Mapping[str, np.ndarray],
+    tolerance: Tolerance,
+) -> list[PairResult]:
+    """Compares two runs at one point, output by output; `right` is held against `left`."""
+    pair = (first, second)
+    results = []
+    for name in dict.fromkeys([*left, *right]):
+        if name not in left or name not in right:
+            results.append(_failed(pair, name, f"only {first if name in left else second} has it"))
+            continue
+        a, b = left[name], right[name]
+        if a.shape != b.shape:
+            results.append(_failed(pair, name, f"shape {b.shape}, not {a.shape}"))
+        elif a.dtype != b.dtype and not _narrowed(a.dtype, b.dtype):
+            results.append(_failed(pair, name, f"dtype {b.dtype}, not {a.dtype}"))
+        elif not (np.isfinite(a).all() and np.isfinite(b).all()):
+            which = first if not np.isfinite(a).all() else second
+            results.append(_failed(pair, name, f"{which} has NaN or infinity"))
+        elif a.size and a.dtype.kind == "f" and not (np.abs(a) > tolerance.atol).any():
+            results.append(
+                _failed(pair, name, f"says nothing: all of {first} is below atol={tolerance.atol}")
+            )
+        else:
+            results.append(_numbers(pair, name, a, b, tolerance))
+    return results
+
+
+def _narrowed(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
+    """True for int64 that came back as int32, as TensorRT up to 9 does (values are compared)."""
+    return a == np.int64 and b == np.int32
+
+
+def _numbers(
+    pair: tuple[str, str], name: str, a: np.ndarray, b: np.ndarray, tolerance: Tolerance
+) -> PairResult:
+    from polygraphy.comparator import Comparator, RunResults, SimpleCompareFunc
+    from polygraphy.comparator.struct import IterationResult
+
+    runs = RunResults()
+    for runner, array in ((pair[1], b), (pair[0], a)):
+        runs.append((runner, [IterationResult({name: array}, runner_name=runner)]))
+    func = SimpleCompareFunc(
+        rtol=tolerance.rtol, atol=tolerance.atol, check_error_stat="elemwise", check_shapes=True
+    )
+    with collected():
+        (accuracy,) = Comparator.compare_accuracy(runs, compare_func=func)
+    ((_, [iteration]),) = accuracy.items()
+    verdict = iteration[name]
+    scale = float(np.abs(a).max()) if a.size else 0.0
+    max_abs = float(verdict.max_absdiff) if a.size else 0.0
+    passed = bool(verdict)
+    why = "" if passed else f"off by up to {max_abs:.3g}; the largest value is {scale:.3g}"
+    return PairResult(pair, name, max_abs, max_abs / scale if scale else None, passed, why)
+
+
+def _failed(pair: tuple[str, str], name: str, why: str) -> PairResult:
+    return PairResult(pair, name, None, None, False, why)
+
+
+def conclude(
+    plan: Plan, runs: Runs, pairs: Sequence[tuple[str, str]], job: Job, notes: Sequence[str] = ()
+) -> ComparisonInfo:
+    """Judges every pair of runs at every point that was run."""
+    infos = []
+    index = 0
+    for info in plan.infos:
+        results = list(info.results)
+        if info.compared:
+            for first, second in pairs:
+                left, right = runs[first][index], runs[second][index]
+                if left and right:  # an engine's profile does not cover every point
+                    results += judge(first, second, left, right, job.tolerance)
+            index += 1
+        infos.append(replace(info, results=tuple(results)))
+    compared = any(info.compared for info in infos)
+    passed = compared and all(result.passed for info in infos for result in info.results)
+    return ComparisonInfo(job.memory_limit, tuple(infos), passed, tuple(notes))
+
+
+def failures(comparison: ComparisonInfo) -> list[str]:
+    """What failed, one line each."""
+    lines = [
+        f"{result.output} of {result.pair[1]} against {result.pair[0]} at {info.label} "
+        f"({','.join(f'{k}={v}' for k, v in info.sizes.items())}): {result.why}"
+        for info in comparison.points
+        for result in info.results
+        if not result.passed
+    ]
+    if not any(info.compared for info in comparison.points):
+        lines.append("nothing was compared: every point is over the memory limit")
+    return lines
+
+
+def profile_of(point: Point, profiles: Sequence[Profile]) -> int | None:
+    """The first profile that allows the point's sizes; None if none does."""
+    return next((n for n, p in enumerate(profiles) if p.allows(point.sizes)), None)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def save_feeds(feeds: Sequence[Feed], path: Path) -> None:
+    """Writes inputs as ``polygraphy run --load-inputs`` reads them."""
+    from polygraphy.json import save_json
+
+    with collected():
+        save_json([dict(feed) for feed in feeds], str(path))
+
+
+def save_run(name: str, outputs: Sequence[Mapping[str, np.ndarray]], path: Path) -> None:
+    """Writes one run's outputs as ``polygraphy run --load-outputs`` reads them."""
+    from polygraphy.comparator import RunResults
+    from polygraphy.comparator.struct import IterationResult
+
+    runs = RunResults()
+    runs.append((name, [IterationResult(dict(o), runner_name=name) for o in outputs]))
+    with collected():
+        runs.save(str(path))
+
+
+def load_feeds(path: Path) -> list[dict[str, np.ndarray]]:
+    """Reads what `save_feeds` wrote."""
+    from polygraphy.json import load_json
+
+    with collected():
+        return [dict(feed) for feed in load_json(str(path))]
+
+
+def load_run(path: Path) -> list[dict[str, np.ndarray]]:
+    """Reads what `save_run` wrote."""
+    from polygraphy.comparator import RunResults
+
+    with collected():
+        runs = RunResults.load(str(path))
+    ((_, iterations),) = runs.items()
+    return [{name: np.asarray(array) for name, array in it.items()} for it in iterations]

@@ -1,0 +1,339 @@
+"""The comparison as a stage: what is in an artifact's folder, against torch and against itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline import compare
+from pipeline._folder import fresh
+from pipeline.artifact import (
+    COMPARISON,
+    EXPORTED,
+    MODEL,
+    PLAN,
+    REPRODUCE,
+    Artifact,
+    StoredRun,
+    hash_file,
+    reproduce_script,
+)
+from pipeline.compare import Feed, Job, Plan, Runs, profile_of
+from pipeline.declared import dims_of, inputs_of, profiles_of, tolerance_of
+from pipeline.dims import solve_sizes
+from pipeline.errors import ArtifactError, InputError
+from pipeline.gpu import why_not
+from pipeline.keys import versions
+from pipeline.manifest import ComparisonInfo, Manifest
+from pipeline.profiles import Point, Profile, parse_sizes, points
+from pipeline.stages import PACKAGES, Announce
+from pipeline.target import Target, bind_polygraphy, find_target, installed_version, use
+from pipeline.timing import Stopwatch
+
+if TYPE_CHECKING:
+    import torch
+
+_OUTSIDE = "outside"  # the folder of points that no profile allows
+
+
+def compare_stage(
+    folder: Path,
+    manifest: Manifest,
+    module: torch.nn.Module | None,
+    *,
+    shapes: Sequence[str] = (),
+    memory_limit: int,
+    seed: int,
+    announce: Announce,
+) -> tuple[Manifest, Mapping[str, float]]:
+    """Compares torch, exported.onnx, model.onnx and, where a GPU can run it, engine.plan.
+
+    Args:
+        folder: the artifact's; inputs and outputs are stored in it.
+        manifest: what it declares.
+        module: the torch reference, padding included; None takes torch's stored outputs, at
+            the sizes that they were stored for.
+        shapes: further sizes, as text; only with a `module`.
+        memory_limit: bytes that a run may take by its estimate.
+        seed: for the inputs' values.
+
+    Raises:
+        ArtifactError: there is nothing to compare, or nothing stored to compare with.
+        CompareError: a run failed. Runs that disagree are no error here: the result says so.
+    """
+    if not (folder / EXPORTED).is_file():
+        raise ArtifactError("the artifact holds no exported.onnx: run `pipeline export` first")
+    if module is None and shapes:
+        raise InputError("further sizes need the torch model: give --torch as well")
+    target = find_target(manifest.target.name)
+    bind_polygraphy(target)
+    dims, profiles = dims_of(manifest), profiles_of(manifest)
+    extra = [parse_sizes(text, dims) for text in shapes]
+    job = Job(
+        {i.name: i.shape for i in inputs_of(manifest)},
+        {o.name: o.shape for o in manifest.outputs},
+        tolerance_of(manifest),
+        points(dims, profiles, extra),
+        memory_limit,
+    )
+    plan = compare.plan_points(job, folder / EXPORTED)
+    watch = Stopwatch()
+    runs: Runs = {}
+    feeds: list[Feed]
+    if module is None:
+        plan, feeds, runs[compare.TORCH] = _stored(folder, plan)
+    else:
+        feeds = [_sample(manifest, point, seed) for point in plan.run]
+        results = compare.run_torch(module, [o.name for o in manifest.outputs], feeds)
+        runs[compare.TORCH] = compare.collect(compare.TORCH, results, plan.run, announce, watch)
+    pairs, notes = _run_files(folder, plan, feeds, runs, announce, watch)
+    engine_why = _why_no_engine(folder, target, manifest)
+    if not engine_why:
+        use(target)
+        runs[compare.ENGINE] = _run_engine(folder, profiles, plan.run, feeds, announce, watch)
+        pairs += [(compare.REWRITTEN, compare.ENGINE), (compare.TORCH, compare.ENGINE)]
+    info = compare.conclude(plan, runs, pairs, job, notes)
+    _store(folder, manifest, plan.run, feeds, runs)
+    return _noted(manifest, info, plan.run, engine_why), dict(watch.seconds)
+
+
+def _sample(manifest: Manifest, point: Point, seed: int) -> Feed:
+    return {i.name: i.sample(point.sizes, seed) for i in inputs_of(manifest)}
+
+
+def _run_files(
+    folder: Path,
+    plan: Plan,
+    feeds: Sequence[Feed],
+    runs: Runs,
+    announce: Announce,
+    watch: Stopwatch,
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Runs the ONNX files. Returns the pairs to compare, and notes for the manifest."""
+    exported, model = folder / EXPORTED, folder / MODEL
+    name = compare.EXPORTED
+    results = compare.run_onnx(exported, feeds)
+    runs[name] = compare.collect(name, results, plan.run, announce, watch)
+    pairs, notes = [(compare.TORCH, name)], []
+    if not model.is_file():
+        notes.append("model.onnx was not there: only exported.onnx was compared")
+    elif hash_file(model) == hash_file(exported):
+        runs[compare.REWRITTEN] = runs[name]
+        notes.append("model.onnx is exported.onnx to the byte (no pass was needed): run once")
+    else:
+        results = compare.run_onnx(model, feeds)
+        rewritten = compare.collect(compare.REWRITTEN, results, plan.run, announce, watch)
+        runs[compare.REWRITTEN] = rewritten
+        pairs += [(name, compare.REWRITTEN), (compare.TORCH, compare.REWRITTEN)]
+    return pairs, notes
+
+
+def _why_no_engine(folder: Path, target: Target, manifest: Manifest) -> str:
+    """Why the engine can't be compared here; an empty text where it can."""
+    if not (folder / PLAN).is_file():
+        return "no engine was built"
+    if why := why_not(target):
+        return why
+    built, here = manifest.target.version, installed_version(target)
+    if here is None:
+        return f"{target.flavour} is not installed here; {target.get}"
+    return "" if built == here else f"built with {target.flavour} {built}, here is {here}"
+
+
+def _run_engine(
+    folder: Path,
+    profiles: Sequence[Profile],
+    run: Sequence[Point],
+    feeds: Sequence[Feed],
+    announce: Announce,
+    watch: Stopwatch,
+) -> list[dict[str, np.ndarray]]:
+    """The engine's outputs at each point, in the profile that allows it; {} where none does."""
+    outputs: list[dict[str, np.ndarray]] = [{} for _ in run]
+    for number in range(len(profiles)):
+        mine = [n for n, point in enumerate(run) if profile_of(point, profiles) == number]
+        results = compare.run_engine(folder / PLAN, [feeds[n] for n in mine], number)
+        done = compare.collect(compare.ENGINE, results, [run[n] for n in mine], announce, watch)
+        for n, output in zip(mine, done, strict=True):
+            outputs[n] = output
+    return outputs
+
+
+def _groups(
+    profiles: Sequence[Profile], run: Sequence[Point]
+) -> Iterator[tuple[str, int | None, list[int]]]:
+    """(folder name, profile number, indices of its points), for each profile that has points."""
+    numbers = [profile_of(point, profiles) for point in run]
+    for number in [*range(len(profiles)), None]:
+        mine = [n for n, own in enumerate(numbers) if own == number]
+        if mine:
+            yield (_OUTSIDE if number is None else profiles[number].name), number, mine
+
+
+def _store(
+    folder: Path, manifest: Manifest, run: Sequence[Point], feeds: Sequence[Feed], runs: Runs
+) -> None:
+    """Stores inputs and outputs in Polygraphy's format, and the script that compares them again."""
+    stored = []
+    for name, number, mine in _groups(profiles_of(manifest), run):
+        place = folder / COMPARISON / name
+        place.mkdir(parents=True, exist_ok=True)
+        compare.save_feeds([feeds[n] for n in mine], fresh(place / "inputs.json"))
+        for runner, outputs in runs.items():
+            if runner == compare.ENGINE and number is None:
+                continue
+            path = fresh(place / f"{runner}.json")
+            compare.save_run(runner, [outputs[n] for n in mine], path)
+        base = f"{COMPARISON}/{name}"
+        stored.append(StoredRun(f"{base}/inputs.json", f"{base}/{compare.TORCH}.json", number))
+    tolerance = tolerance_of(manifest)
+    text = reproduce_script(
+        stored,
+        rtol=tolerance.rtol,
+        atol=tolerance.atol,
+        flavour=manifest.target.flavour,
+        models=[name for name in (EXPORTED, MODEL) if (folder / name).is_file()],
+        plan=PLAN if (folder / PLAN).is_file() else None,
+    )
+    script = fresh(folder / REPRODUCE)
+    script.write_text(text)
+    script.chmod(0o755)
+
+
+@dataclass(frozen=True)
+class StoredPoint:
+    """One stored point: its inputs and one run's outputs."""
+
+    feed: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+
+
+def stored_points(folder: Path, runner: str) -> list[StoredPoint]:
+    """Everything that an artifact has stored of one run.
+
+    Raises:
+        ArtifactError: nothing is stored.
+    """
+    found = []
+    for path in sorted((folder / COMPARISON).glob(f"*/{runner}.json")):
+        feeds = compare.load_feeds(path.with_name("inputs.json"))
+        outputs = compare.load_run(path)
+        found += [StoredPoint(f, o) for f, o in zip(feeds, outputs, strict=True)]
+    if not found:
+        raise ArtifactError(
+            f"{folder}: no outputs of {runner} are stored to compare with; give --torch to run it"
+        )
+    return found
+
+
+def _stored(folder: Path, plan: Plan) -> tuple[Plan, list[Feed], list[Feed]]:
+    """The plan cut down to the points that torch's outputs are stored for, and those outputs."""
+    found = {_shapes(point.feed): point for point in stored_points(folder, compare.TORCH)}
+    new = Plan()
+    feeds: list[Feed] = []
+    outputs: list[Feed] = []
+    for info, shapes in zip(plan.infos, plan.shapes, strict=True):
+        point = Point(info.label, info.sizes)
+        stored = found.get(tuple(sorted(shapes.items())))
+        compared, why = info.compared, info.why
+        if compared and stored is None:
+            compared, why = False, "torch's outputs are not stored for it"
+        if compared and stored is not None:
+            new.run.append(point)
+            feeds.append(stored.feed)
+            outputs.append(stored.outputs)
+        new.infos.append(replace(info, compared=compared, why=why))
+        new.shapes.append(shapes)
+    return new, feeds, outputs
+
+
+def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple(sorted((name, array.shape) for name, array in feed.items()))
+
+
+def _noted(
+    manifest: Manifest, info: ComparisonInfo, run: Sequence[Point], engine_why: str
+) -> Manifest:
+    """The manifest with the result, and with the sizes that showed each dim to be dynamic."""
+    assert manifest.export is not None
+    dynamic = {}
+    for name, text in manifest.export.dynamic.items():
+        sizes = sorted({point.sizes[name] for point in run})
+        dynamic[name] = f"{text.split(';')[0]}; ran at {', '.join(map(str, sizes))}"
+    return replace(
+        manifest,
+        comparison=info,
+        engine_compared=not engine_why,
+        engine_compared_why=engine_why or "compared on this machine's GPU",
+        export=replace(manifest.export, dynamic=dynamic),
+        versions={**manifest.versions, **versions(PACKAGES)},
+    )
+
+
+def regression(artifact: Artifact, old: Artifact, announce: Announce) -> list[str]:
+    """What got worse from `old` to `artifact`, one line each; nothing means nothing.
+
+    The new model runs on the old one's stored inputs, wherever it still takes their sizes, and
+    its outputs are held against the old one's stored ones within the old tolerance. Inputs and
+    outputs, the dims' ranges and the tolerance are compared as well.
+    """
+    new, before = artifact.manifest, old.manifest
+    lines = _declarations(new, before)
+    if any(line.startswith("inputs:") for line in lines):
+        return lines  # nothing to feed
+    dims_now = {i.name: i.shape for i in inputs_of(new)}
+    stored = stored_points(old.path, _last_run(old))
+    usable, labels = [], []
+    for point in stored:
+        try:
+            sizes = solve_sizes(dims_now, {k: v.shape for k, v in point.feed.items()})
+        except InputError as error:
+            lines.append(f"an input of the old artifact is refused: {error}")
+        else:
+            usable.append(point)
+            labels.append(Point("stored", sizes))
+    bind_polygraphy(find_target(new.target.name))
+    model = artifact.model if MODEL in new.files else artifact.exported
+    results = compare.run_onnx(model, [p.feed for p in usable])
+    outputs = compare.collect("new model", results, labels, announce, Stopwatch())
+    for label, point, output in zip(labels, usable, outputs, strict=True):
+        for result in compare.judge("old", "new", point.outputs, output, tolerance_of(before)):
+            if not result.passed:
+                lines.append(f"{result.output} at {label}: {result.why}")
+    return lines
+
+
+def _last_run(artifact: Artifact) -> str:
+    """The stored run that speaks for an artifact: its rewritten model's, else the exported's."""
+    return compare.REWRITTEN if MODEL in artifact.manifest.files else compare.EXPORTED
+
+
+def _declarations(new: Manifest, old: Manifest) -> list[str]:
+    lines = []
+    for what, now, before in (
+        ("inputs", new.inputs, old.inputs),
+        ("outputs", new.outputs, old.outputs),
+    ):
+        mine = {t.name: (t.dtype, tuple(t.shape)) for t in now}
+        for tensor in before:
+            was = (tensor.dtype, tuple(tensor.shape))
+            if mine.get(tensor.name) != was:
+                lines.append(f"{what}: {tensor.name} was {was}, is {mine.get(tensor.name)}")
+    now_dims = dims_of(new)
+    for name, dim in dims_of(old).items():
+        if name not in now_dims:
+            lines.append(f"dim {name} is gone")
+        elif (
+            (mine_ := now_dims[name]).min > dim.min
+            or mine_.max < dim.max
+            or (dim.multiple_of % mine_.multiple_of)
+        ):
+            lines.append(f"dim narrowed: {dim} is now {mine_}")
+    a, b = new.tolerance, old.tolerance
+    if a.rtol > b.rtol or a.atol > b.atol:
+        lines.append(f"tolerance widened: rtol {b.rtol} to {a.rtol}, atol {b.atol} to {a.atol}")
+    return lines
