@@ -1,0 +1,311 @@
+"""The command line: a thin parser over `pipeline.driver`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pipeline import summary
+from pipeline.errors import InputError, PipelineError
+
+_INTERRUPTED = 130
+_HEARTBEAT = 15.0  # seconds of silence before a long stage says that it still runs
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line and ends with exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (`{self.prog} --help` lists what there is)")
+
+
+class Progress:
+    """Prints what begins to stderr, and that it still runs where that takes long."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._last = self._start
+        self._text = ""
+        self._done = threading.Event()
+
+    def __call__(self, text: str) -> None:
+        self._text, self._last = text, time.monotonic()
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._start:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def heartbeat(self) -> Iterator[None]:
+        """Prints a line for every 15 s of silence inside of the block."""
+
+        def beat() -> None:
+            while not self._done.wait(1.0):
+                if self._text and time.monotonic() - self._last >= _HEARTBEAT:
+                    self._last = time.monotonic()
+                    self._print(f"{self._text} ... still running")
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._done.set()
+            thread.join()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code (0, 1 failed, 2 bad input, 130 interrupted)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    _interrupt_on_sigterm()
+    try:
+        arguments = _parser().parse_args(words)
+        return int(_run(arguments))
+    except PipelineError as error:
+        if debug:
+            traceback.print_exc()
+            if error.detail:
+                print(error.detail, file=sys.stderr)
+        hint = " (--debug shows the whole text)" if error.detail and not debug else ""
+        return _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted; what was there before is untouched", _INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output is gone: `pipeline models | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = "no space left" if full else error.strerror or str(error)
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{what}; what was there before is untouched", 1)
+    except MemoryError:
+        return _fail("out of memory; a lower --memory-limit leaves large sizes out", 1)
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"error: {text}", file=sys.stderr, flush=True)
+    return code
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _interrupt_on_sigterm() -> None:
+    """SIGTERM cleans up like Ctrl-C. Polygraphy turns a Ctrl-C inside of TensorRT into it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, interrupt)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    command: Callable[[argparse.Namespace, Progress], int] = arguments.command
+    progress = Progress()
+    with progress.heartbeat():
+        return command(arguments, progress)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from pipeline.build import PRECISIONS
+    from pipeline.target import DEFAULT_TARGET, TARGETS
+
+    parser = _Parser(prog="pipeline", description="PyTorch to TensorRT through ONNX.")
+    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def add(name: str, command: Callable[[argparse.Namespace, Progress], int], text: str) -> Any:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        sub.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+        sub.add_argument("--json", action="store_true", help="print the report as JSON")
+        return sub
+
+    def sizes(sub: Any) -> None:
+        sub.add_argument(
+            "--shape", action="append", default=[], metavar="DIM=SIZE,...",
+            help="also compare at these sizes; dims left out take their opt",
+        )  # fmt: skip
+        sub.add_argument(
+            "--memory-limit", type=_bytes, metavar="SIZE",
+            help="leave sizes out whose run needs more by its estimate, e.g. 16GiB "
+            "(default: half of the free memory, at most 6 GiB)",
+        )  # fmt: skip
+
+    def profiles(sub: Any) -> None:
+        sub.add_argument(
+            "--profile", action="append", default=[], metavar="DIM=MIN:OPT:MAX,...",
+            help="an optimisation profile; give it several times for several",
+        )  # fmt: skip
+        sub.add_argument("--precision", choices=PRECISIONS, help="default: fp32")
+
+    def model(sub: Any) -> None:
+        sub.add_argument("model", metavar="MODEL", help="`pipeline models` lists them")
+        sub.add_argument("--out", type=Path, metavar="DIR", help="default: artifacts/MODEL")
+        sub.add_argument("--weights", type=Path, metavar="FILE", help=".pth, .pt or .safetensors")
+        sub.add_argument(
+            "--option", action="append", default=[], metavar="NAME=VALUE",
+            help="an option of the model, e.g. updates=20",
+        )  # fmt: skip
+        sub.add_argument(
+            "--target", default=DEFAULT_TARGET, metavar="TARGET",
+            help=f"which TensorRT: {', '.join(TARGETS)} (default: {DEFAULT_TARGET})",
+        )  # fmt: skip
+        profiles(sub)
+        sub.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
+
+    convert = add("convert", _convert, "Convert a model: export, rewrite, build, compare.")
+    model(convert)
+    sizes(convert)
+    convert.add_argument("--force", action="store_true", help="convert even if nothing changed")
+    model(add("export", _export, "Export a model to ONNX, into a new artifact."))
+    rewrite = add("rewrite", _rewrite, "Rewrite an artifact's exported.onnx for a target.")
+    build = add("build", _build, "Build the engine of an artifact.")
+    verify = add("verify", _verify, "Compare what is in an artifact, here and now.")
+    inspect = add("inspect", _inspect, "Print what an artifact holds; check that it is whole.")
+    for sub in (rewrite, build, verify, inspect):
+        sub.add_argument("artifact", type=Path, metavar="ARTIFACT")
+    rewrite.add_argument("--target", metavar="TARGET", help="default: the artifact's")
+    profiles(build)
+    sizes(verify)
+    verify.add_argument(
+        "--against", type=Path, metavar="OLD", help="regression check against another artifact"
+    )
+    verify.add_argument(
+        "--torch", action="store_true", help="run the torch model again, not its stored outputs"
+    )
+    verify.add_argument("--weights", type=Path, metavar="FILE", help="for --torch")
+    add("models", _models, "List the models that come with the pipeline.")
+    return parser
+
+
+def _convert(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.driver import run
+
+    return _show(run(_config(arguments), progress), arguments)
+
+
+def _export(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.driver import run_export
+
+    return _show(run_export(_config(arguments), progress), arguments)
+
+
+def _rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.driver import run_rewrite
+
+    return _show(run_rewrite(arguments.artifact, arguments.target, progress), arguments)
+
+
+def _build(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.driver import run_build
+
+    report = run_build(arguments.artifact, arguments.profile, arguments.precision, progress)
+    return _show(report, arguments)
+
+
+def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.driver import run_verify
+
+    report = run_verify(
+        arguments.artifact,
+        against=arguments.against,
+        torch_model=arguments.torch,
+        weights=arguments.weights,
+        shapes=arguments.shape,
+        memory_limit=arguments.memory_limit,
+        announce=progress,
+    )
+    return _show(report, arguments)
+
+
+def _inspect(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.artifact import Artifact
+    from pipeline.driver import Report
+
+    del progress
+    artifact = Artifact.open(arguments.artifact)
+    _show(Report(artifact.path, artifact.manifest), arguments)
+    return 0
+
+
+def _models(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.models import MODELS
+    from pipeline.registry import find_spec
+
+    del progress
+    specs = {name: find_spec(name, {}) for name in MODELS}
+    if arguments.json:
+        print(
+            json.dumps({name: summary.spec_facts(spec) for name, spec in specs.items()}, indent=2)
+        )
+    else:
+        print(summary.models_table(specs))
+    return 0
+
+
+def _show(report: Any, arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        print(summary.report_json(report))
+    else:
+        print(summary.report_text(report))
+    return 0 if report.ok else 1
+
+
+def _config(arguments: argparse.Namespace) -> Any:
+    from pipeline.config import Config
+
+    return Config(
+        model=arguments.model,
+        out=arguments.out,
+        options=dict(_option(text) for text in arguments.option),
+        weights=arguments.weights,
+        target=arguments.target,
+        profiles=tuple(arguments.profile),
+        precision=arguments.precision or "fp32",
+        shapes=tuple(getattr(arguments, "shape", ())),
+        memory_limit=getattr(arguments, "memory_limit", None),
+        seed=arguments.seed,
+        force=getattr(arguments, "force", False),
+    )
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """``updates=20`` as ("updates", 20): a JSON value, or else text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"option {text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _bytes(text: str) -> int:
+    """``16GiB``, ``500MB`` or a number of bytes."""
+    units = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+    units |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+    number = text.rstrip("KMGIBkmgib")
+    try:
+        size = int(float(number) * units[text[len(number) :].upper()])
+    except (ValueError, KeyError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 16GiB") from error
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be positive")
+    return size

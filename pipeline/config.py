@@ -1,0 +1,64 @@
+"""What to convert and how. Frozen, so that a run is what its Config says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.build import Precision
+from pipeline.errors import InputError
+from pipeline.profiles import Profile
+from pipeline.spec import ModelSpec
+from pipeline.target import DEFAULT_TARGET
+
+Option = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class Config:
+    """One conversion.
+
+    These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
+    `profiles`, `precision`, `shapes`, `seed`, and `memory_limit` where it is given. `out` and
+    `force` don't.
+
+    Args:
+        model: a model's name, or a spec.
+        out: the artifact's folder; ``artifacts/<name>`` by default.
+        options: arguments of the model's factory.
+        weights: ``.pth``, ``.pt`` or ``.safetensors``; without it seeded random weights.
+        target: a name out of `pipeline.target.TARGETS`.
+        profiles: in place of the spec's own; as objects or as text (``h=135:440:2160``).
+        precision: ``fp32``, ``tf32``, or ``fp16`` where the target has a flag for it.
+        shapes: further sizes to compare at, as text (``h=441,w=1023``).
+        memory_limit: bytes that one run of the comparison may take by its estimate; by default
+            half of the free memory, at most 6 GiB.
+        seed: for the random inputs of the comparison.
+        force: convert even if nothing changed.
+    """
+
+    model: str | ModelSpec
+    out: Path | None = None
+    options: Mapping[str, Option] = field(default_factory=dict)
+    weights: Path | None = None
+    target: str = DEFAULT_TARGET
+    profiles: tuple[Profile | str, ...] = ()
+    precision: Precision = "fp32"
+    shapes: tuple[str, ...] = ()
+    memory_limit: int | None = None
+    seed: int = 0
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.memory_limit is not None and self.memory_limit <= 0:
+            raise InputError(f"memory limit {self.memory_limit}: must be positive")
+        if self.seed < 0:
+            raise InputError(f"seed {self.seed}: can't be negative")
+
+    def parsed_profiles(self) -> tuple[Profile, ...]:
+        """The profiles as objects; those given as text are called after their place."""
+        return tuple(
+            p if isinstance(p, Profile) else Profile.parse(p, f"profile{n}")
+            for n, p in enumerate(self.profiles)
+        )

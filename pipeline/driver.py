@@ -1,0 +1,324 @@
+"""run(): one conversion from a model to an artifact, and each of its stages alone."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import stages
+from pipeline._folder import replacing
+from pipeline.artifact import MANIFEST, Artifact, finish
+from pipeline.build import Precision, check_precision
+from pipeline.compare import failures
+from pipeline.config import Config
+from pipeline.declared import dims_of
+from pipeline.errors import ArtifactError, CompareError, InputError
+from pipeline.keys import STAGES, stage_keys, versions, weights_info
+from pipeline.manifest import Manifest, ModelInfo, TargetInfo, ToleranceInfo, now
+from pipeline.memory import default_limit
+from pipeline.profiles import Profile, parse_sizes
+from pipeline.registry import find_spec
+from pipeline.spec import ModelSpec
+from pipeline.stages import Announce, measured
+from pipeline.target import find_target, require
+from pipeline.verify import compare_stage, regression
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion or a stage did; the same facts as the artifact's manifest.
+
+    Args:
+        path: the artifact's folder.
+        manifest: what stands in its ``manifest.json``.
+        unchanged: True if nothing had to be done.
+        regressions: what got worse against another artifact, one line each.
+    """
+
+    path: Path
+    manifest: Manifest
+    unchanged: bool = False
+    regressions: Sequence[str] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing that was compared disagreed."""
+        comparison = self.manifest.comparison
+        return not self.regressions and (comparison is None or comparison.passed)
+
+
+def quiet(_: str) -> None:
+    """Announces nothing."""
+
+
+def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
+    """Converts a model: export, rewrite, build, compare, and leaves the artifact.
+
+    Args:
+        config: what to convert; a model's name or a spec alone takes the defaults.
+        announce: is told in words what begins.
+
+    Returns:
+        The report; `Report.unchanged` where the artifact was already there.
+
+    Raises:
+        PipelineError: see `pipeline.errors`. The artifact that was there before stays.
+    """
+    if not isinstance(config, Config):
+        config = Config(config)
+    spec = find_spec(config.model, config.options)
+    target = find_target(config.target)
+    require(target)
+    check_precision(config.precision, target)
+    profiles = _profiles(config, spec)
+    for text in config.shapes:
+        parse_sizes(text, spec.dims)
+    place = config.out or Path("artifacts") / spec.name
+    keys = stage_keys(config, spec, target, profiles)
+    old = None if config.force else _previous(place)
+    first = _first_changed(old, keys)
+    if old is not None and first == len(STAGES):
+        return Report(place, old.manifest, unchanged=True)
+    manifest = old.manifest if old is not None and first > 0 else draft(config, spec)
+    todo = STAGES[first:]
+    module: torch.nn.Module | None = None
+    with replacing(place, keep=first > 0) as folder:
+        if "export" in todo:
+
+            def export() -> tuple[Manifest, Mapping[str, float]]:
+                nonlocal module
+                done, module, libraries = stages.export_stage(
+                    folder, manifest, spec, profiles, config.weights, config.seed
+                )
+                return done, libraries
+
+            manifest = measured("export", announce, export)
+        if "rewrite" in todo:
+            manifest = measured(
+                "rewrite", announce, lambda: stages.rewrite_stage(folder, manifest, target)
+            )
+        if "build" in todo:
+            manifest = measured(
+                "build",
+                announce,
+                lambda: stages.build_stage(folder, manifest, config.precision, profiles),
+            )
+        limit = config.memory_limit or default_limit()
+        manifest = measured(
+            "compare",
+            announce,
+            lambda: compare_stage(
+                folder,
+                manifest,
+                reference_module(spec, manifest, config.weights, module),
+                shapes=config.shapes,
+                memory_limit=limit,
+                seed=config.seed,
+                announce=announce,
+            ),
+        )
+        assert manifest.comparison is not None
+        if not manifest.comparison.passed:
+            raise _disagreement(manifest, place)
+        announce("package")
+        manifest = finish(folder, replace(manifest, keys=keys, created=now()))
+    return Report(place, manifest)
+
+
+def run_export(config: Config, announce: Announce = quiet) -> Report:
+    """The export stage alone: a new artifact that holds exported.onnx and nothing else."""
+    spec = find_spec(config.model, config.options)
+    find_target(config.target)
+    profiles = _profiles(config, spec)
+    place = config.out or Path("artifacts") / spec.name
+    manifest = draft(config, spec)
+    with replacing(place, keep=False) as folder:
+
+        def export() -> tuple[Manifest, Mapping[str, float]]:
+            done, _, libraries = stages.export_stage(
+                folder, manifest, spec, profiles, config.weights, config.seed
+            )
+            return done, libraries
+
+        done = finish(folder, measured("export", announce, export))
+    return Report(place, done)
+
+
+def run_rewrite(place: Path, target: str | None = None, announce: Announce = quiet) -> Report:
+    """The rewrite stage alone, for the artifact's target or for another one."""
+    manifest = Artifact.open(place).manifest
+    chosen = find_target(target or manifest.target.name)
+    with replacing(place, keep=True) as folder:
+        done = measured("rewrite", announce, lambda: stages.rewrite_stage(folder, manifest, chosen))
+        done = finish(folder, replace(done, keys={}))
+    return Report(place, done)
+
+
+def run_build(
+    place: Path,
+    profiles: Sequence[str] = (),
+    precision: Precision | None = None,
+    announce: Announce = quiet,
+) -> Report:
+    """The build stage alone, for the target that the artifact was rewritten for."""
+    manifest = Artifact.open(place).manifest
+    parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles)]
+    for profile in parsed:
+        profile.resolve(dims_of(manifest))
+    chosen: Any = precision or manifest.precision
+    target = find_target(manifest.target.name)
+    require(target)
+    check_precision(chosen, target)
+    with replacing(place, keep=True) as folder:
+        done = measured(
+            "build", announce, lambda: stages.build_stage(folder, manifest, chosen, parsed)
+        )
+        done = finish(folder, replace(done, keys={}))
+    return Report(place, done)
+
+
+def run_verify(
+    place: Path,
+    *,
+    against: Path | None = None,
+    torch_model: bool = False,
+    weights: Path | None = None,
+    shapes: Sequence[str] = (),
+    memory_limit: int | None = None,
+    announce: Announce = quiet,
+) -> Report:
+    """The comparison alone, on an artifact, perhaps one made on another machine.
+
+    The result is written into the artifact, whether it passed or not.
+
+    Args:
+        place: the artifact.
+        against: another artifact, for the regression check.
+        torch_model: make the torch model again and run it; otherwise torch's stored outputs
+            are what everything is held against.
+        weights: the weights file that the artifact was made with, for `torch_model`.
+        shapes: further sizes, for `torch_model`.
+        memory_limit: bytes a run may take by its estimate.
+        announce: is told in words what begins.
+    """
+    artifact = Artifact.open(place)
+    manifest = artifact.manifest
+    old = Artifact.open(against) if against is not None else None
+    for text in shapes:
+        parse_sizes(text, dims_of(manifest))
+    module = _rebuilt(manifest, weights) if torch_model else None
+    with replacing(place, keep=True) as folder:
+        done = measured(
+            "compare",
+            announce,
+            lambda: compare_stage(
+                folder,
+                manifest,
+                module,
+                shapes=shapes,
+                memory_limit=memory_limit or default_limit(),
+                seed=0,
+                announce=announce,
+            ),
+        )
+        passed = done.comparison is not None and done.comparison.passed
+        done = finish(folder, done if passed else replace(done, keys={}))
+    lines = regression(Artifact.open(place), old, announce) if old is not None else []
+    return Report(place, done, regressions=lines)
+
+
+def draft(config: Config, spec: ModelSpec) -> Manifest:
+    """A manifest that says what is to be converted, and nothing of what came of it."""
+    target = find_target(config.target)
+    source = config.model if isinstance(config.model, str) else f"spec:{spec.name}"
+    tolerance = spec.tolerance
+    return Manifest(
+        name=spec.name,
+        created=now(),
+        model=ModelInfo(
+            source, dict(spec.options), weights_info(config, spec), versions(spec.libraries)
+        ),
+        dims=(),
+        inputs=(),
+        outputs=(),
+        padding=None,
+        tolerance=ToleranceInfo(tolerance.rtol, tolerance.atol, tolerance.why),
+        target=TargetInfo(target.name, target.flavour, None),
+        precision=config.precision,
+        profiles=(),
+        versions={"python": platform.python_version()},
+    )
+
+
+def reference_module(
+    spec: ModelSpec,
+    manifest: Manifest,
+    weights: Path | None,
+    module: torch.nn.Module | None = None,
+) -> torch.nn.Module:
+    """What the ONNX has to equal: the module (made now unless given), padding round it."""
+    from pipeline.export import reference
+
+    module = module if module is not None else spec.build(weights).eval()
+    return reference(spec, module, {o.name: o.shape for o in manifest.outputs})
+
+
+def _rebuilt(manifest: Manifest, weights: Path | None) -> torch.nn.Module:
+    """The torch reference of an artifact whose model is in the zoo."""
+    info = manifest.model
+    if info.source.startswith("spec:"):
+        raise InputError(f"the model of this artifact, {info.source}, is not in the zoo")
+    stated = info.weights.file
+    if stated is not None and weights is None:
+        raise InputError(f"this artifact was made with the weights {stated}: give --weights")
+    spec = find_spec(info.source, info.options)
+    if weights_info(Config(info.source, weights=weights), spec) != info.weights:
+        raise InputError(f"weights {weights}: not those that the artifact was made with")
+    return reference_module(spec, manifest, weights)
+
+
+def _profiles(config: Config, spec: ModelSpec) -> tuple[Profile, ...]:
+    """The profiles asked for, or the spec's, or one over the whole range; each checked."""
+    chosen = config.parsed_profiles() or spec.profiles or (Profile("default"),)
+    names = [profile.name for profile in chosen]
+    if len(set(names)) != len(names):
+        raise InputError(f"two profiles have the same name: {', '.join(names)}")
+    for profile in chosen:
+        profile.resolve(spec.dims)
+    return tuple(chosen)
+
+
+def _previous(place: Path) -> Artifact | None:
+    """The artifact that is there, if it is whole."""
+    if not (place / MANIFEST).is_file():
+        return None
+    try:
+        return Artifact.open(place)
+    except ArtifactError:
+        return None
+
+
+def _first_changed(old: Artifact | None, keys: Mapping[str, str]) -> int:
+    """The index of the first stage whose result can't be taken from the artifact."""
+    if old is None:
+        return 0
+    for index, stage in enumerate(STAGES):
+        if old.manifest.keys.get(stage) != keys[stage]:
+            return index
+    return len(STAGES)
+
+
+def _disagreement(manifest: Manifest, place: Path) -> CompareError:
+    assert manifest.comparison is not None
+    lines = failures(manifest.comparison)
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    return CompareError(
+        f"model {manifest.name}: {lines[0]}{more}; {place} was left as it was",
+        detail="\n".join(lines),
+    )

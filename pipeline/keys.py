@@ -1,0 +1,133 @@
+"""What each stage's result depends on, as a hash, so that a second run knows what changed.
+
+A stage's key holds the key of the stage before. Changes that are noticed: the pipeline's own
+code, the file that holds the spec, its options and weights, the versions of torch and of every
+library that the spec names, the target and its version, profiles, precision, tolerances, sizes.
+A module of the user's own that the spec's file imports is not looked into: `force` is for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from pipeline.artifact import hash_file
+from pipeline.config import Config
+from pipeline.dims import size_text
+from pipeline.errors import InputError
+from pipeline.manifest import Weights
+from pipeline.profiles import Profile
+from pipeline.registry import source_file
+from pipeline.spec import ModelSpec
+from pipeline.target import Target, installed_version
+
+EXPORT, REWRITE, BUILD, COMPARE = STAGES = ("export", "rewrite", "build", "compare")
+_PACKAGES = {
+    "export": ("torch", "onnx", "onnxscript", "onnx-ir"),
+    "rewrite": ("onnx", "onnx-graphsurgeon"),
+    "build": ("polygraphy",),
+    "compare": ("torch", "onnxruntime", "polygraphy", "numpy"),
+}
+_PACKAGE = Path(__file__).parent
+
+
+def stage_keys(
+    config: Config, spec: ModelSpec, target: Target, profiles: tuple[Profile, ...]
+) -> dict[str, str]:
+    """The key of every stage, in order.
+
+    Raises:
+        InputError: the weights file can't be read.
+    """
+    own: dict[str, object] = {
+        "export": {
+            "pipeline": pipeline_hash(),
+            "source": _file_hash(source_file(spec)),
+            "spec": _describe(spec),
+            "weights": asdict(weights_info(config, spec)),
+            "libraries": versions(spec.libraries),
+        },
+        "rewrite": {"target": target.name},
+        "build": {
+            "installed": installed_version(target),
+            "profiles": [asdict(profile) for profile in profiles],
+            "precision": config.precision,
+        },
+        "compare": {
+            "shapes": config.shapes,
+            "seed": config.seed,
+            "memory": config.memory_limit,
+            "tolerance": asdict(spec.tolerance),
+        },
+    }
+    keys: dict[str, str] = {}
+    before = platform.python_version()
+    for stage in STAGES:
+        content = [before, own[stage], versions(_PACKAGES[stage])]
+        text = json.dumps(content, sort_keys=True, default=str)
+        keys[stage] = before = hashlib.sha256(text.encode()).hexdigest()
+    return keys
+
+
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Installed versions by package; packages that are not installed are left out."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def pipeline_hash() -> str:
+    """The hash of the pipeline's own Python files (passes, plugins and models included)."""
+    digest = hashlib.sha256()
+    for folder in (_PACKAGE, *(_PACKAGE / name for name in ("passes", "plugins", "models"))):
+        for path in sorted(folder.resolve().rglob("*.py")):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _describe(spec: ModelSpec) -> Mapping[str, object]:
+    return {
+        "name": spec.name,
+        "options": dict(spec.options),
+        "inputs": [
+            (i.name, i.dtype, i.low, i.high, [size_text(size) for size in i.shape])
+            for i in spec.inputs
+        ],
+        "dims": [asdict(dim) for dim in spec.dims.values()],
+        "outputs": [(o.name, [size_text(s) for s in o.shape or ()]) for o in spec.outputs],
+        "padding": asdict(spec.padding) if spec.padding else None,
+        "refine_dims": spec.refine_dims,
+    }
+
+
+def weights_info(config: Config, spec: ModelSpec) -> Weights:
+    """Where the weights come from, for the manifest.
+
+    Raises:
+        InputError: the file can't be read.
+    """
+    path = config.weights
+    if path is None:
+        return Weights(None, None, spec.seed)
+    if not path.is_file():
+        raise InputError(f"weights {path}: no such file")
+    return Weights(path.name, _file_hash(path), None)
+
+
+def _file_hash(path: Path | None) -> str | None:
+    try:
+        return hash_file(path).sha256 if path is not None else None
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror}") from error

@@ -1,0 +1,238 @@
+"""The stages: each takes an artifact's folder and manifest and returns the manifest with its part.
+
+A stage reads the files that the stage before left in the folder and adds its own, so that each
+can be run alone, on another machine, later. What a stage makes stale it removes. The comparison
+is in `pipeline.verify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import helper
+
+from pipeline._folder import fresh
+from pipeline.artifact import COMPARISON, EXPORTED, MODEL, PLAN, REPRODUCE
+from pipeline.build import Precision, build
+from pipeline.declared import dims_of, inputs_of, profiles_of
+from pipeline.dims import size_text
+from pipeline.errors import ArtifactError, RewriteError
+from pipeline.keys import versions
+from pipeline.manifest import (
+    BuildInfo,
+    DimInfo,
+    ExportInfo,
+    InputInfo,
+    Manifest,
+    PaddingInfo,
+    PassInfo,
+    ProfileInfo,
+    RefusedNode,
+    RewriteInfo,
+    RewrittenNode,
+    StageInfo,
+    TargetInfo,
+    TensorInfo,
+)
+from pipeline.profiles import Profile
+from pipeline.spec import ModelSpec
+from pipeline.target import Target, find_target
+from pipeline.timing import Stopwatch, peak_memory, reset_peak_memory
+
+if TYPE_CHECKING:
+    import torch
+
+Announce = Callable[[str], None]
+PACKAGES = (
+    "torch", "onnx", "onnxscript", "onnxruntime", "onnx-graphsurgeon", "polygraphy", "numpy",
+)  # fmt: skip
+
+
+def measured(
+    name: str, announce: Announce, work: Callable[[], tuple[Manifest, Mapping[str, float]]]
+) -> Manifest:
+    """Runs a stage and adds its seconds and its peak memory to the manifest that it returns."""
+    reset_peak_memory()
+    announce(name)
+    watch = Stopwatch()
+    with watch(name):
+        manifest, libraries = work()
+    info = StageInfo(name, watch.seconds[name], dict(libraries), peak_memory())
+    others = tuple(stage for stage in manifest.stages if stage.name != name)
+    return replace(manifest, stages=(*others, info))
+
+
+def export_stage(
+    folder: Path,
+    manifest: Manifest,
+    spec: ModelSpec,
+    profiles: Sequence[Profile],
+    weights: Path | None,
+    seed: int,
+) -> tuple[Manifest, torch.nn.Module, Mapping[str, float]]:
+    """torch -> exported.onnx. Also returns the module, and seconds spent inside torch."""
+    import torch
+
+    from pipeline.export import export
+
+    done = export(spec, weights, fresh(folder / EXPORTED), seed=seed)
+    spec = done.spec
+    dims = spec.dims
+    resolved = [profile.resolve(dims) for profile in profiles]
+    sample = spec.sample({name: dim.min for name, dim in dims.items()}, seed)
+    dtypes = _output_dtypes(folder / EXPORTED)
+    manifest = replace(
+        forget(folder, manifest, "rewrite"),
+        dims=tuple(DimInfo(d.name, d.min, d.opt, d.max, d.multiple_of) for d in dims.values()),
+        inputs=tuple(
+            InputInfo(
+                i.name,
+                str(sample[i.name].dtype),
+                tuple(s if isinstance(s, int) else size_text(s) for s in i.shape),
+                i.low,
+                i.high,
+            )
+            for i in spec.inputs
+        ),
+        outputs=tuple(
+            TensorInfo(o.name, dtypes[o.name], tuple(done.output_shapes[o.name]))
+            for o in spec.outputs
+        ),
+        padding=_padding_info(spec),
+        profiles=tuple(ProfileInfo(p.name, dict(p.ranges)) for p in resolved),
+        export=ExportInfo(
+            done.opset,
+            f"torch {torch.__version__}",
+            sum(done.library_seconds.values()),
+            tuple(done.refinements),
+            {name: f"free in {where}" for name, where in done.free.items()},
+        ),
+        versions={**manifest.versions, **versions(PACKAGES)},
+    )
+    return manifest, done.module, done.library_seconds
+
+
+def rewrite_stage(
+    folder: Path, manifest: Manifest, target: Target
+) -> tuple[Manifest, Mapping[str, float]]:
+    """exported.onnx -> model.onnx.
+
+    Raises:
+        RewriteError: a pass broke its contract, or refused a node that the target would get
+            wrong.
+    """
+    from pipeline.rewrite import rewrite
+
+    _need(folder, EXPORTED, "export")
+    watch = Stopwatch()
+    with watch("passes"):
+        result = rewrite(folder / EXPORTED, fresh(folder / MODEL), target)
+    if result.refused:
+        words = "; ".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused[:3])
+        more = f" (and {len(result.refused) - 3} more)" if len(result.refused) > 3 else ""
+        raise RewriteError(f"target {target} would fail or go wrong on {words}{more}")
+    manifest = replace(
+        forget(folder, manifest, "build"),
+        target=TargetInfo(target.name, target.flavour, None),
+        rewrite=RewriteInfo(
+            tuple(
+                PassInfo(
+                    p.name,
+                    p.needed,
+                    "; ".join(p.evidence),
+                    tuple(RewrittenNode(c.node, c.op, c.detail) for c in p.rewritten),
+                    tuple(RefusedNode(c.node, c.op, c.detail) for c in p.refused),
+                )
+                for p in result.passes
+            ),
+            result.warnings,
+            result.nodes_before,
+            result.nodes_after,
+        ),
+    )
+    return manifest, {}
+
+
+def build_stage(
+    folder: Path,
+    manifest: Manifest,
+    precision: Precision,
+    profiles: Sequence[Profile] = (),
+) -> tuple[Manifest, Mapping[str, float]]:
+    """model.onnx -> engine.plan, for the manifest's target.
+
+    Args:
+        profiles: in place of those in the manifest.
+    """
+    _need(folder, MODEL, "rewrite")
+    target = find_target(manifest.target.name)
+    dims = dims_of(manifest)
+    chosen = [p.resolve(dims) for p in profiles] or list(profiles_of(manifest))
+    shapes = {i.name: i.shape for i in inputs_of(manifest)}
+    done = build(folder / MODEL, fresh(folder / PLAN), target, shapes, chosen, precision)
+    manifest = replace(
+        forget(folder, manifest, "compare"),
+        target=TargetInfo(target.name, target.flavour, done.version),
+        precision=precision,
+        profiles=tuple(ProfileInfo(p.name, dict(p.ranges)) for p in chosen),
+        build=BuildInfo(
+            sum(done.library_seconds.values()), done.plan_bytes, done.validity, done.layers,
+            tuple(done.warnings),
+        ),
+        versions={**manifest.versions, target.flavour: done.version},
+    )  # fmt: skip
+    return manifest, done.library_seconds
+
+
+def forget(folder: Path, manifest: Manifest, since: str) -> Manifest:
+    """Removes the files and the parts of the manifest of a stage and of all after it."""
+    order = ("rewrite", "build", "compare")
+    stale = order[order.index(since) :]
+    if "rewrite" in stale:
+        for path in folder.glob(f"{MODEL}*"):
+            if path.name != MODEL or manifest.rewrite is not None:
+                path.unlink()
+        manifest = replace(manifest, rewrite=None)
+    if "build" in stale:
+        (folder / PLAN).unlink(missing_ok=True)
+        manifest = replace(manifest, build=None)
+    if "compare" in stale:
+        (folder / REPRODUCE).unlink(missing_ok=True)
+        for path in folder.glob(f"{COMPARISON}/*/*.json"):
+            # torch's stored outputs stay good for a later verify, unless the export is new
+            if "rewrite" in stale or path.stem not in ("inputs", "torch"):
+                path.unlink()
+        manifest = replace(
+            manifest,
+            comparison=None,
+            engine_compared=False,
+            engine_compared_why="not compared yet",
+        )
+    return replace(
+        manifest, stages=tuple(stage for stage in manifest.stages if stage.name not in stale)
+    )
+
+
+def _need(folder: Path, name: str, stage: str) -> None:
+    if not (folder / name).is_file():
+        raise ArtifactError(f"the artifact holds no {name}: run `pipeline {stage}` first")
+
+
+def _output_dtypes(path: Path) -> dict[str, str]:
+    """numpy dtype names of the outputs of an ONNX file."""
+    graph = onnx.load(path, load_external_data=False).graph
+    return {
+        value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
+        for value in graph.output
+    }
+
+
+def _padding_info(spec: ModelSpec) -> PaddingInfo | None:
+    padding = spec.padding
+    if padding is None:
+        return None
+    return PaddingInfo(dict(padding.multiples), padding.mode, padding.align)

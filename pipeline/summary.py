@@ -1,0 +1,164 @@
+"""What a person reads at the end: tables of a report, and the same as JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.compare import failures
+from pipeline.dims import size_text
+from pipeline.manifest import InputInfo, Manifest, PointInfo, TensorInfo
+from pipeline.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from pipeline.driver import Report
+
+
+def report_json(report: Report) -> str:
+    """The report as JSON: the manifest's content and what is not in it."""
+    content = {
+        "path": str(report.path),
+        "ok": report.ok,
+        "unchanged": report.unchanged,
+        "regressions": list(report.regressions),
+        "manifest": json.loads(report.manifest.to_json()),
+    }
+    return json.dumps(content, indent=2)
+
+
+def report_text(report: Report) -> str:
+    """The report as a few short tables."""
+    manifest = report.manifest
+    parts = [_head(report)]
+    if report.unchanged:
+        parts.append(
+            "Nothing changed since it was made: nothing was done (--force converts again)."
+        )
+        return "\n".join(parts)
+    parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
+    parts += [f"REGRESSION {line}" for line in report.regressions]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(report: Report) -> str:
+    manifest = report.manifest
+    weights = manifest.model.weights
+    source = weights.file or "random" + (
+        f", seed {weights.seed}" if weights.seed is not None else ""
+    )
+    version = f" ({manifest.target.flavour} {manifest.target.version})" if manifest.build else ""
+    return (
+        f"{report.path}: {manifest.name}, weights {source}, "
+        f"target {manifest.target.name}{version}, {manifest.precision}"
+    )
+
+
+def _stages(manifest: Manifest) -> str:
+    rows = [("stage", "seconds", "of it in libraries", "peak memory")]
+    for stage in manifest.stages:
+        libraries = ", ".join(f"{n} {s:.1f}" for n, s in stage.library_seconds.items())
+        peak = "-" if stage.peak_bytes is None else f"{stage.peak_bytes / 2**30:.2f} GiB"
+        rows.append((stage.name, f"{stage.seconds:.1f}", libraries or "-", peak))
+    return table(rows)
+
+
+def _dims(manifest: Manifest) -> str:
+    lines = []
+    for profile in manifest.profiles:
+        ranges = ", ".join(f"{k} {a}..{b}..{c}" for k, (a, b, c) in profile.ranges.items())
+        lines.append(f"profile {profile.name}: {ranges or 'all sizes fixed'}")
+    if manifest.export is not None:
+        lines += [f"dynamic {name}: {how}" for name, how in manifest.export.dynamic.items()]
+        lines += [f"narrowed: {text}" for text in manifest.export.refinements]
+    tensors: list[InputInfo | TensorInfo] = [*manifest.inputs, *manifest.outputs]
+    for tensor in tensors:
+        sizes = ", ".join(str(size) for size in tensor.shape)
+        lines.append(f"{tensor.name}: {tensor.dtype} [{sizes}]")
+    return "\n".join(lines)
+
+
+def _passes(manifest: Manifest) -> str:
+    if manifest.rewrite is None:
+        return ""
+    lines = []
+    for done in manifest.rewrite.passes:
+        if not done.needed:
+            continue
+        lines.append(f"pass {done.name}: {len(done.rewritten)} nodes rewritten")
+    idle = [p.name for p in manifest.rewrite.passes if not p.needed]
+    if idle:
+        lines.append(f"not needed by {manifest.target.name}: {', '.join(idle)}")
+    lines += [f"warning: {text}" for text in manifest.rewrite.warnings]
+    if manifest.build is not None:
+        built = manifest.build
+        lines.append(
+            f"engine: {built.plan_bytes / 2**20:.1f} MiB, {built.layers} layers before fusion, "
+            f"{built.validity}"
+        )
+    return "\n".join(lines)
+
+
+def _comparison(manifest: Manifest) -> str:
+    comparison = manifest.comparison
+    if comparison is None:
+        return "nothing compared yet"
+    head = ("compared at", "sizes", "largest error", "of the largest value", "")
+    rows: list[tuple[str, ...]] = [head]
+    rows += [_point_row(info) for info in comparison.points]
+    tolerance = manifest.tolerance
+    engine = "compared" if manifest.engine_compared else "NOT compared"
+    lines = [
+        table(rows),
+        f"tolerance: rtol {tolerance.rtol:g} or atol {tolerance.atol:g} ({tolerance.why})",
+        *comparison.notes,
+        f"engine: {engine}: {manifest.engine_compared_why}",
+        *(f"FAILED {line}" for line in failures(comparison)),
+    ]
+    return "\n".join(lines)
+
+
+def _point_row(info: PointInfo) -> tuple[str, ...]:
+    sizes = ",".join(f"{k}={v}" for k, v in info.sizes.items())
+    if not info.compared:
+        return (info.label, sizes, "-", "-", f"not compared: {info.why}")
+    bad = sum(not result.passed for result in info.results)
+    absolute = max((r.max_abs for r in info.results if r.max_abs is not None), default=None)
+    relative = max((r.max_rel for r in info.results if r.max_rel is not None), default=None)
+    return (
+        info.label,
+        sizes,
+        "-" if absolute is None else f"{absolute:.2e}",
+        "-" if relative is None else f"{relative:.2e}",
+        f"{bad} FAILED" if bad else "ok",
+    )
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as text with aligned columns; the first row is the heading."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    lines = [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def spec_facts(spec: ModelSpec) -> dict[str, Any]:
+    """A spec in plain data."""
+    return {
+        "inputs": {i.name: [size_text(s) for s in i.shape] for i in spec.inputs},
+        "outputs": [o.name for o in spec.outputs],
+        "dims": {name: str(dim) for name, dim in spec.dims.items()},
+        "options": dict(spec.options),
+    }
+
+
+def models_table(specs: Mapping[str, ModelSpec]) -> str:
+    """The zoo as a table."""
+    rows = [("model", "dims", "options")]
+    for name, spec in specs.items():
+        dims = ", ".join(str(dim) for dim in spec.dims.values())
+        options = ", ".join(f"{key}={value}" for key, value in spec.options.items())
+        rows.append((name, dims, options))
+    return table(rows)
