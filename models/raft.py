@@ -44,8 +44,8 @@ def raft_small(*, updates: int = 12) -> ModelSpec:
 
 
 def _spec(name: str, constructor: str, updates: int, tolerance: Tolerance) -> ModelSpec:
-    if updates < 1:
-        raise InputError(f"model {name}: updates={updates} must be at least 1")
+    if type(updates) is not int or updates < 1:
+        raise InputError(f"model {name}: updates={updates!r} must be a whole number, at least 1")
 
     def build(weights: Path | None) -> torch.nn.Module:
         return _build(constructor, updates, weights)

@@ -20,9 +20,17 @@ from pipeline.timing import Stopwatch
 Precision = Literal["fp32", "tf32", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16")
 _MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
+# The parser's words: "In node 3 with name: node_X and operator: NonZero (importNonZero): why"
 _NODE = re.compile(
-    r"(?:In node (?P<index>-?\d+) with name: (?P<name>.*?) and operator: (?P<op>\w+))"
+    r"In node (?P<index>-?\d+) with name: (?P<name>.*?) and operator: (?P<op>\w+)"
+    r"(?: \(\w+\))?(?:: (?P<why>.*))?"
 )
+# The builder's: "(ITopKLayer node_X: node_X: why In processCheck at ...)"; a layer has its node's
+# name, or "node_of_<output>" where the node has none
+_LAYER = re.compile(
+    r"\(I\w+Layer (?P<name>[^\s:]+): (?:(?P=name): )?(?P<why>.*?)(?: In \w+ at |\)?$)"
+)
+_UNNAMED = "node_of_"
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,10 @@ def _config(
         config = CreateConfigRTX(profiles=ranges)(builder, network)
     else:
         config = CreateConfig(profiles=ranges, fp16=precision == "fp16")(builder, network)
+    # add_optimization_profile gives -1 for a profile that contradicts the network, without an
+    # error, and Polygraphy does not look at it
+    if config.num_optimization_profiles != len(profiles):
+        raise BuildError(f"target {target}: TensorRT takes a profile for invalid")
     # CreateConfig clears TF32 by default, CreateConfigRTX leaves it on: say it either way
     (config.clear_flag if precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)
     return config
@@ -165,20 +177,34 @@ def _failure(model: Path, target: Target, messages: Messages, last: str) -> Buil
     """The error for what TensorRT said, with the ONNX node and the module it came from."""
     detail = "\n".join([*messages.errors, last])
     first = next((line for line in detail.splitlines() if line.strip()), last).strip()
-    match = _NODE.search(detail)
-    if not match:
-        return BuildError(f"target {target} refuses {model.name}: {first}", detail=detail)
-    node = _find_node(model, match["name"], match["op"])
-    origin = _origin(node) if node is not None else ""
-    return BuildError(
-        f"target {target} refuses {match['op']} node {match['name']!r}{origin}: {first}",
-        detail=detail,
-    )
+    for pattern in (_NODE, _LAYER):
+        for match in pattern.finditer(detail):
+            found = match.groupdict()
+            node = _find_node(model, found["name"], found.get("index"))
+            why = (found["why"] or first).strip().rstrip(".")
+            if node is not None:
+                name = node.name or f"that makes {node.output[0]}"
+                return BuildError(
+                    f"target {target} refuses the {node.op_type} node {name}{_origin(node)}: {why}",
+                    detail=detail,
+                )
+            first = why if "op" not in found else f"{found['op']} {found['name']}: {why}"
+    return BuildError(f"target {target} refuses {model.name}: {first}", detail=detail)
 
 
-def _find_node(model: Path, name: str, op: str) -> onnx.NodeProto | None:
-    graph = onnx.load(model, load_external_data=False).graph
-    return next((n for n in graph.node if n.name == name and n.op_type == op), None)
+def _find_node(model: Path, name: str, index: str | None) -> onnx.NodeProto | None:
+    try:
+        nodes: list[onnx.NodeProto] = list(onnx.load(model, load_external_data=False).graph.node)
+    except Exception:  # protobuf's own error: it is no ONNX file, and that is what is reported
+        return None
+    for node in nodes:
+        if name and node.name == name:
+            return node
+    if name.startswith(_UNNAMED):
+        output = name.removeprefix(_UNNAMED)
+        return next((node for node in nodes if output in node.output), None)
+    number = -1 if name or index is None else int(index)
+    return nodes[number] if 0 <= number < len(nodes) else None
 
 
 def _origin(node: onnx.NodeProto) -> str:

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     _interrupt_on_sigterm()
     try:
-        arguments = _parser().parse_args(words)
+        arguments = command_parser().parse_args(words)
         return int(_run(arguments))
     except PipelineError as error:
         if debug:
@@ -122,7 +122,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return command(arguments, progress)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """The command line's parser; a parsed `command` is the function to call."""
     from pipeline.build import PRECISIONS
     from pipeline.target import DEFAULT_TARGET, TARGETS
 

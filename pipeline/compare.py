@@ -9,6 +9,7 @@ ONNX Runtime runs with its graph optimisations off, so that it can't hide what a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,15 +80,12 @@ def plan_points(job: Job, model: Path) -> Plan:
         estimate = estimator.at(plan.shapes[-1])
         wrong = []
         for name, shape in job.outputs.items():
-            want, got = shape_at(shape, point.sizes), estimate.output_shapes[name]
+            want, got = shape_at(shape, point.sizes), estimate.output_shapes.get(name, ("?",))
             if want != got and all(isinstance(size, int) for size in got):
                 wrong.append(_failed((TORCH, "shape inference"), name, f"shape {got}, not {want}"))
         fits = estimate.peak_bytes <= job.memory_limit
-        why = (
-            ""
-            if fits
-            else f"needs about {_gib(estimate.peak_bytes)}, the limit is {_gib(job.memory_limit)}"
-        )
+        need, limit = _readable(estimate.peak_bytes), _readable(job.memory_limit)
+        why = "" if fits else f"needs about {need}, the limit is {limit}"
         if fits:
             plan.run.append(point)
         plan.infos.append(
@@ -213,7 +211,9 @@ def _numbers(
     func = SimpleCompareFunc(
         rtol=tolerance.rtol, atol=tolerance.atol, check_error_stat="elemwise", check_shapes=True
     )
-    with collected():
+    # for its report Polygraphy divides by zero, and averages what is empty
+    with collected(), np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         (accuracy,) = Comparator.compare_accuracy(runs, compare_func=func)
     ((_, [iteration]),) = accuracy.items()
     verdict = iteration[name]
@@ -267,8 +267,8 @@ def profile_of(point: Point, profiles: Sequence[Profile]) -> int | None:
     return next((n for n, p in enumerate(profiles) if p.allows(point.sizes)), None)
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
+def _readable(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"
 
 
 def save_feeds(feeds: Sequence[Feed], path: Path) -> None:

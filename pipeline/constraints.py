@@ -9,21 +9,23 @@ to the shape environment's log while the model is traced.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from pipeline.dims import Dim
 from pipeline.errors import InputError
+from pipeline.guards import holds, symbols_in
 
 _LOGGER = "torch.fx.experimental.symbolic_shapes"
 _FIX = re.compile(r"^\s*(\w+) = (.+)$")
 _RANGE = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)\Z")
-_MULTIPLE = re.compile(r"(\d+)\*(\w+)\Z")
-_SYMBOL = re.compile(r"create_symbol (\w+) = .* for L\['(\w+)'\]\.size\(\)\[(\d+)\]")
+_MULTIPLE = re.compile(r"(\d+)\*(\w+)(?: ([+-]) (\d+))?\Z")
+_SYMBOL = re.compile(r"create_symbol (\w+) = .* for L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\]")
 _GUARD = re.compile(r"eval (.+?) \[guard added\]")
 
 
@@ -80,7 +82,9 @@ def _root(dim: Dim) -> tuple[str, int]:
     return (f"_{dim.name}", dim.multiple_of) if dim.multiple_of > 1 else (dim.name, 1)
 
 
-def _rule(dim: Dim, step: int, fix: str, found: Mapping[str, str]) -> Rule | None:
+def _rule(  # noqa: PLR0911
+    dim: Dim, step: int, fix: str, found: Mapping[str, str]
+) -> Rule | None:
     """The rule behind ``dim/step = fix``."""
     name = dim.name
     if fix.isdigit():
@@ -93,7 +97,15 @@ def _rule(dim: Dim, step: int, fix: str, found: Mapping[str, str]) -> Rule | Non
             return None
         return _refined(dim, f"{name} must be in {low}..{high}", low, high, dim.multiple_of)
     if match := _MULTIPLE.match(fix):
-        multiple = int(match[1]) * step
+        multiple, more = int(match[1]) * step, int(f"{match[3] or ''}{match[4] or 0}") * step
+        if match[2] != f"_{name}":
+            other = match[2].removeprefix("_")
+            text = f"{multiple}*{other}" + (f" {match[3]} {abs(more)}" if more else "")
+            return _inexpressible(name, f"{name} must be {text}")
+        if more:
+            rest = more % multiple
+            odd = "odd" if multiple == 2 else f"{rest} more than a multiple of {multiple}"
+            return _inexpressible(name, f"{name} must be {odd}")
         low, high = dim.min, dim.max
         if inner := _RANGE.match(found.get(match[2], "")):
             low = max(low, int(inner[1] or 1) * multiple)
@@ -105,9 +117,34 @@ def _rule(dim: Dim, step: int, fix: str, found: Mapping[str, str]) -> Rule | Non
             name, f"{name} must equal {other}", f"one Dim for both {name} and {other}", None
         )
     text = fix if step == 1 else f"{step}*({fix})"
-    return Rule(
-        name, f"{name} must be of the form {text}", "sizes of that form only: no Dim says it", None
-    )
+    return _inexpressible(name, f"{name} must be of the form {text.replace(f'_{name}', 'n')}")
+
+
+def fitted(dim: Dim, good: Sequence[int], words: str) -> Rule:
+    """The rule that leaves of a dim's legal sizes the `good` ones, given in ascending order.
+
+    Args:
+        words: says it where the good sizes are neither a range nor the multiples of a number.
+    """
+    name = dim.name
+    if not good:
+        return _inexpressible(name, words)
+    step = math.gcd(*good) if len(good) > 1 else good[0]
+    if list(good) != list(range(good[0], good[-1] + 1, step)):
+        return _inexpressible(name, words)
+    if len(good) == 1:
+        return _refined(dim, f"{name} must be {good[0]}", good[0], good[0], 1)
+    if step > dim.multiple_of:
+        said = f"{name} must be a multiple of {step}"
+        if good[0] - step >= dim.min or good[-1] + step <= dim.max:
+            said += f" in {good[0]}..{good[-1]}"
+    else:
+        said = f"{name} must be in {good[0]}..{good[-1]}"
+    return _refined(dim, said, good[0], good[-1], step)
+
+
+def _inexpressible(name: str, words: str) -> Rule:
+    return Rule(name, words, "sizes of that form only: no Dim says it", None)
 
 
 def _refined(dim: Dim, words: str, low: int, high: int, multiple: int) -> Rule:
@@ -157,23 +194,36 @@ class GuardLog:
     def _emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if match := _SYMBOL.match(text):
-            self._symbols[match[2], int(match[3])] = match[1]
+            self._symbols[match[2] + (match[3] or ""), int(match[4])] = match[1]
         elif match := _GUARD.match(text):
             line = model_line(traceback.extract_stack(), self._framework)
             if line:
                 self._guards.append((match[1], line))
 
-    def line_of(self, arguments: Mapping[tuple[str, int], str], dim: str) -> str:
-        """The model's line that made the first guard on `dim`, or an empty text.
+    def line_of(
+        self, arguments: Mapping[tuple[str, int], str], dim: str, sizes: Sequence[int] = ()
+    ) -> str:
+        """The model's line that made the guard on `dim`, or an empty text.
 
         Args:
             arguments: dim name by (argument name of ``forward``, axis).
+            dim: the dim's name.
+            sizes: its sizes; a guard that one of them breaks is preferred, then one that ties
+                the dim to another one.
         """
         names = {s for at, s in self._symbols.items() if arguments.get(at) == dim}
-        for guard, line in self._guards:
-            if names & set(re.findall(r"\w+", guard)):
+        on_it = [(g, line) for g, line in self._guards if names & symbols_in(g)]
+        for guard, line in on_it:
+            if symbols_in(guard) <= names and any(
+                holds(guard, dict.fromkeys(names, size)) is False for size in sizes
+            ):
                 return line
-        return ""
+        tying = [line for guard, line in on_it if not symbols_in(guard) <= names]
+        return next(iter(tying or [line for _, line in on_it]), "")
+
+    def line_for(self, guard: str) -> str:
+        """The model's line that made the guard of this text, or an empty text."""
+        return next((line for text, line in self._guards if text == guard), "")
 
 
 def model_line(stack: traceback.StackSummary, framework: str) -> str:

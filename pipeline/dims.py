@@ -10,6 +10,7 @@ without sympy or torch, so that a runtime can check sizes with nothing but this 
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,11 @@ from pipeline.errors import InputError
 
 Size = Union[int, "Dim", "DimExpr"]
 
+_LONGEST, _DEEPEST = 10_000, 200  # of an expression's text
+_ALLOWED = (
+    ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Call,
+    ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod, ast.USub,
+)  # fmt: skip
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 
@@ -97,8 +103,15 @@ class Dim:
     multiple_of: int = 1
 
     def __post_init__(self) -> None:
-        if not _NAME.match(self.name) or self.name in ("min", "max"):
+        if not _NAME.match(self.name):
             raise InputError(f"dim name {self.name!r}: use a letter, then letters, digits or _")
+        if self.name in ("min", "max") or keyword.iskeyword(self.name):
+            raise InputError(f"dim name {self.name!r} has a meaning of its own in an expression")
+        for word in ("min", "opt", "max", "multiple_of"):
+            if type(getattr(self, word)) is not int:
+                raise InputError(
+                    f"dim {self.name}: {word}={getattr(self, word)!r} is no whole number"
+                )
         if self.multiple_of < 1:
             raise InputError(f"dim {self.name}: multiple_of={self.multiple_of} must be at least 1")
         if self.min < 1:
@@ -113,7 +126,7 @@ class Dim:
             if size % self.multiple_of:
                 raise InputError(
                     f"dim {self.name}: {word}={size} is not a multiple of {self.multiple_of}; "
-                    f"next ones: {_down(size, self.multiple_of)}, {_up(size, self.multiple_of)}"
+                    f"next ones: {_neighbours(size, self.multiple_of)}"
                 )
 
     def __str__(self) -> str:
@@ -137,7 +150,7 @@ class Dim:
         if size % self.multiple_of:
             raise InputError(
                 f"{place}{self.name}={size} is not a multiple of {self.multiple_of}; next ones: "
-                f"{_down(size, self.multiple_of)}, {_up(size, self.multiple_of)}"
+                f"{_neighbours(size, self.multiple_of)}"
             )
 
     def legal(self, near: int, *, odd: bool = False) -> int:
@@ -151,13 +164,18 @@ class Dim:
         return size
 
     def padded(self, multiple: int, name: str) -> Dim:
-        """The dim that a model sees whose inputs are padded up to multiples of `multiple`."""
+        """The dim that a model sees whose inputs are padded up to multiples of `multiple`.
+
+        It always has more than one size, so that it stays a dim where all sizes are padded to
+        the same one.
+        """
+        low, high = _up(self.min, multiple), _up(self.max, multiple)
         return replace(
             self,
             name=name,
-            min=_up(self.min, multiple),
+            min=low,
             opt=_up(self.opt, multiple),
-            max=_up(self.max, multiple),
+            max=high if high > low else low + multiple,
             multiple_of=multiple,
         )
 
@@ -218,6 +236,8 @@ def solve_sizes(
     sizes: dict[str, int] = {}
     seen: dict[str, str] = {}
     for name, shape in shapes.items():
+        if name not in actual:
+            raise InputError(f"{name}: no such input was given; given: {', '.join(actual)}")
         got = actual[name]
         if len(got) != len(shape):
             raise InputError(f"{name}: rank {len(got)}, expected {len(shape)}")
@@ -244,6 +264,10 @@ def _down(size: int, step: int) -> int:
     return size // step * step
 
 
+def _neighbours(size: int, step: int) -> str:
+    return ", ".join(str(n) for n in (_down(size, step), _up(size, step)) if n > 0)
+
+
 def _combine(left: Size, sign: str, right: Size) -> DimExpr:
     def wrap(size: Size) -> str:
         text = size_text(size)
@@ -253,22 +277,33 @@ def _combine(left: Size, sign: str, right: Size) -> DimExpr:
 
 
 def _parse(text: str) -> ast.expr:
+    if len(text) > _LONGEST:
+        raise InputError(f"size expression {text[:40]!r}... is {len(text)} characters long")
     try:
         tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"size expression {text!r} does not parse") from error
-    allowed = (ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Call, ast.operator, ast.unaryop)
+    if _depth(tree) > _DEEPEST:
+        raise InputError(f"size expression {text[:40]!r}... is nested too deep")
     for node in ast.walk(tree):
         if isinstance(node, ast.Load):
             continue
-        bad = not isinstance(node, allowed)
+        bad = not isinstance(node, _ALLOWED)
         bad = bad or (isinstance(node, ast.Constant) and type(node.value) is not int)
         if isinstance(node, ast.Call):
             names_ok = isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
-            bad = bad or not names_ok or bool(node.keywords)
+            bad = bad or not names_ok or bool(node.keywords) or not node.args
         if bad:
-            raise InputError(f"size expression {text!r}: {ast.unparse(node)!r} is not allowed")
+            what = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
+            raise InputError(f"size expression {text!r}: {what!r} is not allowed")
     return tree
+
+
+def _depth(tree: ast.AST) -> int:
+    depth, level = 0, [tree]
+    while level:
+        depth, level = depth + 1, [c for node in level for c in ast.iter_child_nodes(node)]
+    return depth
 
 
 def _evaluate(node: ast.expr, sizes: Mapping[str, int], text: str) -> int:

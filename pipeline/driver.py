@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,24 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import stages
 from pipeline._folder import replacing
-from pipeline.artifact import MANIFEST, Artifact, finish
+from pipeline.artifact import Artifact, finish
 from pipeline.build import Precision, check_precision
 from pipeline.compare import failures
 from pipeline.config import Config
 from pipeline.declared import dims_of
-from pipeline.errors import ArtifactError, CompareError, InputError
+from pipeline.errors import CompareError, InputError
 from pipeline.keys import STAGES, stage_keys, versions, weights_info
 from pipeline.manifest import Manifest, ModelInfo, TargetInfo, ToleranceInfo, now
 from pipeline.memory import default_limit
 from pipeline.profiles import Profile, parse_sizes
 from pipeline.registry import find_spec
+from pipeline.regression import regression
+from pipeline.reuse import first_changed, previous, sizes_compared, still
 from pipeline.spec import ModelSpec
 from pipeline.stages import Announce, measured
 from pipeline.target import find_target, require
-from pipeline.verify import compare_stage, regression
+from pipeline.verify import RESERVED, compare_stage
 
 if TYPE_CHECKING:
     import torch
+
+
+_PROFILE_NAME = re.compile(r"\w[\w-]*")
 
 
 @dataclass(frozen=True)
@@ -81,14 +87,18 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
         parse_sizes(text, spec.dims)
     place = config.out or Path("artifacts") / spec.name
     keys = stage_keys(config, spec, target, profiles)
-    old = None if config.force else _previous(place)
-    first = _first_changed(old, keys)
+    old = None if config.force else previous(place)
+    first = first_changed(old, keys)
     if old is not None and first == len(STAGES):
         return Report(place, old.manifest, unchanged=True)
-    manifest = old.manifest if old is not None and first > 0 else draft(config, spec)
+    manifest = draft(config, spec)
+    if old is not None and first > 0:  # the spec's tolerance is no matter to the stages before
+        manifest = replace(old.manifest, tolerance=manifest.tolerance)
     todo = STAGES[first:]
     module: torch.nn.Module | None = None
     with replacing(place, keep=first > 0) as folder:
+        if old is not None and first > 0:
+            still(folder, old.manifest, place)
         if "export" in todo:
 
             def export() -> tuple[Manifest, Mapping[str, float]]:
@@ -134,7 +144,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
 def run_export(config: Config, announce: Announce = quiet) -> Report:
     """The export stage alone: a new artifact that holds exported.onnx and nothing else."""
     spec = find_spec(config.model, config.options)
-    find_target(config.target)
+    check_precision(config.precision, find_target(config.target))
     profiles = _profiles(config, spec)
     place = config.out or Path("artifacts") / spec.name
     manifest = draft(config, spec)
@@ -155,6 +165,7 @@ def run_rewrite(place: Path, target: str | None = None, announce: Announce = qui
     manifest = Artifact.open(place).manifest
     chosen = find_target(target or manifest.target.name)
     with replacing(place, keep=True) as folder:
+        still(folder, manifest, place)
         done = measured("rewrite", announce, lambda: stages.rewrite_stage(folder, manifest, chosen))
         done = finish(folder, replace(done, keys={}))
     return Report(place, done)
@@ -176,6 +187,7 @@ def run_build(
     require(target)
     check_precision(chosen, target)
     with replacing(place, keep=True) as folder:
+        still(folder, manifest, place)
         done = measured(
             "build", announce, lambda: stages.build_stage(folder, manifest, chosen, parsed)
         )
@@ -214,6 +226,7 @@ def run_verify(
         parse_sizes(text, dims_of(manifest))
     module = _rebuilt(manifest, weights) if torch_model else None
     with replacing(place, keep=True) as folder:
+        still(folder, manifest, place)
         done = measured(
             "compare",
             announce,
@@ -227,8 +240,10 @@ def run_verify(
                 announce=announce,
             ),
         )
-        passed = done.comparison is not None and done.comparison.passed
-        done = finish(folder, done if passed else replace(done, keys={}))
+        # otherwise the next conversion has something to do
+        good = done.comparison is not None and done.comparison.passed
+        good = good and sizes_compared(manifest) <= sizes_compared(done)
+        done = finish(folder, done if good else replace(done, keys={}))
     lines = regression(Artifact.open(place), old, announce) if old is not None else []
     return Report(place, done, regressions=lines)
 
@@ -290,28 +305,13 @@ def _profiles(config: Config, spec: ModelSpec) -> tuple[Profile, ...]:
     if len(set(names)) != len(names):
         raise InputError(f"two profiles have the same name: {', '.join(names)}")
     for profile in chosen:
+        if not _PROFILE_NAME.fullmatch(profile.name) or profile.name in RESERVED:
+            raise InputError(
+                f"profile name {profile.name!r}: use letters, digits, _ and -, and none of "
+                f"{', '.join(RESERVED)}; a folder is called after it"
+            )
         profile.resolve(spec.dims)
     return tuple(chosen)
-
-
-def _previous(place: Path) -> Artifact | None:
-    """The artifact that is there, if it is whole."""
-    if not (place / MANIFEST).is_file():
-        return None
-    try:
-        return Artifact.open(place)
-    except ArtifactError:
-        return None
-
-
-def _first_changed(old: Artifact | None, keys: Mapping[str, str]) -> int:
-    """The index of the first stage whose result can't be taken from the artifact."""
-    if old is None:
-        return 0
-    for index, stage in enumerate(STAGES):
-        if old.manifest.keys.get(stage) != keys[stage]:
-            return index
-    return len(STAGES)
 
 
 def _disagreement(manifest: Manifest, place: Path) -> CompareError:

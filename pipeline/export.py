@@ -6,29 +6,26 @@ silence, so it is given the ExportedProgram, and what comes out is held against 
 
 from __future__ import annotations
 
-import contextlib
-import io
-import traceback
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import onnx
 import torch
 
-from pipeline.constraints import GuardLog, Rule, find_rules, model_line, root_name
-from pipeline.dims import Dim, Size, shape_at
-from pipeline.errors import ConstraintError, ExportError
+from pipeline.dims import Dim, DimExpr, evaluate, shape_at
+from pipeline.errors import ExportError
+from pipeline.examples import quiet
+from pipeline.guards import legal_sizes
 from pipeline.onnx_shapes import SymbolNames, apply_names, output_shapes
 from pipeline.padding import PaddedModule, add_padding, inner_inputs
-from pipeline.spec import Input, ModelSpec
+from pipeline.spec import ModelSpec
 from pipeline.timing import Stopwatch
+from pipeline.trace import trace
 
 OPSET = 18
-_ROUNDS = 4  # how often a refined dim is tried again: multiple, then range, then another dim
-_TORCH = str(Path(torch.__file__).parent)
+_AT = ("min", "opt", "max")
 
 
 @dataclass(frozen=True)
@@ -74,18 +71,17 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     watch = Stopwatch()
     with watch("model"):
         module = spec.build(weights).eval()
-    spec, program, refinements = _export_program(spec, module, seed, watch)
-    with watch("torch.onnx.export"):
-        _to_onnx(program, spec, path)
-    model = onnx.load(path, load_external_data=False)
-    inner = inner_inputs(spec)
-    names = SymbolNames.of(program, inner)
+    spec, program, refinements = trace(spec, module, seed, watch)
+    names = SymbolNames.of(program, inner_inputs(spec))
     inner_shapes = output_shapes(program, names)
     if len(inner_shapes) != len(spec.outputs):
         raise ExportError(
             f"model {spec.name} returns {len(inner_shapes)} tensors; the spec names "
             f"{len(spec.outputs)} outputs"
         )
+    with watch("torch.onnx.export"):
+        _to_onnx(program, spec, path)
+    model = onnx.load(path, load_external_data=False)
     apply_names(model, names, dict(zip((o.name for o in spec.outputs), inner_shapes, strict=True)))
     shapes: dict[str, list[int | str]] = dict(
         zip((o.name for o in spec.outputs), inner_shapes, strict=True)
@@ -94,8 +90,15 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
         shapes = add_padding(model, spec)
     free = _check_inputs(model, spec)
     _check_outputs(spec, shapes)
+    _check_inferred(model, spec, shapes)
     onnx.save(model, path)
-    onnx.checker.check_model(path, full_check=False)
+    try:
+        onnx.checker.check_model(path, full_check=False)
+    except onnx.checker.ValidationError as error:
+        first = str(error).strip().splitlines()[0]
+        raise ExportError(
+            f"model {spec.name}: torch.onnx.export wrote a bad ONNX: {first}", detail=str(error)
+        ) from error
     opset = next(i.version for i in model.opset_import if i.domain in ("", "ai.onnx"))
     if opset != OPSET:
         raise ExportError(f"model {spec.name}: torch wrote opset {opset}, asked for {OPSET}")
@@ -119,134 +122,9 @@ def reference(
     return PaddedModule(module, spec, [output_shapes[o.name] for o in spec.outputs])
 
 
-def _export_program(
-    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
-) -> tuple[ModelSpec, torch.export.ExportedProgram, list[str]]:
-    """torch.export.export, with dims refined as torch suggests where the spec allows it."""
-    refinements: list[str] = []
-    for _ in range(_ROUNDS):
-        inputs = inner_inputs(spec)
-        try:
-            with watch("torch.export"):
-                return spec, _torch_export(inputs, module, seed), refinements
-        except ConstraintError as error:
-            rules = _explain(spec, inputs, module, seed, str(error))
-            if not spec.refine_dims or any(rule.refined is None for rule in rules):
-                raise _constraint_error(spec, rules) from error
-            spec = _refine(spec, rules)
-            refinements += [str(rule) for rule in rules]
-    raise ExportError(
-        f"model {spec.name}: torch.export asks for one more rule after {_ROUNDS} rounds: "
-        + "; ".join(refinements)
-    )
-
-
-def _torch_export(
-    inputs: Sequence[Input], module: torch.nn.Module, seed: int
-) -> torch.export.ExportedProgram:
-    """One call of torch.export.export.
-
-    Raises:
-        ConstraintError: with torch's own text.
-        ExportError: anything else, with the model's line.
-    """
-    sizes = _example_sizes(inputs)
-    args = tuple(torch.from_numpy(i.sample(sizes, seed)) for i in inputs)
-    roots: dict[str, Any] = {}
-    shapes = tuple(
-        {axis: _torch_dim(size, roots) for axis, size in enumerate(i.shape) if _dynamic(size)}
-        for i in inputs
-    )
-    try:
-        with torch.no_grad(), _quiet():
-            return torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
-    except Exception as error:
-        text = str(error)
-        if "Suggested fixes:" in text:
-            raise ConstraintError(text) from error
-        line = model_line(traceback.extract_tb(error.__traceback__), _TORCH)
-        place = f" at {line}" if line else ""
-        first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-        raise ExportError(f"torch.export failed{place}: {first}", detail=text) from error
-
-
-def _dynamic(size: Size) -> bool:
-    return isinstance(size, Dim) and not size.static
-
-
-def _torch_dim(size: Size, roots: dict[str, Any]) -> Any:
-    """torch's Dim for a dim: itself, or ``k*_name`` for multiples; one object a name."""
-    assert isinstance(size, Dim)
-    step = size.multiple_of
-    if size.name not in roots:
-        root = torch.export.Dim(root_name(size), min=size.min // step, max=size.max // step)
-        roots[size.name] = step * root if step > 1 else root
-    return roots[size.name]
-
-
-def _example_sizes(inputs: Sequence[Input]) -> dict[str, int]:
-    """Small legal sizes, different for each dim and never 1.
-
-    torch specialises an example size of 0 or 1, and equal sizes may hide a mix-up.
-    """
-    sizes: dict[str, int] = {}
-    for dim in (dim for i in inputs for dim in i.dims):
-        legal = range(dim.min, dim.max + 1, dim.multiple_of)
-        fresh = [n for n in legal[1:64] if n > 1 and n not in sizes.values()]
-        sizes.setdefault(dim.name, fresh[0] if fresh else dim.opt)
-    return sizes
-
-
-def _explain(
-    spec: ModelSpec, inputs: Sequence[Input], module: torch.nn.Module, seed: int, text: str
-) -> list[Rule]:
-    """The rules behind a constraint violation, each with the model's line that asks for it."""
-    dims = {dim.name: dim for i in inputs for dim in i.dims if not dim.static}
-    rules = find_rules(text, dims)
-    if not rules:
-        first = text.strip().splitlines()[0]
-        raise ExportError(f"model {spec.name}: torch.export: {first}", detail=text)
-    import inspect
-
-    names = list(inspect.signature(module.forward).parameters)
-    arguments = {
-        (names[n], axis): size.name
-        for n, i in enumerate(inputs)
-        for axis, size in enumerate(i.shape)
-        if isinstance(size, Dim) and n < len(names)
-    }
-    log = GuardLog(Path(_TORCH))
-    with log, contextlib.suppress(ExportError):
-        _torch_export(inputs, module, seed)
-    return [replace(rule, line=log.line_of(arguments, rule.dim)) for rule in rules]
-
-
-def _constraint_error(spec: ModelSpec, rules: Sequence[Rule]) -> ConstraintError:
-    allow = "" if spec.refine_dims else "; or set refine_dims=True to let the pipeline narrow it"
-    return ConstraintError(f"model {spec.name}: {'; '.join(map(str, rules))}{allow}")
-
-
-def _refine(spec: ModelSpec, rules: Sequence[Rule]) -> ModelSpec:
-    refined = {rule.dim: rule.refined for rule in rules}
-
-    def new(size: Size) -> Size:
-        return refined.get(size.name) or size if isinstance(size, Dim) else size
-
-    def all_new(shape: Sequence[Size]) -> tuple[Size, ...]:
-        return tuple(new(size) for size in shape)
-
-    return replace(
-        spec,
-        inputs=tuple(replace(i, shape=all_new(i.shape)) for i in spec.inputs),
-        outputs=tuple(
-            replace(o, shape=all_new(o.shape) if o.shape else None) for o in spec.outputs
-        ),
-    )
-
-
 def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path) -> None:
     try:
-        with _quiet():
+        with quiet():
             onnx_program = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -258,8 +136,8 @@ def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path)
             )
             assert onnx_program is not None
             onnx_program.save(path)
-    except torch.onnx.errors.OnnxExporterError as error:
-        cause = str(error.__cause__ or error).strip().splitlines()[0]
+    except Exception as error:  # an OnnxExporterError, or what the exporter stumbled over
+        cause = next(iter(str(error.__cause__ or error).strip().splitlines()), repr(error))
         raise ExportError(
             f"model {spec.name}: torch.onnx.export: {cause}", detail=str(error)
         ) from error
@@ -276,8 +154,7 @@ def _check_inputs(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, str]:
             zip(value.type.tensor_type.shape.dim, declared.shape, strict=True)
         ):
             where = f"{value.name} axis {axis}"
-            if _dynamic(size):
-                assert isinstance(size, Dim)
+            if isinstance(size, Dim) and not size.static:
                 if dim.dim_param != size.name:
                     found = dim.dim_param or dim.dim_value
                     raise ExportError(f"{where}: {size.name} is baked in as {found}")
@@ -290,8 +167,11 @@ def _check_inputs(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, str]:
 def _check_outputs(spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]) -> None:
     """Raises unless torch's output shapes are those that the spec declares."""
     dims = spec.dims
-    probes = [
-        {name: getattr(dim, at) for name, dim in dims.items()} for at in ("min", "opt", "max")
+    # min, opt and max may all be even: a run of sizes tells h//2 from (h + 1)//2
+    probes = [{name: getattr(dim, at) for name, dim in dims.items()} for at in _AT]
+    runs = {name: legal_sizes(dim, 64)[:32] for name, dim in dims.items()}
+    probes += [
+        {n: run[(k + i) % len(run)] for i, (n, run) in enumerate(runs.items())} for k in range(32)
     ]
     for output in spec.outputs:
         if output.shape is None:
@@ -305,12 +185,58 @@ def _check_outputs(spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]) -
                 )
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps torch's warnings and prints out of the way; errors still come as exceptions."""
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        yield
+def _check_inferred(
+    model: onnx.ModelProto, spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]
+) -> None:
+    """Raises if ONNX's own shape inference finds another output size than torch at some sizes.
+
+    A size that was baked into a node (the kernel of a pool that stands for
+    adaptive_avg_pool2d) shows so; where inference can't tell a size, nothing is said.
+    """
+    bare = _weightless(model)
+    dims = spec.dims
+    for at in _AT:
+        sizes = {name: getattr(dim, at) for name, dim in dims.items()}
+        probe = onnx.ModelProto()
+        probe.CopyFrom(bare)
+        for value, declared in zip(probe.graph.input, spec.inputs, strict=False):
+            for dim, size in zip(
+                value.type.tensor_type.shape.dim, shape_at(declared.shape, sizes), strict=True
+            ):
+                dim.dim_value = size
+        inferred = onnx.shape_inference.infer_shapes(probe, data_prop=True)
+        for value in inferred.graph.output:
+            for axis, (dim, want) in enumerate(
+                zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=False)
+            ):
+                if not dim.HasField("dim_value") or not DimExpr(str(want)).names <= dims.keys():
+                    continue
+                if dim.dim_value != evaluate(want, sizes):
+                    raise ExportError(
+                        f"output {value.name} axis {axis}: the ONNX gives {dim.dim_value} at "
+                        f"{sizes}, torch {want}: a size of the example is baked into a node"
+                    )
+
+
+def _weightless(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy without known shapes, and with inputs in place of weights that can't be a shape."""
+    bare = onnx.ModelProto()
+    bare.ir_version = model.ir_version
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    graph = bare.graph
+    graph.name = model.graph.name
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    for value in model.graph.output:
+        new = graph.output.add()
+        new.name = value.name
+        new.type.tensor_type.elem_type = value.type.tensor_type.elem_type
+    for tensor in model.graph.initializer:
+        if math.prod(tensor.dims) <= 64 and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            graph.initializer.append(tensor)
+        else:
+            graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+    return bare

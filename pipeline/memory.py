@@ -28,7 +28,7 @@ _SMALL = 1024  # elements; larger initializers can't be a shape and are not carr
 
 @dataclass(frozen=True)
 class Estimate:
-    """Peak memory in bytes, output shapes, and how many tensors' sizes stayed unknown."""
+    """Peak memory in bytes, output shapes where known, how many tensors' sizes stayed unknown."""
 
     peak_bytes: int
     output_shapes: Mapping[str, tuple[int | str, ...]]
@@ -75,6 +75,10 @@ class Estimator:
         for value in model.graph.input:
             if value.name in shapes:
                 dims = value.type.tensor_type.shape.dim
+                if len(dims) != len(shapes[value.name]):
+                    raise PipelineError(
+                        f"{value.name}: rank {len(shapes[value.name])}, expected {len(dims)}"
+                    )
                 for dim, size in zip(dims, shapes[value.name], strict=True):
                     dim.Clear()
                     dim.dim_value = size
@@ -82,11 +86,15 @@ class Estimator:
             value.type.tensor_type.shape.Clear()
             value.type.tensor_type.ClearField("shape")
         inferred = _infer(model, shapes)
+        # of an op that it does not know, inference says that the result is a scalar
+        known = {"", "ai.onnx", "com.microsoft"}
+        lost = {name for n in inferred.graph.node if n.domain not in known for name in n.output}
         table = _table(inferred.graph)
         peak, unknown = _peak(inferred.graph, table, self._inputs)
         outputs = {
-            v.name: tuple(_dims(v)) if v.type.tensor_type.HasField("shape") else ()
+            v.name: tuple(_dims(v))
             for v in inferred.graph.output
+            if v.type.tensor_type.HasField("shape") and v.name not in lost
         }
         return Estimate(self._weights + int(peak * SLACK), outputs, unknown)
 
@@ -106,7 +114,7 @@ def _infer(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.
             inference._update_output_from_vi()
             inferred = inference.out_mp_
     except Exception as error:  # it raises bare Exception
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        first = (str(error).strip() or "the sizes do not fit each other").splitlines()[0]
         raise PipelineError(f"shape inference fails at {dict(shapes)}: {first}") from error
     assert isinstance(inferred, onnx.ModelProto)
     return inferred

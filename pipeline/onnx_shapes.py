@@ -136,12 +136,20 @@ def output_shapes(
 def apply_names(
     model: onnx.ModelProto, names: SymbolNames, outputs: Mapping[str, Sequence[int | str]]
 ) -> None:
-    """Renames every symbolic size of the graph, in place; outputs get the given shapes."""
+    """Renames every symbolic size of the graph, in place; outputs get the given shapes.
+
+    Raises:
+        ExportError: the graph has a number where an output's size is no number.
+    """
     cache: dict[str, str] = {}
     for value in values_of(model.graph):
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if value.name in outputs:
                 size = outputs[value.name][axis]
+                if isinstance(size, str) and dim.HasField("dim_value"):
+                    raise ExportError(
+                        f"output {value.name} axis {axis}: {size} is baked in as {dim.dim_value}"
+                    )
                 if isinstance(size, str):
                     dim.dim_param = size
             elif dim.dim_param:

@@ -19,21 +19,14 @@ from typing import Any
 
 import onnx
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from pipeline.dims import Dim, DimExpr, Size, size_text
 from pipeline.errors import ExportError, InputError
-from pipeline.spec import Input, ModelSpec, Padding
+from pipeline.spec import Input, ModelSpec, Padding, amounts
 
 _ONNX_MODES = {"replicate": "edge", "reflect": "reflect", "constant": "constant"}
 _PREFIX = "padding"
-
-
-def amounts(size: int, multiple: int, align: str) -> tuple[int, int]:
-    """How many elements go before and behind `size` to reach the next multiple."""
-    total = -size % multiple
-    before = total // 2 if align == "center" else 0
-    return before, total - before
 
 
 def padded_name(name: str) -> str:
@@ -70,8 +63,9 @@ def crop_factor(size: Size | str, multiples: Mapping[str, int]) -> tuple[str, in
         inner = padded_name(name)
         if expr.names != {inner}:
             continue
-        # an expression with floor divisions is periodic; 64 multiples show any period up to 64
-        sizes = [multiple * k for k in range(1, 65)]
+        # an expression with floor divisions is periodic: 64 multiples in a row show any period
+        # up to 64; the powers of 2 show a bound (``min(h, 600)``)
+        sizes = [multiple * k for k in [*range(1, 65), *(2**i for i in range(7, 24))]]
         try:
             values = [expr.value({inner: n}) for n in sizes]
         except InputError:  # a division that is not exact
@@ -293,7 +287,7 @@ def _crop_outputs(
     shapes: dict[str, list[int | str]] = {}
     for value in graph.output:
         if all(value.name not in node.output for node in tail):
-            raise ExportError(f"output {value.name} is not computed: it is an input as it stands")
+            raise ExportError(f"output {value.name} is not computed: it is an input or a constant")
         dims = value.type.tensor_type.shape.dim
         starts, ends, axes = [], [], []
         shape: list[int | str] = []
@@ -346,12 +340,3 @@ def _rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
         for graph in [attribute.g, *attribute.graphs]:
             for inner in graph.node:
                 _rename_inputs(inner, names)
-
-
-def padding_constants(model: onnx.ModelProto) -> dict[str, list[int]]:
-    """The integer constants that `add_padding` left in a graph, by name (for tests)."""
-    return {
-        i.name: numpy_helper.to_array(i).tolist()
-        for i in model.graph.initializer
-        if i.name.startswith(f"{_PREFIX}/")
-    }

@@ -30,12 +30,12 @@ class Profile:
         """
         ranges: dict[str, Range] = {}
         for part in text.split(","):
-            key, equals, value = part.partition("=")
+            key, equals, value = (text.strip() for text in part.partition("="))
             try:
                 numbers = [int(number) for number in value.split(":")]
             except ValueError:
                 numbers = []
-            if not equals or len(numbers) not in (1, 3):
+            if not equals or not key or len(numbers) not in (1, 3):
                 raise InputError(f"profile {text!r}: {part!r} is not DIM=MIN:OPT:MAX or DIM=SIZE")
             if key in ranges:
                 raise InputError(f"profile {text!r}: {key} is given twice")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -33,6 +34,8 @@ class Tolerance:
     why: str
 
     def __post_init__(self) -> None:
+        if not (math.isfinite(self.rtol) and math.isfinite(self.atol)):
+            raise InputError(f"tolerance rtol={self.rtol} atol={self.atol}: must be finite")
         if self.rtol < 0 or self.atol < 0:
             raise InputError(f"tolerance rtol={self.rtol} atol={self.atol}: can't be negative")
         if self.rtol >= 1:
@@ -63,6 +66,24 @@ class Input:
                 raise InputError(
                     f"{self.name} axis {axis}: {size} is an expression; an input's sizes are "
                     "numbers or dims"
+                )
+            if isinstance(size, int) and size < 1:
+                raise InputError(f"{self.name} axis {axis}: size {size} must be at least 1")
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError as error:
+            raise InputError(f"{self.name}: unknown dtype {self.dtype!r}") from error
+        if dtype.kind not in "biuf":
+            raise InputError(f"{self.name}: dtype {self.dtype!r} is no kind of number")
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise InputError(f"{self.name}: low={self.low} must be less than high={self.high}")
+        if dtype.kind in "iu":
+            kind = np.iinfo(dtype)
+            low, high = int(self.low), int(self.high)
+            if not kind.min <= low < high <= int(kind.max) + 1:
+                raise InputError(
+                    f"{self.name}: low={self.low}, high={self.high} hold no {self.dtype}, or "
+                    f"more than those; say which integers the model takes"
                 )
 
     @property
@@ -108,6 +129,25 @@ class Padding:
     multiples: Mapping[str, int]
     mode: PaddingMode = "replicate"
     align: Literal["center", "end"] = "center"
+
+    def __post_init__(self) -> None:
+        if not self.multiples:
+            raise InputError("padding: name at least one dim and the multiple that it takes")
+        for name, multiple in self.multiples.items():
+            if type(multiple) is not int or multiple < 2:
+                raise InputError(f"padding: {name}={multiple!r}: the multiple must be 2 or more")
+        if self.mode not in get_args(PaddingMode):
+            known = ", ".join(get_args(PaddingMode))
+            raise InputError(f"padding: unknown mode {self.mode!r}; known: {known}")
+        if self.align not in ("center", "end"):
+            raise InputError(f"padding: unknown align {self.align!r}; known: center, end")
+
+
+def amounts(size: int, multiple: int, align: str) -> tuple[int, int]:
+    """How many elements go before and behind `size` to reach the next multiple."""
+    total = -size % multiple
+    before = total // 2 if align == "center" else 0
+    return before, total - before
 
 
 @dataclass(frozen=True)
@@ -155,11 +195,31 @@ class ModelSpec:
                 used = DimExpr(size_text(size)).names
                 for name in used - dims.keys():
                     raise InputError(f"output {output.name}: {size_text(size)}: no dim {name}")
-        for name, multiple in (self.padding.multiples if self.padding else {}).items():
+        if self.padding is not None:
+            self._check_padding(self.padding)
+
+    def _check_padding(self, padding: Padding) -> None:
+        dims = self.dims
+        for name, multiple in padding.multiples.items():
             if name not in dims:
                 raise InputError(f"model {self.name}: padding names {name}, which is no dim of it")
-            if dims[name].multiple_of % multiple == 0:
-                raise InputError(f"dim {name}: padding to {multiple} never pads {dims[name]}")
+            dim = dims[name]
+            if dim.multiple_of % multiple == 0:
+                raise InputError(f"dim {name}: padding to {multiple} never pads {dim}")
+            if dim.static:
+                raise InputError(f"dim {name}: padding is for a dim of several sizes, not {dim}")
+            if f"{name}_padded" in dims:
+                raise InputError(f"dim {name}_padded: the padded {name} is called so; rename it")
+            if padding.mode != "reflect":
+                continue
+            # a size reflects at most size - 1 elements of itself
+            for size in range(dim.min, min(dim.max, multiple) + 1, dim.multiple_of):
+                most = max(amounts(size, multiple, padding.align))
+                if most >= size:
+                    raise InputError(
+                        f"dim {name}: {size} is too small to be reflected: {most} elements are "
+                        f"missing to a multiple of {multiple}; raise its min, or pad by replicate"
+                    )
 
     @property
     def dims(self) -> dict[str, Dim]:

@@ -130,7 +130,7 @@ def _point_row(info: PointInfo) -> tuple[str, ...]:
         sizes,
         "-" if absolute is None else f"{absolute:.2e}",
         "-" if relative is None else f"{relative:.2e}",
-        f"{bad} FAILED" if bad else "ok",
+        f"{bad} FAILED" if bad else "ok" if info.results else "nothing to compare",
     )
 
 

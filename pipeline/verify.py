@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from pipeline.artifact import (
     MODEL,
     PLAN,
     REPRODUCE,
-    Artifact,
     StoredRun,
     hash_file,
     reproduce_script,
@@ -37,7 +37,9 @@ from pipeline.timing import Stopwatch
 if TYPE_CHECKING:
     import torch
 
-_OUTSIDE = "outside"  # the folder of points that no profile allows
+# Folders beside those of the profiles: points that no profile allows, and points whose stored
+# outputs wait for a machine with more memory
+OUTSIDE, LATER = RESERVED = ("outside", "later")
 
 
 def compare_stage(
@@ -56,7 +58,7 @@ def compare_stage(
         folder: the artifact's; inputs and outputs are stored in it.
         manifest: what it declares.
         module: the torch reference, padding included; None takes torch's stored outputs, at
-            the sizes that they were stored for.
+            all sizes that they were stored for.
         shapes: further sizes, as text; only with a `module`.
         memory_limit: bytes that a run may take by its estimate.
         seed: for the inputs' values.
@@ -72,9 +74,12 @@ def compare_stage(
     target = find_target(manifest.target.name)
     bind_polygraphy(target)
     dims, profiles = dims_of(manifest), profiles_of(manifest)
-    extra = [parse_sizes(text, dims) for text in shapes]
+    inputs = {i.name: i.shape for i in inputs_of(manifest)}
+    stored = stored_points(folder, compare.TORCH) if module is None else []
+    extra: list[Mapping[str, int]] = [parse_sizes(text, dims) for text in shapes]
+    extra += [solve_sizes(inputs, {k: v.shape for k, v in p.feed.items()}) for p in stored]
     job = Job(
-        {i.name: i.shape for i in inputs_of(manifest)},
+        inputs,
         {o.name: o.shape for o in manifest.outputs},
         tolerance_of(manifest),
         points(dims, profiles, extra),
@@ -84,8 +89,9 @@ def compare_stage(
     watch = Stopwatch()
     runs: Runs = {}
     feeds: list[Feed]
+    later: list[StoredPoint] = []
     if module is None:
-        plan, feeds, runs[compare.TORCH] = _stored(folder, plan)
+        plan, feeds, runs[compare.TORCH], later = _stored(stored, plan)
     else:
         feeds = [_sample(manifest, point, seed) for point in plan.run]
         results = compare.run_torch(module, [o.name for o in manifest.outputs], feeds)
@@ -97,7 +103,15 @@ def compare_stage(
         runs[compare.ENGINE] = _run_engine(folder, profiles, plan.run, feeds, announce, watch)
         pairs += [(compare.REWRITTEN, compare.ENGINE), (compare.TORCH, compare.ENGINE)]
     info = compare.conclude(plan, runs, pairs, job, notes)
+    shutil.rmtree(folder / COMPARISON, ignore_errors=True)
     _store(folder, manifest, plan.run, feeds, runs)
+    if later:
+        _store_run(
+            folder / COMPARISON / LATER,
+            [p.feed for p in later],
+            compare.TORCH,
+            [p.outputs for p in later],
+        )
     return _noted(manifest, info, plan.run, engine_why), dict(watch.seconds)
 
 
@@ -171,7 +185,7 @@ def _groups(
     for number in [*range(len(profiles)), None]:
         mine = [n for n, own in enumerate(numbers) if own == number]
         if mine:
-            yield (_OUTSIDE if number is None else profiles[number].name), number, mine
+            yield (OUTSIDE if number is None else profiles[number].name), number, mine
 
 
 def _store(
@@ -180,14 +194,11 @@ def _store(
     """Stores inputs and outputs in Polygraphy's format, and the script that compares them again."""
     stored = []
     for name, number, mine in _groups(profiles_of(manifest), run):
-        place = folder / COMPARISON / name
-        place.mkdir(parents=True, exist_ok=True)
-        compare.save_feeds([feeds[n] for n in mine], fresh(place / "inputs.json"))
         for runner, outputs in runs.items():
             if runner == compare.ENGINE and number is None:
                 continue
-            path = fresh(place / f"{runner}.json")
-            compare.save_run(runner, [outputs[n] for n in mine], path)
+            place = folder / COMPARISON / name
+            _store_run(place, [feeds[n] for n in mine], runner, [outputs[n] for n in mine])
         base = f"{COMPARISON}/{name}"
         stored.append(StoredRun(f"{base}/inputs.json", f"{base}/{compare.TORCH}.json", number))
     tolerance = tolerance_of(manifest)
@@ -202,6 +213,12 @@ def _store(
     script = fresh(folder / REPRODUCE)
     script.write_text(text)
     script.chmod(0o755)
+
+
+def _store_run(place: Path, feeds: Sequence[Feed], runner: str, outputs: Sequence[Feed]) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    compare.save_feeds(feeds, fresh(place / "inputs.json"))
+    compare.save_run(runner, outputs, fresh(place / f"{runner}.json"))
 
 
 @dataclass(frozen=True)
@@ -230,25 +247,30 @@ def stored_points(folder: Path, runner: str) -> list[StoredPoint]:
     return found
 
 
-def _stored(folder: Path, plan: Plan) -> tuple[Plan, list[Feed], list[Feed]]:
-    """The plan cut down to the points that torch's outputs are stored for, and those outputs."""
-    found = {_shapes(point.feed): point for point in stored_points(folder, compare.TORCH)}
+def _stored(
+    stored: Sequence[StoredPoint], plan: Plan
+) -> tuple[Plan, list[Feed], list[Feed], list[StoredPoint]]:
+    """The plan cut down to the points that torch's outputs are stored for, with their inputs and
+    outputs, and what is stored for points that don't fit into memory here."""
+    found = {_shapes(point.feed): point for point in stored}
     new = Plan()
     feeds: list[Feed] = []
     outputs: list[Feed] = []
+    later: list[StoredPoint] = []
     for info, shapes in zip(plan.infos, plan.shapes, strict=True):
-        point = Point(info.label, info.sizes)
-        stored = found.get(tuple(sorted(shapes.items())))
+        point = found.get(tuple(sorted(shapes.items())))
         compared, why = info.compared, info.why
-        if compared and stored is None:
+        if point is not None and not compared:
+            later.append(point)
+        elif point is not None:
+            new.run.append(Point(info.label, info.sizes))
+            feeds.append(point.feed)
+            outputs.append(point.outputs)
+        elif compared:
             compared, why = False, "torch's outputs are not stored for it"
-        if compared and stored is not None:
-            new.run.append(point)
-            feeds.append(stored.feed)
-            outputs.append(stored.outputs)
         new.infos.append(replace(info, compared=compared, why=why))
         new.shapes.append(shapes)
-    return new, feeds, outputs
+    return new, feeds, outputs, later
 
 
 def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -272,68 +294,3 @@ def _noted(
         export=replace(manifest.export, dynamic=dynamic),
         versions={**manifest.versions, **versions(PACKAGES)},
     )
-
-
-def regression(artifact: Artifact, old: Artifact, announce: Announce) -> list[str]:
-    """What got worse from `old` to `artifact`, one line each; nothing means nothing.
-
-    The new model runs on the old one's stored inputs, wherever it still takes their sizes, and
-    its outputs are held against the old one's stored ones within the old tolerance. Inputs and
-    outputs, the dims' ranges and the tolerance are compared as well.
-    """
-    new, before = artifact.manifest, old.manifest
-    lines = _declarations(new, before)
-    if any(line.startswith("inputs:") for line in lines):
-        return lines  # nothing to feed
-    dims_now = {i.name: i.shape for i in inputs_of(new)}
-    stored = stored_points(old.path, _last_run(old))
-    usable, labels = [], []
-    for point in stored:
-        try:
-            sizes = solve_sizes(dims_now, {k: v.shape for k, v in point.feed.items()})
-        except InputError as error:
-            lines.append(f"an input of the old artifact is refused: {error}")
-        else:
-            usable.append(point)
-            labels.append(Point("stored", sizes))
-    bind_polygraphy(find_target(new.target.name))
-    model = artifact.model if MODEL in new.files else artifact.exported
-    results = compare.run_onnx(model, [p.feed for p in usable])
-    outputs = compare.collect("new model", results, labels, announce, Stopwatch())
-    for label, point, output in zip(labels, usable, outputs, strict=True):
-        for result in compare.judge("old", "new", point.outputs, output, tolerance_of(before)):
-            if not result.passed:
-                lines.append(f"{result.output} at {label}: {result.why}")
-    return lines
-
-
-def _last_run(artifact: Artifact) -> str:
-    """The stored run that speaks for an artifact: its rewritten model's, else the exported's."""
-    return compare.REWRITTEN if MODEL in artifact.manifest.files else compare.EXPORTED
-
-
-def _declarations(new: Manifest, old: Manifest) -> list[str]:
-    lines = []
-    for what, now, before in (
-        ("inputs", new.inputs, old.inputs),
-        ("outputs", new.outputs, old.outputs),
-    ):
-        mine = {t.name: (t.dtype, tuple(t.shape)) for t in now}
-        for tensor in before:
-            was = (tensor.dtype, tuple(tensor.shape))
-            if mine.get(tensor.name) != was:
-                lines.append(f"{what}: {tensor.name} was {was}, is {mine.get(tensor.name)}")
-    now_dims = dims_of(new)
-    for name, dim in dims_of(old).items():
-        if name not in now_dims:
-            lines.append(f"dim {name} is gone")
-        elif (
-            (mine_ := now_dims[name]).min > dim.min
-            or mine_.max < dim.max
-            or (dim.multiple_of % mine_.multiple_of)
-        ):
-            lines.append(f"dim narrowed: {dim} is now {mine_}")
-    a, b = new.tolerance, old.tolerance
-    if a.rtol > b.rtol or a.atol > b.atol:
-        lines.append(f"tolerance widened: rtol {b.rtol} to {a.rtol}, atol {b.atol} to {a.atol}")
-    return lines

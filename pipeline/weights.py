@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +30,9 @@ def load_weights(module: torch.nn.Module, path: Path) -> None:
     """
     state = read_state_dict(path)
     own = module.state_dict()
+    # BatchNorm's counters are of no use in eval mode, and old files lack them (as torch allows)
+    counters = {k: v for k, v in own.items() if k.endswith(".num_batches_tracked")}
+    state = {**{k: v for k, v in counters.items() if k not in state}, **state}
     missing = [key for key in own if key not in state]
     extra = [key for key in state if key not in own]
     shapes = [
@@ -64,15 +65,9 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
     elif path.suffix in (".pth", ".pt", ".bin"):
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except (
-            pickle.UnpicklingError,
-            RuntimeError,
-            EOFError,
-            OSError,
-            ValueError,
-            KeyError,
-            zipfile.BadZipFile,
-        ) as error:
+        except OSError as error:
+            raise InputError(f"weights {path}: {error.strerror or error}") from error
+        except Exception as error:  # the unpickler raises whatever damaged bytes lead to
             raise InputError(
                 f"weights {path}: damaged, or not a torch file: {_first(error)}"
             ) from error
@@ -84,7 +79,7 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
                 state = state[wrapper]
                 break
     if not isinstance(state, Mapping) or not all(
-        isinstance(v, torch.Tensor) for v in state.values()
+        isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in state.items()
     ):
         raise InputError(f"weights {path}: holds no state dict (a mapping of names to tensors)")
     if state and all(key.startswith("module.") for key in state):

@@ -1,0 +1,70 @@
+"""Rules on dims carried over into a spec: narrower dims, a larger multiple to pad to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipeline.constraints import Rule
+from pipeline.dims import Dim, Size
+from pipeline.padding import padded_name
+from pipeline.spec import ModelSpec
+
+
+def outer(rule: Rule, spec: ModelSpec) -> Rule:
+    """A rule on a padded dim in terms of the dim that the user declares."""
+    for name, multiple in (spec.padding.multiples if spec.padding else {}).items():
+        if rule.dim != padded_name(name):
+            continue
+        words = rule.words.replace(rule.dim, f"{name} as padded")
+        inner = rule.refined
+        if inner is None:
+            return replace(rule, words=words, declare=rule.declare.replace(rule.dim, name))
+        if inner.multiple_of > multiple:
+            return replace(rule, words=words, declare=f'Padding({{"{name}": {inner.multiple_of}}})')
+        new = _unpadded(spec.dims[name], inner, multiple)
+        if new is None:
+            return replace(rule, words=words, declare=f"another range of {name}", refined=None)
+        step = f", multiple_of={new.multiple_of}" if new.multiple_of > 1 else ""
+        declare = f'Dim("{name}", min={new.min}, opt={new.opt}, max={new.max}{step})'
+        return replace(rule, words=words, declare=declare)
+    return rule
+
+
+def _unpadded(dim: Dim, inner: Dim, multiple: int) -> Dim | None:
+    """The sizes of `dim` that are padded to a size of `inner`; None if there are none."""
+    step = dim.multiple_of
+    low = max(dim.min, -(-(inner.min - multiple + 1) // step) * step)
+    high = min(dim.max, inner.max // step * step)
+    if low > high:
+        return None
+    return replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high)
+
+
+def refine(spec: ModelSpec, rules: Sequence[Rule]) -> ModelSpec:
+    """The spec with every refined dim in its place, in inputs, outputs and padding."""
+    refined = {rule.dim: rule.refined for rule in rules if rule.refined is not None}
+    padding = spec.padding
+    for name, multiple in (spec.padding.multiples if spec.padding else {}).items():
+        inner = refined.pop(padded_name(name), None)
+        if inner is None or padding is None:
+            continue
+        if inner.multiple_of > multiple:
+            padding = replace(padding, multiples={**padding.multiples, name: inner.multiple_of})
+        elif (new := _unpadded(spec.dims[name], inner, multiple)) is not None:
+            refined[name] = new
+
+    def new_size(size: Size) -> Size:
+        return refined.get(size.name, size) if isinstance(size, Dim) else size
+
+    def all_new(shape: Sequence[Size]) -> tuple[Size, ...]:
+        return tuple(new_size(size) for size in shape)
+
+    return replace(
+        spec,
+        inputs=tuple(replace(i, shape=all_new(i.shape)) for i in spec.inputs),
+        outputs=tuple(
+            replace(o, shape=None if o.shape is None else all_new(o.shape)) for o in spec.outputs
+        ),
+        padding=padding,
+    )

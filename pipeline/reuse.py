@@ -1,0 +1,46 @@
+"""What of an artifact that is already there can be used again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.artifact import MANIFEST, Artifact
+from pipeline.errors import ArtifactError, InputError
+from pipeline.keys import STAGES
+from pipeline.manifest import Manifest
+
+
+def still(folder: Path, manifest: Manifest, place: Path) -> None:
+    """Raises `InputError` unless what was carried into `folder` is the artifact of `manifest`.
+
+    It was read before the place was locked, and may have been replaced since.
+    """
+    if Manifest.from_json((folder / MANIFEST).read_bytes()) != manifest:
+        raise InputError(f"{place}: another conversion replaced it meanwhile; run again")
+
+
+def sizes_compared(manifest: Manifest) -> set[tuple[tuple[str, int], ...]]:
+    """The sizes that the manifest says were compared."""
+    found = manifest.comparison.points if manifest.comparison is not None else ()
+    return {tuple(sorted(point.sizes.items())) for point in found if point.compared}
+
+
+def previous(place: Path) -> Artifact | None:
+    """The artifact that is there, if it is whole."""
+    if not (place / MANIFEST).is_file():
+        return None
+    try:
+        return Artifact.open(place)
+    except ArtifactError:
+        return None
+
+
+def first_changed(old: Artifact | None, keys: Mapping[str, str]) -> int:
+    """The index of the first stage whose result can't be taken from the artifact."""
+    if old is None:
+        return 0
+    for index, stage in enumerate(STAGES):
+        if old.manifest.keys.get(stage) != keys[stage]:
+            return index
+    return len(STAGES)

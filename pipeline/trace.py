@@ -1,0 +1,281 @@
+"""torch.export of a spec's model, with dims refined as the model asks where the spec allows it.
+
+The example sizes are small, odd and different from each other, so that nothing holds by chance.
+A model that fails there on its own (h must be a multiple of 8) is tried again at rounder
+sizes, where torch can say by its guards what the model asks of the sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.constraints import GuardLog, Rule, find_rules, fitted, model_line, root_name
+from pipeline.dims import Dim
+from pipeline.errors import ConstraintError, ExportError
+from pipeline.examples import dims_of, example_args, examples, quiet, runs
+from pipeline.guards import Broken, broken_guards, good_sizes, legal_sizes, matters
+from pipeline.padding import inner_inputs
+from pipeline.refine import outer, refine
+from pipeline.spec import Input, ModelSpec
+from pipeline.timing import Stopwatch
+
+_ROUNDS = 6  # how often a refined dim is tried again: multiple, then range, then another dim
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def trace(
+    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
+) -> tuple[ModelSpec, torch.export.ExportedProgram, list[str]]:
+    """Exports the module inside the spec's padding.
+
+    Args:
+        spec: the spec.
+        module: what it builds.
+        seed: for the example inputs' values.
+        watch: gets the seconds inside torch.
+
+    Returns:
+        The spec with its dims refined, the program, and the refinements in words.
+
+    Raises:
+        ConstraintError: the model does not take every size of a dim.
+        ExportError: torch can't export it for another reason.
+    """
+    refinements: list[str] = []
+    for _ in range(_ROUNDS):
+        program, rules = _attempt(spec, module, seed, watch)
+        if program is not None and not rules:
+            return spec, program, refinements
+        rules = [outer(rule, spec) for rule in rules]
+        if not spec.refine_dims or any(rule.refined is None for rule in rules):
+            raise _constraint_error(spec, rules)
+        spec = refine(spec, rules)
+        refinements += [str(rule) for rule in rules]
+    raise ExportError(
+        f"model {spec.name}: torch.export asks for one more rule after {_ROUNDS} rounds: "
+        + "; ".join(refinements)
+    )
+
+
+def _attempt(
+    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
+) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
+    """A program, or the rules for want of which there is none."""
+    inputs = inner_inputs(spec)
+    first: ExportError | None = None
+    tries = examples(inputs)
+    for sizes in tries:
+        log = GuardLog(Path(_TORCH))
+        try:
+            with watch("torch.export"), log:
+                program = _torch_export(inputs, module, seed, sizes)
+        except ConstraintError as error:
+            relaxed = _relaxed(inputs, module, seed, sizes, watch)
+            if relaxed is not None:
+                return relaxed, []
+            rules = _explain(spec, inputs, module, str(error), log)
+            return None, _tell_baked(rules, inputs, module, seed, sizes, tries)
+        except ExportError as error:
+            first = first or error
+            if not runs(inputs, module, seed, sizes):
+                continue
+            relaxed = _relaxed(inputs, module, seed, sizes, watch)
+            if relaxed is None:  # torch can't export what the model can do
+                raise
+            return relaxed, []
+        rules = _broken_rules(program, inputs, module, seed, log)
+        if first is not None and not rules:
+            raise ExportError(
+                f"{first} (the model fails at {_words(tries[0])}, and exports from an example "
+                f"at {_words(sizes)} without saying which sizes it takes)",
+                detail=first.detail,
+            )
+        return program, rules
+    assert first is not None
+    raise first
+
+
+def _torch_export(
+    inputs: Sequence[Input],
+    module: torch.nn.Module,
+    seed: int,
+    sizes: Mapping[str, int],
+    *,
+    relaxed: bool = False,
+) -> torch.export.ExportedProgram:
+    """One call of torch.export.export; `relaxed` leaves it to us to check the guards.
+
+    Raises:
+        ConstraintError: with torch's own text.
+        ExportError: anything else, with the model's line.
+    """
+    roots: dict[str, Any] = {}
+    shapes: Any = tuple(
+        {
+            axis: torch.export.Dim.DYNAMIC(min=size.min, max=size.max)
+            if relaxed
+            else _torch_dim(size, roots)
+            for axis, size in enumerate(i.shape)
+            if isinstance(size, Dim) and not size.static
+        }
+        for i in inputs
+    )
+    parameters = inspect.signature(module.forward).parameters.values()
+    fixed = [p for p in parameters if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+    if len(fixed) < len(parameters) and len(fixed) < len(inputs):  # forward(self, x, *rest)
+        shapes = (*shapes[: len(fixed)], shapes[len(fixed) :])
+    try:
+        with torch.no_grad(), quiet():
+            return torch.export.export(
+                module, example_args(inputs, seed, sizes), dynamic_shapes=shapes, strict=False
+            )
+    except Exception as error:
+        text = str(error)
+        if "Suggested fixes:" in text:
+            raise ConstraintError(text) from error
+        line = model_line(traceback.extract_tb(error.__traceback__), _TORCH)
+        place = f" at {line}" if line else ""
+        first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+        raise ExportError(f"torch.export failed{place}: {first}", detail=text) from error
+
+
+def _relaxed(
+    inputs: Sequence[Input],
+    module: torch.nn.Module,
+    seed: int,
+    sizes: Mapping[str, int],
+    watch: Stopwatch,
+) -> torch.export.ExportedProgram | None:
+    """The program, if what torch.export refuses the model for makes no difference.
+
+    A guard may only have chosen a faster way (``x[:, : n // 2]`` is taken for contiguous where
+    the example has n = 1 or an odd n), and torch can't tell that from a rule of the model.
+    """
+    log = GuardLog(Path(_TORCH))
+    with contextlib.suppress(ExportError), watch("torch.export"):
+        program = _torch_export(inputs, module, seed, sizes, relaxed=True)
+        if not _broken_rules(program, inputs, module, seed, log):
+            return program
+    return None
+
+
+def _torch_dim(size: Dim, roots: dict[str, Any]) -> Any:
+    """torch's Dim for a dim: itself, or ``k*_name`` for multiples; one object a name."""
+    step = size.multiple_of
+    if size.name not in roots:
+        root = torch.export.Dim(root_name(size), min=size.min // step, max=size.max // step)
+        roots[size.name] = step * root if step > 1 else root
+    return roots[size.name]
+
+
+def _explain(
+    spec: ModelSpec, inputs: Sequence[Input], module: torch.nn.Module, text: str, log: GuardLog
+) -> list[Rule]:
+    """The rules behind a constraint violation, each with the model's line that asks for it."""
+    dims = {name: dim for name, dim in dims_of(inputs).items() if not dim.static}
+    rules = find_rules(text, dims)
+    if not rules:
+        lines = [line.strip(" -") for line in text.strip().splitlines()]
+        raise ExportError(f"model {spec.name}: torch.export: {' '.join(lines[:2])}", detail=text)
+    names: list[str] = []
+    for name, parameter in inspect.signature(module.forward).parameters.items():
+        many = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+        names += [f"{name}[{n}]" for n in range(len(inputs))] if many else [name]
+    arguments = {
+        (name, axis): size.name
+        for name, i in zip(names, inputs, strict=False)
+        for axis, size in enumerate(i.shape)
+        if isinstance(size, Dim)
+    }
+    return [
+        replace(rule, line=log.line_of(arguments, rule.dim, legal_sizes(dims[rule.dim], 1 << 12)))
+        for rule in rules
+    ]
+
+
+def _tell_baked(
+    rules: Sequence[Rule],
+    inputs: Sequence[Input],
+    module: torch.nn.Module,
+    seed: int,
+    sizes: Mapping[str, int],
+    tries: Sequence[Mapping[str, int]],
+) -> list[Rule]:
+    """The rules, but that a dim fixed at whatever the example was is said to be baked in.
+
+    Such a dim (``int(x.shape[2])``) must not be refined: the model works at other sizes too.
+    """
+    result = []
+    for rule in rules:
+        fixed = rule.refined is not None and rule.refined.static
+        if fixed and sizes[rule.dim] == rule.refined.min:  # type: ignore[union-attr]
+            others = [e for e in tries if e[rule.dim] != sizes[rule.dim]]
+            if any(runs(inputs, module, seed, other) for other in others):
+                words = f"{rule.dim} is baked in: the model makes a Python number of it"
+                declare = f"a number in place of {rule.dim}, or keep it symbolic in that line"
+                result.append(replace(rule, words=words, declare=declare, refined=None))
+                continue
+        result.append(rule)
+    return result
+
+
+def _broken_rules(
+    program: torch.export.ExportedProgram,
+    inputs: Sequence[Input],
+    module: torch.nn.Module,
+    seed: int,
+    log: GuardLog,
+) -> list[Rule]:
+    """The rules that torch.export needed but did not check (see `pipeline.guards`)."""
+    tried: dict[tuple[int, ...], bool] = {}
+
+    def differs(sizes: Mapping[str, int]) -> bool:
+        every = {**examples(inputs)[0], **sizes}
+        key = tuple(every.values())
+        if key not in tried:
+            with torch.no_grad(), quiet():
+                tried[key] = matters(program, module, example_args(inputs, seed, every))
+        return tried[key]
+
+    broken = [g for g in broken_guards(program, inputs) if any(differs(at) for at in g.sizes)]
+    rules = []
+    for dim in dims_of(inputs).values():
+        own = [guard for guard in broken if guard.dims == (dim,)]
+        # the guard that most sizes break first; one that is broken with it says nothing new
+        own.sort(key=lambda g: len(good_sizes(program, inputs, dim, [g])))
+        kept: list[Broken] = []
+        for guard in own:
+            good = good_sizes(program, inputs, dim, kept)
+            if any(at[dim.name] in good and differs(at) for at in guard.sizes):
+                kept.append(guard)
+        if kept:
+            good = good_sizes(program, inputs, dim, kept)
+            rule = fitted(dim, good, f"{dim.name}: {kept[0].words} must hold")
+            rules.append(replace(rule, line=log.line_for(kept[0].text)))
+    if rules:
+        return rules
+    for guard in broken:
+        names = " and ".join(dim.name for dim in guard.dims)
+        declare = f"ranges of {names} that keep it: no Dim says it"
+        words = f"{guard.words} must hold"
+        rules.append(Rule(guard.dims[0].name, words, declare, None, log.line_for(guard.text)))
+    return rules
+
+
+def _constraint_error(spec: ModelSpec, rules: Sequence[Rule]) -> ConstraintError:
+    allow = "; or set refine_dims=True to let the pipeline narrow it"
+    if spec.refine_dims or any(rule.refined is None for rule in rules):
+        allow = ""
+    return ConstraintError(f"model {spec.name}: {'; '.join(map(str, rules))}{allow}")
+
+
+def _words(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())

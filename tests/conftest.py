@@ -1,0 +1,55 @@
+"""One converted artifact for all tests, copies of it to change, and the tiny specs by name."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from helpers import Run
+
+from pipeline.cli import main
+from pipeline.config import Config
+from pipeline.driver import Report, run
+from pipeline.models import MODELS
+from pipeline.target import TARGETS, bind_polygraphy, installed_version
+
+# Polygraphy is tied to a flavour of TensorRT when it is imported; whichever test comes first
+# shall not decide it.
+bind_polygraphy(next((t for t in TARGETS.values() if installed_version(t)), TARGETS["rtx-1.7"]))
+
+
+@pytest.fixture
+def zoo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny specs can be converted by name."""
+    for name, factory in tiny.ZOO.items():
+        monkeypatch.setitem(MODELS, name, factory)
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """`tiny.conv`, converted once; not to be changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "tiny", tiny.ZOO["tiny"])
+        return run(Config("tiny", out=tmp_path_factory.mktemp("converted") / "tiny"))
+
+
+@pytest.fixture
+def artifact(converted: Report, tmp_path: Path) -> Path:
+    """A copy of `converted`'s folder, to be changed."""
+    return Path(shutil.copytree(converted.path, tmp_path / "place" / "tiny"))
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, zoo: None) -> Run:
+    """Runs a command line in `tmp_path`: exit code, stdout, stderr."""
+    del zoo
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        return (code, *capsys.readouterr())
+
+    return call

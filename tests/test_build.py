@@ -1,0 +1,216 @@
+"""Building: what comes out, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.parser
+import pytest
+import tiny
+
+from pipeline import build as build_module
+from pipeline.build import build, check_precision
+from pipeline.config import Config
+from pipeline.dims import Dim
+from pipeline.driver import run
+from pipeline.errors import BuildError, InputError, TargetMissing
+from pipeline.profiles import Profile
+from pipeline.target import TARGETS, installed_version, use
+
+RTX = TARGETS["rtx-1.7"]
+H = Dim("h", 2, 4, 8)
+ALL = [Profile("all").resolve({"h": H})]
+TEXT = """<ir_version: 8, opset_import: ["" : 18]>
+g (float[1,h] x) => (float[1,h] y) {{ {0} }}"""
+
+
+def model(tmp_path: Path, body: str, text: str = TEXT) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text.format(body)), path)
+    return path
+
+
+def built(path: Path, **changes: Any) -> build_module.Built:
+    words = {"target": RTX, "inputs": {"x": (1, H)}, "profiles": ALL, **changes}
+    return build(path, path.with_name("engine.plan"), **words)
+
+
+def test_engine_is_well_formed_without_a_gpu(tmp_path: Path) -> None:
+    done = built(model(tmp_path, "y = Relu(x)"))
+    plan = tmp_path / "engine.plan"
+    assert done.version == installed_version(RTX)
+    assert done.plan_bytes == plan.stat().st_size > 1000
+    assert done.validity.startswith("well-formed (")
+    assert set(done.library_seconds) == {"tensorrt parse", "tensorrt build"}
+    trt = use(RTX)
+    _, diagnostics = trt.Runtime(trt.Logger(trt.Logger.ERROR)).get_engine_validity(
+        plan.read_bytes()
+    )
+    assert int(diagnostics) & 32 == 0
+
+
+def test_malformed_bytes_are_told() -> None:
+    with pytest.raises(BuildError, match="takes its own engine for malformed"):
+        build_module._validity(use(RTX), RTX, b"no engine" * 100)
+
+
+def test_unsupported_op_names_node_module_and_line(tmp_path: Path) -> None:
+    def forward(x: Any) -> Any:
+        return x + x[:, :, :3, :3].nonzero().sum()  # the line
+
+    lines, first = inspect.getsourcelines(forward)
+    line = first + next(n for n, text in enumerate(lines) if "the line" in text)
+    with pytest.raises(BuildError) as caught:
+        run(Config(tiny.of(forward), out=tmp_path / "a"))
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith("target rtx-1.7 refuses the NonZero node node_")
+    assert f", from module (top) at {__file__}:{line}: " in text
+    assert "UNSUPPORTED_NODE" in text
+    assert "NonZero" in caught.value.detail
+    assert caught.value.exit_code == 1
+
+
+def test_module_inside_of_a_module_is_named(tmp_path: Path) -> None:
+    import torch
+
+    class Inner(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x[:, :, :3, :3].nonzero().sum()
+
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Sequential(torch.nn.ReLU(), Inner())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x)
+
+    spec = tiny.of(lambda x: x)
+    object.__setattr__(spec, "build", lambda _: Outer())
+    with pytest.raises(BuildError, match=r"from module head\.1 at .*test_build\.py:\d+: "):
+        run(Config(spec, out=tmp_path / "a"))
+
+
+def test_unsupported_op_without_metadata(tmp_path: Path) -> None:
+    body = "n = NonZero(x) m = Cast<to=1>(n) s = ReduceSum<keepdims=0>(m) y = Add(x, s)"
+    with pytest.raises(
+        BuildError, match=r"target rtx-1\.7 refuses the NonZero node that makes n: "
+    ):
+        built(model(tmp_path, body))
+    assert not (tmp_path / "engine.plan").exists()
+
+
+def test_parsed_but_not_built(tmp_path: Path) -> None:
+    # TopK beyond 3840 parses, and fails only in the builder
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+g (float[1,h] x) => (float[1,4000] y, int64[1,4000] i)
+<int64[1] k = {{4000}}> {{ y, i = TopK(x, k) {0} }}"""
+    dim = Dim("h", 4000, 4500, 5000)
+    path = model(tmp_path, "", text)
+    with pytest.raises(
+        BuildError, match=r"the TopK node that makes y: K exceeds the maxi"
+    ) as caught:
+        built(path, inputs={"x": (1, dim)}, profiles=[Profile("all").resolve({"h": dim})])
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "engine.plan").exists()
+
+
+def test_operator_of_nobody(tmp_path: Path) -> None:
+    text = TEXT.replace('"" : 18', '"" : 18, "mine" : 1')
+    with pytest.raises(BuildError, match=r"the Foo node that makes y: .*Plugin not found"):
+        built(model(tmp_path, "y = mine.Foo(x)", text))
+
+
+def test_no_onnx_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"nonsense")
+    with pytest.raises(BuildError, match=r"refuses model\.onnx"):
+        built(path)
+
+
+@pytest.mark.parametrize(
+    "profiles",
+    [
+        [Profile("bad", {"h": (8, 4, 2)})],
+        [Profile("good", {"h": (2, 4, 8)}), Profile("bad", {"h": (4, 2, 8)})],
+    ],
+)
+def test_invalid_profile_does_not_go_unnoticed(tmp_path: Path, profiles: list[Profile]) -> None:
+    with pytest.raises(BuildError, match="profile"):
+        built(model(tmp_path, "y = Relu(x)"), profiles=profiles)
+    assert not (tmp_path / "engine.plan").exists()
+
+
+def test_profile_that_contradicts_the_network(tmp_path: Path) -> None:
+    text = TEXT.replace("[1,h]", "[1,4]")  # the size is fixed, the profile wants another
+    with pytest.raises(BuildError):
+        built(model(tmp_path, "y = Relu(x)", text), profiles=[Profile("bad", {"h": (5, 6, 7)})])
+
+
+def test_profile_that_tensorrt_does_not_add(tmp_path: Path, monkeypatch: Any) -> None:
+    from polygraphy.backend.trt import Profile as PolygraphyProfile
+
+    use(RTX)
+
+    def unchecked(_: Any, builder: Any, network: Any) -> Any:
+        del network
+        made = builder.create_optimization_profile()
+        made.set_shape("x", (1, 8), (1, 4), (1, 2))
+        return made  # add_optimization_profile gives -1, and the build would do without it
+
+    monkeypatch.setattr(PolygraphyProfile, "to_trt", unchecked)
+    with pytest.raises(BuildError, match="takes a profile for invalid"):
+        built(model(tmp_path, "y = Relu(x)"))
+
+
+def test_several_profiles_are_in_the_engine(tmp_path: Path, monkeypatch: Any) -> None:
+    seen = []
+    real = build_module._config
+
+    def config(*words: Any) -> Any:
+        seen.append(real(*words))
+        return seen[-1]
+
+    monkeypatch.setattr(build_module, "_config", config)
+    profiles = [Profile("a", {"h": (2, 2, 2)}), Profile("b", {"h": (3, 4, 8)})]
+    built(model(tmp_path, "y = Relu(x)"), profiles=profiles)
+    assert seen[0].num_optimization_profiles == 2
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True)])
+def test_tf32_is_said_either_way(tmp_path: Path, precision: Any, allowed: bool) -> None:
+    trt = use(RTX)
+    path = model(tmp_path, "y = Relu(x)")
+    builder, network, parser = build_module._parse(path, RTX)
+    config = build_module._config(trt, RTX, builder, network, {"x": (1, H)}, ALL, precision)
+    assert config.get_flag(trt.BuilderFlag.TF32) is allowed
+    del parser
+
+
+def test_precisions_that_a_target_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"fp16: target rtx-1\.7 is strongly typed"):
+        built(model(tmp_path, "y = Relu(x)"), precision="fp16")
+    with pytest.raises(InputError, match="unknown precision 'int8'; known: fp32, tf32, fp16"):
+        check_precision("int8", RTX)
+    check_precision("fp16", TARGETS["tensorrt-8.6"])
+    check_precision("fp16", TARGETS["tensorrt-10"])
+    with pytest.raises(InputError):
+        check_precision("fp16", TARGETS["tensorrt-11"])
+
+
+@pytest.mark.parametrize("name", ["tensorrt-8.6", "tensorrt-10", "tensorrt-11"])
+def test_target_that_is_not_installed(tmp_path: Path, name: str) -> None:
+    target = TARGETS[name]
+    if installed_version(target):
+        pytest.skip("a TensorRT is installed here")
+    with pytest.raises(TargetMissing) as caught:
+        built(model(tmp_path, "y = Relu(x)"), target=target)
+    assert str(caught.value) == (
+        f"target {name}: tensorrt is not installed here; pip install 'tensorrt=="
+        f"{name.split('-')[1]}.*'"
+    )
+    assert caught.value.exit_code == 2

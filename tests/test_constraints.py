@@ -1,0 +1,265 @@
+"""What a model asks of its sizes: told in plain words, with its line, and applied where allowed."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from pipeline.constraints import find_rules, fitted
+from pipeline.dims import Dim
+from pipeline.errors import ConstraintError, ExportError
+from pipeline.export import export
+from pipeline.guards import holds
+from pipeline.spec import Input, ModelSpec, Output, Padding, Tolerance
+
+H, W = Dim("h", 16, 64, 512), Dim("w", 16, 440, 512)
+H8, W8 = Dim("h", 16, 64, 512, 8), Dim("w", 16, 440, 512, 8)
+H2, W2 = Dim("h2", 16, 64, 512), Dim("w2", 16, 440, 512)
+
+
+def eight(x):
+    if x.shape[2] > 4:  # a guard that every size keeps: not the line to name
+        x = x + 1
+    return x.unflatten(2, (8, -1))  # eight's line
+
+
+def sixteen(x):
+    return x.unflatten(2, (16, -1)).flatten(2, 3)  # sixteen's line
+
+
+def up_to_300(x):
+    return x.mean((2, 3)) if x.shape[2] > 300 else x * 2  # the line of up_to_300
+
+
+def below_100(x):
+    return x * 2 if x.shape[2] < 100 else x  # the line of below_100
+
+
+def fixed(x):
+    return x + torch.ones(440)  # the line of fixed
+
+
+def both(x):
+    assert x.shape[3] % 4 == 0  # the line for w
+    return x.unflatten(2, (8, -1))  # the line for h
+
+
+def tied(x, y):
+    return x + y  # the line of tied
+
+
+def square(x):
+    return x @ x  # the line of square
+
+
+def baked(x):
+    return x * int(x.shape[2])  # the line of baked
+
+
+def odd(x):
+    assert x.shape[2] % 2 == 1  # the line of odd
+    return x * 2
+
+
+def area(x):
+    assert x.shape[2] * x.shape[3] < 10_000  # the line of area
+    return x * 2
+
+
+def forked(x):
+    if x.sum() > 0:  # the line of forked
+        return x
+    return x * 2
+
+
+def broken(x):
+    raise ValueError(f"no good\n{x}")  # the line of broken
+
+
+def wrap(function) -> torch.nn.Module:
+    class One(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    class Two(torch.nn.Module):
+        def forward(self, x, y):
+            return function(x, y)
+
+    return (One, Two)[function.__code__.co_argcount - 1]()
+
+
+def make(function, *shapes, **options) -> ModelSpec:
+    shapes = shapes or ((1, 3, H, W),)
+    return ModelSpec(
+        "m", lambda _: wrap(function),
+        tuple(Input(n, s) for n, s in zip("xy", shapes, strict=False)), (Output("o"),),
+        Tolerance(1e-4, 1e-4, "a test"), **options,
+    )  # fmt: skip
+
+
+HINT = "or set refine_dims=True"
+CASES = [
+    (eight, (), ["h must be a multiple of 8", "eight's line", "max=512, multiple_of=8)", HINT]),
+    (sixteen, ((1, 3, H8, W8),), ["h must be a multiple of 16", "sixteen's", 'Dim("h", min=16,']),
+    (up_to_300, (), ["h must be in 16..300", "line of up_to_300", "max=300)"]),
+    (
+        below_100,
+        ((1, 3, H8, W8),),
+        ["h must be in 16..96", "of below_100", "max=96, multiple_of=8"],
+    ),
+    (fixed, (), ["w must be 440", "line of fixed", "declare the number 440"]),
+    (both, (), ["h must be a multiple of 8", "for h)", "w must be a multiple of 4", "for w)"]),
+    (tied, ((1, 3, H, W), (1, 3, H2, W)), ["h2 must equal h", "line of tied", "one Dim for both"]),
+    (square, (), ["w must equal h", "line of square"]),
+    (baked, (), ["h is baked in", "line of baked", "a number in place of h"]),
+    (odd, (), ["h must be odd", "line of odd"]),
+    (area, (), ["w*h < 10000 must hold", "line of area", "ranges of w and h"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "words"), CASES, ids=lambda c: getattr(c, "__name__", "")
+)
+def test_a_violation_names_dim_rule_line_and_remedy(tmp_path, function, shapes, words) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        export(make(function, *shapes), None, tmp_path / "m.onnx")
+    text = str(caught.value)
+    for word in (*words, "test_constraints.py:", "model m:"):
+        assert word in text
+    assert "\n" not in text
+    assert (HINT in text) == (function in (eight, sixteen, up_to_300, below_100, fixed, both))
+    assert not (tmp_path / "m.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "dims", "sizes"),
+    [
+        (eight, (), ["h in 16..512 in steps of 8", "w in 16..512"], [(16, 17), (72, 40)]),
+        (sixteen, ((1, 3, H8, W8),), ["h in 16..512 in steps of 16", "w in 16..512 in steps of 8"],
+         [(16, 16), (48, 24)]),
+        (up_to_300, (), ["h in 16..300", "w in 16..512"], [(16, 16), (300, 17)]),
+        (below_100, ((1, 3, H8, W8),), ["h in 16..96 in steps of 8", "w in 16..512 in steps of 8"],
+         [(16, 16), (96, 24)]),
+        (fixed, (), ["h in 16..512", "w in 440..440"], [(16, 440), (99, 440)]),
+        (both, (), ["h in 16..512 in steps of 8", "w in 16..512 in steps of 4"],
+         [(24, 20), (512, 16)]),
+    ],
+)  # fmt: skip
+def test_refined_dims_are_applied_reported_and_right(
+    tmp_path, function, shapes, dims, sizes
+) -> None:
+    done = export(make(function, *shapes, refine_dims=True), None, tmp_path / "m.onnx")
+    assert [str(dim) for dim in done.spec.dims.values()] == dims
+    assert done.refinements
+    assert all("test_constraints.py:" in words for words in done.refinements)
+    session = onnxruntime.InferenceSession(str(done.path))
+    for h, w in sizes:
+        x = np.random.default_rng(h).random((1, 3, h, w), np.float32)
+        want = function(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("function", [tied, square, baked, odd, area])
+def test_what_no_dim_can_say_is_refused_even_with_refine_dims(tmp_path, function) -> None:
+    shapes = ((1, 3, H, W), (1, 3, H2, W2)) if function is tied else ()
+    with pytest.raises(ConstraintError) as caught:
+        export(make(function, *shapes, refine_dims=True), None, tmp_path / "m.onnx")
+    assert HINT not in str(caught.value)
+
+
+def test_rules_inside_padding_are_told_in_the_users_dims(tmp_path) -> None:
+    padding = Padding({"h": 8, "w": 8})
+    for function, words in (
+        (sixteen, ["h as padded must be a multiple of 16", 'declare Padding({"h": 16})']),
+        (below_100, ["h as padded must be in 16..96", 'declare Dim("h", min=16, opt=64, max=96)']),
+    ):
+        with pytest.raises(ConstraintError) as caught:
+            export(make(function, padding=padding), None, tmp_path / "m.onnx")
+        for word in words:
+            assert word in str(caught.value)
+        spec = make(function, padding=padding, refine_dims=True)
+        done = export(spec, None, tmp_path / "m.onnx")
+        session = onnxruntime.InferenceSession(str(done.path))
+        for h, w in ((17, 18), (95, 33), (96, 16)):
+            x = np.random.default_rng(h).random((1, 3, h, w), np.float32)
+            want = x if function is sixteen else 2 * x
+            np.testing.assert_array_equal(session.run(None, {"x": x})[0], want)
+
+
+def test_what_only_looks_like_a_rule_is_no_rule(tmp_path) -> None:
+    """torch.export asks for an odd h here; the model takes every h."""
+
+    def half(x):
+        return x[:, :, : x.shape[2] // 2]
+
+    exported = torch.export.Dim("h", min=16, max=512)
+    with pytest.raises(torch._dynamo.exc.UserError, match="Constraints violated"):
+        torch.export.export(
+            wrap(half), (torch.zeros(1, 3, 17, 18),), dynamic_shapes=({2: exported},), strict=False
+        )
+    done = export(make(half), None, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(done.path))
+    for h in (16, 17, 18, 63, 512):
+        x = np.random.default_rng(h).random((1, 3, h, 20), np.float32)
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], x[:, :, : h // 2])
+
+
+@pytest.mark.parametrize("function", [forked, broken])
+def test_other_failures_name_the_models_line(tmp_path, function) -> None:
+    with pytest.raises(ExportError) as caught:
+        export(make(function), None, tmp_path / "m.onnx")
+    assert not isinstance(caught.value, ConstraintError)
+    text = str(caught.value)
+    assert f"the line of {function.__name__}" in text
+    assert "test_constraints.py:" in text
+    assert "\n" not in text
+    assert caught.value.detail
+
+
+def test_fixes_of_torch_are_read() -> None:
+    dims = {"h": Dim("h", 135, 440, 2160), "w": W8}
+
+    def words(*fixes: str) -> list[str]:
+        return [rule.words for rule in find_rules("Suggested fixes:\n" + "\n".join(fixes), dims)]
+
+    assert words("  _h = Dim('_h', min=17, max=270)", "  h = 8*_h") == ["h must be a multiple of 8"]
+    assert words("  _w = 2*__w") != []
+    assert words("  h = 4*_h + 3") == ["h must be 3 more than a multiple of 4"]
+    assert words("  h = 2*_h - 1") == ["h must be odd"]
+    assert words("  h = 2*w") == ["h must be 2*w"]
+    assert words("  h = w + 3") == ["h must be of the form w + 3"]
+    assert words("  _w = Dim('_w', max=10)") == ["w must be in 16..80"]
+    assert words("  h = 440") == ["h must be 440: the model fixes it"]
+    assert words("  z = 3") == []
+    (rule,) = find_rules("Suggested fixes:\n  h = 3000", dims)
+    assert rule.refined is not None or "does not" in rule.declare
+
+
+def test_rules_are_fitted_to_the_good_sizes() -> None:
+    dim = Dim("h", 16, 64, 100)
+    rule = fitted(dim, range(16, 97, 8), "w")
+    assert rule.words == "h must be a multiple of 8"
+    assert rule.refined == Dim("h", 16, 64, 96, 8)
+    assert fitted(dim, range(20, 51), "w").words == "h must be in 20..50"
+    assert fitted(dim, [64], "w").words == "h must be 64"
+    assert fitted(dim, range(48, 81, 16), "w").words == "h must be a multiple of 16 in 48..80"
+    assert fitted(dim, [16, 17, 19], "so it is").words == "so it is"
+    assert fitted(dim, [], "so it is").refined is None
+
+
+def test_guards_are_evaluated_as_torch_means_them() -> None:
+    for text, value in (
+        ("Eq(s53, 16) | Eq(Mod(s53, 16), 0)", True),
+        ("Ne((s53//16), 2)", False),
+        ("192*s0*((s53//16)) <= 8*s0*s53", False),
+        ("s53 < s0", False),
+        ("Max(s53, 2*s0) >= 20", True),
+        ("~Eq(s53, 3)", None),
+        ("unknown(s53)", None),
+        ("s53 < s99", None),
+        ("s53 // 0", None),
+        ("__import__('os')", None),
+    ):
+        assert holds(text, {"s53": 32, "s0": 7}) is value, text

@@ -1,0 +1,134 @@
+"""What a spec refuses, and the samples that it makes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.dims import Dim
+from pipeline.errors import InputError
+from pipeline.spec import Input, ModelSpec, Output, Padding, Tolerance, amounts
+
+H, W = Dim("h", 16, 64, 512), Dim("w", 1, 440, 512)
+TOLERANCE = Tolerance(1e-3, 1e-4, "a test")
+
+
+def spec(**changes) -> ModelSpec:
+    given = {
+        "name": "m",
+        "build": lambda _: torch.nn.Identity(),
+        "inputs": (Input("x", (1, 3, H, W)),),
+        "outputs": (Output("y", (1, 3, H, 4 * W)),),
+        "tolerance": TOLERANCE,
+    }
+    return ModelSpec(**{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"outputs": (Output("x"),)}, "two inputs or outputs are called 'x'"),
+        ({"outputs": ()}, "at least one input and one output"),
+        ({"outputs": (Output("y", (Dim("z", 1, 2, 3),)),)}, "output y: z: no dim z"),
+        ({"inputs": (Input("x", (H, Dim("h", 1, 2, 3))),)}, "two different dims are called 'h'"),
+        ({"padding": Padding({"z": 8})}, "padding names z, which is no dim of it"),
+        ({"padding": Padding({"h": 8}, mode="reflect")}, None),
+        ({"padding": Padding({"w": 8}, mode="reflect")}, "dim w: 1 is too small to be reflected"),
+        ({"padding": Padding({"w": 8}, mode="replicate")}, None),
+    ],
+)
+def test_a_spec_refuses_what_can_not_be(changes, words) -> None:
+    if words is None:
+        spec(**changes)
+        return
+    with pytest.raises(InputError) as caught:
+        spec(**changes)
+    assert words in str(caught.value)
+
+
+def test_padding_refuses_what_can_not_be() -> None:
+    for arguments, words in (
+        (({},), "at least one dim"),
+        (({"h": 0},), "h=0: the multiple must be 2 or more"),
+        (({"h": 8}, "edge"), "unknown mode 'edge'; known: replicate, reflect, constant"),
+        (({"h": 8}, "reflect", "left"), "unknown align 'left'"),
+    ):
+        with pytest.raises(InputError) as caught:
+            Padding(*arguments)
+        assert words in str(caught.value)
+    eight = Dim("h", 16, 64, 512, 8)
+    for dim, words in (
+        (eight, "padding to 8 never pads"),
+        (Dim("h", 9, 9, 9), "padding is for a dim of several sizes"),
+    ):
+        with pytest.raises(InputError) as caught:
+            spec(inputs=(Input("x", (dim, W)),), outputs=(Output("y"),), padding=Padding({"h": 8}))
+        assert words in str(caught.value)
+    with pytest.raises(InputError, match="h_padded"):
+        other = Dim("h_padded", 1, 2, 3)
+        spec(inputs=(Input("x", (H, other)),), outputs=(Output("y"),), padding=Padding({"h": 8}))
+
+
+@pytest.mark.parametrize("align", ["center", "end"])
+@pytest.mark.parametrize("multiple", [8, 16])
+def test_reflect_is_refused_just_where_torch_refuses_it(align, multiple) -> None:
+    def works(size: int) -> bool:
+        low, high = amounts(size, multiple, align)
+        try:
+            torch.nn.functional.pad(torch.zeros(1, 1, size), (low, high), mode="reflect")
+        except RuntimeError:
+            return False
+        return True
+
+    for low in range(1, 2 * multiple):
+        dim = Dim("h", low, 100, 100)
+        given = {
+            "inputs": (Input("x", (dim,)),),
+            "outputs": (Output("y"),),
+            "padding": Padding({"h": multiple}, mode="reflect", align=align),
+        }
+        if all(works(size) for size in range(low, 101)):
+            spec(**given)
+        else:
+            with pytest.raises(InputError, match="too small to be reflected"):
+                spec(**given)
+
+
+def test_tolerance_has_no_way_to_pass_anything() -> None:
+    for rtol, atol in ((1.0, 0), (-1e-3, 0), (0, -1), (float("nan"), 0), (0, float("inf"))):
+        with pytest.raises(InputError, match="tolerance"):
+            Tolerance(rtol, atol, "w")
+    Tolerance(0, 0, "exact")
+
+
+def test_input_refuses_what_can_not_be() -> None:
+    for arguments, words in (
+        (("x", (4 * H,)), "x axis 0: 4 * h is an expression"),
+        (("x", (0, H)), "x axis 0: size 0 must be at least 1"),
+        (("x", (H,), "float33"), "x: unknown dtype 'float33'"),
+        (("x", (H,), "str"), "no kind of number"),
+        (("x", (H,), "uint8"), "x: low=-1.0, high=1.0 hold no uint8"),
+        (("x", (H,), "int64", 3, 3), "x: low=3 must be less than high=3"),
+        (("x", (H,), "float32", 0, float("nan")), "x: low=0 must be less"),
+    ):
+        with pytest.raises(InputError) as caught:
+            Input(*arguments)
+        assert words in str(caught.value)
+
+
+def test_samples_are_seeded_and_in_range() -> None:
+    sizes = {"h": 40, "w": 50}
+    image = Input("x", (2, H, W), low=-2, high=3)
+    a = image.sample(sizes, 1)
+    assert a.shape == (2, 40, 50)
+    assert a.dtype == np.float32
+    assert -2 <= a.min() < -1.9 < 2.9 < a.max() <= 3
+    assert np.array_equal(a, image.sample(sizes, 1))
+    assert not np.array_equal(a, image.sample(sizes, 2))
+    assert not np.array_equal(a, Input("z", (2, H, W), low=-2, high=3).sample(sizes, 1))
+    assert set(Input("i", (H, W), "int64", 0, 3).sample(sizes, 0).ravel()) == {0, 1, 2}
+    assert set(Input("u", (H, W), "uint8", 0, 256).sample(sizes, 0).ravel()) == set(range(256))
+    assert set(Input("b", (H, W), "bool").sample(sizes, 0).ravel()) == {False, True}
+    assert Input("f", (H,), "float16").sample(sizes, 0).dtype == np.float16
+    assert spec().sizes_of({"x": (1, 3, 20, 30)}) == {"h": 20, "w": 30}
