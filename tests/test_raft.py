@@ -1,0 +1,208 @@
+"""RAFT over its whole range, and proof that the comparison would notice if it were wrong."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper
+from raft_artifacts import make_artifact
+
+from pipeline.artifact import Artifact
+from pipeline.compare import TORCH, judge, run_onnx, run_torch
+from pipeline.config import Config
+from pipeline.driver import run_export, run_rewrite
+from pipeline.export import reference
+from pipeline.memory import Estimator
+from pipeline.models.raft import raft, raft_small
+from pipeline.spec import ModelSpec
+
+pytestmark = pytest.mark.slow
+
+SPECS: dict[str, Callable[[], ModelSpec]] = {"raft": raft, "raft_small": raft_small}
+ODD = {"h": 137, "w": 251}
+
+
+@pytest.fixture(scope="module", params=list(SPECS))
+def artifact(request: pytest.FixtureRequest) -> Iterator[Artifact]:
+    yield make_artifact(request.param)
+
+
+@pytest.fixture(scope="module")
+def module(artifact: Artifact) -> torch.nn.Module:
+    spec = SPECS[artifact.manifest.name]()
+    return reference(spec, spec.build(None), {"flow": (1, 2, "h", "w")})
+
+
+def run_reference(module: torch.nn.Module, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return next(run_torch(module, ["flow"], [feed]))
+
+
+def test_manifest_says_what_was_done(artifact: Artifact) -> None:
+    manifest = artifact.manifest
+    assert {d.name: (d.min, d.max, d.multiple_of) for d in manifest.dims} == {
+        "h": (135, 2160, 1),
+        "w": (135, 3840, 1),
+    }
+    (profile,) = manifest.profiles
+    assert profile.ranges == {"h": (135, 440, 2160), "w": (135, 1024, 3840)}
+    assert [list(o.shape) for o in manifest.outputs] == [[1, 2, "h", "w"]]
+    assert manifest.export is not None and manifest.export.opset == 18
+    assert manifest.versions["torch"] and manifest.target.version
+    assert manifest.engine_compared or manifest.engine_compared_why
+    comparison = manifest.comparison
+    assert comparison is not None and comparison.passed
+    compared = {(p.sizes["h"], p.sizes["w"]) for p in comparison.points if p.compared}
+    assert {(135, 135), (440, 1024), (135, 3840), (2160, 135)} <= compared
+    for point in comparison.points:
+        if point.compared:
+            assert point.results and all(r.max_abs is not None for r in point.results)
+        else:
+            assert point.estimate_bytes > comparison.memory_limit_bytes and point.why
+
+
+def test_engine_is_well_formed(artifact: Artifact) -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    runtime = trt.Runtime(trt.Logger(trt.Logger.INTERNAL_ERROR))
+    malformed = int(trt.EngineInvalidityDiagnostics.MALFORMED_ENGINE)
+    _, diagnostics = runtime.get_engine_validity(artifact.plan.read_bytes())
+    assert not int(diagnostics) & malformed
+    _, garbage = runtime.get_engine_validity(bytes(1000))
+    assert int(garbage) & malformed
+
+
+@pytest.mark.parametrize("size", [(135, 135), (137, 251), (440, 1024)], ids=str)
+def test_onnx_runtime_agrees_with_torch(
+    artifact: Artifact, module: torch.nn.Module, size: tuple[int, int]
+) -> None:
+    spec = SPECS[artifact.manifest.name]()
+    feed = spec.sample({"h": size[0], "w": size[1]}, seed=1)
+    session = onnxruntime.InferenceSession(artifact.model, providers=["CPUExecutionProvider"])
+    (flow,) = session.run(["flow"], feed)
+    assert flow.shape == (1, 2, *size)
+    (result,) = judge(TORCH, "model", run_reference(module, feed), {"flow": flow}, spec.tolerance)
+    assert result.passed, result.why
+
+
+def test_output_has_the_input_size_everywhere(artifact: Artifact) -> None:
+    estimator = Estimator(artifact.model)
+    rng = random.Random(0)
+    sizes = [(135, 135), (135, 3840), (2160, 135), (2160, 3840), (2159, 3839)]
+    sizes += [(rng.randint(135, 2160), rng.randint(135, 3840)) for _ in range(30)]
+    for size in sizes:
+        shape = (1, 3, *size)
+        estimate = estimator.at({"image1": shape, "image2": shape})
+        assert estimate.output_shapes == {"flow": (1, 2, *size)}
+
+
+def set_attribute(op: str, name: str, value: object, count: int = 1) -> Callable[..., None]:
+    """A fault: sets an attribute of the first `count` nodes of that op (-1: of all)."""
+
+    def plant(model: onnx.ModelProto) -> None:
+        nodes = [node for node in model.graph.node if node.op_type == op]
+        assert nodes
+        for node in nodes[: count if count > 0 else None]:
+            kept = [a for a in node.attribute if a.name != name]
+            del node.attribute[:]
+            node.attribute.extend([*kept, helper.make_attribute(name, value)])
+
+    return plant
+
+
+def swap_padding_sides(model: onnx.ModelProto) -> None:
+    pads = [n for n in model.graph.node if n.op_type == "Concat" and n.name.endswith("/pads")]
+    assert len(pads) == 2
+    for node in pads:
+        names = list(node.input)
+        node.input[:] = names[4:] + names[:4]
+
+
+FAULTS: dict[str, Callable[[onnx.ModelProto], None]] = {
+    "padding with zeros": set_attribute("Pad", "mode", "constant", 2),
+    "padding by reflection": set_attribute("Pad", "mode", "reflect", 2),
+    "padding on the other side": swap_padding_sides,
+    "one GridSample without align_corners": set_attribute("GridSample", "align_corners", 0),
+    "one GridSample with border": set_attribute("GridSample", "padding_mode", "border"),
+    "GridSample nearest": set_attribute("GridSample", "mode", "nearest", -1),
+    "one InstanceNorm epsilon": set_attribute("InstanceNormalization", "epsilon", 1e-4),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed(
+    artifact: Artifact, module: torch.nn.Module, fault: str, tmp_path: Path
+) -> None:
+    spec = SPECS[artifact.manifest.name]()
+    feed = spec.sample(ODD, seed=0)
+    wanted = run_reference(module, feed)
+    model = onnx.load(artifact.model)
+    FAULTS[fault](model)
+    onnx.save(model, tmp_path / "wrong.onnx")
+    got = next(run_onnx(tmp_path / "wrong.onnx", [feed]))
+    (result,) = judge(TORCH, "wrong", wanted, got, spec.tolerance)
+    assert not result.passed
+
+
+def test_one_update_less_is_noticed(artifact: Artifact, module: torch.nn.Module) -> None:
+    name = artifact.manifest.name
+    spec = {"raft": raft, "raft_small": raft_small}[name](updates=11)
+    feed = spec.sample(ODD, seed=0)
+    fewer = reference(spec, spec.build(None), {"flow": (1, 2, "h", "w")})
+    wanted, got = run_reference(module, feed), run_reference(fewer, feed)
+    (result,) = judge(TORCH, "11 updates", wanted, got, spec.tolerance)
+    assert not result.passed
+
+
+def test_rewritten_for_8_6(artifact: Artifact, module: torch.nn.Module, tmp_path: Path) -> None:
+    """The passes that TensorRT 8.6 needs, on the real model; its own proof needs a GPU machine."""
+    place = tmp_path / "old"
+    shutil.copytree(artifact.path, place)
+    report = run_rewrite(place, "tensorrt-8.6")
+    assert report.manifest.rewrite is not None
+    done = {p.name: len(p.rewritten) for p in report.manifest.rewrite.passes if p.needed}
+    assert done["decompose_instance_norm"] >= 15
+    assert done["slice_shape"] >= 1
+    model = onnx.load(place / "model.onnx")
+    assert not any(node.op_type == "InstanceNormalization" for node in model.graph.node)
+    shapes = [node for node in model.graph.node if node.op_type == "Shape"]
+    assert shapes and not any(node.attribute for node in shapes)
+    spec = SPECS[artifact.manifest.name]()
+    feed = spec.sample(ODD, seed=0)
+    got = next(run_onnx(place / "model.onnx", [feed]))
+    (result,) = judge(TORCH, "rewritten", run_reference(module, feed), got, spec.tolerance)
+    assert result.passed, result.why
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_weights_file_is_what_runs(suffix: str, tmp_path: Path) -> None:
+    spec = raft_small(updates=1)
+    other = spec.build(None)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.01)
+    state = {key.removeprefix("raft."): value for key, value in other.state_dict().items()}
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".pth":
+        torch.save(state, path)
+    else:
+        from safetensors.torch import save_file
+
+        save_file(state, path)
+    config = Config("raft_small", out=tmp_path / "a", options={"updates": 1}, weights=path)
+    report = run_export(config)
+    assert report.manifest.model.weights.file == path.name
+    feed = spec.sample(ODD, seed=0)
+    got = next(run_onnx(report.path / "exported.onnx", [feed]))
+    shape = {"flow": (1, 2, "h", "w")}
+    wanted = run_reference(reference(spec, other, shape), feed)
+    seeded = run_reference(reference(spec, spec.build(None), shape), feed)
+    (same,) = judge(TORCH, "onnx", wanted, got, spec.tolerance)
+    (different,) = judge(TORCH, "onnx", seeded, got, spec.tolerance)
+    assert same.passed and not different.passed

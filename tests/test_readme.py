@@ -1,0 +1,68 @@
+"""The README's commands and snippets, run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from raft_artifacts import ROOT, make
+
+from pipeline import cli
+from pipeline.artifact import Artifact
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+SNIPPETS = [text for language, text in BLOCKS if language == "python"]
+COMMANDS = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+
+
+def test_first_block_is_the_two_commands() -> None:
+    assert COMMANDS[:2] == ["make convert MODEL=raft", "make test"]
+
+
+@pytest.mark.slow
+def test_make_convert_and_then_nothing_to_do() -> None:
+    first = make(*shlex.split(COMMANDS[0])[1:])
+    assert first.returncode == 0, first.stderr
+    artifact = Artifact.open(ROOT / "artifacts" / "raft")
+    assert artifact.manifest.comparison is not None and artifact.manifest.comparison.passed
+    again = make(*shlex.split(COMMANDS[0])[1:])
+    assert again.returncode == 0
+    assert "Nothing changed since it was made" in again.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_snippets_run_as_they_stand(snippet: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    (place,) = (tmp_path / "artifacts").iterdir()
+    assert str(place.relative_to(tmp_path)) in done.stdout
+    assert Artifact.open(place).plan.is_file()
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("pipeline ")])
+def test_command_lines_parse(command: str) -> None:
+    parsed = cli.command_parser().parse_args(shlex.split(command)[1:])
+    assert parsed.command is not None
+
+
+def test_every_command_is_in_the_table() -> None:
+    listed = set(re.findall(r"^\| `(\w+)[ `]", README, re.MULTILINE))
+    shown = subprocess.run(
+        [sys.executable, "-m", "pipeline", "--help"], capture_output=True, text=True, cwd=ROOT
+    ).stdout
+    commands = set(re.findall(r"^    (\w+)  ", shown, re.MULTILINE))
+    assert commands and commands <= listed
+
+
+def test_make_help_lists_every_target() -> None:
+    done = make("help")
+    for target in ("setup", "convert", "test", "lint", "bench", "clean"):
+        assert re.search(rf"^{target} ", done.stdout, re.MULTILINE)
