@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-EXPORTER = ("torch.export", "torch.onnx.export")
+EXPORTER = ("import torch", "torch.export", "torch.onnx.export")
 BUILDER = ("tensorrt parse", "tensorrt build")
 RUNTIME = ("exported", "rewritten")  # ONNX Runtime's runs
 REFERENCE = ("model", "torch")  # making the module, and running it in torch

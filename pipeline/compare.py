@@ -23,7 +23,7 @@ from pipeline.manifest import ComparisonInfo, PairResult, PointInfo
 from pipeline.memory import Estimator
 from pipeline.polygraphy_log import collected
 from pipeline.profiles import Point, Profile
-from pipeline.spec import Tolerance
+from pipeline.spec import Tolerance, padded_name
 from pipeline.timing import Stopwatch
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Job:
         tolerance: for every output.
         points: the sizes.
         memory_limit: bytes that a run may take by its estimate.
+        padding: dim name to the multiple that the model inside is padded to.
     """
 
     inputs: Mapping[str, Sequence[Size | str]]
@@ -53,6 +54,12 @@ class Job:
     tolerance: Tolerance
     points: Sequence[Point]
     memory_limit: int
+    padding: Mapping[str, int] = field(default_factory=dict)
+
+    def symbols(self, point: Point) -> dict[str, int]:
+        """The sizes of all names in the ONNX file: the dims, and the dims as padded."""
+        padded = {padded_name(n): -(-point.sizes[n] // m) * m for n, m in self.padding.items()}
+        return {**point.sizes, **padded}
 
     def shapes(self, point: Point) -> dict[str, tuple[int, ...]]:
         return {name: shape_at(shape, point.sizes) for name, shape in self.inputs.items()}
@@ -77,7 +84,7 @@ def plan_points(job: Job, model: Path) -> Plan:
     plan = Plan()
     for point in job.points:
         plan.shapes.append(job.shapes(point))
-        estimate = estimator.at(plan.shapes[-1])
+        estimate = estimator.at(plan.shapes[-1], job.symbols(point))
         wrong = []
         for name, shape in job.outputs.items():
             want, got = shape_at(shape, point.sizes), estimate.output_shapes.get(name, ("?",))

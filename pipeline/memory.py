@@ -20,7 +20,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from pipeline.errors import PipelineError
+from pipeline.dims import evaluate
+from pipeline.errors import InputError, PipelineError
 
 SLACK = 1.25
 _SMALL = 1024  # elements; larger initializers can't be a shape and are not carried along
@@ -63,11 +64,19 @@ class Estimator:
         self._inputs = {value.name for value in self._model.graph.input}
         self._weights = _shed_weights(self._model)
 
-    def at(self, shapes: Mapping[str, Sequence[int]]) -> Estimate:
+    def at(
+        self, shapes: Mapping[str, Sequence[int]], symbols: Mapping[str, int] | None = None
+    ) -> Estimate:
         """The estimate at these input shapes.
 
+        Args:
+            shapes: by input name.
+            symbols: sizes of the names in the file's own ``dim_param``s; what those say is
+                taken where shape inference gives up (older ONNX Runtimes do on opset 18), and
+                no output shapes are known then.
+
         Raises:
-            PipelineError: shape inference refuses the sizes: the model can't run at them.
+            PipelineError: shape inference gives up, and there are no `symbols`.
         """
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
@@ -85,7 +94,14 @@ class Estimator:
         for value in model.graph.output:
             value.type.tensor_type.shape.Clear()
             value.type.tensor_type.ClearField("shape")
-        inferred = _infer(model, shapes)
+        try:
+            inferred = _infer(model, shapes)
+        except PipelineError:
+            if symbols is None:
+                raise
+            table = _table(self._model.graph, symbols)
+            peak, unknown = _peak(self._model.graph, table, self._inputs)
+            return Estimate(self._weights + int(peak * SLACK), {}, unknown)
         # of an op that it does not know, inference says that the result is a scalar
         known = {"", "ai.onnx", "com.microsoft"}
         lost = {name for n in inferred.graph.node if n.domain not in known for name in n.output}
@@ -154,11 +170,18 @@ def _dims(value: onnx.ValueInfoProto) -> Iterator[int | str]:
         yield dim.dim_value if dim.HasField("dim_value") else dim.dim_param
 
 
-def _table(graph: onnx.GraphProto) -> dict[str, int | None]:
-    """Bytes by tensor name; None where a size is unknown."""
+def _table(
+    graph: onnx.GraphProto, symbols: Mapping[str, int] | None = None
+) -> dict[str, int | None]:
+    """Bytes by tensor name; None where a size is unknown.
+
+    Args:
+        graph: the graph.
+        symbols: what names in sizes stand for; without them a name is an unknown size.
+    """
     table: dict[str, int | None] = {}
     for value in [*graph.input, *graph.value_info, *graph.output]:
-        sizes = list(_dims(value))
+        sizes = [_known(size, symbols or {}) for size in _dims(value)]
         tensor = value.type.tensor_type
         if not tensor.HasField("shape") or any(not isinstance(s, int) for s in sizes):
             table[value.name] = None
@@ -166,6 +189,13 @@ def _table(graph: onnx.GraphProto) -> dict[str, int | None]:
             count = int(np.prod(np.array(sizes, dtype=np.float64)))
             table[value.name] = _bytes(tensor.elem_type, count)
     return table
+
+
+def _known(size: int | str, symbols: Mapping[str, int]) -> int | str:
+    if isinstance(size, str) and symbols:
+        with contextlib.suppress(InputError):
+            return evaluate(size, symbols)
+    return size
 
 
 def _peak(

@@ -23,15 +23,10 @@ from onnx import TensorProto, helper
 
 from pipeline.dims import Dim, DimExpr, Size, size_text
 from pipeline.errors import ExportError, InputError
-from pipeline.spec import Input, ModelSpec, Padding, amounts
+from pipeline.spec import Input, ModelSpec, Padding, amounts, padded_name
 
 _ONNX_MODES = {"replicate": "edge", "reflect": "reflect", "constant": "constant"}
 _PREFIX = "padding"
-
-
-def padded_name(name: str) -> str:
-    """What the padded size of a dim is called inside the model."""
-    return f"{name}_padded"
 
 
 def inner_inputs(spec: ModelSpec) -> tuple[Input, ...]:

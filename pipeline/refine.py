@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from pipeline.constraints import Rule
 from pipeline.dims import Dim, Size
-from pipeline.padding import padded_name
-from pipeline.spec import ModelSpec
+from pipeline.spec import ModelSpec, padded_name
 
 
 def outer(rule: Rule, spec: ModelSpec) -> Rule:

@@ -143,6 +143,11 @@ class Padding:
             raise InputError(f"padding: unknown align {self.align!r}; known: center, end")
 
 
+def padded_name(name: str) -> str:
+    """What the padded size of a dim is called inside the model."""
+    return f"{name}_padded"
+
+
 def amounts(size: int, multiple: int, align: str) -> tuple[int, int]:
     """How many elements go before and behind `size` to reach the next multiple."""
     total = -size % multiple

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,6 +85,7 @@ def compare_stage(
         tolerance_of(manifest),
         points(dims, profiles, extra),
         memory_limit,
+        manifest.padding.multiples if manifest.padding else {},
     )
     plan = compare.plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
@@ -112,6 +114,8 @@ def compare_stage(
             compare.TORCH,
             [p.outputs for p in later],
         )
+    if not engine_why and not any(runs[compare.ENGINE]):
+        engine_why = "no profile allows any of the sizes that were compared"
     return _noted(manifest, info, plan.run, engine_why), dict(watch.seconds)
 
 
@@ -198,6 +202,9 @@ def _store(
             if runner == compare.ENGINE and number is None:
                 continue
             place = folder / COMPARISON / name
+            if runner == compare.REWRITTEN and outputs is runs[compare.EXPORTED]:
+                _copy(place / f"{compare.EXPORTED}.json", place / f"{runner}.json")
+                continue
             _store_run(place, [feeds[n] for n in mine], runner, [outputs[n] for n in mine])
         base = f"{COMPARISON}/{name}"
         stored.append(StoredRun(f"{base}/inputs.json", f"{base}/{compare.TORCH}.json", number))
@@ -213,6 +220,14 @@ def _store(
     script = fresh(folder / REPRODUCE)
     script.write_text(text)
     script.chmod(0o755)
+
+
+def _copy(source: Path, destination: Path) -> None:
+    """The same file under a second name, without the bytes twice where links are to be had."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copyfile(source, destination)
 
 
 def _store_run(place: Path, feeds: Sequence[Feed], runner: str, outputs: Sequence[Feed]) -> None:

@@ -68,8 +68,10 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
         except OSError as error:
             raise InputError(f"weights {path}: {error.strerror or error}") from error
         except Exception as error:  # the unpickler raises whatever damaged bytes lead to
+            # torch's own words advise to run the code in the file
             raise InputError(
-                f"weights {path}: damaged, or not a torch file: {_first(error)}"
+                f"weights {path}: damaged, or not a torch file of tensors alone",
+                detail=str(error),
             ) from error
     else:
         raise InputError(f"weights {path}: unknown kind; use .pth, .pt or .safetensors")
