@@ -39,7 +39,10 @@ def convert(model: str, out: Path) -> tuple[dict[str, Any], float, int]:
     if child.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {child.returncode}")
     kib = usage.ru_maxrss if sys.platform != "darwin" else usage.ru_maxrss // 1024
-    return json.loads(output), seconds, kib * 1024
+    report = json.loads(output)
+    # the stages reset the kernel's high-water mark, so the process's own is the last stage's
+    peaks = [stage["peak_bytes"] or 0 for stage in report["manifest"]["stages"]]
+    return report, seconds, max(kib * 1024, *peaks)
 
 
 def measure(model: str, folder: Path) -> dict[str, Any]:

@@ -24,16 +24,18 @@ from pipeline.memory import Estimator
 from pipeline.polygraphy_log import collected
 from pipeline.profiles import Point, Profile
 from pipeline.spec import Tolerance, padded_name
+from pipeline.stored import Feed
 from pipeline.timing import Stopwatch
 
 if TYPE_CHECKING:
     import torch
 
-Feed = Mapping[str, np.ndarray]
 Announce = Callable[[str], None]
 # name of a run -> one {output: array} a point
 Runs = dict[str, Sequence[Feed]]
 
+_RANGE_HINT = "; if its inputs' values are to blame, give the Input a range: low=, high="
+_MISSING = "torch's outputs are not stored for them; run torch again (--torch)"
 TORCH, EXPORTED, REWRITTEN, ENGINE = "torch", "exported", "rewritten", "engine"
 
 
@@ -47,6 +49,7 @@ class Job:
         points: the sizes.
         memory_limit: bytes that a run may take by its estimate.
         padding: dim name to the multiple that the model inside is padded to.
+        profiles: each has to be compared somewhere, if memory allows it.
     """
 
     inputs: Mapping[str, Sequence[Size | str]]
@@ -55,6 +58,7 @@ class Job:
     points: Sequence[Point]
     memory_limit: int
     padding: Mapping[str, int] = field(default_factory=dict)
+    profiles: Sequence[Profile] = ()
 
     def symbols(self, point: Point) -> dict[str, int]:
         """The sizes of all names in the ONNX file: the dims, and the dims as padded."""
@@ -72,6 +76,7 @@ class Plan:
     run: list[Point] = field(default_factory=list)
     infos: list[PointInfo] = field(default_factory=list)
     shapes: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def plan_points(job: Job, model: Path) -> Plan:
@@ -86,6 +91,12 @@ def plan_points(job: Job, model: Path) -> Plan:
         plan.shapes.append(job.shapes(point))
         estimate = estimator.at(plan.shapes[-1], job.symbols(point))
         wrong = []
+        if estimate.failure:
+            plan.notes.append(f"{point}: output sizes not checked ahead: {estimate.failure}")
+        if estimate.unknown:
+            plan.notes.append(
+                f"{point}: the memory of {estimate.unknown} tensors of unknown size is not counted"
+            )
         for name, shape in job.outputs.items():
             want, got = shape_at(shape, point.sizes), estimate.output_shapes.get(name, ("?",))
             if want != got and all(isinstance(size, int) for size in got):
@@ -111,6 +122,11 @@ def run_torch(
         for feed in feeds:
             result = module(*(torch.from_numpy(array) for array in feed.values()))
             flat = result if isinstance(result, (tuple, list)) else (result,)
+            if len(flat) != len(names) or not all(isinstance(t, torch.Tensor) for t in flat):
+                raise CompareError(
+                    f"the model returns {type(result).__name__} where the spec names the outputs "
+                    f"{', '.join(names)}: return a tensor, or a tuple of that many tensors"
+                )
             yield {n: t.detach().cpu().numpy() for n, t in zip(names, flat, strict=True)}
 
 
@@ -166,7 +182,8 @@ def collect(
         except Exception as error:  # every library has its own; the point is to name the sizes
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             text = "\n".join([*messages.errors, str(error)])
-            raise CompareError(f"{name} fails at {point}: {first}", detail=text) from error
+            hint = _RANGE_HINT if name == TORCH else ""
+            raise CompareError(f"{name} fails at {point}: {first}{hint}", detail=text) from error
     return done
 
 
@@ -177,7 +194,10 @@ def judge(
     right: Mapping[str, np.ndarray],
     tolerance: Tolerance,
 ) -> list[PairResult]:
-    """Compares two runs at one point, output by output; `right` is held against `left`."""
+    """Compares two runs at one point, output by output; `right` is held against `left`.
+
+    Floating point within the tolerance; integers and booleans have to be equal.
+    """
     pair = (first, second)
     results = []
     for name in dict.fromkeys([*left, *right]):
@@ -191,14 +211,24 @@ def judge(
             results.append(_failed(pair, name, f"dtype {b.dtype}, not {a.dtype}"))
         elif not (np.isfinite(a).all() and np.isfinite(b).all()):
             which = first if not np.isfinite(a).all() else second
-            results.append(_failed(pair, name, f"{which} has NaN or infinity"))
+            hint = _RANGE_HINT if which == TORCH else ""
+            results.append(_failed(pair, name, f"{which} has NaN or infinity{hint}"))
         elif a.size and a.dtype.kind == "f" and not (np.abs(a) > tolerance.atol).any():
             results.append(
                 _failed(pair, name, f"says nothing: all of {first} is below atol={tolerance.atol}")
             )
-        else:
+        elif a.dtype.kind == "f":
             results.append(_numbers(pair, name, a, b, tolerance))
+        else:
+            results.append(_equal(pair, name, a, b))
     return results
+
+
+def _equal(pair: tuple[str, str], name: str, a: np.ndarray, b: np.ndarray) -> PairResult:
+    apart = int((a != b).sum())
+    far = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) if a.size else 0.0
+    why = f"{apart} of {a.size} {a.dtype} values differ" if apart else ""
+    return PairResult(pair, name, far, None, not apart, why)
 
 
 def _narrowed(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
@@ -250,9 +280,21 @@ def conclude(
                     results += judge(first, second, left, right, job.tolerance)
             index += 1
         infos.append(replace(info, results=tuple(results)))
-    compared = any(info.compared for info in infos)
-    passed = compared and all(result.passed for info in infos for result in info.results)
-    return ComparisonInfo(job.memory_limit, tuple(infos), passed, tuple(notes))
+    notes = [*plan.notes, *notes, *_uncompared(infos, job)]
+    comparison = ComparisonInfo(job.memory_limit, tuple(infos), True, tuple(notes))
+    return replace(comparison, passed=not failures(comparison))
+
+
+def _uncompared(infos: Sequence[PointInfo], job: Job) -> list[str]:
+    """What is missing, one line for each profile of which no size was compared."""
+    lines = []
+    for profile in job.profiles:
+        mine = [info for info in infos if profile.allows(info.sizes)]
+        if not any(info.compared for info in mine):
+            dear = all(info.estimate_bytes > job.memory_limit for info in mine)
+            what = "all need more memory than the limit" if dear else _MISSING
+            lines.append(f"profile {profile.name}: none of its sizes was compared: {what}")
+    return lines
 
 
 def failures(comparison: ComparisonInfo) -> list[str]:
@@ -266,6 +308,7 @@ def failures(comparison: ComparisonInfo) -> list[str]:
     ]
     if not any(info.compared for info in comparison.points):
         lines.append("nothing was compared: every point is over the memory limit")
+    lines += [note for note in comparison.notes if note.endswith(_MISSING)]
     return lines
 
 
@@ -276,40 +319,3 @@ def profile_of(point: Point, profiles: Sequence[Profile]) -> int | None:
 
 def _readable(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"
-
-
-def save_feeds(feeds: Sequence[Feed], path: Path) -> None:
-    """Writes inputs as ``polygraphy run --load-inputs`` reads them."""
-    from polygraphy.json import save_json
-
-    with collected():
-        save_json([dict(feed) for feed in feeds], str(path))
-
-
-def save_run(name: str, outputs: Sequence[Mapping[str, np.ndarray]], path: Path) -> None:
-    """Writes one run's outputs as ``polygraphy run --load-outputs`` reads them."""
-    from polygraphy.comparator import RunResults
-    from polygraphy.comparator.struct import IterationResult
-
-    runs = RunResults()
-    runs.append((name, [IterationResult(dict(o), runner_name=name) for o in outputs]))
-    with collected():
-        runs.save(str(path))
-
-
-def load_feeds(path: Path) -> list[dict[str, np.ndarray]]:
-    """Reads what `save_feeds` wrote."""
-    from polygraphy.json import load_json
-
-    with collected():
-        return [dict(feed) for feed in load_json(str(path))]
-
-
-def load_run(path: Path) -> list[dict[str, np.ndarray]]:
-    """Reads what `save_run` wrote."""
-    from polygraphy.comparator import RunResults
-
-    with collected():
-        runs = RunResults.load(str(path))
-    ((_, iterations),) = runs.items()
-    return [{name: np.asarray(array) for name, array in it.items()} for it in iterations]

@@ -39,9 +39,9 @@ class Config:
     """
 
     model: str | ModelSpec
-    out: Path | None = None
+    out: Path | str | None = None
     options: Mapping[str, Option] = field(default_factory=dict)
-    weights: Path | None = None
+    weights: Path | str | None = None
     target: str = DEFAULT_TARGET
     profiles: tuple[Profile | str, ...] = ()
     precision: Precision = "fp32"
@@ -55,6 +55,16 @@ class Config:
             raise InputError(f"memory limit {self.memory_limit}: must be positive")
         if self.seed < 0:
             raise InputError(f"seed {self.seed}: can't be negative")
+
+    @property
+    def weights_path(self) -> Path | None:
+        return None if self.weights is None else Path(self.weights)
+
+    @property
+    def place(self) -> Path:
+        """The artifact's folder."""
+        name = self.model if isinstance(self.model, str) else self.model.name
+        return Path("artifacts") / name if self.out is None else Path(self.out)
 
     def parsed_profiles(self) -> tuple[Profile, ...]:
         """The profiles as objects; those given as text are called after their place."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from pipeline.dims import Dim, Size
 from pipeline.manifest import Manifest
 from pipeline.profiles import Profile
-from pipeline.spec import Input, Tolerance
+from pipeline.spec import Align, Input, Padding, PaddingMode, Tolerance
 
 
 def dims_of(manifest: Manifest) -> dict[str, Dim]:
@@ -29,6 +31,14 @@ def inputs_of(manifest: Manifest) -> tuple[Input, ...]:
 def profiles_of(manifest: Manifest) -> tuple[Profile, ...]:
     """The profiles, with a range for every dim."""
     return tuple(Profile(p.name, dict(p.ranges)) for p in manifest.profiles)
+
+
+def padding_of(manifest: Manifest) -> Padding | None:
+    """The padding, if there is one."""
+    p = manifest.padding
+    return (
+        None if p is None else Padding(p.multiples, cast(PaddingMode, p.mode), cast(Align, p.align))
+    )
 
 
 def tolerance_of(manifest: Manifest) -> Tolerance:

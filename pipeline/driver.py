@@ -15,7 +15,7 @@ from pipeline.artifact import Artifact, finish
 from pipeline.build import Precision, check_precision
 from pipeline.compare import failures
 from pipeline.config import Config
-from pipeline.declared import dims_of
+from pipeline.declared import dims_of, inputs_of, padding_of
 from pipeline.errors import CompareError, InputError
 from pipeline.keys import STAGES, stage_keys, versions, weights_info
 from pipeline.manifest import Manifest, ModelInfo, TargetInfo, ToleranceInfo, now
@@ -24,7 +24,7 @@ from pipeline.profiles import Profile, parse_sizes
 from pipeline.registry import find_spec
 from pipeline.regression import regression
 from pipeline.reuse import first_changed, previous, sizes_compared, still
-from pipeline.spec import ModelSpec
+from pipeline.spec import ModelSpec, Output
 from pipeline.stages import Announce, measured
 from pipeline.target import find_target, require
 from pipeline.verify import RESERVED, compare_stage
@@ -85,7 +85,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
     profiles = _profiles(config, spec)
     for text in config.shapes:
         parse_sizes(text, spec.dims)
-    place = config.out or Path("artifacts") / spec.name
+    place = config.place
     keys = stage_keys(config, spec, target, profiles)
     old = None if config.force else previous(place)
     first = first_changed(old, keys)
@@ -104,7 +104,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
             def export() -> tuple[Manifest, Mapping[str, float]]:
                 nonlocal module
                 done, module, libraries = stages.export_stage(
-                    folder, manifest, spec, profiles, config.weights, config.seed
+                    folder, manifest, spec, profiles, config.weights_path, config.seed
                 )
                 return done, libraries
 
@@ -126,7 +126,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
             lambda: compare_stage(
                 folder,
                 manifest,
-                reference_module(spec, manifest, config.weights, module),
+                reference_module(spec, manifest, config.weights_path, module),
                 shapes=config.shapes,
                 memory_limit=limit,
                 seed=config.seed,
@@ -146,13 +146,13 @@ def run_export(config: Config, announce: Announce = quiet) -> Report:
     spec = find_spec(config.model, config.options)
     check_precision(config.precision, find_target(config.target))
     profiles = _profiles(config, spec)
-    place = config.out or Path("artifacts") / spec.name
+    place = config.place
     manifest = draft(config, spec)
     with replacing(place, keep=False) as folder:
 
         def export() -> tuple[Manifest, Mapping[str, float]]:
             done, _, libraries = stages.export_stage(
-                folder, manifest, spec, profiles, config.weights, config.seed
+                folder, manifest, spec, profiles, config.weights_path, config.seed
             )
             return done, libraries
 
@@ -200,6 +200,7 @@ def run_verify(
     *,
     against: Path | None = None,
     torch_model: bool = False,
+    spec: ModelSpec | None = None,
     weights: Path | None = None,
     shapes: Sequence[str] = (),
     memory_limit: int | None = None,
@@ -214,6 +215,8 @@ def run_verify(
         against: another artifact, for the regression check.
         torch_model: make the torch model again and run it; otherwise torch's stored outputs
             are what everything is held against.
+        spec: what the artifact was made from, for `torch_model`, where that is no model of
+            the zoo.
         weights: the weights file that the artifact was made with, for `torch_model`.
         shapes: further sizes, for `torch_model`.
         memory_limit: bytes a run may take by its estimate.
@@ -224,7 +227,7 @@ def run_verify(
     old = Artifact.open(against) if against is not None else None
     for text in shapes:
         parse_sizes(text, dims_of(manifest))
-    module = _rebuilt(manifest, weights) if torch_model else None
+    module = _rebuilt(manifest, spec, weights) if torch_model else None
     with replacing(place, keep=True) as folder:
         still(folder, manifest, place)
         done = measured(
@@ -281,18 +284,28 @@ def reference_module(
     from pipeline.export import reference
 
     module = module if module is not None else spec.build(weights).eval()
-    return reference(spec, module, {o.name: o.shape for o in manifest.outputs})
+    padding = padding_of(manifest)  # it may have been refined, like the dims
+    declared = replace(
+        spec,
+        inputs=inputs_of(manifest),
+        outputs=tuple(Output(o.name) for o in spec.outputs),
+        padding=padding,
+    )
+    return reference(declared, module, {o.name: o.shape for o in manifest.outputs})
 
 
-def _rebuilt(manifest: Manifest, weights: Path | None) -> torch.nn.Module:
-    """The torch reference of an artifact whose model is in the zoo."""
+def _rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) -> torch.nn.Module:
+    """The torch reference of an artifact, made anew."""
     info = manifest.model
-    if info.source.startswith("spec:"):
-        raise InputError(f"the model of this artifact, {info.source}, is not in the zoo")
+    if spec is None and info.source.startswith("spec:"):
+        raise InputError(
+            f"the model of this artifact, {info.source}, is not in the zoo: from Python, give "
+            "pipeline.driver.run_verify its spec"
+        )
     stated = info.weights.file
     if stated is not None and weights is None:
         raise InputError(f"this artifact was made with the weights {stated}: give --weights")
-    spec = find_spec(info.source, info.options)
+    spec = spec or find_spec(info.source, info.options)
     if weights_info(Config(info.source, weights=weights), spec) != info.weights:
         raise InputError(f"weights {weights}: not those that the artifact was made with")
     return reference_module(spec, manifest, weights)

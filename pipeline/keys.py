@@ -3,7 +3,8 @@
 A stage's key holds the key of the stage before. Changes that are noticed: the pipeline's own
 code, the file that holds the spec, its options and weights, the versions of torch and of every
 library that the spec names, the target and its version, profiles, precision, tolerances, sizes.
-A module of the user's own that the spec's file imports is not looked into: `force` is for that.
+A spec that is handed over as an object is another one each time, unless it has a `key`. What a
+model of the zoo reads beside its weights file is not looked into: `force` is for that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
@@ -48,7 +50,7 @@ def stage_keys(
     own: dict[str, object] = {
         "export": {
             "pipeline": pipeline_hash(),
-            "source": _file_hash(source_file(spec)),
+            "source": _source(config, spec),
             "spec": _describe(spec),
             "weights": asdict(weights_info(config, spec)),
             "libraries": versions(spec.libraries),
@@ -73,6 +75,17 @@ def stage_keys(
         text = json.dumps(content, sort_keys=True, default=str)
         keys[stage] = before = hashlib.sha256(text.encode()).hexdigest()
     return keys
+
+
+def _source(config: Config, spec: ModelSpec) -> object:
+    """What tells one `build` from another.
+
+    A function's closure, and what it reads when it runs, can't be told from outside: a spec that
+    is handed over as an object without a key of its own never equals an earlier one.
+    """
+    if not isinstance(config.model, str) and spec.key is None:
+        return uuid.uuid4().hex
+    return [spec.key, _file_hash(source_file(spec))]
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
@@ -118,7 +131,7 @@ def weights_info(config: Config, spec: ModelSpec) -> Weights:
     Raises:
         InputError: the file can't be read.
     """
-    path = config.weights
+    path = config.weights_path
     if path is None:
         return Weights(None, None, spec.seed)
     if not path.is_file():

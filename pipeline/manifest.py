@@ -88,7 +88,7 @@ class PaddingInfo:
 
 @dataclass(frozen=True)
 class ToleranceInfo:
-    """``|a - b| <= atol + rtol * |b|``, and why these numbers."""
+    """Within `atol`, or within `rtol` of the reference, in every element; and why these numbers."""
 
     rtol: float
     atol: float

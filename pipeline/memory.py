@@ -29,11 +29,15 @@ _SMALL = 1024  # elements; larger initializers can't be a shape and are not carr
 
 @dataclass(frozen=True)
 class Estimate:
-    """Peak memory in bytes, output shapes where known, how many tensors' sizes stayed unknown."""
+    """Peak memory in bytes, output shapes where known, how many tensors' sizes stayed unknown.
+
+    `failure` says in words why shape inference gave up, if it did.
+    """
 
     peak_bytes: int
     output_shapes: Mapping[str, tuple[int | str, ...]]
     unknown: int
+    failure: str = ""
 
 
 def default_limit() -> int:
@@ -96,12 +100,12 @@ class Estimator:
             value.type.tensor_type.ClearField("shape")
         try:
             inferred = _infer(model, shapes)
-        except PipelineError:
+        except PipelineError as error:
             if symbols is None:
                 raise
             table = _table(self._model.graph, symbols)
             peak, unknown = _peak(self._model.graph, table, self._inputs)
-            return Estimate(self._weights + int(peak * SLACK), {}, unknown)
+            return Estimate(self._weights + int(peak * SLACK), {}, unknown, str(error))
         # of an op that it does not know, inference says that the result is a scalar
         known = {"", "ai.onnx", "com.microsoft"}
         lost = {name for n in inferred.graph.node if n.domain not in known for name in n.output}

@@ -118,9 +118,10 @@ def points(
     """The sizes at which to verify a model: of each profile min, opt, max, between them, odd.
 
     Sizes between lie halfway (below opt) and a quarter of the way (above it, where sizes get
-    dear) in the logarithm, and are odd where an odd size is legal. The mixed corners (one dim
-    at its min, the others at their max, and the other way round) tell swapped axes apart. A set
-    of sizes is listed once.
+    dear) in the logarithm for the first dim and less far for the others, so that dims of the
+    same range differ, and are odd where an odd size is legal. The mixed corners (one dim at its
+    min, the others at their max, and the other way round) tell swapped axes apart. A set of
+    sizes is listed once.
     """
     found: list[Point] = []
 
@@ -134,7 +135,8 @@ def points(
 
         def between(a: Mapping[str, int], b: Mapping[str, int], part: float) -> dict[str, int]:
             sizes = {}
-            for name, dim in dims.items():
+            for place, (name, dim) in enumerate(dims.items()):
+                part *= 1 if place == 0 else 0.75  # dims of the same range get different sizes
                 size = dim.legal(round(a[name] ** (1 - part) * b[name] ** part), odd=True)
                 lowest, _, highest = profile.ranges[name]  # noqa: B023
                 sizes[name] = size if lowest <= size <= highest else a[name]
@@ -145,7 +147,8 @@ def points(
         add(f"{tag}opt", opt)
         if len(dims) > 1:
             first = next(iter(dims))
-            add(f"{tag}{first} min, rest max", {**high, first: low[first]})
+            for name in dims if len(dims) > 2 else [first]:
+                add(f"{tag}{name} min, rest max", {**high, name: low[name]})
             add(f"{tag}{first} max, rest min", {**low, first: high[first]})
         add(f"{tag}odd, above opt", between(opt, high, 0.25))
         add(f"{tag}max", high)

@@ -55,4 +55,4 @@ def source_file(spec: ModelSpec) -> Path | None:
         found = inspect.getsourcefile(spec.build)
     except TypeError:
         return None
-    return Path(found) if found else None
+    return Path(found) if found and Path(found).is_file() else None

@@ -10,9 +10,9 @@ from pipeline.dims import solve_sizes
 from pipeline.errors import InputError
 from pipeline.manifest import Manifest
 from pipeline.profiles import Point
+from pipeline.stored import stored_points
 from pipeline.target import bind_polygraphy, find_target
 from pipeline.timing import Stopwatch
-from pipeline.verify import stored_points
 
 
 def regression(artifact: Artifact, old: Artifact, announce: Announce) -> list[str]:
@@ -81,7 +81,23 @@ def _declarations(new: Manifest, old: Manifest) -> list[str]:
             at = ",".join(f"{k}={v}" for k, v in sizes.items())
             if sizes.keys() == now_dims.keys() and not any(p.allows(sizes) for p in now_profiles):
                 lines.append(f"profile {profile.name}: no profile allows its {word} {at} any more")
+    lines += _coverage(new, old)
     a, b = new.tolerance, old.tolerance
     if a.rtol > b.rtol or a.atol > b.atol:
         lines.append(f"tolerance widened: rtol {b.rtol} to {a.rtol}, atol {b.atol} to {a.atol}")
+    return lines
+
+
+def _coverage(new: Manifest, old: Manifest) -> list[str]:
+    """What was built or compared otherwise, or less."""
+    lines = []
+    if old.precision != new.precision:
+        lines.append(f"precision was {old.precision}, is {new.precision}")
+    done = [p.sizes for p in new.comparison.points if p.compared] if new.comparison else []
+    for point in old.comparison.points if old.comparison else ():
+        if point.compared and point.sizes not in done:
+            at = ",".join(f"{k}={v}" for k, v in point.sizes.items())
+            lines.append(f"{at} was compared, is not any more")
+    if old.engine_compared and not new.engine_compared:
+        lines.append(f"the engine was compared, is not any more: {new.engine_compared_why}")
     return lines

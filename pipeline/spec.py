@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from pipeline.profiles import Profile
 if TYPE_CHECKING:
     import torch
 
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # a folder is called after it
+Align = Literal["center", "end"]
 PaddingMode = Literal["replicate", "reflect", "constant"]
 
 
@@ -51,7 +54,8 @@ class Input:
         shape: numbers and dims, one an axis.
         dtype: a numpy dtype name.
         low, high: the range of the random values it is verified with (uniform; integers
-            include `low` and exclude `high`).
+            include `low` and exclude `high`; a bool is true where the value is positive, so
+            that low=1, high=2 gives a mask of ones).
     """
 
     name: str
@@ -62,6 +66,8 @@ class Input:
 
     def __post_init__(self) -> None:
         for axis, size in enumerate(self.shape):
+            if not isinstance(size, (int, Dim, DimExpr)) or isinstance(size, bool):
+                raise InputError(f"{self.name} axis {axis}: {size!r} is neither a number nor a dim")
             if isinstance(size, DimExpr):
                 raise InputError(
                     f"{self.name} axis {axis}: {size} is an expression; an input's sizes are "
@@ -97,7 +103,7 @@ class Input:
         rng = np.random.default_rng(entropy)
         dtype = np.dtype(self.dtype)
         if dtype.kind == "b":
-            return rng.random(shape) < 0.5
+            return rng.uniform(self.low, self.high, shape) > 0
         if dtype.kind in "iu":
             return rng.integers(int(self.low), int(self.high), shape, dtype=dtype)
         return rng.uniform(self.low, self.high, shape).astype(dtype)
@@ -128,7 +134,7 @@ class Padding:
 
     multiples: Mapping[str, int]
     mode: PaddingMode = "replicate"
-    align: Literal["center", "end"] = "center"
+    align: Align = "center"
 
     def __post_init__(self) -> None:
         if not self.multiples:
@@ -171,6 +177,9 @@ class ModelSpec:
         refine_dims: let the exporter narrow a dim to what the model takes (a multiple, a
             smaller range), and say so, instead of failing.
         libraries: the packages whose version changes the model, for the cache key.
+        key: for a spec that is handed over as an object: text that changes whenever `build` does.
+            Without it, such a spec is converted anew each time, since a function can't be told
+            from a changed one. Models by name don't need it.
         seed: what `build` seeds its random weights with, for the manifest.
         options: what the factory was called with, for the cache key and the manifest.
     """
@@ -184,10 +193,13 @@ class ModelSpec:
     padding: Padding | None = None
     refine_dims: bool = False
     libraries: tuple[str, ...] = ()
+    key: str | None = None
     seed: int | None = None
     options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not _MODEL_NAME.fullmatch(self.name):
+            raise InputError(f"model name {self.name!r}: use letters, digits, _, . and -")
         names = [i.name for i in self.inputs] + [o.name for o in self.outputs]
         for name in names:
             if names.count(name) > 1:

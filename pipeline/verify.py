@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from pipeline import compare
 from pipeline._folder import fresh
@@ -23,7 +20,7 @@ from pipeline.artifact import (
     hash_file,
     reproduce_script,
 )
-from pipeline.compare import Feed, Job, Plan, Runs, profile_of
+from pipeline.compare import Job, Plan, Runs, profile_of
 from pipeline.declared import dims_of, inputs_of, profiles_of, tolerance_of
 from pipeline.dims import solve_sizes
 from pipeline.errors import ArtifactError, InputError
@@ -31,7 +28,8 @@ from pipeline.gpu import why_not
 from pipeline.keys import versions
 from pipeline.manifest import ComparisonInfo, Manifest
 from pipeline.profiles import Point, Profile, parse_sizes, points
-from pipeline.stages import PACKAGES, Announce
+from pipeline.stages import Announce
+from pipeline.stored import Feed, StoredPoint, copy_run, store_run, stored_points
 from pipeline.target import Target, bind_polygraphy, find_target, installed_version, use
 from pipeline.timing import Stopwatch
 
@@ -86,6 +84,7 @@ def compare_stage(
         points(dims, profiles, extra),
         memory_limit,
         manifest.padding.multiples if manifest.padding else {},
+        profiles,
     )
     plan = compare.plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
@@ -102,20 +101,23 @@ def compare_stage(
     engine_why = _why_no_engine(folder, target, manifest)
     if not engine_why:
         use(target)
-        runs[compare.ENGINE] = _run_engine(folder, profiles, plan.run, feeds, announce, watch)
-        pairs += [(compare.REWRITTEN, compare.ENGINE), (compare.TORCH, compare.ENGINE)]
+        engines = _run_engine(folder, profiles, plan.run, feeds, announce, watch)
+        runs.update(engines)
+        for name in engines:
+            pairs += [(compare.REWRITTEN, name), (compare.TORCH, name)]
+        idle = [profiles[n].name for n, run in enumerate(engines.values()) if not any(run)]
+        if idle:
+            engine_why = f"no size of profile {', '.join(idle)} was compared"
     info = compare.conclude(plan, runs, pairs, job, notes)
     shutil.rmtree(folder / COMPARISON, ignore_errors=True)
     _store(folder, manifest, plan.run, feeds, runs)
     if later:
-        _store_run(
+        store_run(
             folder / COMPARISON / LATER,
             [p.feed for p in later],
             compare.TORCH,
             [p.outputs for p in later],
         )
-    if not engine_why and not any(runs[compare.ENGINE]):
-        engine_why = "no profile allows any of the sizes that were compared"
     return _noted(manifest, info, plan.run, engine_why), dict(watch.seconds)
 
 
@@ -169,16 +171,19 @@ def _run_engine(
     feeds: Sequence[Feed],
     announce: Announce,
     watch: Stopwatch,
-) -> list[dict[str, np.ndarray]]:
-    """The engine's outputs at each point, in the profile that allows it; {} where none does."""
-    outputs: list[dict[str, np.ndarray]] = [{} for _ in run]
-    for number in range(len(profiles)):
-        mine = [n for n, point in enumerate(run) if profile_of(point, profiles) == number]
+) -> Runs:
+    """The engine's outputs in each profile, at each point; {} where the profile forbids it."""
+    runs: Runs = {}
+    for number, profile in enumerate(profiles):
+        name = compare.ENGINE if len(profiles) == 1 else f"{compare.ENGINE}-{profile.name}"
+        mine = [n for n, point in enumerate(run) if profile.allows(point.sizes)]
         results = compare.run_engine(folder / PLAN, [feeds[n] for n in mine], number)
-        done = compare.collect(compare.ENGINE, results, [run[n] for n in mine], announce, watch)
+        done = compare.collect(name, results, [run[n] for n in mine], announce, watch)
+        outputs: list[Feed] = [{} for _ in run]
         for n, output in zip(mine, done, strict=True):
             outputs[n] = output
-    return outputs
+        runs[name] = outputs
+    return runs
 
 
 def _groups(
@@ -199,13 +204,13 @@ def _store(
     stored = []
     for name, number, mine in _groups(profiles_of(manifest), run):
         for runner, outputs in runs.items():
-            if runner == compare.ENGINE and number is None:
+            if not all(outputs[n] for n in mine):  # an engine's profile without these sizes
                 continue
             place = folder / COMPARISON / name
             if runner == compare.REWRITTEN and outputs is runs[compare.EXPORTED]:
-                _copy(place / f"{compare.EXPORTED}.json", place / f"{runner}.json")
+                copy_run(place / f"{compare.EXPORTED}.json", place / f"{runner}.json")
                 continue
-            _store_run(place, [feeds[n] for n in mine], runner, [outputs[n] for n in mine])
+            store_run(place, [feeds[n] for n in mine], runner, [outputs[n] for n in mine])
         base = f"{COMPARISON}/{name}"
         stored.append(StoredRun(f"{base}/inputs.json", f"{base}/{compare.TORCH}.json", number))
     tolerance = tolerance_of(manifest)
@@ -220,46 +225,6 @@ def _store(
     script = fresh(folder / REPRODUCE)
     script.write_text(text)
     script.chmod(0o755)
-
-
-def _copy(source: Path, destination: Path) -> None:
-    """The same file under a second name, without the bytes twice where links are to be had."""
-    try:
-        os.link(source, destination)
-    except OSError:
-        shutil.copyfile(source, destination)
-
-
-def _store_run(place: Path, feeds: Sequence[Feed], runner: str, outputs: Sequence[Feed]) -> None:
-    place.mkdir(parents=True, exist_ok=True)
-    compare.save_feeds(feeds, fresh(place / "inputs.json"))
-    compare.save_run(runner, outputs, fresh(place / f"{runner}.json"))
-
-
-@dataclass(frozen=True)
-class StoredPoint:
-    """One stored point: its inputs and one run's outputs."""
-
-    feed: dict[str, np.ndarray]
-    outputs: dict[str, np.ndarray]
-
-
-def stored_points(folder: Path, runner: str) -> list[StoredPoint]:
-    """Everything that an artifact has stored of one run.
-
-    Raises:
-        ArtifactError: nothing is stored.
-    """
-    found = []
-    for path in sorted((folder / COMPARISON).glob(f"*/{runner}.json")):
-        feeds = compare.load_feeds(path.with_name("inputs.json"))
-        outputs = compare.load_run(path)
-        found += [StoredPoint(f, o) for f, o in zip(feeds, outputs, strict=True)]
-    if not found:
-        raise ArtifactError(
-            f"{folder}: no outputs of {runner} are stored to compare with; give --torch to run it"
-        )
-    return found
 
 
 def _stored(
@@ -298,6 +263,7 @@ def _noted(
     """The manifest with the result, and with the sizes that showed each dim to be dynamic."""
     assert manifest.export is not None
     dynamic = {}
+    here = versions(("onnxruntime", "polygraphy", "numpy"))  # perhaps not where it was exported
     for name, text in manifest.export.dynamic.items():
         sizes = sorted({point.sizes[name] for point in run})
         dynamic[name] = f"{text.split(';')[0]}; ran at {', '.join(map(str, sizes))}"
@@ -307,5 +273,5 @@ def _noted(
         engine_compared=not engine_why,
         engine_compared_why=engine_why or "compared on this machine's GPU",
         export=replace(manifest.export, dynamic=dynamic),
-        versions={**manifest.versions, **versions(PACKAGES)},
+        versions={**manifest.versions, **{f"compare:{k}": v for k, v in here.items()}},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,8 @@ def load_weights(module: torch.nn.Module, path: Path) -> None:
         module: the module to fill, in place.
         path: ``.safetensors``, or ``.pth``/``.pt`` read with ``weights_only`` (no code in the
             file is run). A state dict under ``state_dict``, ``model`` or ``model_state_dict``
-            is unwrapped, and DataParallel's ``module.`` prefix dropped.
+            is unwrapped, and DataParallel's ``module.`` prefix dropped. The checksums in a
+            ``.pth`` are checked; a ``.safetensors`` has none.
 
     Raises:
         InputError: the file is missing, damaged, of an unknown kind, or for another model
@@ -64,6 +66,11 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
         state: object = _read_safetensors(path)
     elif path.suffix in (".pth", ".pt", ".bin"):
         try:
+            if zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    damaged = archive.testzip()  # torch.load does not look at the checksums
+                if damaged is not None:
+                    raise zipfile.BadZipFile(f"{damaged}: wrong checksum")
             state = torch.load(path, map_location="cpu", weights_only=True)
         except OSError as error:
             raise InputError(f"weights {path}: {error.strerror or error}") from error

@@ -10,7 +10,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from pipeline import compare
+from pipeline import compare, stored
 from pipeline.compare import Job, collect, conclude, judge, plan_points, profile_of
 from pipeline.dims import Dim
 from pipeline.driver import quiet
@@ -218,7 +218,7 @@ def test_torch_is_put_into_inference_mode() -> None:
     (out,) = compare.run_torch(Two(), ["a", "b"], [{"x": np.ones((2, 2), F32)}])
     assert out["a"].dtype == F32
     assert out["b"] == 4
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(CompareError, match="the spec names the outputs a:"):
         list(compare.run_torch(Two(), ["a"], [{"x": np.ones((2, 2), F32)}]))
 
 
@@ -229,11 +229,11 @@ def test_profile_of_a_point() -> None:
 
 def test_what_is_stored_comes_back(tmp_path: Path) -> None:
     feeds = [{"x": np.ones((n, 2), F32), "n": np.array([n], np.int64)} for n in (1, 5)]
-    compare.save_feeds(feeds, tmp_path / "inputs.json")
-    compare.save_run("torch", feeds, tmp_path / "torch.json")
+    stored.save_feeds(feeds, tmp_path / "inputs.json")
+    stored.save_run("torch", feeds, tmp_path / "torch.json")
     for loaded in (
-        compare.load_feeds(tmp_path / "inputs.json"),
-        compare.load_run(tmp_path / "torch.json"),
+        stored.load_feeds(tmp_path / "inputs.json"),
+        stored.load_run(tmp_path / "torch.json"),
     ):
         assert len(loaded) == 2
         for got, want in zip(loaded, feeds, strict=True):
@@ -241,3 +241,20 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
             for name, array in want.items():
                 assert got[name].dtype == array.dtype
                 np.testing.assert_array_equal(got[name], array)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "passes"),
+    [
+        ([200000, 1], [200000, 1], True),
+        ([200000, 1], [200010, 1], False),  # within rtol as a float
+        ([2**62], [-(2**62)], False),  # the difference overflows
+        ([True, False], [True, True], False),
+    ],
+)
+def test_integers_and_booleans_have_to_be_equal(a: list[int], b: list[int], passes: bool) -> None:
+    wide = Tolerance(1e-2, 1e2, "wide")
+    (result,) = judge("a", "b", {"y": np.array(a)}, {"y": np.array(b)}, wide)
+    assert result.passed is passes
+    assert bool(result.why) is not passes
+    assert result.max_abs is not None and (result.max_abs > 0) is not passes

@@ -26,8 +26,8 @@ from pipeline.gpu import why_not
 from pipeline.manifest import ComparisonInfo, Manifest
 from pipeline.profiles import Profile
 from pipeline.spec import Input, Output
+from pipeline.stored import stored_points
 from pipeline.target import TARGETS, installed_version
-from pipeline.verify import stored_points
 
 RTX = TARGETS["rtx-1.7"]
 
@@ -243,7 +243,7 @@ def test_narrowed_dims_reach_profiles_and_engine(tmp_path: Path) -> None:
     spec = dataclasses.replace(tiny.of(halves), inputs=(Input("x", (1, 3, h)),))
     with pytest.raises(ExportError, match="multiple of 2"):
         run(Config(spec, out=tmp_path / "a"))
-    spec = dataclasses.replace(spec, refine_dims=True)
+    spec = dataclasses.replace(spec, refine_dims=True, key="halves")
     report = run(Config(spec, out=tmp_path / "a"))
     assert report.manifest.dims[0].multiple_of == 2
     assert report.manifest.export is not None

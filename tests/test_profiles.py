@@ -110,3 +110,10 @@ def test_parse_sizes() -> None:
         with pytest.raises(InputError) as caught:
             parse_sizes(text, dims)
         assert words in str(caught.value)
+
+
+def test_dims_of_the_same_range_differ_somewhere() -> None:
+    dims = {name: Dim(name, 16, 64, 512) for name in ("n", "h", "w")}
+    found = points(dims, [Profile("p").resolve(dims)])
+    for a, b in (("n", "h"), ("n", "w"), ("h", "w")):
+        assert sum(point.sizes[a] != point.sizes[b] for point in found) >= 3

@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 from helpers import command
 
 from pipeline import driver
 from pipeline.artifact import Artifact
+from pipeline.compare import run_onnx
 from pipeline.config import Config
 from pipeline.driver import Report, run
 from pipeline.errors import (
@@ -151,7 +153,7 @@ class TestReuse:
                 net.conv.bias += 0.01 * made
             return net
 
-        spec = dataclasses.replace(tiny.conv(), name="moody", build=build)
+        spec = dataclasses.replace(tiny.conv(), name="moody", build=build, key="moody")
         place = tmp_path / "moody"
         run(Config(spec, out=place))
         before = (place / "manifest.json").read_bytes()
@@ -174,3 +176,23 @@ class TestReuse:
         with pytest.raises(InputError, match="another conversion replaced it meanwhile; run again"):
             again(artifact, shapes=("h=11",))
         assert Artifact.open(artifact).manifest.model.options == {"channels": 2}
+
+
+def test_a_changed_closure_is_never_taken_for_unchanged(tmp_path: Path) -> None:
+    """What `build` reads can't be told from outside, so a spec without a key is always new."""
+
+    def made(scale: float, **more: Any) -> Any:
+        spec = tiny.of(lambda x: x * scale, name="scaled")
+        return dataclasses.replace(spec, **more)
+
+    place = tmp_path / "scaled"
+    assert not run(Config(made(2.0), out=place)).unchanged
+    report = run(Config(made(3.0), out=place))
+    assert not report.unchanged
+    assert (
+        next(run_onnx(report.path / "model.onnx", [{"x": np.ones((1, 3, 5, 5), "f4")}]))["y"].max()
+        == 3.0
+    )
+    assert not run(Config(made(3.0, key="3"), out=place)).unchanged
+    assert run(Config(made(3.0, key="3"), out=place)).unchanged
+    assert not run(Config(made(4.0, key="4"), out=place)).unchanged

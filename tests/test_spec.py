@@ -132,3 +132,27 @@ def test_samples_are_seeded_and_in_range() -> None:
     assert set(Input("b", (H, W), "bool").sample(sizes, 0).ravel()) == {False, True}
     assert Input("f", (H,), "float16").sample(sizes, 0).dtype == np.float16
     assert spec().sizes_of({"x": (1, 3, 20, 30)}) == {"h": 20, "w": 30}
+
+
+@pytest.mark.parametrize(("low", "high", "share"), [(1, 2, 1.0), (-2, -1, 0.0), (-1, 1, 0.5)])
+def test_bool_samples_keep_to_their_range(low: float, high: float, share: float) -> None:
+    mask = Input("keep", (1000,), "bool", low=low, high=high).sample({}, 0)
+    assert mask.dtype == bool
+    assert abs(mask.mean() - share) < 0.06
+
+
+@pytest.mark.parametrize("name", ["../evil", "", "a/b", ".hidden"])
+def test_model_names_are_names_of_folders(name: str) -> None:
+    with pytest.raises(InputError, match="model name"):
+        ModelSpec(
+            name,
+            lambda _: None,
+            (Input("x", (1,)),),
+            (Output("y"),),
+            Tolerance(1e-4, 1e-4, "a test"),
+        )
+
+
+def test_a_shape_of_neither_numbers_nor_dims() -> None:
+    with pytest.raises(InputError, match="x axis 1: None is neither a number nor a dim"):
+        Input("x", (1, None))

@@ -16,11 +16,13 @@ from helpers import perturb, refinish
 
 from pipeline import compare
 from pipeline.artifact import Artifact
+from pipeline.compare import failures
 from pipeline.config import Config
-from pipeline.driver import Report, run, run_rewrite, run_verify
+from pipeline.driver import Report, run, run_build, run_rewrite, run_verify
 from pipeline.errors import ArtifactError, CompareError, InputError
 from pipeline.manifest import ComparisonInfo, Manifest, ToleranceInfo
-from pipeline.verify import stored_points
+from pipeline.stored import stored_points
+from pipeline.summary import report_text
 
 
 def compared(manifest: Manifest) -> ComparisonInfo:
@@ -287,3 +289,34 @@ def test_stored_points_are_those_of_the_spec(converted: Report) -> None:
         h, w = point.feed["x"].shape[2:]
         assert (point.feed["x"] == tiny.conv().sample({"h": h, "w": w}, 0)["x"]).all()
         assert point.outputs["y"].shape == (1, 4, h, w)
+
+
+def test_a_profile_of_which_nothing_is_stored_does_not_pass(artifact: Path) -> None:
+    run_build(artifact, ["h=5:18:40,w=5:22:40", "h=30:33:36,w=7"])
+    report = run_verify(artifact)
+    assert not report.ok
+    assert report.manifest.comparison is not None
+    (line,) = failures(report.manifest.comparison)
+    assert line.startswith("profile profile1: none of its sizes was compared: torch's outputs")
+    assert "profile1" in report_text(report)
+
+
+def test_a_profile_that_is_too_dear_is_noted_and_no_failure(tmp_path: Path) -> None:
+    config = Config(tiny.conv(), out=tmp_path / "a", profiles=("h=5:6:7,w=5:6:7", "h=40,w=40"))
+    first = run(config).manifest.comparison
+    assert first is not None and not any("none of its sizes" in note for note in first.notes)
+    costs = sorted(point.estimate_bytes for point in first.points)
+    report = run(dataclasses.replace(config, memory_limit=costs[-1] - 1))
+    assert report.ok and report.manifest.comparison is not None
+    (note,) = [n for n in report.manifest.comparison.notes if "none of its sizes" in n]
+    assert note.startswith("profile profile1:") and note.endswith("need more memory than the limit")
+    assert note in report_text(report)
+
+
+class TestAgainstCoverage:
+    def test_precision_and_lost_sizes(self, artifact: Path, converted: Report) -> None:
+        old = run_verify(artifact)
+        assert old.ok
+        run_build(artifact, precision="tf32")
+        lines = run_verify(artifact, against=converted.path).regressions
+        assert lines == ["precision was fp32, is tf32"]

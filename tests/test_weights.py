@@ -143,3 +143,16 @@ def test_files_that_are_no_weights(tmp_path) -> None:
     torch.save({}, tmp_path / "w.pth")
     with pytest.raises(InputError, match="missing keys"):
         load_weights(net(1), tmp_path / "w.pth")
+
+
+def test_one_flipped_byte_in_a_tensor_is_noticed(tmp_path) -> None:
+    """torch.load takes it: it does not look at the file's own checksums."""
+    path = tmp_path / "w.pth"
+    torch.save({"weight": torch.zeros(4, 4)}, path)
+    content = bytearray(path.read_bytes())
+    place = content.index(bytes(64))  # the tensor's own 64 bytes of zeros
+    content[place + 3] ^= 0x40
+    path.write_bytes(content)
+    assert torch.load(path, weights_only=True)["weight"].abs().max() > 0
+    with pytest.raises(InputError, match="damaged"):
+        read_state_dict(path)

@@ -1,0 +1,96 @@
+"""Inputs and outputs of comparisons, stored in an artifact in Polygraphy's own format."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline._folder import fresh
+from pipeline.artifact import COMPARISON
+from pipeline.errors import ArtifactError
+from pipeline.polygraphy_log import collected
+
+Feed = Mapping[str, np.ndarray]
+
+
+def save_feeds(feeds: Sequence[Feed], path: Path) -> None:
+    """Writes inputs as ``polygraphy run --load-inputs`` reads them."""
+    from polygraphy.json import save_json
+
+    with collected():
+        save_json([dict(feed) for feed in feeds], str(path))
+
+
+def save_run(name: str, outputs: Sequence[Mapping[str, np.ndarray]], path: Path) -> None:
+    """Writes one run's outputs as ``polygraphy run --load-outputs`` reads them."""
+    from polygraphy.comparator import RunResults
+    from polygraphy.comparator.struct import IterationResult
+
+    runs = RunResults()
+    runs.append((name, [IterationResult(dict(o), runner_name=name) for o in outputs]))
+    with collected():
+        runs.save(str(path))
+
+
+def load_feeds(path: Path) -> list[dict[str, np.ndarray]]:
+    """Reads what `save_feeds` wrote."""
+    from polygraphy.json import load_json
+
+    with collected():
+        return [dict(feed) for feed in load_json(str(path))]
+
+
+def load_run(path: Path) -> list[dict[str, np.ndarray]]:
+    """Reads what `save_run` wrote."""
+    from polygraphy.comparator import RunResults
+
+    with collected():
+        runs = RunResults.load(str(path))
+    ((_, iterations),) = runs.items()
+    return [{name: np.asarray(array) for name, array in it.items()} for it in iterations]
+
+
+def copy_run(source: Path, destination: Path) -> None:
+    """The same file under a second name, without the bytes twice where links are to be had."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copyfile(source, destination)
+
+
+def store_run(place: Path, feeds: Sequence[Feed], runner: str, outputs: Sequence[Feed]) -> None:
+    """Stores inputs, and the outputs that one run gave for them."""
+    place.mkdir(parents=True, exist_ok=True)
+    save_feeds(feeds, fresh(place / "inputs.json"))
+    save_run(runner, outputs, fresh(place / f"{runner}.json"))
+
+
+@dataclass(frozen=True)
+class StoredPoint:
+    """One stored point: its inputs and one run's outputs."""
+
+    feed: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+
+
+def stored_points(folder: Path, runner: str) -> list[StoredPoint]:
+    """Everything that an artifact has stored of one run.
+
+    Raises:
+        ArtifactError: nothing is stored.
+    """
+    found = []
+    for path in sorted((folder / COMPARISON).glob(f"*/{runner}.json")):
+        feeds = load_feeds(path.with_name("inputs.json"))
+        outputs = load_run(path)
+        found += [StoredPoint(f, o) for f, o in zip(feeds, outputs, strict=True)]
+    if not found:
+        raise ArtifactError(
+            f"{folder}: no outputs of {runner} are stored to compare with; give --torch to run it"
+        )
+    return found
