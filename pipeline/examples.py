@@ -5,14 +5,25 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
-from pipeline.dims import Dim
-from pipeline.guards import legal_sizes
-from pipeline.spec import Input
+from pipeline.dims import Dim, shape_at
+from pipeline.guards import Broken, legal_sizes, spread
+from pipeline.spec import Input, Tolerance
+
+_ELEMENTS = 1 << 21  # of the inputs for which a broken guard is tried out
+_FIRST = 1 << 23  # of the inputs at the smallest sizes that break it
+_EAGER = 1 << 18  # of the inputs up to which a model is run to see its output shapes
+_ROWS = 1 << 12  # sizes among which those to try are chosen
+_CLOSE = 1e-4  # of an output's largest value: a guard that changes more than this matters
 
 
 def example_args(
@@ -63,6 +74,129 @@ def examples(inputs: Sequence[Input]) -> list[dict[str, int]]:
         chosen((64, 32, 16, 8, 4, 2), distinct=False),
     ]
     return [sizes for n, sizes in enumerate(every) if sizes not in every[:n]]
+
+
+def elements(inputs: Sequence[Input], sizes: Mapping[str, int]) -> int:
+    """How many elements the inputs have at these sizes."""
+    return sum(math.prod(shape_at(i.shape, sizes)) for i in inputs)
+
+
+def tries(
+    inputs: Sequence[Input], guard: Broken, program: torch.export.ExportedProgram
+) -> list[dict[str, int]]:
+    """Sizes of all dims at which to try a broken guard out: the smallest that break it and
+    others up to the largest that is not too much to run, the other dims small and large."""
+    most = min(max(4000 // len(program.graph.nodes), 8), 128)
+    names = [dim.name for dim in guard.dims]
+    every = dims_of(inputs)
+    base = examples(inputs)[0]
+    others = [
+        base,
+        {name: dim.max for name, dim in every.items()},
+        {name: dim.opt for name, dim in every.items()},
+        {name: dim.min for name, dim in every.items()},
+    ]
+    rows = guard.sizes[spread(len(guard.sizes), _ROWS)].tolist()
+    small = [row for row in rows if elements(inputs, _placed(base, names, row)) <= _ELEMENTS]
+    found = [] if small else [_placed(base, names, rows[0])]
+    for k, index in enumerate(spread(len(small), most)):
+        found.append(_placed(base, names, small[index]))
+        other = _placed(others[k % 4], names, small[index])
+        if elements(inputs, other) <= _ELEMENTS:
+            found.append(other)
+    return [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
+
+
+def _placed(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]) -> dict[str, int]:
+    return {**sizes, **dict(zip(names, row, strict=True))}
+
+
+def matters(
+    program: torch.export.ExportedProgram,
+    module: torch.nn.Module,
+    args: Sequence[torch.Tensor],
+    tolerance: Tolerance,
+) -> bool:
+    """False if the exported program does as the module does at sizes that break a guard.
+
+    Many guards only chose a faster way (memory layouts, sizes of 1). Where the inputs are too
+    large to try, the guard is taken to matter.
+    """
+    if sum(arg.numel() for arg in args) > _FIRST:
+        return True
+    try:
+        want = _flat(module(*(arg.clone() for arg in args)))
+        got = _flat(program.module(check_guards=False)(*(arg.clone() for arg in args)))
+    except Exception:  # the model, or the graph, fails at these sizes
+        return True
+    return len(want) != len(got) or not all(
+        _same(a, b, tolerance) for a, b in zip(want, got, strict=True)
+    )
+
+
+def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:
+    """True if two outputs are equal but for the order of the sums: by the tolerance and by
+    the scale of what the model gives."""
+    if want.shape != got.shape or want.dtype != got.dtype:
+        return False
+    if torch.equal(want, got):
+        return True
+    if not want.dtype.is_floating_point:
+        return False
+    a, b = want.double().numpy(), got.double().numpy()
+    odd = ~np.isfinite(a)
+    if not np.array_equal(a[odd], b[odd], equal_nan=True) or not np.isfinite(b[~odd]).all():
+        return False
+    a, b = a[~odd], b[~odd]
+    off = abs(a - b)
+    near = (off <= tolerance.atol) | (off <= tolerance.rtol * abs(a))
+    return bool(near.all() and off.max(initial=0) <= _CLOSE * abs(a).max(initial=0))
+
+
+def output_sizes(
+    inputs: Sequence[Input], module: torch.nn.Module, seed: int, sizes: Mapping[str, int]
+) -> list[tuple[int, ...]] | None:
+    """The shapes that the module gives at these sizes, by running it without torch.export.
+
+    Large inputs go through as shapes without values. None where the module does not run.
+    """
+    try:
+        with torch.no_grad(), quiet():
+            if elements(inputs, sizes) <= _EAGER:
+                result = module(*example_args(inputs, seed, sizes))
+            else:
+                with _untouched(module), FakeTensorMode(allow_non_fake_inputs=True):
+                    result = module(
+                        *(
+                            torch.empty(
+                                shape_at(i.shape, sizes),
+                                dtype=torch.from_numpy(np.empty(0, i.dtype)).dtype,
+                            )
+                            for i in inputs
+                        )
+                    )
+            return [tuple(int(n) for n in t.shape) for t in _flat(result)]
+    except Exception:
+        return None
+
+
+@contextlib.contextmanager
+def _untouched(module: torch.nn.Module) -> Iterator[None]:
+    """Undoes what a run sets on the module: a cached tensor that has no values."""
+    saved = [
+        (part, {k: dict(v) if type(v) is dict else v for k, v in vars(part).items()})
+        for part in module.modules()
+    ]
+    try:
+        yield
+    finally:
+        for part, attributes in saved:
+            vars(part).clear()
+            vars(part).update(attributes)
+
+
+def _flat(result: Any) -> list[torch.Tensor]:
+    return list(tree_leaves(result))
 
 
 @contextlib.contextmanager

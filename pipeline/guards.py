@@ -3,41 +3,97 @@
 torch.export itself checks a guard only where it is on one dim that was given as it is: for a
 derived dim (``8*_h``) and for two dims at once (``h*w < 10000``) it takes what the example
 showed for the whole range (torch 2.13). So each guard that the shape environment recorded is
-evaluated at the dims' legal sizes.
+evaluated at the dims' legal sizes. A guard that can't be evaluated counts as broken everywhere.
 """
 
 from __future__ import annotations
 
-import itertools
+import ast
+import functools
 import math
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 
 from pipeline.dims import Dim
 from pipeline.spec import Input
 
-_WORDS = {
-    "Eq": lambda a, b: a == b,
-    "Ne": lambda a, b: a != b,
-    "Mod": lambda a, b: a % b,
-    "PythonMod": lambda a, b: a % b,
-    "FloorDiv": lambda a, b: a // b,
-    "CleanDiv": lambda a, b: a // b,
-    "Max": max,
-    "Min": min,
-    "True": True,
-    "False": False,
+
+def _each(function: Callable[..., Any], kind: Any) -> Callable[..., Any]:
+    """Python's own function on numbers and on arrays: numpy's may round in another way."""
+    return np.vectorize(function, otypes=[kind])
+
+
+def _fold(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda *args: functools.reduce(function, args)
+
+
+def _piecewise(*cases: tuple[Any, Any]) -> Any:
+    result = cases[-1][0]
+    for value, condition in reversed(cases):
+        result = np.where(condition, value, result)
+    return result
+
+
+_UNARY = (
+    "sqrt cos cosh sin sinh tan tanh asin acos atan exp log asinh log2".split()  # noqa: SIM905
+)
+# what torch.utils._sympy.functions and sympy print
+_WORDS: dict[str, Any] = {
+    "Eq": operator.eq,
+    "Ne": operator.ne,
+    "Not": np.logical_not,
+    "And": _fold(np.logical_and),
+    "Or": _fold(np.logical_or),
+    "Xor": _fold(np.logical_xor),
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "ModularIndexing": lambda a, b, c: a // b % c,
+    "IntTrueDiv": operator.truediv,
+    "FloatTrueDiv": operator.truediv,
+    "ToFloat": _each(float, float),
+    "TruncToInt": _each(lambda x: math.trunc(float(x)), np.int64),
+    "TruncToFloat": _each(lambda x: float(math.trunc(x)), float),
+    "FloorToInt": _each(lambda x: math.floor(float(x)), np.int64),
+    "CeilToInt": _each(lambda x: math.ceil(float(x)), np.int64),
+    "RoundToInt": _each(lambda x: round(float(x)), np.int64),
+    "RoundDecimal": _each(lambda x, n: round(float(x), int(n)), float),
+    "floor": _each(math.floor, np.int64),
+    "ceiling": _each(math.ceil, np.int64),
+    "Pow": operator.pow,
+    "PowByNatural": _each(lambda a, b: int(a) ** int(b), object),
+    "FloatPow": _each(lambda a, b: float(a) ** float(b), float),
+    "LShift": _each(lambda a, b: int(a) << int(b), object),
+    "RShift": operator.rshift,
+    "BitwiseFn_bitwise_and": operator.and_,
+    "BitwiseFn_bitwise_or": operator.or_,
+    "BitwiseFn_bitwise_xor": operator.xor,
+    "Abs": abs,
+    "Identity": lambda x: x,
+    "Max": _fold(np.maximum),
+    "Min": _fold(np.minimum),
+    "Where": np.where,
+    "Piecewise": _piecewise,
+    "oo": math.inf,
+    "int_oo": math.inf,
+    "pi": math.pi,
+    "E": math.e,
+    **{name: _each(getattr(math, name), float) for name in _UNARY},
+    **{f"OpaqueUnaryFn_{name}": _each(getattr(math, name), float) for name in _UNARY},
 }
+_NAME = re.compile(r"\b[a-z]+\d+\b(?!\()")  # of a symbol
 _MOST = 1 << 14  # sizes of a dim at which a guard is evaluated
-_PROBES = 24  # sizes of each dim where a guard is on several
-_TRIED = 3  # sizes at which a broken guard is tried out
-_ELEMENTS = 1 << 23  # of the inputs for which a broken guard is tried out
+_GRID = 1 << 18  # combinations of sizes at which a guard on several dims is evaluated
 
 
 @dataclass(frozen=True)
@@ -48,13 +104,16 @@ class Broken:
         text: the guard, in torch's symbols.
         words: the guard, in the dims.
         dims: the dims that it is on.
-        sizes: some of the sizes that break it, by dim, the smallest first.
+        sizes: sizes that break it, one row a combination, in the order of `dims`, the one of
+            the fewest elements first.
+        readable: False if it can't be evaluated: then it is taken to be broken at every size.
     """
 
     text: str
     words: str
     dims: tuple[Dim, ...]
-    sizes: Sequence[Mapping[str, int]]
+    sizes: np.ndarray
+    readable: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,54 +122,81 @@ class _Symbol:
     step: int  # the symbol's value is the dim's size divided by this
 
 
-def holds(guard: str, values: Mapping[str, int]) -> bool | None:
-    """The value of a guard's text at given values of its symbols; None if it can't be told."""
-    code = _compiled(guard)
+class _Logic(ast.NodeTransformer):
+    """``~``, ``&`` and ``|`` as functions: sympy prints its logic so, Python takes it for bits."""
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        return _call("Not", node.operand) if isinstance(node.op, ast.Invert) else node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        name = {ast.BitAnd: "And", ast.BitOr: "Or", ast.BitXor: "Xor"}.get(type(node.op))
+        return _call(name, node.left, node.right) if name else node
+
+
+def _call(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
+
+
+def result_of(text: str, values: Mapping[str, Any]) -> Any:
+    """The value of torch's text of an expression; None if it can't be told.
+
+    Args:
+        text: as torch prints it.
+        values: of its symbols, numbers or numpy arrays of one shape.
+    """
+    code = _compiled(text)
     if code is None:
         return None
     try:
-        return bool(eval(code, {"__builtins__": {}, **_WORDS}, dict(values)))
-    except (ArithmeticError, NameError, TypeError):
+        with np.errstate(divide="raise", invalid="raise", over="raise"):
+            return eval(code, {"__builtins__": {}, **_WORDS}, dict(values))
+    except (ArithmeticError, NameError, TypeError, ValueError, AttributeError):
         return None
+
+
+def holds(guard: str, values: Mapping[str, int]) -> bool | None:
+    """The value of a guard's text at given values of its symbols; None if it can't be told."""
+    result = result_of(guard, values)
+    return None if result is None else bool(result)
 
 
 def symbols_in(guard: str) -> set[str]:
     """The names of the symbols in a guard's text."""
-    return set(re.findall(r"\b[a-z]+\d+\b", guard))
+    return set(_NAME.findall(guard))
 
 
 @lru_cache(maxsize=4096)
 def _compiled(guard: str) -> CodeType | None:
-    # ~ on a bool is not its negation, and a name with a dot is no function of _WORDS
-    if "~" in guard or re.search(r"[A-Za-z_]\.", guard):
-        return None
     try:
-        return compile(guard, "<guard>", "eval")
+        tree = ast.parse(guard, mode="eval")
+        if any(isinstance(node, (ast.Attribute, ast.Subscript)) for node in ast.walk(tree)):
+            return None
+        return compile(ast.fix_missing_locations(_Logic().visit(tree)), "<guard>", "eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def broken_guards(program: torch.export.ExportedProgram, inputs: Sequence[Input]) -> list[Broken]:
-    """The guards of a program that not all declared sizes keep."""
+    """The guards of a program that not all declared sizes keep, or that can't be evaluated."""
     symbols, guards = _recorded(program, inputs)
     found = []
     for text in dict.fromkeys(guards):
         used = sorted(symbols_in(text))
-        if not used or any(name not in symbols for name in used):
+        if not used and holds(text, {}):
             continue
-        dims = {symbols[name].dim.name: symbols[name].dim for name in used}
-        most = _MOST if len(dims) == 1 else _PROBES
-        bad: list[dict[str, int]] = []
-        for sizes in _ascending([legal_sizes(dim, most) for dim in dims.values()]):
-            at = dict(zip(dims, sizes, strict=True))
-            values = {n: at[symbols[n].dim.name] // symbols[n].step for n in used}
-            if holds(text, values) is False:
-                bad.append(at)
-                if len(bad) == _TRIED:
-                    break
-        if bad:
-            words = re.sub(r"\b[a-z]+\d+\b", lambda match: _word(symbols[match[0]]), text)
-            found.append(Broken(text, words, tuple(dims.values()), tuple(bad)))
+        known = {symbols[n].dim.name: symbols[n].dim for n in used if n in symbols}
+        dims = tuple((known or {d.name: d for i in inputs for d in i.dims}).values())
+        grid = _grid(dims)
+        kept = None
+        if used and all(name in symbols for name in used):
+            columns = dict(zip((dim.name for dim in dims), grid.T, strict=True))
+            kept = _kept(text, {n: columns[symbols[n].dim.name] // symbols[n].step for n in used})
+        bad = grid if kept is None else grid[~kept]
+        if len(bad):
+            words = _NAME.sub(lambda m: _word(symbols[m[0]]) if m[0] in symbols else m[0], text)
+            found.append(Broken(text, words, dims, bad, kept is not None))
     return found
 
 
@@ -123,46 +209,59 @@ def good_sizes(
     """The legal sizes of a dim that keep all of these guards, which are on this dim alone."""
     symbols, _ = _recorded(program, inputs)
     own = {name: s.step for name, s in symbols.items() if s.dim.name == dim.name}
-    return [
-        size
-        for size in legal_sizes(dim, _MOST)
-        if all(holds(g.text, {n: size // step for n, step in own.items()}) for g in guards)
-    ]
+    sizes = np.array(legal_sizes(dim, _MOST))
+    good = np.ones(len(sizes), bool)
+    for guard in guards:
+        kept = _kept(guard.text, {n: sizes // step for n, step in own.items()})
+        good &= False if kept is None else kept
+    return [int(size) for size in sizes[good]]
 
 
-def matters(
-    program: torch.export.ExportedProgram,
-    module: torch.nn.Module,
-    args: Sequence[torch.Tensor],
-) -> bool:
-    """False if the exported program does as the module does at sizes that break a guard.
+def _kept(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """Where a guard holds; None if it can't be told everywhere."""
+    (length,) = {len(v) for v in values.values()}
+    # Python's own numbers where a product of the sizes, squared, might leave int64
+    if math.prod(int(v.max()) for v in values.values()) > 1 << 25:
+        values = {n: v.astype(object) for n, v in values.items()}
+    result = result_of(text, values)
+    return None if result is None else np.broadcast_to(np.asarray(result, bool), length)
 
-    Many guards only chose a faster way (memory layouts, sizes of 1). Where the inputs are too
-    large to try, the guard is taken to matter.
+
+@lru_cache(maxsize=16)
+def _grid(dims: tuple[Dim, ...]) -> np.ndarray:
+    """Combinations of legal sizes, those of few elements first, one row each.
+
+    All of them, or, where they are too many, all sizes of each dim with some of the others.
     """
-    if sum(arg.numel() for arg in args) > _ELEMENTS:
-        return True
-    try:
-        want = _flat(module(*args))
-        got = _flat(program.module(check_guards=False)(*args))
-    except Exception:  # the model, or the graph, fails at these sizes
-        return True
-    return len(want) != len(got) or not all(
-        a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
-        for a, b in zip(want, got, strict=True)
-    )
+    count, every = len(dims), [legal_sizes(dim, _MOST) for dim in dims]
+    if count == 1 or math.prod(map(len, every)) <= _GRID:
+        blocks = [every]
+    else:
+        probes = max(4, int((_GRID / max(map(len, every))) ** (1 / (count - 1))))
+        full = max(64, _GRID // probes ** (count - 1))
+        blocks = [
+            [legal_sizes(d, full if i == k else probes) for i, d in enumerate(dims)]
+            for k in range(count)
+        ]
+    meshes = [np.stack([m.ravel() for m in np.meshgrid(*b)], axis=1) for b in blocks]
+    rows = meshes[0] if len(meshes) == 1 else np.unique(np.concatenate(meshes), axis=0)
+    found: np.ndarray = rows[np.argsort(rows.astype(float).prod(axis=1), kind="stable")]
+    return found
 
 
 def legal_sizes(dim: Dim, most: int) -> list[int]:
     """The legal sizes of a dim in order; where there are more than `most`, half of them the
     smallest, the others spread over the rest, the largest included."""
     every = range(dim.min, dim.max + 1, dim.multiple_of)
-    if len(every) <= most:
-        return list(every)
+    return [every[k] for k in spread(len(every), most)]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` (4 or more) of `count` indices: half of them the first, the last included."""
+    if count <= most:
+        return list(range(count))
     half = most // 2
-    rest = every[half:]
-    chosen = {rest[i * (len(rest) - 1) // (half - 1)] for i in range(half)}
-    return [*every[:half], *sorted(chosen)]
+    return [*range(half), *(half + i * (count - half - 1) // (half - 1) for i in range(half))]
 
 
 def _recorded(
@@ -184,7 +283,7 @@ def _recorded(
                 (root,) = expr.free_symbols
                 factor = expr / root
                 if factor.is_Integer:
-                    symbols[str(root)] = _Symbol(dim, int(factor))
+                    symbols.setdefault(str(root), _Symbol(dim, int(factor)))
             guards = [str(g.expr) for g in size.node.shape_env.guards]
     return symbols, guards
 
@@ -192,12 +291,3 @@ def _recorded(
 def _word(symbol: _Symbol) -> str:
     name = symbol.dim.name
     return name if symbol.step == 1 else f"({name}/{symbol.step})"
-
-
-def _ascending(sizes: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    """All combinations, those of few elements first."""
-    return iter(sorted(itertools.product(*sizes), key=math.prod))
-
-
-def _flat(result: Any) -> list[torch.Tensor]:
-    return list(result) if isinstance(result, (tuple, list)) else [result]

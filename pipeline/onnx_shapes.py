@@ -8,24 +8,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import onnx
 import sympy
 import torch
 from sympy.printing.str import StrPrinter
+from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.dims import Dim, DimExpr
 from pipeline.errors import ExportError, InputError
+from pipeline.guards import legal_sizes, result_of
 from pipeline.spec import Input
+
+_ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
+_LARGEST = 64  # divisor of a size
+_MOST = 1 << 14  # sizes of a dim at which a quotient is fitted
 
 
 @dataclass(frozen=True)
 class SymbolNames:
-    """For each of torch's symbols, the text that stands for it: ``h``, or ``h/8``."""
+    """For each of torch's symbols, the text that stands for it: ``h``, or ``h/8``.
+
+    `dims` by name are needed only to write floating-point sizes as quotients of integers.
+    """
 
     texts: Mapping[str, str]
+    dims: Mapping[str, Dim] = field(default_factory=dict)
 
     @staticmethod
     def of(program: torch.export.ExportedProgram, inputs: Sequence[Input]) -> SymbolNames:
@@ -53,13 +64,14 @@ class SymbolNames:
                     raise ExportError(
                         f"{where}: torch.export takes {want.name} to equal {texts[str(symbols[0])]}"
                     )
-        return SymbolNames(texts)
+        return SymbolNames(texts, {dim.name: dim for i in inputs for dim in i.dims})
 
     def size(self, expr: Any) -> int | str:
         """A size of torch's (a number or a sympy expression) in terms of the dims."""
         if isinstance(expr, int) or getattr(expr, "is_Integer", False):
             return int(expr)
         subs = {}
+        expr = expr.replace(lambda e: type(e).__name__ in _ROUNDED, self._quotient)
         for symbol in expr.free_symbols:
             name, _, step = self.texts.get(str(symbol), "").partition("/")
             if not name:
@@ -73,6 +85,22 @@ class SymbolNames:
             return self.text(str(expr))
         return text
 
+    def _quotient(self, expr: Any) -> Any:
+        """``TruncToInt(1.5*ToFloat(s))`` as ``(3*s)//2``, if that is so at every size."""
+        if len(expr.free_symbols) != 1:
+            return expr
+        (symbol,) = expr.free_symbols
+        name, _, step = self.texts.get(str(symbol), "").partition("/")
+        if name not in self.dims:
+            return expr
+        sizes = np.array(legal_sizes(self.dims[name], _MOST)) // int(step or 1)
+        values = result_of(str(expr), {str(symbol): sizes})
+        found = None if values is None else quotient(sizes, values)
+        if found is None:
+            return expr
+        a, b, c = found
+        return FloorDiv(a * symbol + b, c)
+
     def text(self, text: str) -> str:
         """`text` with the symbols replaced, not simplified."""
 
@@ -83,12 +111,31 @@ class SymbolNames:
         return re.sub(r"\b[a-z]\d+\b", replacement, text)
 
 
+def quotient(sizes: np.ndarray, values: np.ndarray) -> tuple[int, int, int] | None:
+    """(a, b, c) so that ``(a*size + b)//c`` is the value at each size, c being the least; or None.
+
+    Args:
+        sizes: in ascending order.
+        values: as many.
+    """
+    if len(sizes) < 2:
+        return None
+    slope = float(values[-1] - values[0]) / float(sizes[-1] - sizes[0])
+    for c in range(1, _LARGEST + 1):
+        for a in (round(slope * c) + more for more in (0, 1, -1)):
+            rest = values * c - a * sizes
+            low, high = int(rest.max()), int(rest.min()) + c - 1
+            if a > 0 and low <= high:
+                return a, min(max(0, low), high), c
+    return None
+
+
 class _Printer(StrPrinter):  # type: ignore[misc]
     """Writes expressions as `DimExpr` reads them."""
 
     def _print_floor(self, expr: Any) -> str:
         top, bottom = sympy.fraction(sympy.together(expr.args[0]))
-        return f"(({self._print(top)})//{self._print(bottom)})"
+        return f"(({self._print(top)})//({self._print(bottom)}))"
 
     def _print_FloorDiv(self, expr: Any) -> str:
         top, bottom = sympy.fraction(sympy.together(expr.args[0] / expr.args[1]))

@@ -281,8 +281,8 @@ def _crop_outputs(
 ) -> dict[str, list[int | str]]:
     shapes: dict[str, list[int | str]] = {}
     for value in graph.output:
-        if all(value.name not in node.output for node in tail):
-            raise ExportError(f"output {value.name} is not computed: it is an input or a constant")
+        if any(value.name == other.name for other in graph.input):
+            raise ExportError(f"output {value.name} is not computed: it is an input")
         dims = value.type.tensor_type.shape.dim
         starts, ends, axes = [], [], []
         shape: list[int | str] = []

@@ -15,16 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from pipeline.constraints import GuardLog, Rule, find_rules, fitted, model_line, root_name
 from pipeline.dims import Dim
 from pipeline.errors import ConstraintError, ExportError
-from pipeline.examples import dims_of, example_args, examples, quiet, runs
-from pipeline.guards import Broken, broken_guards, good_sizes, legal_sizes, matters
+from pipeline.examples import dims_of, example_args, examples, matters, quiet, runs, tries
+from pipeline.guards import Broken, broken_guards, good_sizes, legal_sizes
 from pipeline.padding import inner_inputs
 from pipeline.refine import outer, refine
-from pipeline.spec import Input, ModelSpec
+from pipeline.spec import Input, ModelSpec, Tolerance
 from pipeline.timing import Stopwatch
 
 _ROUNDS = 6  # how often a refined dim is tried again: multiple, then range, then another dim
@@ -55,6 +56,7 @@ def trace(
         if program is not None and not rules:
             return spec, program, refinements
         rules = [outer(rule, spec) for rule in rules]
+        rules = [_keep_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
         if not spec.refine_dims or any(rule.refined is None for rule in rules):
             raise _constraint_error(spec, rules)
         spec = refine(spec, rules)
@@ -71,31 +73,36 @@ def _attempt(
     """A program, or the rules for want of which there is none."""
     inputs = inner_inputs(spec)
     first: ExportError | None = None
-    tries = examples(inputs)
-    for sizes in tries:
+    example_sizes = examples(inputs)
+    for sizes in example_sizes:
         log = GuardLog(Path(_TORCH))
         try:
             with watch("torch.export"), log:
                 program = _torch_export(inputs, module, seed, sizes)
         except ConstraintError as error:
-            relaxed = _relaxed(inputs, module, seed, sizes, watch)
+            relaxed, broken = _relaxed(spec, inputs, module, seed, sizes, watch)
             if relaxed is not None:
                 return relaxed, []
-            rules = _explain(spec, inputs, module, str(error), log)
-            return None, _tell_baked(rules, inputs, module, seed, sizes, tries)
+            rules = _explain(inputs, module, str(error), log) or broken
+            if not rules:
+                lines = [line.strip(" -") for line in str(error).strip().splitlines()]
+                raise ExportError(
+                    f"model {spec.name}: torch.export: {' '.join(lines[:2])}", detail=str(error)
+                ) from error
+            return None, _tell_baked(rules, inputs, module, seed, sizes, example_sizes)
         except ExportError as error:
             first = first or error
             if not runs(inputs, module, seed, sizes):
                 continue
-            relaxed = _relaxed(inputs, module, seed, sizes, watch)
-            if relaxed is None:  # torch can't export what the model can do
+            relaxed, broken = _relaxed(spec, inputs, module, seed, sizes, watch)
+            if relaxed is None and not broken:  # torch can't export what the model can do
                 raise
-            return relaxed, []
-        rules = _broken_rules(program, inputs, module, seed, log)
+            return relaxed, broken
+        rules = _broken_rules(program, inputs, module, seed, spec.tolerance, log)
         if first is not None and not rules:
             raise ExportError(
-                f"{first} (the model fails at {_words(tries[0])}, and exports from an example "
-                f"at {_words(sizes)} without saying which sizes it takes)",
+                f"{first} (the model fails at {_words(example_sizes[0])}, and exports from an "
+                f"example at {_words(sizes)} without saying which sizes it takes)",
                 detail=first.detail,
             )
         return program, rules
@@ -148,23 +155,25 @@ def _torch_export(
 
 
 def _relaxed(
+    spec: ModelSpec,
     inputs: Sequence[Input],
     module: torch.nn.Module,
     seed: int,
     sizes: Mapping[str, int],
     watch: Stopwatch,
-) -> torch.export.ExportedProgram | None:
-    """The program, if what torch.export refuses the model for makes no difference.
+) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
+    """The program, if what torch.export refuses the model for makes no difference; or the rules.
 
     A guard may only have chosen a faster way (``x[:, : n // 2]`` is taken for contiguous where
-    the example has n = 1 or an odd n), and torch can't tell that from a rule of the model.
+    the example has n = 1 or an odd n), and torch can't tell that from a rule of the model. A
+    guard that can't be evaluated is a rule here: only torch could have checked it.
     """
     log = GuardLog(Path(_TORCH))
-    with contextlib.suppress(ExportError), watch("torch.export"):
+    with contextlib.suppress(ExportError), watch("torch.export"), log:
         program = _torch_export(inputs, module, seed, sizes, relaxed=True)
-        if not _broken_rules(program, inputs, module, seed, log):
-            return program
-    return None
+        rules = _broken_rules(program, inputs, module, seed, spec.tolerance, log, unread=True)
+        return (None, rules) if rules else (program, [])
+    return None, []
 
 
 def _torch_dim(size: Dim, roots: dict[str, Any]) -> Any:
@@ -177,14 +186,11 @@ def _torch_dim(size: Dim, roots: dict[str, Any]) -> Any:
 
 
 def _explain(
-    spec: ModelSpec, inputs: Sequence[Input], module: torch.nn.Module, text: str, log: GuardLog
+    inputs: Sequence[Input], module: torch.nn.Module, text: str, log: GuardLog
 ) -> list[Rule]:
     """The rules behind a constraint violation, each with the model's line that asks for it."""
     dims = {name: dim for name, dim in dims_of(inputs).items() if not dim.static}
     rules = find_rules(text, dims)
-    if not rules:
-        lines = [line.strip(" -") for line in text.strip().splitlines()]
-        raise ExportError(f"model {spec.name}: torch.export: {' '.join(lines[:2])}", detail=text)
     names: list[str] = []
     for name, parameter in inspect.signature(module.forward).parameters.items():
         many = parameter.kind is inspect.Parameter.VAR_POSITIONAL
@@ -207,7 +213,7 @@ def _tell_baked(
     module: torch.nn.Module,
     seed: int,
     sizes: Mapping[str, int],
-    tries: Sequence[Mapping[str, int]],
+    example_sizes: Sequence[Mapping[str, int]],
 ) -> list[Rule]:
     """The rules, but that a dim fixed at whatever the example was is said to be baked in.
 
@@ -217,7 +223,7 @@ def _tell_baked(
     for rule in rules:
         fixed = rule.refined is not None and rule.refined.static
         if fixed and sizes[rule.dim] == rule.refined.min:  # type: ignore[union-attr]
-            others = [e for e in tries if e[rule.dim] != sizes[rule.dim]]
+            others = [e for e in example_sizes if e[rule.dim] != sizes[rule.dim]]
             if any(runs(inputs, module, seed, other) for other in others):
                 words = f"{rule.dim} is baked in: the model makes a Python number of it"
                 declare = f"a number in place of {rule.dim}, or keep it symbolic in that line"
@@ -232,29 +238,43 @@ def _broken_rules(
     inputs: Sequence[Input],
     module: torch.nn.Module,
     seed: int,
+    tolerance: Tolerance,
     log: GuardLog,
+    *,
+    unread: bool = False,
 ) -> list[Rule]:
-    """The rules that torch.export needed but did not check (see `pipeline.guards`)."""
+    """The rules that torch.export needed but did not check (see `pipeline.guards`).
+
+    `unread`: a guard that can't be evaluated is one, whatever it does at the sizes that are tried.
+    """
     tried: dict[tuple[int, ...], bool] = {}
 
-    def differs(sizes: Mapping[str, int]) -> bool:
-        every = {**examples(inputs)[0], **sizes}
-        key = tuple(every.values())
+    def differs(guard: Broken) -> bool:
+        return any(differs_at(sizes) for sizes in tries(inputs, guard, program))
+
+    def differs_at(sizes: Mapping[str, int]) -> bool:
+        key = tuple(sizes.values())
         if key not in tried:
             with torch.no_grad(), quiet():
-                tried[key] = matters(program, module, example_args(inputs, seed, every))
+                args = example_args(inputs, seed, sizes)
+                tried[key] = matters(program, module, args, tolerance)
         return tried[key]
 
-    broken = [g for g in broken_guards(program, inputs) if any(differs(at) for at in g.sizes)]
+    broken = [
+        guard
+        for guard in broken_guards(program, inputs)
+        if (unread and not guard.readable) or differs(guard)
+    ]
     rules = []
     for dim in dims_of(inputs).values():
-        own = [guard for guard in broken if guard.dims == (dim,)]
+        own = [guard for guard in broken if guard.dims == (dim,) and guard.readable]
         # the guard that most sizes break first; one that is broken with it says nothing new
         own.sort(key=lambda g: len(good_sizes(program, inputs, dim, [g])))
         kept: list[Broken] = []
         for guard in own:
             good = good_sizes(program, inputs, dim, kept)
-            if any(at[dim.name] in good and differs(at) for at in guard.sizes):
+            left = guard.sizes[np.isin(guard.sizes[:, 0], good)]
+            if len(left) and differs(replace(guard, sizes=left)):
                 kept.append(guard)
         if kept:
             good = good_sizes(program, inputs, dim, kept)
@@ -270,10 +290,30 @@ def _broken_rules(
     return rules
 
 
+def _keep_opt(rule: Rule, dim: Dim | None) -> Rule:
+    """The rule, not to be applied by itself where it is a range without the dim's opt.
+
+    The example may just have taken the other side of a branch than the one that is wanted.
+    """
+    new = rule.refined
+    if dim is None or new is None or new.multiple_of != dim.multiple_of:
+        return rule
+    if new.min <= dim.opt <= new.max:
+        return rule
+    return replace(rule, refined=None, declare=f"{rule.declare} if opt={dim.opt} may go")
+
+
 def _constraint_error(spec: ModelSpec, rules: Sequence[Rule]) -> ConstraintError:
     allow = "; or set refine_dims=True to let the pipeline narrow it"
     if spec.refine_dims or any(rule.refined is None for rule in rules):
         allow = ""
+    multiples = {
+        rule.dim: rule.refined.multiple_of
+        for rule in rules
+        if rule.refined and rule.refined.multiple_of > 1
+    }
+    if multiples and spec.padding is None:
+        allow += f"; or padding=Padding({multiples}) to pad every size inside of the engine"
     return ConstraintError(f"model {spec.name}: {'; '.join(map(str, rules))}{allow}")
 
 

@@ -65,21 +65,7 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
     if path.suffix == ".safetensors":
         state: object = _read_safetensors(path)
     elif path.suffix in (".pth", ".pt", ".bin"):
-        try:
-            if zipfile.is_zipfile(path):
-                with zipfile.ZipFile(path) as archive:
-                    damaged = archive.testzip()  # torch.load does not look at the checksums
-                if damaged is not None:
-                    raise zipfile.BadZipFile(f"{damaged}: wrong checksum")
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except OSError as error:
-            raise InputError(f"weights {path}: {error.strerror or error}") from error
-        except Exception as error:  # the unpickler raises whatever damaged bytes lead to
-            # torch's own words advise to run the code in the file
-            raise InputError(
-                f"weights {path}: damaged, or not a torch file of tensors alone",
-                detail=str(error),
-            ) from error
+        state = _read_torch(path)
     else:
         raise InputError(f"weights {path}: unknown kind; use .pth, .pt or .safetensors")
     if isinstance(state, Mapping):
@@ -94,6 +80,26 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
     if state and all(key.startswith("module.") for key in state):
         state = {key.removeprefix("module."): value for key, value in state.items()}
     return state
+
+
+def _read_torch(path: Path) -> object:
+    import torch
+
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()  # torch.load does not look at the checksums
+            if damaged is not None:
+                raise zipfile.BadZipFile(f"{damaged}: wrong checksum")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise InputError(f"weights {path}: {error.strerror or error}") from error
+    except Exception as error:  # the unpickler raises whatever damaged bytes lead to
+        # torch's own words advise to run the code in the file
+        raise InputError(
+            f"weights {path}: damaged, or not a torch file of tensors alone",
+            detail=str(error),
+        ) from error
 
 
 def _read_safetensors(path: Path) -> object:

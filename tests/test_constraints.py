@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 
+from pipeline import guards
 from pipeline.constraints import find_rules, fitted
 from pipeline.dims import Dim
 from pipeline.errors import ConstraintError, ExportError
@@ -256,10 +259,137 @@ def test_guards_are_evaluated_as_torch_means_them() -> None:
         ("192*s0*((s53//16)) <= 8*s0*s53", False),
         ("s53 < s0", False),
         ("Max(s53, 2*s0) >= 20", True),
-        ("~Eq(s53, 3)", None),
+        ("~Eq(s53, 3)", True),
+        ("~(Eq(s53, 32) & (s0 < 9))", False),
+        ("(IntTrueDiv(s53, 2)) <= 15.9", False),
+        ("Eq(TruncToInt(FloatPow(ToFloat(s53), 0.5)), 5)", True),
+        ("Ne(RoundToInt(0.4*ToFloat(s53)), 13)", False),
+        ("CeilToInt(0.3*ToFloat(s53)) <= 9", False),
+        ("Eq(FloorToInt(OpaqueUnaryFn_log2(ToFloat(s53))), 5)", True),
+        ("PowByNatural(2, 3*s53) <= 1048576", False),
+        ("Eq(LShift(s0, 1), 14) & (Abs(s0 - 20) > 10)", True),
+        ("Eq(BitwiseFn_bitwise_and(s53, 1), 0)", True),
+        ("Eq(Piecewise((s0, s53 < 9), (s53, True)), 32)", True),
+        ("Eq(Where(s53 < 9, s0, 2), 2) & (FloatTrueDiv(1.0, 4.0) < 0.3)", True),
         ("unknown(s53)", None),
         ("s53 < s99", None),
         ("s53 // 0", None),
         ("__import__('os')", None),
     ):
         assert holds(text, {"s53": 32, "s0": 7}) is value, text
+
+
+def late(x):
+    return torch.cat([x[:, :, :25], x[:, :, 25:] * 0], 2) if x.shape[2] % 7 == 0 else x * 1.0
+
+
+def nested(x):
+    return x * 2 if x.shape[2] % 7 == 0 and x.shape[3] > 12 else x * 3
+
+
+def halves(x):
+    return x * 2 if 14.2 < x.shape[2] / 2 < 15.9 else x * 3
+
+
+def padded(x):
+    return x * 2 if 14 < x.shape[2] / 2 < 18 else x * 3
+
+
+def root(x):
+    return x * 2 if int(x.shape[2] ** 0.5) == 5 and x.shape[2] > 27 else x * 3
+
+
+def third(x):
+    return x * 2 if x.shape[2] / 64 == 3 else x * 3
+
+
+def ratio(x):
+    return x * 2 if 0.95 < x.shape[2] / x.shape[3] < 1.05 else x * 3
+
+
+def diagonal(x):
+    return x * 2 if x.shape[2] == x.shape[3] + 64 else x * 3
+
+
+def band(x):
+    return x * 2 if 40 < x.shape[2] - x.shape[3] < 90 else x * 3
+
+
+def combined(x):
+    return x * 2 if (x.shape[2] + 5 * x.shape[3]) % 211 == 7 else x * 3
+
+
+SMALL = (1, 3, Dim("h", 5, 18, 40), Dim("w", 6, 22, 40))
+LARGE = (1, 3, Dim("h", 16, 64, 512), Dim("w", 20, 96, 640))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "options"),
+    [
+        (halves, SMALL, {}),
+        (root, SMALL, {}),
+        (third, (1, 3, Dim("h", 16, 64, 512, 8)), {}),
+        (padded, SMALL, {"padding": Padding({"h": 4})}),
+        (late, SMALL, {}),
+        (nested, SMALL, {}),
+        (ratio, LARGE, {}),
+        (diagonal, LARGE, {}),
+        (band, LARGE, {}),
+        (combined, LARGE, {}),
+    ],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_a_branch_on_sizes_is_never_taken_for_all(tmp_path, function, shape, options) -> None:
+    with pytest.raises(ExportError) as caught:
+        export(make(function, shape, **options), None, tmp_path / "m.onnx")
+    assert "test_constraints.py:" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_small_values_are_held_against_the_specs_own_tolerance(tmp_path) -> None:
+    def small(x):
+        y = x * 1e-5
+        return y * 2 if x.shape[2] % 7 == 0 else y
+
+    for tolerance in (Tolerance(1e-4, 1e-9, "a test"), Tolerance(1e-4, 1e-2, "a test")):
+        spec = dataclasses.replace(make(small, SMALL), tolerance=tolerance)
+        with pytest.raises(ConstraintError, match=r"Mod\(h, 7\).* must hold"):
+            export(spec, None, tmp_path / "m.onnx")
+
+
+def test_a_guard_that_cannot_be_read_is_not_kept(tmp_path, monkeypatch) -> None:
+    """As if torch printed a function that is not known here."""
+    for name in ("IntTrueDiv", "Mod"):
+        monkeypatch.delitem(guards._WORDS, name)
+    for function, shape, words in (
+        (halves, SMALL, "IntTrueDiv(h, 2)"),
+        (ratio, LARGE, "IntTrueDiv(h, w)"),
+    ):
+        with pytest.raises(ExportError) as caught:
+            export(make(function, shape), None, tmp_path / "m.onnx")
+        assert words in str(caught.value)
+        assert "test_constraints.py:" in str(caught.value)
+
+
+def test_a_range_without_the_opt_is_not_applied_by_itself(tmp_path) -> None:
+    """The example took one side of a branch; the opt says that the other one is wanted."""
+
+    def branches(x):
+        return x * 2 if x.shape[2] > 100 else x
+
+    for opt, refined in ((64, True), (150, False)):
+        spec = dataclasses.replace(make(branches, (1, 3, Dim("h", 16, opt, 200))), refine_dims=True)
+        if refined:
+            done = export(spec, None, tmp_path / "m.onnx")
+            assert done.spec.dims["h"].max == 100
+        else:
+            with pytest.raises(ConstraintError, match=r"in 16\.\.100 .*if opt=150 may go"):
+                export(spec, None, tmp_path / "m.onnx")
+
+
+def test_padding_is_advised_where_a_multiple_is_needed(tmp_path) -> None:
+    def eighths(x):
+        return x.reshape(1, 3, x.shape[2] // 8, 8).sum(3)
+
+    with pytest.raises(ConstraintError, match=r"padding=Padding\({'h': 8}\)"):
+        export(make(eighths, (1, 3, Dim("h", 16, 64, 200))), None, tmp_path / "m.onnx")

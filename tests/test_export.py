@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -11,6 +13,7 @@ from torch.nn import functional
 
 from pipeline.dims import Dim, evaluate
 from pipeline.errors import ExportError, InputError
+from pipeline.examples import output_sizes
 from pipeline.export import OPSET, _check_inferred, export, reference
 from pipeline.profiles import Profile, points
 from pipeline.spec import Input, ModelSpec, Output, Tolerance
@@ -276,14 +279,91 @@ def test_recurrent_layers_are_refused_or_right(tmp_path) -> None:
             check(done, [{"t": n} for n in (2, 3, 64)])
 
 
-def test_sizes_that_the_data_decide(tmp_path) -> None:
-    done = export(make(lambda x: (x > 0).nonzero()), None, tmp_path / "m.onnx")
-    rows, four = done.output_shapes["y"]
-    assert four == 4
-    assert isinstance(rows, str)
-    session = onnxruntime.InferenceSession(str(done.path))
-    x = np.array([1.0, -1, 1], np.float32).repeat(16 * 16).reshape(1, 3, 16, 16)
-    assert session.run(None, {"x": x})[0].shape == (512, 4)
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: (x > 0).nonzero(), "output y axis 0: its size is u0, and u0 is up to the data"),
+        (lambda x: torch.cat([x.flatten(), x[x > 0]]), "output y axis 0: its size is 3*"),
+        (lambda x: x[:, :, : round(x.shape[2] * 0.7)], "output y axis 2: its size is Round"),
+    ],
+)
+def test_sizes_that_no_expression_says_are_refused(tmp_path, function, words) -> None:
+    with pytest.raises(ExportError) as caught:
+        export(make(function), None, tmp_path / "m.onnx")
+    assert words in str(caught.value)
+    assert not isinstance(caught.value, InputError)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize(
+    ("scale", "size"), [(1.5, "((3*h)//2)"), (0.5, "(h//2)"), (2.25, "((9*h)//4)")]
+)
+def test_scale_factors_that_are_no_integers(tmp_path, scale, size, mode) -> None:
+    def resize(x):
+        return functional.interpolate(x, scale_factor=scale, mode=mode)
+
+    done = export(make(resize), None, tmp_path / "m.onnx")
+    assert done.output_shapes["y"][2] == size
+    check(done, [{"h": h, "w": w} for h, w in ((16, 16), (17, 18), (18, 17), (31, 33))])
+
+
+@pytest.mark.parametrize("scale", [0.7, 0.35, 1.1 / 2])
+def test_floating_point_sizes_are_right_at_every_size_or_refused(tmp_path, scale) -> None:
+    """1.1 * 20 / 2 is more than 11 in floating point, so no quotient of integers says it."""
+
+    def cut(x):
+        return x[:, :, : math.ceil(x.shape[2] * scale)]
+
+    try:
+        done = export(make(cut), None, tmp_path / "m.onnx")
+    except ExportError as error:
+        assert scale != 0.7
+        assert "output y axis 2: its size is CeilToInt" in str(error)
+        return
+    check(done, [{"h": h, "w": 16} for h in range(16, 80)])
+
+
+NARROW = Input("x", (1, 3, Dim("h", 9, 18, 30), 12))
+
+
+@pytest.mark.parametrize("pool", [functional.max_pool2d, functional.avg_pool2d])
+@pytest.mark.parametrize(("kernel", "stride", "pad"), [(3, 3, 1), (2, 3, 1), (3, 2, 0), (2, 5, 1)])
+def test_pools_that_round_up(tmp_path, pool, kernel, stride, pad) -> None:
+    """torch 2.13's own formula says 5 at h=11 where torch gives 4."""
+    spec = make(lambda x: pool(x, kernel, stride, pad, ceil_mode=True), [NARROW])
+    try:
+        done = export(spec, None, tmp_path / "m.onnx")
+    except ExportError as error:
+        assert "output y axis 2" in str(error)
+        assert "h" in str(error)
+        return
+    check(done, [{"h": h} for h in range(9, 31)])
+
+
+def test_a_wrong_formula_of_two_dims_is_refused_with_its_sizes(tmp_path) -> None:
+    def flat(x):
+        return functional.max_pool2d(x, 3, 3, 1, ceil_mode=True).flatten(2)
+
+    with pytest.raises(ExportError) as caught:
+        export(make(flat), None, tmp_path / "m.onnx")
+    for word in ("output y axis 2", "//3", "but the model gives", "'h': "):
+        assert word in str(caught.value)
+    assert "baked" not in str(caught.value)
+
+
+def test_looking_at_shapes_leaves_no_tensor_without_values_in_the_model() -> None:
+    class Cache(torch.nn.Module):
+        ramp = None
+
+        def forward(self, x):
+            self.ramp = torch.arange(4.0)
+            return x + self.ramp.sum()
+
+    big = Input("x", (1, 3, Dim("h", 400, 500, 4000), Dim("w", 400, 500, 4000)))
+    module = Cache()
+    before = module(torch.zeros(1, 1)), module.ramp
+    assert output_sizes([big], module, 0, {"h": 4000, "w": 3000}) == [(1, 3, 4000, 3000)]
+    assert module.ramp is before[1]
 
 
 def test_bad_weights_are_input_errors(tmp_path) -> None:

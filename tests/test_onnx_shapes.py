@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx.parser
 import pytest
+import sympy
 import torch
 
 from pipeline.dims import Dim, evaluate
 from pipeline.errors import ExportError
-from pipeline.onnx_shapes import SymbolNames, apply_names, output_shapes, values_of
+from pipeline.onnx_shapes import SymbolNames, apply_names, output_shapes, quotient, values_of
 from pipeline.spec import Input
 
 H, W, B = Dim("h", 16, 64, 512), Dim("w", 16, 440, 512, 8), Dim("s1", 1, 4, 32)
@@ -133,3 +135,24 @@ def test_a_number_in_the_file_is_not_painted_over() -> None:
     )
     with pytest.raises(ExportError, match="output y axis 0: h is baked in as 17"):
         apply_names(model, SymbolNames({"s0": "h"}), {"y": ["h"]})
+
+
+def test_floors_are_written_with_brackets() -> None:
+    h = sympy.Symbol("h", integer=True, positive=True)
+    w = sympy.Symbol("w", integer=True, positive=True)
+    text = SymbolNames({"h": "h", "w": "w"}).size(sympy.floor(h / (w + 2)))
+    assert evaluate(text, {"h": 40, "w": 3}) == 8
+    text = SymbolNames({"h": "h", "w": "w"}).size(sympy.floor(h / (2 * w)))
+    assert evaluate(text, {"h": 40, "w": 3}) == 6
+
+
+def test_quotients_are_found_only_where_they_are_exact() -> None:
+    sizes = np.arange(5, 400)
+    for a, b, c in ((3, 0, 2), (1, 2, 3), (7, 9, 10), (4, 0, 1), (1, -1, 2), (2, 3, 1)):
+        assert quotient(sizes, (a * sizes + b) // c) == (a, b, c)
+    assert quotient(sizes, np.minimum(sizes, 300)) is None
+    assert quotient(sizes, np.sqrt(sizes).astype(int)) is None
+    assert quotient(sizes, np.full(len(sizes), 7)) is None
+    off = sizes.copy()
+    off[100] += 1
+    assert quotient(sizes, off) is None

@@ -312,3 +312,24 @@ def test_errors() -> None:
         add_padding(model, plain)
     with pytest.raises(ExportError, match="input x axis 3 is not the dim w"):
         add_padding(model, spec)
+
+
+def test_an_output_that_is_a_constant_stays_as_it_is(tmp_path) -> None:
+    class Two(torch.nn.Module):
+        def forward(self, x):
+            return x.unflatten(1, (-1, 4)).flip(-1).flatten(1), torch.arange(3.0) + 1
+
+    h = Dim("h", 5, 18, 40)
+    spec = ModelSpec(
+        "constant", lambda _: Two(), (Input("x", (1, h)),), (Output("a", (1, h)), Output("b")),
+        Tolerance(0, 0, "exact"), padding=Padding({"h": 4}),
+    )  # fmt: skip
+    done = export(spec, None, tmp_path / "m.onnx")
+    assert done.output_shapes["b"] == [3]
+    session, _ = run(done.path, None)
+    module = reference(done.spec, done.module, done.output_shapes)
+    for n in range(5, 41):
+        feeds = spec.sample({"h": n}, 0)
+        want = module(torch.from_numpy(feeds["x"]))
+        for a, b in zip(session.run(None, feeds), want, strict=True):
+            np.testing.assert_array_equal(a, b.numpy())
