@@ -71,8 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     _interrupt_on_sigterm()
     try:
-        arguments = command_parser().parse_args(words)
-        return int(_run(arguments))
+        try:
+            return int(_run(command_parser().parse_args(words)))
+        finally:
+            sys.stdout.flush()  # here, not at exit, a reader that is gone is noticed
     except PipelineError as error:
         if debug:
             traceback.print_exc()

@@ -127,7 +127,8 @@ def run_torch(
                     f"the model returns {type(result).__name__} where the spec names the outputs "
                     f"{', '.join(names)}: return a tensor, or a tuple of that many tensors"
                 )
-            yield {n: t.detach().cpu().numpy() for n, t in zip(names, flat, strict=True)}
+            arrays = [t.detach().cpu().contiguous().numpy() for t in flat]  # a crop is a view
+            yield dict(zip(names, arrays, strict=True))
 
 
 def run_onnx(model: Path, feeds: Sequence[Feed]) -> Iterator[dict[str, np.ndarray]]:
@@ -244,7 +245,8 @@ def _numbers(
 
     runs = RunResults()
     for runner, array in ((pair[1], b), (pair[0], a)):
-        runs.append((runner, [IterationResult({name: array}, runner_name=runner)]))
+        whole = np.ascontiguousarray(array).reshape(array.shape)
+        runs.append((runner, [IterationResult({name: whole}, runner_name=runner)]))
     func = SimpleCompareFunc(
         rtol=tolerance.rtol, atol=tolerance.atol, check_error_stat="elemwise", check_shapes=True
     )

@@ -258,3 +258,13 @@ def test_integers_and_booleans_have_to_be_equal(a: list[int], b: list[int], pass
     assert result.passed is passes
     assert bool(result.why) is not passes
     assert result.max_abs is not None and (result.max_abs > 0) is not passes
+
+
+def test_views_are_compared_and_stored_like_arrays() -> None:
+    """A crop is a view, and Polygraphy refuses to reshape what is not contiguous."""
+    whole = np.arange(1, 65, dtype=F32).reshape(8, 8)
+    cut = {"y": whole[1:5, 2:7]}
+    assert not cut["y"].flags["C_CONTIGUOUS"]
+    (same,) = judge("a", "b", cut, {"y": whole[1:5, 2:7]}, Tolerance(0, 1e-6, "equal"))
+    (moved,) = judge("a", "b", cut, {"y": whole[1:5, 1:6]}, Tolerance(0, 1e-6, "equal"))
+    assert same.passed and not moved.passed
