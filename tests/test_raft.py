@@ -148,6 +148,8 @@ def test_a_planted_fault_is_noticed(
     got = next(run_onnx(tmp_path / "wrong.onnx", [feed]))
     (result,) = judge(TORCH, "wrong", wanted, got, spec.tolerance)
     assert not result.passed
+    # what the tolerance's `why` claims: the smallest fault is well outside of it
+    assert result.max_abs is not None and result.max_abs > 4 * spec.tolerance.atol
 
 
 def test_one_update_less_is_noticed(artifact: Artifact, module: torch.nn.Module) -> None:
