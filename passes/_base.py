@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -48,11 +49,17 @@ class PassResult:
 
 @dataclass(frozen=True)
 class Needs:
-    """A range of versions of one flavour of TensorRT: ``since <= version < below``."""
+    """A range of versions of one flavour of TensorRT: ``since <= version < below``.
+
+    Args:
+        basis: how it is known: ``measured`` on a version in the range, ``read`` in its source or
+            in reports of others, or ``assumed`` (the parser is built from the same source).
+    """
 
     flavour: Flavour
     since: tuple[int, ...] = ()
     below: tuple[int, ...] | None = None
+    basis: Literal["measured", "read", "assumed"] = "measured"
 
     def covers(self, target: Target) -> bool:
         return (
@@ -64,7 +71,16 @@ class Needs:
     def __str__(self) -> str:
         since = f" from {_dotted(self.since)}" if self.since else ""
         below = f" below {_dotted(self.below)}" if self.below else ""
-        return f"{self.flavour}{since}{below}"
+        basis = "" if self.basis == "measured" else f" ({self.basis})"
+        return f"{self.flavour}{since}{below}{basis}"
+
+
+# the ranges that most passes share; the parsers of RTX 1.7 and of TensorRT 10 and 11 are built
+# from one source, and 10 and 11 could not be tried here
+BELOW_10 = Needs("tensorrt", below=(10,))
+FROM_10 = Needs("tensorrt", since=(10,), basis="assumed")
+RTX = Needs("tensorrt_rtx")
+EVERY = (RTX, FROM_10, BELOW_10)
 
 
 @dataclass(frozen=True)
@@ -73,20 +89,28 @@ class Pass:
 
     Args:
         name: the module's name.
-        run: changes the graph in place and reports.
+        run: changes the graph in place and reports; with `level` ``model`` it is given the whole
+            onnx.ModelProto instead of the graph-surgeon graph.
         targets: the versions of TensorRT that need it, as data.
         summary: one line: which pattern becomes what.
+        fault: one line: what those versions do with the pattern as it stands.
         evidence: issue links and measured cases that show the need.
         tolerable: True if a node that the pass refuses may still come out right, so that the
             conversion goes on with a warning; otherwise a refusal ends it.
+        clean_up: True for a pass that mends nothing and only makes the engine smaller or its
+            build faster.
+        level: what `run` is given.
     """
 
     name: str
-    run: Callable[[gs.Graph], PassResult]
+    run: Callable[[Any], PassResult]
     targets: tuple[Needs, ...]
     summary: str
     evidence: tuple[str, ...]
+    fault: str = ""
     tolerable: bool = False
+    clean_up: bool = False
+    level: Literal["graph", "model"] = "graph"
 
     def needed_by(self, target: Target) -> bool:
         return any(needs.covers(target) for needs in self.targets)

@@ -17,6 +17,10 @@ class PipelineError(Exception):
         super().__init__(message)
         self.detail = detail
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled with all that it carries (`pipeline.child` sends errors between processes)."""
+        return _restored, (type(self), self.args, dict(vars(self)))
+
 
 class InputError(PipelineError):
     """The caller asked for something that can't be: a wrong name, range, size or file."""
@@ -50,3 +54,12 @@ class BuildError(PipelineError):
 
 class CompareError(PipelineError):
     """Two runs of the same model disagree."""
+
+
+def _restored(
+    kind: type[PipelineError], args: tuple[object, ...], state: dict[str, object]
+) -> object:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(state)
+    return error

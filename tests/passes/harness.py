@@ -7,9 +7,9 @@ import onnx
 import onnx_graphsurgeon as gs
 import onnxruntime as ort
 import pytest
-from cases import Case, Shapes
 
 from pipeline.passes import DEFAULT_PASSES, Pass, PassResult
+from pipeline.passes._case import Case, Shapes
 
 PASSES: dict[str, Pass] = {p.name: p for p in DEFAULT_PASSES}
 
@@ -71,6 +71,6 @@ def build(model: onnx.ModelProto, shapes: tuple[Shapes, ...]) -> str:
 
 def own(pass_name: str, kind: str) -> list[Case]:
     """The cases of one kind that were written for a pass."""
-    from cases import CASES
+    from pipeline.passes.cases import CASES
 
     return [case for case in CASES if case.pass_name == pass_name and case.kind == kind]

@@ -11,10 +11,11 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from cases import CASES, Case
 from harness import PASSES, apply, assert_same, build, run
 
 from pipeline.passes import DEFAULT_PASSES, Pass
+from pipeline.passes._case import Case
+from pipeline.passes.cases import CASES
 from pipeline.target import TARGETS
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from cases import Case
 from harness import PASSES, apply, assert_same, own, run
+
+from pipeline.passes._case import Case
 
 P = PASSES["decompose_instance_norm"]
 POSITIVE = own("decompose_instance_norm", "positive")

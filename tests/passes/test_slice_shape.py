@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 import pytest
-from cases import Case
 from harness import PASSES, apply, assert_same, own, run
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+from pipeline.passes._case import Case
 
 P = PASSES["slice_shape"]
 

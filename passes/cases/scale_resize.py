@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from onnx_case import Case, Kind
+from typing import Any
+
+from pipeline.passes._case import Case, Kind
 
 _UP = ({"x": (1, 2, 2, 3)}, {"x": (2, 2, 5, 4)}, {"x": (1, 2, 7, 8)})
 _TWICE = (
@@ -11,7 +13,7 @@ _TWICE = (
 )
 
 
-def _resize(name: str, kind: Kind, attrs: str, body: str = _TWICE, **more) -> Case:
+def _resize(name: str, kind: Kind, attrs: str, body: str = _TWICE, **more: Any) -> Case:
     inputs = more.pop("inputs", "float[n,2,h,w] x")
     shapes = more.pop("shapes", _UP)
     last = more.pop("last", "x, , , sizes")
@@ -28,7 +30,7 @@ _RAFT = "<int64[2] nc = {1, 2}> { hw = Shape<start=2>(image) sizes = Concat<axis
 _RAFT_INPUTS = "float[1,3,h,w] image, float[1,2,a,b] x"
 _RAFT_DIMS = {"image": (1, 3, "8*s17", "8*s62"), "x": (1, 2, "s17", "s62")}
 
-SCALE_RESIZE = (
+CASES: tuple[Case, ...] = (
     _resize("align_corners", "positive", _ALIGNED),
     _resize("half_pixel", "positive", 'mode="linear"'),
     _resize("cubic", "positive", 'mode="cubic", cubic_coeff_a=-0.75'),
