@@ -118,7 +118,7 @@ class Child:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"{_START}c.main()", json.dumps(sys.path), str(write)],
+                [sys.executable, "-c", _START, json.dumps(sys.path), str(write)],
                 stdin=subprocess.PIPE,
                 stdout=self._errors,
                 stderr=self._errors,
