@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 _SEED = 0
+_CORRELATIONS = ("volume", "on_demand")
 
 # In pixels. Measured with the seeded weights and 12 updates over all sizes that are compared
 # (largest flow 7 and 24 px); tests/test_raft.py plants the faults that have to be noticed, of
@@ -33,22 +34,35 @@ _TOLERANCE_SMALL = Tolerance(
 )
 
 
-def raft(*, updates: int = 12) -> ModelSpec:
-    """torchvision's raft_large; `updates` is the number of flow updates, at least 1."""
-    return _spec("raft", "raft_large", updates, _TOLERANCE)
+def raft(*, updates: int = 12, correlation: str = "volume") -> ModelSpec:
+    """torchvision's raft_large.
+
+    Args:
+        updates: the number of flow updates, at least 1.
+        correlation: ``volume`` correlates all pairs of pixels once, (H / 8 * W / 8) ** 2 floats;
+            ``on_demand`` computes the windows that an update looks at, by the custom op
+            CorrelationLookup (docs/plugins.md): what large images need.
+    """
+    return _spec("raft", "raft_large", updates, correlation, _TOLERANCE)
 
 
-def raft_small(*, updates: int = 12) -> ModelSpec:
-    """torchvision's raft_small; `updates` is the number of flow updates, at least 1."""
-    return _spec("raft_small", "raft_small", updates, _TOLERANCE_SMALL)
+def raft_small(*, updates: int = 12, correlation: str = "volume") -> ModelSpec:
+    """torchvision's raft_small; the arguments are `raft`'s."""
+    return _spec("raft_small", "raft_small", updates, correlation, _TOLERANCE_SMALL)
 
 
-def _spec(name: str, constructor: str, updates: int, tolerance: Tolerance) -> ModelSpec:
+def _spec(
+    name: str, constructor: str, updates: int, correlation: str, tolerance: Tolerance
+) -> ModelSpec:
     if type(updates) is not int or updates < 1:
         raise InputError(f"model {name}: updates={updates!r} must be a whole number, at least 1")
+    if correlation not in _CORRELATIONS:
+        raise InputError(
+            f"model {name}: correlation={correlation!r} must be {' or '.join(_CORRELATIONS)}"
+        )
 
     def build(weights: Path | None) -> torch.nn.Module:
-        return _build(constructor, updates, weights)
+        return _build(constructor, updates, correlation, weights)
 
     h, w = Dim("h", 135, 440, 2160), Dim("w", 135, 1024, 3840)
     return ModelSpec(
@@ -60,11 +74,13 @@ def _spec(name: str, constructor: str, updates: int, tolerance: Tolerance) -> Mo
         padding=Padding({"h": 8, "w": 8}, mode="replicate", align="center"),
         libraries=("torch", "torchvision"),
         seed=_SEED,
-        options={"updates": updates},
+        options={"updates": updates, "correlation": correlation},
     )
 
 
-def _build(constructor: str, updates: int, weights: Path | None) -> torch.nn.Module:
+def _build(
+    constructor: str, updates: int, correlation: str, weights: Path | None
+) -> torch.nn.Module:
     import torch
 
     from pipeline.models._torchvision import import_torchvision
@@ -78,6 +94,10 @@ def _build(constructor: str, updates: int, weights: Path | None) -> torch.nn.Mod
         model = getattr(optical_flow, constructor)(weights=None)
     if weights is not None:
         load_weights(model, weights)
+    if correlation == "on_demand":
+        from pipeline.plugins.correlation_lookup.torch_op import OnDemandCorrelation
+
+        model.corr_block = OnDemandCorrelation(model.corr_block.radius)
 
     class LastFlow(torch.nn.Module):
         """RAFT with the last of its flow predictions, [1, 2, H, W] in pixels, as only output."""

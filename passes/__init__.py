@@ -6,17 +6,47 @@ needs it (see `pipeline.passes._base.Pass.needed_by`).
 
 from __future__ import annotations
 
-from pipeline.passes import decompose_instance_norm, scale_resize, slice_shape
+from pipeline.passes import (
+    decompose_instance_norm,
+    expand_col2im,
+    expand_functions,
+    expand_resize,
+    expand_scatter,
+    fold_constants,
+    inline_functions,
+    lower_opset,
+    merge_duplicates,
+    scale_resize,
+    slice_shape,
+)
 from pipeline.passes._base import Change, Needs, Pass, PassResult
 
 __all__ = ["DEFAULT_PASSES", "Change", "Needs", "Pass", "PassResult"]
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
+    # First: the others look at nodes.
+    inline_functions.PASS,
+    # Their bodies are lowered and mended like any other nodes.
+    expand_functions.TO_17,
+    expand_functions.TO_19,
+    # Early: the others then see constants where there are any.
+    fold_constants.PASS,
+    # Leaves plain Resizes, and sizes for all axes: before scale_resize.
+    expand_resize.PASS,
     # Follows the arithmetic that computes the sizes, and removes it where it is not needed any
     # more: before slice_shape, so that fewer Shape nodes are left to rewrite.
     scale_resize.PASS,
-    # Makes and removes no Shape: anywhere.
+    # Ops that TensorRT lacks: anywhere before the opset is lowered.
+    expand_scatter.PASS,
+    expand_col2im.PASS,
+    # After the passes that mend what an older opset can't say (antialias, scatter reductions);
+    # before those that rewrite what it makes: InstanceNormalization, Shape.
+    lower_opset.TO_17,
+    lower_opset.TO_19,
+    # Makes and removes no Shape; after lower_opset, which makes InstanceNormalizations.
     decompose_instance_norm.PASS,
     # Last, so that a Shape with start or end which an earlier pass may make is rewritten too.
     slice_shape.PASS,
+    # After all that make nodes.
+    merge_duplicates.PASS,
 )

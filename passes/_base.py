@@ -100,6 +100,8 @@ class Pass:
         clean_up: True for a pass that mends nothing and only makes the engine smaller or its
             build faster.
         level: what `run` is given.
+        own: True for a user's own pass: the laws that tests hold the others to are checked on it
+            each time that it runs.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Pass:
     tolerable: bool = False
     clean_up: bool = False
     level: Literal["graph", "model"] = "graph"
+    own: bool = False
 
     def needed_by(self, target: Target) -> bool:
         return any(needs.covers(target) for needs in self.targets)

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
+    BELOW_10,
     Change,
-    Needs,
     Pass,
     PassResult,
     constant,
@@ -77,8 +77,9 @@ def _clamp(value: int, rank: int) -> int:
 PASS = Pass(
     name="slice_shape",
     run=run,
-    targets=(Needs("tensorrt", below=(10,)),),
+    targets=(BELOW_10,),
     summary="Shape with start or end -> Shape, Slice",
+    fault="reads the whole shape: lengths and sizes made of it are wrong, mostly a failed build",
     evidence=(
         "TensorRT 8.6.0 reads the whole shape: 'Resize ... requires second input to be 1D shape "
         "tensor with length (12)' on RAFT-small",

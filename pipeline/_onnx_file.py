@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -13,7 +13,7 @@ from pipeline.errors import InputError, RewriteError
 
 # protobuf ends at 2 GiB; the rest is room for the graph itself
 EXTERNAL_ABOVE = 3 << 29
-_HEAVY = 1 << 20
+_HEAVY = 1 << 16  # bytes; no smaller tensor is worth leaving out, no larger one is a shape
 _OUTSIDE_FROM = 1024
 
 
@@ -57,12 +57,17 @@ def copy_model(source: Path, destination: Path, external: tuple[str, ...]) -> No
 
 
 def save_model(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
-    """Writes a model, with its weights in ``<name>.data`` if `external` or if they are many, and
-    checks the file. The weights of `model` are not in memory afterwards if they went outside.
+    """Writes a model, with its weights in ``<name>.data`` if `external` or if they are many.
+
+    The weights of `model` are not in memory afterwards if they went outside.
 
     Raises:
-        RewriteError: the file is not a valid model.
+        RewriteError: it is not a valid model.
     """
+    try:
+        check(model)
+    except onnx.checker.ValidationError as error:
+        raise RewriteError(f"{path}: not valid", detail=str(error)) from error
     if external or weight_bytes(model) > EXTERNAL_ABOVE:
         location = f"{path.name}.data"
         (path.parent / location).unlink(missing_ok=True)  # onnx would append to it
@@ -76,10 +81,6 @@ def save_model(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
         )
     else:
         onnx.save_model(model, path)
-    try:
-        onnx.checker.check_model(str(path))
-    except onnx.checker.ValidationError as error:
-        raise RewriteError(f"{path}: not valid as written", detail=str(error)) from error
 
 
 def weight_bytes(model: onnx.ModelProto) -> int:
@@ -87,29 +88,46 @@ def weight_bytes(model: onnx.ModelProto) -> int:
 
 
 def check(model: onnx.ModelProto) -> None:
-    """onnx.checker on a model of any size (see `without_weights`).
+    """onnx.checker on a model of any size (see `lightened`).
 
     Raises:
         onnx.checker.ValidationError: the model is not valid.
     """
-    without_weights(model, onnx.checker.check_model)
+    onnx.checker.check_model(lightened(model))
 
 
-def without_weights(
-    model: onnx.ModelProto, action: Callable[[onnx.ModelProto], onnx.ModelProto | None]
-) -> onnx.ModelProto | None:
-    """Calls an `action` that serialises the model, and gives back the model that it made,
-    if any.
+def infer_shapes(model: onnx.ModelProto) -> None:
+    """Adds the dtypes and shapes that ONNX's own shape inference finds to the model's value_info.
 
-    A model too large for that goes without its large weights, which stand as graph inputs of the
-    same type meanwhile.
+    Values in the bodies of If, Loop and Scan too. What stands there already is kept.
     """
-    if weight_bytes(model) <= EXTERNAL_ABOVE:
-        return action(model)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(lightened(model), data_prop=True)
+    except Exception:  # its own errors, and protobuf's: then nothing more is known than before
+        return
+    _take_values(model.graph, inferred.graph)
+
+
+def _take_values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> None:
+    have = {value.name: value for value in (*graph.input, *graph.output, *graph.value_info)}
+    constants = {tensor.name for tensor in graph.initializer}
+    for value in inferred.value_info:
+        known = have.get(value.name)
+        if known is None and value.name not in constants:
+            graph.value_info.append(value)
+        elif known is not None and not known.type.tensor_type.HasField("shape"):
+            known.type.CopyFrom(value.type)
+    for node, other in zip(graph.node, inferred.node, strict=True):
+        for attribute, another in zip(node.attribute, other.attribute, strict=True):
+            if attribute.HasField("g"):
+                _take_values(attribute.g, another.g)
+
+
+def lightened(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy without large weights, which stand as graph inputs of the same type instead: for
+    what has to serialise a model, which protobuf can't above 2 GiB, and which costs memory."""
     graph = model.graph
-    heavy = [t for t in graph.initializer if len(t.raw_data) >= _HEAVY]
     have = {value.name for value in graph.input}
-    extra = [t for t in heavy if t.name not in have]
     light = onnx.ModelProto()
     for field, value in model.ListFields():
         if field.name != "graph":
@@ -117,19 +135,25 @@ def without_weights(
     for field, value in graph.ListFields():
         if field.name != "initializer":
             light.graph.MergeFrom(onnx.GraphProto(**{field.name: value}))
-    light.graph.initializer.extend(t for t in graph.initializer if len(t.raw_data) < _HEAVY)
-    light.graph.input.extend(
-        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in extra
-    )
-    result = action(light)
-    if result is None:
-        return None
-    names = {t.name for t in extra}
-    for place in reversed(range(len(result.graph.input))):
-        if result.graph.input[place].name in names:
-            del result.graph.input[place]
-    result.graph.initializer.extend(heavy)
-    return result
+    for tensor in graph.initializer:
+        if len(tensor.raw_data) < _HEAVY:
+            light.graph.initializer.append(tensor)
+        elif tensor.name not in have:
+            light.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+    return light
+
+
+def with_weights(light: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
+    """`light`, changed since `lightened` made it of `model`, with the large weights put back."""
+    heavy = [t for t in model.graph.initializer if len(t.raw_data) >= _HEAVY]
+    names = {t.name for t in heavy} - {value.name for value in model.graph.input}
+    for place in reversed(range(len(light.graph.input))):
+        if light.graph.input[place].name in names:
+            del light.graph.input[place]
+    light.graph.initializer.extend(heavy)
+    return light
 
 
 def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -1,18 +1,28 @@
-"""ONNX -> plan, through Polygraphy over whichever TensorRT the target names."""
+"""ONNX -> plan, through Polygraphy over whichever TensorRT the target names.
+
+TensorRT runs in a child process: a graph that crashes it ends nothing else, and the process that
+asks never imports it. Only where a build failed and TensorRT's words name no node is it run a
+second time, telling everything that it does, which leaves a trail to the node.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import onnx
 
+from pipeline._blame import Graph, Said, find
+from pipeline.child import Child, ChildDied, ChildFailed
+from pipeline.custom_ops import Asked, find_plugins, library_folder, load_plugins, prepare
 from pipeline.dims import Size
 from pipeline.errors import BuildError, InputError
-from pipeline.polygraphy_log import Messages, collected
+from pipeline.failure import explain, readable
+from pipeline.polygraphy_log import collected
 from pipeline.profiles import Profile
 from pipeline.target import Target, require, use
 from pipeline.timing import Stopwatch
@@ -20,22 +30,21 @@ from pipeline.timing import Stopwatch
 Precision = Literal["fp32", "tf32", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16")
 _MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
-# The parser's words: "In node 3 with name: node_X and operator: NonZero (importNonZero): why"
-_NODE = re.compile(
-    r"In node (?P<index>-?\d+) with name: (?P<name>.*?) and operator: (?P<op>\w+)"
-    r"(?: \(\w+\))?(?:: (?P<why>.*))?"
-)
-# The builder's: "(ITopKLayer node_X: node_X: why In processCheck at ...)"; a layer has its node's
-# name, or "node_of_<output>" where the node has none
-_LAYER = re.compile(
-    r"\(I\w+Layer (?P<name>[^\s:]+): (?:(?P=name): )?(?P<why>.*?)(?: In \w+ at |\)?$)"
-)
-_UNNAMED = "node_of_"
+_PHASE, _PARSING, _LAYERS, _UNIT = "phase ", "parsing ", "layers ", "\x1f"
+# what the verbose run's trail is made of: "Parsing node: X [Op]", "Static check for parsing node:
+# X [Op]", "ForeignNode {...} metadata: [ONNX Layer: a][ONNX Layer: b]"
+_AT_NODE = re.compile(r"arsing node: (?P<name>.*) \[\w+\]$")
+_LAYER = re.compile(r"\[ONNX Layer: (?P<name>[^\]]*)\]")
 
 
 @dataclass(frozen=True)
 class Built:
-    """A plan and what TensorRT said of it."""
+    """A plan and what TensorRT said of it.
+
+    Args:
+        plugins: those asked for that a process has to load before it loads the plan.
+        peak_memory: of the process that built, bytes.
+    """
 
     version: str
     plan_bytes: int
@@ -43,6 +52,35 @@ class Built:
     layers: int
     warnings: Sequence[str]
     library_seconds: Mapping[str, float]
+    plugins: tuple[str, ...] = ()
+    peak_memory: int = 0
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One build, as the child is told it."""
+
+    model: Path
+    plan: Path
+    target: Target
+    inputs: Mapping[str, Sequence[Size]]
+    profiles: Sequence[Profile]
+    precision: Precision
+    plugins: tuple[Asked, ...]
+    trail: Path
+    verbose: bool = False
+
+    @property
+    def spare(self) -> Path:
+        """Where a changed copy of the model goes; beside it, for the external data."""
+        return self.model.with_name(f".{self.model.name}.parsed")
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """TensorRT's words where no engine came out."""
+
+    text: str
 
 
 def check_precision(precision: str, target: Target) -> None:
@@ -63,6 +101,8 @@ def build(
     inputs: Mapping[str, Sequence[Size]],
     profiles: Sequence[Profile],
     precision: Precision = "fp32",
+    *,
+    plugins: Sequence[str] = (),
 ) -> Built:
     """Builds an engine from an ONNX file and writes its bytes; no GPU is needed on RTX.
 
@@ -74,41 +114,176 @@ def build(
         profiles: one or more, with a range for every dim.
         precision: ``fp32`` forbids TF32, ``tf32`` allows it, ``fp16`` also allows half
             precision (weakly typed targets only).
+        plugins: libraries, Python files, or names out of `pipeline.plugins.PLUGINS`.
 
     Raises:
         TargetMissing: the target's TensorRT is not installed here.
-        BuildError: TensorRT refused; names the ONNX node and the module it came from where
-            TensorRT names the node. TensorRT's own words are in ``detail``.
+        InputError: no valid ONNX model, or a plugin that is not there or does not load.
+        BuildError: TensorRT refused or crashed, or a custom op has no plugin; tells what
+            `pipeline.failure.explain` can find out. TensorRT's own words are in ``detail``.
     """
     check_precision(precision, target)
-    version = require(target)
-    trt = use(target)
-    watch = Stopwatch()
-    with collected() as messages:
+    require(target)
+    asked = find_plugins(plugins, target)
+    with library_folder(target) as env, tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+        trail = Path(folder) / "trail"
+        job = _Job(
+            model.resolve(), plan.resolve(), target, inputs, profiles, precision, asked, trail
+        )
         try:
-            with watch("tensorrt parse"):
-                builder, network, parser = _parse(model, target)
-            config = _config(trt, target, builder, network, inputs, profiles, precision)
-            with watch("tensorrt build"):
-                data = builder.build_serialized_network(network, config)
-        except Exception as error:
-            if type(error).__name__ != "PolygraphyException":
-                raise
-            raise _failure(model, target, messages, str(error)) from error
-    if data is None:
-        raise _failure(model, target, messages, "no engine came out")
-    layers = int(network.num_layers)
-    del parser, network, config, builder
-    raw = memoryview(data)
-    plan.write_bytes(raw)
-    return Built(
-        version,
-        len(raw),
-        _validity(trt, target, bytes(raw)),
-        layers,
-        tuple(dict.fromkeys(messages.warnings)),
-        dict(watch.seconds),
-    )
+            made, peak = _in_child(env, job)
+            if isinstance(made, Said):
+                made = _with_trail(env, job, made)
+        finally:
+            job.spare.unlink(missing_ok=True)
+    if isinstance(made, Said):
+        plan.unlink(missing_ok=True)
+        raise explain(model, target, made, profiles)
+    warnings = made.warnings
+    if any("not self-consistent" in warning for warning in warnings):
+        graph = Graph(model)
+        warnings = tuple(readable(warning, graph, profiles) for warning in warnings)
+    return replace(made, peak_memory=peak, warnings=warnings)
+
+
+def _in_child(env: Mapping[str, str], job: _Job) -> tuple[Built | Said, int]:
+    """What came of the job, and the child's peak memory."""
+    with Child(env) as child:
+        try:
+            made = child.call("pipeline.build:_build_here", job)
+        except ChildDied as died:
+            made = Said(died.words, died.how)
+        except ChildFailed as failed:
+            raise BuildError(f"target {job.target}: building {job.model.name}: {failed}") from None
+    if isinstance(made, _Refused):
+        made = Said(made.text)
+    return made, child.peak_memory
+
+
+def _with_trail(env: Mapping[str, str], job: _Job, said: Said) -> Said:
+    """What is known of a failure; for a second run's trail where the words name no node."""
+    said = replace(said, **_trail_of(job.trail))
+    if said.phase.startswith("plugin ") or (not said.died and find(Graph(job.model), said).nodes):
+        return said
+    again, _ = _in_child(env, replace(job, verbose=True))
+    return replace(said, **_trail_of(job.trail)) if isinstance(again, Said) else said
+
+
+def _build_here(job: _Job) -> Built | _Refused:
+    """In the child."""
+    with job.trail.open("w", buffering=1) as trail:
+
+        def doing(phase: str) -> None:
+            trail.write(f"{_PHASE}{phase}\n")
+
+        check_model(job.model)
+        version = require(job.target)
+        trt = use(job.target)
+        brought, warnings = load_plugins(trt, job.plugins, job.target, doing)
+        parser = _parser(trt, trt.Logger(trt.Logger.INTERNAL_ERROR), job.target)[2]
+        ready = prepare(trt, job.model, job.spare, job.target, brought, parser.supports_operator)
+        if job.verbose:
+            return _tell_all(trt, ready.model, job, trail)
+        doing("parse")
+        watch = Stopwatch()
+        with collected() as messages:
+            try:
+                with watch("tensorrt parse"):
+                    builder, network, parser = _parse(ready.model, job.target)
+                config = _config(
+                    trt, job.target, builder, network, job.inputs, job.profiles, job.precision
+                )
+                doing("build")
+                with watch("tensorrt build"):
+                    data = builder.build_serialized_network(network, config)
+            except Exception as error:
+                if type(error).__name__ != "PolygraphyException":
+                    raise
+                return _Refused("\n".join([*messages.errors, str(error)]))
+        if data is None:
+            return _Refused("\n".join([*messages.errors, "no engine came out"]))
+        layers = int(network.num_layers)
+        del parser, network, config, builder
+        raw = memoryview(data)
+        job.plan.write_bytes(raw)
+        return Built(
+            version,
+            len(raw),
+            _validity(trt, job.target, bytes(raw)),
+            layers,
+            tuple(dict.fromkeys([*warnings, *messages.warnings])),
+            dict(watch.seconds),
+            ready.plugins,
+        )
+
+
+def check_model(path: Path) -> None:
+    """onnx's checker on a file.
+
+    Raises:
+        InputError: it is not valid; the node is named where the checker names it.
+    """
+    try:
+        onnx.checker.check_model(str(path))
+    except Exception as error:  # the checker's, or protobuf's own
+        text = str(error)
+        node = re.search(r"[Nn]ame: (?P<name>.*?) ?OpType: (?P<op>\w+)", text)
+        who = f"{node['op']} node {node['name'] or 'without a name'}: " if node else ""
+        words = " ".join(text.partition("==> Context")[0].split())
+        raise InputError(
+            f"{path.name}: not a valid ONNX model: {who}{words}", detail=text
+        ) from None
+
+
+def _tell_all(trt: Any, model: Path, job: _Job, trail: Any) -> _Refused:
+    """Parses and builds once more, and writes which nodes TensorRT is at, as it goes."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def log(self, severity: Any, message: str) -> None:
+            del severity
+            for line in _trail_lines(message):
+                trail.write(f"{line}\n")
+
+    log = Log()
+    builder, network, parser = _parser(trt, log, job.target)
+    trail.write(f"{_PHASE}parse\n")
+    if parser.parse_from_file(str(model)):
+        config = _config(trt, job.target, builder, network, job.inputs, job.profiles, job.precision)
+        trail.write(f"{_PHASE}build\n")
+        builder.build_serialized_network(network, config)
+    return _Refused("")
+
+
+def _trail_lines(message: str) -> Iterator[str]:
+    for line in message.splitlines():
+        if at := _AT_NODE.search(line):
+            yield f"{_PARSING}{at['name']}"
+        elif layers := _LAYER.findall(line):
+            yield f"{_LAYERS}{_UNIT.join(layers)}"
+
+
+def _trail_of(path: Path) -> dict[str, Any]:
+    """The fields of `Said` that a trail tells."""
+    phase, parsing, layers = "", "", dict[str, None]()
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        if line.startswith(_PHASE):
+            phase, parsing = line.removeprefix(_PHASE), ""
+        elif line.startswith(_PARSING):
+            parsing = line.removeprefix(_PARSING)
+        # what the builder costs, it compiles only after all of them are costed
+        elif line.startswith(_LAYERS):
+            layers |= dict.fromkeys(line.removeprefix(_LAYERS).split(_UNIT))
+    return {"phase": phase, "parsing": parsing, "layers": tuple(layers)}
+
+
+def _parser(trt: Any, logger: Any, target: Target) -> tuple[Any, Any, Any]:
+    """A builder, a network and a parser, made without Polygraphy."""
+    flags = 1  # EXPLICIT_BATCH up to TensorRT 10, ignored afterwards
+    if target.strongly_typed and hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"):
+        flags |= 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    builder = trt.Builder(logger)
+    network = builder.create_network(flags)
+    return builder, network, trt.OnnxParser(network, logger)
 
 
 def _parse(model: Path, target: Target) -> tuple[Any, Any, Any]:
@@ -173,51 +348,3 @@ def _validity(trt: Any, target: Target, data: bytes) -> str:
     if "INVALID" in validity.name:  # what it says on a machine without a GPU, whatever the plan
         return "well-formed (no diagnostics; without a GPU the runtime can't say more)"
     return f"well-formed ({validity.name}, diagnostics {int(diagnostics)})"
-
-
-def _failure(model: Path, target: Target, messages: Messages, last: str) -> BuildError:
-    """The error for what TensorRT said, with the ONNX node and the module it came from."""
-    detail = "\n".join([*messages.errors, last])
-    first = next((line for line in detail.splitlines() if line.strip()), last).strip()
-    for pattern in (_NODE, _LAYER):
-        for match in pattern.finditer(detail):
-            found = match.groupdict()
-            node = _find_node(model, found["name"], found.get("index"))
-            why = (found["why"] or first).strip().rstrip(".")
-            if node is not None:
-                name = node.name or f"that makes {node.output[0]}"
-                return BuildError(
-                    f"target {target} refuses the {node.op_type} node {name}{_origin(node)}: {why}",
-                    detail=detail,
-                )
-            first = why if "op" not in found else f"{found['op']} {found['name']}: {why}"
-    return BuildError(f"target {target} refuses {model.name}: {first}", detail=detail)
-
-
-def _find_node(model: Path, name: str, index: str | None) -> onnx.NodeProto | None:
-    try:
-        nodes: list[onnx.NodeProto] = list(onnx.load(model, load_external_data=False).graph.node)
-    except Exception:  # protobuf's own error: it is no ONNX file, and that is what is reported
-        return None
-    for node in nodes:
-        if name and node.name == name:
-            return node
-    if name.startswith(_UNNAMED):
-        output = name.removeprefix(_UNNAMED)
-        return next((node for node in nodes if output in node.output), None)
-    number = -1 if name or index is None else int(index)
-    return nodes[number] if 0 <= number < len(nodes) else None
-
-
-def _origin(node: onnx.NodeProto) -> str:
-    """``, from module ... at file:line`` by the exporter's metadata, as far as it is there."""
-    metadata = {p.key: p.value for p in node.metadata_props}
-    parts = []
-    if scopes := metadata.get("pkg.torch.onnx.name_scopes"):
-        names = re.findall(r"'([^']*)'", scopes)
-        parts.append(f"module {names[-2] or '(top)'}" if len(names) > 1 else "")
-    if trace := metadata.get("pkg.torch.onnx.stack_trace"):
-        frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-        if frames:
-            parts.append(f"at {frames[-1][0]}:{frames[-1][1]}")
-    return f", from {' '.join(p for p in parts if p)}" if any(parts) else ""

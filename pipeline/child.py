@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from pipeline.errors import PipelineError
+from pipeline.timing import peak_memory
 
 _TAIL = 4000  # characters of stderr that are kept
 _START = (
@@ -79,7 +80,7 @@ class Child:
 
         Raises:
             ChildDied: the process ended without an answer; the next call starts a new one.
-            PipelineError: as the function raised it.
+            PipelineError, OSError, MemoryError: as the function raised it.
             ChildFailed: the function raised anything else.
         """
         process = self._process or self._start()
@@ -97,7 +98,7 @@ class Child:
         self.peak_memory = max(self.peak_memory, peak)
         if ok:
             return result
-        if isinstance(result, PipelineError):
+        if isinstance(result, (PipelineError, OSError, MemoryError)):
             raise result
         raise ChildFailed(result)
 
@@ -163,6 +164,8 @@ def main() -> None:
             answer = (True, result, _peak())
         except PipelineError as error:
             answer = (False, error, _peak())
+        except (OSError, MemoryError) as error:  # a full disk is the caller's matter
+            answer = (False, error, _peak())
         except Exception as error:  # whatever a library raises; told to the parent
             answer = (False, f"{type(error).__name__}: {error}", _peak())
         answers.write(pickle.dumps(answer))
@@ -170,6 +173,5 @@ def main() -> None:
 
 
 def _peak() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Bytes. Not getrusage's ru_maxrss: a child's begins with its parent's (getrusage(2))."""
+    return peak_memory() or 0

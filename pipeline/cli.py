@@ -126,7 +126,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def command_parser() -> argparse.ArgumentParser:
     """The command line's parser; a parsed `command` is the function to call."""
+    from pipeline import cli_passes
     from pipeline.build import PRECISIONS
+    from pipeline.plugins import PLUGINS
     from pipeline.target import DEFAULT_TARGET, TARGETS
 
     parser = _Parser(prog="pipeline", description="PyTorch to TensorRT through ONNX.")
@@ -158,6 +160,12 @@ def command_parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         sub.add_argument("--precision", choices=PRECISIONS, help="default: fp32")
 
+    def plugin(sub: Any) -> None:
+        sub.add_argument(
+            "--plugin", action="append", default=[], metavar="NAME|FILE",
+            help=f"a plugin for TensorRT: {', '.join(PLUGINS)}, a library, or a Python file",
+        )  # fmt: skip
+
     def model(sub: Any) -> None:
         sub.add_argument("model", metavar="MODEL", help="`pipeline models` lists them")
         sub.add_argument("--out", type=Path, metavar="DIR", help="default: artifacts/MODEL")
@@ -171,6 +179,8 @@ def command_parser() -> argparse.ArgumentParser:
             help=f"which TensorRT: {', '.join(TARGETS)} (default: {DEFAULT_TARGET})",
         )  # fmt: skip
         profiles(sub)
+        cli_passes.choice(sub, only=False)
+        plugin(sub)
         sub.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
 
     convert = add("convert", _convert, "Convert a model: export, rewrite, build, compare.")
@@ -178,14 +188,17 @@ def command_parser() -> argparse.ArgumentParser:
     sizes(convert)
     convert.add_argument("--force", action="store_true", help="convert even if nothing changed")
     model(add("export", _export, "Export a model to ONNX, into a new artifact."))
-    rewrite = add("rewrite", _rewrite, "Rewrite an artifact's exported.onnx for a target.")
+    rewrite = add("rewrite", _rewrite, "Rewrite an ONNX file, or an artifact's, for a target.")
     build = add("build", _build, "Build the engine of an artifact.")
     verify = add("verify", _verify, "Compare what is in an artifact, here and now.")
     inspect = add("inspect", _inspect, "Print what an artifact holds; check that it is whole.")
-    for sub in (rewrite, build, verify, inspect):
+    for sub in (build, verify, inspect):
         sub.add_argument("artifact", type=Path, metavar="ARTIFACT")
-    rewrite.add_argument("--target", metavar="TARGET", help="default: the artifact's")
+    cli_passes.rewrite_options(rewrite)
     profiles(build)
+    for sub in (rewrite, build, verify):
+        plugin(sub)
+    cli_passes.add_commands(add)
     sizes(verify)
     verify.add_argument(
         "--against", type=Path, metavar="OLD", help="regression check against another artifact"
@@ -211,9 +224,23 @@ def _export(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline import cli_passes
     from pipeline.driver import run_rewrite
 
-    return _show(run_rewrite(arguments.artifact, arguments.target, progress), arguments)
+    if not arguments.source.is_dir():
+        return cli_passes.rewrite_file(arguments, progress)
+    if arguments.diff or arguments.out:
+        raise InputError(f"{arguments.source}: --diff and --out are for ONNX files; give the file")
+    report = run_rewrite(
+        arguments.source,
+        arguments.target,
+        progress,
+        own=arguments.own,
+        only=arguments.only,
+        skip=arguments.skip,
+        plugins=arguments.plugin,
+    )
+    return _show(report, arguments)
 
 
 def _build(arguments: argparse.Namespace, progress: Progress) -> int:
@@ -285,6 +312,9 @@ def _config(arguments: argparse.Namespace) -> Any:
         shapes=tuple(getattr(arguments, "shape", ())),
         memory_limit=getattr(arguments, "memory_limit", None),
         seed=arguments.seed,
+        passes=tuple(arguments.own),
+        skip=tuple(arguments.skip),
+        plugins=tuple(arguments.plugin),
         force=getattr(arguments, "force", False),
     )
 

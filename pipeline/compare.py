@@ -100,7 +100,7 @@ def plan_points(job: Job, model: Path) -> Plan:
         for name, shape in job.outputs.items():
             want, got = shape_at(shape, point.sizes), estimate.output_shapes.get(name, ("?",))
             if want != got and all(isinstance(size, int) for size in got):
-                wrong.append(_failed((TORCH, "shape inference"), name, f"shape {got}, not {want}"))
+                wrong.append(failed((TORCH, "shape inference"), name, f"shape {got}, not {want}"))
         fits = estimate.peak_bytes <= job.memory_limit
         need, limit = _readable(estimate.peak_bytes), _readable(job.memory_limit)
         why = "" if fits else f"needs about {need}, the limit is {limit}"
@@ -203,20 +203,20 @@ def judge(
     results = []
     for name in dict.fromkeys([*left, *right]):
         if name not in left or name not in right:
-            results.append(_failed(pair, name, f"only {first if name in left else second} has it"))
+            results.append(failed(pair, name, f"only {first if name in left else second} has it"))
             continue
         a, b = left[name], right[name]
         if a.shape != b.shape:
-            results.append(_failed(pair, name, f"shape {b.shape}, not {a.shape}"))
+            results.append(failed(pair, name, f"shape {b.shape}, not {a.shape}"))
         elif a.dtype != b.dtype and not _narrowed(a.dtype, b.dtype):
-            results.append(_failed(pair, name, f"dtype {b.dtype}, not {a.dtype}"))
+            results.append(failed(pair, name, f"dtype {b.dtype}, not {a.dtype}"))
         elif not (np.isfinite(a).all() and np.isfinite(b).all()):
             which = first if not np.isfinite(a).all() else second
             hint = _RANGE_HINT if which == TORCH else ""
-            results.append(_failed(pair, name, f"{which} has NaN or infinity{hint}"))
+            results.append(failed(pair, name, f"{which} has NaN or infinity{hint}"))
         elif a.size and a.dtype.kind == "f" and not (np.abs(a) > tolerance.atol).any():
             results.append(
-                _failed(pair, name, f"says nothing: all of {first} is below atol={tolerance.atol}")
+                failed(pair, name, f"says nothing: all of {first} is below atol={tolerance.atol}")
             )
         elif a.dtype.kind == "f":
             results.append(_numbers(pair, name, a, b, tolerance))
@@ -263,7 +263,8 @@ def _numbers(
     return PairResult(pair, name, max_abs, max_abs / scale if scale else None, passed, why)
 
 
-def _failed(pair: tuple[str, str], name: str, why: str) -> PairResult:
+def failed(pair: tuple[str, str], name: str, why: str) -> PairResult:
+    """The result of a comparison that could not come to numbers."""
     return PairResult(pair, name, None, None, False, why)
 
 

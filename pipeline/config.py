@@ -20,8 +20,8 @@ class Config:
     """One conversion.
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
-    `profiles`, `precision`, `shapes`, `seed`, and `memory_limit` where it is given. `out` and
-    `force` don't.
+    `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, and `memory_limit`
+    where it is given. `out` and `force` don't.
 
     Args:
         model: a model's name, or a spec.
@@ -35,6 +35,10 @@ class Config:
         memory_limit: bytes that one run of the comparison may take by its estimate; by default
             half of the free memory, at most 6 GiB.
         seed: for the random inputs of the comparison.
+        passes: Python files with a rewrite pass of one's own each (`pipeline.pass_list`).
+        skip: names of passes not to run though the target needs them.
+        plugins: what TensorRT shall load: names out of `pipeline.plugins.PLUGINS`, shared
+            libraries, or Python files (`pipeline.custom_ops`).
         force: convert even if nothing changed.
     """
 
@@ -48,6 +52,9 @@ class Config:
     shapes: tuple[str, ...] = ()
     memory_limit: int | None = None
     seed: int = 0
+    passes: tuple[Path | str, ...] = ()
+    skip: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
     force: bool = False
 
     def __post_init__(self) -> None:

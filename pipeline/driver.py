@@ -111,7 +111,16 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
             manifest = measured("export", announce, export)
         if "rewrite" in todo:
             manifest = measured(
-                "rewrite", announce, lambda: stages.rewrite_stage(folder, manifest, target)
+                "rewrite",
+                announce,
+                lambda: stages.rewrite_stage(
+                    folder,
+                    manifest,
+                    target,
+                    own=config.passes,
+                    skip=config.skip,
+                    plugins=config.plugins,
+                ),
             )
         if "build" in todo:
             manifest = measured(
@@ -160,13 +169,37 @@ def run_export(config: Config, announce: Announce = quiet) -> Report:
     return Report(place, done)
 
 
-def run_rewrite(place: Path, target: str | None = None, announce: Announce = quiet) -> Report:
-    """The rewrite stage alone, for the artifact's target or for another one."""
+def run_rewrite(
+    place: Path,
+    target: str | None = None,
+    announce: Announce = quiet,
+    *,
+    own: Sequence[Path | str] = (),
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+) -> Report:
+    """The rewrite stage alone, for the artifact's target or for another one.
+
+    Args:
+        place: the artifact.
+        target: a name out of `pipeline.target.TARGETS`.
+        announce: is told in words what begins.
+        own: Python files with a pass of one's own each.
+        only, skip: names of passes; see `pipeline.pass_list.to_skip`.
+        plugins: ops that TensorRT shall run by a plugin.
+    """
     manifest = Artifact.open(place).manifest
     chosen = find_target(target or manifest.target.name)
     with replacing(place, keep=True) as folder:
         still(folder, manifest, place)
-        done = measured("rewrite", announce, lambda: stages.rewrite_stage(folder, manifest, chosen))
+        done = measured(
+            "rewrite",
+            announce,
+            lambda: stages.rewrite_stage(
+                folder, manifest, chosen, own=own, only=only, skip=skip, plugins=plugins
+            ),
+        )
         done = finish(folder, replace(done, keys={}))
     return Report(place, done)
 

@@ -25,6 +25,7 @@ from pipeline.padding import PaddedModule, add_padding, inner_inputs
 from pipeline.spec import ModelSpec
 from pipeline.timing import Stopwatch
 from pipeline.trace import trace
+from pipeline.translations.exporter import to_onnx
 
 OPSET = 18
 _AT = ("min", "opt", "max")
@@ -129,17 +130,15 @@ def reference(
 def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path) -> None:
     try:
         with quiet():
-            onnx_program = torch.onnx.export(
+            to_onnx(
                 program,
-                dynamo=True,
-                opset_version=OPSET,
+                path,
+                opset=OPSET,
                 input_names=[i.name for i in spec.inputs],
                 output_names=[o.name for o in spec.outputs],
-                optimize=True,
-                verbose=False,
             )
-            assert onnx_program is not None
-            onnx_program.save(path)
+    except ExportError as error:
+        raise ExportError(f"model {spec.name}: {error}", detail=error.detail) from error
     except Exception as error:  # an OnnxExporterError, or what the exporter stumbled over
         cause = next(iter(str(error.__cause__ or error).strip().splitlines()), repr(error))
         raise ExportError(

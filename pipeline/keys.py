@@ -55,7 +55,12 @@ def stage_keys(
             "weights": asdict(weights_info(config, spec)),
             "libraries": versions(spec.libraries),
         },
-        "rewrite": {"target": target.name},
+        "rewrite": {
+            "target": target.name,
+            "passes": [_file_hash(Path(path)) for path in config.passes],
+            "skip": sorted(config.skip),
+            "plugins": _plugins(config),
+        },
         "build": {
             "installed": installed_version(target),
             "profiles": [asdict(profile) for profile in profiles],
@@ -75,6 +80,13 @@ def stage_keys(
         text = json.dumps(content, sort_keys=True, default=str)
         keys[stage] = before = hashlib.sha256(text.encode()).hexdigest()
     return keys
+
+
+def _plugins(config: Config) -> list[tuple[str, str | None]]:
+    """Plugins by name, or by the hash of their file."""
+    return [
+        (name, _file_hash(Path(name)) if Path(name).is_file() else None) for name in config.plugins
+    ]
 
 
 def _source(config: Config, spec: ModelSpec) -> object:

@@ -143,13 +143,17 @@ class RefusedNode:
 
 @dataclass(frozen=True)
 class PassInfo:
-    """One pass: whether the target needs it, why it exists, and what it did."""
+    """One pass: whether the target needs it, why it exists, and what it did.
+
+    `skipped`: the target needs it, but it was left out by request.
+    """
 
     name: str
     needed: bool
     evidence: str
     rewritten: tuple[RewrittenNode, ...]
     refused: tuple[RefusedNode, ...]
+    skipped: bool = False
 
 
 @dataclass(frozen=True)

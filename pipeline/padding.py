@@ -183,9 +183,14 @@ class _Graph:
         return name
 
     def node(self, op: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        name = f"{_PREFIX}/{name}"
-        self.nodes.append(helper.make_node(op, list(inputs), [name], name=name, **attributes))
-        return name
+        """The output of a new node, or of one that is there already and computes the same."""
+        new = helper.make_node(op, list(inputs), [f"{_PREFIX}/{name}"], **attributes)
+        for old in self.nodes:
+            if (old.op_type, old.input, old.attribute) == (new.op_type, new.input, new.attribute):
+                return str(old.output[0])
+        new.name = new.output[0]
+        self.nodes.append(new)
+        return str(new.output[0])
 
 
 def add_padding(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, list[int | str]]:

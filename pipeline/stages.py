@@ -21,7 +21,7 @@ from pipeline.artifact import COMPARISON, EXPORTED, MODEL, PLAN, REPRODUCE
 from pipeline.build import Precision, build
 from pipeline.declared import dims_of, inputs_of, profiles_of
 from pipeline.dims import size_text
-from pipeline.errors import ArtifactError, RewriteError
+from pipeline.errors import ArtifactError
 from pipeline.keys import versions
 from pipeline.manifest import (
     BuildInfo,
@@ -119,24 +119,39 @@ def export_stage(
 
 
 def rewrite_stage(
-    folder: Path, manifest: Manifest, target: Target
+    folder: Path,
+    manifest: Manifest,
+    target: Target,
+    *,
+    own: Sequence[Path | str] = (),
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    plugins: Sequence[str] = (),
 ) -> tuple[Manifest, Mapping[str, float]]:
     """exported.onnx -> model.onnx.
+
+    Args:
+        own, only, skip: see `pipeline.pass_list`.
+        plugins: ops that stay since the target has a plugin for them.
 
     Raises:
         RewriteError: a pass broke its contract, or refused a node that the target would get
             wrong.
     """
-    from pipeline.rewrite import rewrite
+    from pipeline.pass_list import all_passes, kept_functions, to_skip
+    from pipeline.rewrite import raise_refused, rewrite
 
     _need(folder, EXPORTED, "export")
-    watch = Stopwatch()
-    with watch("passes"):
-        result = rewrite(folder / EXPORTED, fresh(folder / MODEL), target)
-    if result.refused:
-        words = "; ".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused[:3])
-        more = f" (and {len(result.refused) - 3} more)" if len(result.refused) > 3 else ""
-        raise RewriteError(f"target {target} would fail or go wrong on {words}{more}")
+    passes = all_passes(own)
+    result = rewrite(
+        folder / EXPORTED,
+        fresh(folder / MODEL),
+        target,
+        passes,
+        skip=to_skip(passes, only, skip),
+        keep_functions=kept_functions(plugins, target),
+    )
+    raise_refused(result)
     manifest = replace(
         forget(folder, manifest, "build"),
         target=TargetInfo(target.name, target.flavour, None),
@@ -148,6 +163,7 @@ def rewrite_stage(
                     "; ".join(p.evidence),
                     tuple(RewrittenNode(c.node, c.op, c.detail) for c in p.rewritten),
                     tuple(RefusedNode(c.node, c.op, c.detail) for c in p.refused),
+                    p.skipped,
                 )
                 for p in result.passes
             ),

@@ -83,12 +83,18 @@ def _passes(manifest: Manifest) -> str:
         return ""
     lines = []
     for done in manifest.rewrite.passes:
-        if not done.needed:
-            continue
-        lines.append(f"pass {done.name}: {len(done.rewritten)} nodes rewritten")
-    idle = [p.name for p in manifest.rewrite.passes if not p.needed]
+        if done.skipped:
+            lines.append(f"pass {done.name}: SKIPPED by request, though the target needs it")
+        elif done.rewritten:
+            lines.append(f"pass {done.name}: {len(done.rewritten)} nodes rewritten")
+    ran = [p.name for p in manifest.rewrite.passes if p.needed and not p.skipped]
+    idle = [p.name for p in manifest.rewrite.passes if p.name in ran and not p.rewritten]
     if idle:
-        lines.append(f"not needed by {manifest.target.name}: {', '.join(idle)}")
+        lines.append(f"looked for and not found: {', '.join(idle)}")
+    lines.append(
+        f"{len(manifest.rewrite.passes) - len(ran)} passes not needed by {manifest.target.name}"
+        " (manifest.json lists them)"
+    )
     lines += [f"warning: {text}" for text in manifest.rewrite.warnings]
     if manifest.build is not None:
         built = manifest.build

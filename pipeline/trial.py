@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -73,10 +74,17 @@ def run_reference(model: bytes, feeds: Sequence[Feed]) -> list[dict[str, np.ndar
 
 
 def static_sizes(
-    trt: Any, model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]
+    trt: Any,
+    model: onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int]],
+    path: Path | None = None,
 ) -> dict[str, tuple[int, ...]] | str:
     """The outputs' dims by TensorRT's own shape inference at these input shapes, -1 where it
-    leaves them open; its words where it refuses to parse."""
+    leaves them open; its words where it refuses to parse.
+
+    Args:
+        path: the model's file, where its weights are beside it.
+    """
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     for value in fixed.graph.input:
@@ -88,7 +96,8 @@ def static_sizes(
     builder = trt.Builder(trt.Logger(trt.Logger.INTERNAL_ERROR))
     network = builder.create_network(_network_flags(trt))
     parser = trt.OnnxParser(network, trt.Logger(trt.Logger.INTERNAL_ERROR))
-    if not parser.parse(fixed.SerializeToString()):
+    where = () if path is None else (str(path),)
+    if not parser.parse(fixed.SerializeToString(), *where):
         return _errors(parser)
     outputs = [network.get_output(n) for n in range(network.num_outputs)]
     return {o.name: tuple(o.shape) for o in outputs}

@@ -27,6 +27,7 @@ from pipeline.errors import ArtifactError, InputError
 from pipeline.gpu import why_not
 from pipeline.keys import versions
 from pipeline.manifest import ComparisonInfo, Manifest
+from pipeline.oracle import check_sizes
 from pipeline.profiles import Point, Profile, parse_sizes, points
 from pipeline.stages import Announce
 from pipeline.stored import Feed, StoredPoint, copy_run, store_run, stored_points
@@ -88,6 +89,10 @@ def compare_stage(
     )
     plan = compare.plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
+    if (folder / MODEL).is_file():
+        announce("sizes by TensorRT's shape inference")
+        with watch("tensorrt parse"):
+            plan.notes += check_sizes(folder / MODEL, target, job, plan)
     runs: Runs = {}
     feeds: list[Feed]
     later: list[StoredPoint] = []
@@ -233,7 +238,7 @@ def _stored(
     """The plan cut down to the points that torch's outputs are stored for, with their inputs and
     outputs, and what is stored for points that don't fit into memory here."""
     found = {_shapes(point.feed): point for point in stored}
-    new = Plan()
+    new = Plan(notes=plan.notes)
     feeds: list[Feed] = []
     outputs: list[Feed] = []
     later: list[StoredPoint] = []

@@ -180,9 +180,9 @@ def test_a_wrong_mode_side_or_crop_is_caught(exported, tmp_path) -> None:
                 node.attribute[0].s = b"reflect" if old != b"reflect" else b"edge"
 
     def other_side(graph):
-        for node in graph.node:
-            if node.op_type == "Pad":
-                concat = next(n for n in graph.node if node.input[1] in n.output)
+        pads = {node.input[1] for node in graph.node if node.op_type == "Pad"}
+        for concat in graph.node:
+            if concat.output[0] in pads:
                 half = len(concat.input) // 2
                 both = [*concat.input[half:], *concat.input[:half]]
                 concat.input[:] = both

@@ -128,7 +128,7 @@ def test_nothing_needed_is_a_plain_copy(model, tmp_path) -> None:
     source = save(model, tmp_path)
     result = rewrite(source, tmp_path / "out.onnx", RTX)
     assert not result.changed
-    assert not any(p.needed for p in result.passes)
+    assert not any(p.rewritten for p in result.passes)
     assert (tmp_path / "out.onnx").read_bytes() == source.read_bytes()
 
 
@@ -244,8 +244,9 @@ def test_large_models_are_checked_without_their_weights(model, tmp_path, monkeyp
     source = save(_with_weight(model), tmp_path)
     rewrite(source, tmp_path / "out.onnx", OLD)
     assert (tmp_path / "out.onnx.data").stat().st_size >= 3 * 4096 * 4
-    assert [type(m) for m in seen] == [onnx.ModelProto, onnx.ModelProto, str]
-    assert "weight" in {value.name for value in seen[0].graph.input}
+    assert len(seen) >= 3  # as it came, after each pass that changed it, as it is saved
+    for light in seen:
+        assert "weight" in {value.name for value in light.graph.input}
     after = onnx.load(tmp_path / "out.onnx")
     assert "weight" not in {value.name for value in after.graph.input}
     assert "weight" in {t.name for t in after.graph.initializer}
@@ -266,10 +267,26 @@ def test_functions_are_inlined_and_rewritten(tmp_path) -> None:
     assert result.passes[0].rewritten[0].op == "local::last"
 
 
-def test_functions_stay_where_nothing_needs_them_gone(tmp_path) -> None:
+def test_functions_with_a_plugin_stay(tmp_path) -> None:
     source = save(onnx.parser.parse_model(FUNCTION), tmp_path)
-    assert not rewrite(source, tmp_path / "out.onnx", RTX).changed
+    kept = rewrite(source, tmp_path / "out.onnx", RTX, keep_functions=[("local", "last")])
+    assert not kept.changed
     assert onnx.load(tmp_path / "out.onnx").functions
+    assert rewrite(source, tmp_path / "out.onnx", RTX).changed
+    assert not onnx.load(tmp_path / "out.onnx").functions
+
+
+def test_nodes_of_a_function_are_told_from_its_calls(tmp_path) -> None:
+    model = onnx.parser.parse_model(
+        FUNCTION.replace("{ y = local.last (x) }", "{ r = Relu(x) y = local.last (r) }")
+    )
+    for number, node in enumerate(model.graph.node):
+        node.name = f"n{number}"
+        _note(node, "pkg.torch.onnx.stack_trace", f"model.py, line {number}")
+    rewrite(save(model, tmp_path), tmp_path / "out.onnx", RTX)
+    relu, shape = onnx.load(tmp_path / "out.onnx").graph.node
+    assert (relu.name, shape.name) == ("n0", "n1/shape_0")
+    assert shape.metadata_props[0].value == "model.py, line 1"
 
 
 def test_nameless_and_twice_named_nodes_get_names(tmp_path) -> None:

@@ -6,10 +6,30 @@
 from __future__ import annotations
 
 from pipeline.passes._case import Case
-from pipeline.passes.cases import decompose_instance_norm, scale_resize, slice_shape
+from pipeline.passes.cases import (
+    decompose_instance_norm,
+    expand_col2im,
+    expand_functions,
+    expand_resize,
+    expand_scatter,
+    fold_constants,
+    inline_functions,
+    lower_opset,
+    merge_duplicates,
+    scale_resize,
+    slice_shape,
+)
 
 CASES: tuple[Case, ...] = (
+    *inline_functions.CASES,
+    *fold_constants.CASES,
     *scale_resize.CASES,
     *decompose_instance_norm.CASES,
+    *expand_scatter.CASES,
+    *merge_duplicates.CASES,
+    *expand_col2im.CASES,
     *slice_shape.CASES,
+    *expand_resize.CASES,
+    *expand_functions.CASES,
+    *lower_opset.CASES,
 )

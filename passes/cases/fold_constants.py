@@ -1,0 +1,75 @@
+"""What exporters leave that is constant."""
+
+from __future__ import annotations
+
+from pipeline.passes._case import Case
+
+_X = ({"x": (1, 3, 4)}, {"x": (2, 3, 5)}, {"x": (5, 3, 9)})
+
+CASES: tuple[Case, ...] = (
+    Case(
+        "fold_constants",
+        "arithmetic of constants",
+        "positive",
+        "(float[n,3,m] x) => (float[n,3,m] y) <float a = {2.0}, float b = {3.0}>"
+        "{ c = Mul(a, b) d = Sqrt(c) y = Mul(x, d) }",
+        _X,
+    ),
+    Case(
+        "fold_constants",
+        "size of a static axis",
+        "positive",
+        "(float[n,3,m] x) => (float[n,m,3] y) <int64 one = {1}, int64[1] z = {0}, "
+        "int64[1] first = {1}, int64[1] minus = {-1}> { s = Shape(x) "
+        "t = Transpose<perm=[0,2,1]>(x) c = Gather(s, one) u = Unsqueeze(c, z) "
+        "n = Slice(s, z, first) r = Concat<axis=0>(n, minus, u) y = Reshape(t, r) }",
+        _X,
+    ),
+    Case(
+        "fold_constants",
+        "dead nodes",
+        "positive",
+        "(float[n,3,m] x) => (float[n,3,m] y) { d = Exp(x) e = Relu(d) y = Abs(x) }",
+        _X,
+    ),
+    Case(
+        "fold_constants",
+        "axes as a Constant node",
+        "positive",
+        "(float[n,3,m] x) => (float[n,m] y) { a = Constant<value_ints=[1]>() "
+        "y = ReduceSum<keepdims=0>(x, a) }",
+        _X,
+    ),
+    Case(
+        "fold_constants",
+        "in a branch of If",
+        "positive",
+        "(float[n,3,m] x, bool c) => (float[n,3,m] y) { y = If(c) <then_branch = t () => "
+        "(float[n,3,m] p) { a = Constant<value_float=2.0>() q = Exp(a) p = Mul(x, q) }, "
+        "else_branch = e () => (float[n,3,m] r) { r = Relu(x) }> }",
+        tuple({**shapes, "c": ()} for shapes in _X),
+    ),
+    Case(
+        "fold_constants",
+        "dynamic sizes",
+        "near miss",
+        "(float[n,3,m] x) => (int64[1] y) { s = Shape<start=0, end=1>(x) y = Neg(s) }",
+        _X,
+    ),
+    Case(
+        "fold_constants",
+        "quantised weight",
+        "near miss",
+        "(float[n,3,m] x) => (float[n,3,m] y) <float s = {0.5}, int8 z = {0}, int8 w = {7}>"
+        "{ f = DequantizeLinear(w, s, z) y = Mul(x, f) }",
+        _X,
+    ),
+    Case(
+        "fold_constants",
+        "large Expand of a constant",
+        "near miss",
+        "(float[n,3,m] x) => (float[n,3,m] y, float[400000] e) "
+        "<float a = {2.0}, int64[1] k = {400000}> { e = Expand(a, k) y = Relu(x) }",
+        _X[:2],
+    ),
+)

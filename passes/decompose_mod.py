@@ -1,0 +1,115 @@
+"""``Mod`` of sizes becomes ``Where(Mod(-a, k) == 0, 0, k - Mod(-a, k))``.
+
+TensorRT computes ``Mod(a, k)`` as ``a - k * floor(a / k)``, which is right, negative numbers
+included. But when it builds for a range of sizes, it bounds such an expression by the bounds of
+its parts, as if they had nothing to do with each other: for ``h`` in 135..2160, ``h % 8`` seems
+to go down to ``135 - 8 * 270``. A tensor padded by ``-h % 8`` then seems to have a negative size,
+and a Resize to that size fails in the builder: ``Resize shape dims should be non-negative, but
+shape[2] is negative`` (RAFT-small padded to multiples of 8; any ``h % k`` in a size will do). It
+does not look into the choice that is written here, and both branches of it are plain.
+
+Both forms give the same integer for every a and every k that is not 0, whatever their signs
+(a = -2**63 aside, whose negative does not exist).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    FROM_10,
+    RTX,
+    Change,
+    Pass,
+    PassResult,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+from pipeline.passes._chain import Chain
+
+_INTEGERS = (np.int32, np.int64)
+_MOST = 64  # nodes between a Mod and the Shape that it comes from
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites every integer Mod (fmod=0) of rank 0 or 1 that is computed from a Shape or Size.
+
+    Refuses none. Mod of data, and with fmod=1, is left alone.
+    """
+    rewritten = []
+    for inner, node in walk(graph):
+        if is_op(node, "Mod") and not node.attrs.get("fmod", 0) and _of_sizes(node):
+            if _is_done(node):
+                continue
+            change = Change(label(node), "Mod", "Where(m == 0, 0, k - m) with m = Mod(-a, k)")
+            _rewrite(inner, node)
+            rewritten.append(change)
+    return PassResult(tuple(rewritten))
+
+
+def _of_sizes(node: gs.Node) -> bool:
+    """True if the node's inputs are integers that come, through nodes of rank 0 or 1, from a
+    Shape or a Size."""
+    todo, seen = [node], {id(node)}
+    while todo and len(seen) < _MOST:
+        for tensor in todo.pop().inputs:
+            if tensor.shape is not None and len(tensor.shape) > 1:
+                continue
+            for maker in tensor.inputs:
+                if is_op(maker, "Shape") or is_op(maker, "Size"):
+                    return True
+                if id(maker) not in seen:
+                    seen.add(id(maker))
+                    todo.append(maker)
+    return False
+
+
+def _is_done(node: gs.Node) -> bool:
+    """True if the remainder is only read by such a choice already."""
+    readers = node.outputs[0].outputs
+    if sorted(reader.op for reader in readers) != ["Equal", "Sub"]:
+        return False
+    equal, sub = sorted(readers, key=lambda reader: str(reader.op))
+    zero = next((values_of(t) for t in equal.inputs if t is not node.outputs[0]), None)
+    wheres = [reader for output in (equal.outputs[0], sub.outputs[0]) for reader in output.outputs]
+    return (
+        zero is not None
+        and not np.any(zero)
+        and sub.inputs[1] is node.outputs[0]
+        and sub.inputs[0] is node.inputs[1]
+        and len(wheres) == 2
+        and wheres[0] is wheres[1]
+        and wheres[0].op == "Where"
+    )
+
+
+def _rewrite(graph: gs.Graph, node: gs.Node) -> None:
+    dividend, divisor = node.inputs
+    dtype = next((t.dtype for t in (*node.outputs, *node.inputs) if t.dtype in _INTEGERS), np.int64)
+    shape = node.outputs[0].shape
+    chain = Chain(graph, node)
+    if len(dividend.inputs) == 1 and is_op(dividend.inputs[0], "Neg"):
+        negative = dividend.inputs[0].inputs[0]
+    else:
+        negative = chain.op("Neg", dividend, dtype=dtype, shape=dividend.shape)
+    rest = chain.op("Mod", negative, divisor, dtype=dtype, shape=shape)
+    zero = chain.constant(np.zeros((), dtype), "zero")
+    even = chain.op("Equal", rest, zero, dtype=np.bool_, shape=shape)
+    other = chain.op("Sub", divisor, rest, dtype=dtype, shape=shape)
+    chain.finish(chain.op("Where", even, zero, other, dtype=dtype, shape=shape))
+
+
+PASS = Pass(
+    name="decompose_mod",
+    run=run,
+    targets=(RTX, FROM_10),
+    summary="Mod of sizes -> Where(m == 0, 0, k - m) with m = Mod(-a, k)",
+    fault="the builder takes a size with h % k in it for negative over a range of h",
+    evidence=(
+        "tensorrt-rtx 1.7.1: 'Resize shape dims should be non-negative, but shape[2] is negative' "
+        "for every h % k of 8 kinds of h in a size that a Resize reads, over wide ranges of h",
+    ),
+)

@@ -1,0 +1,140 @@
+"""``Col2Im`` (torch's fold) becomes a ConvTranspose with an identity kernel.
+
+TensorRT has no Col2Im: the parsers of RTX 1.7 and of 8.6 refuse it. Each column of the input is
+a block of the image; summing the blocks where they overlap is what a transposed convolution does
+whose kernel puts channel k of a block at its k-th place.
+
+The transposed convolution covers the image as far as whole blocks reach, which may be less than
+the image where the stride is more than 1: the rest is zeros, cut to size with the padding.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    EVERY,
+    Change,
+    Pass,
+    PassResult,
+    Refused,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+from pipeline.passes._chain import Chain
+from pipeline.passes._dims import floor_div, is_half, join, size_of, widen, work_dtype
+from pipeline.passes._values import Value
+
+_MOST_AXES = 3  # of a ConvTranspose in TensorRT
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites Col2Im of 1-D to 3-D images: ``(N, C * block, L) -> (N, C, image...)``.
+
+    N, C, L and the image's sizes may be dynamic or computed; half precision is computed in
+    float32. Refused: blocks whose shape is computed, more than three axes, an unknown dtype, and
+    dtypes other than float16, bfloat16 and float32.
+    """
+    rewritten, refused = [], []
+    for inner, node in walk(graph):
+        if not is_op(node, "Col2Im"):
+            continue
+        name = label(node)
+        try:
+            detail = _rewrite(Chain(inner, node))
+        except Refused as reason:
+            refused.append(Change(name, "Col2Im", str(reason)))
+        else:
+            rewritten.append(Change(name, "Col2Im", detail))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _rewrite(chain: Chain) -> str:
+    columns, image_shape, block_shape = chain.node.inputs
+    given = values_of(block_shape)
+    if given is None:
+        raise Refused(f"the shape of the blocks, {block_shape.name}, is computed")
+    block = [int(size) for size in given]
+    axes = len(block)
+    if axes > _MOST_AXES:
+        raise Refused(f"the blocks have {axes} axes; only 1 to {_MOST_AXES} are rewritten")
+    dtype = work_dtype(columns, (np.float32,))
+    attrs = chain.node.attrs
+    strides = [int(n) for n in attrs.get("strides", [1] * axes)]
+    dilations = [int(n) for n in attrs.get("dilations", [1] * axes)]
+    pads = [int(n) for n in attrs.get("pads", [0] * 2 * axes)]
+    spans = [d * (size - 1) + 1 for d, size in zip(dilations, block, strict=True)]
+    places = math.prod(block)
+
+    values = values_of(image_shape)
+    image = [
+        _pick(chain, image_shape, axis) if values is None else Value(chain, values[axis : axis + 1])
+        for axis in range(axes)
+    ]
+    padded = [size + (pads[n] + pads[n + axes]) for n, size in enumerate(image)]
+    counts = [
+        floor_div(size - span, stride) + 1
+        for size, span, stride in zip(padded, spans, strides, strict=True)
+    ]
+    blocks = chain.op(
+        "Reshape", widen(chain, columns, dtype), join(chain, -1, places, *counts), dtype=dtype
+    )
+    kernel = np.eye(places, dtype=dtype).reshape(places, 1, *block)
+    if max(strides) > 1 and max(dilations) > 1:
+        kernel, dilations = _spread(kernel, dilations, spans), [1] * axes
+    summed = chain.op(
+        "ConvTranspose", blocks, kernel, dtype=dtype,
+        kernel_shape=[*kernel.shape[2:]], strides=strides, dilations=dilations,
+    )  # fmt: skip
+    rest = [stride - 1 for stride in strides]
+    if any(rest):
+        longer = np.array([0] * (axes + 4) + rest)
+        summed = chain.op("Pad", summed, longer, np.zeros(1, dtype).reshape(()), dtype=dtype)
+    if any(rest) or any(pads):
+        ends = [size + pads[n] for n, size in enumerate(image)]
+        summed = chain.op(
+            "Slice", summed, np.array(pads[:axes]), join(chain, *ends),
+            np.arange(2, 2 + axes), dtype=dtype,
+        )  # fmt: skip
+    sizes = join(chain, size_of(chain, columns, 0), -1, *image)
+    result = chain.op("Reshape", summed, sizes, dtype=dtype, shape=chain.node.outputs[0].shape)
+    if is_half(columns.dtype):
+        result = chain.cast(result, columns.dtype, short="narrowed")
+    chain.finish(result)
+    return f"ConvTranspose with the identity of {places} places"
+
+
+def _spread(kernel: np.ndarray, dilations: list[int], spans: list[int]) -> np.ndarray:
+    """The kernel with the zeros that its dilation stands for: RTX 1.7 builds no transposed
+    convolution that is strided and dilated ('Strided & Dilated Deconv are currently not
+    supported')."""
+    wide = np.zeros((*kernel.shape[:2], *spans), kernel.dtype)
+    wide[(..., *(slice(None, None, step) for step in dilations))] = kernel
+    return wide
+
+
+def _pick(chain: Chain, sizes: gs.Tensor, axis: int) -> Value:
+    """One element of a 1-D int64 tensor, of shape ``(1,)``."""
+    picked = chain.op(
+        "Slice", sizes, np.array([axis]), np.array([axis + 1]), np.array([0]),
+        short="size", dtype=np.int64, shape=[1],
+    )  # fmt: skip
+    return Value(chain, picked)
+
+
+PASS = Pass(
+    name="expand_col2im",
+    run=run,
+    targets=EVERY,
+    summary="Col2Im -> ConvTranspose with an identity kernel",
+    fault="no such op: the parser refuses it",
+    evidence=(
+        "cases: rtx-1.7 does not parse it",
+        "an op of opset 18, where TensorRT 8.6's documentation ends at 17",
+    ),
+)

@@ -1,0 +1,237 @@
+"""Ops that an opset lacks, and that the standard defines as functions, become their bodies.
+
+Attention, RMSNormalization, RotaryEmbedding, Swish (opsets 23 and 24), Gelu, AffineGrid (20),
+Mish, CenterCropPad (18). The bodies come from onnx's own schemas by onnx.inliner, one node at a
+time in a model of its own, so that weights are never copied. What follows from static sizes is
+folded there: the bodies compute axes and head sizes, which TensorRT wants constant. Its
+nodes stand for the graph's opset; `lower_opset` brings them down afterwards.
+
+A context-dependent function (Attention: its body depends on types and on which inputs are there)
+needs its inputs' types, which the stage has inferred.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx.inliner
+import onnx_graphsurgeon as gs
+from onnx.defs import OpSchema
+from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
+
+from pipeline.passes._base import (
+    BELOW_10,
+    FROM_10,
+    RTX,
+    Change,
+    Needs,
+    Pass,
+    PassResult,
+    Refused,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+from pipeline.passes.lower_opset import schema
+from pipeline.passes.lowering import CONVERTERS, SAME
+from pipeline.passes.lowering._fold import fold, type_number
+
+# integer inputs of this many values at most are given to the body as constants
+_SMALL = 64
+# ops that later opsets gave more to say, and under which nodes written before mean the same
+_GROWN = frozenset({"Cast", "CastLike", "Pad", "ReduceMax", "ReduceMin"})
+
+
+def expand(graph: gs.Graph, level: int, lacking: frozenset[str]) -> PassResult:
+    """Expands the functions that came after `level`, and those in `lacking` at every opset."""
+    rewritten, refused = [], []
+    for inner, node in walk(graph):
+        new = schema(node.op, graph.opset) if is_op(node, node.op) else None
+        if new is None or node.op in CONVERTERS:
+            continue
+        later = graph.opset > level and schema(node.op, level) is None
+        if not (later or node.op in lacking) or not (
+            new.has_function or new.has_context_dependent_function  # type: ignore[attr-defined]
+        ):
+            continue
+        name, op = label(node), node.op
+        try:
+            count = _expand(inner, node, new, graph.opset)
+        except Refused as reason:
+            refused.append(Change(name, op, str(reason)))
+        else:
+            detail = f"the {count} nodes of its function body in opset {new.since_version}"
+            rewritten.append(Change(name, op, detail))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _expand(graph: gs.Graph, node: gs.Node, new: OpSchema, opset: int) -> int:
+    model = _alone(node, new)
+    try:
+        inferred = _inferred(model)
+        if any(not name for name in model.graph.node[0].input):
+            body = _inline_with_gaps(inferred, new)
+        else:
+            body = onnx.inliner.inline_selected_functions(inferred, [("", node.op)], False, True)
+        if any(other.op_type == node.op for other in body.graph.node):
+            raise Refused("the standard has no function body for these inputs and attributes")
+        for _ in range(2):  # sizes that the first folding makes known
+            inner = gs.import_onnx(_inferred(body))
+            fold(inner)
+            body = gs.export_onnx(inner, do_type_check=False)
+    except Refused:
+        raise
+    except Exception as error:  # onnx raises what pybind makes of C++'s
+        first = (str(error).splitlines() or ["?"])[0]
+        raise Refused(f"onnx can't expand it: {first}") from error
+    for other in inner.nodes:
+        made, there = schema(other.op, new.since_version), schema(other.op, opset)
+        if made is None or there is None or not _as_before(other.op, made, there):
+            raise Refused(f"its function body has {other.op} in a form older than opset {opset}")
+    _splice(graph, node, inner)
+    return len(inner.nodes)
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
+
+
+def _as_before(op: str, made: OpSchema, there: OpSchema) -> bool:
+    """Whether a node written for one opset means the same at a later one."""
+    return made.since_version == there.since_version or op in SAME or op in _GROWN
+
+
+def _inline_with_gaps(model: onnx.ModelProto, new: OpSchema) -> onnx.ModelProto:
+    """Inlines the model's only node where inputs are left out before others: onnx.inliner wants
+    a type of those too (an assertion fails), the schema itself does not."""
+    (node,) = model.graph.node
+    types = {value.name: value.type for value in model.graph.input}
+    given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
+    body = onnx.FunctionProto()
+    body.ParseFromString(
+        new.get_context_dependent_function_with_opset_version(
+            new.since_version, node.SerializeToString(), given
+        )
+    )
+    model.functions.append(body)
+    return onnx.inliner.inline_local_functions(model)
+
+
+def _alone(node: gs.Node, new: OpSchema) -> onnx.ModelProto:
+    """A model of this one node, its attributes written out: AffineGrid's body refers to one
+    that may be left out."""
+    proto = OnnxExporter.export_node(node)
+    given = {attribute.name for attribute in proto.attribute}
+    proto.attribute.extend(
+        attribute.default_value
+        for key, attribute in new.attributes.items()
+        if key not in given and attribute.default_value.name
+    )
+    inputs, constants = {}, {}
+    for tensor in node.inputs:
+        if isinstance(tensor, gs.Variable) and tensor.is_empty():
+            continue
+        number, values = type_number(tensor), values_of(tensor)
+        if number is None:
+            raise Refused(f"the type of {tensor.name} is not known; infer shapes first")
+        inputs[tensor.name] = onnx.helper.make_tensor_value_info(tensor.name, number, tensor.shape)
+        if values is not None and values.size <= _SMALL and values.dtype.kind in "iu":
+            constants[tensor.name] = onnx.numpy_helper.from_array(values, tensor.name)
+    outputs = [
+        onnx.helper.make_tensor_value_info(
+            tensor.name, type_number(tensor) or onnx.TensorProto.UNDEFINED, tensor.shape
+        )
+        if type_number(tensor) is not None
+        else onnx.helper.make_empty_tensor_value_info(tensor.name)
+        for tensor in node.outputs
+        if not tensor.is_empty()
+    ]
+    made = onnx.helper.make_graph(
+        [proto], "one", [*inputs.values()], outputs, [*constants.values()]
+    )
+    return onnx.helper.make_model(
+        made, opset_imports=[onnx.helper.make_opsetid("", new.since_version)], ir_version=10
+    )
+
+
+def _splice(graph: gs.Graph, node: gs.Node, inner: gs.Graph) -> None:
+    """Puts the nodes of `inner` in the node's place, under names of their own."""
+    name = label(node)
+    outer = {tensor.name: tensor for tensor in node.inputs}
+    results = {tensor.name: tensor for tensor in node.outputs if not tensor.is_empty()}
+    place = next(i for i, other in enumerate(graph.nodes) if other is node)
+    node.outputs.clear()
+    node.inputs.clear()
+    for tensor in inner.outputs:
+        _exchange(tensor, results[tensor.name])
+    read = {id(tensor): tensor for new in inner.nodes for tensor in new.inputs}
+    for tensor in read.values():
+        if tensor.name in outer and not tensor.inputs:
+            _exchange(tensor, outer[tensor.name])
+    own = {id(tensor): tensor for new in inner.nodes for tensor in (*new.inputs, *new.outputs)}
+    for known in (*outer.values(), *results.values()):
+        own.pop(id(known), None)
+    for tensor in own.values():
+        if tensor.name:
+            tensor.name = f"{name}/{tensor.name}"
+    taken_names: set[str] = set()
+    for new in inner.nodes:
+        first = new.outputs[0].name
+        short = new.op.lower() if first in results else first.rpartition("/")[2].partition("__")[0]
+        new.name = _unique(f"{name}/{short}", taken_names)
+    graph.nodes[place : place + 1] = inner.nodes
+
+
+def _exchange(old: gs.Tensor, new: gs.Tensor) -> None:
+    """Puts `new` in the place of `old`, where it is read and where it is made."""
+    for reader in list(old.outputs):
+        for n, given in enumerate(reader.inputs):
+            if given is old:
+                reader.inputs[n] = new
+    for maker in list(old.inputs):
+        for n, made in enumerate(maker.outputs):
+            if made is old:
+                maker.outputs[n] = new
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    number, found = 0, name
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    taken.add(found)
+    return found
+
+
+def _pass(
+    level: int, lacking: frozenset[str], targets: tuple[Needs, ...], fault: str, *evidence: str
+) -> Pass:
+    def run(graph: gs.Graph) -> PassResult:
+        """Expands each node on its own; refuses one whose types are not known."""
+        return expand(graph, level, lacking)
+
+    return Pass(
+        name=f"expand_functions_{level}",
+        run=run,
+        targets=targets,
+        summary=f"functions of the standard newer than opset {level} -> their bodies",
+        fault=fault,
+        evidence=evidence,
+    )
+
+
+TO_17 = _pass(
+    17,
+    frozenset(),
+    (BELOW_10,),
+    "knows no ops of opset 18 and later",
+    "onnx-tensorrt 8.6 documents opset 17: Gelu-20 and Mish-18 fail in its parser (source)",
+)
+TO_19 = _pass(
+    19,
+    frozenset({"CenterCropPad"}),
+    (RTX, FROM_10),
+    "can't build Attention in float32, nor read AffineGrid and CenterCropPad",
+    "tensorrt-rtx 1.7.1: Attention-23 in float32 stops the builder, AffineGrid-20 and "
+    "CenterCropPad-18 are not parsed (cases)",
+)

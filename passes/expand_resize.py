@@ -1,0 +1,134 @@
+"""``Resize`` in the forms that TensorRT does not read, or reads wrong, becomes plain ops.
+
+Measured on TensorRT-RTX 1.7.1: antialias, keep_aspect_ratio_policy, tf_crop_and_resize,
+half_pixel_symmetric, integer data, and tf_half_pixel_for_nn with nearest_mode other than
+round_prefer_floor fail in the parser; tf_half_pixel_for_nn with linear or cubic is read as
+half_pixel, half a pixel off, without a word; computed scales fail in the builder; ``axes`` fail
+in the parser with constant sizes over dynamic axes, and with computed scales. TensorRT 8.6
+ignores antialias, axes and keep_aspect_ratio_policy without a word (NVIDIA/TensorRT#3560).
+
+A filtered resize (antialias) is a product with a matrix of weights an axis; every other one is a
+weighted sum of 1 (nearest), 2 (linear) or 4 (cubic) gathered pixels an axis. Where the axis'
+sizes are known the weights are constants, else they are computed from the sizes. ``axes`` alone
+is written out for all axes, and scales that only look computed become constants.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    EVERY,
+    Change,
+    Pass,
+    PassResult,
+    Refused,
+    constant,
+    drop_unused,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+from pipeline.passes._resize import all_sizes, read, used_input, write_out
+
+_SCALES = 2
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites every Resize (opset 11 and later) that has one of the forms above.
+
+    float16 is computed in float32. Refused: an unknown rank or type, integer data with linear or
+    cubic, antialias together with tf_crop_and_resize, a computed region of interest, and a
+    region on an axis that keeps its size (ONNX Runtime and the standard differ there).
+    """
+    rewritten, refused = [], []
+    for inner, node in walk(graph):
+        if not is_op(node, "Resize") or graph.opset < 11:
+            continue
+        why = _why(node)
+        if why is None:
+            continue
+        name = label(node)
+        try:
+            detail = _rewrite(graph, inner, node)
+        except Refused as reason:
+            refused.append(Change(name, "Resize", f"{why}: {reason}"))
+        else:
+            rewritten.append(Change(name, "Resize", f"{why}: {detail}"))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _why(node: gs.Node) -> str | None:
+    """What the node has that TensorRT does not take; None if nothing."""
+    attrs = node.attrs
+    reason = _beyond(node)
+    if reason is not None:
+        return reason
+    for name, harmless in (("antialias", 0), ("keep_aspect_ratio_policy", "stretch")):
+        if attrs.get(name, harmless) != harmless:
+            return name
+    if "axes" in attrs:
+        return "axes"
+    return "computed scales" if _computed_scales(node) else None
+
+
+def _beyond(node: gs.Node) -> str | None:
+    """What TensorRT's Resize can't be told by other attributes or inputs; None if nothing."""
+    attrs, dtype = node.attrs, node.inputs[0].dtype
+    transform = attrs.get("coordinate_transformation_mode", "half_pixel")
+    nearest = attrs.get("mode", "nearest") == "nearest"
+    rounding = attrs.get("nearest_mode", "round_prefer_floor")
+    if attrs.get("antialias", 0) and not nearest:
+        return "antialias"
+    if attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch" and _sized(node):
+        return "keep_aspect_ratio_policy"
+    if transform in ("tf_crop_and_resize", "half_pixel_symmetric"):
+        return str(transform)
+    if transform == "tf_half_pixel_for_nn" and not (nearest and rounding == "round_prefer_floor"):
+        return "tf_half_pixel_for_nn"
+    return "integer data" if dtype in (np.int32, np.int64) else None
+
+
+def _sized(node: gs.Node) -> bool:
+    return used_input(node) == _SCALES + 1
+
+
+def _computed_scales(node: gs.Node) -> bool:
+    return used_input(node) == _SCALES and values_of(node.inputs[_SCALES]) is None
+
+
+def _rewrite(root: gs.Graph, graph: gs.Graph, node: gs.Node) -> str:
+    form = read(node)
+    source = node.inputs[form.place]
+    numbers = form.numbers
+    if _beyond(node) or (_computed_scales(node) and numbers is None):
+        detail = write_out(graph, form)
+        drop_unused(root, source)
+        return detail
+    for name in ("antialias", "keep_aspect_ratio_policy"):  # they change nothing here
+        node.attrs.pop(name, None)
+    if form.sized:
+        return "sizes of all axes" if all_sizes(graph, form) else "attribute dropped"
+    if node.attrs.pop("axes", None) is None and not _computed_scales(node):
+        return "attribute dropped"
+    assert numbers is not None
+    full = np.ones(form.rank, np.float32)
+    full[list(form.axes)] = numbers
+    node.inputs[_SCALES] = constant(f"{label(node)}/scales", full)
+    drop_unused(root, source)
+    return f"scales {full.tolist()}"
+
+
+PASS = Pass(
+    name="expand_resize",
+    run=run,
+    targets=EVERY,
+    summary="Resize with antialias, tf_crop_and_resize, axes and the like -> weights or gathers",
+    fault="the parser refuses it, or ignores the attribute and is silently wrong",
+    evidence=(
+        "https://github.com/NVIDIA/TensorRT/issues/3560",
+        "tensorrt-rtx 1.7.1: 'Antialiasing is not supported currently', and the cases",
+    ),
+)

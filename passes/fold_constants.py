@@ -1,0 +1,56 @@
+"""What is computed from constants alone becomes a constant; what nothing reads is dropped.
+
+Done by onnx-graphsurgeon's own ``fold_constants``, which evaluates in ONNX Runtime and also
+folds ``Shape`` of static dims and gathers from it. Exporters that don't fold (TorchScript
+without constant folding, tf2onnx) leave hundreds of such nodes, some of which hide a constant
+that a parser insists on. Left alone: quantisation (a folded DequantizeLinear is no quantised
+weight any more), what is random, and results above 1 MiB (an Expand of a constant).
+"""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from pipeline.passes._base import EVERY, Change, Pass, PassResult, label, walk
+
+_LIMIT = 1 << 20  # bytes
+_KEPT = (
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Bernoulli", "Dropout",
+    "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+)  # fmt: skip
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Folds and drops; refuses nothing. If with a constant condition is `fold_if`'s business."""
+    before = {id(node): (label(node), node.op) for _, node in walk(graph)}
+    kept = {id(node): node for _, node in walk(graph)}  # ids stay taken
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):  # what it can't evaluate it leaves, and says so
+        graph.fold_constants(
+            size_threshold=_LIMIT,
+            flatten_subgraphs=False,
+            partitioning="recursive",
+            recurse_functions=False,
+            should_exclude_node=lambda node: node.op in _KEPT or bool(node.domain),
+        )
+    graph.cleanup(remove_unused_node_outputs=False, remove_unused_graph_inputs=False)
+    after = {id(node) for _, node in walk(graph)}
+    gone = [names for key, names in before.items() if key not in after]
+    del kept
+    return PassResult(
+        tuple(Change(name, op, "folded into a constant, or read by nothing") for name, op in gone)
+    )
+
+
+PASS = Pass(
+    name="fold_constants",
+    run=run,
+    targets=EVERY,
+    clean_up=True,
+    summary="what is computed from constants or static shapes -> constants (graph-surgeon's own)",
+    fault="more layers to build; TensorRT 8.6 wants axes, pads and the like as initializers",
+    evidence=(
+        "polygraphy surgeon sanitize --fold-constants is NVIDIA's own advice before a build",
+        "a module of view, pad and mean through the TorchScript exporter: tests/passes",
+    ),
+)

@@ -1,0 +1,84 @@
+"""Model-local functions are replaced by their nodes.
+
+The other passes don't look into functions, TensorRT 8.6's parser does not read them, and so
+everything is inlined, but for those whose plugin the target shall run (`keeping`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import onnx.inliner
+
+from pipeline._onnx_file import lightened, with_weights
+from pipeline.passes._base import EVERY, Change, Pass, PassResult
+
+
+def keeping(names: frozenset[tuple[str, str]]) -> Pass:
+    """The pass, leaving alone the functions of these domains and names."""
+
+    def run(model: onnx.ModelProto) -> PassResult:
+        """Inlines them; a new node is named after the call and has its metadata."""
+        todo = [f for f in model.functions if (f.domain, f.name) not in names]
+        if not todo:
+            return PassResult(())
+        called = {(f.domain, f.name) for f in todo}
+        inlined = onnx.inliner.inline_selected_functions(lightened(model), sorted(called), False)
+        hand_down(model.graph, inlined.graph, lambda n: (n.domain, n.op_type) in called)
+        whole = with_weights(inlined, model)
+        for place in reversed(range(len(whole.functions))):
+            if (whole.functions[place].domain, whole.functions[place].name) in called:
+                del whole.functions[place]
+        model.CopyFrom(whole)
+        return PassResult(
+            tuple(
+                Change(f.name, f"{f.domain}::{f.name}", f"function of {len(f.node)} nodes inlined")
+                for f in todo
+            )
+        )
+
+    return Pass(
+        name="inline_functions",
+        run=run,
+        level="model",
+        targets=EVERY,
+        summary="model-local functions -> their nodes",
+        fault="8.6 reads no functions; elsewhere the passes would not see into them",
+        evidence=(
+            "TensorRT 8.6's parser reads no model-local functions",
+            "the other passes work on nodes",
+        ),
+    )
+
+
+def hand_down(
+    before: onnx.GraphProto, after: onnx.GraphProto, replaced: Callable[[onnx.NodeProto], bool]
+) -> None:
+    """Names the nodes that onnx.inliner put in the place of others ``<name>/<op>_<number>``, and
+    gives them the metadata of the node that they came from.
+
+    Args:
+        before, after: the graph before and after.
+        replaced: whether a node of `before` was.
+    """
+    rest = list(after.node)
+    for node in before.node:
+        if not replaced(node):
+            if rest and rest[0].op_type == node.op_type:
+                for mine, other in zip(node.attribute, rest[0].attribute, strict=False):
+                    if mine.HasField("g"):
+                        hand_down(mine.g, other.g, replaced)
+                rest.pop(0)
+            continue
+        waiting, number = {name for name in node.output if name}, 0
+        while waiting and rest:
+            new = rest.pop(0)
+            new.name = f"{node.name or node.output[0]}/{new.op_type.lower()}_{number}"
+            if not new.metadata_props:
+                new.metadata_props.extend(node.metadata_props)
+            waiting -= set(new.output)
+            number += 1
+
+
+PASS = keeping(frozenset())

@@ -1,0 +1,81 @@
+"""How each op of the standard is brought from opsets 18..24 down: the literal tables.
+
+`CONVERTERS` holds the ops whose form changed, `SAME` those whose later forms only take more
+dtypes (or have an attribute whose default means what was meant before). An op in neither that
+changed is refused. The test compares the tables with every schema of the standard.
+"""
+
+from __future__ import annotations
+
+from pipeline.passes._base import Refused
+from pipeline.passes.lowering import images, norms, quantize, reductions, split
+from pipeline.passes.lowering._site import Converter, Site, Steps
+
+__all__ = ["CONVERTERS", "NEWEST", "SAME", "THROUGH_FLOAT32", "Converter", "Site", "Steps"]
+
+# the newest opset whose changes the tables hold
+NEWEST = 24
+
+
+def _scatter(site: Site) -> Steps:
+    reduction = site.node.attrs.get("reduction", "none")
+    if site.crosses(18) and reduction in ("max", "min", b"max", b"min"):
+        raise Refused(f"reduction {reduction} came with opset 18")
+    yield from ()
+
+
+def _pool(site: Site) -> Steps:
+    """AveragePool got dilations with opset 19, LpPool dilations and ceil_mode with opset 18."""
+    attrs, since = site.node.attrs, 19 if site.node.op == "AveragePool" else 18
+    if not site.crosses(since) or "dilations" not in attrs:
+        return
+    if any(int(step) != 1 for step in attrs["dilations"]):
+        raise Refused(f"dilations came with opset {since}")
+    yield "dilations of 1 dropped"
+    del attrs["dilations"]
+
+
+def _cast(site: Site) -> Steps:
+    """Both attributes are about float8 only, whose types are refused where they are newer."""
+    news = [(key, since) for key, since in (("saturate", 19), ("round_mode", 24))
+            if key in site.node.attrs and site.crosses(since)]  # fmt: skip
+    if news:
+        yield f"{' and '.join(key for key, _ in news)} dropped: about float8 only"
+        for key, _ in news:
+            del site.node.attrs[key]
+
+
+CONVERTERS: dict[str, Converter] = {
+    **images.CONVERTERS,
+    **norms.CONVERTERS,
+    **quantize.CONVERTERS,
+    **reductions.CONVERTERS,
+    **split.CONVERTERS,
+    "AveragePool": Converter(_pool, attrs=("dilations",)),
+    "Cast": Converter(_cast, attrs=("saturate", "round_mode")),
+    "CastLike": Converter(_cast, attrs=("saturate", "round_mode")),
+    "LpPool": Converter(_pool, attrs=("dilations",)),
+    "ScatterElements": Converter(_scatter),
+    "ScatterND": Converter(_scatter),
+}
+
+# ops that compute with floats, and may do so in float32 where the older form lacks a half type
+THROUGH_FLOAT32 = frozenset(
+    {
+        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "AveragePool", "Conv", "ConvTranspose",
+        "Cos", "Cosh", "DeformConv", "Det", "Elu", "GlobalAveragePool", "GlobalLpPool",
+        "GlobalMaxPool", "GridSample", "HardSigmoid", "HardSwish", "InstanceNormalization",
+        "IsInf", "IsNaN", "LpNormalization", "LpPool", "MaxPool", "MaxRoiPool", "RoiAlign",
+        "Round", "Selu", "Sin", "Sinh", "Softplus", "Softsign", "Tan", "ThresholdedRelu",
+    }
+)  # fmt: skip
+
+SAME = THROUGH_FLOAT32 - CONVERTERS.keys() | frozenset(
+    {
+        "Bernoulli", "Constant", "ConstantOfShape", "Dropout", "Equal", "EyeLike", "Flatten",
+        "GRU", "Identity", "If", "LSTM", "Loop", "MaxUnpool", "Multinomial",
+        "NegativeLogLikelihoodLoss", "OptionalGetElement", "OptionalHasElement", "QLinearMatMul",
+        "RNN", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Reshape",
+        "Scan", "Shape", "Size", "SplitToSequence", "Squeeze", "TopK", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip

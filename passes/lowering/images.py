@@ -1,0 +1,122 @@
+"""Pad and Resize with axes, and the names of GridSample's modes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import Refused, values_of
+from pipeline.passes._chain import Chain
+from pipeline.passes.lowering._site import Converter, Site, Steps, numbers
+
+# GridSample-20 renamed them; TensorRT up to 11.1 reads the new names as nearest
+# (NVIDIA/TensorRT#4646)
+_SAMPLING = {"linear": "bilinear", "cubic": "bicubic"}
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _pad(site: Site) -> Steps:
+    node = site.node
+    if site.crosses(19) and _text(node.attrs.get("mode", "constant")) == "wrap":
+        raise Refused("mode wrap came with opset 19")
+    given = site.input(3)
+    if not site.crosses(18) or given is None:
+        return
+    rank = site.rank()
+    axes = site.axes(given, rank)
+    yield f"pads of axes {axes} as pads of all {rank}"
+    pads = node.inputs[1]
+    # the place of each entry of the full pads in the given ones; the 0 behind them for the rest
+    places = [
+        axes.index(n % rank) + len(axes) * (n // rank) if n % rank in axes else 2 * len(axes)
+        for n in range(2 * rank)
+    ]
+    chain = Chain(site.graph, node)
+    full = _spread(chain, pads, np.zeros(1, np.int64), places)
+    rest = [] if site.input(2) is None else [node.inputs[2]]
+    chain.op("Pad", node.inputs[0], full, *rest, **node.attrs)
+    chain.finish()
+
+
+def _resize(site: Site) -> Steps:
+    node = site.node
+    attrs = dict(node.attrs)
+    transform = _text(attrs.get("coordinate_transformation_mode", "half_pixel"))
+    if site.crosses(19) and transform == "half_pixel_symmetric":
+        raise Refused("coordinate_transformation_mode half_pixel_symmetric came with opset 19")
+    if not site.crosses(18):
+        return
+    scales, sizes = site.input(2), site.input(3)
+    if attrs.pop("antialias", 0):
+        raise Refused("antialias came with opset 18")
+    policy = _text(attrs.pop("keep_aspect_ratio_policy", "stretch"))
+    if policy != "stretch" and sizes is not None:
+        raise Refused(f"keep_aspect_ratio_policy {policy} came with opset 18")
+    if "axes" not in attrs:
+        if attrs != node.attrs:
+            yield "attributes of opset 18 dropped: they say nothing here"
+            node.attrs = attrs
+        return
+    if transform == "tf_crop_and_resize":
+        raise Refused("tf_crop_and_resize with axes")
+    rank = site.rank()
+    axes = site.axes(attrs.pop("axes"), rank)
+    yield f"{'sizes' if scales is None else 'scales'} of axes {axes} as those of all {rank}"
+    data, chain, empty = node.inputs[0], Chain(site.graph, node), gs.Variable.empty
+    if scales is not None:
+        places = [axes.index(n) if n in axes else len(axes) for n in range(rank)]
+        full = _spread(chain, scales, np.ones(1, np.float32), places)
+        chain.op("Resize", data, empty(), full, **attrs)
+    else:
+        assert sizes is not None
+        places = [axes.index(n) if n in axes else len(axes) + n for n in range(rank)]
+        kept = [data.shape[n] for n in range(rank) if n not in axes]
+        if all(isinstance(size, (int, np.integer)) for size in kept):
+            own = np.array([s if isinstance(s, (int, np.integer)) else 0 for s in data.shape])
+            full = _spread(chain, sizes, own.astype(np.int64), places)
+        else:
+            whole = chain.op("Shape", data, short="shape", dtype=np.int64, shape=[rank])
+            full = _spread(chain, sizes, whole, places)
+        chain.op("Resize", data, empty(), empty(), full, **attrs)
+    chain.finish()
+
+
+def _spread(
+    chain: Chain, given: gs.Tensor, rest: gs.Tensor | np.ndarray, places: Sequence[int]
+) -> gs.Tensor:
+    """The entries at `places` of `given` with `rest` behind it; a constant where both are."""
+    values = values_of(given)
+    if values is None and given.dtype == np.int64:
+        found = numbers(given)
+        values = None if found is None else np.array(found, np.int64)
+    if values is not None and isinstance(rest, np.ndarray):
+        return chain.constant(np.concatenate([values, rest])[list(places)], "full")
+    both = chain.op("Concat", given, rest, axis=0, dtype=given.dtype)
+    return chain.op(
+        "Gather", both, np.array(places, np.int64), short="full",
+        dtype=given.dtype, shape=[len(places)],
+    )  # fmt: skip
+
+
+def _grid_sample(site: Site) -> Steps:
+    if not site.crosses(20):
+        return
+    if site.rank() != 4:
+        raise Refused("before opset 20 GridSample takes images of 4 dimensions only")
+    mode = _text(site.node.attrs.get("mode", "linear"))
+    if mode not in _SAMPLING:
+        return
+    yield f"mode {mode} by its older name {_SAMPLING[mode]}"
+    site.node.attrs["mode"] = _SAMPLING[mode]
+
+
+CONVERTERS: dict[str, Converter] = {
+    "GridSample": Converter(_grid_sample),
+    "Pad": Converter(_pad, inputs=4),
+    "Resize": Converter(_resize, attrs=("antialias", "axes", "keep_aspect_ratio_policy")),
+}

@@ -1,0 +1,60 @@
+"""QuantizeLinear and DequantizeLinear: blocks, output_dtype and precision came with 21 and 23."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import Refused, label
+from pipeline.passes.lowering._site import Converter, Site, Steps, type_name
+
+_UINT8 = onnx.TensorProto.UINT8
+
+
+def _quantize(site: Site) -> Steps:
+    node = site.node
+    _refuse_blocks(site)
+    wanted, zero, scale = int(node.attrs.get("output_dtype", 0)), site.input(2), node.inputs[1]
+    if node.attrs.get("precision", 0):
+        raise Refused("precision came with opset 23")
+    if wanted == 0 or not site.crosses(21):
+        return
+    if zero is None and wanted != _UINT8:
+        if scale.shape is None or not all(isinstance(size, int) for size in scale.shape):
+            raise Refused("output_dtype came with opset 21, and its scale's size is not known")
+        if site.old is None or type_name(wanted) not in site.old.inputs[2].types:
+            raise Refused(f"quantizing to {type_name(wanted)} came later")
+        yield "output_dtype as the type of a zero point of 0"
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted)
+        zeros = np.zeros([int(size) for size in scale.shape], dtype)
+        node.inputs = [*node.inputs[:2], gs.Constant(f"{label(node)}/zero_point", zeros)]
+    else:
+        yield "output_dtype dropped: it is the zero point's type"
+    del node.attrs["output_dtype"]
+
+
+def _dequantize(site: Site) -> Steps:
+    node = site.node
+    _refuse_blocks(site)
+    wanted = int(node.attrs.get("output_dtype", 0))
+    if wanted == 0 or not site.crosses(23):
+        return
+    if type_name(wanted) != type_name(node.inputs[1].dtype):
+        raise Refused("output_dtype came with opset 23, and is not the scale's type")
+    yield "output_dtype dropped: it is the scale's type"
+    del node.attrs["output_dtype"]
+
+
+def _refuse_blocks(site: Site) -> None:
+    if site.crosses(21) and int(site.node.attrs.get("block_size", 0)):
+        raise Refused("block_size came with opset 21")
+    scale = site.node.inputs[1]
+    if scale.shape is not None and len(scale.shape) > 1:
+        raise Refused("scales by block came with opset 21")
+
+
+CONVERTERS: dict[str, Converter] = {
+    "DequantizeLinear": Converter(_dequantize, attrs=("block_size", "output_dtype")),
+    "QuantizeLinear": Converter(_quantize, attrs=("block_size", "output_dtype", "precision")),
+}

@@ -1,0 +1,43 @@
+"""Nodes that compute the same from the same inputs become one.
+
+Done by onnx-ir's CommonSubexpressionEliminationPass, the one that torch's exporter runs too, on
+the top-level graph; random ops and the bodies of If and Loop are left alone. Two sizes computed
+in two ways stay two.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from pipeline._onnx_file import lightened, with_weights
+from pipeline.passes._base import EVERY, Change, Pass, PassResult
+
+
+def run(model: onnx.ModelProto) -> PassResult:
+    """Merges duplicates; refuses nothing."""
+    import onnx_ir
+    from onnx_ir.passes.common import CommonSubexpressionEliminationPass
+
+    light = lightened(model)
+    result = CommonSubexpressionEliminationPass()(onnx_ir.serde.deserialize_model(light))
+    if not result.modified:
+        return PassResult(())
+    merged = with_weights(onnx_ir.serde.serialize_model(result.model), model)
+    left = {node.name for node in merged.graph.node}
+    gone = [node for node in model.graph.node if node.name not in left]
+    model.CopyFrom(merged)
+    return PassResult(
+        tuple(Change(n.name, n.op_type, "another node computes the same") for n in gone)
+    )
+
+
+PASS = Pass(
+    name="merge_duplicates",
+    run=run,
+    level="model",
+    targets=EVERY,
+    clean_up=True,
+    summary="nodes that compute the same from the same inputs -> one (onnx-ir's own pass)",
+    fault="more layers to build",
+    evidence=("sizes that are read again for every use, by exporters that don't merge them",),
+)

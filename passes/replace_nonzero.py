@@ -1,0 +1,275 @@
+"""``NonZero`` and what hangs on it become ``Where``, masked reductions or ``Range``, where exact.
+
+TensorRT-RTX has no layer whose output's size depends on data: its parser knows neither NonZero
+nor Unique, and NonMaxSuppression fails in its builder (NVIDIA/TensorRT-RTX#32 shows the same for
+NonZero in 1.4). TensorRT has NonZero from 8.5 on, so that it needs nothing here.
+
+Three idioms of the exporters need no such size. Below, ``mask`` is NonZero's input, and ``rows``
+is a GatherND of x by the transposed NonZero of the mask, or elementwise arithmetic on such:
+
+- ``x[mask] = rows`` (ScatterND): ``Where(mask, f(x), x)``, with f worked out on every element.
+- ``sum(rows)`` and other reductions to one number: over ``Where(mask, f(x), neutral element)``.
+- ``len(rows)`` (Shape): a sum over the mask.
+
+NonZero of a constant is a constant; of ``ConstantOfShape`` (how the TorchScript exporter writes
+arange) it is a Range. Everything else is refused. A form with a fixed capacity (TopK of the mask
+and a count) is not made: its output has another size than the graph's, which is right only if
+every reader ignores the padding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import sympy
+
+from pipeline.passes._base import (
+    RTX,
+    Change,
+    Pass,
+    PassResult,
+    Refused,
+    drop_unused,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+from pipeline.passes._chain import Chain
+from pipeline.passes._lift import Selection, identity_perm, selection_of
+from pipeline.passes._sizes import dims_of
+
+_NO_LAYER = "which TensorRT-RTX has no layer for"
+_ADVICE = (
+    "in the model, compute on every element and choose with torch.where, or take a fixed number "
+    "of elements with topk"
+)
+_REDUCTIONS = {
+    "ReduceSum": 0.0,
+    "ReduceMean": 0.0,
+    "ReduceL1": 0.0,
+    "ReduceL2": 0.0,
+    "ReduceSumSquare": 0.0,
+    "ReduceMax": -np.inf,
+    "ReduceMin": np.inf,
+}
+_ACCUMULATE = {"none": "", "add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites the readers of NonZero whose results have sizes that don't depend on data.
+
+    Masks may have fewer axes than what they select from, and any dtype that NonZero takes. The
+    mask's dims must be provably those of the data. A NonZero that some reader still needs is
+    refused, and so are NonMaxSuppression and Unique.
+    """
+    rewritten, reasons = [], {}
+    for inner, node in walk(graph):
+        if not node.outputs or not (
+            is_op(node, "ScatterND") or (node.op in _REDUCTIONS and is_op(node, node.op))
+        ):
+            continue
+        selection = _selection_read_by(node)
+        if selection is None:
+            continue
+        name, op, old = label(node), node.op, list(node.inputs)
+        try:
+            detail = (_scatter if op == "ScatterND" else _reduce)(inner, node, selection)
+        except Refused as reason:
+            reasons[id(selection.node)] = f"{op} {name!r}: {reason}"
+            continue
+        rewritten.append(Change(name, op, detail))
+        for tensor in old:
+            drop_unused(graph, tensor)
+    refused = []
+    for inner, node in walk(graph):
+        if not node.outputs:
+            continue
+        name = label(node)
+        if is_op(node, "NonZero"):
+            change = _nonzero(graph, inner, node)
+            rewritten += change
+            if not change:
+                why = f" ({reasons[id(node)]})" if id(node) in reasons else ""
+                size = f"the size of its result depends on the data of {node.inputs[0].name},"
+                refused.append(Change(name, node.op, f"{size} {_NO_LAYER}; {_ADVICE}{why}"))
+        elif is_op(node, "Unique") or is_op(node, "NonMaxSuppression"):
+            what = "boxes it keeps" if node.op == "NonMaxSuppression" else "values differ"
+            refused.append(
+                Change(
+                    name,
+                    node.op,
+                    f"how many {what} depends on the data, {_NO_LAYER}; end the "
+                    "model before it and do this step on the engine's outputs",
+                )
+            )
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _selection_read_by(node: gs.Node) -> Selection | None:
+    if node.op == "ScatterND":
+        return selection_of(node.inputs[1])
+    todo, seen = [node.inputs[0]], 0
+    while todo and seen < 64:
+        seen += 1
+        maker = todo.pop()
+        if len(maker.inputs) == 1:
+            if is_op(maker.inputs[0], "GatherND"):
+                found = selection_of(maker.inputs[0].inputs[1])
+                if found is not None:
+                    return found
+            todo += [t for t in maker.inputs[0].inputs if t.name]
+    return None
+
+
+def _scatter(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
+    data, _, updates = node.inputs
+    how = node.attrs.get("reduction", "none")
+    if how not in _ACCUMULATE:
+        raise Refused(f"reduction {how!r}")
+    c = Chain(graph, node)
+    lift = selection.over(data, c)
+    full = lift.full(updates, written_back=True)
+    if _ACCUMULATE[how]:
+        full = c.op(_ACCUMULATE[how], data, full, dtype=data.dtype, shape=data.shape)
+    condition = lift.condition()
+    c.op("Where", condition, full, data, short="where", dtype=data.dtype, shape=data.shape)
+    c.finish()
+    return f"Where over {selection.mask.name}"
+
+
+def _reduce(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
+    rows = node.inputs[0]
+    c = Chain(graph, node)
+    lift = selection.over(selection.source_of(rows), c)
+    _hold_all_axes(node, lift.row_rank)
+    dtype = rows.dtype
+    if dtype is None or isinstance(dtype, int):
+        raise Refused(f"the dtype of {rows.name} is not known")
+    fill = _REDUCTIONS[node.op]
+    if np.dtype(dtype).kind != "f" and (node.op == "ReduceMean" or not np.isfinite(fill)):
+        raise Refused(f"{node.op} of integers")
+    full = lift.full(rows)
+    shape = lift.data.shape
+    masked = c.op(
+        "Where", lift.condition(), full, np.array(fill, dtype),
+        short="masked", dtype=dtype, shape=shape,
+    )  # fmt: skip
+    if node.op == "ReduceMean":
+        work = np.float32 if dtype == np.float16 else dtype
+        wide = c.cast(masked, work) if work != dtype else masked
+        total = c.op("ReduceSum", wide, short="total", dtype=work, shape=[], keepdims=0)
+        found = c.op("Div", total, c.cast(lift.count(), work), short="mean", dtype=work, shape=[])
+        found = c.cast(found, dtype) if work != dtype else found
+    else:
+        found = c.op(node.op, masked, short="total", dtype=dtype, shape=[], keepdims=0)
+    shape = [1] * lift.row_rank if node.attrs.get("keepdims", 1) else []
+    c.op("Reshape", found, np.array(shape, np.int64), short="reshape", dtype=dtype, shape=shape)
+    c.finish()
+    return f"over every element, those outside {selection.mask.name} as {fill:g}"
+
+
+def _hold_all_axes(node: gs.Node, rank: int) -> None:
+    axes = node.attrs.get("axes")
+    if len(node.inputs) > 1 and node.inputs[1].name:
+        values = values_of(node.inputs[1])
+        if values is None:
+            raise Refused("its axes are not constant")
+        axes = values.tolist()
+    if not axes:
+        if node.attrs.get("noop_with_empty_axes", 0):
+            raise Refused("it reduces nothing")
+    elif sorted(axis % rank for axis in axes) != list(range(rank)):
+        raise Refused("it keeps an axis of the selection")
+
+
+def _nonzero(root: gs.Graph, graph: gs.Graph, node: gs.Node) -> list[Change]:
+    """Rewrites a NonZero of something that is not data, or one that only its Shape is read of."""
+    name, data = label(node), node.inputs[0]
+    values = values_of(data)
+    maker = data.inputs[0] if len(data.inputs) == 1 else None
+    c = Chain(graph, node)
+    if values is not None and values.ndim > 0:
+        c.op("Identity", c.constant(np.array(np.nonzero(values), np.int64)), dtype=np.int64)
+        _finish_constant(root, c)
+        return [Change(name, "NonZero", f"the constant that {data.name} gives")]
+    if maker is not None and is_op(maker, "ConstantOfShape"):
+        value = values_of(maker.attrs["value"]) if "value" in maker.attrs else None
+        size = maker.inputs[0]
+        if value is not None and value.all() and dims_of(size) == [sympy.Integer(1)]:
+            # the size without its axis
+            count = c.op("Squeeze", size, short="count", dtype=np.int64, shape=[])
+            # of rank 0, which `constant` does not keep
+            zero, one = (gs.Constant(f"{name}/{n}", np.array(n, np.int64)) for n in (0, 1))
+            places = c.op(
+                "Range", zero, count, one, short="range", dtype=np.int64, shape=[None]
+            )  # fmt: skip
+            c.op("Reshape", places, np.array([1, -1]), dtype=np.int64, shape=[1, None])
+            c.finish()
+            drop_unused(root, data)
+            return [Change(name, "NonZero", "Range up to the size of ConstantOfShape")]
+    return _shapes(root, node)
+
+
+def _finish_constant(root: gs.Graph, c: Chain) -> None:
+    """Readers get the initializer itself; only a graph's output needs the Identity."""
+    output = c.node.outputs[0]
+    graphs = (root, *root.subgraphs(recursive=True))
+    if any(output is o for graph in graphs for o in graph.outputs):
+        c.finish()
+        return
+    (found,) = c.nodes[0].inputs
+    c.nodes[0].inputs.clear()
+    for reader in list(output.outputs):
+        for n, given in enumerate(reader.inputs):
+            if given is output:
+                reader.inputs[n] = found
+    for n, other in enumerate(c.graph.nodes):
+        if other is c.node:
+            del c.graph.nodes[n]
+            break
+    c.node.inputs.clear()
+    c.node.outputs.clear()
+
+
+def _shapes(root: gs.Graph, node: gs.Node) -> list[Change]:
+    mask = node.inputs[0]
+    output = node.outputs[0]
+    outputs = {id(o) for g in (root, *root.subgraphs(recursive=True)) for o in g.outputs}
+    columns = [r for r in output.outputs if identity_perm(r)]
+    tensors = [output, *(r.outputs[0] for r in columns)]
+    readers = [r for t in tensors for r in t.outputs if not any(r is k for k in columns)]
+    if not readers or mask.shape is None or {id(t) for t in tensors} & outputs:
+        return []
+    rank = len(mask.shape)
+    if not all(is_op(r, "Shape") and _part(r, [0, 1]) for r in readers):
+        return []
+    name, holders = label(node), {id(n): g for g, n in walk(root)}
+    for reader in readers:
+        c = Chain(holders[id(reader)], reader)
+        ones = c.cast(c.cast(mask, np.bool_), np.int64)
+        count = c.op("ReduceSum", ones, short="count", dtype=np.int64, shape=[], keepdims=0)
+        column = c.op("Reshape", count, np.array([1]), dtype=np.int64, shape=[1])
+        both = [c.constant(np.array([rank], np.int64)), column]
+        parts = _part(reader, both if reader.inputs[0] is output else both[::-1])
+        c.op("Concat", *parts, dtype=np.int64, shape=[len(parts)], axis=0)
+        c.finish()
+    for tensor in tensors:
+        drop_unused(root, tensor)
+    return [Change(name, "NonZero", "a sum over the mask")]
+
+
+def _part(shape: gs.Node, sizes: list[Any]) -> list[Any]:
+    return sizes[shape.attrs.get("start", 0) : shape.attrs.get("end")]
+
+
+PASS = Pass(
+    name="replace_nonzero",
+    run=run,
+    targets=(RTX,),
+    summary="NonZero -> Where, a masked reduction or Range, where its size does not matter",
+    fault="NonZero and Unique do not parse, NonMaxSuppression does not build",
+    evidence=("https://github.com/NVIDIA/TensorRT-RTX/issues/32",),
+)

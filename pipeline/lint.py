@@ -1,0 +1,93 @@
+"""What a target would make of an ONNX file: every node that would break or go wrong there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from pipeline._onnx_file import load_model, nodes_of
+from pipeline.passes import Change, Pass
+from pipeline.rewrite import PassRecord, rewrite
+from pipeline.target import Target
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One node with a problem.
+
+    Args:
+        node, op: the node's name and op.
+        origin: the torch module and source line that it came from, or nothing.
+        fault: what the target does with it as it stands.
+        mended: whether the rewrite mends it.
+        how: the pass and what it makes of the node, or why nothing can be made.
+        certain: False where the node may come out right as it is.
+    """
+
+    node: str
+    op: str
+    origin: str
+    fault: str
+    mended: bool
+    how: str
+    certain: bool = True
+
+
+@dataclass(frozen=True)
+class LintResult:
+    """All findings, the passes' warnings, and the opset before the rewrite."""
+
+    target: str
+    findings: tuple[Finding, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if the rewrite mends everything that was found."""
+        return all(f.mended or not f.certain for f in self.findings)
+
+
+def lint(source: Path, target: Target, passes: Sequence[Pass]) -> LintResult:
+    """Runs the target's passes on the model without writing anything.
+
+    Clean-up passes and the inlining of functions find no faults and are left out.
+
+    Raises:
+        InputError, RewriteError: see `pipeline.rewrite.rewrite`.
+    """
+    result = rewrite(source, None, target, passes)
+    nodes = _by_name(source)
+    findings = [
+        _finding(nodes, record, change, mended, p)
+        for record, p in zip(result.passes, passes, strict=True)
+        if (not p.clean_up and p.level == "graph") or record.fault
+        for mended, changes in ((True, record.rewritten), (False, record.refused))
+        for change in changes
+        if not (p.name == "inline_functions" or p.clean_up)
+    ]
+    return LintResult(target.name, tuple(findings), result.warnings)
+
+
+def _finding(
+    nodes: dict[str, onnx.NodeProto], record: PassRecord, change: Change, mended: bool, p: Pass
+) -> Finding:
+    from pipeline.failure import origin_of
+
+    name = change.node
+    while name not in nodes and "/" in name:  # a node that an earlier pass made
+        name = name.rpartition("/")[0]
+    how = f"{record.name}: {change.detail}" if mended else change.detail
+    origin = origin_of(nodes[name]) if name in nodes else ""
+    fault = record.fault or record.summary
+    return Finding(change.node, change.op, origin, fault, mended, how, mended or not p.tolerable)
+
+
+def _by_name(source: Path) -> dict[str, onnx.NodeProto]:
+    from pipeline.rewrite import name_nodes
+
+    model, _ = load_model(source)
+    name_nodes(model.graph)
+    return {node.name: node for node in nodes_of(model.graph)}

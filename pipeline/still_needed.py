@@ -1,0 +1,131 @@
+"""Which passes the installed TensorRT still needs: every pass's cases, without it and with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx
+
+from pipeline._surgeon import Surgeon
+from pipeline.child import Child
+from pipeline.errors import TargetMissing
+from pipeline.gpu import why_not
+from pipeline.passes import DEFAULT_PASSES, Pass
+from pipeline.passes._case import Case
+from pipeline.passes.cases import CASES
+from pipeline.target import TARGETS, Target, installed_version
+from pipeline.trial import Outcome, attempt
+
+Answer = Literal["needed", "needless", "open", "broken"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One case, as it stands and after the passes."""
+
+    case: Case
+    without: Outcome
+    after: Outcome
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the cases of one pass say of it on the installed TensorRT.
+
+    Args:
+        declared: whether the pass's data say that this version needs it.
+        answer: ``needed`` if a case fails without it and all are right with it; ``needless`` if
+            none fails, numbers compared; ``open`` if none fails, but no GPU here could compare
+            the numbers; ``broken`` if a case fails with it.
+    """
+
+    name: str
+    declared: bool
+    answer: Answer
+    trials: tuple[Trial, ...]
+
+    @property
+    def contradicted(self) -> bool:
+        """True if the data say something else than the cases."""
+        wrong = {"needed": not self.declared, "needless": self.declared, "open": False}
+        return wrong.get(self.answer, True)
+
+
+def installed_target(name: str | None = None) -> Target:
+    """The TensorRT that is installed here, in just its version, known by name or not.
+
+    Raises:
+        TargetMissing: none is, or not the one of that name.
+    """
+    known = [TARGETS[name]] if name else list(TARGETS.values())
+    for target in known:
+        version = installed_version(target)
+        if version is None:
+            continue
+        numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:3])
+        if name and numbers[: len(target.version)] != target.version:
+            continue
+        same = [
+            t for t in TARGETS.values()
+            if t.flavour == target.flavour and numbers[: len(t.version)] == t.version
+        ]  # fmt: skip
+        if same:
+            return same[0]
+        return Target(
+            f"{target.flavour} {version}", target.flavour, numbers, True, target.max_opset, ""
+        )
+    wanted = TARGETS[name].get if name else "; or ".join(t.get for t in TARGETS.values())
+    raise TargetMissing(
+        f"no TensorRT{f' for target {name}' if name else ''} is installed: {wanted}"
+    )
+
+
+def still_needed(
+    target: Target,
+    passes: Sequence[Pass] = DEFAULT_PASSES,
+    cases: Iterable[Case] = CASES,
+    only: Sequence[str] = (),
+) -> Iterator[Verdict]:
+    """Parses and builds every positive case of every pass, as it stands and after the passes
+    that the target needs and that one. Clean-up passes mend nothing and are left out.
+
+    Args:
+        target: see `installed_target`.
+        only: names of passes, if not all.
+    """
+    cases = list(cases)
+    can_run = not why_not(target)
+    with Child() as child:
+        for p in passes:
+            if p.clean_up or (only and p.name not in only):
+                continue
+            mine = [c for c in cases if c.pass_name == p.name and c.kind == "positive"]
+            trials = tuple(_try(child, case, p, target, passes) for case in mine)
+            if mine:
+                yield Verdict(p.name, p.needed_by(target), _answer(trials, can_run), trials)
+
+
+def _try(child: Child, case: Case, p: Pass, target: Target, passes: Sequence[Pass]) -> Trial:
+    feeds = [case.feeds(shapes) for shapes in case.shapes]
+    without = attempt(child, case.model(), feeds, target)
+    mended = apply(case.model(), [q for q in passes if q is p or q.needed_by(target)])
+    return Trial(case, without, attempt(child, mended, feeds, target))
+
+
+def apply(model: onnx.ModelProto, passes: Sequence[Pass]) -> onnx.ModelProto:
+    """The model after these passes, in order, each checked as in the rewrite stage."""
+    surgeon = Surgeon(model)
+    for n, p in enumerate(passes):
+        surgeon.run(p, [q.name for q in passes[:n]])
+    return surgeon.model
+
+
+def _answer(trials: Sequence[Trial], can_run: bool) -> Answer:
+    if any(trial.after.failed for trial in trials):
+        return "broken"
+    if any(trial.without.failed for trial in trials):
+        return "needed"
+    return "needless" if can_run else "open"

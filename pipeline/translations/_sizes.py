@@ -1,0 +1,148 @@
+"""Sizes and index ranges while torch's exporter translates a node to ONNX (opset 18).
+
+A size is a Python int where the trace knows it, otherwise an int64 tensor of shape [1]: 1-D,
+since TensorRT takes 2-D shape arithmetic badly and scalars cost a Squeeze each.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnxscript import opset18
+
+from pipeline.errors import ExportError
+
+op: Any = opset18  # its annotations are about eager values, not about the exporter's
+Value = Any  # onnxscript's SymbolicTensor: an onnx_ir.Value that knows its dtype and shape
+Size = Any  # int, or a Value [1] int64
+
+INT64, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+_REACH = 1 << 15  # sizes up to which a scale's fraction is checked
+_TABLE = 1 << 13  # sizes that a table may hold
+
+
+def rank(x: Value) -> int:
+    """Raises where the exporter did not give the tensor a shape: it always does in torch 2.13."""
+    if x.shape is None:
+        raise TypeError(f"{x.name} has no shape")
+    return len(x.shape)
+
+
+def size(x: Value, axis: int) -> Size:
+    """One size of a tensor."""
+    axis %= rank(x)
+    known = x.shape[axis]
+    return known if isinstance(known, int) else op.Shape(x, start=axis, end=axis + 1)
+
+
+def as_size(value: Any) -> Size:
+    """A size out of an argument: an int, or a scalar or [1] tensor."""
+    return value if isinstance(value, int) else op.Reshape(value, ints(-1))
+
+
+def ints(*values: int) -> Value:
+    """An int64 constant [len(values)]."""
+    return op.Constant(value_ints=list(values))
+
+
+def floats(value: float) -> Value:
+    """A float32 scalar constant."""
+    return op.Constant(value_float=float(np.float32(value)))
+
+
+def tensor(value: Size) -> Value:
+    """A size as a tensor [1] int64."""
+    return ints(value) if isinstance(value, int) else value
+
+
+def as_float(value: Size) -> Value:
+    """A size as float32 [1]."""
+    return op.Cast(tensor(value), to=FLOAT)
+
+
+def steps(length: Size) -> Value:
+    """0, 1, ... length - 1: int64 [length]."""
+    if isinstance(length, int):
+        return ints(*range(length))
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    return op.Range(zero, op.Squeeze(length, ints(0)), one)
+
+
+def known(value: Any) -> Any:
+    """What torch knows of a value that the exporter made: a tensor's fake, a SymInt; or None."""
+    producer = value.producer()
+    node = (value if producer is None else producer).meta.get("node")
+    return None if node is None else node.meta.get("val")
+
+
+def bounds(size_: Any) -> tuple[float, float]:
+    """The least and the largest that an int or a SymInt can be; infinite where torch can't say."""
+    if isinstance(size_, int):
+        return size_, size_
+    if not isinstance(size_, torch.SymInt):
+        return -math.inf, math.inf
+    found = size_.node.shape_env.bound_sympy(size_.node.expr)
+    return float(found.lower), float(found.upper)
+
+
+def largest(x: Value, axis: int) -> float:
+    """The largest that one size of a tensor can be."""
+    fake = known(x)
+    return bounds(fake.shape[axis])[1] if isinstance(fake, torch.Tensor) else math.inf
+
+
+def times(length: Size, factor: float, most: float) -> Size:
+    """``int(length * factor)`` as torch takes it, in float64.
+
+    TensorRT has no float64, and float32 can be off by one (0.7 * 90 is 62.99999999999999). So by
+    integers, ``length * p // q``, with a fraction that gives the same for every size; where there
+    is none (0.7 * 10 is 7, all the same), by a table of the sizes.
+
+    Args:
+        length: a size.
+        factor: what to multiply it by.
+        most: the largest that the size can be.
+
+    Raises:
+        ExportError: no fraction does it, and the sizes are too many for a table.
+    """
+    if isinstance(length, int):
+        return int(length * factor)
+    fraction = exact_fraction(factor, most)
+    if fraction is None:
+        return op.Gather(ints(*products(factor, int(most)).tolist()), length, axis=0)
+    product = op.Mul(length, ints(fraction.numerator))
+    return op.Div(product, ints(fraction.denominator)) if fraction.denominator > 1 else product
+
+
+def products(factor: float, most: int) -> np.ndarray:
+    """``int(n * factor)`` for n from 0 to `most`."""
+    return (np.arange(most + 1, dtype=np.int64) * np.float64(factor)).astype(np.int64)
+
+
+def exact_fraction(factor: float, most: float) -> Fraction | None:
+    """A fraction p/q with ``n * p // q == int(n * factor)`` for every n up to `most`.
+
+    None where there is no such fraction and a table takes its place. Without an upper bound, sizes
+    up to 32768 count.
+
+    Raises:
+        ExportError: neither a fraction nor a table.
+    """
+    reach = int(min(most, _REACH))
+    sizes, want = np.arange(reach + 1, dtype=np.int64), products(factor, reach)
+    for denominator in (1, 16, 256, 4096, 65536):
+        fraction = Fraction(factor).limit_denominator(denominator)
+        if (sizes * fraction.numerator // fraction.denominator == want).all():
+            return fraction
+    if most > _TABLE:
+        raise ExportError(
+            f"the scale factor {factor} gives sizes that no fraction gives, and the size it is "
+            f"applied to may be above {_TABLE}: declare a smaller max, or give size= in its place"
+        )
+    return None

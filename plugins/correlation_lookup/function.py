@@ -1,0 +1,183 @@
+"""What CorrelationLookup computes, as an ONNX function: the reference that ONNX Runtime runs.
+
+A Loop over the rows of the first feature map: per row and level the features of the second map
+are gathered at the (2 * radius + 2) ** 2 whole positions round each window's centre, multiplied
+with the row's own by a MatMul, and blended. At most one row's windows are in memory at a time:
+W * 100 * C floats, 49 MB at 2160x3840, where the all-pairs volume takes 67 GB.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import parser
+
+from pipeline.plugins._base import DOMAIN
+
+NAME = "CorrelationLookup"
+LEVELS = 4  # as many as RAFT has; the number of inputs of an ONNX function is fixed
+
+
+# Slices, Gathers with a scalar index and shapes from Concat only: what TensorRT from 8.6 reads
+# right in a Loop. An index outside of the map is 0 and masked afterwards, so that coordinates of
+# any size, NaN included, never read beyond the map.
+_BEFORE = """
+  one = Constant <value = int64 {1}> ()
+  zero = Constant <value = int64 {0}> ()
+  true = Constant <value = bool {1}> ()
+  axis_0 = Constant <value = int64[1] {0}> ()
+  axis_1 = Constant <value = int64[1] {1}> ()
+  axis_2 = Constant <value = int64[1] {2}> ()
+  axis_3 = Constant <value = int64[1] {3}> ()
+  last = Constant <value = int64[1] {-1}> ()
+  most = Constant <value = int64[1] {9223372036854775807}> ()
+  rest = Constant <value = int64[1] {-1}> ()
+  keep_2 = Constant <value = int64[2] {0, 0}> ()
+  keep_2_rest = Constant <value = int64[3] {0, 0, -1}> ()
+  zero_f = Constant <value = float {0.0}> ()
+  one_f = Constant <value = float {1.0}> ()
+  half = Constant <value = float {0.5}> ()
+  radius = Constant <value_int: int = @radius> ()
+  two = Constant <value = int64 {2}> ()
+  first_step = Neg (radius)
+  after_step = Add (radius, two)
+  steps_i = Range (first_step, after_step, one)
+  steps = Cast <to = 1> (steps_i)
+  count = Sub (after_step, first_step)
+  count_1 = Unsqueeze (count, axis_0)
+  window_shape = Concat <axis = 0> (keep_2, count_1, count_1)
+  sizes = Shape (features)
+  batch = Gather <axis = 0> (sizes, zero)
+  height = Gather <axis = 0> (sizes, one)
+  channels_at = Constant <value = int64 {3}> ()
+  channels = Gather <axis = 0> (sizes, channels_at)
+  channels_1 = Unsqueeze (channels, axis_0)
+  flat_shape = Concat <axis = 0> (rest, channels_1)
+  channels_f = Cast <to = 1> (channels)
+  root = Sqrt (channels_f)
+  images = Range (zero, batch, one)
+"""
+_BEFORE_LEVEL = """
+  flat_N = Reshape (level_N, flat_shape)
+  sizes_N = Shape (level_N)
+  height_N = Gather <axis = 0> (sizes_N, one)
+  width_N = Gather <axis = 0> (sizes_N, two)
+  area_N = Mul (height_N, width_N)
+  start_N = Mul (images, area_N)
+  starts_a_N = Unsqueeze (start_N, axis_1)
+  starts_b_N = Unsqueeze (starts_a_N, axis_2)
+  starts_N = Unsqueeze (starts_b_N, axis_3)
+  height_f_N = Cast <to = 1> (height_N)
+  width_f_N = Cast <to = 1> (width_N)
+  right_N = Sub (width_f_N, one_f)
+  bottom_N = Sub (height_f_N, one_f)
+"""
+_ROW = """
+  on_out = Identity (on)
+  row_any = Gather <axis = 1> (features, row)
+  row_f = Cast <to = 1> (row_any)
+  row_c = Unsqueeze (row_f, axis_3)
+  centre = Gather <axis = 2> (coordinates, row)
+  x_0 = Gather <axis = 1> (centre, zero)
+  y_0 = Gather <axis = 1> (centre, one)
+"""
+_ROW_LEVEL = """
+  x_w_N = Floor (x_N)
+  y_w_N = Floor (y_N)
+  x_part_N = Sub (x_N, x_w_N)
+  y_part_N = Sub (y_N, y_w_N)
+  x_a_N = Unsqueeze (x_part_N, axis_2)
+  x_blend_N = Unsqueeze (x_a_N, axis_3)
+  y_a_N = Unsqueeze (y_part_N, axis_2)
+  y_blend_N = Unsqueeze (y_a_N, axis_3)
+  x_c_N = Unsqueeze (x_w_N, axis_2)
+  y_c_N = Unsqueeze (y_w_N, axis_2)
+  xs_N = Add (x_c_N, steps)
+  ys_N = Add (y_c_N, steps)
+  x_left_N = Less (xs_N, zero_f)
+  x_right_N = Greater (xs_N, right_N)
+  x_out_N = Or (x_left_N, x_right_N)
+  y_above_N = Less (ys_N, zero_f)
+  y_below_N = Greater (ys_N, bottom_N)
+  y_out_N = Or (y_above_N, y_below_N)
+  x_in_N = Where (x_out_N, zero_f, xs_N)
+  y_in_N = Where (y_out_N, zero_f, ys_N)
+  column_N = Cast <to = 7> (x_in_N)
+  line_N = Cast <to = 7> (y_in_N)
+  offset_N = Mul (line_N, width_N)
+  column_u_N = Unsqueeze (column_N, axis_3)
+  offset_u_N = Unsqueeze (offset_N, axis_2)
+  place_N = Add (column_u_N, offset_u_N)
+  index_w_N = Add (place_N, starts_N)
+  index_N = Reshape (index_w_N, keep_2_rest)
+  near_any_N = Gather <axis = 0> (flat_N, index_N)
+  near_N = Cast <to = 1> (near_any_N)
+  product_N = MatMul (near_N, row_c)
+  scaled_N = Div (product_N, root)
+  window_N = Reshape (scaled_N, window_shape)
+  x_out_u_N = Unsqueeze (x_out_N, axis_3)
+  y_out_u_N = Unsqueeze (y_out_N, axis_2)
+  out_N = Or (x_out_u_N, y_out_u_N)
+  dots_N = Where (out_N, zero_f, window_N)
+  dots_left_N = Slice (dots_N, axis_0, last, axis_2)
+  dots_right_N = Slice (dots_N, axis_1, most, axis_2)
+  x_slope_N = Sub (dots_right_N, dots_left_N)
+  x_rise_N = Mul (x_slope_N, x_blend_N)
+  lines_N = Add (dots_left_N, x_rise_N)
+  lines_above_N = Slice (lines_N, axis_0, last, axis_3)
+  lines_below_N = Slice (lines_N, axis_1, most, axis_3)
+  y_slope_N = Sub (lines_below_N, lines_above_N)
+  y_rise_N = Mul (y_slope_N, y_blend_N)
+  points_N = Add (lines_above_N, y_rise_N)
+  found_N = Reshape (points_N, keep_2_rest)
+"""
+
+
+def function(opset: int = 18) -> onnx.FunctionProto:
+    """The ONNX function ``CorrelationLookup``, its standard ops at opset 17.
+
+    Inputs: features [N, H, W, C], level_0 to level_3 [N, h, w, C], float32 or float16, and
+    coordinates [N, 2, H, W], float32. Attribute: radius. Output: [N, 4 * (2 * radius + 1) ** 2,
+    H, W], of the type of the features; see `torch_op.correlation_lookup`.
+    """
+    before, row = _BEFORE, _ROW
+    for number in range(LEVELS):
+        before += _level(_BEFORE_LEVEL, number)
+        if number:
+            row += _level("  x_N = Mul (x_P, half)\n  y_N = Mul (y_P, half)\n", number)
+        row += _level(_ROW_LEVEL, number)
+    found = ", ".join(f"found_{number}" for number in range(LEVELS))
+    levels = ", ".join(f"level_{number}" for number in range(LEVELS))
+    return parser.parse_function(
+        f"""<domain: "{DOMAIN}", opset_import: ["" : {opset}]>
+{NAME} <radius> (features, {levels}, coordinates) => (windows)
+{{{before}
+  rows = Loop (height, true) <body = one_row (int64 row, bool on)
+    => (bool on_out, float[n, k, w] windows_of_row) {{{row}
+  found = Concat <axis = 2> ({found})
+  windows_of_row = Transpose <perm = [0, 2, 1]> (found)
+  }}>
+  windows_f = Transpose <perm = [1, 2, 0, 3]> (rows)
+  windows = CastLike (windows_f, features)
+}}"""
+    )
+
+
+def schema() -> onnx.defs.OpSchema:
+    """The op's signature; without it onnxscript can't write the node. Not registered with onnx."""
+    parameter = onnx.defs.OpSchema.FormalParameter
+    inputs = [parameter("features", "T"), *(parameter(f"level_{n}", "T") for n in range(LEVELS))]
+    return onnx.defs.OpSchema(
+        NAME,
+        DOMAIN,
+        1,
+        doc=function.__doc__ or "",
+        inputs=[*inputs, parameter("coordinates", "tensor(float)")],
+        outputs=[parameter("windows", "T")],
+        type_constraints=[("T", ["tensor(float)", "tensor(float16)"], "")],
+        attributes=[onnx.defs.OpSchema.Attribute("radius", onnx.defs.OpSchema.AttrType.INT, "")],
+    )
+
+
+def _level(text: str, number: int) -> str:
+    """The text for one level: ``_N`` is its number, ``_P`` the one before."""
+    return text.replace("_N", f"_{number}").replace("_P", f"_{number - 1}")
