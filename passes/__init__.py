@@ -9,15 +9,23 @@ from __future__ import annotations
 from pipeline.passes import (
     decompose_instance_norm,
     expand_col2im,
+    expand_deform_conv,
+    expand_dft,
     expand_functions,
     expand_resize,
     expand_scatter,
     fold_constants,
+    fuse_layer_norm,
+    fuse_pixel_shuffle,
     inline_functions,
     lower_opset,
     merge_duplicates,
+    replace_compress,
+    replace_mask_product,
+    replace_nonzero,
     scale_resize,
     slice_shape,
+    widen_mean_square,
 )
 from pipeline.passes._base import Change, Needs, Pass, PassResult
 
@@ -36,15 +44,27 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     # Follows the arithmetic that computes the sizes, and removes it where it is not needed any
     # more: before slice_shape, so that fewer Shape nodes are left to rewrite.
     scale_resize.PASS,
+    # Sizes that depend on data; before expand_scatter, which takes any ScatterND with a reduction.
+    replace_nonzero.PASS,
+    replace_compress.PASS,
+    replace_mask_product.PASS,
+    # What can be one LayerNormalization first, then what is left in half precision; before the
+    # opset is lowered below LayerNormalization's.
+    fuse_layer_norm.PASS,
+    widen_mean_square.PASS,
     # Ops that TensorRT lacks: anywhere before the opset is lowered.
     expand_scatter.PASS,
     expand_col2im.PASS,
+    expand_dft.PASS,
+    expand_deform_conv.PASS,
     # After the passes that mend what an older opset can't say (antialias, scatter reductions);
     # before those that rewrite what it makes: InstanceNormalization, Shape.
     lower_opset.TO_17,
     lower_opset.TO_19,
     # Makes and removes no Shape; after lower_opset, which makes InstanceNormalizations.
     decompose_instance_norm.PASS,
+    # Follows Shape and what is computed from it: before slice_shape.
+    fuse_pixel_shuffle.PASS,
     # Last, so that a Shape with start or end which an earlier pass may make is rewritten too.
     slice_shape.PASS,
     # After all that make nodes.

@@ -7,6 +7,7 @@ least 1 by `_sizes`, but nothing here rests on that: only differences that cance
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -91,29 +92,30 @@ def _computed(node: gs.Node, depth: int) -> np.ndarray | None:
 
 def _evaluated(node: gs.Node, inputs: list[np.ndarray]) -> np.ndarray | None:
     first = inputs[0]
-    if node.op in _ELEMENTWISE:
-        # float arithmetic may round otherwise elsewhere; comparing floats is exact
-        if node.op in ("Add", "Sub", "Mul") and first.dtype.kind not in "iu":
-            return None
-        return np.asarray(_ELEMENTWISE[node.op](*inputs))
-    if node.op in ("Min", "Max"):
-        result = first
-        for values in inputs[1:]:
-            result = (np.minimum if node.op == "Min" else np.maximum)(result, values)
-        return result
-    if node.op == "Cast":
-        to = int(node.attrs["to"])
-        whole = (onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64)
-        if to not in whole or (first.dtype.kind == "f" and to != onnx.TensorProto.BOOL):
-            return None
-        return first.astype(onnx.helper.tensor_dtype_to_np_dtype(to))
-    if node.op in _RESHAPES:
-        return first.reshape(()) if first.size == 1 else None
-    if node.op in _REDUCTIONS and first.ndim <= 1 and first.dtype.kind in "iub" and first.size:
-        # a tensor of rank 0 or 1 has but one axis to reduce; noop_with_empty_axes is left out
-        empty = len(inputs) > 1 and not inputs[1].size
-        return None if empty else np.asarray(_REDUCTIONS[node.op](first), first.dtype)
-    return None
+    result: Any = None
+    if node.op in ("Add", "Sub", "Mul") and first.dtype.kind not in "iu":
+        pass  # float arithmetic may round otherwise elsewhere; comparing floats is exact
+    elif node.op in _ELEMENTWISE:
+        result = _ELEMENTWISE[node.op](*inputs)
+    elif node.op in ("Min", "Max"):
+        pick = np.minimum if node.op == "Min" else np.maximum
+        result = functools.reduce(pick, inputs)
+    elif node.op == "Cast":
+        result = _cast(first, int(node.attrs["to"]))
+    elif node.op in _RESHAPES and first.size == 1:
+        result = first.reshape(())
+    elif node.op in _REDUCTIONS and first.ndim <= 1 and first.dtype.kind in "iub" and first.size:
+        # a tensor of rank 0 or 1 has but one axis; empty axes may mean that none is reduced
+        empty = any(axes.size == 0 for axes in inputs[1:])
+        result = None if empty else _REDUCTIONS[node.op](first).astype(first.dtype)
+    return None if result is None else np.asarray(result)
+
+
+def _cast(values: np.ndarray, to: int) -> np.ndarray | None:
+    whole = (onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+    if to not in whole or (values.dtype.kind == "f" and to != onnx.TensorProto.BOOL):
+        return None
+    return values.astype(onnx.helper.tensor_dtype_to_np_dtype(to))
 
 
 def _either(node: gs.Node, depth: int) -> np.ndarray | None:

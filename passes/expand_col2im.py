@@ -11,6 +11,7 @@ the image where the stride is more than 1: the rest is zeros, cut to size with t
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -114,7 +115,8 @@ def _spread(kernel: np.ndarray, dilations: list[int], spans: list[int]) -> np.nd
     convolution that is strided and dilated ('Strided & Dilated Deconv are currently not
     supported')."""
     wide = np.zeros((*kernel.shape[:2], *spans), kernel.dtype)
-    wide[(..., *(slice(None, None, step) for step in dilations))] = kernel
+    steps: list[Any] = [slice(None, None, step) for step in dilations]
+    wide[(..., *steps)] = kernel
     return wide
 
 

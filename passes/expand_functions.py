@@ -1,7 +1,7 @@
 """Ops that an opset lacks, and that the standard defines as functions, become their bodies.
 
-Attention, RMSNormalization, RotaryEmbedding, Swish (opsets 23 and 24), Gelu, AffineGrid (20),
-Mish, CenterCropPad (18). The bodies come from onnx's own schemas by onnx.inliner, one node at a
+Attention, RMSNormalization, RotaryEmbedding, Swish (opsets 23 and 24), Gelu (20), Mish,
+CenterCropPad (18). The bodies come from onnx's own schemas by onnx.inliner, one node at a
 time in a model of its own, so that weights are never copied. What follows from static sizes is
 folded there: the bodies compute axes and head sizes, which TensorRT wants constant. Its
 nodes stand for the graph's opset; `lower_opset` brings them down afterwards.
@@ -12,6 +12,7 @@ needs its inputs' types, which the stage has inferred.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx.inliner
 import onnx_graphsurgeon as gs
@@ -38,6 +39,11 @@ from pipeline.passes.lowering._fold import fold, type_number
 
 # integer inputs of this many values at most are given to the body as constants
 _SMALL = 64
+# bodies that are not taken, and why
+_UNSOUND = {
+    "AffineGrid": "its function body in the standard goes wrong for a batch of one: it squeezes "
+    "the batch axis away"
+}
 # ops that later opsets gave more to say, and under which nodes written before mean the same
 _GROWN = frozenset({"Cast", "CastLike", "Pad", "ReduceMax", "ReduceMin"})
 
@@ -56,6 +62,8 @@ def expand(graph: gs.Graph, level: int, lacking: frozenset[str]) -> PassResult:
             continue
         name, op = label(node), node.op
         try:
+            if op in _UNSOUND:
+                raise Refused(_UNSOUND[op])
             count = _expand(inner, node, new, graph.opset)
         except Refused as reason:
             refused.append(Change(name, op, str(reason)))
@@ -109,7 +117,7 @@ def _inline_with_gaps(model: onnx.ModelProto, new: OpSchema) -> onnx.ModelProto:
     given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
     body = onnx.FunctionProto()
     body.ParseFromString(
-        new.get_context_dependent_function_with_opset_version(
+        new.get_context_dependent_function_with_opset_version(  # type: ignore[attr-defined]
             new.since_version, node.SerializeToString(), given
         )
     )
@@ -118,8 +126,8 @@ def _inline_with_gaps(model: onnx.ModelProto, new: OpSchema) -> onnx.ModelProto:
 
 
 def _alone(node: gs.Node, new: OpSchema) -> onnx.ModelProto:
-    """A model of this one node, its attributes written out: AffineGrid's body refers to one
-    that may be left out."""
+    """A model of this one node, its attributes written out, since a body may refer to one that
+    is left out."""
     proto = OnnxExporter.export_node(node)
     given = {attribute.name for attribute in proto.attribute}
     proto.attribute.extend(
@@ -127,38 +135,50 @@ def _alone(node: gs.Node, new: OpSchema) -> onnx.ModelProto:
         for key, attribute in new.attributes.items()
         if key not in given and attribute.default_value.name
     )
-    inputs, constants = {}, {}
+    given_names, made_names = _names(node)
+    for names, field, tensors in (
+        (given_names, proto.input, node.inputs),
+        (made_names, proto.output, node.outputs),
+    ):
+        del field[:]
+        field.extend(names.get(id(tensor), "") for tensor in tensors)
+    inputs, constants = {}, []
     for tensor in node.inputs:
-        if isinstance(tensor, gs.Variable) and tensor.is_empty():
+        name = given_names.get(id(tensor))
+        if name is None or name in inputs:
             continue
         number, values = type_number(tensor), values_of(tensor)
         if number is None:
             raise Refused(f"the type of {tensor.name} is not known; infer shapes first")
-        inputs[tensor.name] = onnx.helper.make_tensor_value_info(tensor.name, number, tensor.shape)
+        inputs[name] = onnx.helper.make_tensor_value_info(name, number, tensor.shape)
         if values is not None and values.size <= _SMALL and values.dtype.kind in "iu":
-            constants[tensor.name] = onnx.numpy_helper.from_array(values, tensor.name)
-    outputs = [
-        onnx.helper.make_tensor_value_info(
-            tensor.name, type_number(tensor) or onnx.TensorProto.UNDEFINED, tensor.shape
-        )
-        if type_number(tensor) is not None
-        else onnx.helper.make_empty_tensor_value_info(tensor.name)
-        for tensor in node.outputs
-        if not tensor.is_empty()
-    ]
-    made = onnx.helper.make_graph(
-        [proto], "one", [*inputs.values()], outputs, [*constants.values()]
-    )
+            constants.append(onnx.numpy_helper.from_array(values, name))
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in made_names.values()]
+    made = onnx.helper.make_graph([proto], "one", [*inputs.values()], outputs, constants)
     return onnx.helper.make_model(
         made, opset_imports=[onnx.helper.make_opsetid("", new.since_version)], ir_version=10
     )
 
 
+def _names(node: gs.Node) -> tuple[dict[int, str], dict[int, str]]:
+    """Names of the node's inputs and outputs, by id, that no body has."""
+    given, made = (
+        {
+            id(tensor): f"{word}_{place}"
+            for place, tensor in enumerate(tensors)
+            if isinstance(tensor, gs.Constant) or not tensor.is_empty()
+        }
+        for word, tensors in (("given", node.inputs), ("made", node.outputs))
+    )
+    return given, made
+
+
 def _splice(graph: gs.Graph, node: gs.Node, inner: gs.Graph) -> None:
     """Puts the nodes of `inner` in the node's place, under names of their own."""
     name = label(node)
-    outer = {tensor.name: tensor for tensor in node.inputs}
-    results = {tensor.name: tensor for tensor in node.outputs if not tensor.is_empty()}
+    given_names, made_names = _names(node)
+    outer = {given_names[id(t)]: t for t in node.inputs if id(t) in given_names}
+    results = {made_names[id(t)]: t for t in node.outputs if id(t) in made_names}
     place = next(i for i, other in enumerate(graph.nodes) if other is node)
     node.outputs.clear()
     node.inputs.clear()
@@ -171,13 +191,19 @@ def _splice(graph: gs.Graph, node: gs.Node, inner: gs.Graph) -> None:
     own = {id(tensor): tensor for new in inner.nodes for tensor in (*new.inputs, *new.outputs)}
     for known in (*outer.values(), *results.values()):
         own.pop(id(known), None)
+    ends = {id(tensor) for tensor in results.values()}
     for tensor in own.values():
-        if tensor.name:
+        if isinstance(tensor, gs.Constant):  # a new one: what an import made would be read lazily
+            values = values_of(tensor)
+            assert values is not None
+            _exchange(tensor, gs.Constant(f"{name}/{tensor.name}", np.array(values)))
+        elif tensor.name:
             tensor.name = f"{name}/{tensor.name}"
     taken_names: set[str] = set()
     for new in inner.nodes:
-        first = new.outputs[0].name
-        short = new.op.lower() if first in results else first.rpartition("/")[2].partition("__")[0]
+        first = new.outputs[0]
+        short = first.name.removeprefix(f"{name}/").partition("__")[0]
+        short = new.op.lower() if id(first) in ends else short.replace("/", "_")
         new.name = _unique(f"{name}/{short}", taken_names)
     graph.nodes[place : place + 1] = inner.nodes
 
@@ -231,7 +257,7 @@ TO_19 = _pass(
     19,
     frozenset({"CenterCropPad"}),
     (RTX, FROM_10),
-    "can't build Attention in float32, nor read AffineGrid and CenterCropPad",
-    "tensorrt-rtx 1.7.1: Attention-23 in float32 stops the builder, AffineGrid-20 and "
-    "CenterCropPad-18 are not parsed (cases)",
+    "can't build Attention, nor read Attention with several outputs and CenterCropPad",
+    "tensorrt-rtx 1.7.1: Attention-23 and -24 stop the builder ('composite_op->is_decomposable()'),"
+    " or the parser with a softcap or several outputs; CenterCropPad-18 is not parsed (cases)",
 )

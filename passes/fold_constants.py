@@ -25,7 +25,8 @@ def run(graph: gs.Graph) -> PassResult:
     """Folds and drops; refuses nothing. If with a constant condition is `fold_if`'s business."""
     before = {id(node): (label(node), node.op) for _, node in walk(graph)}
     kept = {id(node): node for _, node in walk(graph)}  # ids stay taken
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):  # what it can't evaluate it leaves, and says so
+    severity, G_LOGGER.severity = G_LOGGER.severity, G_LOGGER.CRITICAL
+    try:  # what it can't evaluate it leaves alone, and prints warnings
         graph.fold_constants(
             size_threshold=_LIMIT,
             flatten_subgraphs=False,
@@ -33,6 +34,8 @@ def run(graph: gs.Graph) -> PassResult:
             recurse_functions=False,
             should_exclude_node=lambda node: node.op in _KEPT or bool(node.domain),
         )
+    finally:
+        G_LOGGER.severity = severity
     graph.cleanup(remove_unused_node_outputs=False, remove_unused_graph_inputs=False)
     after = {id(node) for _, node in walk(graph)}
     gone = [names for key, names in before.items() if key not in after]

@@ -159,7 +159,8 @@ def _rename(root: gs.Graph, branch: gs.Graph, prefix: str) -> None:
     ]
     nodes_taken = {node.name for node in outside}
     taken = {t.name for node in outside for t in (*node.inputs, *node.outputs)}
-    taken |= {t.name for t in (*root.inputs, *root.outputs)}
+    for graph in (root, *root.subgraphs(recursive=True)):
+        taken |= {t.name for t in (*graph.inputs, *graph.outputs)}
     constants: dict[int, gs.Constant] = {}
     for node in branch.nodes:
         if node.name in nodes_taken:
@@ -174,7 +175,10 @@ def _rename(root: gs.Graph, branch: gs.Graph, prefix: str) -> None:
                 if new is not None:
                     constants[id(tensor)] = new
                     node.inputs[n] = new
-        graph.outputs[:] = [constants.get(id(output), output) for output in graph.outputs]
+        graph.outputs[:] = [
+            constants.get(id(output)) or _own_constant(output, own, prefix) or output
+            for output in graph.outputs
+        ]
 
 
 def _own_constant(tensor: gs.Tensor, own: set[int], prefix: str) -> gs.Constant | None:

@@ -247,6 +247,6 @@ PASS = Pass(
         "https://github.com/NVIDIA/TensorRT/issues/2781",
         "https://github.com/NVIDIA/TensorRT/issues/3692",
         "https://github.com/NVIDIA/TensorRT/issues/4493",
-        "tests/passes/test_fuse_layer_norm.py shows the overflow in ONNX Runtime",
+        "tests/passes/test_fuse_layer_norm.py shows the overflow in ONNX's reference evaluator",
     ),
 )

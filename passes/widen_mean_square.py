@@ -160,6 +160,6 @@ PASS = Pass(
     evidence=(
         "https://github.com/pytorch/TensorRT/issues/4061",
         "https://github.com/NVIDIA/TensorRT/issues/3692",
-        "tests/passes/test_widen_mean_square.py shows the overflow in ONNX Runtime",
+        "tests/passes/test_widen_mean_square.py shows the overflow in ONNX's reference evaluator",
     ),
 )

@@ -178,7 +178,7 @@ def find(graph: Graph, said: Said) -> Found:
         )
         reason = _MYELIN_WHY.search(said.text)
         if node is not None and reason:
-            return Found((node,), flat(reason["why"]))
+            return Found((node,), _cleaned(reason["why"]))
     for match in _BEFORE_COLON.finditer(said.text):
         node = graph.node(match["name"])
         if node is not None:

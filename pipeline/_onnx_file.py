@@ -80,7 +80,51 @@ def save_model(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
             size_threshold=_OUTSIDE_FROM,
         )
     else:
-        onnx.save_model(model, path)
+        _write(model, path)
+
+
+def _write(model: onnx.ModelProto, path: Path) -> None:
+    """Writes a model as one file, tensor by tensor.
+
+    SerializeToString needs twice the model's size on top of the model; this needs twice the
+    largest tensor's. Source: https://protobuf.dev/programming-guides/encoding
+    """
+    light, heavy = onnx.ModelProto(), []
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            light.MergeFrom(onnx.ModelProto(**{field.name: value}))
+    graph = onnx.GraphProto()
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            graph.MergeFrom(onnx.GraphProto(**{field.name: value}))
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) < _HEAVY:
+            graph.initializer.append(tensor)
+        else:
+            heavy.append(tensor)
+    small = graph.SerializeToString()
+    fields = onnx.GraphProto.DESCRIPTOR.fields_by_name
+    heads = [_head(fields["initializer"].number, tensor.ByteSize()) for tensor in heavy]
+    size = len(small) + sum(len(h) + t.ByteSize() for h, t in zip(heads, heavy, strict=True))
+    with path.open("wb") as file:
+        file.write(light.SerializeToString())
+        file.write(_head(onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number, size))
+        file.write(small)
+        for head, tensor in zip(heads, heavy, strict=True):
+            file.write(head)
+            file.write(tensor.SerializeToString())
+
+
+def _head(number: int, size: int) -> bytes:
+    """Tag and length of an embedded message, as varints."""
+    data = bytearray()
+    for value in (number << 3 | 2, size):
+        rest = value
+        while rest > 0x7F:
+            data.append(rest & 0x7F | 0x80)
+            rest >>= 7
+        data.append(rest)
+    return bytes(data)
 
 
 def weight_bytes(model: onnx.ModelProto) -> int:

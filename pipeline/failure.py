@@ -64,14 +64,16 @@ def _facts(
     """What there is to say of the node; only what holds for all where several may be meant."""
     known = {name for profile in profiles for name in profile.ranges}
     ops = {node.op_type for node in found.nodes}
-    op = ops.pop() if found.sure or len(ops) == 1 else ""
-    if not found.sure and len(found.nodes) != 1:
-        return {"to mend it": declared_advice(op, said.text, bool(said.died), lambda _: set())}
+    died = bool(said.died)
+    if not found.nodes or (not found.sure and len(ops) > 1):
+        return {"to mend it": declared_advice("", said.text, died, lambda _: set())}
     node = found.nodes[0]
     dims = graph.dims(node)
     advice = _pass_advice(graph.path, target, node) or declared_advice(
-        node.op_type, said.text, bool(said.died), lambda axis: graph.dims(node, axis) & known
+        node.op_type, said.text, died, lambda axis: graph.dims(node, axis) & known
     )
+    if not found.sure and len(found.nodes) > 1:
+        return {"to mend it": advice}
     return {
         "node": _who(node),
         "op": node.op_type,
@@ -160,7 +162,7 @@ def _pass_advice(model: Path, target: Target, node: onnx.NodeProto) -> str:
         return ""
     for record in records:
         if record.name in mending and any(c.node in aliases for c in record.rewritten):
-            return f"pass {record.name} rewrites this node, and has not run on this graph"
+            return f"pass {record.name} rewrites such a node, and has not run on this graph"
         for change in record.refused:
             if change.node in aliases:
                 return f"pass {record.name} can't mend it: {change.detail}"

@@ -32,7 +32,7 @@ from pipeline.target import Target, installed_version
 EXPORT, REWRITE, BUILD, COMPARE = STAGES = ("export", "rewrite", "build", "compare")
 _PACKAGES = {
     "export": ("torch", "onnx", "onnxscript", "onnx-ir"),
-    "rewrite": ("onnx", "onnx-graphsurgeon"),
+    "rewrite": ("onnx", "onnx-graphsurgeon", "onnx-ir", "onnxruntime"),
     "build": ("polygraphy",),
     "compare": ("torch", "onnxruntime", "polygraphy", "numpy"),
 }

@@ -252,6 +252,21 @@ def test_large_models_are_checked_without_their_weights(model, tmp_path, monkeyp
     assert "weight" in {t.name for t in after.graph.initializer}
 
 
+def test_a_file_written_tensor_by_tensor_is_the_same_model(model, tmp_path) -> None:
+    model = _with_weight(model)
+    rng = np.random.default_rng(0)
+    large = rng.normal(size=(300, 200)).astype(np.float32)
+    model.graph.initializer.insert(0, onnx.numpy_helper.from_array(large, "large"))
+    _onnx_file.save_model(model, tmp_path / "out.onnx", external=False)
+    after = onnx.load(tmp_path / "out.onnx")
+    assert [t.name for t in after.graph.initializer][-1] == "large"  # large ones come last
+    by_name = {t.name: t for t in after.graph.initializer}
+    assert by_name == {t.name: t for t in model.graph.initializer}
+    for part in (after, model):
+        del part.graph.initializer[:]
+    assert after == model
+
+
 FUNCTION = """<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
 g (float[n,3] x) => (int64[1] y) { y = local.last (x) }
 <domain: "local", opset_import: ["" : 17]> last (x) => (y) { y = Shape<start=1>(x) }"""

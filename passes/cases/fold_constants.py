@@ -45,7 +45,7 @@ CASES: tuple[Case, ...] = (
         "in a branch of If",
         "positive",
         "(float[n,3,m] x, bool c) => (float[n,3,m] y) { y = If(c) <then_branch = t () => "
-        "(float[n,3,m] p) { a = Constant<value_float=2.0>() q = Exp(a) p = Mul(x, q) }, "
+        "(float[n,3,m] p) { a = Constant<value = float {2.0}>() q = Exp(a) p = Mul(x, q) }, "
         "else_branch = e () => (float[n,3,m] r) { r = Relu(x) }> }",
         tuple({**shapes, "c": ()} for shapes in _X),
     ),

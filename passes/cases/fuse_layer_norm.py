@@ -32,6 +32,9 @@ def _norm(name: str, kind: Kind = "positive", dtype: str = "float", **more: Any)
     tail = more.pop("tail", _TAIL)
     means = more.pop("means", _means(opset))
     extra = more.pop("extra", "")
+    if kind == "positive" and dtype == "float16":
+        # it builds on TensorRT-RTX; that the squares overflow takes a GPU to see
+        more["fails"] = {"rtx-1.7": "none"}
     text = (
         f"({dtype}[n,s,4] x) => ({dtype}[n,s,4] y) <int64[1] last = {{-1}},"
         f"{dtype}[4] a = {{{a}}}, {dtype}[4] b = {{{b}}}, {dtype} two = {{{two}}},"

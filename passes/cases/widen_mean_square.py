@@ -20,6 +20,9 @@ def _case(name: str, body: str, kind: Kind = "positive", dims: str = "n,s,4", **
     out = more.pop("out", dims)
     extra = more.pop("extra", ", int64[1] last = {-1}")
     text = f"({dtype}[{dims}] x) => ({dtype}[{out}] y) {_CONSTANTS}{extra}> {{ {body} }}"
+    if kind == "positive":
+        # it builds on TensorRT-RTX; that the squares overflow takes a GPU to see
+        more["fails"] = {"rtx-1.7": "none"}
     return Case("widen_mean_square", name, kind, text, more.pop("shapes", _SHAPES), **more)
 
 

@@ -1,18 +1,20 @@
 """Folding what is constant in a function body that was expanded for one node.
 
 The bodies in the standard are written for every rank and type: they compute axes, ranks and
-head sizes that are plain numbers once the node's input shapes are known, and choose branches by
-them. TensorRT wants such things constant.
+head sizes that are plain numbers once the node's input shapes are known. TensorRT wants
+such things constant.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx.reference import ReferenceEvaluator
 
-from pipeline.passes._base import Refused, values_of
+from pipeline.passes._base import values_of
 from pipeline.passes.lowering._site import numbers
 
 _LARGEST = 4096
@@ -20,27 +22,21 @@ _NATIVE = "biuf"
 
 
 def fold(graph: gs.Graph) -> None:
-    """Replaces what follows from constants and static sizes by constants, takes the branches of
-    If that are chosen by them, and removes Identity and what is not used any more.
+    """Replaces what follows from constants and static sizes by constants, and removes
+    Identity and what is not used any more.
 
     Args:
         graph: a whole graph of its own, in topological order, with inferred types and shapes.
-
-    Raises:
-        Refused: an If depends on values of the inputs.
     """
-    todo, done = list(graph.nodes), []
+    done = []
     kept = {id(output) for output in graph.outputs}
-    while todo:
-        node = todo.pop(0)
+    for node in graph.nodes:
         output = node.outputs[0]
         values = _value(node, graph.opset)
         if values is not None and id(output) not in kept:
             _redirect(output, gs.Constant(output.name, values))
         elif node.op == "Identity" and id(output) not in kept:
             _redirect(output, node.inputs[0])
-        elif node.op == "If":
-            todo = [*_branch(node), *todo]
         else:
             done.append(node)
     graph.nodes[:] = done
@@ -53,12 +49,14 @@ def _value(node: gs.Node, opset: int) -> np.ndarray | None:
     if node.op == "CastLike":
         to = type_number(node.inputs[1])
         if to is not None:
-            node.op, node.attrs["to"] = "Cast", to
+            node.op = "Cast"
+            node.attrs["to"] = to
             del node.inputs[1]
-    if len(node.outputs) != 1 or node.op == "If":
+    if len(node.outputs) != 1:
         return None
     if node.op == "Constant":
-        return values_of(output)
+        values = values_of(output)
+        return values if values is not None and values.dtype.kind in _NATIVE else None
     if node.op == "Size" and node.inputs[0].shape is not None:
         sizes = node.inputs[0].shape
         if all(isinstance(size, (int, np.integer)) for size in sizes):
@@ -84,7 +82,8 @@ def _value(node: gs.Node, opset: int) -> np.ndarray | None:
         onnx.helper.make_graph([proto], "one", shown, [result]),
         opset_imports=[onnx.helper.make_opsetid("", opset)],
     )
-    value = np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+    results: Any = ReferenceEvaluator(model).run(None, feeds)
+    value = np.asarray(results[0])
     return value if value.size <= _LARGEST and value.dtype.kind in _NATIVE else None
 
 
@@ -96,26 +95,9 @@ def type_number(tensor: gs.Tensor) -> int | None:
 
 
 def _redirect(old: gs.Tensor, new: gs.Tensor) -> None:
-    """Every reader of `old` reads `new`, those in branches of If included."""
+    """Every reader of `old` reads `new`."""
     for reader in list(old.outputs):
         for n, given in enumerate(reader.inputs):
             if given is old:
                 reader.inputs[n] = new
     old.inputs.clear()
-
-
-def _branch(node: gs.Node) -> list[gs.Node]:
-    """The nodes of the branch that is taken, its results in the place of the If's outputs."""
-    condition = values_of(node.inputs[0])
-    if condition is None:
-        raise Refused("its function body has an If whose condition is computed from values")
-    taken = "then_branch" if condition.item() else "else_branch"
-    branch: gs.Graph = node.attrs[taken]
-    nodes = list(branch.nodes)
-    for mine, result in zip(list(node.outputs), branch.outputs, strict=True):
-        made = gs.Node("Identity", f"{node.name}/{mine.name}", {}, [result])
-        nodes.append(made)
-        mine.inputs.clear()
-        made.outputs = [mine]
-    node.inputs.clear()
-    return nodes

@@ -2,9 +2,12 @@
 
 torch's exporter writes ``a // b`` of two sizes as ONNX's integer Div, which truncates: at w = 9
 ``-(-w // 8) * 8`` gives 8 in place of 16. ONNX's Mod has the sign of the divisor as in Python, but
-TensorRT's has not. So here no operand is ever negative: for b > 0
+TensorRT-RTX's builder takes the result for one that may be negative: RAFT-small that pads itself
+fails with ``Resize shape dims should be non-negative``. So no operand here is ever negative: for
+b > 0
 
-    floor(a / b) = max(a, 0) div b - (max(-a, 0) + b - 1) div b,    a mod b = a - floor(a / b) * b
+    floor(a / b) = max(a, 0) div b - (max(-a, 0) + b - 1) div b
+    a mod b = (max(a, 0) + b - max(-a, 0) mod b) mod b
 
 and just Div and Mod where torch knows that a can't be negative.
 
@@ -49,20 +52,24 @@ def mod(a: Any, b: Any) -> Any:
     if _least(b) <= 0:
         raise ExportError("% by a size that is not known to be positive")
     a, b, low = _scalar(a), _scalar(b), _least(a)
-    return op.Mod(a, b) if low >= 0 else op.Sub(a, op.Mul(_floor(a, b), b))
+    return op.Mod(a, b) if low >= 0 else _mod(a, b, op.Constant(value_int=0))
 
 
 def remainder(x: Value, other: float) -> Value:
     """``remainder.Scalar`` of an integer tensor; of any other the exporter's own."""
     if x.dtype not in _INTEGERS or not isinstance(other, int) or other <= 0:
         return core.aten_remainder_scalar(x, other)
-    zero, one, divisor = (op.CastLike(op.Constant(value_int=n), x) for n in (0, 1, other))
-    return op.Sub(x, op.Mul(_floor(x, divisor, zero, one), divisor))
+    zero, divisor = (op.CastLike(op.Constant(value_int=n), x) for n in (0, other))
+    return _mod(x, divisor, zero)
 
 
-def _floor(a: Value, b: Value, zero: Any = None, one: Any = None) -> Value:
-    zero = op.Constant(value_int=0) if zero is None else zero
-    one = op.Constant(value_int=1) if one is None else one
+def _mod(a: Value, b: Value, zero: Value) -> Value:
+    below = op.Mod(op.Max(op.Neg(a), zero), b)
+    return op.Mod(op.Add(op.Max(a, zero), op.Sub(b, below)), b)
+
+
+def _floor(a: Value, b: Value) -> Value:
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
     above = op.Div(op.Max(a, zero), b)
     below = op.Div(op.Sub(op.Add(op.Max(op.Neg(a), zero), b), one), b)
     return op.Sub(above, below)

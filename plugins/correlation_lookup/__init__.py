@@ -1,8 +1,8 @@
 """RAFT's correlation lookup on demand: feature maps and coordinates in, windows out, no volume.
 
-`torch_op` is the op in torch and its way into ONNX, `function` its body in standard ONNX,
-`trt_plugin` the TensorRT plugin, `cuda` and kernel.cu what the plugin runs. docs/plugins.md has
-the numbers.
+`torch_op` is the op in torch, `translation` its way into ONNX, `function` its body in standard
+ONNX, `trt_plugin` the TensorRT plugin, `cuda` and kernel.cu what the plugin runs. docs/plugins.md
+has the numbers.
 """
 
 from pipeline.passes._base import FROM_10, RTX

@@ -18,7 +18,7 @@ from pipeline.plugins.correlation_lookup.function import LEVELS
 
 SOURCE = Path(__file__).parent / "kernel.cu"
 _QUERIES = 8  # as in kernel.cu
-_THREADS = _QUERIES * 32
+THREADS = _QUERIES * 32
 _SHARED = 44 << 10  # bytes of dynamic shared memory; what the kernel itself takes is below 4 KiB
 MAX_CHANNELS = _SHARED // (_QUERIES * 4)
 _GET = "pip install cuda-bindings nvidia-cuda-nvrtc"
@@ -111,7 +111,7 @@ def launch(radius: int, half: bool, sizes: Sizes, pointers: Sequence[int], strea
     _checked(
         driver,
         driver.cuLaunchKernel(
-            function, *sizes.grid, _THREADS, 1, 1, sizes.shared_bytes, stream, (values, types), 0
+            function, *sizes.grid, THREADS, 1, 1, sizes.shared_bytes, stream, (values, types), 0
         ),
     )
 

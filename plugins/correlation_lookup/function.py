@@ -18,8 +18,7 @@ LEVELS = 4  # as many as RAFT has; the number of inputs of an ONNX function is f
 
 
 # Slices, Gathers with a scalar index and shapes from Concat only: what TensorRT from 8.6 reads
-# right in a Loop. An index outside of the map is 0 and masked afterwards, so that coordinates of
-# any size, NaN included, never read beyond the map.
+# right in a Loop. What is not inside of the map, NaN included, is read at 0 and masked afterwards.
 _BEFORE = """
   one = Constant <value = int64 {1}> ()
   zero = Constant <value = int64 {0}> ()
@@ -93,16 +92,16 @@ _ROW_LEVEL = """
   y_c_N = Unsqueeze (y_w_N, axis_2)
   xs_N = Add (x_c_N, steps)
   ys_N = Add (y_c_N, steps)
-  x_left_N = Less (xs_N, zero_f)
-  x_right_N = Greater (xs_N, right_N)
-  x_out_N = Or (x_left_N, x_right_N)
-  y_above_N = Less (ys_N, zero_f)
-  y_below_N = Greater (ys_N, bottom_N)
-  y_out_N = Or (y_above_N, y_below_N)
-  x_in_N = Where (x_out_N, zero_f, xs_N)
-  y_in_N = Where (y_out_N, zero_f, ys_N)
-  column_N = Cast <to = 7> (x_in_N)
-  line_N = Cast <to = 7> (y_in_N)
+  x_from_N = GreaterOrEqual (xs_N, zero_f)
+  x_to_N = LessOrEqual (xs_N, right_N)
+  x_in_N = And (x_from_N, x_to_N)
+  y_from_N = GreaterOrEqual (ys_N, zero_f)
+  y_to_N = LessOrEqual (ys_N, bottom_N)
+  y_in_N = And (y_from_N, y_to_N)
+  x_safe_N = Where (x_in_N, xs_N, zero_f)
+  y_safe_N = Where (y_in_N, ys_N, zero_f)
+  column_N = Cast <to = 7> (x_safe_N)
+  line_N = Cast <to = 7> (y_safe_N)
   offset_N = Mul (line_N, width_N)
   column_u_N = Unsqueeze (column_N, axis_3)
   offset_u_N = Unsqueeze (offset_N, axis_2)
@@ -114,10 +113,10 @@ _ROW_LEVEL = """
   product_N = MatMul (near_N, row_c)
   scaled_N = Div (product_N, root)
   window_N = Reshape (scaled_N, window_shape)
-  x_out_u_N = Unsqueeze (x_out_N, axis_3)
-  y_out_u_N = Unsqueeze (y_out_N, axis_2)
-  out_N = Or (x_out_u_N, y_out_u_N)
-  dots_N = Where (out_N, zero_f, window_N)
+  x_in_u_N = Unsqueeze (x_in_N, axis_3)
+  y_in_u_N = Unsqueeze (y_in_N, axis_2)
+  inside_N = And (x_in_u_N, y_in_u_N)
+  dots_N = Where (inside_N, window_N, zero_f)
   dots_left_N = Slice (dots_N, axis_0, last, axis_2)
   dots_right_N = Slice (dots_N, axis_1, most, axis_2)
   x_slope_N = Sub (dots_right_N, dots_left_N)

@@ -1,4 +1,4 @@
-"""The correlation lookup in torch: the op, its translation to ONNX, and RAFT's block made of it.
+"""The correlation lookup in torch: the op, and RAFT's correlation block made of it.
 
 RAFT (https://arxiv.org/abs/2003.12039) correlates every pixel of one feature map with every pixel
 of the other and looks windows up in that volume: (H * W) ** 2 floats, 67 GB for the first level
@@ -9,15 +9,14 @@ of products with it; so the pyramid is one of feature maps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pipeline.plugins._base import DOMAIN
-from pipeline.plugins.correlation_lookup.function import LEVELS, NAME, schema
+from pipeline.plugins.correlation_lookup.function import LEVELS
 
 _CHUNK = 1 << 24  # elements of the second feature map that are gathered at a time
 
@@ -125,21 +124,3 @@ class OnDemandCorrelation(torch.nn.Module):
             self._features, self._levels, centroids_coords, self.radius
         )
         return windows
-
-
-def translations() -> dict[Any, Callable[..., Any]]:
-    """torch.onnx.export's `custom_translation_table`: the op becomes a node of `DOMAIN`.
-
-    ONNX Runtime then needs the function of `function.py` in the model, and `DOMAIN` among its
-    opset imports.
-    """
-    from onnxscript.values import Op, Opset
-
-    node = Op(Opset(DOMAIN, 1), NAME, schema())
-
-    def translate(features: Any, levels: Sequence[Any], coordinates: Any, radius: int) -> Any:
-        if len(levels) != LEVELS:
-            raise ValueError(f"{NAME} has {LEVELS} levels in ONNX, not {len(levels)}")
-        return node(features, *levels, coordinates, radius=radius)
-
-    return {torch.ops.trt_pipeline.correlation_lookup.default: translate}

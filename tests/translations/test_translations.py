@@ -1,4 +1,4 @@
-"""Faults that are born at torch.onnx.export: each shown first, then mended, at sizes that differ."""
+"""Faults that are born at torch.onnx.export: each shown first, then mended, at many sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.translations._sizes import exact_fraction, products
 from pipeline.translations.resize import _plain
 
 aten = torch.ops.aten
-SIZES = [(h, w) for h, w in zip((*range(9, 40, 5), 90, 180), (*range(30, 7, -3), 77, 167)[:9])]
+SIZES = [(9, 30), (14, 27), (19, 24), (24, 21), (29, 18), (34, 15), (39, 9), (90, 77), (180, 167)]
 EXAMPLE = (19, 23)
 
 
@@ -96,7 +96,7 @@ def masked_attention(x):
 
 
 def shifted(x):
-    change = x.shape[3] - 20
+    change = x.shape[3] - 14
     return functional.pad(x, (change // 2, change - change // 2))
 
 
@@ -266,10 +266,7 @@ def test_every_translation_is_tried() -> None:
 def test_an_op_that_goes_another_way_is_noticed(tmp_path, monkeypatch) -> None:
     """torch 2.14 may take another overload: then nothing may fall back in silence."""
 
-    def blind(function, target, called):
-        return function
-
-    monkeypatch.setattr(exporter, "_noting", blind)
+    monkeypatch.setattr(exporter, "_noting", lambda function, *_: function)
     with pytest.raises(ExportError, match=r"aten.adaptive_avg_pool2d.default at .*did not reach"):
         ours(CASES["area"][0], tmp_path / "m.onnx")
 

@@ -1,0 +1,211 @@
+"""``DeformConv`` (torchvision's deform_conv2d) becomes GridSample and MatMul.
+
+TensorRT has no DeformConv: RTX 1.7's parser looks for a plugin and finds none. Every output
+pixel takes kernel height x kernel width samples of the image at its own places, bilinear, zeros
+outside: that is one GridSample over all of them; mask, kernel and bias are applied to the
+samples as to the columns of an unfolded convolution. The samples take
+(kernel height x kernel width) times the memory of the image at the output's size, in float32.
+
+The places are normalised for align_corners=0, which unlike align_corners=1 also holds for an
+image that is one pixel high or wide. From opset 20 the mode is called ``linear``, which TensorRT
+reads as nearest (NVIDIA/TensorRT#4646): the pass that lowers GridSample-20 has to follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    EVERY,
+    Change,
+    Pass,
+    PassResult,
+    Refused,
+    is_op,
+    label,
+    walk,
+)
+from pipeline.passes._chain import Chain
+from pipeline.passes._dims import (
+    is_half,
+    join,
+    rank_of,
+    size_of,
+    static_size,
+    unsqueeze,
+    widen,
+    work_dtype,
+)
+from pipeline.passes._values import Value
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Channels and kernel, which are static, and the attributes.
+
+    Args:
+        offset_groups: each takes an equal share of the input channels.
+    """
+
+    outputs: int
+    group_inputs: int
+    kernel: tuple[int, int]
+    groups: int
+    offset_groups: int
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pads: tuple[int, int]
+
+    @property
+    def places(self) -> int:
+        return self.kernel[0] * self.kernel[1]
+
+    @property
+    def inputs(self) -> int:
+        return self.group_inputs * self.groups
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites 2-D DeformConv: X ``(N, C, H, W)``, W ``(oC, C / group, kH, kW)``, offset
+    ``(N, offset_group * kH * kW * 2, oH, oW)``, B ``(oC,)`` or none, mask or none.
+
+    N, H, W, oH and oW may be dynamic, weights computed; computed in float32 and cast back from
+    half precision. Refused: other ranks, an unknown rank or dtype, other dtypes, a weight whose
+    shape is not static.
+    """
+    rewritten, refused = [], []
+    for inner, node in walk(graph):
+        if not is_op(node, "DeformConv"):
+            continue
+        name = label(node)
+        try:
+            detail = _rewrite(Chain(inner, node))
+        except Refused as reason:
+            refused.append(Change(name, "DeformConv", str(reason)))
+        else:
+            rewritten.append(Change(name, "DeformConv", detail))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _rewrite(chain: Chain) -> str:
+    data, weight, offset = chain.node.inputs[:3]
+    bias, mask = _optional(chain.node, 3), _optional(chain.node, 4)
+    if rank_of(data) != 4 or rank_of(weight) != 4:
+        raise Refused(f"{data.name} has {len(data.shape)} axes; only 4, a batch of images, can be")
+    dtype = work_dtype(data, (np.float32,))
+    shape = _shape(chain.node, weight)
+    high, wide = size_of(chain, offset, 2), size_of(chain, offset, 3)
+    image = widen(chain, data, dtype)
+    if shape.offset_groups > 1:
+        channels = shape.inputs // shape.offset_groups
+        sizes = join(chain, -1, channels, size_of(chain, data, 2), size_of(chain, data, 3))
+        image = chain.op("Reshape", image, sizes, short="groups", dtype=dtype)
+    grid = _grid(chain, shape, widen(chain, offset, dtype), (high, wide))
+    mode = "linear" if chain.graph.opset >= 20 else "bilinear"
+    # (N * offset groups, channels of one, places * oH, oW)
+    samples = chain.op(
+        "GridSample", image, grid, dtype=dtype,
+        mode=mode, padding_mode="zeros", align_corners=0,
+    )  # fmt: skip
+    if mask is not None:
+        rows = join(chain, -1, 1, high * shape.places, wide)
+        factors = chain.op("Reshape", widen(chain, mask, dtype), rows, short="mask", dtype=dtype)
+        samples = chain.op("Mul", samples, factors, dtype=dtype)
+    per_group = shape.group_inputs * shape.places
+    columns = chain.op(
+        "Reshape", samples, join(chain, -1, shape.groups, per_group, high * wide), dtype=dtype
+    )
+    kernel = chain.op(
+        "Reshape", widen(chain, weight, dtype),
+        np.array([shape.groups, shape.outputs // shape.groups, per_group]),
+        short="kernel", dtype=dtype,
+    )  # fmt: skip
+    result = chain.op("MatMul", kernel, columns, dtype=dtype)
+    result = chain.op("Reshape", result, join(chain, -1, shape.outputs, high, wide), dtype=dtype)
+    if bias is not None:
+        column = chain.op(
+            "Reshape", widen(chain, bias, dtype), np.array([-1, 1, 1]), short="bias", dtype=dtype
+        )
+        result = chain.op("Add", result, column, dtype=dtype)
+    if is_half(data.dtype):
+        result = chain.cast(result, data.dtype, short="narrowed")
+    chain.finish(result)
+    return f"GridSample at {shape.places} places a pixel, MatMul with the kernel"
+
+
+def _optional(node: gs.Node, place: int) -> gs.Tensor | None:
+    given = node.inputs[place] if len(node.inputs) > place else None
+    return given if given is not None and given.name else None
+
+
+def _shape(node: gs.Node, weight: gs.Tensor) -> _Shape:
+    outputs, group_inputs, *kernel = (
+        static_size(weight, axis, f"axis {axis}") for axis in range(4)
+    )
+    return _Shape(
+        outputs,
+        group_inputs,
+        (kernel[0], kernel[1]),
+        int(node.attrs.get("group", 1)),
+        int(node.attrs.get("offset_group", 1)),
+        _pair(node, "strides", 1),
+        _pair(node, "dilations", 1),
+        # the pads at the end only decide how large the output is, and the offsets say that
+        _pair(node, "pads", 0),
+    )
+
+
+def _pair(node: gs.Node, attribute: str, default: int) -> tuple[int, int]:
+    first, second = (int(n) for n in node.attrs.get(attribute, [default] * 2)[:2])
+    return first, second
+
+
+def _grid(chain: Chain, shape: _Shape, offset: gs.Tensor, output: tuple[Value, Value]) -> gs.Tensor:
+    """Where to sample, normalised: ``(N * offset groups, places * oH, oW, 2)``, x before y."""
+    high, wide = output
+    data = chain.node.inputs[0]
+    sizes = join(chain, -1, shape.places, 2, high, wide)
+    offset = chain.op("Reshape", offset, sizes, short="offsets", dtype=offset.dtype)
+    steps = np.indices(shape.kernel).reshape(2, -1)
+    rows = join(chain, -1, high * shape.places, wide, 1)
+    found = []
+    for axis in (1, 0):
+        start = (steps[axis] * shape.dilations[axis] - shape.pads[axis]).astype(np.float32)
+        base = output[axis].upto().cast(np.float32) * float(shape.strides[axis])
+        base = base.reshape(*((-1, 1) if axis == 0 else (1, -1)))
+        places = Value(chain, start.reshape(-1, 1, 1)) + base
+        moves = chain.op(
+            "Gather", offset, np.array([axis]), short="offset", dtype=offset.dtype, axis=2
+        )
+        # (N * offset groups, places, 1, oH, oW) in pixels
+        there = chain.op("Add", moves, _with_axis(chain, places), dtype=offset.dtype)
+        size = size_of(chain, data, 2 + axis).cast(np.float32)
+        doubled = chain.op("Mul", there, np.array([2], np.float32), dtype=offset.dtype)
+        centred = chain.op("Add", doubled, np.array([1], np.float32), dtype=offset.dtype)
+        scaled = chain.op("Div", centred, size.data, dtype=offset.dtype)
+        normal = chain.op("Sub", scaled, np.array([1], np.float32), dtype=offset.dtype)
+        found.append(chain.op("Reshape", normal, rows, dtype=offset.dtype))
+    return chain.op("Concat", *found, short="grid", dtype=offset.dtype, axis=3)
+
+
+def _with_axis(chain: Chain, places: Value) -> gs.Tensor | np.ndarray:
+    """(places, oH or 1, oW or 1) as (places, 1, oH or 1, oW or 1)."""
+    if places.known is not None:
+        return places.known[:, None]
+    return unsqueeze(chain, places.data, 1)
+
+
+PASS = Pass(
+    name="expand_deform_conv",
+    run=run,
+    targets=EVERY,
+    summary="DeformConv -> GridSample (bilinear, zeros outside), MatMul",
+    fault="no such op: the parser refuses it ('Plugin not found')",
+    evidence=(
+        "cases: rtx-1.7 does not parse it",
+        "an op of opset 19, where TensorRT 8.6's documentation ends at 17",
+    ),
+)

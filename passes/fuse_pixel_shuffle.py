@@ -1,0 +1,240 @@
+"""Pixel shuffle and unshuffle spelled as Reshape, Transpose, Reshape become one op.
+
+``view(n, c, r, r, h, w).permute(0, 1, 4, 2, 5, 3).view(n, c, h * r, w * r)`` and its relatives
+are a DepthToSpace (CRD, or DCR where the blocks come first) or a SpaceToDepth. torch's exporters
+write nn.PixelShuffle as DepthToSpace, but nn.PixelUnshuffle and everything written by hand as
+reshapes, whose dynamic sizes TensorRT has to follow through Shape, Div, Mul and Concat
+(pytorch/TensorRT#1568).
+
+The sizes are followed symbolically from the tensor that goes in; the rewrite is made only where
+they prove the meaning for every size. A size ``h // r`` counts as ``h / r``: reshapes keep the
+number of elements, and no factor is larger than in the full product, so each must be equal.
+SpaceToDepth puts the blocks before the channels; torch's order is then restored by a Gather over
+the channels, whose number must be known.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import sympy
+
+from pipeline.passes._base import (
+    BELOW_10,
+    Change,
+    Pass,
+    PassResult,
+    drop_unused,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+from pipeline.passes._chain import Chain
+from pipeline.passes._sizes import dims_of, elements_of
+
+Dims = list[sympy.Expr]
+_VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
+_SHUFFLES: dict[tuple[int, ...], str] = {(0, 1, 4, 2, 5, 3): "CRD", (0, 3, 4, 1, 5, 2): "DCR"}
+_UNSHUFFLES: dict[tuple[int, ...], str] = {(0, 1, 3, 5, 2, 4): "CRD", (0, 3, 5, 1, 2, 4): "DCR"}
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites every such chain on float data of rank 4 (opset 11 and later); refuses none.
+
+    Channel shuffles, window partitions, patch embeddings, chains whose sizes are not proven and
+    those whose sizes are all constant (``0`` and ``-1`` included) are left as they are.
+    """
+    rewritten = []
+    for inner, node in walk(graph):
+        if graph.opset >= 11 and is_op(node, "Transpose"):
+            change = _rewrite(graph, inner, node)
+            if change is not None:
+                rewritten.append(change)
+    return PassResult(tuple(rewritten))
+
+
+def _rewrite(root: gs.Graph, graph: gs.Graph, transpose: gs.Node) -> Change | None:
+    perm = tuple(int(axis) for axis in transpose.attrs.get("perm", ()))
+    if perm not in _SHUFFLES and perm not in _UNSHUFFLES:
+        return None
+    sizes = _Sizes()
+    above = _views_above(transpose)
+    data = above[0].inputs[0] if above else transpose.inputs[0]
+    split = dims = dims_of(data)
+    if dims is None or data.dtype not in (np.float32, np.float16):
+        return None
+    for view in above:
+        if dims is not None and len(dims) == 4:
+            split, data = dims, view.inputs[0]
+        dims = sizes.after(view, dims)
+    if split is None or len(split) != 4 or dims is None or len(dims) != 6:
+        return None
+    last, joined = _views_below(graph, transpose, [dims[axis] for axis in perm], sizes)
+    if joined is None or not any(_computed(view) for view in (*above, last)):
+        return None
+    block = _block(perm, split, dims, joined)
+    if block is None:
+        return None
+    return _replace(root, graph, last, data, perm, block, split[1])
+
+
+def _replace(
+    root: gs.Graph,
+    graph: gs.Graph,
+    last: gs.Node,
+    data: gs.Tensor,
+    perm: tuple[int, ...],
+    block: int,
+    channels: sympy.Expr,
+) -> Change | None:
+    name, op, dtype = label(last), last.op, last.outputs[0].dtype
+    sources = list(last.inputs)
+    c = Chain(graph, last)
+    if perm in _SHUFFLES:
+        mode = _SHUFFLES[perm]
+        c.op("DepthToSpace", data, dtype=dtype, blocksize=block, mode=mode)
+        detail = f"DepthToSpace {mode}, block {block}"
+    else:
+        made = c.op("SpaceToDepth", data, dtype=dtype, blocksize=block)
+        detail = f"SpaceToDepth, block {block}"
+        if _UNSHUFFLES[perm] == "CRD":
+            if not channels.is_Integer:
+                return None
+            order = np.arange(int(channels) * block * block).reshape(block * block, -1)
+            c.op("Gather", made, order.T.reshape(-1), dtype=dtype, axis=1)
+            detail += ", channels reordered"
+    c.finish()
+    dropped = sum(drop_unused(root, source) for source in sources)
+    return Change(name, op, f"{detail}; {dropped} nodes dropped")
+
+
+def _views_above(transpose: gs.Node) -> list[gs.Node]:
+    """The reshapes that lead to the Transpose, the first one first."""
+    found: list[gs.Node] = []
+    tensor = transpose.inputs[0]
+    while len(tensor.inputs) == 1 and any(is_op(tensor.inputs[0], op) for op in _VIEWS):
+        found.insert(0, tensor.inputs[0])
+        tensor = tensor.inputs[0].inputs[0]
+    return found
+
+
+def _views_below(
+    graph: gs.Graph, transpose: gs.Node, dims: Dims, sizes: _Sizes
+) -> tuple[gs.Node, Dims | None]:
+    """The last of the reshapes after the Transpose, and its dims where they are of rank 4.
+
+    One that comes after it and changes nothing (torch's PixelUnshuffle has it) belongs to it.
+    """
+    last, found = transpose, sizes.learn(transpose.outputs[0], dims)
+    while True:
+        readers = [reader for reader in last.outputs[0].outputs if not is_op(reader, "Shape")]
+        given_out = any(output is last.outputs[0] for output in graph.outputs)
+        if len(readers) != 1 or given_out or not _view_in(graph, readers[0]):
+            break
+        made = sizes.after(readers[0], found)
+        whole = found is not None and len(found) == 4
+        if made is None or (whole and not _all_same(made, found)):
+            break
+        last, found = readers[0], made
+    return last, found if found is not None and len(found) == 4 else None
+
+
+def _computed(view: gs.Node) -> bool:
+    return len(view.inputs) > 1 and values_of(view.inputs[1]) is None
+
+
+def _all_same(one: Dims, other: Dims | None) -> bool:
+    if other is None or len(one) != len(other):
+        return False
+    return all(sympy.simplify(a - b) == 0 for a, b in zip(one, other, strict=True))
+
+
+def _view_in(graph: gs.Graph, node: gs.Node) -> bool:
+    return any(other is node for other in graph.nodes) and any(is_op(node, op) for op in _VIEWS)
+
+
+def _block(perm: tuple[int, ...], before: Dims, split: Dims, after: Dims) -> int | None:
+    """The block size if the sizes prove that the chain is what its permutation looks like."""
+    n, c, h, w = before
+    mode = _SHUFFLES.get(perm) or _UNSHUFFLES[perm]
+    place = 3 if perm in _UNSHUFFLES else 2 if mode == "CRD" else 1
+    r = split[place]
+    if not (r.is_Integer and r > 1):
+        return None
+    if perm in _UNSHUFFLES:
+        expected = [n, c, h / r, r, w / r, r]
+        result = [n, c * r * r, h / r, w / r]
+    else:
+        rest = c / r**2
+        expected = [n, rest, r, r, h, w] if mode == "CRD" else [n, r, r, rest, h, w]
+        result = [n, rest, h * r, w * r]
+    pairs = [*zip(split, expected, strict=True), *zip(after, result, strict=True)]
+    return int(r) if all(_same(found, wanted) for found, wanted in pairs) else None
+
+
+def _same(found: sympy.Expr, wanted: sympy.Expr) -> bool:
+    """Equal, or rounded down from it (see the module's text)."""
+    return bool(found == sympy.floor(wanted) or sympy.simplify(found - wanted) == 0)
+
+
+class _Sizes:
+    """Dims along a chain of reshapes, in terms of the dims of the tensor that goes in."""
+
+    def __init__(self) -> None:
+        self.known: dict[sympy.Symbol, sympy.Expr] = {}
+
+    def learn(self, tensor: gs.Tensor, dims: Dims | None) -> Dims | None:
+        """Notes what the tensor's own names for its dims stand for."""
+        names = dims_of(tensor)
+        if names is not None and dims is not None and len(names) == len(dims):
+            for name, value in zip(names, dims, strict=True):
+                if name.is_Symbol and name not in value.free_symbols:
+                    self.known.setdefault(name, value)
+        return dims
+
+    def after(self, view: gs.Node, dims: Dims | None) -> Dims | None:
+        """The dims that a reshape makes of these; None where they can't be followed."""
+        if dims is None:
+            return None
+        if view.op == "Reshape":
+            return self.learn(view.outputs[0], self._reshaped(view, dims))
+        given = view.attrs.get("axes") if len(view.inputs) < 2 else values_of(view.inputs[1])
+        if given is None:
+            return None
+        axes = [int(axis) for axis in np.ravel(given)]
+        if view.op == "Squeeze":
+            drop = {axis % len(dims) for axis in axes}
+            dims = [size for axis, size in enumerate(dims) if axis not in drop]
+        else:
+            rank = len(dims) + len(axes)
+            rest = iter(dims)
+            ones = {axis % rank for axis in axes}
+            dims = [sympy.Integer(1) if axis in ones else next(rest) for axis in range(rank)]
+        return self.learn(view.outputs[0], dims)
+
+    def _reshaped(self, view: gs.Node, dims: Dims) -> Dims | None:
+        followed = elements_of(view.inputs[1])
+        if followed is None:
+            return None
+        sizes = [value.subs(self.known) for value in followed.values]
+        for axis, size in enumerate(sizes):
+            if size == 0:
+                if view.attrs.get("allowzero", 0) or axis >= len(dims):
+                    return None
+                sizes[axis] = dims[axis]
+        if sizes.count(sympy.Integer(-1)) == 1:
+            place = sizes.index(sympy.Integer(-1))
+            others = sympy.prod([size for axis, size in enumerate(sizes) if axis != place])
+            sizes[place] = sympy.cancel(sympy.prod(dims) / others)
+        return sizes
+
+
+PASS = Pass(
+    name="fuse_pixel_shuffle",
+    run=run,
+    targets=(BELOW_10,),
+    summary="Reshape, Transpose, Reshape that shuffle pixels -> DepthToSpace, SpaceToDepth",
+    fault="sizes computed for the reshapes, which it may fail to follow",
+    evidence=("https://github.com/pytorch/TensorRT/issues/1568",),
+)

@@ -1,0 +1,347 @@
+"""Nodes that a TensorRT can't take and that no pass mends are refused, with what to do instead.
+
+The parser would stop at them too, but with words like ``false``, and the builder with the inside
+of a compiler. The tables are read after every other pass has run: what they find is what is left.
+Three passes, since which TensorRT a node is too much for differs. A plugin of the op's own name
+would be found by the parser: who has one runs without the pass (``--skip``).
+
+Each entry was tried on tensorrt-rtx 1.7.1 (`passes/cases/refuse_unsupported.py` holds the
+graphs); for the others it is what onnx-tensorrt's docs/operators.md says for 8.5 and 10.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    RTX,
+    Change,
+    Needs,
+    Pass,
+    PassResult,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+from pipeline.passes._known import depends_on_data
+
+_LARGEST_K = 3840
+_MOST_AXES = 8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Ops with a reason why they are refused and what to do instead.
+
+    Args:
+        ops: names in the standard domain.
+        why: follows "TensorRT ".
+        instead: what to write in the model.
+        when: True for a node that fails; all of them by default.
+    """
+
+    ops: tuple[str, ...]
+    why: str
+    instead: str
+    when: Callable[[gs.Node], bool] = lambda _: True
+
+
+def _static(tensor: gs.Tensor) -> bool:
+    return tensor.shape is not None and all(isinstance(d, (int, np.integer)) for d in tensor.shape)
+
+
+def _rank(tensor: gs.Tensor) -> int | None:
+    return None if tensor.shape is None else len(tensor.shape)
+
+
+def _is_long(node: gs.Node) -> bool:
+    k = values_of(node.inputs[1]) if len(node.inputs) > 1 else node.attrs.get("k")
+    return k is not None and int(np.ravel(k)[0]) > _LARGEST_K
+
+
+def _is_one_axis(node: gs.Node) -> bool:
+    return _rank(node.inputs[0]) == 1
+
+
+def _has_open_depth(node: gs.Node) -> bool:
+    """The depth is computed from a dynamic size or from data."""
+    from pipeline.passes._known import known
+
+    return known(node.inputs[1]) is None
+
+
+def _has_open_shape(node: gs.Node) -> bool:
+    shape = node.inputs[0].shape
+    return shape is not None and not _static(node.inputs[0])
+
+
+def _has_open_axis(node: gs.Node) -> bool:
+    shape = node.inputs[0].shape
+    if shape is None:
+        return False
+    axis = int(node.attrs.get("axis", -1))
+    return not isinstance(shape[axis], (int, np.integer))
+
+
+def _gives_indices(node: gs.Node) -> bool:
+    return len(node.outputs) > 1
+
+
+def _trains(node: gs.Node) -> bool:
+    if node.op == "BatchNormalization":
+        return bool(node.attrs.get("training_mode", 0))
+    mode = values_of(node.inputs[2]) if len(node.inputs) > 2 else None
+    return mode is not None and bool(np.ravel(mode)[0])
+
+
+def _is_dilated(node: gs.Node) -> bool:
+    return any(int(d) != 1 for d in node.attrs.get("dilations", ()))
+
+
+def _has_four_axes(node: gs.Node) -> bool:
+    return (_rank(node.inputs[0]) or 0) > 5
+
+
+def _has_no_condition(node: gs.Node) -> bool:
+    return len(node.inputs) < 2 or node.inputs[1].is_empty()
+
+
+def _branches(node: gs.Node) -> list[tuple[gs.Tensor, gs.Tensor]]:
+    pairs = zip(node.attrs["then_branch"].outputs, node.attrs["else_branch"].outputs, strict=True)
+    return [(a, b) for a, b in pairs if a.shape is not None and b.shape is not None]
+
+
+def _has_two_ranks(node: gs.Node) -> bool:
+    return depends_on_data(node.inputs[0]) and any(
+        len(a.shape) != len(b.shape) for a, b in _branches(node)
+    )
+
+
+def _has_two_sizes(node: gs.Node) -> bool:
+    def differ(a: gs.Tensor, b: gs.Tensor) -> bool:
+        numbers = [
+            (x, y)
+            for x, y in zip(a.shape, b.shape, strict=False)
+            if isinstance(x, (int, np.integer)) and isinstance(y, (int, np.integer))
+        ]
+        return (
+            len(a.shape) == len(b.shape)
+            and any(x != y for x, y in numbers)
+            and not (_static(a) and _static(b))
+        )
+
+    return depends_on_data(node.inputs[0]) and any(differ(a, b) for a, b in _branches(node))
+
+
+def _follows_if(node: gs.Node) -> bool:
+    """A cubic Resize of something that an If on data made."""
+    if node.attrs.get("mode", "nearest") != "cubic":
+        return False
+    todo, seen = [node.inputs[0]], set()
+    while todo:
+        for maker in todo.pop().inputs:
+            if is_op(maker, "If") and depends_on_data(maker.inputs[0]):
+                return True
+            if id(maker) not in seen:
+                seen.add(id(maker))
+                todo += list(maker.inputs)
+    return False
+
+
+_NOWHERE = (
+    Entry(
+        (
+            "SequenceConstruct",
+            "SequenceEmpty",
+            "SequenceAt",
+            "SequenceInsert",
+            "SequenceErase",
+            "SequenceLength",
+            "SequenceMap",
+            "SplitToSequence",
+            "ConcatFromSequence",
+        ),
+        "has no sequences",
+        "stack the tensors into one, or unroll the Python list at export",
+    ),
+    Entry(
+        ("Optional", "OptionalGetElement", "OptionalHasElement"),
+        "has no optional values",
+        "decide at export whether the value is there",
+    ),
+    Entry(
+        ("StringNormalizer", "StringConcat", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"),
+        "has no text",
+        "do this step before the model",
+    ),
+    Entry(("ImageDecoder",), "decodes no images", "do this step before the model"),
+    Entry(("Det",), "has no determinant", "write it out for 2x2 and 3x3, or move it out"),
+    Entry(
+        ("Unique",),
+        "has no Unique",
+        "do this step outside: the number of results depends on the values",
+    ),
+    Entry(
+        ("MaxUnpool",),
+        "has no MaxUnpool, and no MaxPool that gives indices",
+        "use a transposed convolution or Resize, or keep the argmax as a mask",
+    ),
+    Entry(("MaxRoiPool",), "has no MaxRoiPool", "use GridSample (as RoIAlign does) and a maximum"),
+    Entry(("BitShift",), "shifts no bits", "multiply or divide by a power of two"),
+    Entry(
+        ("Bernoulli", "Multinomial"),
+        "does not draw samples with Bernoulli or Multinomial",
+        "give the random numbers as an input",
+    ),
+    Entry(
+        ("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "DynamicQuantizeLinear"),
+        "has no integer arithmetic of this form",
+        "quantise with QuantizeLinear and DequantizeLinear around float ops",
+    ),
+    Entry(
+        ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"),
+        "has no losses",
+        "export the model for inference",
+    ),
+    Entry(
+        ("MelWeightMatrix",), "has no MelWeightMatrix", "compute the matrix at export as a constant"
+    ),
+    Entry(
+        ("MaxPool",),
+        "has no MaxPool that gives indices",
+        "drop the second output where nothing reads it, or find the positions by comparing",
+        _gives_indices,
+    ),
+    Entry(
+        ("BatchNormalization", "Dropout"),
+        "has no training mode",
+        "call eval() before the export",
+        _trains,
+    ),
+)
+
+_FROM_10 = (
+    Entry(
+        ("TopK",),
+        f"takes no K above {_LARGEST_K}",
+        f"take the first {_LARGEST_K}, or select in two steps",
+        _is_long,
+    ),
+    Entry(
+        ("OneHot",),
+        "wants the depth of OneHot when it builds",
+        "compare with a Range of that length instead",
+        _has_open_depth,
+    ),
+    Entry(
+        ("EyeLike",),
+        "makes EyeLike of static sizes only",
+        "compare two Ranges instead",
+        _has_open_shape,
+    ),
+    Entry(
+        ("Hardmax",),
+        "makes Hardmax over an axis of static size only",
+        "compare ArgMax with a Range instead",
+        _has_open_axis,
+    ),
+    Entry(
+        ("AveragePool",),
+        "pools without dilations only",
+        "use a convolution with equal weights",
+        _is_dilated,
+    ),
+)
+
+_RTX_ONLY = (
+    Entry(
+        ("RoiAlign",),
+        "RTX has no RoiAlign plugin",
+        "write it with GridSample, or take the step out of the model",
+    ),
+    Entry(
+        ("ArgMax", "ArgMin"),
+        "RTX wants two axes or more",
+        "add an axis of size 1 before, and take it away afterwards",
+        _is_one_axis,
+    ),
+    Entry(
+        ("Loop",),
+        "RTX does not read a Loop without its second input, the condition",
+        "give a constant True",
+        _has_no_condition,
+    ),
+    Entry(
+        ("If",),
+        "wants branches of the same rank where data decide",
+        "give both branches the same rank, or take the choice out of the model",
+        _has_two_ranks,
+    ),
+    Entry(
+        ("If",),
+        "RTX can't compile branches of different sizes where data decide and a size is dynamic",
+        "make both branches compute the same sizes, or take the choice out of the model",
+        _has_two_sizes,
+    ),
+    Entry(
+        ("Resize",),
+        "RTX can't compile a cubic Resize of what an If on data made",
+        "use mode linear, or take the choice out of the model",
+        _follows_if,
+    ),
+    Entry(
+        ("Conv", "MaxPool", "AveragePool"),
+        "convolves and pools over one to three axes only",
+        "fold an axis into the batch",
+        _has_four_axes,
+    ),
+)
+
+
+def _refuse(graph: gs.Graph, entries: tuple[Entry, ...]) -> PassResult:
+    refused = []
+    for _, node in walk(graph):
+        for entry in entries:
+            if any(is_op(node, op) for op in entry.ops) and entry.when(node):
+                refused.append(
+                    Change(label(node), node.op, f"TensorRT {entry.why}: {entry.instead}")
+                )
+                break
+    return PassResult((), tuple(refused))
+
+
+PASS = Pass(
+    name="refuse_unsupported",
+    run=lambda graph: _refuse(graph, _NOWHERE),
+    targets=(RTX, Needs("tensorrt", basis="read")),
+    summary="ops that no TensorRT takes are refused, with what to do instead",
+    fault="the parser stops at them, and says little more than 'false'",
+    evidence=(
+        "onnx-tensorrt docs/operators.md for 8.5 and for 10.15: N",
+        "tensorrt-rtx 1.7.1 fails on each",
+    ),
+)
+PASS_FROM_10 = Pass(
+    name="refuse_unsupported_from_10",
+    run=lambda graph: _refuse(graph, _FROM_10),
+    targets=(RTX, Needs("tensorrt", since=(10,), basis="read")),
+    summary="nodes beyond the limits that TensorRT documents are refused, with what to do instead",
+    fault="the parser or the builder fails on them",
+    evidence=(
+        "onnx-tensorrt docs/operators.md for 10.15: restrictions",
+        "tensorrt-rtx 1.7.1 fails on each",
+    ),
+)
+PASS_RTX = Pass(
+    name="refuse_unsupported_rtx",
+    run=lambda graph: _refuse(graph, _RTX_ONLY),
+    targets=(RTX,),
+    summary="nodes that TensorRT-RTX can't take are refused, with what to do instead",
+    fault="the parser or the builder fails on them, the builder with words of its compiler",
+    evidence=("tensorrt-rtx 1.7.1 fails on each",),
+)

@@ -1,0 +1,69 @@
+"""``Compress`` with a constant condition becomes ``Gather``.
+
+No version of onnx-tensorrt knows Compress (its docs/operators.md), and how much a condition that
+is computed lets through depends on the data: those are refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    FROM_10,
+    RTX,
+    Change,
+    Needs,
+    Pass,
+    PassResult,
+    drop_unused,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+from pipeline.passes._chain import Chain
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites Compress with or without an axis, of data with dynamic sizes; a condition may be
+    shorter than its axis, as the standard allows."""
+    rewritten, refused = [], []
+    for inner, node in walk(graph):
+        if not node.outputs or not is_op(node, "Compress"):
+            continue
+        name, condition = label(node), values_of(node.inputs[1])
+        if condition is None:
+            why = (
+                f"the size of its result depends on the data of {node.inputs[1].name}, which "
+                "TensorRT's parser has no Compress for; in the model, choose with torch.where on "
+                "every element, or take a fixed number of elements with topk"
+            )
+            refused.append(Change(name, node.op, why))
+            continue
+        data, axis, output = node.inputs[0], node.attrs.get("axis"), node.outputs[0]
+        old = list(node.inputs)
+        c = Chain(inner, node)
+        if axis is None:
+            data = c.op("Reshape", data, np.array([-1]), short="flat", dtype=output.dtype)
+        places = np.flatnonzero(condition).astype(np.int64)
+        c.op(
+            "Gather", data, places, dtype=output.dtype, shape=output.shape, axis=axis or 0
+        )  # fmt: skip
+        c.finish()
+        for tensor in old:
+            drop_unused(graph, tensor)
+        rewritten.append(
+            Change(name, "Compress", f"Gather of {len(places)} along axis {axis or 0}")
+        )
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+PASS = Pass(
+    name="replace_compress",
+    run=run,
+    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    summary="Compress with a constant condition -> Gather",
+    fault="does not parse",
+    evidence=("https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md",),
+)

@@ -1,0 +1,125 @@
+"""A mask times an infinite constant becomes ``Where``.
+
+``scores + (1 - mask) * -1e9`` in half precision: -1e9 is no half-precision number, and torch's
+exporters write -inf in its place. torch multiplies by the number that was meant, and gets 0 where
+nothing is masked; ONNX multiplies 0 by infinity, which is NaN for every element that counts.
+
+Other infinite constants are left alone, on purpose. ``Where(mask, scores, -inf)`` is right as it
+stands, and a finite constant in its place would give a fully masked row numbers where torch gives
+NaN (or 0, behind its NaN guard). ``Where(mask, 0, -3.4e38)`` before a guarded softmax, as the
+exporter writes a boolean attention mask, can't be told in the graph from a model that means just
+that: it is mended where it is exported.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    EVERY,
+    Change,
+    Pass,
+    PassResult,
+    drop_unused,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+from pipeline.passes._chain import Chain
+
+# keep the values of their first input
+_MOVES = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Slice", "Gather")
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites Mul of an infinite number and a mask: a boolean or integer tensor as float, of any
+    layout, or 1 minus such a one, or such a one minus 1.
+
+    Equal to the product wherever that is no NaN: the sign decides between both infinities, and 0
+    stays 0. Nothing is refused.
+    """
+    rewritten = []
+    for inner, node in walk(graph):
+        if not node.outputs or not is_op(node, "Mul"):
+            continue
+        for mask, factor in (node.inputs, node.inputs[::-1]):
+            infinite, kind = _infinite(factor), _kind(mask)
+            if infinite is None or kind is None:
+                continue
+            name, old = label(node), list(node.inputs)
+            _write(inner, node, mask, infinite, kind)
+            rewritten.append(
+                Change(name, "Mul", f"Where {mask.name} is not 0, {infinite.item():g}")
+            )
+            for tensor in old:
+                drop_unused(graph, tensor)
+            break
+    return PassResult(tuple(rewritten))
+
+
+def _write(
+    graph: gs.Graph, node: gs.Node, mask: gs.Tensor, infinite: np.ndarray, kind: str
+) -> None:
+    c, output = Chain(graph, node), node.outputs[0]
+    dtype, shape = infinite.dtype, output.shape
+    zero = np.zeros(1, dtype)
+    rest: gs.Tensor | np.ndarray = zero
+    if kind == "signed":
+        below = c.op("Less", mask, zero, short="below", dtype=np.bool_, shape=mask.shape)
+        rest = c.op("Where", below, -infinite, zero, short="below_0", dtype=dtype, shape=shape)
+    above = c.op("Greater", mask, zero, short="above", dtype=np.bool_, shape=mask.shape)
+    c.op("Where", above, infinite, rest, short="where", dtype=dtype, shape=shape)
+    c.finish()
+
+
+def _infinite(tensor: gs.Tensor) -> np.ndarray | None:
+    """The constant, of one element and no rank of its own, if it is infinite."""
+    values = values_of(tensor)
+    if values is None or values.shape not in ((), (1,)) or values.dtype.kind != "f":
+        return None
+    return values.reshape(1) if np.isinf(values).all() else None
+
+
+def _kind(tensor: gs.Tensor) -> Literal["boolean", "signed"] | None:
+    """Whether the tensor is 0 and 1 for sure, an integer mask, or neither."""
+    node = tensor.inputs[0] if len(tensor.inputs) == 1 else None
+    if node is None or not node.inputs or not is_op(node, node.op):
+        return None
+    source = node.inputs[0]
+    if node.op == "Cast":
+        return _kind_cast(source)
+    if node.op == "Sub" and _is_one(source):
+        return _kind(node.inputs[1])
+    if node.op == "Sub" and _is_one(node.inputs[1]):
+        return "signed" if _kind(source) else None
+    return _kind(source) if node.op in _MOVES else None
+
+
+def _kind_cast(source: gs.Tensor) -> Literal["boolean", "signed"] | None:
+    if source.dtype is None or isinstance(source.dtype, int):
+        return None
+    if source.dtype == np.bool_:
+        return "boolean"
+    return "signed" if np.dtype(source.dtype).kind in "iu" else _kind(source)
+
+
+def _is_one(tensor: gs.Tensor) -> bool:
+    values = values_of(tensor)
+    return values is not None and values.size == 1 and bool((values == 1).all())
+
+
+PASS = Pass(
+    name="replace_mask_product",
+    run=run,
+    targets=EVERY,
+    summary="a mask times -inf -> Where",
+    fault="0 times infinity: NaN for every element that is not masked",
+    evidence=(
+        "torch 2.13 writes -inf for -1e9 in a half-precision module: both of its exporters, "
+        "tests/passes/test_replace_mask_product.py",
+    ),
+)
