@@ -31,7 +31,7 @@ from pattern_modules import PATTERNS, Pattern
 
 from pipeline.child import Child
 from pipeline.config import Config
-from pipeline.dims import Dim, shape_at
+from pipeline.dims import Dim
 from pipeline.driver import run
 from pipeline.errors import CompareError, PipelineError
 from pipeline.examples import quiet

@@ -4,7 +4,8 @@ Done by onnx-graphsurgeon's own ``fold_constants``, which evaluates in ONNX Runt
 folds ``Shape`` of static dims and gathers from it. Exporters that don't fold (TorchScript
 without constant folding, tf2onnx) leave hundreds of such nodes, some of which hide a constant
 that a parser insists on. Left alone: quantisation (a folded DequantizeLinear is no quantised
-weight any more), what is random, and results above 1 MiB (an Expand of a constant).
+weight any more), what is random, what is an output of the graph, and results above 1 MiB (an
+Expand of a constant).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def run(graph: gs.Graph) -> PassResult:
     """Folds and drops; refuses nothing. If with a constant condition is `fold_if`'s business."""
     before = {id(node): (label(node), node.op) for _, node in walk(graph)}
     kept = {id(node): node for _, node in walk(graph)}  # ids stay taken
+    outputs = {id(output) for inner in (graph, *graph.subgraphs(True)) for output in inner.outputs}
     severity, G_LOGGER.severity = G_LOGGER.severity, G_LOGGER.CRITICAL
     try:  # what it can't evaluate it leaves alone, and prints warnings
         graph.fold_constants(
@@ -32,7 +34,9 @@ def run(graph: gs.Graph) -> PassResult:
             flatten_subgraphs=False,
             partitioning="recursive",
             recurse_functions=False,
-            should_exclude_node=lambda node: node.op in _KEPT or bool(node.domain),
+            should_exclude_node=lambda node: (
+                node.op in _KEPT or bool(node.domain) or any(id(o) in outputs for o in node.outputs)
+            ),
         )
     finally:
         G_LOGGER.severity = severity

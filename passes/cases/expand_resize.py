@@ -194,7 +194,7 @@ CASES: tuple[Case, ...] = (
     ),
     *(
         _resize(
-            f"computed scales {mode}",
+            f"computed scales {mode} {factor}",
             "positive",
             f'mode="{mode}"',
             "x, , s",

@@ -66,6 +66,13 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "fold_constants",
+        "an output that is constant",
+        "near miss",
+        "(float[n,3,m] x) => (float[n,3,m] y, float e) <float a = {2.0}> { e = Exp(a) y = Relu(x) }",
+        _X,
+    ),
+    Case(
+        "fold_constants",
         "large Expand of a constant",
         "near miss",
         "(float[n,3,m] x) => (float[n,3,m] y, float[400000] e) "
