@@ -20,7 +20,7 @@ from pipeline.dims import Dim
 from pipeline.spec import Input
 
 B = Dim("b", 1, 2, 4)
-H, W = Dim("h", 16, 24, 61), Dim("w", 16, 32, 67)
+H, W = Dim("h", 16, 24, 90), Dim("w", 16, 32, 85)
 H8, W8 = Dim("h", 16, 24, 64, multiple_of=8), Dim("w", 16, 32, 72, multiple_of=8)
 D = Dim("d", 4, 6, 9)
 T = Dim("t", 5, 12, 33)
@@ -261,13 +261,13 @@ PATTERNS: tuple[Pattern, ...] = (
     _of("channel shuffle", _channel_shuffle),
     _of("shifted windows", _windows, IMAGE8),
     _of("nearest x2", _resize(scale_factor=2)),
-    _of("nearest to 40x56", _resize(size=(40, 56))),
+    _of("nearest to 54x66", _resize(size=(54, 66))),
     _of("nearest x0.7", _resize(scale_factor=0.7)),
-    _of("nearest-exact to 40x56", _resize(size=(40, 56), mode="nearest-exact")),
+    _of("nearest-exact to 54x66", _resize(size=(54, 66), mode="nearest-exact")),
     _of("bilinear x2", _resize(scale_factor=2, mode="bilinear")),
     _of("bilinear x1.7, corners", _resize(scale_factor=1.7, mode="bilinear", align_corners=True)),
     _of("bilinear x0.7", _resize(scale_factor=0.7, mode="bilinear")),
-    _of("bicubic to 40x56", _resize(size=(40, 56), mode="bicubic")),
+    _of("bicubic to 54x66", _resize(size=(54, 66), mode="bicubic")),
     _of("trilinear x2", _resize(scale_factor=2, mode="trilinear"), VOLUME),
     _of("linear x1.5", _resize(scale_factor=1.5, mode="linear"), LINE),
     _of("area to 7x5", _resize(size=(7, 5), mode="area")),

@@ -166,6 +166,12 @@ def _cause(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def warm_up() -> None:
+    """Makes the exporter import what it needs, once for all of the forked processes."""
+    with torch.no_grad(), quiet():
+        torch.onnx.export(torch.nn.ReLU(), (torch.zeros(1),), dynamo=True, verbose=False)
+
+
 def limited(function: Callable[[Pattern], Any], pattern: Pattern) -> tuple[Any, float]:
     """Calls a function in a forked process; what came out, or how it died, and the seconds."""
     context = multiprocessing.get_context("fork")
@@ -257,6 +263,7 @@ def main() -> int:
         parser.error("--write takes the whole table, not --only")
     torch.set_num_threads(1)  # before the fork
     logging.disable(logging.ERROR)
+    warm_up()
     rows = []
     for pattern in PATTERNS:
         if not arguments.only or pattern.name in arguments.only:

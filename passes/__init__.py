@@ -7,19 +7,26 @@ needs it (see `pipeline.passes._base.Pass.needed_by`).
 from __future__ import annotations
 
 from pipeline.passes import (
+    decompose_affine_grid,
     decompose_instance_norm,
+    decompose_mod,
+    expand_bitwise,
     expand_col2im,
     expand_deform_conv,
     expand_dft,
     expand_functions,
+    expand_hardmax,
+    expand_one_hot,
     expand_resize,
     expand_scatter,
     fold_constants,
+    fold_if,
     fuse_layer_norm,
     fuse_pixel_shuffle,
     inline_functions,
     lower_opset,
     merge_duplicates,
+    refuse_unsupported,
     replace_compress,
     replace_mask_product,
     replace_nonzero,
@@ -39,11 +46,20 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     expand_functions.TO_19,
     # Early: the others then see constants where there are any.
     fold_constants.PASS,
+    # Right after, since a folded condition is a constant; early, so that nobody works on, or
+    # stops at, a branch that is never taken.
+    fold_if.PASS,
     # Leaves plain Resizes, and sizes for all axes: before scale_resize.
     expand_resize.PASS,
     # Follows the arithmetic that computes the sizes, and removes it where it is not needed any
     # more: before slice_shape, so that fewer Shape nodes are left to rewrite.
     scale_resize.PASS,
+    # Only for sizes, which scale_resize does not follow through a Mod: anywhere after it.
+    decompose_mod.PASS,
+    # May make an ArgMax of one axis: before expand_one_hot.
+    expand_hardmax.PASS,
+    # Follows sizes, makes no op that another pass knows: anywhere.
+    expand_one_hot.PASS,
     # Sizes that depend on data; before expand_scatter, which takes any ScatterND with a reduction.
     replace_nonzero.PASS,
     replace_compress.PASS,
@@ -57,6 +73,10 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     expand_col2im.PASS,
     expand_dft.PASS,
     expand_deform_conv.PASS,
+    expand_bitwise.PASS,
+    # Opset 19 has no AffineGrid: before lower_opset. Leaves the Shape that gives the sizes: before
+    # slice_shape.
+    decompose_affine_grid.PASS,
     # After the passes that mend what an older opset can't say (antialias, scatter reductions);
     # before those that rewrite what it makes: InstanceNormalization, Shape.
     lower_opset.TO_17,
@@ -67,6 +87,10 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     fuse_pixel_shuffle.PASS,
     # Last, so that a Shape with start or end which an earlier pass may make is rewritten too.
     slice_shape.PASS,
+    # After all that mend: what these find is what nobody could.
+    refuse_unsupported.PASS,
+    refuse_unsupported.PASS_FROM_10,
+    refuse_unsupported.PASS_RTX,
     # After all that make nodes.
     merge_duplicates.PASS,
 )

@@ -81,6 +81,11 @@ BELOW_10 = Needs("tensorrt", below=(10,))
 FROM_10 = Needs("tensorrt", since=(10,), basis="assumed")
 RTX = Needs("tensorrt_rtx")
 EVERY = (RTX, FROM_10, BELOW_10)
+# for what no machine without a GPU can show
+EVERY_READ = (
+    Needs("tensorrt_rtx", basis="read"),
+    Needs("tensorrt", basis="read"),
+)
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,8 @@ def label(node: gs.Node) -> str:
 
 def constant(name: str, values: np.ndarray) -> gs.Constant:
     """A new initializer."""
-    return gs.Constant(name, np.ascontiguousarray(values))
+    # ascontiguousarray makes a scalar a vector of one
+    return gs.Constant(name, values.copy() if values.ndim == 0 else np.ascontiguousarray(values))
 
 
 def values_of(tensor: gs.Tensor) -> np.ndarray | None:

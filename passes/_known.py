@@ -121,12 +121,16 @@ def _cast(values: np.ndarray, to: int) -> np.ndarray | None:
 def _either(node: gs.Node, depth: int) -> np.ndarray | None:
     """And, Or: known too where one side decides alone."""
     decisive = node.op == "Or"
-    sides = [known(tensor, depth + 1) for tensor in node.inputs]
-    if any(side is not None and side.size == 1 and bool(side.item()) is decisive for side in sides):
-        return np.array(decisive)
-    if any(side is None for side in sides):
+    sides = []
+    for tensor in node.inputs:
+        side = known(tensor, depth + 1)
+        if side is not None:
+            if side.size == 1 and bool(side.item()) is decisive:
+                return np.array(decisive)
+            sides.append(side)
+    if len(sides) < len(node.inputs):
         return None
-    return np.asarray(np.logical_or(*sides) if decisive else np.logical_and(*sides))
+    return np.asarray((np.logical_or if decisive else np.logical_and)(*sides))
 
 
 def _compared(node: gs.Node) -> np.ndarray | None:

@@ -57,13 +57,35 @@ class Selection:
 
 
 def selection_of(indices: gs.Tensor) -> Selection | None:
-    """The selection whose transposed NonZero these indices are."""
-    if len(indices.inputs) != 1 or not identity_perm(indices.inputs[0]):
+    """The selection whose transposed NonZero these indices are.
+
+    torch's exporter writes those of a mask with one axis as ``(k,)``, expands them to their own
+    shape and makes them ``(k, 1)`` again.
+    """
+    node = _maker(indices)
+    if node is not None and is_op(node, "Unsqueeze") and _axes(node) in ([-1], [1]):
+        node = _maker(node.inputs[0])
+        if node is not None and is_op(node, "Expand") and _is_own_shape(node):
+            node = _maker(node.inputs[0])
+        if node is None or not is_op(node, "Squeeze") or _axes(node) not in ([-1], [1]):
+            return None
+        node = _maker(node.inputs[0])
+    places = None if node is None or not identity_perm(node) else _maker(node.inputs[0])
+    if places is None or not is_op(places, "NonZero"):
         return None
-    places = indices.inputs[0].inputs[0]
-    if len(places.inputs) != 1 or not is_op(places.inputs[0], "NonZero"):
-        return None
-    return Selection(places.inputs[0], places.inputs[0].inputs[0])
+    return Selection(places, places.inputs[0])
+
+
+def _is_own_shape(expand: gs.Node) -> bool:
+    """True for an Expand to the shape of what it expands, perhaps by way of a Max of it alone."""
+    data, shape = expand.inputs[0], _maker(expand.inputs[1])
+    if shape is None or not is_op(shape, "Shape") or shape.attrs.get("start", 0):
+        return False
+    source = shape.inputs[0]
+    widest = _maker(source)
+    if widest is not None and is_op(widest, "Max") and len(widest.inputs) == 1:
+        source = widest.inputs[0]
+    return source is data and "end" not in shape.attrs
 
 
 class Lift:
@@ -97,7 +119,7 @@ class Lift:
                     a in (1, b) for a, b in zip(own[::-1], self.dims[::-1], strict=False)
                 )
             ):  # fmt: skip
-                return narrow, len(self.dims)
+                return _without_last_axes(narrow, len(self.dims))
         own = dims_of(mask)
         if own is None:
             raise Refused(f"the rank of {mask.name} is not known")
@@ -139,7 +161,8 @@ class Lift:
         Args:
             rows: computed elementwise from selections of the same mask, and single numbers.
             written_back: the rows become the updates of a ScatterND with the same mask, so that
-                they must be k rows: an Expand or Slice of rows to them changes nothing.
+                they must be k rows, or the rows' elements in order where that mask is expanded:
+                an Expand, Reshape to one axis or Slice of rows to them changes nothing.
 
         Raises:
             Refused: something on the way is not elementwise, or of another mask.
@@ -165,8 +188,9 @@ class Lift:
         if written_back and is_op(node, "Expand"):
             source = node.inputs[0]
             return source if self._is_tail(source) else self.full(source, written_back=True)
-        flat = is_op(node, "Reshape") and self.row_rank == 1 and _is(node.inputs[1], [-1])
-        if flat or (written_back and _keeps_start(node)):
+        # rows in their order: the elements that the mask selects when it is expanded
+        flat = is_op(node, "Reshape") and _is(node.inputs[1], [-1])
+        if (flat and (written_back or self.row_rank == 1)) or (written_back and _keeps_start(node)):
             return self.full(node.inputs[0], written_back=written_back)
         raise Refused(f"{node.op} {node.name!r} on the way is not elementwise")
 
@@ -199,6 +223,29 @@ class Lift:
         if own is None or len(own) > len(self.dims) - self.rank:
             return False
         return all(a in (1, b) for a, b in zip(own[::-1], self.dims[::-1], strict=False))
+
+
+def _without_last_axes(mask: gs.Tensor, rank: int) -> tuple[gs.Tensor, int]:
+    """A mask before an Unsqueeze at its end, and its rank, which is `rank` without one."""
+    node = _maker(mask)
+    if node is not None and is_op(node, "Unsqueeze") and mask.shape is not None:
+        own = len(mask.shape)
+        axes = sorted(axis % own for axis in _axes(node))
+        if own == rank and axes and axes == list(range(own - len(axes), own)):
+            return node.inputs[0], own - len(axes)
+    return mask, rank
+
+
+def _axes(node: gs.Node) -> list[int]:
+    """The constant axes of Squeeze and Unsqueeze; none where they are not constant."""
+    if len(node.inputs) > 1:
+        values = values_of(node.inputs[1])
+        return [] if values is None else [int(v) for v in values.reshape(-1)]
+    return list(node.attrs.get("axes", []))
+
+
+def _maker(tensor: gs.Tensor) -> gs.Node | None:
+    return tensor.inputs[0] if len(tensor.inputs) == 1 else None
 
 
 def _is_number(tensor: gs.Tensor) -> bool:

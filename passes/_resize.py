@@ -223,6 +223,8 @@ def _roi(form: Form) -> list[tuple[float, float]]:
     count = len(form.axes)
     if form.kind.transform != "tf_crop_and_resize":
         return [(0.0, 1.0)] * count
+    # where the sizes before and after only happen to be equal, the standard crops, and so does
+    # what is written here; ONNX Runtime 1.31 copies the axis
     if form.kind.antialias:
         raise Refused("antialias with tf_crop_and_resize means something else in each runtime")
     values = values_of(form.node.inputs[_ROI])

@@ -96,7 +96,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> None:
     else:
         negative = chain.op("Neg", dividend, dtype=dtype, shape=dividend.shape)
     rest = chain.op("Mod", negative, divisor, dtype=dtype, shape=shape)
-    zero = chain.constant(np.zeros((), dtype), "zero")
+    zero = gs.Constant(f"{chain.name}/zero", np.zeros((), dtype))
     even = chain.op("Equal", rest, zero, dtype=np.bool_, shape=shape)
     other = chain.op("Sub", divisor, rest, dtype=dtype, shape=shape)
     chain.finish(chain.op("Where", even, zero, other, dtype=dtype, shape=shape))

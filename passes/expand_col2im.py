@@ -17,8 +17,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    EVERY,
+    FROM_10,
+    RTX,
     Change,
+    Needs,
     Pass,
     PassResult,
     Refused,
@@ -132,7 +134,7 @@ def _pick(chain: Chain, sizes: gs.Tensor, axis: int) -> Value:
 PASS = Pass(
     name="expand_col2im",
     run=run,
-    targets=EVERY,
+    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
     summary="Col2Im -> ConvTranspose with an identity kernel",
     fault="no such op: the parser refuses it",
     evidence=(

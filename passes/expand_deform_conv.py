@@ -19,8 +19,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    EVERY,
+    FROM_10,
+    RTX,
     Change,
+    Needs,
     Pass,
     PassResult,
     Refused,
@@ -201,7 +203,7 @@ def _with_axis(chain: Chain, places: Value) -> gs.Tensor | np.ndarray:
 PASS = Pass(
     name="expand_deform_conv",
     run=run,
-    targets=EVERY,
+    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
     summary="DeformConv -> GridSample (bilinear, zeros outside), MatMul",
     fault="no such op: the parser refuses it ('Plugin not found')",
     evidence=(

@@ -20,8 +20,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    EVERY,
+    FROM_10,
+    RTX,
     Change,
+    Needs,
     Pass,
     PassResult,
     Refused,
@@ -216,7 +218,7 @@ def _built(chain: Chain, plan: _Transform, dtype: np.dtype) -> tuple[gs.Tensor, 
     j, k = plan.rows.upto().reshape(-1, 1).data, plan.columns.upto().data
     length = plan.length.data
     product = chain.op("Mul", j, k, dtype=np.int64)
-    # the remainder, spelt out: TensorRT before 8.6 has no Mod
+    # the remainder, spelt out: onnx-tensorrt's operators.md has no Mod for TensorRT 8
     whole = chain.op("Div", product, length, dtype=np.int64)
     whole = chain.op("Mul", whole, length, dtype=np.int64)
     rest = chain.op("Sub", product, whole, dtype=np.int64)
@@ -256,8 +258,11 @@ def _tensor(chain: Chain, data: np.ndarray | gs.Tensor) -> gs.Tensor:
 PASS = Pass(
     name="expand_dft",
     run=run,
-    targets=EVERY,
+    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
     summary="DFT -> MatMuls with cosine and sine",
     fault="no such op: the parser refuses it ('Plugin not found')",
-    evidence=("cases: rtx-1.7 does not parse it, in opset 17 or 20",),
+    evidence=(
+        "cases: rtx-1.7 does not parse it, in opset 17 or 20",
+        "onnx-tensorrt's operators.md does not list it",
+    ),
 )

@@ -39,11 +39,9 @@ from pipeline.passes.lowering._fold import fold, type_number
 
 # integer inputs of this many values at most are given to the body as constants
 _SMALL = 64
-# bodies that are not taken, and why
-_UNSOUND = {
-    "AffineGrid": "its function body in the standard goes wrong for a batch of one: it squeezes "
-    "the batch axis away"
-}
+# ops that are left to passes of their own, since their bodies are not sound: AffineGrid's squeezes
+# the batch axis away where it is one, and a form of it has an If that depends on sizes
+_UNSOUND = frozenset({"AffineGrid"})
 # ops that later opsets gave more to say, and under which nodes written before mean the same
 _GROWN = frozenset({"Cast", "CastLike", "Pad", "ReduceMax", "ReduceMin"})
 
@@ -53,7 +51,7 @@ def expand(graph: gs.Graph, level: int, lacking: frozenset[str]) -> PassResult:
     rewritten, refused = [], []
     for inner, node in walk(graph):
         new = schema(node.op, graph.opset) if is_op(node, node.op) else None
-        if new is None or node.op in CONVERTERS:
+        if new is None or node.op in CONVERTERS or node.op in _UNSOUND:
             continue
         later = graph.opset > level and schema(node.op, level) is None
         if not (later or node.op in lacking) or not (
@@ -62,8 +60,6 @@ def expand(graph: gs.Graph, level: int, lacking: frozenset[str]) -> PassResult:
             continue
         name, op = label(node), node.op
         try:
-            if op in _UNSOUND:
-                raise Refused(_UNSOUND[op])
             count = _expand(inner, node, new, graph.opset)
         except Refused as reason:
             refused.append(Change(name, op, str(reason)))

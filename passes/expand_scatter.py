@@ -25,8 +25,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    EVERY,
+    FROM_10,
+    RTX,
     Change,
+    Needs,
     Pass,
     PassResult,
     Refused,
@@ -227,7 +229,7 @@ def _join_data(chain: Chain, data: gs.Tensor, gathered: gs.Tensor, reduction: st
 PASS = Pass(
     name="expand_scatter",
     run=run,
-    targets=EVERY,
+    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
     summary="ScatterElements, ScatterND with a reduction -> one-hot of the indices, reduction",
     fault="refused by the parser ('Unsupported reduction type'); 8.6 ignores the reduction",
     evidence=(

@@ -5,7 +5,8 @@ folds ``Shape`` of static dims and gathers from it. Exporters that don't fold (T
 without constant folding, tf2onnx) leave hundreds of such nodes, some of which hide a constant
 that a parser insists on. Left alone: quantisation (a folded DequantizeLinear is no quantised
 weight any more), what is random, what is an output of the graph, and results above 1 MiB (an
-Expand of a constant).
+Expand of a constant). Casts of what is computed are hidden from it: its "cast elision" turns
+``int(float(h) * 0.5)`` into ``h * int(0.5)``, which is 0 (graph-surgeon 0.6.1).
 """
 
 from __future__ import annotations
@@ -13,40 +14,67 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from pipeline.passes._base import EVERY, Change, Pass, PassResult, label, walk
+from pipeline.passes._base import (
+    EVERY,
+    Change,
+    Pass,
+    PassResult,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
 
 _LIMIT = 1 << 20  # bytes
 _KEPT = (
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Bernoulli", "Dropout",
     "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 )  # fmt: skip
+_HIDDEN = "Cast while folding"
 
 
 def run(graph: gs.Graph) -> PassResult:
     """Folds and drops; refuses nothing. If with a constant condition is `fold_if`'s business."""
-    before = {id(node): (label(node), node.op) for _, node in walk(graph)}
-    kept = {id(node): node for _, node in walk(graph)}  # ids stay taken
-    outputs = {id(output) for inner in (graph, *graph.subgraphs(True)) for output in inner.outputs}
+    nodes = [node for _, node in walk(graph)]  # held, so that no id is used again
+    before = {id(node): (label(node), node.op) for node in nodes}
+    left = len(nodes) + 1
+    while len(nodes) < left:  # a cast of what was folded is a cast of a constant the next time
+        left = len(nodes)
+        _fold(graph)
+        graph.cleanup(remove_unused_node_outputs=False, remove_unused_graph_inputs=False)
+        nodes = [node for _, node in walk(graph)]
+    after = {id(node) for node in nodes}
+    return PassResult(
+        tuple(
+            Change(name, op, "folded into a constant, or read by nothing")
+            for key, (name, op) in before.items()
+            if key not in after
+        )
+    )
+
+
+def _fold(graph: gs.Graph) -> None:
+    outputs = {o.name for inner in (graph, *graph.subgraphs(True)) for o in inner.outputs}
+    casts = [n for _, n in walk(graph) if is_op(n, "Cast") and values_of(n.inputs[0]) is None]
     severity, G_LOGGER.severity = G_LOGGER.severity, G_LOGGER.CRITICAL
     try:  # what it can't evaluate it leaves alone, and prints warnings
+        for cast in casts:
+            cast.op = _HIDDEN
         graph.fold_constants(
             size_threshold=_LIMIT,
             flatten_subgraphs=False,
             partitioning="recursive",
             recurse_functions=False,
             should_exclude_node=lambda node: (
-                node.op in _KEPT or bool(node.domain) or any(id(o) in outputs for o in node.outputs)
+                node.op in _KEPT
+                or bool(node.domain)
+                or any(o.name in outputs for o in node.outputs)
             ),
         )
     finally:
         G_LOGGER.severity = severity
-    graph.cleanup(remove_unused_node_outputs=False, remove_unused_graph_inputs=False)
-    after = {id(node) for _, node in walk(graph)}
-    gone = [names for key, names in before.items() if key not in after]
-    del kept
-    return PassResult(
-        tuple(Change(name, op, "folded into a constant, or read by nothing") for name, op in gone)
-    )
+        for cast in casts:
+            cast.op = "Cast"
 
 
 PASS = Pass(

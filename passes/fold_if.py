@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
@@ -26,7 +27,6 @@ from pipeline.passes._base import (
     Needs,
     Pass,
     PassResult,
-    constant,
     drop_unused,
     is_op,
     label,
@@ -185,7 +185,7 @@ def _own_constant(tensor: gs.Tensor, own: set[int], prefix: str) -> gs.Constant 
     if not isinstance(tensor, gs.Constant) or any(id(r) not in own for r in tensor.outputs):
         return None
     values = values_of(tensor)
-    return None if values is None else constant(f"{prefix}/{tensor.name}", values)
+    return None if values is None else gs.Constant(f"{prefix}/{tensor.name}", np.array(values))
 
 
 PASS = Pass(

@@ -20,7 +20,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    EVERY,
+    EVERY_READ,
     Change,
     Pass,
     PassResult,
@@ -58,7 +58,8 @@ def run(graph: gs.Graph) -> PassResult:
         _write(holder, norm)
         rewritten.append(Change(name, op, f"LayerNormalization over the last {norm.axes} axes"))
         for tensor in old:
-            drop_unused(graph, tensor)
+            if tensor.inputs and not tensor.outputs:
+                drop_unused(graph, tensor)
     return PassResult(tuple(rewritten))
 
 
@@ -239,7 +240,7 @@ def _holder(root: gs.Graph, node: gs.Node) -> gs.Graph:
 PASS = Pass(
     name="fuse_layer_norm",
     run=run,
-    targets=EVERY,
+    targets=EVERY_READ,
     summary="mean, square, root and division over the last axes -> LayerNormalization",
     fault="in half precision the squares overflow from 256 on: 0 or NaN",
     evidence=(

@@ -4,7 +4,7 @@
 are a DepthToSpace (CRD, or DCR where the blocks come first) or a SpaceToDepth. torch's exporters
 write nn.PixelShuffle as DepthToSpace, but nn.PixelUnshuffle and everything written by hand as
 reshapes, whose dynamic sizes TensorRT has to follow through Shape, Div, Mul and Concat
-(pytorch/TensorRT#1568).
+(pytorch/TensorRT#1568). TensorRT-RTX 1.7.1 builds all of them as they stand.
 
 The sizes are followed symbolically from the tensor that goes in; the rewrite is made only where
 they prove the meaning for every size. A size ``h // r`` counts as ``h / r``: reshapes keep the
@@ -60,16 +60,19 @@ def _rewrite(root: gs.Graph, graph: gs.Graph, transpose: gs.Node) -> Change | No
         return None
     sizes = _Sizes()
     above = _views_above(transpose)
-    data = above[0].inputs[0] if above else transpose.inputs[0]
-    split = dims = dims_of(data)
-    if dims is None or data.dtype not in (np.float32, np.float16):
+    start = above[0].inputs[0] if above else transpose.inputs[0]
+    if start.dtype not in (np.float32, np.float16):
         return None
+    dims = dims_of(start)
+    images: list[tuple[gs.Tensor, Dims]] = []
     for view in above:
         if dims is not None and len(dims) == 4:
-            split, data = dims, view.inputs[0]
+            images.append((view.inputs[0], dims))
         dims = sizes.after(view, dims)
-    if split is None or len(split) != 4 or dims is None or len(dims) != 6:
+    if not images or dims is None or len(dims) != 6:
         return None
+    # the first tensor of the sizes that are split: reshapes before it change nothing
+    data, split = next(image for image in images if _all_same(image[1], images[-1][1]))
     last, joined = _views_below(graph, transpose, [dims[axis] for axis in perm], sizes)
     if joined is None or not any(_computed(view) for view in (*above, last)):
         return None

@@ -77,7 +77,7 @@ def lower(graph: gs.Graph, level: int) -> PassResult:
         if new is None or (old is not None and old.since_version == new.since_version):
             continue
         try:
-            plans.append(_plan(Site(inner, node, old, new), level))
+            plans.append(_plan(Site(inner, node, old, new, level)))
         except Refused as reason:
             refused.append(Change(label(node), node.op, str(reason)))
     if refused or not graph.nodes:
@@ -98,14 +98,14 @@ def lower(graph: gs.Graph, level: int) -> PassResult:
     return PassResult(tuple(rewritten))
 
 
-def _plan(site: Site, level: int) -> _Plan:
+def _plan(site: Site) -> _Plan:
     node, old, new = site.node, site.old, site.new
     if new.since_version > NEWEST:
         raise Refused(f"its form of opset {new.since_version} is not known here")
     converter = CONVERTERS.get(node.op)
     if converter is None and old is None:
         raise Refused(
-            f"it came with opset {new.since_version}, and opset {level} has no form of it"
+            f"it came with opset {new.since_version}, and opset {site.level} has no form of it"
         )
     if converter is None and node.op not in SAME:
         raise Refused(f"it changed with opset {new.since_version}, in a way not known here")

@@ -31,7 +31,6 @@ from pipeline.passes._base import (
 from pipeline.passes._known import depends_on_data
 
 _LARGEST_K = 3840
-_MOST_AXES = 8
 
 
 @dataclass(frozen=True)
@@ -55,37 +54,9 @@ def _static(tensor: gs.Tensor) -> bool:
     return tensor.shape is not None and all(isinstance(d, (int, np.integer)) for d in tensor.shape)
 
 
-def _rank(tensor: gs.Tensor) -> int | None:
-    return None if tensor.shape is None else len(tensor.shape)
-
-
 def _is_long(node: gs.Node) -> bool:
     k = values_of(node.inputs[1]) if len(node.inputs) > 1 else node.attrs.get("k")
     return k is not None and int(np.ravel(k)[0]) > _LARGEST_K
-
-
-def _is_one_axis(node: gs.Node) -> bool:
-    return _rank(node.inputs[0]) == 1
-
-
-def _has_open_depth(node: gs.Node) -> bool:
-    """The depth is computed from a dynamic size or from data."""
-    from pipeline.passes._known import known
-
-    return known(node.inputs[1]) is None
-
-
-def _has_open_shape(node: gs.Node) -> bool:
-    shape = node.inputs[0].shape
-    return shape is not None and not _static(node.inputs[0])
-
-
-def _has_open_axis(node: gs.Node) -> bool:
-    shape = node.inputs[0].shape
-    if shape is None:
-        return False
-    axis = int(node.attrs.get("axis", -1))
-    return not isinstance(shape[axis], (int, np.integer))
 
 
 def _gives_indices(node: gs.Node) -> bool:
@@ -101,10 +72,6 @@ def _trains(node: gs.Node) -> bool:
 
 def _is_dilated(node: gs.Node) -> bool:
     return any(int(d) != 1 for d in node.attrs.get("dilations", ()))
-
-
-def _has_four_axes(node: gs.Node) -> bool:
-    return (_rank(node.inputs[0]) or 0) > 5
 
 
 def _has_no_condition(node: gs.Node) -> bool:
@@ -182,11 +149,6 @@ _NOWHERE = (
     Entry(("ImageDecoder",), "decodes no images", "do this step before the model"),
     Entry(("Det",), "has no determinant", "write it out for 2x2 and 3x3, or move it out"),
     Entry(
-        ("Unique",),
-        "has no Unique",
-        "do this step outside: the number of results depends on the values",
-    ),
-    Entry(
         ("MaxUnpool",),
         "has no MaxUnpool, and no MaxPool that gives indices",
         "use a transposed convolution or Resize, or keep the argmax as a mask",
@@ -233,24 +195,6 @@ _FROM_10 = (
         _is_long,
     ),
     Entry(
-        ("OneHot",),
-        "wants the depth of OneHot when it builds",
-        "compare with a Range of that length instead",
-        _has_open_depth,
-    ),
-    Entry(
-        ("EyeLike",),
-        "makes EyeLike of static sizes only",
-        "compare two Ranges instead",
-        _has_open_shape,
-    ),
-    Entry(
-        ("Hardmax",),
-        "makes Hardmax over an axis of static size only",
-        "compare ArgMax with a Range instead",
-        _has_open_axis,
-    ),
-    Entry(
         ("AveragePool",),
         "pools without dilations only",
         "use a convolution with equal weights",
@@ -263,12 +207,6 @@ _RTX_ONLY = (
         ("RoiAlign",),
         "RTX has no RoiAlign plugin",
         "write it with GridSample, or take the step out of the model",
-    ),
-    Entry(
-        ("ArgMax", "ArgMin"),
-        "RTX wants two axes or more",
-        "add an axis of size 1 before, and take it away afterwards",
-        _is_one_axis,
     ),
     Entry(
         ("Loop",),
@@ -293,12 +231,6 @@ _RTX_ONLY = (
         "RTX can't compile a cubic Resize of what an If on data made",
         "use mode linear, or take the choice out of the model",
         _follows_if,
-    ),
-    Entry(
-        ("Conv", "MaxPool", "AveragePool"),
-        "convolves and pools over one to three axes only",
-        "fold an axis into the batch",
-        _has_four_axes,
     ),
 )
 

@@ -52,7 +52,8 @@ def run(graph: gs.Graph) -> PassResult:
         )  # fmt: skip
         c.finish()
         for tensor in old:
-            drop_unused(graph, tensor)
+            if tensor.inputs and not tensor.outputs:
+                drop_unused(graph, tensor)
         rewritten.append(
             Change(name, "Compress", f"Gather of {len(places)} along axis {axis or 0}")
         )

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    EVERY,
+    EVERY_READ,
     Change,
     Pass,
     PassResult,
@@ -56,7 +56,8 @@ def run(graph: gs.Graph) -> PassResult:
                 Change(name, "Mul", f"Where {mask.name} is not 0, {infinite.item():g}")
             )
             for tensor in old:
-                drop_unused(graph, tensor)
+                if tensor.inputs and not tensor.outputs:
+                    drop_unused(graph, tensor)
             break
     return PassResult(tuple(rewritten))
 
@@ -115,7 +116,7 @@ def _is_one(tensor: gs.Tensor) -> bool:
 PASS = Pass(
     name="replace_mask_product",
     run=run,
-    targets=EVERY,
+    targets=EVERY_READ,
     summary="a mask times -inf -> Where",
     fault="0 times infinity: NaN for every element that is not masked",
     evidence=(

@@ -82,7 +82,8 @@ def run(graph: gs.Graph) -> PassResult:
             continue
         rewritten.append(Change(name, op, detail))
         for tensor in old:
-            drop_unused(graph, tensor)
+            if tensor.inputs and not tensor.outputs:
+                drop_unused(graph, tensor)
     refused = []
     for inner, node in walk(graph):
         if not node.outputs:

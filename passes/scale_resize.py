@@ -1,4 +1,4 @@
-"""``Resize`` with computed ``sizes`` or ``scales`` gets constant ``scales`` where they are whole.
+"""``Resize`` with computed ``sizes`` gets constant ``scales`` where they are whole.
 
 torch's exporter computes the output sizes of an upsampling from the shape of some other tensor.
 TensorRT 8.6 then wants a shape tensor that it can follow, and often can't (onnx-tensorrt#389,
@@ -6,8 +6,8 @@ TensorRT 8.6 then wants a shape tensor that it can follow, and often can't (onnx
 multiples say the same: the ONNX standard sets scale = size_out / size_in for given sizes and
 size_out = floor(size_in * scale) for given scales, both exact for whole numbers, and every
 coordinate_transformation_mode and nearest_mode uses these numbers only (align_corners the two
-lengths). Left out are the cases that read more: tf_crop_and_resize, keep_aspect_ratio_policy,
-antialias, axes.
+lengths). Left out are the forms that read more: tf_crop_and_resize, keep_aspect_ratio_policy,
+antialias, axes. These, and computed scales, are expand_resize's, which comes before.
 
 The multiples come from the arithmetic that computes the sizes, and from the symbolic dims that
 the exporter leaves in value_info (``s17`` -> ``8*s17``); if the two disagree, nothing is done.
@@ -41,43 +41,34 @@ def run(graph: gs.Graph) -> PassResult:
     """Rewrites every Resize (opset 11 and later) whose output is a whole multiple of its input.
 
     Scales are float32 of shape ``(rank,)``. The nodes that computed the sizes are removed where
-    nothing else reads them. Refused: a computed size or scale that is no constant whole
-    multiple, or is not known to be, and the attributes named above.
+    nothing else reads them. Refused: a computed size that is no constant whole multiple, or is
+    not known to be, and the attributes named above.
     """
     rewritten, refused = [], []
     for _, node in walk(graph):
-        computed = _computed(node) if is_op(node, "Resize") and graph.opset >= 11 else None
-        if computed is None:
+        if not is_op(node, "Resize") or graph.opset < 11 or not _sizes_are_computed(node):
             continue
         try:
-            scales = _scales(node, computed)
+            scales = _scales(node)
         except Refused as reason:
             refused.append(Change(label(node), "Resize", str(reason)))
             continue
-        source = node.inputs[computed]
+        source = node.inputs[_SIZES]
         values = constant(f"{label(node)}/scales", np.array(scales, np.float32))
         node.inputs = [*node.inputs[:_SCALES], values]
         dropped = drop_unused(graph, source)
-        what = "sizes" if computed == _SIZES else "scales"
-        detail = f"scales {scales} in place of computed {what}; {dropped} nodes dropped"
+        detail = f"scales {scales} in place of computed sizes; {dropped} nodes dropped"
         rewritten.append(Change(label(node), "Resize", detail))
     return PassResult(tuple(rewritten), tuple(refused))
 
 
-def _computed(node: gs.Node) -> int | None:
-    """Which input is computed: `_SIZES`, `_SCALES`, or None where the one in use is constant."""
-    for place in (_SIZES, _SCALES):
-        if len(node.inputs) <= place or node.inputs[place].is_empty():
-            continue
-        values = values_of(node.inputs[place])
-        if values is None:
-            return place
-        if values.size:  # opset 11 leaves an input out by giving it no elements
-            return None
-    return None
+def _sizes_are_computed(node: gs.Node) -> bool:
+    if len(node.inputs) <= _SIZES or node.inputs[_SIZES].is_empty():
+        return False
+    return values_of(node.inputs[_SIZES]) is None
 
 
-def _scales(node: gs.Node, computed: int) -> list[int]:
+def _scales(node: gs.Node) -> list[int]:
     mode = node.attrs.get("coordinate_transformation_mode", "half_pixel")
     for reason, found in (
         ("coordinate_transformation_mode=tf_crop_and_resize", mode == "tf_crop_and_resize"),
@@ -90,12 +81,7 @@ def _scales(node: gs.Node, computed: int) -> list[int]:
     ):
         if found:
             raise Refused(f"{reason} changes what the sizes mean")
-    followed = elements_of(node.inputs[computed])
-    if computed == _SCALES:
-        if followed is None:
-            raise Refused(f"the arithmetic that makes {node.inputs[computed].name} is not followed")
-        return _whole(followed.values, "scale")
-    return _ratios(node, followed)
+    return _ratios(node, elements_of(node.inputs[_SIZES]))
 
 
 def _ratios(node: gs.Node, followed: Elements | None) -> list[int]:
@@ -108,7 +94,7 @@ def _ratios(node: gs.Node, followed: Elements | None) -> list[int]:
             continue
         try:
             pairs = zip(sizes, before, strict=True)
-            found.append(_whole([sympy.cancel(a / b) for a, b in pairs], "output / input"))
+            found.append(_whole([sympy.cancel(a / b) for a, b in pairs]))
         except Refused as reason:
             reasons.append(str(reason))
     if not found:
@@ -118,10 +104,10 @@ def _ratios(node: gs.Node, followed: Elements | None) -> list[int]:
     return found[0]
 
 
-def _whole(ratios: list[sympy.Expr], what: str) -> list[int]:
+def _whole(ratios: list[sympy.Expr]) -> list[int]:
     for axis, ratio in enumerate(ratios):
         if not (ratio.is_Integer and ratio >= 1):
-            raise Refused(f"axis {axis}: {what} is {ratio}, no constant whole multiple")
+            raise Refused(f"axis {axis}: output / input is {ratio}, no constant whole multiple")
     return [int(ratio) for ratio in ratios]
 
 
@@ -129,7 +115,8 @@ PASS = Pass(
     name="scale_resize",
     run=run,
     targets=(Needs("tensorrt", below=(10,)),),
-    summary="Resize with computed sizes or scales -> constant whole scales",
+    summary="Resize with computed sizes -> constant whole scales",
+    fault="the parser fails on sizes that it can't follow as a shape tensor",
     evidence=(
         "https://github.com/onnx/onnx-tensorrt/issues/389",
         "https://github.com/onnx/onnx-tensorrt/issues/398",

@@ -18,7 +18,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    EVERY,
+    EVERY_READ,
     Change,
     Pass,
     PassResult,
@@ -48,12 +48,13 @@ def run(graph: gs.Graph) -> PassResult:
         if data is None or not _is_half(data, node.outputs[0]):
             continue
         steps = _steps(node, inner, outputs)
-        name, op, old = label(node), node.op, [t for step in steps for t in step.inputs]
+        name, op, old = label(node), node.op, list(steps[-1].inputs)
         _write(inner, node, data, steps)
         along = ", ".join(["the square", *(step.op for step in steps[1:])])
         rewritten.append(Change(name, op, f"in float32, with {along}"))
         for tensor in old:
-            drop_unused(graph, tensor)
+            if tensor.inputs and not tensor.outputs:
+                drop_unused(graph, tensor)
     return PassResult(tuple(rewritten))
 
 
@@ -154,7 +155,7 @@ def _widened(c: Chain, tensor: gs.Tensor) -> gs.Tensor:
 PASS = Pass(
     name="widen_mean_square",
     run=run,
-    targets=EVERY,
+    targets=EVERY_READ,
     summary="mean or sum of float16 squares, and the root of it -> in float32",
     fault="in half precision the squares overflow from 256 on: 0 or NaN",
     evidence=(

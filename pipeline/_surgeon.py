@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
@@ -150,14 +149,11 @@ class Surgeon:
         graph.node.extend(nodes)
         old = {t.name: t for t in graph.initializer}
         for tensor in tensors.values():
-            if not isinstance(tensor, gs.Constant) or isinstance(tensor._values, LazyValues):
+            if not isinstance(tensor, gs.Constant):
                 continue
-            proto = OnnxExporter.export_tensor_proto(tensor)
             if tensor.name not in old:
-                graph.initializer.append(proto)
-            elif not np.array_equal(
-                onnx.numpy_helper.to_array(proto), onnx.numpy_helper.to_array(old[tensor.name])
-            ):
+                graph.initializer.append(OnnxExporter.export_tensor_proto(tensor))
+            elif not isinstance(tensor._values, LazyValues) and not _same(tensor, old[tensor.name]):
                 raise RewriteError(f"changed {tensor.name} in place; new constants need new names")
         used = {name for node in nodes_of(graph) for name in node.input}
         used |= {value.name for value in (*graph.input, *graph.output)}
@@ -293,6 +289,14 @@ def _hold(
     for kind, old, new in zip(("inputs", "outputs"), before, after, strict=True):
         if old != new:
             raise fail(f"law 3: changed the graph's {kind} from {old} to {new}")
+
+
+def _same(tensor: gs.Constant, proto: onnx.TensorProto) -> bool:
+    """Whether a constant still has the values, the dtype and the shape that it came with."""
+    now = onnx.numpy_helper.to_array(OnnxExporter.export_tensor_proto(tensor))
+    was = onnx.numpy_helper.to_array(proto)
+    same = now.dtype == was.dtype and now.shape == was.shape
+    return same and now.tobytes() == was.tobytes()
 
 
 def _copy_of(node: onnx.NodeProto) -> onnx.NodeProto:

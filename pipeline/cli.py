@@ -246,7 +246,9 @@ def _rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
 def _build(arguments: argparse.Namespace, progress: Progress) -> int:
     from pipeline.driver import run_build
 
-    report = run_build(arguments.artifact, arguments.profile, arguments.precision, progress)
+    report = run_build(
+        arguments.artifact, arguments.profile, arguments.precision, progress, arguments.plugin
+    )
     return _show(report, arguments)
 
 

@@ -28,11 +28,12 @@ import onnx
 import onnx.inliner
 
 from pipeline._onnx_file import nodes_of
+from pipeline.child import Child, ChildDied
 from pipeline.errors import BuildError, InputError
 from pipeline.failure import called, origin_of
 from pipeline.plugins import PLUGINS
 from pipeline.plugins._base import DOMAIN, Plugin
-from pipeline.target import Target
+from pipeline.target import Target, use
 
 _STANDARD = ("", "ai.onnx")
 _LIBRARY = "give the library that holds its plugin: --plugin libfoo.so"
@@ -128,6 +129,41 @@ def find_plugin(name: str) -> Plugin:
     module, _, attribute = PLUGINS[name].partition(":")
     plugin: Plugin = getattr(importlib.import_module(module), attribute)
     return plugin
+
+
+def provided_ops(plugins: Sequence[str], target: Target) -> frozenset[str]:
+    """The names of the ops that plugins bring to a target, so that the rewrite stage can keep
+    the functions of these names (TensorRT's parser looks plugins up by the op's name alone).
+
+    Libraries and Python files are loaded in a child process to find out.
+
+    Raises:
+        InputError: see `find_plugins` and `load_plugins`.
+        TargetMissing: a file, where the target's TensorRT is not installed.
+        BuildError: a plugin ended the process.
+    """
+    asked = find_plugins(plugins, target)
+    own = [find_plugin(plugin.name) for plugin in asked if plugin.file is None]
+    ops = {plugin.name for plugin in own if plugin.runs_on(target)}
+    files = tuple(plugin for plugin in asked if plugin.file is not None)
+    if files:
+        with library_folder(target) as env, Child(env) as child:
+            try:
+                ops |= child.call("pipeline.custom_ops:_names_of", files, target)
+            except ChildDied as died:
+                names = ", ".join(plugin.name for plugin in files)
+                raise BuildError(
+                    f"target {target}: TensorRT's process died: {died.how}, while it loaded the "
+                    f"plugin {names}",
+                    detail=died.words,
+                ) from None
+    return frozenset(ops)
+
+
+def _names_of(asked: Sequence[Asked], target: Target) -> set[str]:
+    """In a child."""
+    brought, _ = load_plugins(use(target), asked, target)
+    return {key[0] for keys in brought.values() for key in keys}
 
 
 def load_plugins(

@@ -126,7 +126,9 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
             manifest = measured(
                 "build",
                 announce,
-                lambda: stages.build_stage(folder, manifest, config.precision, profiles),
+                lambda: stages.build_stage(
+                    folder, manifest, config.precision, profiles, config.plugins
+                ),
             )
         limit = config.memory_limit or default_limit()
         manifest = measured(
@@ -209,6 +211,7 @@ def run_build(
     profiles: Sequence[str] = (),
     precision: Precision | None = None,
     announce: Announce = quiet,
+    plugins: Sequence[str] = (),
 ) -> Report:
     """The build stage alone, for the target that the artifact was rewritten for."""
     manifest = Artifact.open(place).manifest
@@ -222,7 +225,9 @@ def run_build(
     with replacing(place, keep=True) as folder:
         still(folder, manifest, place)
         done = measured(
-            "build", announce, lambda: stages.build_stage(folder, manifest, chosen, parsed)
+            "build",
+            announce,
+            lambda: stages.build_stage(folder, manifest, chosen, parsed, plugins),
         )
         done = finish(folder, replace(done, keys={}))
     return Report(place, done)

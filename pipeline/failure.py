@@ -8,7 +8,6 @@ Where TensorRT names no node (see `pipeline._blame`), the message says so. The t
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -156,8 +155,7 @@ def _pass_advice(model: Path, target: Target, node: onnx.NodeProto) -> str:
     }
     mending = {p.name for p in DEFAULT_PASSES if not p.clean_up}
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            records = rewrite(model, Path(folder) / "asked.onnx", target).passes
+        records = rewrite(model, None, target).passes
     except (PipelineError, OSError):  # then the passes have nothing to say
         return ""
     for record in records:

@@ -168,13 +168,17 @@ class RewriteInfo:
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """`validity` is what the target's runtime says of the plan; `layers`, the network's size."""
+    """`validity` is what the target's runtime says of the plan; `layers`, the network's size;
+    `plugins`, what has to be loaded before the plan is; `peak_bytes` is of the process that built.
+    """
 
     seconds: float
     plan_bytes: int
     validity: str
     layers: int
     warnings: tuple[str, ...]
+    plugins: tuple[str, ...] = ()
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)

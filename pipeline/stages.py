@@ -62,7 +62,10 @@ def measured(
     watch = Stopwatch()
     with watch(name):
         manifest, libraries = work()
-    info = StageInfo(name, watch.seconds[name], dict(libraries), peak_memory())
+    peak = peak_memory()
+    if name == "build" and manifest.build is not None:  # TensorRT runs in a process of its own
+        peak = manifest.build.peak_bytes
+    info = StageInfo(name, watch.seconds[name], dict(libraries), peak)
     others = tuple(stage for stage in manifest.stages if stage.name != name)
     return replace(manifest, stages=(*others, info))
 
@@ -180,18 +183,22 @@ def build_stage(
     manifest: Manifest,
     precision: Precision,
     profiles: Sequence[Profile] = (),
+    plugins: Sequence[str] = (),
 ) -> tuple[Manifest, Mapping[str, float]]:
     """model.onnx -> engine.plan, for the manifest's target.
 
     Args:
         profiles: in place of those in the manifest.
+        plugins: what TensorRT loads first; see `pipeline.custom_ops`.
     """
     _need(folder, MODEL, "rewrite")
     target = find_target(manifest.target.name)
     dims = dims_of(manifest)
     chosen = [p.resolve(dims) for p in profiles] or list(profiles_of(manifest))
     shapes = {i.name: i.shape for i in inputs_of(manifest)}
-    done = build(folder / MODEL, fresh(folder / PLAN), target, shapes, chosen, precision)
+    done = build(
+        folder / MODEL, fresh(folder / PLAN), target, shapes, chosen, precision, plugins=plugins
+    )
     manifest = replace(
         forget(folder, manifest, "compare"),
         target=TargetInfo(target.name, target.flavour, done.version),
@@ -199,7 +206,7 @@ def build_stage(
         profiles=tuple(ProfileInfo(p.name, dict(p.ranges)) for p in chosen),
         build=BuildInfo(
             sum(done.library_seconds.values()), done.plan_bytes, done.validity, done.layers,
-            tuple(done.warnings),
+            tuple(done.warnings), done.plugins, done.peak_memory,
         ),
         versions={**manifest.versions, target.flavour: done.version},
     )  # fmt: skip

@@ -102,6 +102,7 @@ def _passes(manifest: Manifest) -> str:
             f"engine: {built.plan_bytes / 2**20:.1f} MiB, {built.layers} layers before fusion, "
             f"{built.validity}"
         )
+        lines += [f"the engine needs plugin {name} to be loaded" for name in built.plugins]
     return "\n".join(lines)
 
 

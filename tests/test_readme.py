@@ -8,11 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
+import onnx.parser
 import pytest
 from raft_artifacts import ROOT, make
 
 from pipeline import cli
 from pipeline.artifact import Artifact
+from pipeline.pass_list import all_passes
+from pipeline.rewrite import rewrite
+from pipeline.target import TARGETS
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
@@ -66,3 +71,17 @@ def test_make_help_lists_every_target() -> None:
     done = make("help")
     for target in ("setup", "convert", "test", "lint", "bench", "clean"):
         assert re.search(rf"^{target} ", done.stdout, re.MULTILINE)
+
+
+def test_the_own_pass_of_contributing_works(tmp_path: Path) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    (code,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.S) if "def run" in c)
+    assert len(code.strip().splitlines()) <= 20
+    path = tmp_path / "relu6.py"
+    path.write_text(code)
+    source = tmp_path / "m.onnx"
+    graph = "g (float[n,3] x) => (float[n,3] y) <float six = {6.0}> { r = Relu(x) y = Min(r, six) }"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {graph}'), source)
+    result = rewrite(source, tmp_path / "o.onnx", TARGETS["rtx-1.7"], all_passes([path]))
+    assert [c.detail for p in result.passes if p.name == "relu6" for c in p.rewritten]
+    assert "Clip" in {n.op_type for n in onnx.load(tmp_path / "o.onnx").graph.node}

@@ -61,6 +61,53 @@ _BASE = (
         "{ q = InstanceNormalization(x, b, a) }> }",
     ),
     _norm(
+        "scale and bias by Expand, sizes of channels unknown",
+        "positive",
+        "",
+        _PLANES,
+        text="(float[n,c,h,w] x) => (float[n,c,h,w] y) <float one = {1}, float zero = {0},"
+        "int64[1] i = {1}> { s = Shape(x) k = Gather(s, i) a = Expand(one, k) b = Expand(zero, k)"
+        f" {_NORM} }}",
+    ),
+    _norm(
+        "scale and bias by ConstantOfShape",
+        "positive",
+        "",
+        _PLANES,
+        text="(float[n,3,h,w] x) => (float[n,3,h,w] y) <int64[1] i = {1}> { s = Shape(x)"
+        "k = Gather(s, i) a = ConstantOfShape<value = float[1] {1}>(k) b = ConstantOfShape(k)"
+        f" {_NORM} }}",
+    ),
+    _norm(
+        "GroupNorm by torch's exporter",
+        "positive",
+        "",
+        ((1, 6, 2, 4), (2, 6, 5, 7), (3, 6, 9, 1)),
+        text="(float[n,6,h,w] x) => (float[n,6,h,w] y) <int64[3] t = {0, 2, -1},"
+        "float[2] a = {1, 1}, float[2] b = {0, 0}, float[6,1,1] g = {1, 2, 3, 4, 5, 6},"
+        "float[6,1,1] c = {6, 5, 4, 3, 2, 1}> { r = Reshape(x, t)"
+        "q = InstanceNormalization<epsilon = 0.01>(r, a, b) s = Shape<start = 0>(x)"
+        "p = Reshape(q, s) m = Mul(p, g) y = Add(m, c) }",
+    ),
+    _norm(
+        "half, 1-D",
+        "positive",
+        "",
+        ((1, 3, 2), (2, 3, 9), (3, 3, 17)),
+        text=f"(float16[n,3,l] x) => (float16[n,3,l] y) {_HALF} {{ {_NORM} }}",
+    ),
+    _norm(
+        "running statistics, as torch exports them",
+        "near miss",
+        "",
+        _PLANES,
+        text="(float[n,3,h,w] x) => (float[n,3,h,w] y) <float[3] u = {1, 1, 1}, float[3] z ="
+        " {0, 0, 0}, float[3] m = {0.5, -1, 2}, float[3] v = {1, 2, 0.5}, int64[2] t = {1, -1}>"
+        "{ k = Shape<start = 0, end = 1>(x) s = Shape<start = 2>(x) d = Concat<axis = 0>(t, s)"
+        "r = Reshape(x, d) a = Tile(u, k) b = Tile(z, k) c = Tile(m, k) e = Tile(v, k)"
+        "f = BatchNormalization(r, a, b, c, e) all = Shape(x) y = Reshape<allowzero = 1>(f, all) }",
+    ),
+    _norm(
         "LayerNormalization",
         "near miss",
         "",
@@ -88,16 +135,18 @@ _BASE = (
         "rank unknown",
         "refusal",
         "",
-        _PLANES,
+        (),
         reason="rank",
-        text=f"(float[n,3,h,w] x) => "
-        f"(float[n,3,h,w] y) {_CONSTANTS} "
-        "{ r = Relu(x) s = InstanceNormalization(r, a, b) y = Relu(s) }",
+        text="(float[n,3,h,w] x, bool c) => (float[k] y) <int64[1] flat = {-1},"
+        "int64[3] rows = {0, 0, -1}, float[3] a = {0.5, 1.5, -2.0}, float[3] b = {0, 1, 2}>"
+        "{ r = If(c) <then_branch = t () => (float[n,3,h,w] p) { p = Relu(x) },"
+        "else_branch = e () => (float[n,3,l] q) { q = Reshape(x, rows) }>"
+        " s = InstanceNormalization(r, a, b) y = Reshape(s, flat) }",
     ),
 )
 CASES: tuple[Case, ...] = tuple(
     Case(**{**vars(case), "shapes": tuple({"x": s, "c": ()} for s in _PLANES)})
-    if case.name == "inside If"
+    if case.name in ("inside If", "rank unknown")
     else case
     for case in _BASE
 ) + tuple(

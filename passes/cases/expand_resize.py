@@ -256,6 +256,24 @@ CASES: tuple[Case, ...] = (
             ("cubic", "pytorch_half_pixel", "ceil"),
         )
     ),
+    # TensorRT's documentation takes the ratio of the sizes for the scale, ONNX the scale itself:
+    # they differ where the size is cut off (5 * 1.5); to be measured where an engine runs
+    *(
+        _resize(
+            f"plain {mode} by {factor}",
+            "near miss",
+            f'mode="{mode}", coordinate_transformation_mode="{transform}", nearest_mode="floor"',
+            "x, , s",
+            f"float[4] s = {{1, 1, {factor}, {factor}}}",
+            shapes=_ODD,
+        )
+        for mode, transform, factor in (
+            ("nearest", "asymmetric", 1.5),
+            ("linear", "half_pixel", 1.5),
+            ("linear", "half_pixel", 0.5),
+            ("cubic", "half_pixel", 0.5),
+        )
+    ),
     _resize(
         "tf_half_pixel_for_nn round_prefer_floor",
         "near miss",

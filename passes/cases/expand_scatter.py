@@ -169,7 +169,8 @@ CASES: tuple[Case, ...] = (
         "rank unknown",
         "(float[n,4] x, int64[k,4] i, float[k,4] u, int64[m] s) => (float[n,4] y) { "
         'r = Reshape(x, s) y = ScatterElements<axis=0, reduction="add">(r, i, u) }',
-        ({**_SMALL, "s": (2,)},),
+        ({**_SMALL, "x": (4, 4), "s": (2,)},),
+        ranges={"i": (-3, 3), "s": (4, 5)},
         kind="refusal",
         reason="rank of r",
     ),

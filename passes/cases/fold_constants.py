@@ -58,6 +58,15 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "fold_constants",
+        "half a size through floats",
+        "near miss",
+        "(float[n,3,m] x) => (float[k,2] y) <float half = {0.5}, int64[1] two = {2}, "
+        "float z = {0.25}> { s = Shape<start=2, end=3>(x) f = Cast<to=1>(s) g = Mul(f, half) "
+        "i = Cast<to=7>(g) c = Concat<axis=0>(i, two) y = Expand(z, c) }",
+        _X,
+    ),
+    Case(
+        "fold_constants",
         "quantised weight",
         "near miss",
         "(float[n,3,m] x) => (float[n,3,m] y) <float s = {0.5}, int8 z = {0}, int8 w = {7}>"

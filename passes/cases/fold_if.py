@@ -148,7 +148,8 @@ CASES: tuple[Case, ...] = (
         "a dynamic size decides",
         "near miss",
         f"({_IMAGE} x) => ({_IMAGE} y) <int64 two = {{2}}, int64 six = {{6}}> {{ s = Shape(x) "
-        f"d = Gather(s, two) c = Less(d, six) y = If(c) {_choice('tt = Relu(x)', 'ee = Neg(x)')} }}",
+        "d = Gather(s, two) c = Less(d, six) "
+        f"y = If(c) {_choice('tt = Relu(x)', 'ee = Neg(x)')} }}",
     ),
     _case(
         "data decide",

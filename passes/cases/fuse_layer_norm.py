@@ -91,7 +91,7 @@ CASES: tuple[Case, ...] = (
         means="m = ReduceMean(x, mid) d = Sub(x, m) {} v = ReduceMean(q, mid)",
         extra=", int64[1] mid = {1}",
     ),
-    _norm("cube", "near miss", square="q = Pow(d, three)", extra=", float three = {4}"),
+    _norm("fourth power", "near miss", square="q = Pow(d, four)", extra=", float four = {4}"),
     _norm("root mean square", "near miss", square="q = Mul(x, x)"),
     _norm("no root", "near miss", root="s = Add(v, eps)"),
     _norm(

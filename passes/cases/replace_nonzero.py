@@ -112,6 +112,19 @@ CASES: tuple[Case, ...] = (
         "n = Concat<axis = 0>(k, w) u = Expand(r, n) y = ScatterND(x, i, u) }",
         tuple({**s, "r": s["x"][1:]} for s in _XR),
     ),
+    _case(
+        "arithmetic on rows, as torch's exporter writes it back",
+        "positive",
+        f"{_ROWS} <int64[1] flat = {{-1}}, int64[1] one = {{1}}, int64[1] two = {{2}},"
+        "int64[1] zero = {0}, int64[k] q, float[k,w] s, float[k,w] t, bool[h,1] a, bool[h,w] b>"
+        "{ p = NonZero(m) i = Transpose<perm = [1, 0]>(p) q = Squeeze(i, one) o = Max(q)"
+        "n = Shape<start = 0>(o) r = Expand(q, n) j = Unsqueeze(r, flat) s = GatherND(x, j)"
+        "t = Tanh(s) a = Unsqueeze(m, flat) all = Shape<start = 0>(x) b = Expand(a, all)"
+        f"z = NonZero(b) d = Transpose<perm = [1, 0]>(z) {_COUNT}"
+        "w = Slice(all, one, two, zero) c = Concat<axis = 0>(k, w) e = Expand(t, c)"
+        "u = Reshape(e, flat) y = ScatterND(x, d, u) }",
+        _XR,
+    ),
     _reduction("ReduceSum"),
     _reduction("ReduceSum", "sum, one axis kept", keep=True),
     _reduction("ReduceMean", ranges=_ALL),
@@ -222,6 +235,17 @@ CASES: tuple[Case, ...] = (
         f"{_HEAD} <float[k] s, bool[h,w] n> {{ n = And(m, m) {_SELECT} q = NonZero(n)"
         "j = Transpose(q) y = ScatterND(x, j, s) }",
         reason="depends on the data",
+    ),
+    _case(
+        "one row written to all",
+        "refusal",
+        "(float[h,w] x, bool[1] m) => (float[h,w] y) <int64[1] flat = {-1}, bool[1,1] a,"
+        "float[k,w] s, bool[h,w] b> { p = NonZero(m) i = Transpose(p) s = GatherND(x, i)"
+        "a = Unsqueeze(m, flat) all = Shape(x) b = Expand(a, all) z = NonZero(b)"
+        "d = Transpose(z) e = Expand(s, all) u = Reshape(e, flat) y = ScatterND(x, d, u) }",
+        tuple({"x": s["x"], "m": (1,)} for s in _XM),
+        reason="depends on the data",
+        ranges={"m": (1, 2)},
     ),
     _case(
         "softmax over the selection",

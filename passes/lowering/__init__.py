@@ -2,7 +2,8 @@
 
 `CONVERTERS` holds the ops whose form changed, `SAME` those whose later forms only take more
 dtypes (or have an attribute whose default means what was meant before). An op in neither that
-changed is refused. The test compares the tables with every schema of the standard.
+changed is refused (OptionalHasElement). A test compares the tables with all schemas of the
+standard.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ THROUGH_FLOAT32 = frozenset(
         "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "AveragePool", "Conv", "ConvTranspose",
         "Cos", "Cosh", "DeformConv", "Det", "Elu", "GlobalAveragePool", "GlobalLpPool",
         "GlobalMaxPool", "GridSample", "HardSigmoid", "HardSwish", "InstanceNormalization",
-        "IsInf", "IsNaN", "LpNormalization", "LpPool", "MaxPool", "MaxRoiPool", "RoiAlign",
+        "IsInf", "IsNaN", "LpNormalization", "LpPool", "MaxPool", "MaxRoiPool", "Mish", "RoiAlign",
         "Round", "Selu", "Sin", "Sinh", "Softplus", "Softsign", "Tan", "ThresholdedRelu",
     }
 )  # fmt: skip
@@ -74,7 +75,7 @@ SAME = THROUGH_FLOAT32 - CONVERTERS.keys() | frozenset(
     {
         "Bernoulli", "Constant", "ConstantOfShape", "Dropout", "Equal", "EyeLike", "Flatten",
         "GRU", "Identity", "If", "LSTM", "Loop", "MaxUnpool", "Multinomial",
-        "NegativeLogLikelihoodLoss", "OptionalGetElement", "OptionalHasElement", "QLinearMatMul",
+        "NegativeLogLikelihoodLoss", "QLinearMatMul",
         "RNN", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Reshape",
         "Scan", "Shape", "Size", "SplitToSequence", "Squeeze", "TopK", "Transpose", "Unsqueeze",
     }

@@ -23,12 +23,14 @@ class Site:
         node: the node.
         old: the op's schema at the opset to reach; None if it came later.
         new: its schema at the graph's opset.
+        level: the opset to reach.
     """
 
     graph: gs.Graph
     node: gs.Node
     old: OpSchema | None
     new: OpSchema
+    level: int
 
     def crosses(self, since: int) -> bool:
         """Whether the change of that opset lies between the two schemas."""

@@ -106,7 +106,9 @@ def _spread(
 def _grid_sample(site: Site) -> Steps:
     if not site.crosses(20):
         return
-    if site.rank() != 4:
+    # the text of opset 16 is about images only, but its schema, ONNX Runtime, and TensorRT from
+    # 10 on (built with tensorrt-rtx 1.7.1) take volumes too
+    if site.rank() != 4 and site.level < 19:
         raise Refused("before opset 20 GridSample takes images of 4 dimensions only")
     mode = _text(site.node.attrs.get("mode", "linear"))
     if mode not in _SAMPLING:

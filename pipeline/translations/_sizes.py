@@ -77,7 +77,11 @@ def known(value: Any) -> Any:
     """What torch knows of a value that the exporter made: a tensor's fake, a SymInt; or None."""
     producer = value.producer()
     node = (value if producer is None else producer).meta.get("node")
-    return None if node is None else node.meta.get("val")
+    fake = None if node is None else node.meta.get("val")
+    if isinstance(fake, (list, tuple)):  # of an op with several outputs
+        same = producer is not None and len(fake) == len(producer.outputs)
+        fake = fake[value.index()] if same else None
+    return fake
 
 
 def bounds(size_: Any) -> tuple[float, float]:

@@ -11,6 +11,7 @@ import torch
 
 from pipeline.errors import ExportError
 from pipeline.translations import pools, translation_table
+from pipeline.translations.recurrent import dynamic_time
 
 
 def to_onnx(
@@ -31,16 +32,17 @@ def to_onnx(
     called: set[Any] = set()
     table = {target: _noting(f, target, called) for target, f in translation_table().items()}
     try:
-        onnx_program = torch.onnx.export(
-            program,
-            dynamo=True,
-            opset_version=opset,
-            input_names=list(input_names),
-            output_names=list(output_names),
-            custom_translation_table=table,
-            optimize=True,
-            verbose=False,
-        )
+        with dynamic_time():
+            onnx_program = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=opset,
+                input_names=list(input_names),
+                output_names=list(output_names),
+                custom_translation_table=table,
+                optimize=True,
+                verbose=False,
+            )
     except Exception as error:
         told = _told(error)
         if told is None:

@@ -98,15 +98,16 @@ def trunc(value: Any) -> Any:
     A product of a size and a number is computed as `times` does it.
     """
     product = value.producer()
-    node = product.meta.get("node")
+    node = None if product is None else product.meta.get("node")
     if node is not None and node.target is operator.mul:
         numbers = [a for a in node.args if isinstance(a, (int, float))]
-        casts = [v.producer() for v in product.inputs if v.producer().op_type == "Cast"]
+        makers = [v.producer() for v in product.inputs]
+        casts = [m for m in makers if m is not None and m.op_type == "Cast"]
         if len(numbers) == len(casts) == 1 and numbers[0] > 0:
             (size,) = casts[0].inputs
-            if size.producer() is not None and isinstance(known(size), torch.SymInt):
-                most = bounds(known(size))[1]
-                return op.Squeeze(times(as_size(size), numbers[0], most), ints(0))
+            symbol = known(size)
+            if isinstance(symbol, torch.SymInt):
+                return op.Squeeze(times(as_size(size), numbers[0], bounds(symbol)[1]), ints(0))
     return op.Cast(value, to=TensorProto.INT64)  # towards zero, as ONNX's Cast is
 
 

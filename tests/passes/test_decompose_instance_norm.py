@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
+import torch
 from harness import PASSES, apply, assert_same, own, run
 
 from pipeline.passes._case import Case
@@ -60,6 +61,28 @@ def test_half_inputs_do_not_overflow() -> None:
     scale = np.array([0.5, 1.5, -2.0]).reshape(1, 3, 1, 1)
     bias = np.array([0.25, -1.0, 3.0]).reshape(1, 3, 1, 1)
     np.testing.assert_allclose(y, (wide - mean) / np.sqrt(var + 0.01) * scale + bias, 2e-3, 2e-3)
+
+
+def test_bfloat16_is_computed_in_float32() -> None:
+    """ONNX Runtime has no bfloat16 InstanceNormalization (opset 22): torch is the reference."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 22]> g (float[n,3,h,w] x) => (float[n,3,h,w] y) '
+        "<bfloat16[3] a = {16128, 16320, 49152}, bfloat16[3] b = {16000, 49024, 16448}> "
+        "{ r = Cast<to = 16>(x) s = InstanceNormalization(r, a, b) y = Cast<to = 1>(s) }"
+    )
+    model.graph.node[1].name = "norm"
+    after, result = apply(P, model)
+    assert result.modified
+    onnx.checker.check_model(after, full_check=True)
+    x = torch.linspace(-300, 500, 90).reshape(2, 3, 3, 5)
+    (y,) = run(after, {"x": x.numpy()})
+    right = torch.nn.functional.instance_norm(
+        x.bfloat16().float(),
+        weight=torch.tensor([0.5, 1.5, -2]),
+        bias=torch.tensor([0.25, -1, 3]),
+    )
+    # one step of bfloat16 is 2**-8
+    np.testing.assert_allclose(y, right.numpy(), 2**-7, 2**-7)
 
 
 def test_too_many_or_no_spatial_axes_are_refused() -> None:

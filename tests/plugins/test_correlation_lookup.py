@@ -18,7 +18,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from pipeline.child import Child, ChildFailed
+from pipeline.child import Child
 from pipeline.custom_ops import library_folder
 from pipeline.errors import InputError, PipelineError
 from pipeline.models._torchvision import import_torchvision
@@ -334,12 +334,7 @@ def test_plugin_refuses_a_node_without_radius() -> None:
     pytest.importorskip("tensorrt_rtx")
     model = one_node(4, 64, body=False)
     del model.graph.node[0].attribute[:]
-    try:
-        result = build_with_plugin(model, 64)
-    except (PipelineError, ChildFailed) as error:
-        assert "radius" in str(error)
-    else:
-        assert result["errors"]
+    assert "Could not create the plugin" in " ".join(build_with_plugin(model, 64)["errors"])
 
 
 # kernel.cu on a CPU

@@ -1,0 +1,289 @@
+"""Bitwise ops and shifts of integers become arithmetic.
+
+TensorRT has neither BitwiseAnd, Or, Xor, Not nor BitShift: the parsers of RTX 1.7 and 8.6 refuse
+them, and RTX has no uint32 and uint64. What comes instead is exact for every value:
+
+- not x is -1 - x; x or z is x + (z - (x and z)); x xor z is (x - (x and z)) + (z - (x and z)).
+- x and z multiplies the bits: each operand, its sign taken off, is divided by the powers of two.
+  This takes one more axis, of up to 30 elements at a time, in memory unless TensorRT fuses it;
+  a constant mask that is not negative takes as many as it has bits.
+- torch writes shifts of int32 and int64 as BitShift between casts to unsigned and back, with a
+  Where that puts the sign back in: x << k becomes a multiplication, x >> k a division of x, or
+  of not x where x is negative.
+
+Divided are numbers that are not negative only, for which truncation is floor. No constant is
+above 2**30 but the smallest integer, so that the result also holds where a target makes int32 of
+int64 (TensorRT 8.6, which clamps constants) for every value that fits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    FROM_10,
+    RTX,
+    Change,
+    Needs,
+    Pass,
+    PassResult,
+    Refused,
+    drop_unused,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+from pipeline.passes._chain import Chain
+from pipeline.passes._dims import reduce, unsqueeze, widen, work_dtype
+
+_LIMB = 30  # bits taken at a time
+_BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")
+# unsigned dtype -> what torch casts to it, bits
+_SIGNED = {
+    int(onnx.TensorProto.UINT32): (np.int32, 32),
+    int(onnx.TensorProto.UINT64): (np.int64, 64),
+}
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites BitwiseAnd, Or, Xor, Not of int32, int64 and uint8, and BitShift by constants: of
+    uint8, and of int32 and int64 as torch exports it.
+
+    uint8 is computed in int32. Refused: other dtypes, an unknown dtype, computed shifts, and a
+    shift of unsigned numbers that is not torch's shift of signed ones.
+    """
+    rewritten, refused = [], []
+    for op, rewrite in (("BitShift", _shift), ("", _bitwise)):
+        for inner, node in walk(graph):
+            if not node.outputs or not any(is_op(node, o) for o in ([op] if op else _BITWISE)):
+                continue
+            name, was = label(node), node.op
+            try:
+                detail = rewrite(graph, inner, node)
+            except Refused as reason:
+                refused.append(Change(name, was, str(reason)))
+            else:
+                rewritten.append(Change(name, was, detail))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _bitwise(_: gs.Graph, inner: gs.Graph, node: gs.Node) -> str:
+    dtype = work_dtype(node.inputs[0], (np.int32, np.int64, np.uint8))
+    op, chain = node.op, Chain(inner, node)
+    work = np.dtype(np.int32) if dtype == np.uint8 else dtype
+    x, *others = (widen(chain, tensor, work) for tensor in node.inputs)
+    ones = np.array(255 if dtype == np.uint8 else -1, work)
+    if op == "BitwiseNot":
+        y = chain.op("Sub", ones, x, dtype=work)
+    else:
+        (z,) = others
+        y = both = _and(chain, x, z, 8 if dtype == np.uint8 else work.itemsize * 8 - 1)
+        if op != "BitwiseAnd":
+            y = chain.op("Sub", z, both, dtype=work)
+            more = chain.op("Sub", x, both, dtype=work) if op == "BitwiseXor" else x
+            y = chain.op("Add", more, y, dtype=work)
+    if dtype == np.uint8:
+        y = chain.cast(y, dtype, short="narrowed")
+    chain.finish(y)
+    return f"arithmetic in {work.name}"
+
+
+def _and(chain: Chain, x: gs.Tensor, z: gs.Tensor, bits: int) -> gs.Tensor:
+    """x and z, of `bits` bits without the sign (uint8 never has one)."""
+    dtype = x.dtype
+    masks = [values_of(tensor) for tensor in chain.node.inputs]
+    signed = bits > 8 and not any(mask is not None and (mask >= 0).all() for mask in masks)
+    for mask in masks:
+        if mask is not None and mask.size and (mask >= 0).all():
+            bits = min(bits, max(int(mask.max()).bit_length(), 1))
+    lowest = np.array(np.iinfo(dtype).min, dtype)
+    negative, rest = [], []
+    for tensor in (x, z):
+        below = chain.op("Less", tensor, np.array(0, dtype), short="negative", dtype=np.bool_)
+        lifted = chain.op("Sub", tensor, lowest, dtype=dtype)
+        negative.append(below)
+        rest.append(chain.op("Where", below, lifted, tensor, short="rest", dtype=dtype))
+    limb = np.array(2**_LIMB, dtype)
+    total = None
+    for start in range(0, bits, _LIMB):
+        digits = []
+        for n, tensor in enumerate(rest):
+            above = chain.op("Div", tensor, limb, short="above", dtype=dtype)
+            whole = chain.op("Mul", above, limb, dtype=dtype)
+            digits.append(chain.op("Sub", tensor, whole, short="limb", dtype=dtype))
+            rest[n] = above
+        part = _limb_and(chain, digits, min(_LIMB, bits - start))
+        for _ in range(start // _LIMB):
+            part = chain.op("Mul", part, limb, dtype=dtype)
+        total = part if total is None else chain.op("Add", total, part, dtype=dtype)
+    if signed:
+        sign = chain.op("And", *negative, dtype=np.bool_)
+        lowered = chain.op("Add", total, lowest, dtype=dtype)
+        total = chain.op("Where", sign, lowered, total, dtype=dtype)
+    return total
+
+
+def _limb_and(chain: Chain, digits: list[gs.Tensor], bits: int) -> Any:
+    """The same of two numbers from 0 to 2**30 - 1, in one more axis."""
+    dtype = digits[0].dtype
+    powers = 2 ** np.arange(bits).astype(dtype)
+    two = np.array([2], dtype)
+    found = []
+    for tensor in digits:
+        shifted = chain.op("Div", unsqueeze(chain, tensor, -1), powers, dtype=dtype)
+        half = chain.op("Div", shifted, two, dtype=dtype)
+        even = chain.op("Mul", half, two, dtype=dtype)
+        found.append(chain.op("Sub", shifted, even, short="bits", dtype=dtype))
+    both = chain.op("Mul", *found, dtype=dtype)
+    return reduce(chain, "ReduceSum", chain.op("Mul", both, powers, dtype=dtype), -1)
+
+
+def _shift(root: gs.Graph, inner: gs.Graph, node: gs.Node) -> str:
+    amount = values_of(node.inputs[1])
+    if amount is None:
+        raise Refused(f"the number of bits to shift by, {node.inputs[1].name}, is computed")
+    left = node.attrs["direction"] in ("LEFT", b"LEFT")
+    data = node.inputs[0]
+    if data.dtype is None:
+        raise Refused(f"the dtype of {data.name} is not known; run shape inference first")
+    kind = int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(data.dtype)))
+    bits = 8 if kind == onnx.TensorProto.UINT8 else _SIGNED.get(kind, (None, 0))[1]
+    if not bits:
+        raise Refused(f"{data.name} is {np.dtype(data.dtype).name}, which TensorRT lacks")
+    if (amount >= bits).any():
+        raise Refused(f"shifting {bits} bits by {amount.max()} is not defined")
+    amount = amount.astype(np.int64)
+    if bits == 8:
+        return _shift_bytes(inner, node, amount, left)
+    return _shift_signed(root, inner, node, amount, left)
+
+
+def _shift_bytes(inner: gs.Graph, node: gs.Node, amount: np.ndarray, left: bool) -> str:
+    chain = Chain(inner, node)
+    wide = chain.cast(node.inputs[0], np.int32)
+    powers = (2**amount).astype(np.int32)
+    shifted = chain.op("Mul" if left else "Div", wide, powers, dtype=np.int32)
+    if left:
+        size = np.array(256, np.int32)
+        above = chain.op("Div", shifted, size, dtype=np.int32)
+        lost = chain.op("Mul", above, size, dtype=np.int32)
+        shifted = chain.op("Sub", shifted, lost, dtype=np.int32)
+    chain.finish(chain.cast(shifted, np.uint8, short="narrowed"))
+    return "arithmetic in int32"
+
+
+def _shift_signed(
+    root: gs.Graph, inner: gs.Graph, node: gs.Node, amount: np.ndarray, left: bool
+) -> str:
+    kind = int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(node.inputs[0].dtype)))
+    dtype, bits = _SIGNED[kind]
+    x = _cast_from(node.inputs[0], dtype)
+    if x is None:
+        raise Refused(f"TensorRT lacks {np.dtype(node.inputs[0].dtype).name}")
+    output = node.outputs[0]
+    readers = list(output.outputs)
+    if left:
+        # reads of a body of If or Loop count as well: they are of the same tensor
+        kept = not readers or any(other is output for other in inner.outputs)
+        if kept or not all(_casts_to(reader, dtype) for reader in readers):
+            raise Refused(f"{output.name} is not just cast to {np.dtype(dtype).name}")
+        for reader in readers:
+            chain = Chain(_holder(root, reader), reader)
+            chain.finish(_scale(chain, "Mul", x, amount, dtype))
+        drop_unused(root, output)
+        return f"multiplication in {np.dtype(dtype).name}"
+    choice = _sign_put_back(output, x, amount, dtype, bits)
+    if choice is None:
+        raise Refused(
+            f"{output.name} is a shift of unsigned numbers, not torch's shift of signed ones"
+        )
+    leftover = list(choice.inputs)
+    chain = Chain(_holder(root, choice), choice)
+    ones = np.array(-1, dtype)
+    inverse = chain.op("Sub", ones, x, dtype=dtype)
+    negative = chain.op("Less", x, np.array(0, dtype), dtype=np.bool_)
+    magnitude = chain.op("Where", negative, inverse, x, dtype=dtype)
+    divided = _scale(chain, "Div", magnitude, amount, dtype)
+    back = chain.op("Sub", ones, divided, dtype=dtype)
+    chain.finish(chain.op("Where", negative, back, divided, dtype=dtype))
+    for tensor in leftover:
+        drop_unused(root, tensor)
+    return f"division in {np.dtype(dtype).name}"
+
+
+def _scale(chain: Chain, op: str, x: gs.Tensor, amount: np.ndarray, dtype: Any) -> gs.Tensor:
+    """x times or divided by 2**amount, in steps of up to 2**30."""
+    while True:
+        step = np.minimum(amount, _LIMB)
+        x = chain.op(op, x, (2**step).astype(dtype), dtype=dtype)
+        amount = amount - step
+        if not amount.any():
+            return x
+
+
+def _sign_put_back(
+    output: gs.Tensor, x: gs.Tensor, amount: np.ndarray, dtype: Any, bits: int
+) -> gs.Node | None:
+    """The Where that ends torch's shift to the right: Where(x < 0, Cast(output | mask),
+    Cast(output)), if `output` is read by nothing else."""
+    casts = [reader for reader in output.outputs if _casts_to(reader, dtype)]
+    masks = [reader for reader in output.outputs if is_op(reader, "BitwiseOr")]
+    if len(output.outputs) != 2 or len(casts) != 1 or len(masks) != 1:
+        return None
+    (mask,) = (values_of(t) for t in masks[0].inputs if t is not output)
+    above = (1 << bits) - 1
+    right = np.array([above ^ (above >> int(n)) for n in amount.reshape(-1)], object)
+    if mask is None or mask.size != right.size or (mask.reshape(-1).astype(object) != right).any():
+        return None
+    choices = casts[0].outputs[0].outputs
+    filled = masks[0].outputs[0].outputs
+    if len(choices) != 1 or len(filled) != 1 or not is_op(choices[0], "Where"):
+        return None
+    condition, one, other = choices[0].inputs
+    compared = condition.inputs[0] if condition.inputs else None
+    if (
+        other is not casts[0].outputs[0]
+        or not _casts_to(filled[0], dtype)
+        or one is not filled[0].outputs[0]
+        or compared is None
+        or not is_op(compared, "Less")
+        or compared.inputs[0] is not x
+    ):
+        return None
+    zero = values_of(compared.inputs[1])
+    return choices[0] if zero is not None and not zero.any() else None
+
+
+def _cast_from(tensor: gs.Tensor, dtype: Any) -> gs.Tensor | None:
+    """What was cast to this tensor, if it is of that dtype."""
+    if len(tensor.inputs) != 1 or not is_op(tensor.inputs[0], "Cast"):
+        return None
+    source = tensor.inputs[0].inputs[0]
+    return source if source.dtype == dtype else None
+
+
+def _casts_to(node: gs.Node, dtype: Any) -> bool:
+    to = int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    return is_op(node, "Cast") and int(node.attrs["to"]) == to
+
+
+def _holder(root: gs.Graph, node: gs.Node) -> gs.Graph:
+    return next(inner for inner, other in walk(root) if other is node)
+
+
+PASS = Pass(
+    name="expand_bitwise",
+    run=run,
+    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    summary="BitwiseAnd, Or, Xor, Not, BitShift of integers -> arithmetic",
+    fault="no such ops: the parser refuses them",
+    evidence=(
+        "cases: rtx-1.7 does not parse any of them",
+        "onnx-tensorrt's operators.md lists BitShift as not supported, and none of the others",
+    ),
+)

@@ -1,0 +1,76 @@
+"""``Hardmax`` over an axis of dynamic size becomes ArgMax and a comparison with a Range.
+
+TensorRT-RTX's parser makes a OneHot of it, which wants its depth when it builds (``Depth input of
+IOneHotLayer must be a build time constant``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    FROM_10,
+    RTX,
+    Change,
+    Needs,
+    Pass,
+    PassResult,
+    Refused,
+    is_op,
+    label,
+    walk,
+)
+from pipeline.passes._chain import Chain
+from pipeline.passes._dims import rank_of, size_of
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites Hardmax of opset 13 and above over an axis whose size is not a number; the dtype
+    stays. Refused: an unknown rank or dtype, and older opsets, which take all axes from the given
+    one on together."""
+    rewritten, refused = [], []
+    for inner, node in walk(graph):
+        if not is_op(node, "Hardmax"):
+            continue
+        name = label(node)
+        try:
+            detail = _rewrite(inner, node)
+        except Refused as reason:
+            refused.append(Change(name, "Hardmax", str(reason)))
+        else:
+            if detail:
+                rewritten.append(Change(name, "Hardmax", detail))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
+    data = node.inputs[0]
+    rank = rank_of(data)
+    if graph.opset < 13:
+        raise Refused(f"the rewrite needs opset 13, and the graph is of {graph.opset}")
+    if data.dtype is None:
+        raise Refused(f"the dtype of {data.name} is not known; run shape inference first")
+    axis = int(node.attrs.get("axis", -1)) % rank
+    if isinstance(data.shape[axis], (int, np.integer)):
+        return ""
+    chain = Chain(graph, node)
+    # both take the first of several largest
+    largest = chain.op("ArgMax", data, dtype=np.int64, axis=axis, keepdims=1)
+    positions = size_of(chain, data, axis).upto().reshape(-1, *[1] * (rank - 1 - axis)).data
+    hit = chain.op("Equal", positions, largest, dtype=np.bool_)
+    chain.finish(chain.cast(hit, data.dtype))
+    return f"ArgMax over axis {axis}, comparison with a Range"
+
+
+PASS = Pass(
+    name="expand_hardmax",
+    run=run,
+    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    summary="Hardmax over a dynamic axis -> ArgMax, comparison with a Range",
+    fault="does not build ('Depth input of IOneHotLayer must be a build time constant')",
+    evidence=(
+        "cases: rtx-1.7 parses it and does not build",
+        "onnx-tensorrt's operators.md for 8.4 lists Hardmax as not supported",
+    ),
+)

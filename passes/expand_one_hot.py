@@ -1,0 +1,160 @@
+"""``OneHot`` and ``EyeLike`` of dynamic sizes become comparisons with a Range; ``ArgMax`` and
+``ArgMin`` of one axis get a second.
+
+TensorRT wants the depth of OneHot when it builds (``Depth input of IOneHotLayer must be a build
+time constant``) and makes EyeLike of static sizes only (``Eyelike does not work for dynamically
+shaped tensors``); torch.eye of a dynamic size is written so. ArgMax and ArgMin over the only
+axis of a tensor do not parse on TensorRT-RTX (``at least 2 dimensions are required``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    FROM_10,
+    RTX,
+    Change,
+    Pass,
+    PassResult,
+    Refused,
+    is_op,
+    label,
+    walk,
+)
+from pipeline.passes._chain import Chain
+from pipeline.passes._known import depends_on_data
+from pipeline.passes._sizes import elements_of
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites OneHot of a computed depth, EyeLike of a dynamic shape, ArgMax and ArgMin of rank 1.
+
+    Refused: a OneHot whose depth the values of the inputs decide (the sizes are not known before
+    the run), or whose rank is not known; opsets before 13.
+    """
+    rewritten, refused = [], []
+    for inner, node in walk(graph):
+        if node.op not in ("OneHot", "EyeLike", "ArgMax", "ArgMin"):
+            continue
+        name = label(node)
+        try:
+            detail = _rewrite(inner, node)
+        except Refused as reason:
+            refused.append(Change(name, node.op, str(reason)))
+            continue
+        if detail:
+            rewritten.append(Change(name, node.op, detail))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
+    """What came in the node's place; nothing if it needs nothing."""
+    detail = ""
+    chain = Chain(graph, node)
+    if is_op(node, "OneHot") and _is_open(node.inputs[1]):
+        _one_hot(chain, node)
+        detail = "compared with a Range"
+    elif is_op(node, "EyeLike") and any(
+        not isinstance(size, (int, np.integer)) for size in node.inputs[0].shape or ()
+    ):
+        _eye(chain, node)
+        detail = "two Ranges compared"
+    elif (is_op(node, "ArgMax") or is_op(node, "ArgMin")) and len(node.inputs[0].shape or ()) == 1:
+        _arg(chain, node)
+        detail = "over the second of two axes"
+    return detail
+
+
+def _is_open(depth: gs.Tensor) -> bool:
+    elements = elements_of(depth)
+    computed = elements is not None and not all(value.is_Integer for value in elements.values)
+    return computed or depends_on_data(depth)
+
+
+def _check_opset(chain: Chain) -> None:
+    if (chain.graph.opset or 0) < 13:
+        raise Refused(f"opset {chain.graph.opset} is too old for the rewrite: export at opset 13")
+
+
+def _one_hot(chain: Chain, node: gs.Node) -> None:
+    _check_opset(chain)
+    indices, depth, values = node.inputs
+    if depends_on_data(depth):
+        raise Refused(
+            "the values of the inputs decide its depth, so its size is not known before the run; "
+            "give the number of classes as a constant"
+        )
+    if indices.shape is None:
+        raise Refused(f"the rank of {indices.name} is not known; run shape inference first")
+    rank = len(indices.shape)
+    axis = int(node.attrs.get("axis", -1))
+    axis += rank + 1 if axis < 0 else 0
+    whole = chain.cast(indices, np.int64)
+    # depth is a scalar or has one element
+    length = chain.op("Reshape", chain.cast(depth, np.int64), np.array([1]), dtype=np.int64)
+    # an index below 0 counts from the back; one beyond both ends is nowhere on
+    below = chain.op("Less", whole, np.array([0]), dtype=np.bool_)
+    back = chain.op("Add", whole, length, dtype=np.int64)
+    place = chain.op("Where", below, back, whole, dtype=np.int64)
+    places = chain.op("Unsqueeze", place, np.array([axis]), dtype=np.int64)
+    steps = _range(chain, length)
+    if axis < rank:
+        after = np.arange(1, rank - axis + 1)
+        steps = chain.op("Unsqueeze", steps, after, dtype=np.int64)
+    on = chain.op("Equal", places, steps, dtype=np.bool_)
+    off_value = chain.op("Gather", values, np.array([0]), short="off", dtype=values.dtype, axis=0)
+    on_value = chain.op("Gather", values, np.array([1]), short="on", dtype=values.dtype, axis=0)
+    chain.finish(chain.op("Where", on, on_value, off_value, dtype=values.dtype))
+
+
+def _eye(chain: Chain, node: gs.Node) -> None:
+    _check_opset(chain)
+    data = node.inputs[0]
+    rows, columns = (_range(chain, chain.size(data, axis)) for axis in (0, 1))
+    offset = np.array([int(node.attrs.get("k", 0))])
+    column = chain.op("Unsqueeze", chain.op("Add", rows, offset, dtype=np.int64), np.array([1]))
+    on = chain.op("Equal", column, columns, dtype=np.bool_)
+    kind = node.attrs.get("dtype") or data.dtype or node.outputs[0].dtype
+    if kind is None:
+        raise Refused(f"the type of {data.name} is not known; run shape inference first")
+    if not isinstance(kind, int):
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    chain.finish(chain.op("Cast", on, to=int(kind)))
+
+
+def _arg(chain: Chain, node: gs.Node) -> None:
+    _check_opset(chain)
+    attrs = {**node.attrs, "axis": 1, "keepdims": 1}
+    row = chain.op("Unsqueeze", node.inputs[0], np.array([0]), dtype=node.inputs[0].dtype)
+    found = chain.op(node.op, row, dtype=np.int64, shape=[1, 1], **attrs)
+    gone = [0] if node.attrs.get("keepdims", 1) else [0, 1]
+    chain.finish(chain.op("Squeeze", found, np.array(gone), dtype=np.int64))
+
+
+def _range(chain: Chain, length: gs.Tensor) -> gs.Tensor:
+    """0, 1, ... below a length of shape ``(1,)``."""
+    limit = chain.op("Squeeze", length, np.array([0]), dtype=np.int64, shape=[])
+    # a scalar: numpy's own constants of rank 0 come out as rank 1
+    start, step = (
+        gs.Constant(f"{limit.name}_{word}", np.array(value))
+        for word, value in (("start", 0), ("step", 1))
+    )
+    return chain.op("Range", start, limit, step, dtype=np.int64)
+
+
+PASS = Pass(
+    name="expand_one_hot",
+    run=run,
+    targets=(RTX, FROM_10),
+    summary="OneHot, EyeLike of dynamic sizes -> Equal with a Range; ArgMax of one axis -> of two",
+    fault="OneHot of a dynamic depth does not build, EyeLike of dynamic sizes and ArgMax of one "
+    "axis do not parse",
+    evidence=(
+        "tensorrt-rtx 1.7.1 fails on each",
+        "onnx-tensorrt docs/operators.md for 10.15: depth must be a build-time constant, EyeLike "
+        "must have static dimensions",
+    ),
+)
