@@ -26,12 +26,14 @@ from pipeline.passes import (
     inline_functions,
     lower_opset,
     merge_duplicates,
+    pad_ceil_pools,
     refuse_unsupported,
     replace_compress,
     replace_mask_product,
     replace_nonzero,
     scale_resize,
     slice_shape,
+    spread_deconv,
     widen_mean_square,
 )
 from pipeline.passes._base import Change, Needs, Pass, PassResult
@@ -44,6 +46,8 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     # Their bodies are lowered and mended like any other nodes.
     expand_functions.TO_17,
     expand_functions.TO_19,
+    # Before sizes are folded: the ones that ONNX infers for such pools may be wrong.
+    pad_ceil_pools.PASS,
     # Early: the others then see constants where there are any.
     fold_constants.PASS,
     # Right after, since a folded condition is a constant; early, so that nobody works on, or
@@ -74,6 +78,8 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     expand_dft.PASS,
     expand_deform_conv.PASS,
     expand_bitwise.PASS,
+    # Needs a constant kernel: after fold_constants.
+    spread_deconv.PASS,
     # Opset 19 has no AffineGrid: before lower_opset. Leaves the Shape that gives the sizes: before
     # slice_shape.
     decompose_affine_grid.PASS,

@@ -140,7 +140,7 @@ def write_out(graph: gs.Graph, form: Form) -> str:
 def _check_transform(kind: Kind) -> None:
     """Where the standard and ONNX Runtime agree, and to the last bit where that matters."""
     nearest = kind.mode == "nearest"
-    if kind.transform == "tf_half_pixel_for_nn" and not (nearest and kind.nearest == "floor"):
+    if kind.transform == "tf_half_pixel_for_nn" and not nearest:
         # the standard moves even an axis that keeps its size; ONNX Runtime does not
         raise Refused(f"it has no clear meaning for {kind.nearest if nearest else kind.mode}")
     if kind.transform == "half_pixel_symmetric" and nearest and kind.nearest in ("floor", "ceil"):

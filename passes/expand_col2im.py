@@ -11,7 +11,6 @@ the image where the stride is more than 1: the rest is zeros, cut to size with t
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -32,6 +31,7 @@ from pipeline.passes._base import (
 from pipeline.passes._chain import Chain
 from pipeline.passes._dims import floor_div, is_half, join, size_of, widen, work_dtype
 from pipeline.passes._values import Value
+from pipeline.passes.spread_deconv import spread
 
 _MOST_AXES = 3  # of a ConvTranspose in TensorRT
 
@@ -89,7 +89,8 @@ def _rewrite(chain: Chain) -> str:
     )
     kernel = np.eye(places, dtype=dtype).reshape(places, 1, *block)
     if max(strides) > 1 and max(dilations) > 1:
-        kernel, dilations = _spread(kernel, dilations, spans), [1] * axes
+        # RTX 1.7 builds no transposed convolution that is both (see spread_deconv)
+        kernel, dilations = spread(kernel, dilations), [1] * axes
     summed = chain.op(
         "ConvTranspose", blocks, kernel, dtype=dtype,
         kernel_shape=[*kernel.shape[2:]], strides=strides, dilations=dilations,
@@ -110,16 +111,6 @@ def _rewrite(chain: Chain) -> str:
         result = chain.cast(result, columns.dtype, short="narrowed")
     chain.finish(result)
     return f"ConvTranspose with the identity of {places} places"
-
-
-def _spread(kernel: np.ndarray, dilations: list[int], spans: list[int]) -> np.ndarray:
-    """The kernel with the zeros that its dilation stands for: RTX 1.7 builds no transposed
-    convolution that is strided and dilated ('Strided & Dilated Deconv are currently not
-    supported')."""
-    wide = np.zeros((*kernel.shape[:2], *spans), kernel.dtype)
-    steps: list[Any] = [slice(None, None, step) for step in dilations]
-    wide[(..., *steps)] = kernel
-    return wide
 
 
 def _pick(chain: Chain, sizes: gs.Tensor, axis: int) -> Value:

@@ -1,6 +1,6 @@
-"""``Hardmax`` over an axis of dynamic size becomes ArgMax and a comparison with a Range.
+"""``Hardmax`` becomes ArgMax and a comparison with a Range.
 
-TensorRT-RTX's parser makes a OneHot of it, which wants its depth when it builds (``Depth input of
+TensorRT-RTX makes a OneHot of it, which over a dynamic axis wants its depth when it builds (``Depth input of
 IOneHotLayer must be a build time constant``).
 """
 
@@ -26,9 +26,8 @@ from pipeline.passes._dims import rank_of, size_of
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites Hardmax of opset 13 and above over an axis whose size is not a number; the dtype
-    stays. Refused: an unknown rank or dtype, and older opsets, which take all axes from the given
-    one on together."""
+    """Rewrites Hardmax of opset 13 and above; the dtype stays. Refused: an unknown rank or dtype,
+    and older opsets, which take all axes from the given one on together."""
     rewritten, refused = [], []
     for inner, node in walk(graph):
         if not is_op(node, "Hardmax"):
@@ -39,8 +38,7 @@ def run(graph: gs.Graph) -> PassResult:
         except Refused as reason:
             refused.append(Change(name, "Hardmax", str(reason)))
         else:
-            if detail:
-                rewritten.append(Change(name, "Hardmax", detail))
+            rewritten.append(Change(name, "Hardmax", detail))
     return PassResult(tuple(rewritten), tuple(refused))
 
 
@@ -52,8 +50,6 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
     if data.dtype is None:
         raise Refused(f"the dtype of {data.name} is not known; run shape inference first")
     axis = int(node.attrs.get("axis", -1)) % rank
-    if isinstance(data.shape[axis], (int, np.integer)):
-        return ""
     chain = Chain(graph, node)
     # both take the first of several largest
     largest = chain.op("ArgMax", data, dtype=np.int64, axis=axis, keepdims=1)
@@ -67,10 +63,10 @@ PASS = Pass(
     name="expand_hardmax",
     run=run,
     targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
-    summary="Hardmax over a dynamic axis -> ArgMax, comparison with a Range",
+    summary="Hardmax -> ArgMax, comparison with a Range",
     fault="does not build ('Depth input of IOneHotLayer must be a build time constant')",
     evidence=(
         "cases: rtx-1.7 parses it and does not build",
-        "onnx-tensorrt's operators.md for 8.4 lists Hardmax as not supported",
+        "cases: TensorRT 8.6.0 has no Hardmax at all",
     ),
 )

@@ -79,15 +79,12 @@ def _beyond(node: gs.Node) -> str | None:
     attrs, dtype = node.attrs, node.inputs[0].dtype
     transform = attrs.get("coordinate_transformation_mode", "half_pixel")
     nearest = attrs.get("mode", "nearest") == "nearest"
-    rounding = attrs.get("nearest_mode", "round_prefer_floor")
     if attrs.get("antialias", 0) and not nearest:
         return "antialias"
     if attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch" and _sized(node):
         return "keep_aspect_ratio_policy"
-    if transform in ("tf_crop_and_resize", "half_pixel_symmetric"):
+    if transform in ("tf_crop_and_resize", "half_pixel_symmetric", "tf_half_pixel_for_nn"):
         return str(transform)
-    if transform == "tf_half_pixel_for_nn" and not (nearest and rounding == "round_prefer_floor"):
-        return "tf_half_pixel_for_nn"
     return "integer data" if dtype in (np.int32, np.int64) else None
 
 

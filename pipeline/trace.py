@@ -28,6 +28,7 @@ from pipeline.refine import outer, refine
 from pipeline.spec import Input, ModelSpec, Tolerance
 from pipeline.timing import Stopwatch
 from pipeline.translations.recurrent import dynamic_time
+from pipeline.translations.tracing import SymbolicSteps
 
 _ROUNDS = 6  # how often a refined dim is tried again: multiple, then range, then another dim
 _TORCH = str(Path(torch.__file__).parent)
@@ -141,7 +142,7 @@ def _torch_export(
     if len(fixed) < len(parameters) and len(fixed) < len(inputs):  # forward(self, x, *rest)
         shapes = (*shapes[: len(fixed)], shapes[len(fixed) :])
     try:
-        with torch.no_grad(), quiet(), dynamic_time():
+        with torch.no_grad(), quiet(), dynamic_time(), SymbolicSteps():
             return torch.export.export(
                 module, example_args(inputs, seed, sizes), dynamic_shapes=shapes, strict=False
             )

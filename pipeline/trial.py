@@ -118,6 +118,10 @@ def _attempt(model_bytes: bytes, feeds: Sequence[Feed], target: Target) -> tuple
     profile = builder.create_optimization_profile()
     for n in range(network.num_inputs):
         tensor = network.get_input(n)
+        if tensor.name not in feeds[0]:
+            # an input that is also an output is renamed
+            missing = sorted({*feeds[0]} - {i.name for i in _inputs(network)})
+            return "build", f"the network has no input {', '.join(missing)}, but {tensor.name}"
         if tensor.is_shape_tensor:
             values = np.array([feed[tensor.name] for feed in feeds])
             profile.set_shape_input(
@@ -137,6 +141,10 @@ def _attempt(model_bytes: bytes, feeds: Sequence[Feed], target: Target) -> tuple
         return "sizes", wrong
     why = why_not(target)
     return ("builds", why) if why else _numbers(bytes(plan), feeds, expected)
+
+
+def _inputs(network: Any) -> list[Any]:
+    return [network.get_input(n) for n in range(network.num_inputs)]
 
 
 def _wrong_sizes(

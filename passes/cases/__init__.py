@@ -26,12 +26,14 @@ from pipeline.passes.cases import (
     inline_functions,
     lower_opset,
     merge_duplicates,
+    pad_ceil_pools,
     refuse_unsupported,
     replace_compress,
     replace_mask_product,
     replace_nonzero,
     scale_resize,
     slice_shape,
+    spread_deconv,
     widen_mean_square,
 )
 
@@ -62,4 +64,6 @@ CASES: tuple[Case, ...] = (
     *widen_mean_square.CASES,
     *fuse_pixel_shuffle.CASES,
     *decompose_affine_grid.CASES,
+    *pad_ceil_pools.CASES,
+    *spread_deconv.CASES,
 )

@@ -27,8 +27,9 @@ CASES: tuple[Case, ...] = (
     ),
     _hard("only axis", "positive", _of(x="n"), "parse", shapes=({"x": (2,)}, {"x": (5,)})),
     _hard(
-        "static axis", "near miss", _of(x="n,4"), "none",
+        "static axis", "positive", _of(x="n,4"), "none",
         shapes=({"x": (2, 4)}, {"x": (5, 4)}),
     ),
+    _hard("Softmax", "near miss", _of().replace("Hardmax", "Softmax"), "none"),
     _hard("opset 12", "refusal", _of("<axis=1>"), "build", opset=12, reason="opset 13"),
 )  # fmt: skip

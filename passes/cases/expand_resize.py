@@ -276,7 +276,7 @@ CASES: tuple[Case, ...] = (
     ),
     _resize(
         "tf_half_pixel_for_nn round_prefer_floor",
-        "near miss",
+        "positive",
         'mode="nearest", coordinate_transformation_mode="tf_half_pixel_for_nn"',
         "x, no, s",
         "float[0] no = {}, float[4] s = {1, 1, 2, 3}",

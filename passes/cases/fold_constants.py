@@ -77,7 +77,8 @@ CASES: tuple[Case, ...] = (
         "fold_constants",
         "an output that is constant",
         "near miss",
-        "(float[n,3,m] x) => (float[n,3,m] y, float e) <float a = {2.0}> { e = Exp(a) y = Relu(x) }",
+        "(float[n,3,m] x) => (float[n,3,m] y, float e) <float a = {2.0}> "
+        "{ e = Exp(a) y = Relu(x) }",
         _X,
     ),
     Case(

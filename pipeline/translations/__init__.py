@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeline.translations import attention, integers, pools, resize, taps
+from pipeline.translations import attention, integers, pools, reductions, resize, scatters, taps
 
 Translation = Callable[..., Any]
 
@@ -26,6 +26,8 @@ _TABLES: tuple[Mapping[Any, Translation], ...] = (
     taps.TRANSLATIONS,
     integers.TRANSLATIONS,
     attention.TRANSLATIONS,
+    reductions.TRANSLATIONS,
+    scatters.TRANSLATIONS,
     # the ops of pipeline.plugins join here
 )
 

@@ -9,7 +9,7 @@ from onnx import TensorProto
 from pipeline.translations._sizes import Value, op, rank
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_FLOATS = (TensorProto.FLOAT, *_NARROW)
+FLOATS = (TensorProto.FLOAT, *_NARROW)
 
 
 def in_float32(x: Value, function: Callable[[Value], Value]) -> Value:
@@ -19,7 +19,7 @@ def in_float32(x: Value, function: Callable[[Value], Value]) -> Value:
     Raises:
         ExportError: the tensor is no float32, float16 or bfloat16: TensorRT has no other floats.
     """
-    if x.dtype not in _FLOATS:
+    if x.dtype not in FLOATS:
         raise TypeError(
             f"a tensor of {x.dtype.name} can't be resampled: float32, float16 or bfloat16"
         )

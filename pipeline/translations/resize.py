@@ -33,6 +33,7 @@ from pipeline.translations._sizes import (
     as_size,
     floats,
     ints,
+    known,
     largest,
     op,
     rank,
@@ -50,8 +51,9 @@ def nearest(
     x: Value, output_size: Sequence[Any] | None, scale_factors: Sequence[float] | None
 ) -> Value:
     """``upsample_nearest{1,2,3}d.vec``: [n, c, ...]."""
-    if scale_factors is not None and all(map(_plain, scale_factors)):
-        scales = op.Constant(value_floats=[1.0, 1.0, *map(float, scale_factors)])
+    factors = scale_factors if scale_factors is not None else _ratios(x, output_size or ())
+    if factors and all(map(_plain, factors)):
+        scales = op.Constant(value_floats=[1.0, 1.0, *map(float, factors)])
         return op.Resize(
             x, None, scales, None, mode="nearest",
             coordinate_transformation_mode="asymmetric", nearest_mode="floor",
@@ -84,6 +86,24 @@ def antialias_cubic(
 ) -> Value:
     """``_upsample_bicubic2d_aa.vec``."""
     return _antialias(x, output_size, align_corners, scale_factors, _cubic)
+
+
+def _ratios(x: Value, output_size: Sequence[Any]) -> list[float]:
+    """How many times its axis each output size is (``size=(2 * h, 2 * w)``), 0 where not whole."""
+    fake = known(x)
+    if not isinstance(fake, torch.Tensor):
+        return []
+    found = []
+    for before, after in zip(fake.shape[-len(output_size) :], output_size, strict=True):
+        new = after if isinstance(after, int) else known(after)
+        if isinstance(before, int) and isinstance(new, int):
+            found.append(new / before)
+        elif isinstance(before, torch.SymInt) and isinstance(new, torch.SymInt):
+            ratio = new.node.expr / before.node.expr
+            found.append(float(ratio) if ratio.is_Integer else 0.0)
+        else:
+            found.append(0.0)
+    return found
 
 
 def _plain(factor: float) -> bool:

@@ -16,9 +16,8 @@ from pipeline.plugins._base import DOMAIN
 NAME = "CorrelationLookup"
 LEVELS = 4  # as many as RAFT has; the number of inputs of an ONNX function is fixed
 
-
-# Slices, Gathers with a scalar index and shapes from Concat only: what TensorRT from 8.6 reads
-# right in a Loop. What is not inside of the map, NaN included, is read at 0 and masked afterwards.
+# Only ops whose form is the same at opsets 17 to 19, axes from constants, shapes by Concat. What is
+# not inside of the map, NaN included, is read at 0 and masked afterwards.
 _BEFORE = """
   one = Constant <value = int64 {1}> ()
   zero = Constant <value = int64 {0}> ()
@@ -42,19 +41,35 @@ _BEFORE = """
   steps_i = Range (first_step, after_step, one)
   steps = Cast <to = 1> (steps_i)
   count = Sub (after_step, first_step)
-  count_1 = Unsqueeze (count, axis_0)
-  window_shape = Concat <axis = 0> (keep_2, count_1, count_1)
+  count_v = Unsqueeze (count, axis_0)
+  window_shape = Concat <axis = 0> (keep_2, count_v, count_v)
   sizes = Shape (features)
   batch = Gather <axis = 0> (sizes, zero)
   height = Gather <axis = 0> (sizes, one)
-  channels_at = Constant <value = int64 {3}> ()
-  channels = Gather <axis = 0> (sizes, channels_at)
-  channels_1 = Unsqueeze (channels, axis_0)
-  flat_shape = Concat <axis = 0> (rest, channels_1)
+  three = Constant <value = int64 {3}> ()
+  width = Gather <axis = 0> (sizes, two)
+  channels = Gather <axis = 0> (sizes, three)
+  channels_v = Unsqueeze (channels, axis_0)
+  flat_shape = Concat <axis = 0> (rest, channels_v)
   channels_f = Cast <to = 1> (channels)
   root = Sqrt (channels_f)
   images = Range (zero, batch, one)
 """
+# The sizes once more: shape inference does not know how often a Loop runs.
+_AFTER = """
+  windows_f = Transpose <perm = [1, 2, 0, 3]> (rows)
+  side = Sub (count, one)
+  points_of_level = Mul (side, side)
+  number_of_levels = Constant <value = int64 {LEVELS}> ()
+  points = Mul (points_of_level, number_of_levels)
+  points_v = Unsqueeze (points, axis_0)
+  batch_v = Unsqueeze (batch, axis_0)
+  height_v = Unsqueeze (height, axis_0)
+  width_v = Unsqueeze (width, axis_0)
+  windows_shape = Concat <axis = 0> (batch_v, points_v, height_v, width_v)
+  windows_r = Reshape (windows_f, windows_shape)
+  windows = CastLike (windows_r, features)
+""".replace("LEVELS", str(LEVELS))
 _BEFORE_LEVEL = """
   flat_N = Reshape (level_N, flat_shape)
   sizes_N = Shape (level_N)
@@ -154,10 +169,7 @@ def function(opset: int = 18) -> onnx.FunctionProto:
     => (bool on_out, float[n, k, w] windows_of_row) {{{row}
   found = Concat <axis = 2> ({found})
   windows_of_row = Transpose <perm = [0, 2, 1]> (found)
-  }}>
-  windows_f = Transpose <perm = [1, 2, 0, 3]> (rows)
-  windows = CastLike (windows_f, features)
-}}"""
+  }}>{_AFTER}}}"""
     )
 
 

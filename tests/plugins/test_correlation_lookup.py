@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +12,15 @@ import onnx.inliner
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper
+from lookup_inputs import arguments, feed, maps, one_node
 
 from pipeline.child import Child
 from pipeline.custom_ops import library_folder
-from pipeline.errors import InputError, PipelineError
+from pipeline.errors import InputError
 from pipeline.models._torchvision import import_torchvision
 from pipeline.models.raft import raft, raft_small
 from pipeline.plugins._base import DOMAIN
-from pipeline.plugins.correlation_lookup import PLUGIN, cuda
+from pipeline.plugins.correlation_lookup import PLUGIN
 from pipeline.plugins.correlation_lookup.function import LEVELS, NAME, function
 from pipeline.plugins.correlation_lookup.torch_op import OnDemandCorrelation, correlation_lookup
 from pipeline.plugins.correlation_lookup.translation import TRANSLATIONS
@@ -32,55 +28,6 @@ from pipeline.target import TARGETS, use
 from pipeline.trial import attempt
 
 RTX = TARGETS["rtx-1.7"]
-INPUTS = ("features", *(f"level_{n}" for n in range(LEVELS)), "coordinates")
-Tensors = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]
-
-
-def maps(batch: int, channels: int, height: int, width: int) -> list[torch.Tensor]:
-    """Two feature maps and coordinates, some of them whole, some beyond the border."""
-    generator = torch.Generator().manual_seed(height)
-    shape = (batch, channels, height, width)
-    first, second = (torch.randn(shape, generator=generator) for _ in range(2))
-    reach = torch.tensor([width + 14.0, height + 14.0]).view(1, 2, 1, 1)
-    coordinates = torch.rand((batch, 2, height, width), generator=generator) * reach - 7
-    coordinates[:, :, ::3] = coordinates[:, :, ::3].round()
-    return [first, second, coordinates]
-
-
-def arguments(batch: int, channels: int, height: int, width: int) -> Tensors:
-    """The op's arguments, without the radius."""
-    first, second, coordinates = maps(batch, channels, height, width)
-    block = OnDemandCorrelation(4)
-    block.build_pyramid(first, second)
-    assert block._features is not None
-    return block._features, block._levels, coordinates
-
-
-def feed(inputs: Tensors) -> dict[str, np.ndarray]:
-    features, levels, coordinates = inputs
-    return dict(zip(INPUTS, (t.numpy() for t in (features, *levels, coordinates)), strict=True))
-
-
-def one_node(
-    radius: int, channels: int, *, half: bool = False, opset: int = 18, body: bool = True
-) -> onnx.ModelProto:
-    """A model of one CorrelationLookup with dynamic N, H and W."""
-    kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
-    inputs = [helper.make_tensor_value_info("features", kind, ["n", "h", "w", channels])]
-    inputs += [
-        helper.make_tensor_value_info(f"level_{n}", kind, ["n", f"h{n}", f"w{n}", channels])
-        for n in range(LEVELS)
-    ]
-    inputs.append(
-        helper.make_tensor_value_info("coordinates", TensorProto.FLOAT, ["n", 2, "h", "w"])
-    )
-    points = LEVELS * (2 * radius + 1) ** 2
-    output = helper.make_tensor_value_info("windows", kind, ["n", points, "h", "w"])
-    node = helper.make_node(NAME, INPUTS, ["windows"], "lookup", domain=DOMAIN, radius=radius)
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
-    functions = [function(opset)] if body else []
-    graph = helper.make_graph([node], "lookup", inputs, [output])
-    return helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=10)
 
 
 def run_onnx(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarray:
@@ -335,95 +282,3 @@ def test_plugin_refuses_a_node_without_radius() -> None:
     model = one_node(4, 64, body=False)
     del model.graph.node[0].attribute[:]
     assert "Could not create the plugin" in " ".join(build_with_plugin(model, 64)["errors"])
-
-
-# kernel.cu on a CPU
-
-
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., torch.Tensor]:
-    """The op by kernel.cu, compiled for the CPU with emulate_cuda.h in place of CUDA."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ here")
-    folder = tmp_path_factory.mktemp("kernel")
-    code = cuda.SOURCE.read_text(encoding="utf-8")
-    dynamic = "extern __shared__ float4 shared[];"
-    assert code.count(dynamic) == 1
-    code = code.replace(dynamic, "float4* shared = dynamic_shared.data();")
-    numbers = ", ".join(f"n[{i}]" for i in range(3 + 2 * LEVELS))
-    source = folder / "kernel.cpp"
-    source.write_text(
-        '#include "emulate_cuda.h"\n'
-        + code.replace("__shared__", "static")
-        + f"""
-extern "C" void run(const unsigned* grid, unsigned threads, size_t shared, float** p,
-                    const int* n) {{
-  launch({{grid[0], grid[1], grid[2]}}, threads, shared,
-         [=] {{ correlation_lookup(p[0], p[1], p[2], p[3], p[4], p[5], p[6], {numbers}); }});
-}}
-"""
-    )
-    include = Path(__file__).parent
-
-    def call(inputs: Tensors, radius: int) -> torch.Tensor:
-        library = folder / f"kernel_{radius}.so"
-        if not library.exists():
-            words = ["g++", "-O1", "-std=c++17", "-shared", "-fPIC", f"-I{include}", "-DHALF=0"]
-            subprocess.run([*words, f"-DRADIUS={radius}", source, "-o", library], check=True)
-        features, levels, coordinates = inputs
-        batch, height, width, channels = features.shape
-        shapes = tuple((level.shape[1], level.shape[2]) for level in levels)
-        sizes = cuda.Sizes(batch, height, width, channels, shapes)
-        points = LEVELS * (2 * radius + 1) ** 2
-        windows = torch.full((batch, points, height, width), 1e9)
-        tensors = (features, *levels, coordinates, windows)
-        assert all(t.is_contiguous() for t in tensors)
-        ctypes.CDLL(str(library)).run(
-            (ctypes.c_uint * 3)(*sizes.grid),
-            cuda.THREADS,
-            ctypes.c_size_t(sizes.shared_bytes),
-            (ctypes.c_void_p * 7)(*(t.data_ptr() for t in tensors)),
-            (ctypes.c_int * len(sizes.numbers))(*sizes.numbers),
-        )
-        return windows
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("batch", "channels", "radius"), [(2, 32, 4), (1, 20, 3), (1, 7, 3)], ids=str
-)
-def test_kernel_emulated(
-    kernel: Callable[..., torch.Tensor], batch: int, channels: int, radius: int
-) -> None:
-    _, levels, _ = arguments(batch, channels, 17, 21)
-    features, _, coordinates = arguments(batch, channels, 16, 19)
-    # a few rows of queries only, in a map of another size: an emulated block takes 10 ms
-    features, coordinates = features[:, 2:6].contiguous(), coordinates[:, :, 2:6].contiguous()
-    coordinates[0, 0, 0, 0], coordinates[0, 1, 0, 1] = 1e30, -1e9
-    coordinates[0, 0, 2, 3] = float("nan")
-    inputs = (features, levels, coordinates)
-    wanted = correlation_lookup(*inputs, radius)
-    got = kernel(inputs, radius)
-    np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=0, atol=5e-6)
-
-
-def test_kernel_compiles_or_says_what_is_missing() -> None:
-    try:
-        found = importlib.util.find_spec("cuda.bindings") is not None
-    except ModuleNotFoundError:
-        found = False
-    if not found:
-        with pytest.raises(PipelineError, match="pip install cuda-bindings nvidia-cuda-nvrtc"):
-            cuda.compile_kernel(4, False, (8, 6))
-        return
-    for half in (False, True):
-        assert len(cuda.compile_kernel(4, half, (8, 6))) > 1000
-    with pytest.raises(PipelineError, match="NVRTC refuses") as failed:
-        cuda.compile_kernel(-1, False, (8, 6))
-    assert "error" in (failed.value.detail or "")
-
-
-def test_kernel_refuses_more_channels_than_fit() -> None:
-    with pytest.raises(PipelineError, match="1409 channels; the kernel takes 1408"):
-        cuda.Sizes(1, 16, 16, 1409, ((16, 16), (8, 8), (4, 4), (2, 2)))

@@ -15,8 +15,6 @@ from torch.nn import functional
 
 from pipeline.errors import ExportError
 from pipeline.translations import exporter, translation_table
-from pipeline.translations._sizes import exact_fraction, products
-from pipeline.translations.resize import _plain
 
 aten = torch.ops.aten
 SIZES = [(9, 30), (14, 27), (19, 24), (24, 21), (29, 18), (34, 15), (39, 9), (90, 77), (180, 167)]
@@ -100,7 +98,20 @@ def shifted(x):
     return functional.pad(x, (change // 2, change - change // 2))
 
 
+def scattered(reduce, include_self):
+    """Some places get several values, some none."""
+
+    def function(x):
+        index = (x.abs() * 3).long().clamp(max=11)
+        start = 3 + x[:, :, :1].expand(-1, -1, 15, -1)
+        return start.scatter_reduce(2, index, x, reduce, include_self=include_self)
+
+    return function
+
+
 CASES = {
+    "scattered mean": (scattered("mean", True), {aten.scatter_reduce.two}),
+    "scattered mean of the new": (scattered("mean", False), {aten.scatter_reduce.two}),
     "adaptive average to 3x4": (
         lambda x: functional.adaptive_avg_pool2d(x, (3, 4)),
         {aten.adaptive_avg_pool2d.default},
@@ -186,6 +197,10 @@ UNEXPORTED = {
     "adaptive max to 3x4": lambda x: functional.adaptive_max_pool2d(x, (3, 4)),
     "adaptive max of a sequence": lambda x: functional.adaptive_max_pool1d(x.flatten(1, 2), 4),
     "adaptive average of a volume": lambda x: functional.adaptive_avg_pool3d(x[None], (2, 3, 4)),
+    "median": lambda x: x.median(-1)[0],
+    "median, rows kept": lambda x: x.median(2, keepdim=True)[0],
+    "cumprod": lambda x: (1 + 0.1 * x).cumprod(-1),
+    "cumprod of rows": lambda x: (1 + 0.1 * x).cumprod(2),
     "attention without a batch": lambda x: functional.scaled_dot_product_attention(
         x[0], x[0], x[0]
     ),
@@ -201,6 +216,8 @@ def test_refused_by_torch_right_with(tmp_path, name) -> None:
 
 
 RIGHT = {
+    "scattered sum of the new": scattered("sum", False),
+    "scattered maximum": scattered("amax", True),
     "one value": lambda x: functional.adaptive_avg_pool2d(x, 1),
     "one row": lambda x: functional.adaptive_avg_pool2d(x, (1, 3)),
     "the same rows": lambda x: functional.adaptive_avg_pool2d(x, (None, 3)),
@@ -232,7 +249,8 @@ RIGHT = {
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(tmp_path, name) -> None:
-    assert faults(ours(RIGHT[name], tmp_path / "m.onnx"), RIGHT[name]) == []
+    # ONNX Runtime's own Resize is off by 1e-4 at 180 rows: float32 positions
+    assert faults(ours(RIGHT[name], tmp_path / "m.onnx"), RIGHT[name], near=3e-4) == []
 
 
 @pytest.mark.parametrize(
@@ -258,7 +276,7 @@ def test_every_translation_is_tried() -> None:
         *("aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default"),
         "aten.adaptive_max_pool3d.default",
         *(f"aten._upsample_nearest_exact{n}d.vec" for n in (1, 2, 3)),
-        "aten.remainder.Scalar",
+        *("aten.remainder.Scalar", "aten.median.dim", "aten.cumprod.default"),
         str(operator.mod),
     }, "these are in UNEXPORTED and RIGHT"
 
@@ -295,49 +313,10 @@ def test_nodes_say_where_they_come_from(tmp_path) -> None:
     assert "test_translations.py" in traces["pkg.torch.onnx.stack_trace"]
 
 
-def rows(before: int, options: dict) -> np.ndarray:
-    """Which input rows torch takes."""
-    line = torch.arange(before, dtype=torch.float32).view(1, 1, before)
-    return functional.interpolate(line, **options)[0, 0].numpy().astype(int)
+def test_a_whole_multiple_of_the_size_stays_a_resize(tmp_path) -> None:
+    def twice(x):
+        return functional.interpolate(x, (2 * x.shape[2], 3 * x.shape[3]))
 
-
-def test_nearest_takes_the_rows_that_torch_takes() -> None:
-    """8,427 pairs of sizes: the indices as they are computed in the graph, and as ONNX does."""
-    wrong = {"ours": 0, "ONNX": 0, "ours, exact": 0}
-    for before in range(1, 160):
-        for after in range(1, 160, 3):
-            i = np.arange(after, dtype=np.float32)
-            want = rows(before, {"size": after})
-            step = np.float32(before) / np.float32(after)
-            mine = np.minimum(np.floor(i * step).astype(int), before - 1)
-            scale = np.float32(after) / np.float32(before)
-            theirs = np.minimum(np.floor(i / scale).astype(int), before - 1)
-            middle = np.minimum(np.floor((i + np.float32(0.5)) * step).astype(int), before - 1)
-            exact = rows(before, {"size": after, "mode": "nearest-exact"})
-            wrong["ours"] += bool((mine != want).any())
-            wrong["ONNX"] += bool((theirs != want).any())
-            wrong["ours, exact"] += bool((middle != exact).any())
-    # exact: where the position is 1, rounded; torch's CUDA kernel takes ours (resize.py)
-    assert wrong == {"ours": 0, "ONNX": 274, "ours, exact": 6}
-
-
-def test_whole_scale_factors_that_stay_a_resize() -> None:
-    """All up to 64 but those whose float32 reciprocal falls short of a whole number."""
-    assert [k for k in range(1, 65) if not _plain(k)] == [41, 47, 55, 61]
-    for factor in (2, 3, 7, 40):
-        for before in (1, 9, 100, 1001):
-            want = rows(before, {"scale_factor": factor})
-            assert (want == np.arange(before * factor) // factor).all()
-
-
-def test_sizes_by_a_scale_factor() -> None:
-    for factor in (0.3, 0.5, 1 / 3, 1.1, 1.7, 2.0, 0.123456):
-        fraction = exact_fraction(factor, math.inf)
-        n = np.arange(1 << 15)
-        got = n * fraction.numerator // fraction.denominator
-        assert (got == [int(k * factor) for k in range(1 << 15)]).all()
-    assert exact_fraction(0.7, 200) is None  # 0.7 * 10 is 7, 0.7 * 90 is less than 63
-    assert list(products(0.7, 90)[[10, 90]]) == [7, 62]
-    assert exact_fraction(0.7, 80) is not None
-    with pytest.raises(ExportError, match="declare a smaller max"):
-        exact_fraction(0.7, math.inf)
+    path = ours(twice, tmp_path / "m.onnx")
+    assert faults(path, twice) == []
+    assert [n.op_type for n in onnx.load(path).graph.node] == ["Resize"]

@@ -1,0 +1,174 @@
+"""Pools with ``ceil_mode=1`` become pools that round down, with more padding at the end.
+
+With ``ceil_mode`` there are ``ceil((in + begin + end - kernel) / stride) + 1`` windows, less one
+that would start in the padding at the end. TensorRT does not leave that one out (PaddingMode
+EXPLICIT_ROUND_UP): its max pools give a row too many, its average pools are refused. Nor does
+ONNX's shape inference below opset 22; ONNX Runtime, torch and opset 22 do
+(https://github.com/onnx/onnx/issues/5711). Such a window comes at some size only where
+``end + stride > kernel``.
+
+Rounded down, there are as many windows where the padding at the end is the smaller of
+
+* ``end + stride - 1``: rounding up is rounding down of ``stride - 1`` more;
+* ``kernel - 1``: then there is a window for each multiple of the stride below ``in + begin``, which
+  are those that start before the padding at the end.
+
+Neither depends on `in`, so no size has to be computed. A maximum, a p-norm, and an average of the
+image's values alone don't see the padding. An average with ``count_include_pad`` counts the
+padding that was asked for and none beyond it: the former becomes a Pad, the latter is not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    FROM_10,
+    RTX,
+    Change,
+    Needs,
+    Pass,
+    PassResult,
+    Refused,
+    constant,
+    is_op,
+    label,
+    walk,
+)
+
+_OPS = ("MaxPool", "AveragePool", "LpPool")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a pool: the window and the padding before and after the image, in elements."""
+
+    kernel: int
+    stride: int
+    begin: int
+    end: int
+
+    def ceil(self, size: int) -> int:
+        """The number of windows as TensorRT has it."""
+        rest = size + self.begin + self.end - self.kernel
+        return -(-rest // self.stride) + 1
+
+    def windows(self, size: int) -> int:
+        """Their number without one that starts in the padding at the end."""
+        count = self.ceil(size)
+        return count - 1 if (count - 1) * self.stride >= size + self.begin else count
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites MaxPool, AveragePool and LpPool of ``(N, C, D1, ...)``, whatever dtype and sizes.
+
+    Left alone: pools for which TensorRT has the right size (``end + stride <= kernel`` on every
+    axis, or a static size at which the last window starts in time; the divisor of its averages is
+    documented as ONNX Runtime has it), ``auto_pad`` SAME_UPPER and SAME_LOWER, whose sizes are
+    not rounded, and dilations, which TensorRT does not take anyway. Refused: padding as large as
+    the window, as ONNX Runtime does; an output whose size is stated wrongly.
+    """
+    rewritten, refused = [], []
+    for inner, node in walk(graph):
+        if not any(is_op(node, op) for op in _OPS) or not node.attrs.get("ceil_mode", 0):
+            continue
+        axes = _axes(node)
+        if axes is None or not _rounds_otherwise(node, axes):
+            continue
+        try:
+            rewritten.append(Change(label(node), node.op, _rewrite(inner, node, axes)))
+        except Refused as reason:
+            refused.append(Change(label(node), node.op, str(reason)))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _axes(node: gs.Node) -> list[Axis] | None:
+    """None for dilations, and where ``auto_pad`` makes the sizes independent of rounding."""
+    kernel = [int(k) for k in node.attrs["kernel_shape"]]
+    strides = [int(s) for s in node.attrs.get("strides", [1] * len(kernel))]
+    pads = [0] * 2 * len(kernel)
+    auto_pad = node.attrs.get("auto_pad", "NOTSET")
+    if auto_pad == "NOTSET":
+        pads = [int(p) for p in node.attrs.get("pads", pads)]
+    dilated = any(int(d) != 1 for d in node.attrs.get("dilations", ()))
+    if dilated or auto_pad not in ("NOTSET", "VALID"):
+        return None
+    begin, end = pads[: len(kernel)], pads[len(kernel) :]
+    return [Axis(*numbers) for numbers in zip(kernel, strides, begin, end, strict=True)]
+
+
+def _rounds_otherwise(node: gs.Node, axes: list[Axis]) -> bool:
+    """True if the last window starts in the padding at the end, at some size that may come."""
+    shape = node.inputs[0].shape
+    sizes = [None] * len(axes) if shape is None else shape[2:]
+    return any(
+        axis.end + axis.stride > axis.kernel
+        and (
+            not isinstance(size, (int, np.integer))
+            or axis.windows(int(size)) != axis.ceil(int(size))
+        )
+        for size, axis in zip(sizes, axes, strict=True)
+    )
+
+
+def _rewrite(graph: gs.Graph, node: gs.Node, axes: list[Axis]) -> str:
+    for axis in axes:
+        if max(axis.begin, axis.end) >= axis.kernel:
+            raise Refused(
+                f"{max(axis.begin, axis.end)} rows of padding for a window of {axis.kernel}: "
+                "pad less than the window"
+            )
+    _check_sizes(node, axes)
+    begin, end = [axis.begin for axis in axes], [axis.end for axis in axes]
+    wide = [min(axis.end + axis.stride, axis.kernel) - 1 for axis in axes]
+    detail = "ceil_mode as padding at the end"
+    if node.op == "AveragePool" and node.attrs.pop("count_include_pad", 0) and any(begin + end):
+        _pad(graph, node, [0, 0, *begin, 0, 0, *end])
+        begin, wide = [0] * len(axes), [b - a for a, b in zip(end, wide, strict=True)]
+        detail += ", the padding that counts as a Pad"
+    node.attrs.pop("auto_pad", None)
+    del node.attrs["ceil_mode"]
+    node.attrs["pads"] = [*begin, *wide]
+    return detail
+
+
+def _check_sizes(node: gs.Node, axes: list[Axis]) -> None:
+    """Refuses what would leave wrong sizes behind: passes and TensorRT fold them into constants."""
+    given, stated = node.inputs[0].shape, node.outputs[0].shape
+    if given is None or stated is None:
+        return
+    for number, (axis, size, said) in enumerate(zip(axes, given[2:], stated[2:], strict=True)):
+        if not isinstance(size, (int, np.integer)) or not isinstance(said, (int, np.integer)):
+            continue
+        if axis.windows(int(size)) != said:
+            raise Refused(
+                f"axis {number + 2} of {node.outputs[0].name} is stated or inferred as {said}, but "
+                f"is {axis.windows(int(size))}: below opset 22 ONNX's shape inference is wrong "
+                "there; export with opset 22, or pad explicitly and drop ceil_mode"
+            )
+
+
+def _pad(graph: gs.Graph, node: gs.Node, pads: list[int]) -> None:
+    """Puts zeros round the image in front of the node."""
+    image, name = node.inputs[0], f"{label(node)}/pad"
+    padded = gs.Variable(name, image.dtype)
+    sizes = constant(f"{name}/sizes", np.array(pads, dtype=np.int64))
+    place = next(i for i, other in enumerate(graph.nodes) if other is node)
+    graph.nodes.insert(place, gs.Node("Pad", name, {}, [image, sizes], [padded]))
+    node.inputs[0] = padded
+
+
+PASS = Pass(
+    name="pad_ceil_pools",
+    run=run,
+    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    summary="pools with ceil_mode -> pools that round down, with more padding at the end",
+    fault="a row too many where the last window would start in the padding; average pools refused",
+    evidence=(
+        "cases: rtx-1.7 gives other sizes, or does not build",
+        "NvInfer.h, PaddingMode, 8.6 and 10: EXPLICIT_ROUND_UP is O = ceil((M - DK) / S) + 1",
+    ),
+)

@@ -1,0 +1,87 @@
+"""A ConvTranspose that is strided and dilated gets a kernel with the zeros between its taps.
+
+RTX 1.7 parses such a transposed convolution and builds none: 'Strided & Dilated Deconv are
+currently not supported'. A dilation of d stands for ``d - 1`` zeros between two taps of the kernel;
+with the zeros in the kernel the dilation is 1 and every size stays as it was, those by
+``output_padding``, ``output_shape`` and ``auto_pad`` too, since they only know the kernel's extent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    FROM_10,
+    RTX,
+    Change,
+    Pass,
+    PassResult,
+    Refused,
+    constant,
+    is_op,
+    label,
+    values_of,
+    walk,
+)
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites ConvTranspose with a constant kernel ``(C, M / group, k1, ...)``; any sizes.
+
+    The kernel grows to ``(k - 1) * dilation + 1`` along each axis. Refused: a kernel that is
+    computed or is not float32 or float16.
+    """
+    rewritten, refused = [], []
+    for _, node in walk(graph):
+        dilations = [int(d) for d in node.attrs.get("dilations", ())]
+        strides = [int(s) for s in node.attrs.get("strides", ())]
+        if not is_op(node, "ConvTranspose") or max(dilations, default=1) == 1:
+            continue
+        if max(strides, default=1) == 1:
+            continue
+        try:
+            detail = _rewrite(node, dilations)
+        except Refused as reason:
+            refused.append(Change(label(node), node.op, str(reason)))
+        else:
+            rewritten.append(Change(label(node), node.op, detail))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def spread(kernel: np.ndarray, dilations: Sequence[int]) -> np.ndarray:
+    """The kernel ``(C, M, k1, ...)`` with the zeros that its dilations, one an axis, stand for."""
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[2:], dilations, strict=True)]
+    wide = np.zeros((*kernel.shape[:2], *spans), kernel.dtype)
+    wide[(..., *(slice(None, None, step) for step in dilations))] = kernel
+    return wide
+
+
+def _rewrite(node: gs.Node, dilations: list[int]) -> str:
+    weight = node.inputs[1]
+    kernel = values_of(weight)
+    if kernel is None:
+        raise Refused(
+            f"its kernel {weight.name} is computed: use a constant one, or a stride or a dilation "
+            "of 1"
+        )
+    if weight.dtype not in (np.float32, np.float16):
+        raise Refused(f"its kernel {weight.name} is {weight.dtype}, not float32 or float16")
+    wide = spread(kernel, dilations)
+    node.inputs[1] = constant(f"{label(node)}/spread", wide)
+    node.attrs["kernel_shape"] = [*wide.shape[2:]]
+    del node.attrs["dilations"]
+    was, now = ("x".join(map(str, array.shape[2:])) for array in (kernel, wide))
+    return f"its kernel of {was} taps spread over {now}"
+
+
+PASS = Pass(
+    name="spread_deconv",
+    run=run,
+    targets=(RTX, FROM_10),
+    summary="ConvTranspose with strides and dilations -> zeros between the taps of its kernel",
+    fault="the builder fails: 'Strided & Dilated Deconv are currently not supported'",
+    evidence=("cases: rtx-1.7 parses it and does not build it",),
+)

@@ -1,0 +1,118 @@
+"""Functions of torch that make a number of a size while they are traced, written another way.
+
+``torch.linspace(a, b, steps)`` takes no symbolic number of steps (its schema says ``int``), and
+``affine_grid`` is built on it; ``cdist`` takes another way above 25 rows; what ``chunk`` gives
+can't be exported (torch 2.13). Under `SymbolicSteps` they are traced as arange, differences and
+slices. Only for symbolic sizes: all else stays torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+Size = Any  # int or torch.SymInt
+
+
+class SymbolicSteps(TorchFunctionMode):
+    """While it is active, these functions keep symbolic sizes."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Called by torch for each function of its API."""
+        del types
+        kwargs = kwargs or {}
+        other = _OTHERS.get(func)
+        result = NotImplemented if other is None else other(*args, **kwargs)
+        return func(*args, **kwargs) if result is NotImplemented else result
+
+
+def linspace(
+    start: Any, end: Any, steps: Size, *, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
+    """``torch.linspace``: from both ends to the middle (aten/src/ATen/native/cpu/
+    RangeFactoriesKernel.cpp), so that the last value is exactly `end`."""
+    dtype = dtype or torch.get_default_dtype()
+    options = {k: v for k, v in options.items() if k == "device"}
+    most: Any = torch.sym_max
+    i = torch.arange(steps, dtype=dtype, **options)
+    step = (end - start) / most(steps - 1, 1)
+    lower = start + step * i
+    upper = end - step * (steps - 1 - i)
+    return torch.where(torch.arange(steps, **options) < most(steps // 2, 1), lower, upper)
+
+
+def _linspace(start: Any, end: Any, steps: Size, **options: Any) -> Any:
+    if not isinstance(steps, torch.SymInt) or options.get("out") is not None:
+        return NotImplemented
+    return linspace(start, end, steps, **options)
+
+
+def _affine_grid(
+    theta: torch.Tensor, size: Sequence[Size], align_corners: bool | None = None
+) -> Any:
+    if not any(isinstance(s, torch.SymInt) for s in size):
+        return NotImplemented
+    return affine_grid(theta, size, align_corners)
+
+
+def _cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: Any = None) -> Any:
+    """By differences, which takes memory for [..., rows of x, rows of y, channels]."""
+    del compute_mode
+    rows = (x.shape[-2], y.shape[-2])
+    if p not in (1, 2) or not any(isinstance(s, torch.SymInt) for s in rows):
+        return NotImplemented
+    apart = x.unsqueeze(-2) - y.unsqueeze(-3)
+    return apart.abs().sum(-1) if p == 1 else apart.square().sum(-1).sqrt()
+
+
+def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
+    """Only where the number of pieces does not hang on the size: into 2, or exactly divided."""
+    size = x.shape[dim]
+    if not isinstance(size, torch.SymInt):
+        return NotImplemented
+    low = size.node.shape_env.bound_sympy(size.node.expr).lower
+    exact = (size.node.expr % chunks).is_zero
+    if not (exact or (chunks == 2 and low >= 2)):
+        return NotImplemented
+    step = (size + chunks - 1) // chunks
+    ends = [*(step * n for n in range(1, chunks)), size]
+    starts = [0, *ends[:-1]]
+    return tuple(x.narrow(dim, a, b - a) for a, b in zip(starts, ends, strict=True))
+
+
+def affine_grid(
+    theta: torch.Tensor, size: Sequence[Any], align_corners: bool | None = None
+) -> torch.Tensor:
+    """``torch.nn.functional.affine_grid``: theta [n, d, d + 1], size [n, c, ...] to
+    [n, ..., d] for d = 2 or 3."""
+    spatial = list(size[2:])
+    axes = []
+    for n, steps in enumerate(spatial):
+        line = linspace(-1.0, 1.0, steps, dtype=theta.dtype, device=theta.device)
+        if not align_corners:
+            line = line * ((steps - 1) / steps)
+        shape = [1] * len(spatial)
+        shape[n] = steps
+        axes.append(line.reshape(shape).expand(spatial))
+    # x, the last axis, comes first
+    base = torch.stack([*reversed(axes), torch.ones_like(axes[0])], -1)
+    points = base.reshape(1, -1, len(spatial) + 1) @ theta.transpose(1, 2)
+    return points.reshape([theta.shape[0], *spatial, len(spatial)])
+
+
+_OTHERS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.linspace: _linspace,
+    torch.nn.functional.affine_grid: _affine_grid,
+    torch.cdist: _cdist,
+    torch.chunk: _chunk,
+    torch.Tensor.chunk: _chunk,
+}
