@@ -7,6 +7,7 @@ needs it (see `pipeline.passes._base.Pass.needed_by`).
 from __future__ import annotations
 
 from pipeline.passes import (
+    add_loop_condition,
     decompose_affine_grid,
     decompose_instance_norm,
     decompose_mod,
@@ -27,6 +28,7 @@ from pipeline.passes import (
     lower_opset,
     merge_duplicates,
     pad_ceil_pools,
+    refuse_passed_through,
     refuse_unsupported,
     replace_compress,
     replace_mask_product,
@@ -66,6 +68,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     expand_one_hot.PASS,
     # Sizes that depend on data; before expand_scatter, which takes any ScatterND with a reduction.
     replace_nonzero.PASS,
+    replace_nonzero.PASS_BELOW_10,
     replace_compress.PASS,
     replace_mask_product.PASS,
     # What can be one LayerNormalization first, then what is left in half precision; before the
@@ -78,6 +81,8 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     expand_dft.PASS,
     expand_deform_conv.PASS,
     expand_bitwise.PASS,
+    # Looks at Loops alone: anywhere.
+    add_loop_condition.PASS,
     # Needs a constant kernel: after fold_constants.
     spread_deconv.PASS,
     # Opset 19 has no AffineGrid: before lower_opset. Leaves the Shape that gives the sizes: before
@@ -94,8 +99,9 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     # Last, so that a Shape with start or end which an earlier pass may make is rewritten too.
     slice_shape.PASS,
     # After all that mend: what these find is what nobody could.
+    refuse_passed_through.PASS,
     refuse_unsupported.PASS,
-    refuse_unsupported.PASS_FROM_10,
+    refuse_unsupported.PASS_BELOW_10,
     refuse_unsupported.PASS_RTX,
     # After all that make nodes.
     merge_duplicates.PASS,

@@ -41,7 +41,10 @@ class Case:
         fails: what the installed TensorRT does with the graph as it stands, by target name, as
             it was measured: it does not parse, does not build, the library crashes, gives other
             sizes, a layer with another meaning, or other numbers than ONNX Runtime; ``none``
-            where it comes out right (and the pass is needed for other cases only).
+            where it comes out right (and the pass is needed for other cases only). What a
+            target on a GPU does is measured elsewhere: `pipeline.passes.cases.measured`.
+        not_for: why a target can't bring the case out right with the passes, by target name, in
+            TensorRT's words where it has some; such a target's trials leave the case out.
     """
 
     pass_name: str
@@ -55,6 +58,7 @@ class Case:
     dims: Mapping[str, tuple[int | str, ...]] | None = None
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fails: Mapping[str, Failure] = field(default_factory=dict)
+    not_for: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.pass_name}-{self.name}".replace(" ", "_")

@@ -25,10 +25,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    FROM_10,
-    RTX,
+    EVERY,
     Change,
-    Needs,
     Pass,
     PassResult,
     Refused,
@@ -279,7 +277,7 @@ def _holder(root: gs.Graph, node: gs.Node) -> gs.Graph:
 PASS = Pass(
     name="expand_bitwise",
     run=run,
-    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    targets=EVERY,
     summary="BitwiseAnd, Or, Xor, Not, BitShift of integers -> arithmetic",
     fault="no such ops: the parser refuses them",
     evidence=(

@@ -16,10 +16,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    FROM_10,
-    RTX,
+    EVERY,
     Change,
-    Needs,
     Pass,
     PassResult,
     Refused,
@@ -125,7 +123,7 @@ def _pick(chain: Chain, sizes: gs.Tensor, axis: int) -> Value:
 PASS = Pass(
     name="expand_col2im",
     run=run,
-    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    targets=EVERY,
     summary="Col2Im -> ConvTranspose with an identity kernel",
     fault="no such op: the parser refuses it",
     evidence=(

@@ -19,10 +19,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    FROM_10,
-    RTX,
+    EVERY,
     Change,
-    Needs,
     Pass,
     PassResult,
     Refused,
@@ -203,7 +201,7 @@ def _with_axis(chain: Chain, places: Value) -> gs.Tensor | np.ndarray:
 PASS = Pass(
     name="expand_deform_conv",
     run=run,
-    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    targets=EVERY,
     summary="DeformConv -> GridSample (bilinear, zeros outside), MatMul",
     fault="no such op: the parser refuses it ('Plugin not found')",
     evidence=(

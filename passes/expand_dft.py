@@ -20,10 +20,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    FROM_10,
-    RTX,
+    EVERY,
     Change,
-    Needs,
     Pass,
     PassResult,
     Refused,
@@ -258,7 +256,7 @@ def _tensor(chain: Chain, data: np.ndarray | gs.Tensor) -> gs.Tensor:
 PASS = Pass(
     name="expand_dft",
     run=run,
-    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    targets=EVERY,
     summary="DFT -> MatMuls with cosine and sine",
     fault="no such op: the parser refuses it ('Plugin not found')",
     evidence=(

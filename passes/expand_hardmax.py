@@ -1,7 +1,7 @@
 """``Hardmax`` becomes ArgMax and a comparison with a Range.
 
-TensorRT-RTX makes a OneHot of it, which over a dynamic axis wants its depth when it builds (``Depth input of
-IOneHotLayer must be a build time constant``).
+TensorRT-RTX makes a OneHot of it, which over a dynamic axis wants its depth when it builds
+(``Depth input of IOneHotLayer must be a build time constant``); TensorRT 8.6 has no Hardmax.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    FROM_10,
-    RTX,
+    EVERY,
     Change,
-    Needs,
     Pass,
     PassResult,
     Refused,
@@ -62,7 +60,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
 PASS = Pass(
     name="expand_hardmax",
     run=run,
-    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    targets=EVERY,
     summary="Hardmax -> ArgMax, comparison with a Range",
     fault="does not build ('Depth input of IOneHotLayer must be a build time constant')",
     evidence=(

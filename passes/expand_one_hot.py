@@ -4,7 +4,7 @@
 TensorRT wants the depth of OneHot when it builds (``Depth input of IOneHotLayer must be a build
 time constant``) and makes EyeLike of static sizes only (``Eyelike does not work for dynamically
 shaped tensors``); torch.eye of a dynamic size is written so. ArgMax and ArgMin over the only
-axis of a tensor do not parse on TensorRT-RTX (``at least 2 dimensions are required``).
+axis of a tensor do not parse (``at least 2 dimensions are required``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    FROM_10,
-    RTX,
+    EVERY,
     Change,
     Pass,
     PassResult,
@@ -148,12 +147,12 @@ def _range(chain: Chain, length: gs.Tensor) -> gs.Tensor:
 PASS = Pass(
     name="expand_one_hot",
     run=run,
-    targets=(RTX, FROM_10),
+    targets=EVERY,
     summary="OneHot, EyeLike of dynamic sizes -> Equal with a Range; ArgMax of one axis -> of two",
     fault="OneHot of a dynamic depth does not build, EyeLike of dynamic sizes and ArgMax of one "
     "axis do not parse",
     evidence=(
-        "tensorrt-rtx 1.7.1 fails on each",
+        "tensorrt-rtx 1.7.1 and TensorRT 8.6.0 fail on each",
         "onnx-tensorrt docs/operators.md for 10.15: depth must be a build-time constant, EyeLike "
         "must have static dimensions",
     ),

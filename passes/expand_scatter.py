@@ -25,10 +25,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    FROM_10,
-    RTX,
+    EVERY,
     Change,
-    Needs,
     Pass,
     PassResult,
     Refused,
@@ -229,7 +227,7 @@ def _join_data(chain: Chain, data: gs.Tensor, gathered: gs.Tensor, reduction: st
 PASS = Pass(
     name="expand_scatter",
     run=run,
-    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    targets=EVERY,
     summary="ScatterElements, ScatterND with a reduction -> one-hot of the indices, reduction",
     fault="refused by the parser ('Unsupported reduction type'); 8.6 ignores the reduction",
     evidence=(

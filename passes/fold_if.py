@@ -21,10 +21,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    FROM_10,
-    RTX,
+    EVERY,
     Change,
-    Needs,
     Pass,
     PassResult,
     drop_unused,
@@ -191,7 +189,7 @@ def _own_constant(tensor: gs.Tensor, own: set[int], prefix: str) -> gs.Constant 
 PASS = Pass(
     name="fold_if",
     run=run,
-    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    targets=EVERY,
     summary="If with a known condition -> the branch that it takes",
     fault="both branches are read, the one that is never taken too, and a condition that TensorRT "
     "does not fold itself wants branches of equal sizes",

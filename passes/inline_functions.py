@@ -15,12 +15,12 @@ from pipeline._onnx_file import lightened, with_weights
 from pipeline.passes._base import EVERY, Change, Pass, PassResult
 
 
-def keeping(names: frozenset[tuple[str, str]]) -> Pass:
-    """The pass, leaving alone the functions of these domains and names."""
+def keeping(names: frozenset[str]) -> Pass:
+    """The pass, leaving alone the functions of these names."""
 
     def run(model: onnx.ModelProto) -> PassResult:
         """Inlines them; a new node is named after the call and has its metadata."""
-        todo = [f for f in model.functions if (f.domain, f.name) not in names]
+        todo = [f for f in model.functions if f.name not in names]
         if not todo:
             return PassResult(())
         called = {(f.domain, f.name) for f in todo}

@@ -5,8 +5,9 @@ of a compiler. The tables are read after every other pass has run: what they fin
 Three passes, since which TensorRT a node is too much for differs. A plugin of the op's own name
 would be found by the parser: who has one runs without the pass (``--skip``).
 
-Each entry was tried on tensorrt-rtx 1.7.1 (`passes/cases/refuse_unsupported.py` holds the
-graphs); for the others it is what onnx-tensorrt's docs/operators.md says for 8.5 and 10.15.
+Each entry was tried on tensorrt-rtx 1.7.1 or on TensorRT 8.6.0, or both
+(`passes/cases/refuse_unsupported.py` holds the graphs, `passes/cases/measured.py` what 8.6.0 made
+of them); for TensorRT 10 it is what onnx-tensorrt's docs/operators.md says for 10.15.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
+    BELOW_10,
     RTX,
     Change,
     Needs,
@@ -31,6 +33,7 @@ from pipeline.passes._base import (
 from pipeline.passes._known import depends_on_data
 
 _LARGEST_K = 3840
+_ENDLESS = 2**31 - 1  # the parser takes such a number of iterations for none
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,14 @@ def _is_dilated(node: gs.Node) -> bool:
     return any(int(d) != 1 for d in node.attrs.get("dilations", ()))
 
 
-def _has_no_condition(node: gs.Node) -> bool:
-    return len(node.inputs) < 2 or node.inputs[1].is_empty()
+def _counts_without_end(node: gs.Node) -> bool:
+    number = node.attrs["body"].inputs[0]
+    if not number.outputs:
+        return False
+    if not node.inputs or node.inputs[0].is_empty():
+        return True
+    most = values_of(node.inputs[0])
+    return most is not None and int(np.ravel(most)[0]) >= _ENDLESS
 
 
 def _branches(node: gs.Node) -> list[tuple[gs.Tensor, gs.Tensor]]:
@@ -89,20 +98,24 @@ def _has_two_ranks(node: gs.Node) -> bool:
     )
 
 
-def _has_two_sizes(node: gs.Node) -> bool:
-    def differ(a: gs.Tensor, b: gs.Tensor) -> bool:
-        numbers = [
-            (x, y)
-            for x, y in zip(a.shape, b.shape, strict=False)
-            if isinstance(x, (int, np.integer)) and isinstance(y, (int, np.integer))
-        ]
-        return (
-            len(a.shape) == len(b.shape)
-            and any(x != y for x, y in numbers)
-            and not (_static(a) and _static(b))
-        )
+def _differ(a: gs.Tensor, b: gs.Tensor) -> bool:
+    """True for two of the same rank with an axis that has another number in each."""
+    numbers = [
+        (x, y)
+        for x, y in zip(a.shape, b.shape, strict=False)
+        if isinstance(x, (int, np.integer)) and isinstance(y, (int, np.integer))
+    ]
+    return len(a.shape) == len(b.shape) and any(x != y for x, y in numbers)
 
-    return depends_on_data(node.inputs[0]) and any(differ(a, b) for a, b in _branches(node))
+
+def _has_two_sizes(node: gs.Node) -> bool:
+    return depends_on_data(node.inputs[0]) and any(
+        _differ(a, b) and not (_static(a) and _static(b)) for a, b in _branches(node)
+    )
+
+
+def _has_two_numbers(node: gs.Node) -> bool:
+    return depends_on_data(node.inputs[0]) and any(_differ(a, b) for a, b in _branches(node))
 
 
 def _follows_if(node: gs.Node) -> bool:
@@ -185,9 +198,6 @@ _NOWHERE = (
         "call eval() before the export",
         _trains,
     ),
-)
-
-_FROM_10 = (
     Entry(
         ("TopK",),
         f"takes no K above {_LARGEST_K}",
@@ -202,6 +212,31 @@ _FROM_10 = (
     ),
 )
 
+_BELOW_10 = (
+    Entry(
+        ("GridSample",),
+        "8.6 samples no volumes (its parser crashes)",
+        "gather the eight corners and weigh them, or take the step out of the model",
+        lambda node: any(len(t.shape or ()) == 5 for t in node.inputs[:2]),
+    ),
+    Entry(
+        ("STFT",),
+        "8.6 has no STFT",
+        "cut the signal into frames, multiply them by the window, and use DFT (torch.fft.rfft)",
+    ),
+    Entry(
+        ("Unique",),
+        "8.6 has no Unique",
+        "end the model before it and do this step on the engine's outputs",
+    ),
+    Entry(
+        ("If",),
+        "8.6 wants branches of the same rank and sizes where data decide",
+        "make both branches give the same sizes, or take the choice out of the model",
+        lambda node: _has_two_ranks(node) or _has_two_numbers(node),
+    ),
+)
+
 _RTX_ONLY = (
     Entry(
         ("RoiAlign",),
@@ -210,9 +245,9 @@ _RTX_ONLY = (
     ),
     Entry(
         ("Loop",),
-        "RTX does not read a Loop without its second input, the condition",
-        "give a constant True",
-        _has_no_condition,
+        "RTX has no iteration number in a Loop without a largest number of iterations",
+        "carry a counter of your own, or give a number below 2**31 - 1",
+        _counts_without_end,
     ),
     Entry(
         ("If",),
@@ -250,24 +285,22 @@ def _refuse(graph: gs.Graph, entries: tuple[Entry, ...]) -> PassResult:
 PASS = Pass(
     name="refuse_unsupported",
     run=lambda graph: _refuse(graph, _NOWHERE),
-    targets=(RTX, Needs("tensorrt", basis="read")),
-    summary="ops that no TensorRT takes are refused, with what to do instead",
-    fault="the parser stops at them, and says little more than 'false'",
+    targets=(RTX, Needs("tensorrt", since=(10,), basis="read"), BELOW_10),
+    summary="ops that no TensorRT takes, and nodes beyond the limits that it documents, are "
+    "refused, with what to do instead",
+    fault="the parser stops at them, and says little more than 'false', or the builder fails",
     evidence=(
-        "onnx-tensorrt docs/operators.md for 8.5 and for 10.15: N",
-        "tensorrt-rtx 1.7.1 fails on each",
+        "onnx-tensorrt docs/operators.md for 8.5 and for 10.15: N, restrictions",
+        "tensorrt-rtx 1.7.1 and TensorRT 8.6.0 fail on each case",
     ),
 )
-PASS_FROM_10 = Pass(
-    name="refuse_unsupported_from_10",
-    run=lambda graph: _refuse(graph, _FROM_10),
-    targets=(RTX, Needs("tensorrt", since=(10,), basis="read")),
-    summary="nodes beyond the limits that TensorRT documents are refused, with what to do instead",
-    fault="the parser or the builder fails on them",
-    evidence=(
-        "onnx-tensorrt docs/operators.md for 10.15: restrictions",
-        "tensorrt-rtx 1.7.1 fails on each",
-    ),
+PASS_BELOW_10 = Pass(
+    name="refuse_unsupported_below_10",
+    run=lambda graph: _refuse(graph, _BELOW_10),
+    targets=(BELOW_10,),
+    summary="nodes that TensorRT 8.6 can't take are refused, with what to do instead",
+    fault="the parser fails on them, on a GridSample of volumes by a segmentation fault",
+    evidence=("TensorRT 8.6.0 fails on each",),
 )
 PASS_RTX = Pass(
     name="refuse_unsupported_rtx",

@@ -10,10 +10,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    FROM_10,
-    RTX,
+    EVERY,
     Change,
-    Needs,
     Pass,
     PassResult,
     drop_unused,
@@ -63,7 +61,7 @@ def run(graph: gs.Graph) -> PassResult:
 PASS = Pass(
     name="replace_compress",
     run=run,
-    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    targets=EVERY,
     summary="Compress with a constant condition -> Gather",
     fault="does not parse",
     evidence=("https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md",),

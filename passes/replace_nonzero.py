@@ -2,7 +2,9 @@
 
 TensorRT-RTX has no layer whose output's size depends on data: its parser knows neither NonZero
 nor Unique, and NonMaxSuppression fails in its builder (NVIDIA/TensorRT-RTX#32 shows the same for
-NonZero in 1.4). TensorRT has NonZero from 8.5 on, so that it needs nothing here.
+NonZero in 1.4). TensorRT has both from 8.5 on; but 8.6.0 does not build a GatherND or ScatterND
+by a NonZero's result, so that the rewrites serve it too. What is left for it, it may still take:
+refused, and tolerable, are only the NonZeros that a GatherND or ScatterND reads.
 
 Three idioms of the exporters need no such size. Below, ``mask`` is NonZero's input, and ``rows``
 is a GatherND of x by the transposed NonZero of the mask, or elementwise arithmetic on such:
@@ -26,6 +28,7 @@ import onnx_graphsurgeon as gs
 import sympy
 
 from pipeline.passes._base import (
+    BELOW_10,
     RTX,
     Change,
     Pass,
@@ -42,6 +45,7 @@ from pipeline.passes._lift import Selection, identity_perm, selection_of
 from pipeline.passes._sizes import dims_of
 
 _NO_LAYER = "which TensorRT-RTX has no layer for"
+_NO_INDEXING = "and TensorRT 8.6 builds no GatherND or ScatterND by such indices"
 _ADVICE = (
     "in the model, compute on every element and choose with torch.where, or take a fixed number "
     "of elements with topk"
@@ -65,7 +69,46 @@ def run(graph: gs.Graph) -> PassResult:
     mask's dims must be provably those of the data. A NonZero that some reader still needs is
     refused, and so are NonMaxSuppression and Unique.
     """
-    rewritten, reasons = [], {}
+    return _run(graph, has_layer=False)
+
+
+def run_below_10(graph: gs.Graph) -> PassResult:
+    """As `run`; refuses no more than a NonZero that a GatherND or ScatterND still reads."""
+    return _run(graph, has_layer=True)
+
+
+def _run(graph: gs.Graph, *, has_layer: bool) -> PassResult:
+    rewritten, reasons = _rewrite_readers(graph)
+    refused = []
+    for inner, node in walk(graph):
+        if not node.outputs:
+            continue
+        name = label(node)
+        if is_op(node, "NonZero"):
+            change = _nonzero(graph, inner, node)
+            rewritten += change
+            if not change and not (has_layer and not _selects(node)):
+                why = f" ({reasons[id(node)]})" if id(node) in reasons else ""
+                size = f"the size of its result depends on the data of {node.inputs[0].name},"
+                lacks = _NO_INDEXING if has_layer else _NO_LAYER
+                refused.append(Change(name, node.op, f"{size} {lacks}; {_ADVICE}{why}"))
+        elif not has_layer and (is_op(node, "Unique") or is_op(node, "NonMaxSuppression")):
+            what = "boxes it keeps" if node.op == "NonMaxSuppression" else "values differ"
+            refused.append(
+                Change(
+                    name,
+                    node.op,
+                    f"how many {what} depends on the data, {_NO_LAYER}; end the "
+                    "model before it and do this step on the engine's outputs",
+                )
+            )
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _rewrite_readers(graph: gs.Graph) -> tuple[list[Change], dict[int, str]]:
+    """The ScatterNDs and reductions rewritten; why not, by the id of the NonZero."""
+    rewritten: list[Change] = []
+    reasons: dict[int, str] = {}
     for inner, node in walk(graph):
         if not node.outputs or not (
             is_op(node, "ScatterND") or (node.op in _REDUCTIONS and is_op(node, node.op))
@@ -84,29 +127,17 @@ def run(graph: gs.Graph) -> PassResult:
         for tensor in old:
             if tensor.inputs and not tensor.outputs:
                 drop_unused(graph, tensor)
-    refused = []
-    for inner, node in walk(graph):
-        if not node.outputs:
-            continue
-        name = label(node)
-        if is_op(node, "NonZero"):
-            change = _nonzero(graph, inner, node)
-            rewritten += change
-            if not change:
-                why = f" ({reasons[id(node)]})" if id(node) in reasons else ""
-                size = f"the size of its result depends on the data of {node.inputs[0].name},"
-                refused.append(Change(name, node.op, f"{size} {_NO_LAYER}; {_ADVICE}{why}"))
-        elif is_op(node, "Unique") or is_op(node, "NonMaxSuppression"):
-            what = "boxes it keeps" if node.op == "NonMaxSuppression" else "values differ"
-            refused.append(
-                Change(
-                    name,
-                    node.op,
-                    f"how many {what} depends on the data, {_NO_LAYER}; end the "
-                    "model before it and do this step on the engine's outputs",
-                )
-            )
-    return PassResult(tuple(rewritten), tuple(refused))
+    return rewritten, reasons
+
+
+def _selects(node: gs.Node) -> bool:
+    """True if a GatherND or ScatterND reads the NonZero's result as its indices."""
+    columns = [r.outputs[0] for r in node.outputs[0].outputs if identity_perm(r)]
+    return any(
+        (is_op(r, "GatherND") or is_op(r, "ScatterND")) and r.inputs[1] is tensor
+        for tensor in (node.outputs[0], *columns)
+        for r in tensor.outputs
+    )
 
 
 def _selection_read_by(node: gs.Node) -> Selection | None:
@@ -273,4 +304,16 @@ PASS = Pass(
     summary="NonZero -> Where, a masked reduction or Range, where its size does not matter",
     fault="NonZero and Unique do not parse, NonMaxSuppression does not build",
     evidence=("https://github.com/NVIDIA/TensorRT-RTX/issues/32",),
+)
+PASS_BELOW_10 = Pass(
+    name="replace_nonzero_below_10",
+    run=run_below_10,
+    targets=(BELOW_10,),
+    summary=f"{PASS.summary}, for TensorRT that has NonZero",
+    fault="GatherND and ScatterND by a NonZero's result do not build",
+    evidence=(
+        "TensorRT 8.6.0: 'Assertion mChunkTypeOfVertex[head] == ChunkType::kMYELIN failed' in "
+        "cases of replace_nonzero; NonZero as a result and NonMaxSuppression come out right",
+    ),
+    tolerable=True,  # a GatherND or ScatterND was seen to fail, not proven to fail everywhere
 )

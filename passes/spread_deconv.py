@@ -9,6 +9,7 @@ with the zeros in the kernel the dilation is 1 and every size stays as it was, t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -55,7 +56,8 @@ def spread(kernel: np.ndarray, dilations: Sequence[int]) -> np.ndarray:
     """The kernel ``(C, M, k1, ...)`` with the zeros that its dilations, one an axis, stand for."""
     spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[2:], dilations, strict=True)]
     wide = np.zeros((*kernel.shape[:2], *spans), kernel.dtype)
-    wide[(..., *(slice(None, None, step) for step in dilations))] = kernel
+    taps: list[Any] = [slice(None, None, step) for step in dilations]
+    wide[(..., *taps)] = kernel
     return wide
 
 

@@ -215,7 +215,8 @@ def _state(node: gs.Node) -> tuple[Any, ...]:
         node.op,
         node.domain,
         node.name,
-        tuple(tensor.name for tensor in node.inputs),
+        # a body reads outer tensors, and has to be written anew when one becomes a constant
+        tuple((tensor.name, isinstance(tensor, gs.Constant)) for tensor in node.inputs),
         tuple(tensor.name for tensor in node.outputs),
         tuple(sorted((key, attribute(value)) for key, value in node.attrs.items())),
     )

@@ -227,7 +227,7 @@ def _rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
     from pipeline import cli_passes
     from pipeline.driver import run_rewrite
 
-    if not arguments.source.is_dir():
+    if arguments.source.suffix == ".onnx" or arguments.source.is_file():
         return cli_passes.rewrite_file(arguments, progress)
     if arguments.diff or arguments.out:
         raise InputError(f"{arguments.source}: --diff and --out are for ONNX files; give the file")

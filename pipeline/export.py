@@ -25,7 +25,7 @@ from pipeline.padding import PaddedModule, add_padding, inner_inputs
 from pipeline.spec import ModelSpec
 from pipeline.timing import Stopwatch
 from pipeline.trace import trace
-from pipeline.translations.exporter import to_onnx
+from pipeline.translations.exporter import add_functions, to_onnx
 
 OPSET = 18
 _AT = ("min", "opt", "max")
@@ -87,6 +87,7 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     with watch("torch.onnx.export"):
         _to_onnx(program, spec, path)
     model = onnx.load(path, load_external_data=False)
+    add_functions(model)
     apply_names(model, names, dict(zip((o.name for o in spec.outputs), inner_shapes, strict=True)))
     shapes: dict[str, list[int | str]] = dict(
         zip((o.name for o in spec.outputs), inner_shapes, strict=True)

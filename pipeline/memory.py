@@ -18,8 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx import helper
 
+from pipeline._onnx_file import nodes_of
 from pipeline.dims import evaluate
 from pipeline.errors import InputError, PipelineError
 
@@ -64,7 +66,7 @@ class Estimator:
     """
 
     def __init__(self, path: Path) -> None:
-        self._model = onnx.load(path, load_external_data=False)
+        self._model = _without_functions(onnx.load(path, load_external_data=False))
         self._inputs = {value.name for value in self._model.graph.input}
         self._weights = _shed_weights(self._model)
 
@@ -117,6 +119,22 @@ class Estimator:
             if v.type.tensor_type.HasField("shape") and v.name not in lost
         }
         return Estimate(self._weights + int(peak * SLACK), outputs, unknown)
+
+
+def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its functions inlined; ONNX Runtime's inference knows none, nor Constants
+    with ``value_int`` and the like, which are given as tensors."""
+    if not model.functions:
+        return model
+    inlined = onnx.inliner.inline_local_functions(model)
+    for node in nodes_of(inlined.graph):
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.name in ("value_int", "value_ints", "value_float", "value_floats"):
+                value = helper.get_attribute_value(attribute)
+                dtype = np.int64 if "int" in attribute.name else np.float32
+                tensor = onnx.numpy_helper.from_array(np.array(value, dtype))
+                attribute.CopyFrom(helper.make_attribute("value", tensor))
+    return inlined
 
 
 def _infer(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:

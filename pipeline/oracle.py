@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx
 
-from pipeline.child import Child, ChildDied
+from pipeline.child import Child, ChildDied, ChildFailed
 from pipeline.compare import TORCH, Job, Plan, failed
 from pipeline.dims import shape_at
 from pipeline.gpu import why_not
@@ -50,6 +50,8 @@ def output_sizes(
                 found.append(child.call("pipeline.oracle:_sizes", model, dict(each), target))
             except ChildDied as died:
                 found.append(f"TensorRT's parser died: {died.how}")
+            except ChildFailed as failure:  # no ONNX file; running it says it better
+                found.append(str(failure))
     return found
 
 

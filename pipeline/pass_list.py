@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import importlib
 import importlib.util
 import traceback
 from collections.abc import Iterable, Sequence
@@ -14,9 +13,6 @@ from pathlib import Path
 from pipeline.errors import InputError
 from pipeline.passes import DEFAULT_PASSES, Pass
 from pipeline.passes._base import EVERY
-from pipeline.plugins import PLUGINS
-from pipeline.plugins._base import DOMAIN, Plugin
-from pipeline.target import Target
 
 
 def load_pass(path: Path) -> Pass:
@@ -92,18 +88,3 @@ def to_skip(passes: Sequence[Pass], only: Sequence[str], skip: Sequence[str]) ->
             hint = f"the nearest: {', '.join(near)}" if near else f"known: {', '.join(names)}"
             raise InputError(f"unknown pass {name!r}; {hint} (`pipeline passes` lists them)")
     return frozenset(skip) | (frozenset(names) - frozenset(only) if only else frozenset())
-
-
-def kept_functions(plugins: Sequence[str], target: Target) -> frozenset[tuple[str, str]]:
-    """Domain and name of the ops for which the target gets a plugin of ours, so that their ONNX
-    function bodies are not inlined."""
-    found = set()
-    for name in plugins:
-        place = PLUGINS.get(name)
-        if place is None:
-            continue  # a library or a Python file: its ops have no body
-        module, _, attribute = place.partition(":")
-        plugin: Plugin = getattr(importlib.import_module(module), attribute)
-        if plugin.runs_on(target):
-            found.add((DOMAIN, plugin.name))
-    return frozenset(found)

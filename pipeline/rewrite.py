@@ -79,7 +79,7 @@ def rewrite(
     passes: Sequence[Pass] = DEFAULT_PASSES,
     *,
     skip: Collection[str] = (),
-    keep_functions: Collection[tuple[str, str]] = (),
+    keep_functions: Collection[str] = (),
     diff: bool = False,
 ) -> RewriteResult:
     """Rewrites an ONNX file for a target.
@@ -95,8 +95,8 @@ def rewrite(
         target: decides which passes run.
         passes: in order.
         skip: names of passes not to run though the target needs them.
-        keep_functions: domains and names of model-local functions that stay, since the target
-            has a plugin for them.
+        keep_functions: names of model-local functions that stay, since the target gets a plugin
+            for them.
         diff: fill in `PassRecord.diff`.
 
     Raises:

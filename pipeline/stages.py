@@ -141,7 +141,8 @@ def rewrite_stage(
         RewriteError: a pass broke its contract, or refused a node that the target would get
             wrong.
     """
-    from pipeline.pass_list import all_passes, kept_functions, to_skip
+    from pipeline.custom_ops import provided_ops
+    from pipeline.pass_list import all_passes, to_skip
     from pipeline.rewrite import raise_refused, rewrite
 
     _need(folder, EXPORTED, "export")
@@ -152,7 +153,7 @@ def rewrite_stage(
         target,
         passes,
         skip=to_skip(passes, only, skip),
-        keep_functions=kept_functions(plugins, target),
+        keep_functions=provided_ops(plugins, target) if plugins else (),
     )
     raise_refused(result)
     manifest = replace(

@@ -87,13 +87,11 @@ def _passes(manifest: Manifest) -> str:
             lines.append(f"pass {done.name}: SKIPPED by request, though the target needs it")
         elif done.rewritten:
             lines.append(f"pass {done.name}: {len(done.rewritten)} nodes rewritten")
-    ran = [p.name for p in manifest.rewrite.passes if p.needed and not p.skipped]
-    idle = [p.name for p in manifest.rewrite.passes if p.name in ran and not p.rewritten]
-    if idle:
-        lines.append(f"looked for and not found: {', '.join(idle)}")
+    passes = manifest.rewrite.passes
+    idle = sum(p.needed and not p.skipped and not p.rewritten for p in passes)
+    other = sum(not p.needed for p in passes)
     lines.append(
-        f"{len(manifest.rewrite.passes) - len(ran)} passes not needed by {manifest.target.name}"
-        " (manifest.json lists them)"
+        f"{idle} more passes found nothing to do, {other} are not needed by {manifest.target.name}"
     )
     lines += [f"warning: {text}" for text in manifest.rewrite.warnings]
     if manifest.build is not None:

@@ -122,7 +122,7 @@ def test_models(cli: Run) -> None:
     assert "updates=12" in output
     code, output, _ = cli("models", "--json")
     assert code == 0
-    assert json.loads(output)["raft"]["options"] == {"updates": 12}
+    assert json.loads(output)["raft"]["options"] == {"updates": 12, "correlation": "volume"}
 
 
 def test_inspect(cli: Run, artifact: Path) -> None:

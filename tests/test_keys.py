@@ -104,7 +104,7 @@ def test_target_and_profiles() -> None:
         ("onnx-graphsurgeon", "rewrite"),
         ("polygraphy", "build"),
         ("tensorrt_rtx", "build"),
-        ("onnxruntime", "compare"),
+        ("onnxruntime", "rewrite"),  # folds constants there
     ],
 )
 def test_versions(package: str, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_source_of_a_spec_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_registry_checks_options() -> None:
-    assert find_spec("raft", {"updates": 3}).options == {"updates": 3}
+    assert find_spec("raft", {"updates": 3}).options["updates"] == 3
     for options in ({"updates": 3.0}, {"updates": True}, {"updates": "3"}):
         with pytest.raises(InputError, match="expected int"):
             find_spec("raft", options)

@@ -25,8 +25,8 @@ def test_raft_is_as_the_issue_asks(factory) -> None:
     h, w = spec.dims["h"], spec.dims["w"]
     assert (h.min, h.max, h.multiple_of) == (135, 2160, 1)
     assert (w.min, w.max, w.multiple_of) == (135, 3840, 1)
-    assert spec.options == {"updates": 12}
-    assert factory(updates=3).options == {"updates": 3}
+    assert spec.options == {"updates": 12, "correlation": "volume"}
+    assert factory(updates=3).options["updates"] == 3
     assert spec.padding is not None
     assert (spec.padding.mode, dict(spec.padding.multiples)) == ("replicate", {"h": 8, "w": 8})
     for bad in (0, -1, 1.5, True, "2", None):

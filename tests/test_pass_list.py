@@ -46,7 +46,8 @@ TWICE = """
 def run(graph):
     node = of(graph, "Exp")[0]
     new = gs.Variable(node.name + "/again%d" % len(graph.nodes), np.float32, ["n", 3])
-    graph.nodes.insert(graph.nodes.index(node), gs.Node("Abs", new.name, {}, [node.inputs[0]], [new]))
+    place = graph.nodes.index(node)
+    graph.nodes.insert(place, gs.Node("Abs", new.name, {}, [node.inputs[0]], [new]))
     node.inputs = [new]
     return change(node)
 """

@@ -283,7 +283,7 @@ def test_functions_are_inlined_and_rewritten(tmp_path) -> None:
 
 def test_functions_with_a_plugin_stay(tmp_path) -> None:
     source = save(onnx.parser.parse_model(FUNCTION), tmp_path)
-    kept = rewrite(source, tmp_path / "out.onnx", RTX, keep_functions=[("local", "last")])
+    kept = rewrite(source, tmp_path / "out.onnx", RTX, keep_functions=["last"])
     assert not kept.changed
     assert onnx.load(tmp_path / "out.onnx").functions
     assert rewrite(source, tmp_path / "out.onnx", RTX).changed

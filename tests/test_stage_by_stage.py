@@ -41,7 +41,8 @@ def without_times(manifest: Manifest) -> dict[str, Any]:
         for name, info in facts["files"].items()
         if not name.startswith("comparison/") and name != "engine.plan"
     }
-    facts["build"].pop("plan_bytes")
+    for name in ("plan_bytes", "peak_bytes"):
+        facts["build"].pop(name)
     return facts
 
 

@@ -25,7 +25,7 @@ def test_finished_report(converted: Report) -> None:
     for part in (
         "export", "rewrite", "build", "compare", "torch.export", "tensorrt build",
         "profile default: h 5..18..40, w 5..22..40", "y: float32 [1, 4, h, w]",
-        "not needed by rtx-1.7:", "engine: NOT compared: ", "compared at", "min", "h=5,w=5",
+        "are not needed by rtx-1.7", "engine: NOT compared: ", "compared at", "min", "h=5,w=5",
         "tolerance: rtol 0.0001 or atol 1e-05 (float32 rounding of one convolution)",
     ):  # fmt: skip
         assert part in text

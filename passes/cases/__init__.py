@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pipeline.passes._case import Case
 from pipeline.passes.cases import (
+    add_loop_condition,
     decompose_affine_grid,
     decompose_instance_norm,
     decompose_mod,
@@ -27,6 +28,7 @@ from pipeline.passes.cases import (
     lower_opset,
     merge_duplicates,
     pad_ceil_pools,
+    refuse_passed_through,
     refuse_unsupported,
     replace_compress,
     replace_mask_product,
@@ -65,5 +67,7 @@ CASES: tuple[Case, ...] = (
     *fuse_pixel_shuffle.CASES,
     *decompose_affine_grid.CASES,
     *pad_ceil_pools.CASES,
+    *add_loop_condition.CASES,
+    *refuse_passed_through.CASES,
     *spread_deconv.CASES,
 )

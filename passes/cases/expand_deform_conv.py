@@ -80,6 +80,17 @@ CASES: tuple[Case, ...] = (
         "near miss",
         "(float[n,4,h,w] x, float[6,4,3,3] k) => (float[n,6,p,q] y) { y = Conv(x, k) }",
         ({"x": (1, 4, 5, 6), "k": (6, 4, 3, 3)},),
+        not_for={
+            "tensorrt-8.6": "parse: The input tensor shape misaligns with the input kernel shape."
+        },
+    ),
+    Case(
+        "expand_deform_conv",
+        "Conv that gives its kernel's shape",
+        "near miss",
+        "(float[n,4,h,w] x, float[6,4,3,3] k) => (float[n,6,p,q] y) "
+        "{ y = Conv<kernel_shape=[3,3]>(x, k) }",
+        ({"x": (1, 4, 5, 6), "k": (6, 4, 3, 3)},),
     ),
     Case(
         "expand_deform_conv",

@@ -51,6 +51,15 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "fold_constants",
+        "read in a body alone",
+        "positive",
+        "(float[n,3,m] x, bool c) => (float[n,3,m] y) { a = Constant<value = float {2.0}>() "
+        "y = If(c) <then_branch = t () => (float[n,3,m] p) { p = Mul(x, a) }, "
+        "else_branch = e () => (float[n,3,m] r) { r = Relu(x) }> }",
+        tuple({**shapes, "c": ()} for shapes in _X),
+    ),
+    Case(
+        "fold_constants",
         "dynamic sizes",
         "near miss",
         "(float[n,3,m] x) => (int64[1] y) { s = Shape<start=0, end=1>(x) y = Neg(s) }",
@@ -72,6 +81,7 @@ CASES: tuple[Case, ...] = (
         "(float[n,3,m] x) => (float[n,3,m] y) <float s = {0.5}, int8 z = {0}, int8 w = {7}>"
         "{ f = DequantizeLinear(w, s, z) y = Mul(x, f) }",
         _X,
+        not_for={"tensorrt-8.6": "build: int8 is not configured in the builder (no INT8 flag)"},
     ),
     Case(
         "fold_constants",

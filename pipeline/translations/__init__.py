@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pipeline.plugins.correlation_lookup import translation as correlation_lookup
 from pipeline.translations import attention, integers, pools, reductions, resize, scatters, taps
 
 Translation = Callable[..., Any]
@@ -28,7 +29,7 @@ _TABLES: tuple[Mapping[Any, Translation], ...] = (
     attention.TRANSLATIONS,
     reductions.TRANSLATIONS,
     scatters.TRANSLATIONS,
-    # the ops of pipeline.plugins join here
+    correlation_lookup.TRANSLATIONS,
 )
 
 

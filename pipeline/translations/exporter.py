@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 
+from pipeline._onnx_file import nodes_of
+from pipeline.custom_ops import find_plugin
 from pipeline.errors import ExportError
+from pipeline.plugins import PLUGINS
+from pipeline.plugins._base import DOMAIN
 from pipeline.translations import pools, translation_table
 from pipeline.translations.recurrent import dynamic_time
 
@@ -51,6 +56,16 @@ def to_onnx(
     assert onnx_program is not None
     _check_called(program, table.keys() - called)
     onnx_program.save(path)
+
+
+def add_functions(model: onnx.ModelProto) -> None:
+    """Adds the ONNX functions of our plugins' ops that the model has, so that ONNX Runtime and
+    targets without the plugin can run it."""
+    present = {node.op_type for node in nodes_of(model.graph) if node.domain == DOMAIN}
+    for name in PLUGINS:
+        plugin = find_plugin(name)
+        if plugin.name in present:
+            model.functions.append(plugin.function())
 
 
 def _noting(function: Callable[..., Any], target: Any, called: set[Any]) -> Callable[..., Any]:

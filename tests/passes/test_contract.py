@@ -121,7 +121,12 @@ def test_every_pass_has_cases_evidence_and_a_reason(p: Pass) -> None:
     if not p.clean_up and p.name != "inline_functions":
         mine = [case for case in CASES if case.pass_name == p.name]
         fails = any(case.fails.get(RTX.name, "none") != "none" for case in mine)
-        assert fails == any(n.covers(RTX) and n.basis == "measured" for n in p.targets)
+        if any(n.covers(RTX) and n.basis == "measured" for n in p.targets):
+            assert fails
+        elif fails:
+            # another pass of the same module mends it there
+            module = [q for q in DEFAULT_PASSES if q.run.__module__ == p.run.__module__]
+            assert any(q.needed_by(RTX) for q in module)
 
 
 @pytest.mark.parametrize("case", POSITIVE, ids=str)

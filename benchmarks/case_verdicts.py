@@ -1,0 +1,198 @@
+"""What the installed TensorRT does with every pass's cases, as they stand and after the passes.
+
+    python benchmarks/case_verdicts.py --target tensorrt-8.6 --write passes/cases/measured.py
+
+On a machine with a GPU that the target's engines run on, the numbers are compared too. Each case
+is tried twice (parsed, built, run at its shapes): as it stands, and after all passes that the
+target needs and the case's own. Where the passes change nothing, one trial says both; a refusal
+is tried as it stands only. `--json` keeps TensorRT's words, and for a case that other passes
+change too what they make of it alone: a pass is shown to be needed by a case that fails so.
+
+`--write` replaces the verdicts of the cases tried; those of other targets and passes stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from pipeline.child import Child
+from pipeline.gpu import Gpu, find_gpu, why_not
+from pipeline.passes import DEFAULT_PASSES
+from pipeline.passes._case import Case
+from pipeline.passes.cases import CASES
+from pipeline.still_needed import apply, installed_target
+from pipeline.target import Target, installed_version
+from pipeline.trial import attempt
+
+Row = dict[str, Any]
+Verdicts = dict[str, dict[str, tuple[str, str]]]
+_NOT_TRIED = "-"
+_HEAD = '''"""What each TensorRT made of the cases: as they stand, and after the passes.
+
+Generated, not written, by `python benchmarks/case_verdicts.py --target {target} --write FILE`.
+{where}
+Keys are `str(case)`. ``right``: parsed, built and run, numbers compared with ONNX Runtime's at
+every shape; ``builds``: not run. ``parse``, ``build``, ``crash``, ``sizes`` and ``numbers`` say
+what failed; ``error``: the trial itself failed, so that nothing is known. ``-``: not tried (a
+refusal after the passes, or passes that make something else of the case by now).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+'''
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--target", default="tensorrt-8.6")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--limit", type=float, default=540, metavar="SECONDS")
+    parser.add_argument("--only", nargs="*", default=(), metavar="PASS")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--write", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    target = installed_target(arguments.target)
+    cases = [c for c in CASES if not arguments.only or c.pass_name in arguments.only]
+    rows = tried(cases, target, arguments.workers, arguments.limit)
+    print(f"{len(rows)} of {len(cases)} cases tried on {target}")
+    counts = Counter((row["kind"], row["without"][0], row["with"][0]) for row in rows)
+    for (kind, without, after), number in sorted(counts.items()):
+        print(f"{number:4} {kind}: {without} as it stands, {after} with the passes")
+    for row in rows:
+        if row["with"][0] not in ("right", "builds", _NOT_TRIED):
+            print(f"{row['case']}: {': '.join(row['with'])}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+    if arguments.write:
+        gpu = find_gpu()
+        on = gpu.name if isinstance(gpu, Gpu) and not why_not(target) else "no GPU"
+        where = f"{target}: TensorRT {installed_version(target)}, {on}."
+        verdicts = read(arguments.write)
+        if not arguments.only:
+            verdicts.pop(target.name, None)
+        mine = verdicts.setdefault(target.name, {})
+        mine.update({row["case"]: (row["without"][0], row["with"][0]) for row in rows})
+        write(arguments.write, verdicts, target, where)
+
+
+def tried(cases: Sequence[Case], target: Target, workers: int, limit: float) -> list[Row]:
+    """A row for each case that was reached within `limit` seconds; a trial that runs is ended
+    with its child process when the time is up."""
+    todo: queue.Queue[Case] = queue.Queue()
+    for case in cases:
+        todo.put(case)
+    rows: list[Row] = []
+    end = time.monotonic() + limit
+    children = [Child() for _ in range(workers)]
+
+    def work(child: Child) -> None:
+        while time.monotonic() < end:
+            try:
+                case = todo.get_nowait()
+            except queue.Empty:
+                break
+            row = _tried(child, case, target)
+            if time.monotonic() < end:
+                rows.append(row)
+
+    threads = [threading.Thread(target=work, args=(child,), daemon=True) for child in children]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    for child in children:
+        child.close()
+    order = {str(case): n for n, case in enumerate(cases)}
+    return sorted(rows, key=lambda row: order[row["case"]])
+
+
+def _tried(child: Child, case: Case, target: Target) -> Row:
+    started = time.monotonic()
+    needed = [p for p in DEFAULT_PASSES if p.name == case.pass_name or p.needed_by(target)]
+    source = case.model()
+    row: Row = {"case": str(case), "kind": case.kind}
+    row["without"] = _verdict(child, source, case, target)
+    row["with"] = (_NOT_TRIED, "")
+    if case.kind != "refusal":
+        try:
+            after = apply(case.model(), needed)
+            others = apply(case.model(), [p for p in needed if p.name != case.pass_name])
+        except Exception as error:  # whatever a pass or its check raises is this row's answer
+            row["with"] = ("error", repr(error))
+        else:
+            row["with"] = row["without"]
+            if not _same(after, source):
+                row["with"] = _verdict(child, after, case, target)
+            if case.kind == "positive" and not _same(others, source) and not _same(others, after):
+                row["others"] = _verdict(child, others, case, target)
+    row["seconds"] = round(time.monotonic() - started, 2)
+    return row
+
+
+def _verdict(child: Child, model: onnx.ModelProto, case: Case, target: Target) -> tuple[str, str]:
+    feeds = [case.feeds(shapes) for shapes in case.shapes]
+    try:
+        outcome = attempt(child, model, feeds, target)
+    except (
+        Exception
+    ) as error:  # ONNX Runtime's, a library that is missing: says nothing of the case
+        return "error", repr(error)[:500]
+    return outcome.verdict, outcome.detail[:500]
+
+
+def _same(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
+    """The same nodes in the same opsets."""
+    return [n.SerializeToString(deterministic=True) for n in one.graph.node] == [
+        n.SerializeToString(deterministic=True) for n in other.graph.node
+    ] and {o.domain: o.version for o in one.opset_import} == {
+        o.domain: o.version for o in other.opset_import
+    }
+
+
+def read(path: Path) -> Verdicts:
+    """The verdicts that a file holds; none if there is no file."""
+    if not path.is_file():
+        return {}
+    spec = importlib.util.spec_from_file_location("measured", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {name: dict(verdicts) for name, verdicts in module.MEASURED.items()}
+
+
+def write(
+    path: Path, verdicts: Mapping[str, Mapping[str, Any]], target: Target, where: str
+) -> None:
+    """Writes them as ruff formats them."""
+    lines = [_HEAD.format(target=target, where=where)]
+    lines.append("MEASURED: Mapping[str, Mapping[str, tuple[str, str]]] = {\n")
+    for name, mine in verdicts.items():
+        lines.append(f'    "{name}": {{\n')
+        for case, (without, after) in mine.items():
+            key = json.dumps(case)
+            line = f'        {key}: ("{without}", "{after}"),\n'
+            if len(line) > 101:
+                parts = "".join(f'            "{v}",\n' for v in (without, after))
+                line = f"        {key}: (\n{parts}        ),\n"
+            lines.append(line)
+        lines.append("    },\n")
+    lines.append("}\n")
+    path.write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""A network output that is a network input is refused.
+
+ONNX allows one value to be both. TensorRT keeps one name for one tensor: the parser of RTX 1.7
+calls the input ``__x``, without a word, and the engine has no input ``x``. No rewrite helps, since
+an Identity would have to give the output, or the input, another name.
+"""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import FROM_10, RTX, Change, Pass, PassResult, label
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites nothing; refuses each such output, under the name of a node that reads it too,
+    or its own name where there is none."""
+    refused = []
+    for tensor in graph.outputs:
+        if any(tensor is given for given in graph.inputs):
+            reader = next(iter(tensor.outputs), None)
+            refused.append(
+                Change(
+                    label(reader) if reader else tensor.name,
+                    reader.op if reader else "output",
+                    f"the network's input {tensor.name} is one of its outputs too, and TensorRT "
+                    "would rename the input: return a copy under another name (x.clone()), "
+                    "or drop the output",
+                )
+            )
+    return PassResult((), tuple(refused))
+
+
+PASS = Pass(
+    name="refuse_passed_through",
+    run=run,
+    targets=(RTX, FROM_10),
+    summary="a network output that is a network input is refused, with what to do in the model",
+    fault="the engine's input has another name (__x), and nobody says so",
+    evidence=("cases: rtx-1.7's network has no input of that name",),
+)
