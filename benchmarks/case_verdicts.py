@@ -8,7 +8,8 @@ target needs and the case's own. Where the passes change nothing, one trial says
 is tried as it stands only. `--json` keeps TensorRT's words, and for a case that other passes
 change too what they make of it alone: a pass is shown to be needed by a case that fails so.
 
-`--write` replaces the verdicts of the cases tried; those of other targets and passes stay.
+`--write` replaces the verdicts of the cases tried and drops those of cases that are gone; all
+others stay, so that a run that was cut short, or of some passes, adds to what there is.
 """
 
 from __future__ import annotations
@@ -81,10 +82,9 @@ def main() -> None:
         on = gpu.name if isinstance(gpu, Gpu) and not why_not(target) else "no GPU"
         where = f"{target}: TensorRT {installed_version(target)}, {on}."
         verdicts = read(arguments.write)
-        if not arguments.only:
-            verdicts.pop(target.name, None)
-        mine = verdicts.setdefault(target.name, {})
+        mine = verdicts.get(target.name, {})
         mine.update({row["case"]: (row["without"][0], row["with"][0]) for row in rows})
+        verdicts[target.name] = {str(c): mine[str(c)] for c in CASES if str(c) in mine}
         write(arguments.write, verdicts, target, where)
 
 
@@ -183,7 +183,7 @@ def write(
     for name, mine in verdicts.items():
         lines.append(f'    "{name}": {{\n')
         for case, (without, after) in mine.items():
-            key = json.dumps(case)
+            key = f"'{case}'" if '"' in case else f'"{case}"'
             line = f'        {key}: ("{without}", "{after}"),\n'
             if len(line) > 101:
                 parts = "".join(f'            "{v}",\n' for v in (without, after))

@@ -20,8 +20,8 @@ import onnx_graphsurgeon as gs
 import sympy
 
 from pipeline.passes._base import (
-    BELOW_10,
     Change,
+    Needs,
     Pass,
     PassResult,
     drop_unused,
@@ -236,7 +236,7 @@ class _Sizes:
 PASS = Pass(
     name="fuse_pixel_shuffle",
     run=run,
-    targets=(BELOW_10,),
+    targets=(Needs("tensorrt", below=(10,), basis="read"),),
     summary="Reshape, Transpose, Reshape that shuffle pixels -> DepthToSpace, SpaceToDepth",
     fault="sizes computed for the reshapes, which it may fail to follow",
     evidence=("https://github.com/pytorch/TensorRT/issues/1568",),

@@ -114,7 +114,7 @@ def _whole(ratios: list[sympy.Expr]) -> list[int]:
 PASS = Pass(
     name="scale_resize",
     run=run,
-    targets=(Needs("tensorrt", below=(10,)),),
+    targets=(Needs("tensorrt", below=(10,), basis="read"),),
     summary="Resize with computed sizes -> constant whole scales",
     fault="the parser fails on sizes that it can't follow as a shape tensor",
     evidence=(

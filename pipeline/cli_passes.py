@@ -185,7 +185,8 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> str:
     words = {
         "needed": "needed",
         "needless": "NEEDLESS here: every case comes out right without it",
-        "open": "every case builds without it; only a GPU can tell the numbers",
+        "open": "no case fails without it; only a GPU can tell the numbers, or its need is only "
+        "read or assumed",
         "broken": "BROKEN: a case fails with it",
     }
     rows = []
@@ -203,6 +204,9 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> str:
         for v in verdicts
         for t in v.trials
         if t.after.failed
+    ]
+    lines += [
+        f"{v.name}, case {name}, left out: {why}" for v in verdicts for name, why in v.left_out
     ]
     head = ["pass", "declared", "cases that fail without", "how", "on this TensorRT"]
     return "\n".join([table([head, *rows]), *lines])

@@ -15,16 +15,17 @@ from pipeline.artifact import Artifact, finish
 from pipeline.build import Precision, check_precision
 from pipeline.compare import failures
 from pipeline.config import Config
-from pipeline.declared import dims_of, inputs_of, padding_of
+from pipeline.declared import dims_of
 from pipeline.errors import CompareError, InputError
 from pipeline.keys import STAGES, stage_keys, versions, weights_info
 from pipeline.manifest import Manifest, ModelInfo, TargetInfo, ToleranceInfo, now
 from pipeline.memory import default_limit
 from pipeline.profiles import Profile, parse_sizes
+from pipeline.reference import rebuilt, reference_module
 from pipeline.registry import find_spec
 from pipeline.regression import regression
 from pipeline.reuse import first_changed, previous, sizes_compared, still
-from pipeline.spec import ModelSpec, Output
+from pipeline.spec import ModelSpec
 from pipeline.stages import Announce, measured
 from pipeline.target import find_target, require
 from pipeline.verify import RESERVED, compare_stage
@@ -265,7 +266,7 @@ def run_verify(
     old = Artifact.open(against) if against is not None else None
     for text in shapes:
         parse_sizes(text, dims_of(manifest))
-    module = _rebuilt(manifest, spec, weights) if torch_model else None
+    module = rebuilt(manifest, spec, weights) if torch_model else None
     with replacing(place, keep=True) as folder:
         still(folder, manifest, place)
         done = measured(
@@ -310,43 +311,6 @@ def draft(config: Config, spec: ModelSpec) -> Manifest:
         profiles=(),
         versions={"python": platform.python_version()},
     )
-
-
-def reference_module(
-    spec: ModelSpec,
-    manifest: Manifest,
-    weights: Path | None,
-    module: torch.nn.Module | None = None,
-) -> torch.nn.Module:
-    """What the ONNX has to equal: the module (made now unless given), padding round it."""
-    from pipeline.export import reference
-
-    module = module if module is not None else spec.build(weights).eval()
-    padding = padding_of(manifest)  # it may have been refined, like the dims
-    declared = replace(
-        spec,
-        inputs=inputs_of(manifest),
-        outputs=tuple(Output(o.name) for o in spec.outputs),
-        padding=padding,
-    )
-    return reference(declared, module, {o.name: o.shape for o in manifest.outputs})
-
-
-def _rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) -> torch.nn.Module:
-    """The torch reference of an artifact, made anew."""
-    info = manifest.model
-    if spec is None and info.source.startswith("spec:"):
-        raise InputError(
-            f"the model of this artifact, {info.source}, is not in the zoo: from Python, give "
-            "pipeline.driver.run_verify its spec"
-        )
-    stated = info.weights.file
-    if stated is not None and weights is None:
-        raise InputError(f"this artifact was made with the weights {stated}: give --weights")
-    spec = spec or find_spec(info.source, info.options)
-    if weights_info(Config(info.source, weights=weights), spec) != info.weights:
-        raise InputError(f"weights {weights}: not those that the artifact was made with")
-    return reference_module(spec, manifest, weights)
 
 
 def _profiles(config: Config, spec: ModelSpec) -> tuple[Profile, ...]:

@@ -37,15 +37,18 @@ class Verdict:
 
     Args:
         declared: whether the pass's data say that this version needs it.
-        answer: ``needed`` if a case fails without it and all are right with it; ``needless`` if
-            none fails, numbers compared; ``open`` if none fails, but no GPU here could compare
-            the numbers; ``broken`` if a case fails with it.
+        answer: ``needed`` if a case fails without it and all are right with it; ``broken`` if a
+            case fails with it; ``needless`` if all are right without it, numbers compared;
+            ``open`` if none fails, but no GPU here could compare the numbers, or the need is not
+            measured but read or assumed, so that the cases may not show it.
+        left_out: the cases that this target can't bring out right, and why (`Case.not_for`).
     """
 
     name: str
     declared: bool
     answer: Answer
     trials: tuple[Trial, ...]
+    left_out: tuple[tuple[str, str], ...] = ()
 
     @property
     def contradicted(self) -> bool:
@@ -90,22 +93,37 @@ def still_needed(
     only: Sequence[str] = (),
 ) -> Iterator[Verdict]:
     """Parses and builds every positive case of every pass, as it stands and after the passes
-    that the target needs and that one. Clean-up passes mend nothing and are left out.
+    that the target needs and that one. Clean-up passes mend nothing and are left out, and so are
+    cases that are not for the target: these are listed.
 
     Args:
         target: see `installed_target`.
         only: names of passes, if not all.
     """
     cases = list(cases)
-    can_run = not why_not(target)
+    gpu = not why_not(target)
     with Child() as child:
         for p in passes:
             if p.clean_up or (only and p.name not in only):
                 continue
             mine = [c for c in cases if c.pass_name == p.name and c.kind == "positive"]
-            trials = tuple(_try(child, case, p, target, passes) for case in mine)
+            left_out = tuple((c.name, c.not_for[target.name]) for c in mine if _not_for(c, target))
+            trials = tuple(
+                _try(child, case, p, target, passes) for case in mine if not _not_for(case, target)
+            )
             if mine:
-                yield Verdict(p.name, p.needed_by(target), _answer(trials, can_run), trials)
+                answer = _answer(trials, gpu and _is_measured(p, target))
+                yield Verdict(p.name, p.needed_by(target), answer, trials, left_out)
+
+
+def _not_for(case: Case, target: Target) -> bool:
+    return target.name in case.not_for
+
+
+def _is_measured(p: Pass, target: Target) -> bool:
+    """False if the pass is declared for the target on what was read or assumed alone."""
+    bases = {needs.basis for needs in p.targets if needs.covers(target)}
+    return not bases or "measured" in bases
 
 
 def _try(child: Child, case: Case, p: Pass, target: Target, passes: Sequence[Pass]) -> Trial:
@@ -123,9 +141,10 @@ def apply(model: onnx.ModelProto, passes: Sequence[Pass]) -> onnx.ModelProto:
     return surgeon.model
 
 
-def _answer(trials: Sequence[Trial], can_run: bool) -> Answer:
+def _answer(trials: Sequence[Trial], decides: bool) -> Answer:
     if any(trial.after.failed for trial in trials):
         return "broken"
     if any(trial.without.failed for trial in trials):
         return "needed"
-    return "needless" if can_run else "open"
+    compared = bool(trials) and all(trial.without.verdict == "right" for trial in trials)
+    return "needless" if decides and compared else "open"

@@ -1,6 +1,7 @@
 """Small graphs for every pass: ones to rewrite, near misses to leave alone, ones to refuse.
 
-`pipeline passes --still-needed` and the contract test run them. One file a pass.
+`pipeline passes --still-needed` and the contract test run them. One file a pass. What a target
+that needs a GPU made of them is in `MEASURED`, by the target's name and the case's.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ from pipeline.passes.cases import (
     spread_deconv,
     widen_mean_square,
 )
+from pipeline.passes.cases.measured import MEASURED
+
+__all__ = ["CASES", "MEASURED"]
 
 CASES: tuple[Case, ...] = (
     *inline_functions.CASES,

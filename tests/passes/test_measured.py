@@ -12,8 +12,7 @@ from pipeline.child import Child
 from pipeline.gpu import why_not
 from pipeline.passes import DEFAULT_PASSES, Pass
 from pipeline.passes._case import Case
-from pipeline.passes.cases import CASES
-from pipeline.passes.cases.measured import MEASURED
+from pipeline.passes.cases import CASES, MEASURED
 from pipeline.still_needed import apply
 from pipeline.target import TARGETS, installed_version
 from pipeline.trial import attempt

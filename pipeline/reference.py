@@ -1,0 +1,55 @@
+"""The torch module that an artifact is held against."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.config import Config
+from pipeline.declared import inputs_of, padding_of
+from pipeline.errors import InputError
+from pipeline.keys import weights_info
+from pipeline.manifest import Manifest
+from pipeline.registry import find_spec
+from pipeline.spec import ModelSpec, Output
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reference_module(
+    spec: ModelSpec,
+    manifest: Manifest,
+    weights: Path | None,
+    module: torch.nn.Module | None = None,
+) -> torch.nn.Module:
+    """What the ONNX has to equal: the module (made now unless given), padding round it."""
+    from pipeline.export import reference
+
+    module = module if module is not None else spec.build(weights).eval()
+    padding = padding_of(manifest)  # it may have been refined, like the dims
+    declared = replace(
+        spec,
+        inputs=inputs_of(manifest),
+        outputs=tuple(Output(o.name) for o in spec.outputs),
+        padding=padding,
+    )
+    return reference(declared, module, {o.name: o.shape for o in manifest.outputs})
+
+
+def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) -> torch.nn.Module:
+    """The torch reference of an artifact, made anew."""
+    info = manifest.model
+    if spec is None and info.source.startswith("spec:"):
+        raise InputError(
+            f"the model of this artifact, {info.source}, is not in the zoo: from Python, give "
+            "pipeline.driver.run_verify its spec"
+        )
+    stated = info.weights.file
+    if stated is not None and weights is None:
+        raise InputError(f"this artifact was made with the weights {stated}: give --weights")
+    spec = spec or find_spec(info.source, info.options)
+    if weights_info(Config(info.source, weights=weights), spec) != info.weights:
+        raise InputError(f"weights {weights}: not those that the artifact was made with")
+    return reference_module(spec, manifest, weights)
