@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import statistics
 import sys
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,19 +60,9 @@ CASES = (
 
 
 def load_plugin() -> tuple[Any, Any]:
-    """The modules `torch_op` and `cuda`, also where onnx-graphsurgeon is not installed.
-
-    The package's `__init__` needs it for what it says of targets; these two modules do not.
-    """
+    """The modules `torch_op` and `cuda` of the plugin."""
     sys.path.insert(0, str(ROOT))
     package = "pipeline.plugins.correlation_lookup"
-    if importlib.util.find_spec("onnx_graphsurgeon") is None:
-        base = types.ModuleType("pipeline.plugins._base")
-        base.__dict__["DOMAIN"] = "trt_pipeline"
-        sys.modules[base.__name__] = base
-        stand_in = types.ModuleType(package)
-        stand_in.__path__ = [str(ROOT / "plugins" / "correlation_lookup")]
-        sys.modules[package] = stand_in
     torch_op, cuda = (importlib.import_module(f"{package}.{name}") for name in ("torch_op", "cuda"))
     return torch_op, cuda
 

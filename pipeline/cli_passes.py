@@ -187,6 +187,7 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> str:
         "needless": "NEEDLESS here: every case comes out right without it",
         "open": "no case fails without it; only a GPU can tell the numbers, or its need is only "
         "read or assumed",
+        "covered": "not needed: other passes mend its cases",
         "broken": "BROKEN: a case fails with it",
     }
     rows = []

@@ -19,16 +19,21 @@ from pipeline.passes.cases import CASES
 from pipeline.target import TARGETS, Target, installed_version
 from pipeline.trial import Outcome, attempt
 
-Answer = Literal["needed", "needless", "open", "broken"]
+Answer = Literal["needed", "needless", "open", "covered", "broken"]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One case, as it stands and after the passes."""
+    """One case, as it stands and after the passes.
+
+    `covered`: it fails, and passes that are said to be needed mend it without this one, which
+    is not.
+    """
 
     case: Case
     without: Outcome
     after: Outcome
+    covered: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,8 @@ class Verdict:
     @property
     def contradicted(self) -> bool:
         """True if the data say something else than the cases."""
-        wrong = {"needed": not self.declared, "needless": self.declared, "open": False}
-        return wrong.get(self.answer, True)
+        wrong = {"needed": not self.declared, "needless": self.declared, "broken": True}
+        return wrong.get(self.answer, False)
 
 
 def installed_target(name: str | None = None) -> Target:
@@ -129,8 +134,13 @@ def _is_measured(p: Pass, target: Target) -> bool:
 def _try(child: Child, case: Case, p: Pass, target: Target, passes: Sequence[Pass]) -> Trial:
     feeds = [case.feeds(shapes) for shapes in case.shapes]
     without = attempt(child, case.model(), feeds, target)
-    mended = apply(case.model(), [q for q in passes if q is p or q.needed_by(target)])
-    return Trial(case, without, attempt(child, mended, feeds, target))
+    declared = [q for q in passes if q.needed_by(target)]
+    both = [q for q in passes if q is p or q in declared]
+    after = attempt(child, apply(case.model(), both), feeds, target)
+    covered = False
+    if p not in declared and without.failed:
+        covered = not attempt(child, apply(case.model(), declared), feeds, target).failed
+    return Trial(case, without, after, covered)
 
 
 def apply(model: onnx.ModelProto, passes: Sequence[Pass]) -> onnx.ModelProto:
@@ -144,7 +154,8 @@ def apply(model: onnx.ModelProto, passes: Sequence[Pass]) -> onnx.ModelProto:
 def _answer(trials: Sequence[Trial], decides: bool) -> Answer:
     if any(trial.after.failed for trial in trials):
         return "broken"
-    if any(trial.without.failed for trial in trials):
-        return "needed"
+    fails = [trial for trial in trials if trial.without.failed]
+    if fails:
+        return "covered" if all(trial.covered for trial in fails) else "needed"
     compared = bool(trials) and all(trial.without.verdict == "right" for trial in trials)
     return "needless" if decides and compared else "open"
