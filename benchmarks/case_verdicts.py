@@ -32,6 +32,7 @@ from pipeline.gpu import Gpu, find_gpu, why_not
 from pipeline.passes import DEFAULT_PASSES
 from pipeline.passes._case import Case
 from pipeline.passes.cases import CASES
+from pipeline.passes.cases.measured import MEASURED
 from pipeline.still_needed import apply, installed_target
 from pipeline.target import Target, installed_version
 from pipeline.trial import attempt
@@ -64,7 +65,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=(), metavar="PASS")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--write", type=Path, metavar="FILE")
+    parser.add_argument("--table", type=Path, metavar="FILE.md", help="try nothing, write a table")
     arguments = parser.parse_args()
+    if arguments.table:
+        put_table(arguments.table, arguments.target)
+        return
     target = installed_target(arguments.target)
     cases = [c for c in CASES if not arguments.only or c.pass_name in arguments.only]
     rows = tried(cases, target, arguments.workers, arguments.limit)
@@ -192,6 +197,39 @@ def write(
         lines.append("    },\n")
     lines.append("}\n")
     path.write_text("".join(lines))
+
+
+BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"
+
+
+def put_table(path: Path, target: str) -> None:
+    """Writes what `MEASURED` says of a target between the marks of a Markdown document: a line a
+    pass, and a line for each case that is not right with the passes, or was not tried."""
+    verdicts = MEASURED.get(target, {})
+    lines = ["| pass | cases tried | fail as they stand | how | right with the passes |"]
+    lines.append("|---|---|---|---|---|")
+    rest = []
+    for p in DEFAULT_PASSES:
+        mine = [c for c in CASES if c.pass_name == p.name and c.kind == "positive"]
+        tried = [verdicts[str(c)] for c in mine if str(c) in verdicts]
+        bad = Counter(without for without, _ in tried if without not in ("right", "error", "-"))
+        right = sum(after == "right" for _, after in tried)
+        how = ", ".join(f"{name} {number}" for name, number in sorted(bad.items()))
+        if mine:
+            numbers = f"{len(tried)} of {len(mine)} | {sum(bad.values())} | {how} | {right}"
+            lines.append(f"| {p.name} | {numbers} |")
+        for case in mine:
+            without, after = verdicts.get(str(case), ("not tried", "not tried"))
+            if after != "right":
+                why = case.not_for.get(target, "the proof needs a run on a GPU")
+                rest.append(f"| {p.name} | {case.name} | {without} | {after} | {why} |")
+    lines += ["", "Not right with the passes there, or not proved:", ""]
+    lines += ["| pass | case | as it stands | with the passes | |", "|---|---|---|---|---|", *rest]
+    before, mark, after_mark = path.read_text().partition(BEGIN)
+    if not mark or END not in after_mark:
+        raise SystemExit(f"{path}: has to hold the lines {BEGIN} and {END}")
+    text = "\n".join(lines)
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after_mark.partition(END)[2]}")
 
 
 if __name__ == "__main__":

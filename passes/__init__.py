@@ -30,6 +30,7 @@ from pipeline.passes import (
     pad_ceil_pools,
     refuse_passed_through,
     refuse_unsupported,
+    replace_cast_like,
     replace_compress,
     replace_mask_product,
     replace_nonzero,
@@ -48,6 +49,8 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     # Their bodies are lowered and mended like any other nodes.
     expand_functions.TO_17,
     expand_functions.TO_19,
+    # What function bodies are written with.
+    replace_cast_like.PASS,
     # Before sizes are folded: the ones that ONNX infers for such pools may be wrong.
     pad_ceil_pools.PASS,
     # Early: the others then see constants where there are any.

@@ -146,7 +146,7 @@ def rewrite(
         nodes_after=sum(1 for _ in nodes_of(model.graph)),
         passes=tuple(records),
         refused=_final(records, passes),
-        warnings=_warnings(records, passes, opset, target),
+        warnings=(*_warnings(records, passes, opset, target), *_narrowed(model, target)),
     )
 
 
@@ -222,6 +222,23 @@ def _warnings(
             "is known to read as the standard says"
         )
     return tuple(warnings)
+
+
+def _narrowed(model: onnx.ModelProto, target: Target) -> tuple[str, ...]:
+    """A warning if integers of 64 bits come in where the target has 32."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    wide = [
+        value.name
+        for value in model.graph.input
+        if value.type.tensor_type.elem_type == onnx.TensorProto.INT64
+        and value.name not in constants
+    ]
+    if not wide or target.flavour != "tensorrt" or target.version >= (10,):
+        return ()
+    return (
+        f"{', '.join(wide)}: int64 is int32 on {target}; values beyond 2**31 - 1 come out wrong "
+        "there without an error",
+    )
 
 
 def _texts(model: onnx.ModelProto) -> Mapping[str, str]:

@@ -337,3 +337,13 @@ def test_external_data_must_be_in_the_folder(model, tmp_path, location) -> None:
     source.write_bytes(broken.SerializeToString())
     with pytest.raises(InputError, match="external data"):
         rewrite(source, tmp_path / "out.onnx", OLD)
+
+
+def test_int64_inputs_are_said_to_be_narrowed_below_10(tmp_path) -> None:
+    text = "g (int64[n] ids, float[n] x) => (int64[n] y) { y = Neg(ids) }"
+    source = save(
+        onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), tmp_path
+    )
+    (warning,) = rewrite(source, tmp_path / "out.onnx", OLD).warnings
+    assert warning.startswith("ids: int64 is int32 on tensorrt-8.6")
+    assert not rewrite(source, tmp_path / "out.onnx", RTX).warnings

@@ -31,6 +31,7 @@ from pipeline.passes.cases import (
     pad_ceil_pools,
     refuse_passed_through,
     refuse_unsupported,
+    replace_cast_like,
     replace_compress,
     replace_mask_product,
     replace_nonzero,
@@ -45,6 +46,7 @@ __all__ = ["CASES", "MEASURED"]
 
 CASES: tuple[Case, ...] = (
     *inline_functions.CASES,
+    *replace_cast_like.CASES,
     *fold_constants.CASES,
     *fold_if.CASES,
     *scale_resize.CASES,
