@@ -90,6 +90,11 @@ def _rewrite(chain: Chain) -> str:
     dtype = work_dtype(data, (np.float32, np.float64))
     x, plan = _plan(chain, widen(chain, data, dtype), rank)
     to_real = plan.inverse and plan.onesided
+    output = chain.node.outputs[0]
+    if output.shape is None:  # ONNX infers nothing for a computed length; the next DFT asks
+        output.shape = [*data.shape[:-1], 1 if to_real else 2]
+        output.shape[plan.axis] = None
+        output.dtype = output.dtype or data.dtype
     if to_real and parts == 1:
         raise Refused(f"{data.name} is real: a onesided inverse is of a complex spectrum")
     cosine, sine = _matrices(chain, plan, dtype)

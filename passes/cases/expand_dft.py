@@ -38,6 +38,14 @@ def _length(parts: int, length: int, more: str = "", to: int = 2, k: int = 0) ->
 CASES: tuple[Case, ...] = (
     _dft("real, static", _plain("axis=1", "n,8,1", "n,8,2"), (1, 8, 1), (3, 8, 1)),
     _dft("real", _plain("axis=1", "n,t,1", "n,t,2"), (1, 2, 1), (3, 9, 1), (2, 64, 1)),
+    _dft(
+        "over two axes",
+        "(float[n,h,w,1] x) => (float[n,h,k,2] y) <int64[1] zero = {0}> { "
+        "s = Shape<start=1, end=2>(x) l = Squeeze(s, zero) a = DFT<axis=1>(x, l) "
+        "t = Shape<start=2, end=3>(a) m = Squeeze(t, zero) y = DFT<axis=2>(a, m) }",
+        (1, 2, 3, 1),
+        (2, 5, 4, 1),
+    ),
     _dft("complex", _plain("axis=1", "n,t,2", "n,t,2"), (1, 2, 2), (3, 9, 2), (2, 64, 2)),
     _dft(
         "inverse, complex",
