@@ -28,6 +28,7 @@ from pipeline.passes import (
     lower_opset,
     merge_duplicates,
     pad_ceil_pools,
+    pad_output_shape,
     refuse_passed_through,
     refuse_unsupported,
     replace_cast_like,
@@ -86,6 +87,8 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     expand_bitwise.PASS,
     # Looks at Loops alone: anywhere.
     add_loop_condition.PASS,
+    # Before spread_deconv, which changes the dilations.
+    pad_output_shape.PASS,
     # Needs a constant kernel: after fold_constants.
     spread_deconv.PASS,
     # Opset 19 has no AffineGrid: before lower_opset. Leaves the Shape that gives the sizes: before

@@ -5,12 +5,14 @@ folds ``Shape`` of static dims and gathers from it. Exporters that don't fold (T
 without constant folding, tf2onnx) leave hundreds of such nodes, some of which hide a constant
 that a parser insists on. Left alone: quantisation (a folded DequantizeLinear is no quantised
 weight any more), what is random, what is an output of the graph, and results above 1 MiB (an
-Expand of a constant). Casts of what is computed are hidden from it: its "cast elision" turns
-``int(float(h) * 0.5)`` into ``h * int(0.5)``, which is 0 (graph-surgeon 0.6.1).
+Expand of a constant). What graph-surgeon 0.6.1 gets wrong is hidden from it: it reads ``Shape``
+with start or end as the whole shape, and its "cast elision" turns ``int(float(h) * 0.5)`` into
+``h * int(0.5)``, which is 0.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
@@ -55,26 +57,51 @@ def run(graph: gs.Graph) -> PassResult:
 
 def _fold(graph: gs.Graph) -> None:
     outputs = {o.name for inner in (graph, *graph.subgraphs(True)) for o in inner.outputs}
-    casts = [n for _, n in walk(graph) if is_op(n, "Cast") and values_of(n.inputs[0]) is None]
+    hidden = []
     severity, G_LOGGER.severity = G_LOGGER.severity, G_LOGGER.CRITICAL
     try:  # what it can't evaluate it leaves alone, and prints warnings
-        for cast in casts:
-            cast.op = _HIDDEN
+        for _, node in list(walk(graph)):
+            made = any(o.name in outputs for o in node.outputs)
+            if is_op(node, "Shape") and not made and _part_of_shape(node):
+                continue
+            if made or _misread(node):
+                hidden.append((node, node.op))
+                node.op = _HIDDEN
         graph.fold_constants(
             size_threshold=_LIMIT,
             flatten_subgraphs=False,
             partitioning="recursive",
             recurse_functions=False,
-            should_exclude_node=lambda node: (
-                node.op in _KEPT
-                or bool(node.domain)
-                or any(o.name in outputs for o in node.outputs)
-            ),
+            should_exclude_node=lambda node: node.op in (*_KEPT, _HIDDEN),
         )
     finally:
         G_LOGGER.severity = severity
-        for cast in casts:
-            cast.op = "Cast"
+        for node, op in hidden:
+            node.op = op
+
+
+def _misread(node: gs.Node) -> bool:
+    """True for what graph-surgeon 0.6.1 folds wrongly: it looks neither at ``start`` and ``end``
+    of Shape nor at a node's domain, and takes casts of sizes away."""
+    if node.domain not in (None, "", "ai.onnx"):
+        return True
+    if node.op == "Shape":
+        return "start" in node.attrs or "end" in node.attrs
+    return bool(node.op == "Cast") and values_of(node.inputs[0]) is None
+
+
+def _part_of_shape(node: gs.Node) -> bool:
+    """Folds a Shape with start or end whose sizes are numbers; says whether it did."""
+    shape = node.inputs[0].shape
+    if shape is None or not ("start" in node.attrs or "end" in node.attrs):
+        return False
+    sizes = list(shape)[node.attrs.get("start", 0) : node.attrs.get("end")]
+    if not all(isinstance(size, (int, np.integer)) for size in sizes):
+        return False
+    output = node.outputs[0]
+    node.outputs.clear()
+    output.to_constant(np.array(sizes, np.int64))
+    return True
 
 
 PASS = Pass(

@@ -102,10 +102,13 @@ def _inline(root: gs.Graph, graph: gs.Graph, node: gs.Node, taken: str) -> list[
     _rename(root, branch, name)
     nodes = list(branch.nodes)
     made = {id(output): maker for maker in nodes for output in maker.outputs}
-    for number, (inner, outer) in enumerate(zip(branch.outputs, outputs, strict=True)):
-        if id(inner) not in made or any(inner is o for o in branch.outputs[:number]):
+    results = list(branch.outputs)
+    for number, (inner, outer) in enumerate(zip(results, outputs, strict=True)):
+        first = next(n for n, output in enumerate(results) if output is inner)
+        if id(inner) not in made or first < number:
             short = f"{name}/identity" + (f"_{number}" if number else "")
-            nodes.append(gs.Node("Identity", short, {}, [inner], [outer]))
+            source = outputs[first] if first < number and id(inner) in made else inner
+            nodes.append(gs.Node("Identity", short, {}, [source], [outer]))
             continue
         _take_over(branch, made[id(inner)], inner, outer)
         if not any(outer is output for output in root.outputs):

@@ -1,7 +1,8 @@
 """Nodes that compute the same from the same inputs become one.
 
 Done by onnx-ir's CommonSubexpressionEliminationPass, the one that torch's exporter runs too, on
-the top-level graph; random ops and the bodies of If and Loop are left alone. Two sizes computed
+the top-level graph; the bodies of If and Loop are left alone, and the whole graph where random
+ops would be merged. Two sizes computed
 in two ways stay two.
 """
 
@@ -11,6 +12,11 @@ import onnx
 
 from pipeline._onnx_file import lightened, with_weights
 from pipeline.passes._base import EVERY, Change, Pass, PassResult
+
+_RANDOM = (
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+)  # fmt: skip
 
 
 def run(model: onnx.ModelProto) -> PassResult:
@@ -25,6 +31,8 @@ def run(model: onnx.ModelProto) -> PassResult:
     merged = with_weights(onnx_ir.serde.serialize_model(result.model), model)
     left = {node.name for node in merged.graph.node}
     gone = [node for node in model.graph.node if node.name not in left]
+    if any(node.op_type in _RANDOM for node in gone):  # onnx-ir 1.1 takes a Bernoulli for constant
+        return PassResult(())
     model.CopyFrom(merged)
     return PassResult(
         tuple(Change(n.name, n.op_type, "another node computes the same") for n in gone)

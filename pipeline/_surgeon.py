@@ -48,13 +48,13 @@ class Surgeon:
         except Exception as error:
             raise RewriteError(f"graph-surgeon can't read the model: {error}") from error
         self.interface = _interface(self.graph)
-        # the source's nodes by name (for metadata), and those graph-surgeon nodes that stand for
-        # one of them unchanged
+        # the source's nodes by name (for metadata), and the graph's nodes that still are as there
         self.sources = {node.name: _copy_of(node) for node in nodes_of(self.model.graph)}
         self.untouched = {
             id(node): (node, _state(node), self.sources[node.name]) for node in self.graph.nodes
         }
         self.state = _fingerprint(self.graph)
+        self.known = {id(tensor): tensor for tensor in _all_tensors(self.graph)}
 
     def run(self, p: Pass, done: Sequence[str]) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
         """Runs one pass and checks the graph; the changes and the refusals.
@@ -106,6 +106,7 @@ class Surgeon:
         interface = self.interface
         if not on_model:
             _hold(interface, _interface(self.graph), fail)
+            self._rename_new()
         try:
             if on_model:
                 check(self.model)
@@ -123,6 +124,27 @@ class Surgeon:
         _hold(interface, self.interface, fail)
         return result
 
+    def _rename_new(self) -> None:
+        """Gives constants that the pass made names of their own, where something else in the
+        model has that name already; graph-surgeon would keep one of the two."""
+        tensors = list(_all_tensors(self.graph))
+        owners: dict[str, set[int]] = {}
+        for tensor in tensors:
+            owners.setdefault(tensor.name, set()).add(id(tensor))
+        old = {t.name for t in self.model.graph.initializer}
+        taken = old | set(owners)
+        for tensor in tensors:
+            new = isinstance(tensor, gs.Constant) and id(tensor) not in self.known
+            clash = len(owners[tensor.name]) > 1 or tensor.name in old
+            if new and clash and not isinstance(tensor._values, LazyValues):
+                number = 1
+                while f"{tensor.name}_{number}" in taken:
+                    number += 1
+                owners[tensor.name].discard(id(tensor))
+                tensor.name = f"{tensor.name}_{number}"
+                taken.add(tensor.name)
+        self.known = {id(tensor): tensor for tensor in _all_tensors(self.graph)}
+
     def _learn(self) -> None:
         """Gives dtype and shape to tensors that lack them, as far as ONNX can infer them."""
         infer_shapes(self.model)
@@ -135,7 +157,7 @@ class Surgeon:
                     tensor.shape = get_onnx_tensor_shape(known[name])
 
     def write_back(self) -> None:
-        """Puts graph-surgeon's nodes, new constants, new values and opset into the model."""
+        """Puts nodes, new constants, new values and the opset into the model."""
         graph = self.model.graph
         for opset in self.model.opset_import:
             if opset.domain in ("", "ai.onnx"):
@@ -273,9 +295,17 @@ def _maker_of(tensor: str, model: onnx.ModelProto) -> str:
     return ""
 
 
+def _all_tensors(graph: gs.Graph) -> Iterator[gs.Tensor]:
+    """Every tensor that a node reads or makes, in bodies too; one may come several times."""
+    for inner in (graph, *graph.subgraphs(recursive=True)):
+        for node in inner.nodes:
+            yield from node.inputs
+            yield from node.outputs
+
+
 def _interface(graph: gs.Graph) -> tuple[list[str], list[str]]:
     inputs, outputs = (
-        [f"{t.name}: {t.dtype} {t.shape}" for t in tensors]
+        [f"{t.name}: {t.dtype} {None if t.shape is None else list(t.shape)}" for t in tensors]
         for tensors in (graph.inputs, graph.outputs)
     )
     return inputs, outputs

@@ -45,6 +45,9 @@ class ChildDied(PipelineError):
         super().__init__(f"the process died: {how}", detail=words)
         self.how, self.words = how, words
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.how, self.words)
+
 
 class ChildFailed(Exception):
     """An exception in the child that is no `PipelineError`: its type's name and its text."""

@@ -3,8 +3,9 @@
 A stage's key holds the key of the stage before. Changes that are noticed: the pipeline's own
 code, the file that holds the spec, its options and weights, the versions of torch and of every
 library that the spec names, the target and its version, profiles, precision, tolerances, sizes.
-A spec that is handed over as an object is another one each time, unless it has a `key`. What a
-model of the zoo reads beside its weights file is not looked into: `force` is for that.
+A spec that is handed over as an object is another one each time, unless it has a `key`. Of one's
+own pass or plugin the file itself is looked at, not what it imports. What a model of the zoo
+reads beside its weights file is not looked into: `force` is for that.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def pipeline_hash() -> str:
     """The hash of the pipeline's own Python files (passes, plugins and models included)."""
     digest = hashlib.sha256()
     for folder in (_PACKAGE, *(_PACKAGE / name for name in ("passes", "plugins", "models"))):
-        for path in sorted(folder.resolve().rglob("*.py")):
+        files = (path for end in ("*.py", "*.cu") for path in folder.resolve().rglob(end))
+        for path in sorted(files):
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from pipeline._names import name_nodes
 from pipeline._onnx_file import load_model, nodes_of
 from pipeline.passes import Change, Pass
 from pipeline.rewrite import PassRecord, rewrite
@@ -86,8 +87,6 @@ def _finding(
 
 
 def _by_name(source: Path) -> dict[str, onnx.NodeProto]:
-    from pipeline.rewrite import name_nodes
-
     model, _ = load_model(source)
     name_nodes(model.graph)
     return {node.name: node for node in nodes_of(model.graph)}

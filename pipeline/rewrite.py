@@ -15,6 +15,7 @@ from pathlib import Path
 
 import onnx
 
+from pipeline._names import fix_defaults, name_apart, name_nodes
 from pipeline._onnx_file import check, copy_model, load_model, nodes_of, save_model
 from pipeline._surgeon import Surgeon
 from pipeline.errors import InputError, RewriteError
@@ -110,6 +111,8 @@ def rewrite(
     opset = check_source(model, source)
     before = sum(1 for _ in nodes_of(model.graph))
     name_nodes(model.graph)
+    name_apart(model.graph)
+    fixed = fix_defaults(model)
     own_inline = inline_functions.keeping(frozenset(keep_functions))
     passes = [own_inline if p.name == own_inline.name else p for p in passes]
     surgeon: Surgeon | None = None
@@ -146,7 +149,7 @@ def rewrite(
         nodes_after=sum(1 for _ in nodes_of(model.graph)),
         passes=tuple(records),
         refused=_final(records, passes),
-        warnings=(*_warnings(records, passes, opset, target), *_narrowed(model, target)),
+        warnings=(*fixed, *_warnings(records, passes, opset, target), *_narrowed(model, target)),
     )
 
 
@@ -176,6 +179,9 @@ def check_source(model: onnx.ModelProto, source: Path) -> int:
         elif opset > newest:
             what = f"this onnx {onnx.__version__} knows up to {newest}: a newer one, or {what}"
         raise InputError(f"{source}: its opset {opset} is out of range: {what}")
+    if model.graph.sparse_initializer:
+        name = model.graph.sparse_initializer[0].values.name
+        raise InputError(f"{source}: {name} is a sparse initializer: write it as a dense one")
     try:
         check(model)
     except onnx.checker.ValidationError as error:
@@ -261,18 +267,3 @@ def _diff(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...
     new = {name for name, text in after.items() if before.get(name) != text}
     lines = [f"- {before[name]}" for name in before if name in gone]
     return (*lines, *(f"+ {after[name]}" for name in after if name in new))
-
-
-def name_nodes(graph: onnx.GraphProto) -> None:
-    """Gives nodes without a name, or with one that came before, a name of their own."""
-    taken = {node.name for node in nodes_of(graph)}
-    seen = {""}
-    for node in nodes_of(graph):
-        if node.name in seen:
-            base = f"{node.name or node.op_type}_{next(iter(node.output), 'none')}"
-            number, name = 1, base
-            while name in taken:
-                number, name = number + 1, f"{base}_{number}"
-            node.name = name
-            taken.add(name)
-        seen.add(node.name)

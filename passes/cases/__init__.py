@@ -29,6 +29,7 @@ from pipeline.passes.cases import (
     lower_opset,
     merge_duplicates,
     pad_ceil_pools,
+    pad_output_shape,
     refuse_passed_through,
     refuse_unsupported,
     replace_cast_like,
@@ -75,5 +76,6 @@ CASES: tuple[Case, ...] = (
     *pad_ceil_pools.CASES,
     *add_loop_condition.CASES,
     *refuse_passed_through.CASES,
+    *pad_output_shape.CASES,
     *spread_deconv.CASES,
 )

@@ -60,6 +60,39 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "fold_constants",
+        "some static sizes",
+        "positive",
+        "(float[n,3,4,5] x, float[m] v) => (float[p,q,m] y) "
+        "<int64[2] last = {1, 2}, int64[1] minus = {-1}> { s = Shape<start=1>(x) "
+        "two = Gather(s, last) t = Shape(v) c = Concat<axis=0>(two, t) y = Expand(v, c) }",
+        ({"x": (1, 3, 4, 5), "v": (2,)}, {"x": (3, 3, 4, 5), "v": (7,)}),
+    ),
+    Case(
+        "fold_constants",
+        "a slice of some static sizes",
+        "positive",
+        "(float[n,3,4,5] x) => (int64[2] y) <int64[1] a = {0}, int64[1] b = {2}> "
+        "{ s = Shape<start=1>(x) t = Slice(s, a, b) y = Neg(t) }",
+        ({"x": (1, 3, 4, 5)}, {"x": (3, 3, 4, 5)}),
+    ),
+    Case(
+        "fold_constants",
+        "a size counted from the back, in a branch",
+        "positive",
+        "(float[n,3,4,5] x, bool c) => (int64[1] y) { y = If(c) <then_branch = t () => "
+        "(int64[1] p) { s = Shape<start=-1>(x) p = Neg(s) }, else_branch = e () => (int64[1] r) "
+        "{ u = Shape<start=1, end=2>(x) r = Neg(u) }> }",
+        ({"x": (1, 3, 4, 5), "c": ()}, {"x": (3, 3, 4, 5), "c": ()}),
+    ),
+    Case(
+        "fold_constants",
+        "a static shape that is an output",
+        "near miss",
+        "(float[2,3] x) => (int64[2] y, float[2,3] z) { y = Shape(x) z = Relu(x) }",
+        ({"x": (2, 3)},),
+    ),
+    Case(
+        "fold_constants",
         "dynamic sizes",
         "near miss",
         "(float[n,3,m] x) => (int64[1] y) { s = Shape<start=0, end=1>(x) y = Neg(s) }",

@@ -41,6 +41,14 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "merge_duplicates",
+        "two draws",
+        "near miss",
+        "(float[n,3,m] x) => (float[n,3,m] y) <float one = {1.0}> { a = Sign(x) "
+        "b = Clip(a, one, one) c = Bernoulli(b) d = Bernoulli(b) y = Sub(c, d) }",
+        _X,
+    ),
+    Case(
+        "merge_duplicates",
         "other attributes",
         "near miss",
         "(float[n,3,m] x) => (int64[1] y) { a = Shape<start=0, end=1>(x) "

@@ -1,0 +1,83 @@
+"""``ConvTranspose`` with ``output_shape`` gets the pads that the standard computes from it.
+
+TensorRT 8.6.0 builds it and gives other numbers, without a word. The standard computes for each
+axis ``total = stride * (in - 1) + output_padding + (kernel - 1) * dilation + 1 - output_shape``
+and puts the half of it that is rounded down at the beginning, or at the end for
+``auto_pad=SAME_UPPER``'s opposite; ONNX Runtime is held against in the tests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    BELOW_10,
+    Change,
+    Needs,
+    Pass,
+    PassResult,
+    Refused,
+    is_op,
+    label,
+    walk,
+)
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites ConvTranspose of data and kernel with static spatial sizes; refuses the others,
+    and sizes that would need a negative padding."""
+    rewritten, refused = [], []
+    for _, node in walk(graph):
+        if not is_op(node, "ConvTranspose") or "output_shape" not in node.attrs:
+            continue
+        try:
+            pads = _pads(node)
+        except Refused as reason:
+            refused.append(Change(label(node), node.op, str(reason)))
+            continue
+        del node.attrs["output_shape"]
+        node.attrs.pop("auto_pad", None)
+        node.attrs["pads"] = pads
+        rewritten.append(Change(label(node), node.op, f"pads {pads} in place of output_shape"))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _pads(node: gs.Node) -> list[int]:
+    data, kernel = node.inputs[:2]
+    sizes = [] if data.shape is None else data.shape[2:]
+    taps = node.attrs.get("kernel_shape") or ([] if kernel.shape is None else kernel.shape[2:])
+    if not taps or not all(isinstance(n, (int, np.integer)) for n in (*sizes, *taps)):
+        raise Refused("output_shape of data with dynamic sizes: give pads and output_padding")
+    ones = [1] * len(taps)
+    wanted = node.attrs["output_shape"][-len(taps) :]
+    strides = node.attrs.get("strides", ones)
+    dilations = node.attrs.get("dilations", ones)
+    more = node.attrs.get("output_padding", [0] * len(taps))
+    begin, end = [], []
+    for n, size in enumerate(sizes):
+        reach = strides[n] * (size - 1) + more[n] + (taps[n] - 1) * dilations[n] + 1
+        total = int(reach - wanted[n])
+        if total < 0:
+            raise Refused(f"output_shape {wanted[n]} is more than the {reach} that axis {n} gives")
+        low = total // 2 if node.attrs.get("auto_pad") == "SAME_UPPER" else total - total // 2
+        begin.append(low)
+        end.append(total - low)
+    return [*begin, *end]
+
+
+PASS = Pass(
+    name="pad_output_shape",
+    run=run,
+    targets=(
+        BELOW_10,
+        Needs("tensorrt", since=(10,), basis="read"),
+        Needs("tensorrt_rtx", basis="read"),
+    ),
+    summary="ConvTranspose with output_shape -> pads",
+    fault="8.6 gives other numbers, silently",
+    evidence=(
+        "TensorRT 8.6.0 on an H200: spread_deconv's case with output_shape is off by as much as "
+        "the largest value",
+    ),
+)
