@@ -31,6 +31,7 @@ from pipeline.passes import (
     pad_output_shape,
     refuse_passed_through,
     refuse_unsupported,
+    relabel_einsum,
     replace_cast_like,
     replace_compress,
     replace_mask_product,
@@ -85,6 +86,8 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     expand_dft.PASS,
     expand_deform_conv.PASS,
     expand_bitwise.PASS,
+    # Looks at equations alone: anywhere.
+    relabel_einsum.PASS,
     # Looks at Loops alone: anywhere.
     add_loop_condition.PASS,
     # Before spread_deconv, which changes the dilations.

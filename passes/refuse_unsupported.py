@@ -205,9 +205,9 @@ _NOWHERE = (
         _is_long,
     ),
     Entry(
-        ("AveragePool",),
+        ("AveragePool", "MaxPool"),
         "pools without dilations only",
-        "use a convolution with equal weights",
+        "use a convolution with equal weights, or a maximum over slices",
         _is_dilated,
     ),
 )

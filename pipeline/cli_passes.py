@@ -66,6 +66,7 @@ def rewrite_options(sub: Any) -> None:
 
 def rewrite_file(arguments: argparse.Namespace, announce: Announce) -> int:
     """``rewrite`` on an ONNX file that is no part of an artifact."""
+    from pipeline.custom_ops import provided_ops
     from pipeline.pass_list import all_passes, to_skip
     from pipeline.rewrite import raise_refused, rewrite
 
@@ -77,22 +78,25 @@ def rewrite_file(arguments: argparse.Namespace, announce: Announce) -> int:
     passes = all_passes(arguments.own)
     skip = to_skip(passes, arguments.only, arguments.skip)
     announce(f"rewrite {source}")
-    result = rewrite(source, out, target, passes, skip=skip, diff=arguments.diff)
+    kept = provided_ops(arguments.plugin, target) if arguments.plugin else ()
+    result = rewrite(
+        source, out, target, passes, skip=skip, keep_functions=kept, diff=arguments.diff
+    )
     if result.refused:
         out.unlink()
         Path(f"{out}.data").unlink(missing_ok=True)
     if arguments.json:
         print(json.dumps({"out": str(out), **asdict(result)}, indent=2))
     else:
-        print(_rewrite_text(result, out))
+        print(_rewrite_text(result, out, arguments.skip))
     raise_refused(result)
     return 0
 
 
-def _rewrite_text(result: RewriteResult, out: Path) -> str:
+def _rewrite_text(result: RewriteResult, out: Path, skipped: Sequence[str]) -> str:
     lines = []
     for record in result.passes:
-        if record.skipped:
+        if record.skipped and record.name in skipped:
             lines.append(f"{record.name}: skipped, though {result.target} needs it")
         if record.rewritten:
             lines.append(f"{record.name}: {record.summary}")
@@ -103,7 +107,9 @@ def _rewrite_text(result: RewriteResult, out: Path) -> str:
     if not result.refused:
         nodes = f"{result.nodes_before} nodes before, {result.nodes_after} after"
         what = nodes if result.changed else "nothing to rewrite, copied as it is"
-        lines.append(f"{out}: opset {result.opset}, {what}; numbers were not compared")
+        left = sum(r.skipped for r in result.passes)
+        some = f"; {left} passes that {result.target} needs were left out" if left else ""
+        lines.append(f"{out}: opset {result.opset}, {what}{some}; numbers were not compared")
     return "\n".join(lines)
 
 
@@ -118,7 +124,7 @@ def _lint(arguments: argparse.Namespace, announce: Announce) -> int:
         print(json.dumps(asdict(result), indent=2))
         return 0 if result.ok else 1
     for f in result.findings:
-        state = "mended" if f.mended else ("NOT MENDED" if f.certain else "may be wrong")
+        state = "mended" if f.mended else ("NOT MENDED" if f.certain else "may fail or be wrong")
         print(f"{f.op} {f.node}{f.origin}\n  {target}: {f.fault}\n  {state}: {f.how}")
     for text in result.warnings:
         print(f"warning: {text}")

@@ -60,6 +60,9 @@ class Config:
     def __post_init__(self) -> None:
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise InputError(f"memory limit {self.memory_limit}: must be positive")
+        for name in ("profiles", "shapes", "passes", "skip", "plugins"):
+            if isinstance(getattr(self, name), (str, Path)):
+                raise InputError(f"{name}={str(getattr(self, name))!r}: give a tuple of them")
         if self.seed < 0:
             raise InputError(f"seed {self.seed}: can't be negative")
 

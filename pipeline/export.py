@@ -22,6 +22,7 @@ from pipeline.examples import output_sizes, quiet
 from pipeline.guards import legal_sizes
 from pipeline.onnx_shapes import SymbolNames, apply_names, output_shapes, quotient
 from pipeline.padding import PaddedModule, add_padding, inner_inputs
+from pipeline.pools import with_true_pools
 from pipeline.spec import ModelSpec
 from pipeline.timing import Stopwatch
 from pipeline.trace import trace
@@ -296,7 +297,7 @@ def _check_inferred(
     A size that was baked into a node (the kernel of a pool that stands for
     adaptive_avg_pool2d) shows so; where inference can't tell a size, nothing is said.
     """
-    bare = _weightless(model)
+    bare = with_true_pools(_weightless(model))
     dims = spec.dims
     for at in _AT:
         sizes = {name: getattr(dim, at) for name, dim in dims.items()}

@@ -69,7 +69,29 @@ def lint(source: Path, target: Target, passes: Sequence[Pass]) -> LintResult:
         for change in changes
         if not (p.name == "inline_functions" or p.clean_up)
     ]
+    findings += _custom(source)
     return LintResult(target.name, tuple(findings), result.warnings)
+
+
+def _custom(source: Path) -> list[Finding]:
+    """Nodes of other domains that no function of the file stands for."""
+    from pipeline.failure import origin_of
+
+    model, _ = load_model(source)
+    name_nodes(model.graph)
+    known = {(f.domain, f.name) for f in model.functions}
+    return [
+        Finding(
+            node.name,
+            f"{node.domain}::{node.op_type}",
+            origin_of(node),
+            "is no op of the standard: the parser asks for a plugin",
+            False,
+            "build with the library that holds its plugin: --plugin libfoo.so",
+        )
+        for node in nodes_of(model.graph)
+        if node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in known
+    ]
 
 
 def _finding(

@@ -24,6 +24,7 @@ from onnx import helper
 from pipeline._onnx_file import nodes_of
 from pipeline.dims import evaluate
 from pipeline.errors import InputError, PipelineError
+from pipeline.pools import with_true_pools
 
 SLACK = 1.25
 _SMALL = 1024  # elements; larger initializers can't be a shape and are not carried along
@@ -69,6 +70,7 @@ class Estimator:
         self._model = _without_functions(onnx.load(path, load_external_data=False))
         self._inputs = {value.name for value in self._model.graph.input}
         self._weights = _shed_weights(self._model)
+        self._model = with_true_pools(self._model)
 
     def at(
         self, shapes: Mapping[str, Sequence[int]], symbols: Mapping[str, int] | None = None

@@ -75,7 +75,7 @@ def to_skip(passes: Sequence[Pass], only: Sequence[str], skip: Sequence[str]) ->
     """The names of the passes to leave out.
 
     Args:
-        only: if there are any, all others are left out.
+        only: if there are any, all others are left out, but not a user's own.
         skip: these are left out.
 
     Raises:
@@ -87,4 +87,8 @@ def to_skip(passes: Sequence[Pass], only: Sequence[str], skip: Sequence[str]) ->
             near = difflib.get_close_matches(name, names, n=3, cutoff=0.3)
             hint = f"the nearest: {', '.join(near)}" if near else f"known: {', '.join(names)}"
             raise InputError(f"unknown pass {name!r}; {hint} (`pipeline passes` lists them)")
-    return frozenset(skip) | (frozenset(names) - frozenset(only) if only else frozenset())
+    both = sorted({*only} & {*skip})
+    if both:
+        raise InputError(f"pass {both[0]}: chosen by --only and left out by --skip")
+    others = {p.name for p in passes if p.name not in only and not p.own} if only else set()
+    return frozenset({*skip, *others})

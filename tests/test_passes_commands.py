@@ -95,7 +95,40 @@ def test_rewrite_of_any_onnx_file(cli: Run, tmp_path: Path) -> None:
     assert code == 0
     ops = {n.op_type for n in onnx.load(tmp_path / "o.onnx").graph.node}
     assert {"InstanceNormalization", "Slice"} <= ops
-    assert "skipped, though tensorrt-8.6 needs it" in out
+    assert "passes that tensorrt-8.6 needs were left out" in out
+    code, out, _ = cli("rewrite", path, "--target", "tensorrt-8.6", "--skip", "slice_shape")
+    assert "slice_shape: skipped, though tensorrt-8.6 needs it" in out
+
+
+def test_lint_of_a_custom_op(cli: Run, tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 18, "my" : 1]> g (float[n] x) => (float[n] y) '
+    model = onnx.parser.parse_model(text + "{ [the_foo] y = my.Foo(x) }")
+    onnx.save(model, tmp_path / "m.onnx")
+    code, out, _ = cli("lint", "m.onnx")
+    assert code == 1
+    assert "my::Foo the_foo" in out
+    assert "--plugin libfoo.so" in out
+    code, _, err = cli("rewrite", "m.onnx", "--plugin", "no_such.so")
+    assert code == 2
+    assert "no_such.so" in err
+
+
+def test_own_pass_runs_beside_only(cli: Run, tmp_path: Path) -> None:
+    path = save(tmp_path / "m.onnx", "(float[n,3] x) => (float[n,3] y) { y = Relu(x) }", 17)
+    (tmp_path / "mine.py").write_text(
+        "from pipeline.passes import Change, PassResult\n"
+        "def run(graph):\n"
+        "    done = [n for n in graph.nodes if n.op == 'Relu']\n"
+        "    for n in done:\n"
+        "        n.op = 'Abs'\n"
+        "    return PassResult(tuple(Change(n.name, 'Relu', 'Abs') for n in done))\n"
+    )
+    words = ("--pass", "mine.py", "--only", "fold_if", "--out", "o.onnx")
+    code, _, _ = cli("rewrite", path, *words)
+    assert code == 0
+    assert [n.op_type for n in onnx.load(tmp_path / "o.onnx").graph.node] == ["Abs"]
+    code, _, err = cli("rewrite", path, "--only", "fold_if", "--skip", "fold_if")
+    assert (code, "fold_if" in err) == (2, True)
 
 
 def test_bad_input_is_one_line(cli: Run, tmp_path: Path) -> None:

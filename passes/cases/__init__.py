@@ -32,6 +32,7 @@ from pipeline.passes.cases import (
     pad_output_shape,
     refuse_passed_through,
     refuse_unsupported,
+    relabel_einsum,
     replace_cast_like,
     replace_compress,
     replace_mask_product,
@@ -77,5 +78,6 @@ CASES: tuple[Case, ...] = (
     *add_loop_condition.CASES,
     *refuse_passed_through.CASES,
     *pad_output_shape.CASES,
+    *relabel_einsum.CASES,
     *spread_deconv.CASES,
 )

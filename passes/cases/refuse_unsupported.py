@@ -172,6 +172,12 @@ _NOWHERE = (
         "{ y = AveragePool<kernel_shape=[2,2], dilations=[2,2]>(x) }",
         _IMAGES, opset=19,
     ),
+    _case(
+        "", "MaxPool with dilations",
+        f"({_IMAGE} x) => (float[p,q,r,s] y) "
+        "{ y = MaxPool<kernel_shape=[2,2], dilations=[2,2]>(x) }",
+        _IMAGES,
+    ),
 )  # fmt: skip
 
 _TWO_RANKS = (

@@ -1,0 +1,67 @@
+"""``Einsum`` with capital letters gets small ones.
+
+The standard takes both, and torch writes ``bchw,bcHw->bhH`` as it stands; TensorRT's parser stops
+at a capital (``Invalid character(s) in Einsum equation``).
+"""
+
+from __future__ import annotations
+
+import string
+
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import (
+    FROM_10,
+    RTX,
+    Change,
+    Needs,
+    Pass,
+    PassResult,
+    is_op,
+    label,
+    walk,
+)
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites every Einsum whose equation has capitals; refuses one with more than 26 labels.
+
+    Without ``->`` the output's labels come in alphabetical order, capitals first: it is written out
+    before the letters change.
+    """
+    rewritten, refused = [], []
+    for _, node in walk(graph):
+        if not is_op(node, "Einsum"):
+            continue
+        equation = "".join(node.attrs["equation"].split())
+        labels = sorted({c for c in equation if c.isalpha()})
+        if not any(c.isupper() for c in labels):
+            continue
+        if len(labels) > len(string.ascii_lowercase):
+            refused.append(
+                Change(label(node), "Einsum", f"{len(labels)} labels; there are 26 letters")
+            )
+            continue
+        free = [c for c in string.ascii_lowercase if c not in labels]
+        names = {c: free.pop(0) for c in labels if c.isupper()}
+        new = "".join(names.get(c, c) for c in _written_out(equation))
+        node.attrs["equation"] = new
+        rewritten.append(Change(label(node), "Einsum", f"{new} in place of {equation}"))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
+def _written_out(equation: str) -> str:
+    if "->" in equation:
+        return equation
+    once = sorted(c for c in set(equation) if c.isalpha() and equation.count(c) == 1)
+    return f"{equation}->{'...' if '...' in equation else ''}{''.join(once)}"
+
+
+PASS = Pass(
+    name="relabel_einsum",
+    run=run,
+    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    summary="Einsum with capital letters -> small letters",
+    fault="does not parse: 'Invalid character(s) in Einsum equation'",
+    evidence=("tensorrt-rtx 1.7.1: the cases",),
+)
