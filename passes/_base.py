@@ -136,6 +136,24 @@ def walk(graph: gs.Graph) -> Iterator[tuple[gs.Graph, gs.Node]]:
             yield inner, node
 
 
+def each(graph: gs.Graph, op: str, rewrite: Callable[[gs.Graph, gs.Node], str]) -> PassResult:
+    """Calls `rewrite` on every node of a standard op, with the graph that holds it.
+
+    Args:
+        rewrite: changes the graph and says how, or raises `Refused`.
+    """
+    rewritten, refused = [], []
+    for inner, node in walk(graph):
+        if not is_op(node, op):
+            continue
+        name = label(node)
+        try:
+            rewritten.append(Change(name, op, rewrite(inner, node)))
+        except Refused as reason:
+            refused.append(Change(name, op, str(reason)))
+    return PassResult(tuple(rewritten), tuple(refused))
+
+
 def is_op(node: gs.Node, op: str) -> bool:
     """True for the standard ONNX op of that name (not one of another domain)."""
     return node.op == op and (node.domain or "") in ("", "ai.onnx")

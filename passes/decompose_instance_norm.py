@@ -18,17 +18,15 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
-    Change,
     Needs,
     Pass,
     PassResult,
     Refused,
     constant,
-    is_op,
+    each,
     label,
     replace,
     values_of,
-    walk,
 )
 
 Shape = list[Any] | None
@@ -41,18 +39,9 @@ def run(graph: gs.Graph) -> PassResult:
     ``(C,)``, may be constants or computed. Refused: unknown rank or dtype, no spatial axis, more
     than three, and a spatial size that is always 1.
     """
-    rewritten, refused = [], []
-    for inner, node in walk(graph):
-        if not is_op(node, "InstanceNormalization"):
-            continue
-        name = label(node)
-        try:
-            detail = _rewrite(inner, node, graph.opset)
-        except Refused as reason:
-            refused.append(Change(name, node.op, str(reason)))
-        else:
-            rewritten.append(Change(name, "InstanceNormalization", detail))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(
+        graph, "InstanceNormalization", lambda inner, node: _rewrite(inner, node, graph.opset)
+    )
 
 
 def _rewrite(graph: gs.Graph, node: gs.Node, opset: int) -> str:

@@ -17,14 +17,11 @@ import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
     EVERY,
-    Change,
     Pass,
     PassResult,
     Refused,
-    is_op,
-    label,
+    each,
     values_of,
-    walk,
 )
 from pipeline.passes._chain import Chain
 from pipeline.passes._dims import floor_div, is_half, join, size_of, widen, work_dtype
@@ -41,18 +38,7 @@ def run(graph: gs.Graph) -> PassResult:
     float32. Refused: blocks whose shape is computed, more than three axes, an unknown dtype, and
     dtypes other than float16, bfloat16 and float32.
     """
-    rewritten, refused = [], []
-    for inner, node in walk(graph):
-        if not is_op(node, "Col2Im"):
-            continue
-        name = label(node)
-        try:
-            detail = _rewrite(Chain(inner, node))
-        except Refused as reason:
-            refused.append(Change(name, "Col2Im", str(reason)))
-        else:
-            rewritten.append(Change(name, "Col2Im", detail))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(graph, "Col2Im", lambda inner, node: _rewrite(Chain(inner, node)))
 
 
 def _rewrite(chain: Chain) -> str:

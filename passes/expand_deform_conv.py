@@ -20,13 +20,10 @@ import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
     EVERY,
-    Change,
     Pass,
     PassResult,
     Refused,
-    is_op,
-    label,
-    walk,
+    each,
 )
 from pipeline.passes._chain import Chain
 from pipeline.passes._dims import (
@@ -76,18 +73,7 @@ def run(graph: gs.Graph) -> PassResult:
     half precision. Refused: other ranks, an unknown rank or dtype, other dtypes, a weight whose
     shape is not static.
     """
-    rewritten, refused = [], []
-    for inner, node in walk(graph):
-        if not is_op(node, "DeformConv"):
-            continue
-        name = label(node)
-        try:
-            detail = _rewrite(Chain(inner, node))
-        except Refused as reason:
-            refused.append(Change(name, "DeformConv", str(reason)))
-        else:
-            rewritten.append(Change(name, "DeformConv", detail))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(graph, "DeformConv", lambda inner, node: _rewrite(Chain(inner, node)))
 
 
 def _rewrite(chain: Chain) -> str:

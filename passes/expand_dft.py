@@ -21,14 +21,11 @@ import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
     EVERY,
-    Change,
     Pass,
     PassResult,
     Refused,
-    is_op,
-    label,
+    each,
     values_of,
-    walk,
 )
 from pipeline.passes._chain import Chain
 from pipeline.passes._dims import (
@@ -67,18 +64,7 @@ def run(graph: gs.Graph) -> PassResult:
     float64 in float64. Refused: an unknown rank or dtype, a computed axis, a last axis that is
     not 1 or 2, and matrices of more than 2**28 elements.
     """
-    rewritten, refused = [], []
-    for inner, node in walk(graph):
-        if not is_op(node, "DFT"):
-            continue
-        name = label(node)
-        try:
-            detail = _rewrite(Chain(inner, node))
-        except Refused as reason:
-            refused.append(Change(name, "DFT", str(reason)))
-        else:
-            rewritten.append(Change(name, "DFT", detail))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(graph, "DFT", lambda inner, node: _rewrite(Chain(inner, node)))
 
 
 def _rewrite(chain: Chain) -> str:

@@ -11,13 +11,10 @@ import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import (
     EVERY,
-    Change,
     Pass,
     PassResult,
     Refused,
-    is_op,
-    label,
-    walk,
+    each,
 )
 from pipeline.passes._chain import Chain
 from pipeline.passes._dims import rank_of, size_of
@@ -26,18 +23,7 @@ from pipeline.passes._dims import rank_of, size_of
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites Hardmax of opset 13 and above; the dtype stays. Refused: an unknown rank or dtype,
     and older opsets, which take all axes from the given one on together."""
-    rewritten, refused = [], []
-    for inner, node in walk(graph):
-        if not is_op(node, "Hardmax"):
-            continue
-        name = label(node)
-        try:
-            detail = _rewrite(inner, node)
-        except Refused as reason:
-            refused.append(Change(name, "Hardmax", str(reason)))
-        else:
-            rewritten.append(Change(name, "Hardmax", detail))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(graph, "Hardmax", _rewrite)
 
 
 def _rewrite(graph: gs.Graph, node: gs.Node) -> str:

@@ -18,7 +18,7 @@ PLUGIN = Plugin(
     targets=(RTX, FROM_10),
     summary="RAFT's correlation lookup from feature maps, without the all-pairs volume",
     state=(
-        "engines with it build on a CPU (TensorRT-RTX 1.7, float32 and float16); the kernel's "
-        "arithmetic was run emulated on a CPU; not yet run inside an engine, nor on TensorRT 10, 11"
+        "engines with it build on a CPU (TensorRT-RTX 1.7, float32 and float16); the kernel was "
+        "run on an H200 against torch; not yet run inside an engine, nor on TensorRT 10, 11"
     ),
 )
