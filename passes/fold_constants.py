@@ -86,7 +86,7 @@ def _misread(node: gs.Node) -> bool:
     if node.domain not in (None, "", "ai.onnx"):
         return True
     if node.op == "Shape":
-        return "start" in node.attrs or "end" in node.attrs
+        return node.attrs.get("start", 0) != 0 or "end" in node.attrs
     return bool(node.op == "Cast") and values_of(node.inputs[0]) is None
 
 

@@ -118,10 +118,9 @@ def set_attribute(op: str, name: str, value: object, count: int = 1) -> Callable
 
 def swap_padding_sides(model: onnx.ModelProto) -> None:
     pads = [n for n in model.graph.node if n.op_type == "Concat" and n.name.endswith("/pads")]
-    assert len(pads) == 2
-    for node in pads:
-        names = list(node.input)
-        node.input[:] = names[4:] + names[:4]
+    (node,) = pads  # both images' sizes, and so their pads, are the same
+    names = list(node.input)
+    node.input[:] = names[4:] + names[:4]
 
 
 FAULTS: dict[str, Callable[[onnx.ModelProto], None]] = {
