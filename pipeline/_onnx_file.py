@@ -89,19 +89,10 @@ def _write(model: onnx.ModelProto, path: Path) -> None:
     SerializeToString needs twice the model's size on top of the model; this needs twice the
     largest tensor's. Source: https://protobuf.dev/programming-guides/encoding
     """
-    light, heavy = onnx.ModelProto(), []
-    for field, value in model.ListFields():
-        if field.name != "graph":
-            light.MergeFrom(onnx.ModelProto(**{field.name: value}))
+    light, heavy = _split(model)
     graph = onnx.GraphProto()
-    for field, value in model.graph.ListFields():
-        if field.name != "initializer":
-            graph.MergeFrom(onnx.GraphProto(**{field.name: value}))
-    for tensor in model.graph.initializer:
-        if len(tensor.raw_data) < _HEAVY:
-            graph.initializer.append(tensor)
-        else:
-            heavy.append(tensor)
+    graph.CopyFrom(light.graph)
+    light.ClearField("graph")
     small = graph.SerializeToString()
     fields = onnx.GraphProto.DESCRIPTOR.fields_by_name
     heads = [_head(fields["initializer"].number, tensor.ByteSize()) for tensor in heavy]
@@ -170,23 +161,31 @@ def _take_values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> None:
 def lightened(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy without large weights, which stand as graph inputs of the same type instead: for
     what has to serialise a model, which protobuf can't above 2 GiB, and which costs memory."""
-    graph = model.graph
-    have = {value.name for value in graph.input}
-    light = onnx.ModelProto()
+    light, heavy = _split(model)
+    have = {value.name for value in light.graph.input}
+    light.graph.input.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in heavy
+        if tensor.name not in have
+    )
+    return light
+
+
+def _split(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
+    """A copy of the model without its large weights, and these, which are not copied."""
+    light, heavy = onnx.ModelProto(), []
     for field, value in model.ListFields():
         if field.name != "graph":
             light.MergeFrom(onnx.ModelProto(**{field.name: value}))
-    for field, value in graph.ListFields():
+    for field, value in model.graph.ListFields():
         if field.name != "initializer":
             light.graph.MergeFrom(onnx.GraphProto(**{field.name: value}))
-    for tensor in graph.initializer:
+    for tensor in model.graph.initializer:
         if len(tensor.raw_data) < _HEAVY:
             light.graph.initializer.append(tensor)
-        elif tensor.name not in have:
-            light.graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-    return light
+        else:
+            heavy.append(tensor)
+    return light, heavy
 
 
 def with_weights(light: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from pipeline._names import name_nodes
-from pipeline._onnx_file import load_model, nodes_of
+from pipeline._onnx_file import nodes_of
 from pipeline.passes import Change, Pass
 from pipeline.rewrite import PassRecord, rewrite
 from pipeline.target import Target
@@ -60,25 +60,24 @@ def lint(source: Path, target: Target, passes: Sequence[Pass]) -> LintResult:
         InputError, RewriteError: see `pipeline.rewrite.rewrite`.
     """
     result = rewrite(source, None, target, passes)
-    nodes = _by_name(source)
+    model = onnx.load(source, load_external_data=False)  # rewrite() has found it good
+    name_nodes(model.graph)
+    nodes = {node.name: node for node in nodes_of(model.graph)}
     findings = [
         _finding(nodes, record, change, mended, p)
         for record, p in zip(result.passes, passes, strict=True)
-        if (not p.clean_up and p.level == "graph") or record.fault
+        if not p.clean_up and p.name != "inline_functions"
         for mended, changes in ((True, record.rewritten), (False, record.refused))
         for change in changes
-        if not (p.name == "inline_functions" or p.clean_up)
     ]
-    findings += _custom(source)
+    findings += _custom(model)
     return LintResult(target.name, tuple(findings), result.warnings)
 
 
-def _custom(source: Path) -> list[Finding]:
+def _custom(model: onnx.ModelProto) -> list[Finding]:
     """Nodes of other domains that no function of the file stands for."""
     from pipeline.failure import origin_of
 
-    model, _ = load_model(source)
-    name_nodes(model.graph)
     known = {(f.domain, f.name) for f in model.functions}
     return [
         Finding(
@@ -106,9 +105,3 @@ def _finding(
     origin = origin_of(nodes[name]) if name in nodes else ""
     fault = record.fault or record.summary
     return Finding(change.node, change.op, origin, fault, mended, how, mended or not p.tolerable)
-
-
-def _by_name(source: Path) -> dict[str, onnx.NodeProto]:
-    model, _ = load_model(source)
-    name_nodes(model.graph)
-    return {node.name: node for node in nodes_of(model.graph)}

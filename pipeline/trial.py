@@ -20,6 +20,7 @@ from pipeline.gpu import why_not
 from pipeline.target import Target, use
 
 Feed = Mapping[str, np.ndarray]
+_EXPLICIT_BATCH = 1  # flag bit 0 up to TensorRT 10, ignored afterwards
 Verdict = Literal["parse", "build", "crash", "sizes", "numbers", "builds", "right"]
 
 
@@ -94,7 +95,7 @@ def static_sizes(
             dim.Clear()
             dim.dim_value = int(size)
     builder = trt.Builder(trt.Logger(trt.Logger.INTERNAL_ERROR))
-    network = builder.create_network(_network_flags(trt))
+    network = builder.create_network(_EXPLICIT_BATCH)
     parser = trt.OnnxParser(network, trt.Logger(trt.Logger.INTERNAL_ERROR))
     where = () if path is None else (str(path),)
     if not parser.parse(fixed.SerializeToString(), *where):
@@ -109,7 +110,7 @@ def _attempt(model_bytes: bytes, feeds: Sequence[Feed], target: Target) -> tuple
     model = onnx.load_from_string(model_bytes)
     logger = _Log(trt)
     builder = trt.Builder(logger)
-    network = builder.create_network(_network_flags(trt))
+    network = builder.create_network(_EXPLICIT_BATCH)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(model_bytes):
         return "parse", _errors(parser)
@@ -209,12 +210,6 @@ def _Log(trt: Any) -> Any:
                 self.last = message
 
     return Log()
-
-
-def _network_flags(trt: Any) -> int:
-    """Bit 0 is EXPLICIT_BATCH up to TensorRT 10, and ignored afterwards."""
-    del trt
-    return 1
 
 
 def _errors(parser: Any) -> str:
