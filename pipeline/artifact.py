@@ -17,7 +17,7 @@ import hashlib
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -26,6 +26,7 @@ from pipeline._folder import fresh
 from pipeline.errors import ArtifactError
 from pipeline.manifest import FileInfo, Manifest
 from pipeline.target import Flavour
+from pipeline.tensors import Tolerance
 
 PLAN = "engine.plan"
 MODEL = "model.onnx"
@@ -269,9 +270,8 @@ class StoredRun:
 
 def reproduce_script(
     runs: Sequence[StoredRun],
+    tolerances: Mapping[str, Tolerance],
     *,
-    rtol: float,
-    atol: float,
     flavour: Flavour,
     models: Sequence[str] = (EXPORTED, MODEL),
     plan: str | None = PLAN,
@@ -281,10 +281,11 @@ def reproduce_script(
     ONNX Runtime runs the models without graph optimisations, so that it can't hide a rewrite;
     with ``--engine`` TensorRT runs the plan as well, which needs a GPU. The script works from
     any folder, runs everything, and ends with 1 if anything failed. Stored outputs are
-    Polygraphy's second run, to which `rtol` is relative.
+    Polygraphy's second run, to which ``rtol`` is relative.
 
     Args:
         runs: what to compare with.
+        tolerances: by output name.
         models: ONNX files of the artifact.
         plan: the engine's plan, or None where there is none.
     """
@@ -298,7 +299,7 @@ def reproduce_script(
     for run in runs:
         for model in models:
             options = ["--onnxrt", "--graph-optimization-level", "ORT_DISABLE_ALL"]
-            lines += ["", _command(model, options, run, rtol, atol) + " || failed=1"]
+            lines += ["", _command(model, options, run, tolerances) + " || failed=1"]
     engine_runs = [(run, run.profile) for run in runs if run.profile is not None]
     if plan is not None and engine_runs:
         lines += ["", 'if [ "${1:-}" = --engine ]; then']
@@ -306,14 +307,20 @@ def reproduce_script(
         lines += [f"export POLYGRAPHY_USE_TENSORRT_RTX={rtx}"]
         for run, profile in engine_runs:
             options = ["--trt", "--model-type", "engine", "--optimization-profile", str(profile)]
-            lines += [_command(plan, options, run, rtol, atol) + " || failed=1"]
+            lines += [_command(plan, options, run, tolerances) + " || failed=1"]
         lines += ["fi"]
     return "\n".join([*lines, "", 'exit "$failed"', ""])
 
 
-def _command(model: str, options: Sequence[str], run: StoredRun, rtol: float, atol: float) -> str:
+def _command(
+    model: str, options: Sequence[str], run: StoredRun, tolerances: Mapping[str, Tolerance]
+) -> str:
     # "./" keeps a name that begins with "-" from being read as an option
     words = ["polygraphy", "run", f"./{model}", *options, "--validate"]
     words += ["--load-inputs", f"./{run.inputs}", "--load-outputs", f"./{run.outputs}"]
-    words += ["--rtol", repr(float(rtol)), "--atol", repr(float(atol))]
+    for option in ("rtol", "atol"):
+        values = {name: repr(float(getattr(t, option))) for name, t in tolerances.items()}
+        same = len(set(values.values())) == 1
+        words += [f"--{option}"]
+        words += [*set(values.values())] if same else [f"{n}:{v}" for n, v in values.items()]
     return shlex.join(words)

@@ -45,7 +45,7 @@ class Job:
 
     Args:
         inputs, outputs: shapes by name, in terms of the dims.
-        tolerance: for every output.
+        tolerance: by output name.
         points: the sizes.
         memory_limit: bytes that a run may take by its estimate.
         padding: dim name to the multiple that the model inside is padded to.
@@ -54,7 +54,7 @@ class Job:
 
     inputs: Mapping[str, Sequence[Size | str]]
     outputs: Mapping[str, Sequence[Size | str]]
-    tolerance: Tolerance
+    tolerance: Mapping[str, Tolerance]
     points: Sequence[Point]
     memory_limit: int
     padding: Mapping[str, int] = field(default_factory=dict)
@@ -193,11 +193,12 @@ def judge(
     second: str,
     left: Mapping[str, np.ndarray],
     right: Mapping[str, np.ndarray],
-    tolerance: Tolerance,
+    tolerances: Tolerance | Mapping[str, Tolerance],
 ) -> list[PairResult]:
     """Compares two runs at one point, output by output; `right` is held against `left`.
 
-    Floating point within the tolerance; integers and booleans have to be equal.
+    Floating point within the output's tolerance (one for all, or by name); integers and booleans
+    have to be equal.
     """
     pair = (first, second)
     results = []
@@ -206,6 +207,7 @@ def judge(
             results.append(failed(pair, name, f"only {first if name in left else second} has it"))
             continue
         a, b = left[name], right[name]
+        tolerance = tolerances if isinstance(tolerances, Tolerance) else tolerances[name]
         if a.shape != b.shape:
             results.append(failed(pair, name, f"shape {b.shape}, not {a.shape}"))
         elif a.dtype != b.dtype and not _narrowed(a.dtype, b.dtype):

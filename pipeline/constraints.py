@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import traceback
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ _GUARD = re.compile(r"eval (.+?) \[guard added\]")
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that a model asks of a dim, as torch.export suggests it.
+    """One thing that a model asks of a dim, as torch.export suggests it or as trying it shows.
 
     Args:
         dim: the dim's name.
@@ -39,6 +40,8 @@ class Rule:
         declare: what to write instead.
         refined: the narrower dim that obeys the rule; None where no Dim can say it.
         line: ``file:line in function: code`` of the model, where it is known.
+        size_rule: what says it in `ModelSpec.rules` where no Dim can (``h*w <= 10000``), where
+            that is known.
     """
 
     dim: str
@@ -46,6 +49,7 @@ class Rule:
     declare: str
     refined: Dim | None
     line: str = ""
+    size_rule: str = ""
 
     def __str__(self) -> str:
         place = f" ({self.line})" if self.line else ""
@@ -85,77 +89,86 @@ def _root(dim: Dim) -> tuple[str, int]:
 def _rule(  # noqa: PLR0911
     dim: Dim, step: int, fix: str, found: Mapping[str, str]
 ) -> Rule | None:
-    """The rule behind ``dim/step = fix``."""
-    name = dim.name
+    """The rule behind ``(dim - offset)/step = fix``; the offset is 0 where the step is 1."""
+    name, offset = dim.name, dim.offset if step > 1 else 0
     if fix.isdigit():
-        size = int(fix) * step
-        return _refined(dim, f"{name} must be {size}: the model fixes it", size, size, 1)
+        size = int(fix) * step + offset
+        return _refined(dim, f"{name} must be {size}: the model fixes it", (size, size), 1)
     if match := _RANGE.match(fix):
-        low = int(match[1]) * step if match[1] else dim.min
-        high = int(match[2]) * step if match[2] else dim.max
+        low = int(match[1]) * step + offset if match[1] else dim.min
+        high = int(match[2]) * step + offset if match[2] else dim.max
         if (low, high) == (dim.min, dim.max):
             return None
-        return _refined(dim, f"{name} must be in {low}..{high}", low, high, dim.multiple_of)
+        return _refined(
+            dim, f"{name} must be in {low}..{high}", (low, high), dim.multiple_of, dim.offset
+        )
     if match := _MULTIPLE.match(fix):
-        multiple, more = int(match[1]) * step, int(f"{match[3] or ''}{match[4] or 0}") * step
-        if match[2] != f"_{name}":
-            other = match[2].removeprefix("_")
-            text = f"{multiple}*{other}" + (f" {match[3]} {abs(more)}" if more else "")
-            return _inexpressible(name, f"{name} must be {text}")
-        if more:
-            rest = more % multiple
-            odd = "odd" if multiple == 2 else f"{rest} more than a multiple of {multiple}"
-            return _inexpressible(name, f"{name} must be {odd}")
-        low, high = dim.min, dim.max
-        if inner := _RANGE.match(found.get(match[2], "")):
-            low = max(low, int(inner[1] or 1) * multiple)
-            high = min(high, int(inner[2]) * multiple) if inner[2] else high
-        return _refined(dim, f"{name} must be a multiple of {multiple}", low, high, multiple)
+        multiple = int(match[1]) * step
+        more = int(f"{match[3] or ''}{match[4] or 0}") * step + offset
+        if match[2] == f"_{name}":
+            inner = _RANGE.match(found.get(match[2], ""))
+            ends = (inner[1], inner[2]) if inner else (None, None)
+            low = max(dim.min, int(ends[0] or 1) * multiple + more) if inner else dim.min
+            high = min(dim.max, int(ends[1]) * multiple + more) if ends[1] else dim.max
+            words = f"{name} must be {form(multiple, more % multiple)}"
+            return _refined(dim, words, (low, high), multiple, more % multiple)
+        other = match[2].removeprefix("_")
+        text = f"{multiple}*{other}" + (f" {'+' if more > 0 else '-'} {abs(more)}" if more else "")
+        return _inexpressible(name, f"{name} must be {text}")
     if fix in found or re.fullmatch(r"\w+", fix):
         other = fix.removeprefix("_")
-        return Rule(
-            name, f"{name} must equal {other}", f"one Dim for both {name} and {other}", None
-        )
-    text = fix if step == 1 else f"{step}*({fix})"
+        declare = f"one Dim for both {name} and {other}"
+        return Rule(name, f"{name} must equal {other}", declare, None)
+    text = fix if step == 1 else f"{step}*({fix})" + (f" + {offset}" if offset else "")
     return _inexpressible(name, f"{name} must be of the form {text.replace(f'_{name}', 'n')}")
+
+
+def form(multiple: int, offset: int) -> str:
+    """``odd``, ``a multiple of 8``, ``1 more than a multiple of 32``."""
+    if offset == 0:
+        return f"a multiple of {multiple}"
+    return "odd" if multiple == 2 else f"{offset} more than a multiple of {multiple}"
 
 
 def fitted(dim: Dim, good: Sequence[int], words: str) -> Rule:
     """The rule that leaves of a dim's legal sizes the `good` ones, given in ascending order.
 
     Args:
-        words: says it where the good sizes are neither a range nor the multiples of a number.
+        words: says it where the good sizes are no range of sizes of one step.
     """
     name = dim.name
     if not good:
         return _inexpressible(name, words)
-    step = math.gcd(*good) if len(good) > 1 else good[0]
+    if len(good) == 1:
+        return _refined(dim, f"{name} must be {good[0]}", (good[0], good[0]), 1)
+    step = math.gcd(*(size - good[0] for size in good[1:]))
     if list(good) != list(range(good[0], good[-1] + 1, step)):
         return _inexpressible(name, words)
-    if len(good) == 1:
-        return _refined(dim, f"{name} must be {good[0]}", good[0], good[0], 1)
+    ends = (good[0], good[-1])
     if step > dim.multiple_of:
-        said = f"{name} must be a multiple of {step}"
+        said = f"{name} must be {form(step, good[0] % step)}"
         if good[0] - step >= dim.min or good[-1] + step <= dim.max:
             said += f" in {good[0]}..{good[-1]}"
     else:
         said = f"{name} must be in {good[0]}..{good[-1]}"
-    return _refined(dim, said, good[0], good[-1], step)
+    return _refined(dim, said, ends, step, good[0] % step)
 
 
 def _inexpressible(name: str, words: str) -> Rule:
     return Rule(name, words, "sizes of that form only: no Dim says it", None)
 
 
-def _refined(dim: Dim, words: str, low: int, high: int, multiple: int) -> Rule:
-    low, high = -(-low // multiple) * multiple, high // multiple * multiple
-    opt = min(max(dim.opt // multiple * multiple, low), high)
+def _refined(dim: Dim, words: str, ends: tuple[int, int], multiple: int, offset: int = 0) -> Rule:
+    low = ends[0] + (offset - ends[0]) % multiple
+    high = ends[1] - (ends[1] - offset) % multiple
+    opt = min(max(dim.opt - (dim.opt - offset) % multiple, low), high)
     step = f", multiple_of={multiple}" if multiple > 1 else ""
+    step += f", offset={offset}" if offset else ""
     declare = f'Dim("{dim.name}", min={low}, opt={opt}, max={high}{step})'
     if low == high:
         declare = f"the number {low} in its place"
     try:
-        refined = replace(dim, min=low, opt=opt, max=high, multiple_of=multiple)
+        refined = replace(dim, min=low, opt=opt, max=high, multiple_of=multiple, offset=offset)
     except InputError:  # nothing is left of the range
         return Rule(dim.name, words, f"a range that holds such a size; {dim} does not", None)
     return Rule(dim.name, words, declare, refined)
@@ -235,6 +248,7 @@ def model_line(stack: traceback.StackSummary, framework: str) -> str:
     own = str(Path(__file__).parent)
     inside = False
     found = ""
+    framework = f"{framework}{os.sep}"  # torchvision's folder begins as torch's does
     for frame in stack:
         if frame.filename.startswith(framework):
             inside = True

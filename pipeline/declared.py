@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
-from pipeline.dims import Dim, Size
-from pipeline.manifest import Manifest
+from pipeline.dims import Dim, DimExpr, Size
+from pipeline.errors import ArtifactError
+from pipeline.manifest import Manifest, ToleranceInfo
 from pipeline.profiles import Profile
-from pipeline.spec import Align, Input, Padding, PaddingMode, Tolerance
+from pipeline.spec import Align, Input, ModelSpec, Padding, PaddingMode, Tolerance
 
 
 def dims_of(manifest: Manifest) -> dict[str, Dim]:
     """The dims by name."""
-    return {d.name: Dim(d.name, d.min, d.opt, d.max, d.multiple_of) for d in manifest.dims}
+    return {
+        d.name: Dim(d.name, d.min, d.opt, d.max, d.multiple_of, d.offset) for d in manifest.dims
+    }
 
 
 def inputs_of(manifest: Manifest) -> tuple[Input, ...]:
@@ -20,7 +24,11 @@ def inputs_of(manifest: Manifest) -> tuple[Input, ...]:
     dims = dims_of(manifest)
 
     def size(value: int | str) -> Size:
-        return dims[value] if isinstance(value, str) else value
+        if isinstance(value, int):
+            return value
+        if value in dims:
+            return dims[value]
+        return DimExpr(value, tuple(d for n, d in dims.items() if n in DimExpr(value).names))
 
     return tuple(
         Input(i.name, tuple(size(s) for s in i.shape), i.dtype, i.low, i.high)
@@ -41,7 +49,28 @@ def padding_of(manifest: Manifest) -> Padding | None:
     )
 
 
-def tolerance_of(manifest: Manifest) -> Tolerance:
-    """The tolerance that every comparison is held to."""
-    t = manifest.tolerance
-    return Tolerance(t.rtol, t.atol, t.why)
+def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
+    """The tolerance that every comparison of an output is held to, by its name."""
+    found = {}
+    for output in manifest.outputs:
+        t = output.tolerance or manifest.tolerance
+        if t is None:
+            raise ArtifactError(f"output {output.name} has no tolerance: export it again")
+        found[output.name] = Tolerance(t.rtol, t.atol, t.why)
+    return found
+
+
+def tolerance_info(tolerance: Tolerance | None) -> ToleranceInfo | None:
+    """A tolerance as a manifest has it."""
+    if tolerance is None:
+        return None
+    return ToleranceInfo(tolerance.rtol, tolerance.atol, tolerance.why)
+
+
+def with_tolerances(manifest: Manifest, spec: ModelSpec) -> Manifest:
+    """The manifest with the spec's tolerances; with its own where the spec states none."""
+    own = {o.name: tolerance_info(o.tolerance) for o in spec.outputs}
+    if spec.tolerance is None:
+        return manifest
+    outputs = tuple(replace(o, tolerance=own.get(o.name)) for o in manifest.outputs)
+    return replace(manifest, tolerance=tolerance_info(spec.tolerance), outputs=outputs)

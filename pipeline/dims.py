@@ -1,84 +1,33 @@
-"""Named dynamic dimensions, and integer expressions of them.
+"""Named dynamic dimensions, and what sizes they may take, alone and together.
 
 A `Dim` is the one source of torch.export's dims, the ONNX ``dim_param`` names, TensorRT's
-profiles, the sizes that are verified, and the checks on sizes at run time. An output's size
-may be an expression of the inputs' dims (``4*h``, ``8*((h + 7)//8)``). Expressions are kept
-as text, the same text that stands in the ONNX file and in the manifest, and are evaluated
-without sympy or torch, so that a runtime can check sizes with nothing but this module.
+profiles, the sizes that are verified, and the checks on sizes at run time. A size may also be an
+expression of dims (``4*h``, ``past + seq``; see `pipeline.expressions`), and sizes may have to
+keep a rule together (`SizeRule`: ``past + seq <= 128``).
 """
 
 from __future__ import annotations
 
-import ast
 import keyword
+import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Union
 
 from pipeline.errors import InputError
+from pipeline.expressions import DimExpr, combine, size_text
 
-Size = Union[int, "Dim", "DimExpr"]
+__all__ = [
+    "Dim", "DimExpr", "Size", "SizeRule", "check_rules", "evaluate", "kept_rules", "shape_at",
+    "size_text", "solve_sizes",
+]  # fmt: skip
 
-_LONGEST, _DEEPEST = 10_000, 200  # of an expression's text
-_ALLOWED = (
-    ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Call,
-    ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod, ast.USub,
-)  # fmt: skip
+Size = Union[int, "Dim", DimExpr]
+
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
-
-
-class DimExpr:
-    """An integer expression of dims, such as ``4*h + 1``; made by arithmetic on a `Dim`."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._tree = _parse(text)
-        self.names = frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - {
-            "min",
-            "max",
-        }
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        return f"DimExpr({self.text!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DimExpr) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def value(self, sizes: Mapping[str, int]) -> int:
-        """The expression's value where the dims have these sizes.
-
-        Raises:
-            InputError: a dim has no size, or a division by ``/`` is not exact.
-        """
-        return _evaluate(self._tree, sizes, self.text)
-
-    def __add__(self, other: Size) -> DimExpr:
-        return _combine(self, "+", other)
-
-    def __radd__(self, other: Size) -> DimExpr:
-        return _combine(other, "+", self)
-
-    def __sub__(self, other: Size) -> DimExpr:
-        return _combine(self, "-", other)
-
-    def __rsub__(self, other: Size) -> DimExpr:
-        return _combine(other, "-", self)
-
-    def __mul__(self, other: Size) -> DimExpr:
-        return _combine(self, "*", other)
-
-    def __rmul__(self, other: Size) -> DimExpr:
-        return _combine(other, "*", self)
-
-    def __floordiv__(self, other: Size) -> DimExpr:
-        return _combine(self, "//", other)
+_UNSET: int = None  # type: ignore[assignment]  # after construction every field is a number
 
 
 @dataclass(frozen=True)
@@ -87,35 +36,51 @@ class Dim:
 
     Args:
         name: an identifier, not starting with an underscore; stands in the ONNX file.
-        min: smallest legal size.
-        opt: the size that TensorRT tunes for.
-        max: largest legal size.
-        multiple_of: legal sizes are the multiples of this from `min` to `max`.
+        min: smallest legal size; 1 (or the first size of the multiple) where it is left out.
+            0 is legal: an empty cache.
+        opt: the size that TensorRT tunes for; halfway between min and max in the logarithm
+            where it is left out.
+        max: largest legal size. It can't be left out.
+        multiple_of: legal sizes are `offset` plus a multiple of this, from `min` to `max`.
+        offset: 0 up to `multiple_of`, without it.
+        auto: the pipeline may narrow the dim to what the model takes, and says so.
 
     Raises:
-        InputError: sizes that contradict each other.
+        InputError: no max, or sizes that contradict each other.
     """
 
     name: str
-    min: int
-    opt: int
-    max: int
+    min: int = _UNSET
+    opt: int = _UNSET
+    max: int = _UNSET
     multiple_of: int = 1
+    offset: int = 0
+    auto: bool = False
+    defaulted: tuple[str, ...] = field(default=(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
             raise InputError(f"dim name {self.name!r}: use a letter, then letters, digits or _")
         if self.name in ("min", "max") or keyword.iskeyword(self.name):
             raise InputError(f"dim name {self.name!r} has a meaning of its own in an expression")
-        for word in ("min", "opt", "max", "multiple_of"):
-            if type(getattr(self, word)) is not int:
-                raise InputError(
-                    f"dim {self.name}: {word}={getattr(self, word)!r} is no whole number"
-                )
+        self._check_whole()
         if self.multiple_of < 1:
             raise InputError(f"dim {self.name}: multiple_of={self.multiple_of} must be at least 1")
-        if self.min < 1:
-            raise InputError(f"dim {self.name}: min={self.min} must be at least 1")
+        if not 0 <= self.offset < self.multiple_of:
+            raise InputError(
+                f"dim {self.name}: offset={self.offset} is outside 0..{self.multiple_of - 1}, "
+                f"the rests of a multiple of {self.multiple_of}"
+            )
+        if self.max is None:
+            raise InputError(
+                f"dim {self.name} has no max: TensorRT builds for a range; "
+                f'say Dim("{self.name}", max=...), the largest size that will come'
+            )
+        self._fill()
+        if self.min < 0:
+            raise InputError(f"dim {self.name}: min={self.min} can't be negative")
+        if self.max < 1:
+            raise InputError(f"dim {self.name}: max={self.max} must be at least 1")
         if self.min > self.max:
             raise InputError(f"dim {self.name}: min={self.min} is greater than max={self.max}")
         if not self.min <= self.opt <= self.max:
@@ -123,40 +88,81 @@ class Dim:
                 f"dim {self.name}: opt={self.opt} is outside min={self.min}..max={self.max}"
             )
         for word, size in (("min", self.min), ("opt", self.opt), ("max", self.max)):
-            if size % self.multiple_of:
+            if not self._fits(size):
                 raise InputError(
-                    f"dim {self.name}: {word}={size} is not a multiple of {self.multiple_of}; "
-                    f"next ones: {_neighbours(size, self.multiple_of)}"
+                    f"dim {self.name}: {word}={size} is not {self._form}; "
+                    f"next ones: {self._neighbours(size)}"
                 )
+
+    def _check_whole(self) -> None:
+        for word in ("min", "opt", "max", "multiple_of", "offset"):
+            value = getattr(self, word)
+            if type(value) is not int and not (value is None and word in ("min", "opt", "max")):
+                raise InputError(f"dim {self.name}: {word}={value!r} is no whole number")
+
+    def _fill(self) -> None:
+        """Puts the defaults in place of a min and an opt that were left out."""
+        said: list[str] = []
+        if self.min is None:
+            object.__setattr__(self, "min", self._up(1))
+            said.append("min")
+        if self.opt is None and 0 <= self.min <= self.max:
+            middle = round(math.sqrt(max(self.min, 1) * self.max))
+            object.__setattr__(self, "opt", self.legal(middle))
+            said.append("opt")
+        object.__setattr__(self, "defaulted", tuple(said))
 
     def __str__(self) -> str:
         step = f" in steps of {self.multiple_of}" if self.multiple_of > 1 else ""
         return f"{self.name} in {self.min}..{self.max}{step}"
 
     @property
+    def dims(self) -> tuple[Dim, ...]:
+        """Itself: an expression has several."""
+        return (self,)
+
+    @property
     def expr(self) -> DimExpr:
-        return DimExpr(self.name)
+        return DimExpr(self.name, (self,))
 
     @property
     def static(self) -> bool:
         """True if there is only one legal size."""
         return self.min == self.max
 
+    @property
+    def _form(self) -> str:
+        if self.offset == 0:
+            return f"a multiple of {self.multiple_of}"
+        return f"{self.offset} more than a multiple of {self.multiple_of}"
+
+    def _fits(self, size: int) -> bool:
+        return (size - self.offset) % self.multiple_of == 0
+
+    def _up(self, size: int) -> int:
+        return size + (self.offset - size) % self.multiple_of
+
+    def _down(self, size: int) -> int:
+        return size - (size - self.offset) % self.multiple_of
+
+    def _neighbours(self, size: int) -> str:
+        return ", ".join(str(n) for n in (self._down(size), self._up(size)) if n > 0)
+
     def check(self, size: int, where: str = "") -> None:
         """Raises `InputError` unless `size` is legal; `where` names who asks."""
         place = f"{where}: " if where else ""
         if not self.min <= size <= self.max:
             raise InputError(f"{place}{self.name}={size} is outside {self.min}..{self.max}")
-        if size % self.multiple_of:
+        if not self._fits(size):
             raise InputError(
-                f"{place}{self.name}={size} is not a multiple of {self.multiple_of}; next ones: "
-                f"{_neighbours(size, self.multiple_of)}"
+                f"{place}{self.name}={size} is not {self._form}; next ones: "
+                f"{self._neighbours(size)}"
             )
 
     def legal(self, near: int, *, odd: bool = False) -> int:
         """The legal size nearest to `near`; an odd one where `odd` asks for it and one exists."""
         step = self.multiple_of
-        size = min(max(_down(near, step), _up(self.min, step)), _down(self.max, step))
+        size = min(max(self._down(near), self._up(self.min)), self._down(self.max))
         if odd and size % 2 == 0:
             for other in (size + step, size - step):
                 if other % 2 and self.min <= other <= self.max:
@@ -169,41 +175,93 @@ class Dim:
         It always has more than one size, so that it stays a dim where all sizes are padded to
         the same one.
         """
-        low, high = _up(self.min, multiple), _up(self.max, multiple)
+        low, opt, high = (-(-n // multiple) * multiple for n in (self.min, self.opt, self.max))
         return replace(
             self,
             name=name,
             min=low,
-            opt=_up(self.opt, multiple),
+            opt=opt,
             max=high if high > low else low + multiple,
             multiple_of=multiple,
+            offset=0,
         )
 
     def __add__(self, other: Size) -> DimExpr:
         return self.expr + other
 
     def __radd__(self, other: Size) -> DimExpr:
-        return _combine(other, "+", self)
+        return combine(other, "+", self)
 
     def __sub__(self, other: Size) -> DimExpr:
         return self.expr - other
 
     def __rsub__(self, other: Size) -> DimExpr:
-        return _combine(other, "-", self)
+        return combine(other, "-", self)
 
     def __mul__(self, other: Size) -> DimExpr:
         return self.expr * other
 
     def __rmul__(self, other: Size) -> DimExpr:
-        return _combine(other, "*", self)
+        return combine(other, "*", self)
 
     def __floordiv__(self, other: Size) -> DimExpr:
         return self.expr // other
 
+    def __mod__(self, other: Size) -> DimExpr:
+        return self.expr % other
 
-def size_text(size: Size | str) -> str:
-    """The text of a size as it stands in the manifest and in an ONNX ``dim_param``."""
-    return size.name if isinstance(size, Dim) else str(size)
+
+_COMPARE = {
+    "<=": operator.le, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+    "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+
+
+class SizeRule:
+    """What sizes have to keep together: two expressions and a comparison, as text.
+
+    Args:
+        text: such as ``past + seq <= 128`` or ``h*w < 10000``.
+
+    Raises:
+        InputError: the text is no comparison of two expressions.
+    """
+
+    def __init__(self, text: str) -> None:
+        parts = re.split(r"(<=|>=|==|!=|<|>)", text)
+        if len(parts) != 3:
+            raise InputError(
+                f"size rule {text!r}: expected two expressions and one of {' '.join(_COMPARE)}, "
+                "such as past + seq <= 128"
+            )
+        self.text = text
+        self._left, self._sign, self._right = (
+            DimExpr(parts[0].strip()), parts[1], DimExpr(parts[2].strip()),
+        )  # fmt: skip
+        self.names = self._left.names | self._right.names
+
+    def __str__(self) -> str:
+        return self.text
+
+    def kept(self, sizes: Mapping[str, int]) -> bool:
+        """True if these sizes keep the rule."""
+        left, right = self._left.value(sizes), self._right.value(sizes)
+        return bool(_COMPARE[self._sign](left, right))
+
+
+def kept_rules(rules: Sequence[str], sizes: Mapping[str, int]) -> bool:
+    """True if the sizes keep every rule of which they name all dims."""
+    parsed = (SizeRule(text) for text in rules)
+    return all(rule.kept(sizes) for rule in parsed if rule.names <= sizes.keys())
+
+
+def check_rules(rules: Sequence[str], sizes: Mapping[str, int], where: str = "") -> None:
+    """Raises `InputError` for the first rule that the sizes break."""
+    for text in rules:
+        if not kept_rules([text], sizes):
+            names = SizeRule(text).names
+            words = ", ".join(f"{name}={sizes[name]}" for name in sorted(names))
+            raise InputError(f"{where}{': ' if where else ''}{text} does not hold at {words}")
 
 
 def evaluate(size: Size | str, sizes: Mapping[str, int]) -> int:
@@ -219,22 +277,29 @@ def shape_at(shape: Sequence[Size | str], sizes: Mapping[str, int]) -> tuple[int
 
 
 def solve_sizes(
-    shapes: Mapping[str, Sequence[Size]], actual: Mapping[str, Sequence[int]]
+    shapes: Mapping[str, Sequence[Size]],
+    actual: Mapping[str, Sequence[int]],
+    rules: Sequence[str] = (),
+    dims: Mapping[str, Dim] | None = None,
 ) -> dict[str, int]:
     """Reads the dims' sizes off actual input shapes and checks every one of them.
 
     Args:
         shapes: the declared shape by input name.
         actual: the shape that came, by input name.
+        rules: what the sizes have to keep together.
+        dims: the dims by name, for those that stand in expressions only.
 
     Returns:
         The size of each dim.
 
     Raises:
-        InputError: a wrong rank, a size outside its dim, or two inputs that disagree.
+        InputError: a wrong rank, a size outside its dim, two inputs that disagree, or a rule
+            that is broken.
     """
     sizes: dict[str, int] = {}
     seen: dict[str, str] = {}
+    later: list[tuple[str, DimExpr, int]] = []
     for name, shape in shapes.items():
         if name not in actual:
             raise InputError(f"{name}: no such input was given; given: {', '.join(actual)}")
@@ -251,95 +316,29 @@ def solve_sizes(
                         f"{declared.name}={sizes[declared.name]}"
                     )
                 seen.setdefault(declared.name, where)
-            elif isinstance(declared, int) and declared != size:
+            elif isinstance(declared, DimExpr):
+                later.append((where, declared, size))
+            elif declared != size:
                 raise InputError(f"{where}: size {size}, expected {declared}")
+    for where, expr, size in later:
+        for missing in sorted(expr.names - sizes.keys()):
+            sizes[missing] = _solved(expr, missing, size, sizes, (dims or {}).get(missing), where)
+        want = expr.value(sizes)
+        if want != size:
+            known = ", ".join(f"{n}={sizes[n]}" for n in sorted(expr.names))
+            raise InputError(f"{where}: size {size}, expected {expr} = {want} with {known}")
+    check_rules(rules, sizes)
     return sizes
 
 
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
-
-
-def _down(size: int, step: int) -> int:
-    return size // step * step
-
-
-def _neighbours(size: int, step: int) -> str:
-    return ", ".join(str(n) for n in (_down(size, step), _up(size, step)) if n > 0)
-
-
-def _combine(left: Size, sign: str, right: Size) -> DimExpr:
-    def wrap(size: Size) -> str:
-        text = size_text(size)
-        return text if re.fullmatch(r"\w+", text) else f"({text})"
-
-    return DimExpr(f"{wrap(left)} {sign} {wrap(right)}")
-
-
-def _parse(text: str) -> ast.expr:
-    if len(text) > _LONGEST:
-        raise InputError(f"size expression {text[:40]!r}... is {len(text)} characters long")
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"size expression {text!r} does not parse") from error
-    if _depth(tree) > _DEEPEST:
-        raise InputError(f"size expression {text[:40]!r}... is nested too deep")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Load):
-            continue
-        bad = not isinstance(node, _ALLOWED)
-        bad = bad or (isinstance(node, ast.Constant) and type(node.value) is not int)
-        if isinstance(node, ast.Call):
-            names_ok = isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
-            bad = bad or not names_ok or bool(node.keywords) or not node.args
-        if bad:
-            what = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
-            raise InputError(f"size expression {text!r}: {what!r} is not allowed")
-    return tree
-
-
-def _depth(tree: ast.AST) -> int:
-    depth, level = 0, [tree]
-    while level:
-        depth, level = depth + 1, [c for node in level for c in ast.iter_child_nodes(node)]
-    return depth
-
-
-def _evaluate(node: ast.expr, sizes: Mapping[str, int], text: str) -> int:
-    if isinstance(node, ast.Constant):
-        assert isinstance(node.value, int)
-        return node.value
-    if isinstance(node, ast.Name):
-        if node.id not in sizes:
-            raise InputError(f"size expression {text!r}: no size given for {node.id}")
-        return sizes[node.id]
-    if isinstance(node, ast.Call):
-        values = [_evaluate(arg, sizes, text) for arg in node.args]
-        return min(values) if getattr(node.func, "id", "") == "min" else max(values)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluate(node.operand, sizes, text)
-    if isinstance(node, ast.BinOp):
-        return _arithmetic(node, sizes, text)
-    raise InputError(f"size expression {text!r}: {ast.unparse(node)!r} is not allowed")
-
-
-def _arithmetic(node: ast.BinOp, sizes: Mapping[str, int], text: str) -> int:
-    left, right = _evaluate(node.left, sizes, text), _evaluate(node.right, sizes, text)
-    if isinstance(node.op, ast.Add):
-        return left + right
-    if isinstance(node.op, ast.Sub):
-        return left - right
-    if isinstance(node.op, ast.Mult):
-        return left * right
-    if isinstance(node.op, (ast.FloorDiv, ast.Mod, ast.Div)):
-        if right == 0:
-            raise InputError(f"size expression {text!r} divides by zero")
-        if isinstance(node.op, ast.FloorDiv):
-            return left // right
-        if isinstance(node.op, ast.Mod):
-            return left % right
-        if left % right:
-            raise InputError(f"size expression {text!r}: {left}/{right} is not a whole number")
-        return left // right
-    raise InputError(f"size expression {text!r}: {ast.unparse(node)!r} is not allowed")
+def _solved(
+    expr: DimExpr, name: str, size: int, sizes: Mapping[str, int], dim: Dim | None, where: str
+) -> int:
+    """The first legal size of a dim, not known yet, with which the expression is `size`."""
+    dim = dim or next((d for d in expr.dims if d.name == name), None)
+    if dim is None or not expr.names <= {*sizes, name}:
+        raise InputError(f"{where}: {expr}: {name} can't be told from the inputs' shapes")
+    for n in range(dim.min, dim.max + 1, dim.multiple_of):
+        if expr.value({**sizes, name: n}) == size:
+            return n
+    raise InputError(f"{where}: size {size} is {expr} for no {dim}")

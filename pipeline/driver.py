@@ -15,10 +15,10 @@ from pipeline.artifact import Artifact, finish
 from pipeline.build import Precision, check_precision
 from pipeline.compare import failures
 from pipeline.config import Config
-from pipeline.declared import dims_of
+from pipeline.declared import dims_of, tolerance_info, with_tolerances
 from pipeline.errors import CompareError, InputError
 from pipeline.keys import STAGES, stage_keys, versions, weights_info
-from pipeline.manifest import Manifest, ModelInfo, TargetInfo, ToleranceInfo, now
+from pipeline.manifest import Manifest, ModelInfo, TargetInfo, now
 from pipeline.memory import default_limit
 from pipeline.profiles import Profile, parse_sizes
 from pipeline.reference import rebuilt, reference_module
@@ -94,7 +94,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
         return Report(place, old.manifest, unchanged=True)
     manifest = draft(config, spec)
     if old is not None and first > 0:  # the spec's tolerance is no matter to the stages before
-        manifest = replace(old.manifest, tolerance=manifest.tolerance)
+        manifest = with_tolerances(old.manifest, spec)
     todo = STAGES[first:]
     module: torch.nn.Module | None = None
     with replacing(place, keep=first > 0) as folder:
@@ -294,7 +294,6 @@ def draft(config: Config, spec: ModelSpec) -> Manifest:
     """A manifest that says what is to be converted, and nothing of what came of it."""
     target = find_target(config.target)
     source = config.model if isinstance(config.model, str) else f"spec:{spec.name}"
-    tolerance = spec.tolerance
     return Manifest(
         name=spec.name,
         created=now(),
@@ -305,7 +304,7 @@ def draft(config: Config, spec: ModelSpec) -> Manifest:
         inputs=(),
         outputs=(),
         padding=None,
-        tolerance=ToleranceInfo(tolerance.rtol, tolerance.atol, tolerance.why),
+        tolerance=tolerance_info(spec.tolerance),
         target=TargetInfo(target.name, target.flavour, None),
         precision=config.precision,
         profiles=(),

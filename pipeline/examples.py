@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from pipeline.dims import Dim, shape_at
+from pipeline.dims import Dim, kept_rules, shape_at
 from pipeline.guards import Broken, legal_sizes, spread
 from pipeline.spec import Input, Tolerance
 
@@ -50,8 +50,8 @@ def dims_of(inputs: Sequence[Input]) -> dict[str, Dim]:
     return {dim.name: dim for i in inputs for dim in i.dims}
 
 
-def examples(inputs: Sequence[Input]) -> list[dict[str, int]]:
-    """Sets of legal sizes to export at, in the order in which to try them.
+def examples(inputs: Sequence[Input], rules: Sequence[str] = ()) -> list[dict[str, int]]:
+    """Sets of legal sizes that keep the rules, to export at, in the order in which to try them.
 
     Small and different ones first; then round ones, different and equal; then the opts. None is
     the dim's first size where there is another: torch specialises a size of 0 or 1, and equal
@@ -73,7 +73,8 @@ def examples(inputs: Sequence[Input]) -> list[dict[str, int]]:
         {name: dim.opt for name, dim in dims_of(inputs).items()},
         chosen((64, 32, 16, 8, 4, 2), distinct=False),
     ]
-    return [sizes for n, sizes in enumerate(every) if sizes not in every[:n]]
+    every = [sizes for n, sizes in enumerate(every) if sizes not in every[:n]]
+    return [sizes for sizes in every if kept_rules(rules, sizes)] or every[:1]
 
 
 def elements(inputs: Sequence[Input], sizes: Mapping[str, int]) -> int:
@@ -82,14 +83,17 @@ def elements(inputs: Sequence[Input], sizes: Mapping[str, int]) -> int:
 
 
 def tries(
-    inputs: Sequence[Input], guard: Broken, program: torch.export.ExportedProgram
+    inputs: Sequence[Input],
+    guard: Broken,
+    program: torch.export.ExportedProgram,
+    rules: Sequence[str] = (),
 ) -> list[dict[str, int]]:
     """Sizes of all dims at which to try a broken guard out: the smallest that break it and
     others up to the largest that is not too much to run, the other dims small and large."""
     most = min(max(4000 // len(program.graph.nodes), 8), 128)
     names = [dim.name for dim in guard.dims]
     every = dims_of(inputs)
-    base = examples(inputs)[0]
+    base = examples(inputs, rules)[0]
     others = [
         base,
         {name: dim.max for name, dim in every.items()},
@@ -104,7 +108,8 @@ def tries(
         other = _placed(others[k % 4], names, small[index])
         if elements(inputs, other) <= _ELEMENTS:
             found.append(other)
-    return [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
+    found = [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
+    return [sizes for sizes in found if kept_rules(rules, sizes)]
 
 
 def _placed(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]) -> dict[str, int]:
@@ -165,7 +170,7 @@ def output_sizes(
             if elements(inputs, sizes) <= _EAGER:
                 result = module(*example_args(inputs, seed, sizes))
             else:
-                with _untouched(module), FakeTensorMode(allow_non_fake_inputs=True):
+                with untouched(module), FakeTensorMode(allow_non_fake_inputs=True):
                     result = module(
                         *(
                             torch.empty(
@@ -181,7 +186,7 @@ def output_sizes(
 
 
 @contextlib.contextmanager
-def _untouched(module: torch.nn.Module) -> Iterator[None]:
+def untouched(module: torch.nn.Module) -> Iterator[None]:
     """Undoes what a run sets on the module: a cached tensor that has no values."""
     saved = [
         (part, {k: dict(v) if type(v) is dict else v for k, v in vars(part).items()})

@@ -16,15 +16,17 @@ import numpy as np
 import onnx
 import torch
 
-from pipeline.dims import Dim, DimExpr, evaluate, shape_at
+from pipeline.dims import Dim, DimExpr, evaluate, kept_rules, shape_at, size_text
 from pipeline.errors import ExportError, InputError
 from pipeline.examples import output_sizes, quiet
 from pipeline.guards import legal_sizes
+from pipeline.module import built
 from pipeline.onnx_shapes import SymbolNames, apply_names, output_shapes, quotient
 from pipeline.padding import PaddedModule, add_padding, inner_inputs
 from pipeline.pools import with_true_pools
 from pipeline.spec import ModelSpec
 from pipeline.timing import Stopwatch
+from pipeline.tolerance import with_tolerance
 from pipeline.trace import trace
 from pipeline.translations.exporter import add_functions, to_onnx
 
@@ -74,7 +76,8 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     """
     watch = Stopwatch()
     with watch("model"):
-        module = spec.build(weights).eval()
+        spec, module = built(spec, weights, seed)
+        spec = with_tolerance(spec, module, seed)
     spec, program, refinements = trace(spec, module, seed, watch)
     names = SymbolNames.of(program, inner_inputs(spec))
     inner_shapes = output_shapes(program, names)
@@ -187,6 +190,8 @@ def _true_shapes(
         probes += _diagonal(dims, min(max(16, 2 * period), 64))
     seen = []
     for sizes in probes:
+        if not kept_rules(spec.rules, sizes):
+            continue
         got = output_sizes(inputs, module, seed, sizes)
         if got is not None and len(got) == len(shapes):
             seen.append((sizes, got))
@@ -258,11 +263,13 @@ def _check_inputs(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, str]:
             zip(value.type.tensor_type.shape.dim, declared.shape, strict=True)
         ):
             where = f"{value.name} axis {axis}"
-            if isinstance(size, Dim) and not size.static:
-                if dim.dim_param != size.name:
+            if isinstance(size, (Dim, DimExpr)) and any(not d.static for d in size.dims):
+                if not dim.dim_param or (isinstance(size, Dim) and dim.dim_param != size.name):
                     found = dim.dim_param or dim.dim_value
-                    raise ExportError(f"{where}: {size.name} is baked in as {found}")
-                free.setdefault(size.name, []).append(where)
+                    raise ExportError(f"{where}: {size_text(size)} is baked in as {found}")
+                dim.dim_param = size_text(size)
+                for part in size.dims:
+                    free.setdefault(part.name, []).append(where)
             elif dim.dim_value != shape_at([size], {n: d.min for n, d in spec.dims.items()})[0]:
                 raise ExportError(f"{where}: {dim.dim_param or dim.dim_value} instead of {size}")
     return {name: ", ".join(places) for name, places in free.items()}

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.dims import Dim
-from pipeline.spec import Input
+from pipeline.dims import Dim, DimExpr, Size, size_text
+from pipeline.tensors import Input
 
 
 def _each(function: Callable[..., Any], kind: Any) -> Callable[..., Any]:
@@ -82,6 +82,8 @@ _WORDS: dict[str, Any] = {
     "Identity": lambda x: x,
     "Max": _fold(np.maximum),
     "Min": _fold(np.minimum),
+    "max": _fold(np.maximum),  # of an expression of dims
+    "min": _fold(np.minimum),
     "Where": np.where,
     "Piecewise": _piecewise,
     "oo": math.inf,
@@ -118,8 +120,22 @@ class Broken:
 
 @dataclass(frozen=True)
 class _Symbol:
-    dim: Dim
-    step: int  # the symbol's value is the dim's size divided by this
+    size: Size  # what is declared where torch has the symbol
+    step: int = 1  # the symbol's value is that size divided by this
+
+    @property
+    def names(self) -> frozenset[str]:
+        return DimExpr(size_text(self.size)).names
+
+    def at(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Its values where the dims have these sizes."""
+        values: np.ndarray = result_of(size_text(self.size), columns)
+        return values // self.step
+
+    def __str__(self) -> str:
+        text = size_text(self.size)
+        text = f"({text})" if isinstance(self.size, DimExpr) else text
+        return text if self.step == 1 else f"({text}/{self.step})"
 
 
 class _Logic(ast.NodeTransformer):
@@ -178,24 +194,33 @@ def _compiled(guard: str) -> CodeType | None:
         return None
 
 
-def broken_guards(program: torch.export.ExportedProgram, inputs: Sequence[Input]) -> list[Broken]:
-    """The guards of a program that not all declared sizes keep, or that can't be evaluated."""
+def broken_guards(
+    program: torch.export.ExportedProgram, inputs: Sequence[Input], rules: Sequence[str] = ()
+) -> list[Broken]:
+    """The guards of a program that not all declared sizes keep, or that can't be evaluated.
+
+    Args:
+        program: what torch exported.
+        inputs: its inputs as declared.
+        rules: what sizes keep together; others are no matter.
+    """
     symbols, guards = _recorded(program, inputs)
+    every = {dim.name: dim for i in inputs for dim in i.dims}
     found = []
     for text in dict.fromkeys(guards):
         used = sorted(symbols_in(text))
         if not used and holds(text, {}):
             continue
-        known = {symbols[n].dim.name: symbols[n].dim for n in used if n in symbols}
-        dims = tuple((known or {d.name: d for i in inputs for d in i.dims}).values())
-        grid = _grid(dims)
+        own = {name for n in used if n in symbols for name in symbols[n].names}
+        dims = tuple(dim for name, dim in every.items() if name in own or not own)
+        grid = _grid(dims, tuple(rules))
         kept = None
         if used and all(name in symbols for name in used):
             columns = dict(zip((dim.name for dim in dims), grid.T, strict=True))
-            kept = _kept(text, {n: columns[symbols[n].dim.name] // symbols[n].step for n in used})
+            kept = _kept(text, {n: symbols[n].at(columns) for n in used})
         bad = grid if kept is None else grid[~kept]
         if len(bad):
-            words = _NAME.sub(lambda m: _word(symbols[m[0]]) if m[0] in symbols else m[0], text)
+            words = _NAME.sub(lambda m: str(symbols.get(m[0], m[0])), text)
             found.append(Broken(text, words, dims, bad, kept is not None))
     return found
 
@@ -208,11 +233,11 @@ def good_sizes(
 ) -> list[int]:
     """The legal sizes of a dim that keep all of these guards, which are on this dim alone."""
     symbols, _ = _recorded(program, inputs)
-    own = {name: s.step for name, s in symbols.items() if s.dim.name == dim.name}
+    own = {name: s for name, s in symbols.items() if s.names == {dim.name}}
     sizes = np.array(legal_sizes(dim, _MOST))
     good = np.ones(len(sizes), bool)
     for guard in guards:
-        kept = _kept(guard.text, {n: sizes // step for n, step in own.items()})
+        kept = _kept(guard.text, {n: s.at({dim.name: sizes}) for n, s in own.items()})
         good &= False if kept is None else kept
     return [int(size) for size in sizes[good]]
 
@@ -228,8 +253,8 @@ def _kept(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
 
 @lru_cache(maxsize=16)
-def _grid(dims: tuple[Dim, ...]) -> np.ndarray:
-    """Combinations of legal sizes, those of few elements first, one row each.
+def _grid(dims: tuple[Dim, ...], rules: tuple[str, ...]) -> np.ndarray:
+    """Combinations of legal sizes that keep the rules, those of few elements first, one row each.
 
     All of them, or, where they are too many, all sizes of each dim with some of the others.
     """
@@ -245,6 +270,12 @@ def _grid(dims: tuple[Dim, ...]) -> np.ndarray:
         ]
     meshes = [np.stack([m.ravel() for m in np.meshgrid(*b)], axis=1) for b in blocks]
     rows = meshes[0] if len(meshes) == 1 else np.unique(np.concatenate(meshes), axis=0)
+    columns = dict(zip((dim.name for dim in dims), rows.T, strict=True))
+    for rule in rules:
+        kept = result_of(rule, columns)  # None for a rule on other dims
+        if kept is not None:
+            rows = rows[kept]
+            columns = dict(zip((dim.name for dim in dims), rows.T, strict=True))
     found: np.ndarray = rows[np.argsort(rows.astype(float).prod(axis=1), kind="stable")]
     return found
 
@@ -275,19 +306,14 @@ def _recorded(
     for name, declared in zip(names, inputs, strict=True):
         value: Any = values[str(name)]
         for size, dim in zip(value.shape, declared.shape, strict=True):
-            if not isinstance(dim, Dim) or isinstance(size, int):
+            if isinstance(dim, int) or isinstance(size, int):
                 continue
-            symbols[str(size.node._expr)] = _Symbol(dim, 1)
+            symbols[str(size.node._expr)] = _Symbol(dim)
             expr = size.node.expr
-            if len(expr.free_symbols) == 1:
+            if isinstance(dim, Dim) and len(expr.free_symbols) == 1:
                 (root,) = expr.free_symbols
                 factor = expr / root
                 if factor.is_Integer:
                     symbols.setdefault(str(root), _Symbol(dim, int(factor)))
             guards = [str(g.expr) for g in size.node.shape_env.guards]
     return symbols, guards
-
-
-def _word(symbol: _Symbol) -> str:
-    name = symbol.dim.name
-    return name if symbol.step == 1 else f"({name}/{symbol.step})"

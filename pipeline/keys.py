@@ -71,7 +71,8 @@ def stage_keys(
             "shapes": config.shapes,
             "seed": config.seed,
             "memory": config.memory_limit,
-            "tolerance": asdict(spec.tolerance),
+            "tolerance": [spec.tolerance and asdict(spec.tolerance)]
+            + [o.tolerance and asdict(o.tolerance) for o in spec.outputs],
         },
     }
     keys: dict[str, str] = {}
@@ -134,6 +135,8 @@ def _describe(spec: ModelSpec) -> Mapping[str, object]:
         ],
         "dims": [asdict(dim) for dim in spec.dims.values()],
         "outputs": [(o.name, [size_text(s) for s in o.shape or ()]) for o in spec.outputs],
+        "rules": list(spec.rules),
+        "arguments": repr(spec.arguments),
         "padding": asdict(spec.padding) if spec.padding else None,
         "refine_dims": spec.refine_dims,
     }

@@ -21,7 +21,7 @@ from pipeline._records import decode, encode, fail
 from pipeline.errors import ArtifactError
 from pipeline.target import Flavour
 
-SCHEMA = 1
+SCHEMA = 2
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool
@@ -48,18 +48,21 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class DimInfo:
-    """One dynamic dimension."""
+    """One dynamic dimension; `defaulted` names the fields that nobody declared."""
 
     name: str
     min: int
     opt: int
     max: int
     multiple_of: int
+    offset: int = 0
+    defaulted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class InputInfo:
-    """One input; a size is a number or a dim's name; `low`, `high`: range of its random values."""
+    """One input; a size is a number, a dim's name or an expression of dims; `low`, `high`: range
+    of its random values."""
 
     name: str
     dtype: str
@@ -69,12 +72,23 @@ class InputInfo:
 
 
 @dataclass(frozen=True)
+class ToleranceInfo:
+    """Within `atol`, or within `rtol` of the reference, in every element; and why these numbers."""
+
+    rtol: float
+    atol: float
+    why: str
+
+
+@dataclass(frozen=True)
 class TensorInfo:
-    """One output; a size is a number or an expression of dims."""
+    """One output; a size is a number or an expression of dims; `tolerance`: its own, if it has
+    one."""
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+    tolerance: ToleranceInfo | None = None
 
 
 @dataclass(frozen=True)
@@ -84,15 +98,6 @@ class PaddingInfo:
     multiples: Mapping[str, int]
     mode: str
     align: str
-
-
-@dataclass(frozen=True)
-class ToleranceInfo:
-    """Within `atol`, or within `rtol` of the reference, in every element; and why these numbers."""
-
-    rtol: float
-    atol: float
-    why: str
 
 
 @dataclass(frozen=True)
@@ -247,6 +252,8 @@ class Manifest:
     """The whole manifest. A stage that was not run yet is None.
 
     Args:
+        tolerance: of the outputs that have none of their own; None until it is measured.
+        rules: what sizes have to keep together, such as ``past + seq <= 128``.
         keys: stage name to the hash of everything that its result depends on.
         files: name relative to the artifact, with ``/``, to hash and size.
     """
@@ -258,8 +265,9 @@ class Manifest:
     dims: tuple[DimInfo, ...]
     inputs: tuple[InputInfo, ...]
     outputs: tuple[TensorInfo, ...]
+    rules: tuple[str, ...] = ()
     padding: PaddingInfo | None
-    tolerance: ToleranceInfo
+    tolerance: ToleranceInfo | None
     target: TargetInfo
     precision: str
     profiles: tuple[ProfileInfo, ...]

@@ -18,10 +18,10 @@ import torch
 from sympy.printing.str import StrPrinter
 from torch.utils._sympy.functions import FloorDiv
 
-from pipeline.dims import Dim, DimExpr
+from pipeline.dims import Dim, DimExpr, size_text
 from pipeline.errors import ExportError, InputError
 from pipeline.guards import legal_sizes, result_of
-from pipeline.spec import Input
+from pipeline.tensors import Input
 
 _ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
 _LARGEST = 64  # divisor of a size
@@ -47,13 +47,19 @@ class SymbolNames:
         """
         values = _user_inputs(program)
         texts: dict[str, str] = {}
+        exprs: dict[str, str] = {}
         for value, declared in zip(values, inputs, strict=True):
             for axis, (got, want) in enumerate(zip(value.shape, declared.shape, strict=True)):
-                if not isinstance(want, Dim) or want.static:
+                if isinstance(want, int) or (isinstance(want, Dim) and want.static):
                     continue
                 where = f"{declared.name} axis {axis}"
                 if isinstance(got, int):
-                    raise ExportError(f"{where}: torch.export fixed {want.name} at {got}")
+                    raise ExportError(f"{where}: torch.export fixed {size_text(want)} at {got}")
+                if isinstance(want, DimExpr):
+                    symbol = str(got.node._expr)
+                    if re.fullmatch(r"[a-z]+\d+", symbol):
+                        exprs[symbol] = want.text
+                    continue
                 expr = got.node.expr
                 symbols = sorted(expr.free_symbols, key=str)
                 factor = expr / symbols[0] if len(symbols) == 1 else None
@@ -64,6 +70,7 @@ class SymbolNames:
                     raise ExportError(
                         f"{where}: torch.export takes {want.name} to equal {texts[str(symbols[0])]}"
                     )
+        texts = {**exprs, **texts}
         return SymbolNames(texts, {dim.name: dim for i in inputs for dim in i.dims})
 
     def size(self, expr: Any) -> int | str:
@@ -73,11 +80,10 @@ class SymbolNames:
         subs = {}
         expr = expr.replace(lambda e: type(e).__name__ in _ROUNDED, self._quotient)
         for symbol in expr.free_symbols:
-            name, _, step = self.texts.get(str(symbol), "").partition("/")
-            if not name:
+            known = self.texts.get(str(symbol))
+            if not known:
                 return self.text(str(expr))  # a size that only the data decide
-            new = sympy.Symbol(name, integer=True, positive=True)
-            subs[symbol] = new / int(step or 1)
+            subs[symbol] = _symbolic(known)
         text: str = _Printer().doprint(sympy.together(expr.subs(subs)))
         try:
             DimExpr(text)
@@ -91,7 +97,7 @@ class SymbolNames:
             return expr
         (symbol,) = expr.free_symbols
         name, _, step = self.texts.get(str(symbol), "").partition("/")
-        if name not in self.dims:
+        if name not in self.dims:  # also an expression of dims
             return expr
         sizes = np.array(legal_sizes(self.dims[name], _MOST)) // int(step or 1)
         values = result_of(str(expr), {str(symbol): sizes})
@@ -106,7 +112,7 @@ class SymbolNames:
 
         def replacement(match: re.Match[str]) -> str:
             name = self.texts.get(match[0], match[0])
-            return f"({name})" if "/" in name else name
+            return name if re.fullmatch(r"\w+", name) else f"({name})"
 
         return re.sub(r"\b[a-z]\d+\b", replacement, text)
 
@@ -128,6 +134,14 @@ def quotient(sizes: np.ndarray, values: np.ndarray) -> tuple[int, int, int] | No
             if a > 0 and low <= high:
                 return a, min(max(0, low), high), c
     return None
+
+
+def _symbolic(text: str) -> Any:
+    """An expression of dims in sympy's terms."""
+    names = {n: sympy.Symbol(n, integer=True, positive=True) for n in DimExpr(text).names}
+    code = compile(text, "<size>", "eval")  # DimExpr lets arithmetic and min, max through alone
+    words = {"min": sympy.Min, "max": sympy.Max}
+    return eval(code, {"__builtins__": {}}, {**words, **names})
 
 
 class _Printer(StrPrinter):  # type: ignore[misc]
@@ -210,9 +224,13 @@ def _input_name(names: SymbolNames, text: str) -> str:
     """``8*s17`` is ``h`` where s17 is ``h/8``; other texts get the symbols replaced."""
     match = re.fullmatch(r"(?:(\d+)\*)?([a-z]\d+)", text)
     if match:
-        name, _, step = names.texts.get(match[2], "").partition("/")
-        if name and (match[1] or "1") == (step or "1"):
-            return name
+        stands_for = names.texts.get(match[2], "")
+        name, _, step = stands_for.partition("/")
+        if step.isdigit() or re.fullmatch(r"\w+", stands_for):  # a dim, or the part of one
+            if (match[1] or "1") == (step or "1"):
+                return name
+        elif stands_for and not match[1]:
+            return stands_for
     return names.text(text)
 
 

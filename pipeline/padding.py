@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx
@@ -31,8 +31,9 @@ _PREFIX = "padding"
 
 def inner_inputs(spec: ModelSpec) -> tuple[Input, ...]:
     """The inputs as the model inside the padding sees them: padded dims in place of the dims."""
+    inputs: tuple[Input, ...] = spec.inputs
     if spec.padding is None:
-        return spec.inputs
+        return inputs
     multiples = spec.padding.multiples
 
     def inner(size: Size) -> Size:
@@ -40,9 +41,7 @@ def inner_inputs(spec: ModelSpec) -> tuple[Input, ...]:
             return size.padded(multiples[size.name], padded_name(size.name))
         return size
 
-    return tuple(
-        Input(i.name, tuple(inner(s) for s in i.shape), i.dtype, i.low, i.high) for i in spec.inputs
-    )
+    return tuple(replace(i, shape=tuple(inner(s) for s in i.shape)) for i in inputs)
 
 
 def crop_factor(size: Size | str, multiples: Mapping[str, int]) -> tuple[str, int] | None:

@@ -26,13 +26,15 @@ def reference_module(
 ) -> torch.nn.Module:
     """What the ONNX has to equal: the module (made now unless given), padding round it."""
     from pipeline.export import reference
+    from pipeline.module import built
 
-    module = module if module is not None else spec.build(weights).eval()
+    if module is None:
+        spec, module = built(spec, weights)
     padding = padding_of(manifest)  # it may have been refined, like the dims
     declared = replace(
         spec,
         inputs=inputs_of(manifest),
-        outputs=tuple(Output(o.name) for o in spec.outputs),
+        outputs=tuple(Output(o.name) for o in manifest.outputs),
         padding=padding,
     )
     return reference(declared, module, {o.name: o.shape for o in manifest.outputs})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.constraints import Rule
-from pipeline.dims import Dim, Size
+from pipeline.dims import Dim, DimExpr, Size
 from pipeline.spec import ModelSpec, padded_name
 
 
@@ -19,12 +19,16 @@ def outer(rule: Rule, spec: ModelSpec) -> Rule:
         inner = rule.refined
         if inner is None:
             return replace(rule, words=words, declare=rule.declare.replace(rule.dim, name))
+        if inner.offset:
+            declare = f"no padding: it gives multiples only, and none of {rule.declare}"
+            return replace(rule, words=words, declare=declare, refined=None)
         if inner.multiple_of > multiple:
             return replace(rule, words=words, declare=f'Padding({{"{name}": {inner.multiple_of}}})')
         new = _unpadded(spec.dims[name], inner, multiple)
         if new is None:
             return replace(rule, words=words, declare=f"another range of {name}", refined=None)
         step = f", multiple_of={new.multiple_of}" if new.multiple_of > 1 else ""
+        step += f", offset={new.offset}" if new.offset else ""
         declare = f'Dim("{name}", min={new.min}, opt={new.opt}, max={new.max}{step})'
         return replace(rule, words=words, declare=declare)
     return rule
@@ -32,9 +36,9 @@ def outer(rule: Rule, spec: ModelSpec) -> Rule:
 
 def _unpadded(dim: Dim, inner: Dim, multiple: int) -> Dim | None:
     """The sizes of `dim` that are padded to a size of `inner`; None if there are none."""
-    step = dim.multiple_of
-    low = max(dim.min, -(-(inner.min - multiple + 1) // step) * step)
-    high = min(dim.max, inner.max // step * step)
+    step, first = dim.multiple_of, inner.min - multiple + 1
+    low = max(dim.min, first + (dim.offset - first) % step)
+    high = min(dim.max, inner.max - (inner.max - dim.offset) % step)
     if low > high:
         return None
     return replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high)
@@ -54,6 +58,8 @@ def refine(spec: ModelSpec, rules: Sequence[Rule]) -> ModelSpec:
             refined[name] = new
 
     def new_size(size: Size) -> Size:
+        if isinstance(size, DimExpr):
+            return DimExpr(size.text, tuple(refined.get(d.name, d) for d in size.dims))
         return refined.get(size.name, size) if isinstance(size, Dim) else size
 
     def all_new(shape: Sequence[Size]) -> tuple[Size, ...]:

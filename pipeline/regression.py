@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline import compare
 from pipeline.artifact import MODEL, Artifact
 from pipeline.compare import Announce
-from pipeline.declared import dims_of, inputs_of, profiles_of, tolerance_of
+from pipeline.declared import dims_of, inputs_of, profiles_of, tolerances_of
 from pipeline.dims import solve_sizes
 from pipeline.errors import InputError
 from pipeline.manifest import Manifest
@@ -42,7 +42,7 @@ def regression(artifact: Artifact, old: Artifact, announce: Announce) -> list[st
     results = compare.run_onnx(model, [p.feed for p in usable])
     outputs = compare.collect("new model", results, labels, announce, Stopwatch())
     for label, point, output in zip(labels, usable, outputs, strict=True):
-        for result in compare.judge("old", "new", point.outputs, output, tolerance_of(before)):
+        for result in compare.judge("old", "new", point.outputs, output, tolerances_of(before)):
             if not result.passed:
                 lines.append(f"{result.output} at {label}: {result.why}")
     return lines
@@ -72,6 +72,7 @@ def _declarations(new: Manifest, old: Manifest) -> list[str]:
             (mine_ := now_dims[name]).min > dim.min
             or mine_.max < dim.max
             or (dim.multiple_of % mine_.multiple_of)
+            or (dim.offset - mine_.offset) % mine_.multiple_of
         ):
             lines.append(f"dim narrowed: {dim} is now {mine_}")
     now_profiles = profiles_of(new)
@@ -82,9 +83,14 @@ def _declarations(new: Manifest, old: Manifest) -> list[str]:
             if sizes.keys() == now_dims.keys() and not any(p.allows(sizes) for p in now_profiles):
                 lines.append(f"profile {profile.name}: no profile allows its {word} {at} any more")
     lines += _coverage(new, old)
-    a, b = new.tolerance, old.tolerance
-    if a.rtol > b.rtol or a.atol > b.atol:
-        lines.append(f"tolerance widened: rtol {b.rtol} to {a.rtol}, atol {b.atol} to {a.atol}")
+    lines += [f"rule added: {rule}" for rule in new.rules if rule not in old.rules]
+    now_tolerances = tolerances_of(new)
+    for name, b in tolerances_of(old).items():
+        a = now_tolerances.get(name, b)
+        if a.rtol > b.rtol or a.atol > b.atol:
+            lines.append(
+                f"tolerance of {name} widened: rtol {b.rtol} to {a.rtol}, atol {b.atol} to {a.atol}"
+            )
     return lines
 
 

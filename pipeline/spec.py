@@ -2,119 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from pipeline.dims import Dim, DimExpr, Size, shape_at, size_text, solve_sizes
+from pipeline.dims import Dim, DimExpr, SizeRule, size_text, solve_sizes
 from pipeline.errors import InputError
 from pipeline.profiles import Profile
+from pipeline.structure import flat_inputs
+from pipeline.tensors import Input, Output, Tolerance
 
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["Input", "ModelSpec", "Output", "Padding", "Tolerance"]
+
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # a folder is called after it
 Align = Literal["center", "end"]
 PaddingMode = Literal["replicate", "reflect", "constant"]
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far two outputs may be apart: every element within `atol`, or within `rtol` of it.
-
-    Polygraphy's ``elemwise`` check: ``|a - b| <= atol or |a - b| <= rtol * |b|``, b being the
-    reference. Both are required: there is no default that anything passes. NaN and infinity
-    never pass. ``why`` says where the numbers come from, and stands in the manifest.
-    """
-
-    rtol: float
-    atol: float
-    why: str
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.rtol) and math.isfinite(self.atol)):
-            raise InputError(f"tolerance rtol={self.rtol} atol={self.atol}: must be finite")
-        if self.rtol < 0 or self.atol < 0:
-            raise InputError(f"tolerance rtol={self.rtol} atol={self.atol}: can't be negative")
-        if self.rtol >= 1:
-            raise InputError(f"tolerance rtol={self.rtol}: 1 or more passes anything")
-
-
-@dataclass(frozen=True)
-class Input:
-    """One input tensor of the model.
-
-    Args:
-        name: its name in ONNX and in the engine.
-        shape: numbers and dims, one an axis.
-        dtype: a numpy dtype name.
-        low, high: the range of the random values it is verified with (uniform; integers
-            include `low` and exclude `high`; a bool is true where the value is positive, so
-            that low=1, high=2 gives a mask of ones).
-    """
-
-    name: str
-    shape: tuple[Size, ...]
-    dtype: str = "float32"
-    low: float = -1.0
-    high: float = 1.0
-
-    def __post_init__(self) -> None:
-        for axis, size in enumerate(self.shape):
-            if not isinstance(size, (int, Dim, DimExpr)) or isinstance(size, bool):
-                raise InputError(f"{self.name} axis {axis}: {size!r} is neither a number nor a dim")
-            if isinstance(size, DimExpr):
-                raise InputError(
-                    f"{self.name} axis {axis}: {size} is an expression; an input's sizes are "
-                    "numbers or dims"
-                )
-            if isinstance(size, int) and size < 1:
-                raise InputError(f"{self.name} axis {axis}: size {size} must be at least 1")
-        try:
-            dtype = np.dtype(self.dtype)
-        except TypeError as error:
-            raise InputError(f"{self.name}: unknown dtype {self.dtype!r}") from error
-        if dtype.kind not in "biuf":
-            raise InputError(f"{self.name}: dtype {self.dtype!r} is no kind of number")
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise InputError(f"{self.name}: low={self.low} must be less than high={self.high}")
-        if dtype.kind in "iu":
-            kind = np.iinfo(dtype)
-            low, high = int(self.low), int(self.high)
-            if not kind.min <= low < high <= int(kind.max) + 1:
-                raise InputError(
-                    f"{self.name}: low={self.low}, high={self.high} hold no {self.dtype}, or "
-                    f"more than those; say which integers the model takes"
-                )
-
-    @property
-    def dims(self) -> tuple[Dim, ...]:
-        return tuple(size for size in self.shape if isinstance(size, Dim))
-
-    def sample(self, sizes: Mapping[str, int], seed: int) -> np.ndarray:
-        """Random values at these sizes; the same for the same name, sizes and seed."""
-        shape = shape_at(self.shape, sizes)
-        entropy = [seed, *shape, *self.name.encode()]
-        rng = np.random.default_rng(entropy)
-        dtype = np.dtype(self.dtype)
-        if dtype.kind == "b":
-            return rng.uniform(self.low, self.high, shape) > 0
-        if dtype.kind in "iu":
-            return rng.integers(int(self.low), int(self.high), shape, dtype=dtype)
-        return rng.uniform(self.low, self.high, shape).astype(dtype)
-
-
-@dataclass(frozen=True)
-class Output:
-    """One output tensor: its name, and its shape where the spec wants to hold torch to it."""
-
-    name: str
-    shape: tuple[Size, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -169,26 +78,35 @@ class ModelSpec:
         name: the model's name, and its artifact's.
         build: makes the module in eval mode, given a weights file or None for seeded random
             weights.
-        inputs: in the order of ``forward``'s arguments.
-        outputs: in the order of what ``forward`` returns.
-        tolerance: for every comparison of this model's outputs.
+        inputs: a tuple in the order of ``forward``'s arguments, or a dict of its keyword
+            arguments; each an `Input`, or a tuple, list, dict or dataclass of them. Once the
+            spec is made, it is the flat tuple of all of them.
+        outputs: in the order of what ``forward`` returns; none means that they are found by
+            running the model, and named after their place in what it returns.
+        tolerance: for every comparison of this model's outputs; None means that it is measured
+            (see `pipeline.tolerance`).
+        rules: what sizes have to keep together, as text: ``past + seq <= 128``.
         profiles: named ranges; none means one profile over the dims' whole ranges.
         padding: see `Padding`.
-        refine_dims: let the exporter narrow a dim to what the model takes (a multiple, a
-            smaller range), and say so, instead of failing.
+        refine_dims: let the pipeline narrow every dim to what the model takes (a multiple, a
+            smaller range), and say so, instead of failing; `Dim.auto` for all dims.
         libraries: the packages whose version changes the model, for the cache key.
         key: for a spec that is handed over as an object: text that changes whenever `build` does.
             Without it, such a spec is converted anew each time, since a function can't be told
             from a changed one. Models by name don't need it.
         seed: what `build` seeds its random weights with, for the manifest.
         options: what the factory was called with, for the cache key and the manifest.
+        onnx: the ONNX file, where that is the source and there is no torch model.
+        arguments: made from `inputs`: their structure with names in place of inputs; None where
+            they are positional tensors.
     """
 
     name: str
     build: Callable[[Path | None], torch.nn.Module]
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
-    tolerance: Tolerance
+    inputs: Any
+    outputs: tuple[Output, ...] = ()
+    tolerance: Tolerance | None = None
+    rules: tuple[str, ...] = ()
     profiles: tuple[Profile, ...] = ()
     padding: Padding | None = None
     refine_dims: bool = False
@@ -196,27 +114,57 @@ class ModelSpec:
     key: str | None = None
     seed: int | None = None
     options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
+    onnx: Path | None = None
+    arguments: Any = None
 
     def __post_init__(self) -> None:
         if not _MODEL_NAME.fullmatch(self.name):
             raise InputError(f"model name {self.name!r}: use letters, digits, _, . and -")
-        names = [i.name for i in self.inputs] + [o.name for o in self.outputs]
+        arguments, flat = flat_inputs(self.inputs)
+        object.__setattr__(self, "inputs", flat)
+        if self.arguments is None:
+            object.__setattr__(self, "arguments", arguments)
+        self._check_types()
+        names = [i.name for i in flat] + [o.name for o in self.outputs]
         for name in names:
             if names.count(name) > 1:
                 raise InputError(f"model {self.name}: two inputs or outputs are called {name!r}")
-        if not self.inputs or not self.outputs:
-            raise InputError(f"model {self.name}: needs at least one input and one output")
-        dims = self.dims
-        for output in self.outputs:
-            for size in output.shape or ():
-                used = DimExpr(size_text(size)).names
-                for name in used - dims.keys():
-                    raise InputError(f"output {output.name}: {size_text(size)}: no dim {name}")
+        if not flat:
+            raise InputError(f"model {self.name}: needs at least one input")
+        self._check_sizes()
         if self.padding is not None:
             self._check_padding(self.padding)
 
+    def _check_types(self) -> None:
+        for word, kind in (("outputs", Output), ("rules", str), ("profiles", Profile)):
+            value = getattr(self, word)
+            if not isinstance(value, tuple) or not all(isinstance(part, kind) for part in value):
+                raise InputError(
+                    f"model {self.name}: {word}={value!r} is no tuple of {kind.__name__}"
+                )
+        if not callable(self.build):
+            raise InputError(f"model {self.name}: build={self.build!r} can't be called")
+
+    def _check_sizes(self) -> None:
+        dims = self.dims
+        used = [(f"input {i.name}", size) for i in self.inputs for size in i.shape]
+        used += [(f"output {o.name}", size) for o in self.outputs for size in o.shape or ()]
+        for where, size in used:
+            for name in DimExpr(size_text(size)).names - dims.keys():
+                raise InputError(f"{where}: {size_text(size)}: no dim {name}; declare it")
+        for text in self.rules:
+            for name in SizeRule(text).names - dims.keys():
+                raise InputError(f"model {self.name}: rule {text!r}: no dim {name}")
+
     def _check_padding(self, padding: Padding) -> None:
         dims = self.dims
+        for i in self.inputs:
+            for size in i.shape:
+                if isinstance(size, DimExpr) and size.names & padding.multiples.keys():
+                    raise InputError(
+                        f"model {self.name}: input {i.name} has the size {size}, which can't be "
+                        "told from the padded size; pad in the model itself"
+                    )
         for name, multiple in padding.multiples.items():
             if name not in dims:
                 raise InputError(f"model {self.name}: padding names {name}, which is no dim of it")
@@ -257,7 +205,11 @@ class ModelSpec:
 
     def sizes_of(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """The dims' sizes in actual input shapes, each checked (see `solve_sizes`)."""
-        return solve_sizes({i.name: i.shape for i in self.inputs}, shapes)
+        return solve_sizes({i.name: i.shape for i in self.inputs}, shapes, self.rules, self.dims)
+
+    def auto(self, dim: str) -> bool:
+        """True if the pipeline may narrow this dim."""
+        return self.refine_dims or (dim in self.dims and self.dims[dim].auto)
 
     def sample(self, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
         """Random inputs at these dim sizes, by input name."""

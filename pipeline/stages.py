@@ -19,7 +19,7 @@ from onnx import helper
 from pipeline._folder import fresh
 from pipeline.artifact import COMPARISON, EXPORTED, MODEL, PLAN, REPRODUCE
 from pipeline.build import Precision, build
-from pipeline.declared import dims_of, inputs_of, profiles_of
+from pipeline.declared import dims_of, inputs_of, profiles_of, tolerance_info
 from pipeline.dims import size_text
 from pipeline.errors import ArtifactError
 from pipeline.keys import versions
@@ -92,7 +92,10 @@ def export_stage(
     dtypes = _output_dtypes(folder / EXPORTED)
     manifest = replace(
         forget(folder, manifest, "rewrite"),
-        dims=tuple(DimInfo(d.name, d.min, d.opt, d.max, d.multiple_of) for d in dims.values()),
+        dims=tuple(
+            DimInfo(d.name, d.min, d.opt, d.max, d.multiple_of, d.offset, d.defaulted)
+            for d in dims.values()
+        ),
         inputs=tuple(
             InputInfo(
                 i.name,
@@ -104,9 +107,16 @@ def export_stage(
             for i in spec.inputs
         ),
         outputs=tuple(
-            TensorInfo(o.name, dtypes[o.name], tuple(done.output_shapes[o.name]))
+            TensorInfo(
+                o.name,
+                dtypes[o.name],
+                tuple(done.output_shapes[o.name]),
+                tolerance_info(o.tolerance),
+            )
             for o in spec.outputs
         ),
+        tolerance=tolerance_info(spec.tolerance),
+        rules=spec.rules,
         padding=_padding_info(spec),
         profiles=tuple(ProfileInfo(p.name, dict(p.ranges)) for p in resolved),
         export=ExportInfo(

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.compare import failures
+from pipeline.declared import tolerances_of
 from pipeline.dims import size_text
 from pipeline.manifest import InputInfo, Manifest, PointInfo, TensorInfo
-from pipeline.spec import ModelSpec
+from pipeline.spec import ModelSpec, Tolerance
 
 if TYPE_CHECKING:
     from pipeline.driver import Report
@@ -68,6 +69,10 @@ def _dims(manifest: Manifest) -> str:
     for profile in manifest.profiles:
         ranges = ", ".join(f"{k} {a}..{b}..{c}" for k, (a, b, c) in profile.ranges.items())
         lines.append(f"profile {profile.name}: {ranges or 'all sizes fixed'}")
+    for dim in manifest.dims:
+        for word in dim.defaulted:
+            lines.append(f"{dim.name}: {word}={getattr(dim, word)} by default")
+    lines += [f"sizes keep together: {rule}" for rule in manifest.rules]
     if manifest.export is not None:
         lines += [f"dynamic {name}: {how}" for name, how in manifest.export.dynamic.items()]
         lines += [f"narrowed: {text}" for text in manifest.export.refinements]
@@ -111,16 +116,28 @@ def _comparison(manifest: Manifest) -> str:
     head = ("compared at", "sizes", "largest error", "of the largest value", "")
     rows: list[tuple[str, ...]] = [head]
     rows += [_point_row(info) for info in comparison.points]
-    tolerance = manifest.tolerance
     engine = "compared" if manifest.engine_compared else "NOT compared"
     lines = [
         table(rows),
-        f"tolerance: rtol {tolerance.rtol:g} or atol {tolerance.atol:g} ({tolerance.why})",
+        *_tolerances(manifest),
         *comparison.notes,
         f"engine: {engine}: {manifest.engine_compared_why}",
         *(f"FAILED {line}" for line in failures(comparison)),
     ]
     return "\n".join(lines)
+
+
+def _tolerances(manifest: Manifest) -> list[str]:
+    """One line for each tolerance, with the outputs that it is for where there are several."""
+    outputs: dict[Tolerance, list[str]] = {}
+    for name, tolerance in tolerances_of(manifest).items():
+        outputs.setdefault(tolerance, []).append(name)
+    lines = []
+    for t, names in outputs.items():
+        whose = f" of {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "")
+        whose = whose if len(outputs) > 1 else ""
+        lines.append(f"tolerance{whose}: rtol {t.rtol:g} or atol {t.atol:g} ({t.why})")
+    return lines
 
 
 def _point_row(info: PointInfo) -> tuple[str, ...]:

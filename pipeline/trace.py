@@ -13,19 +13,20 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
 from pipeline.constraints import GuardLog, Rule, find_rules, fitted, model_line, root_name
-from pipeline.dims import Dim
+from pipeline.dims import Dim, DimExpr, Size
 from pipeline.errors import ConstraintError, ExportError
 from pipeline.examples import dims_of, example_args, examples, matters, quiet, runs, tries
 from pipeline.guards import Broken, broken_guards, good_sizes, legal_sizes
 from pipeline.padding import inner_inputs
 from pipeline.refine import outer, refine
-from pipeline.spec import Input, ModelSpec, Tolerance
+from pipeline.spec import ModelSpec
+from pipeline.tensors import Input
 from pipeline.timing import Stopwatch
 from pipeline.translations.recurrent import dynamic_time
 from pipeline.translations.tracing import SymbolicSteps
@@ -59,7 +60,7 @@ def trace(
             return spec, program, refinements
         rules = [outer(rule, spec) for rule in rules]
         rules = [_keep_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
-        if not spec.refine_dims or any(rule.refined is None for rule in rules):
+        if not all(rule.refined and spec.auto(rule.dim) for rule in rules):
             raise _constraint_error(spec, rules)
         spec = refine(spec, rules)
         refinements += [str(rule) for rule in rules]
@@ -75,7 +76,7 @@ def _attempt(
     """A program, or the rules for want of which there is none."""
     inputs = inner_inputs(spec)
     first: ExportError | None = None
-    example_sizes = examples(inputs)
+    example_sizes = examples(inputs, spec.rules)
     for sizes in example_sizes:
         log = GuardLog(Path(_TORCH))
         try:
@@ -100,7 +101,7 @@ def _attempt(
             if relaxed is None and not broken:  # torch can't export what the model can do
                 raise
             return relaxed, broken
-        rules = _broken_rules(program, inputs, module, seed, spec.tolerance, log)
+        rules = _broken_rules(program, spec, module, seed, log)
         if first is not None and not rules:
             raise ExportError(
                 f"{first} (the model fails at {_words(example_sizes[0])}, and exports from an "
@@ -122,19 +123,24 @@ def _torch_export(
 ) -> torch.export.ExportedProgram:
     """One call of torch.export.export; `relaxed` leaves it to us to check the guards.
 
+    So does a size that is more than a multiple of a dim (``past + seq``, ``2*k + 1``), for which
+    torch has no word.
+
     Raises:
         ConstraintError: with torch's own text.
         ExportError: anything else, with the model's line.
     """
     roots: dict[str, Any] = {}
+
+    def torch_dim(size: Dim | DimExpr) -> Any:
+        if isinstance(size, DimExpr):
+            return torch.export.Dim.DYNAMIC
+        if relaxed or size.offset:
+            return torch.export.Dim.DYNAMIC(min=size.min, max=size.max)
+        return _torch_dim(size, roots)
+
     shapes: Any = tuple(
-        {
-            axis: torch.export.Dim.DYNAMIC(min=size.min, max=size.max)
-            if relaxed
-            else _torch_dim(size, roots)
-            for axis, size in enumerate(i.shape)
-            if isinstance(size, Dim) and not size.static
-        }
+        {axis: torch_dim(size) for axis, size in enumerate(i.shape) if _dynamic(size)}
         for i in inputs
     )
     parameters = inspect.signature(module.forward).parameters.values()
@@ -156,6 +162,12 @@ def _torch_export(
         raise ExportError(f"torch.export failed{place}: {first}", detail=text) from error
 
 
+def _dynamic(size: Size) -> TypeGuard[Dim | DimExpr]:
+    if isinstance(size, DimExpr):
+        return not all(dim.static for dim in size.dims)
+    return isinstance(size, Dim) and not size.static
+
+
 def _relaxed(
     spec: ModelSpec,
     inputs: Sequence[Input],
@@ -173,7 +185,7 @@ def _relaxed(
     log = GuardLog(Path(_TORCH))
     with contextlib.suppress(ExportError), watch("torch.export"), log:
         program = _torch_export(inputs, module, seed, sizes, relaxed=True)
-        rules = _broken_rules(program, inputs, module, seed, spec.tolerance, log, unread=True)
+        rules = _broken_rules(program, spec, module, seed, log, unread=True)
         return (None, rules) if rules else (program, [])
     return None, []
 
@@ -237,10 +249,9 @@ def _tell_baked(
 
 def _broken_rules(
     program: torch.export.ExportedProgram,
-    inputs: Sequence[Input],
+    spec: ModelSpec,
     module: torch.nn.Module,
     seed: int,
-    tolerance: Tolerance,
     log: GuardLog,
     *,
     unread: bool = False,
@@ -249,10 +260,12 @@ def _broken_rules(
 
     `unread`: a guard that can't be evaluated is one, whatever it does at the sizes that are tried.
     """
+    inputs, tolerance = inner_inputs(spec), spec.tolerance
+    assert tolerance is not None  # given or measured
     tried: dict[tuple[int, ...], bool] = {}
 
     def differs(guard: Broken) -> bool:
-        return any(differs_at(sizes) for sizes in tries(inputs, guard, program))
+        return any(differs_at(sizes) for sizes in tries(inputs, guard, program, spec.rules))
 
     def differs_at(sizes: Mapping[str, int]) -> bool:
         key = tuple(sizes.values())
@@ -264,7 +277,7 @@ def _broken_rules(
 
     broken = [
         guard
-        for guard in broken_guards(program, inputs)
+        for guard in broken_guards(program, inputs, spec.rules)
         if (unread and not guard.readable) or differs(guard)
     ]
     rules = []

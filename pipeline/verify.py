@@ -21,7 +21,7 @@ from pipeline.artifact import (
     reproduce_script,
 )
 from pipeline.compare import Job, Plan, Runs, profile_of
-from pipeline.declared import dims_of, inputs_of, profiles_of, tolerance_of
+from pipeline.declared import dims_of, inputs_of, profiles_of, tolerances_of
 from pipeline.dims import solve_sizes
 from pipeline.errors import ArtifactError, InputError
 from pipeline.gpu import why_not
@@ -81,7 +81,7 @@ def compare_stage(
     job = Job(
         inputs,
         {o.name: o.shape for o in manifest.outputs},
-        tolerance_of(manifest),
+        tolerances_of(manifest),
         points(dims, profiles, extra),
         memory_limit,
         manifest.padding.multiples if manifest.padding else {},
@@ -218,11 +218,9 @@ def _store(
             store_run(place, [feeds[n] for n in mine], runner, [outputs[n] for n in mine])
         base = f"{COMPARISON}/{name}"
         stored.append(StoredRun(f"{base}/inputs.json", f"{base}/{compare.TORCH}.json", number))
-    tolerance = tolerance_of(manifest)
     text = reproduce_script(
         stored,
-        rtol=tolerance.rtol,
-        atol=tolerance.atol,
+        tolerances_of(manifest),
         flavour=manifest.target.flavour,
         models=[name for name in (EXPORTED, MODEL) if (folder / name).is_file()],
         plan=PLAN if (folder / PLAN).is_file() else None,

@@ -57,6 +57,7 @@ from pipeline.manifest import (
     Weights,
     now,
 )
+from pipeline.tensors import Tolerance
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -171,7 +172,7 @@ def test_the_keys_are_the_documented_ones() -> None:
     content = json.loads(FULL.to_json())
     stands = " ".join(content)
     assert stands == (
-        "schema name created model dims inputs outputs padding tolerance target precision "
+        "schema name created model dims inputs outputs rules padding tolerance target precision "
         "profiles export rewrite build comparison engine_compared engine_compared_why stages "
         "versions keys files manifest_sha256"
     )
@@ -181,6 +182,8 @@ def test_the_keys_are_the_documented_ones() -> None:
         "opt": 440,
         "max": 2160,
         "multiple_of": 8,
+        "offset": 0,
+        "defaulted": [],
     }
     assert content["padding"] == {"multiples": {"h": 8}, "mode": "replicate", "align": "center"}
     assert content["tolerance"] == {"rtol": 1e-3, "atol": 1e-4, "why": "measured"}
@@ -242,7 +245,7 @@ def at(content: Any, path: list[str | int]) -> Any:
         (["dims", 0, "min"], "136", "dims[0].min: expected an integer"),
         (["export"], 3, "export: expected an object"),
         (["schema"], "1", "schema: expected an integer"),
-        (["schema"], 2, "schema 2 is unknown here; this version reads 1"),
+        (["schema"], 1, "schema 1 is unknown here; this version reads 2"),
         (["name"], "other", "was changed after it was written"),
         (["manifest_sha256"], "0" * 64, "was changed after it was written"),
         (["manifest_sha256"], None, "manifest_sha256: is missing"),
@@ -603,7 +606,7 @@ def test_the_script_repeats_the_comparison(
     save_model(folder / EXPORTED, exported)
     save_model(folder / MODEL, model)
     runs = save_runs(folder / "comparison", stored)
-    text = reproduce_script(runs, rtol=1e-4, atol=1e-5, flavour="tensorrt_rtx")
+    text = reproduce_script(runs, {"y": Tolerance(1e-4, 1e-5, "-")}, flavour="tensorrt_rtx")
     (folder / REPRODUCE).write_text(text)
     ended = run_script(folder / REPRODUCE)
     assert ended.returncode == (0 if passes else 1), ended.stdout + ended.stderr
@@ -615,7 +618,7 @@ def test_the_script_repeats_the_comparison(
 def test_the_script_fails_where_a_file_is_missing(tmp_path: Path) -> None:
     runs = [StoredRun("comparison/inputs.json", "comparison/torch.json")]
     (tmp_path / REPRODUCE).write_text(
-        reproduce_script(runs, rtol=0.0, atol=0.0, flavour="tensorrt", models=[MODEL])
+        reproduce_script(runs, {"y": Tolerance(0.0, 0.0, "-")}, flavour="tensorrt", models=[MODEL])
     )
     assert run_script(tmp_path / REPRODUCE).returncode == 1
 
@@ -645,7 +648,7 @@ def test_the_engine_runs_only_when_asked_for(tmp_path: Path, flavour: Any, switc
         StoredRun("comparison/c.json", "comparison/d.json", 1),
         StoredRun("comparison/e.json", "comparison/f.json", None),
     ]
-    text = reproduce_script(runs, rtol=1e-3, atol=0, flavour=flavour)
+    text = reproduce_script(runs, {"y": Tolerance(1e-3, 0, "-")}, flavour=flavour)
     plain = commands(text, tmp_path)
     assert [(c[0], c[2]) for c in plain] == [("unset", f"./{m}") for m in (EXPORTED, MODEL)] * 3
     engine = commands(text, tmp_path, "--engine")[len(plain) :]
@@ -653,7 +656,7 @@ def test_the_engine_runs_only_when_asked_for(tmp_path: Path, flavour: Any, switc
         (switch, f"./{PLAN}", "0"),
         (switch, f"./{PLAN}", "1"),
     ]
-    without = reproduce_script(runs, rtol=1e-3, atol=0, flavour=flavour, plan=None)
+    without = reproduce_script(runs, {"y": Tolerance(1e-3, 0, "-")}, flavour=flavour, plan=None)
     assert len(commands(without, tmp_path, "--engine")) == len(plain)
 
 
@@ -661,7 +664,9 @@ def test_polygraphy_takes_the_engine_command(tmp_path: Path) -> None:
     """No GPU here: Polygraphy only says what it would run."""
     (tmp_path / PLAN).touch()
     run = StoredRun("comparison/a.json", "comparison/b.json", 1)
-    text = reproduce_script([run], rtol=1e-3, atol=0, flavour="tensorrt_rtx", models=())
+    text = reproduce_script(
+        [run], {"y": Tolerance(1e-3, 0, "-")}, flavour="tensorrt_rtx", models=()
+    )
     command = commands(text, tmp_path, "--engine")[0]
     ended = subprocess.run(
         [Path(sys.executable).with_name("polygraphy"), *command[1:], "--gen", "-"],
@@ -677,6 +682,6 @@ def test_polygraphy_takes_the_engine_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [lambda t: t, lambda t: t.replace("CDPATH= ", "")])
 def test_the_script_is_plain_sh(tmp_path: Path, change: Callable[[str], str]) -> None:
-    text = reproduce_script([], rtol=0, atol=0, flavour="tensorrt")
+    text = reproduce_script([], {"y": Tolerance(0, 0, "-")}, flavour="tensorrt")
     (tmp_path / REPRODUCE).write_text(change(text))
     assert subprocess.run(["sh", "-n", str(tmp_path / REPRODUCE)], check=False).returncode == 0

@@ -118,7 +118,7 @@ CASES = [
     (square, (), ["w must equal h", "line of square"]),
     (baked, (), ["h is baked in", "line of baked", "a number in place of h"]),
     (odd, (), ["h must be odd", "line of odd"]),
-    (area, (), ["w*h < 10000 must hold", "line of area", "ranges of w and h"]),
+    (area, (), ["w*h < 10000 must hold", "line of area", "ranges of h and w"]),
 ]
 
 

@@ -17,7 +17,7 @@ B = Dim("b", 16, 64, 512, multiple_of=8)
         (("h", 10, 10, 5), "dim h: min=10 is greater than max=5"),
         (("h", 10, 30, 20), "dim h: opt=30 is outside min=10..max=20"),
         (("h", 10, 9, 20), "dim h: opt=9 is outside"),
-        (("h", 0, 9, 20), "dim h: min=0 must be at least 1"),
+        (("h", -1, 9, 20), "dim h: min=-1 can't be negative"),
         (("h", 8, 8, 20, 8), "dim h: max=20 is not a multiple of 8; next ones: 16, 24"),
         (("h", 3, 8, 24, 8), "dim h: min=3 is not a multiple of 8; next ones: 8"),
         (("h", 8, 12, 24, 8), "dim h: opt=12 is not a multiple of 8; next ones: 8, 16"),

@@ -1,0 +1,145 @@
+"""The torch module behind a spec: made, checked, and called with flat tensors.
+
+Everything after this sees a module that takes the spec's inputs one by one and returns a tuple
+of tensors in the order of the spec's outputs, whatever the model itself takes and returns.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.errors import ExportError, InputError, PipelineError
+from pipeline.examples import example_args, examples, quiet
+from pipeline.spec import ModelSpec
+from pipeline.structure import call_with, check_signature, leaves, output_names
+from pipeline.tensors import Output
+
+
+class FlatModule(torch.nn.Module):
+    """A module that takes and returns nested tensors, with flat ones instead.
+
+    Args:
+        model: the module.
+        arguments: the structure of its arguments, with names in place of tensors; None for
+            positional tensors.
+        names: the inputs' names, in order.
+    """
+
+    def __init__(self, model: torch.nn.Module, arguments: Any, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.arguments, self.names = arguments, tuple(names)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.arguments is None:
+            result = self.model(*tensors)
+        else:
+            values = dict(zip(self.names, tensors, strict=True))
+            args, kwargs = call_with(self.arguments, values)
+            result = self.model(*args, **kwargs)
+        return flat_outputs(result)
+
+
+def flat_outputs(result: Any) -> tuple[Any, ...]:
+    """The tensors in what a model returned, in order; None is left out."""
+    return tuple(leaf for _, leaf in leaves(result))
+
+
+def built(
+    spec: ModelSpec, weights: Path | None, seed: int = 0
+) -> tuple[ModelSpec, torch.nn.Module]:
+    """Makes the spec's module and finds its outputs where the spec does not name them.
+
+    Args:
+        spec: the spec.
+        weights: a weights file, or None.
+        seed: for the inputs' values with which the outputs are found.
+
+    Returns:
+        The spec with its outputs, and the module in eval mode.
+
+    Raises:
+        InputError: `build` fails or makes no module, the module can't be called with the
+            declared inputs, or it returns something that is no tensor.
+        ExportError: the module runs at none of the example sizes.
+    """
+    module = _made(spec, weights).eval()
+    check_signature(spec.name, module.forward, spec.arguments, len(spec.inputs))
+    flat = FlatModule(module, spec.arguments, [i.name for i in spec.inputs])
+    if spec.outputs:
+        return spec, module if spec.arguments is None else flat
+    result = first_result(spec, module if spec.arguments is None else _Nested(flat), seed)
+    try:
+        names = output_names(result, lambda leaf: isinstance(leaf, torch.Tensor))
+    except InputError as error:
+        raise InputError(f"model {spec.name}: {error}") from error
+    taken = {i.name for i in spec.inputs}
+    names = [f"{name}_out" if name in taken else name for name in names]
+    plain = spec.arguments is None and (
+        isinstance(result, torch.Tensor)
+        or (type(result) in (tuple, list) and all(isinstance(r, torch.Tensor) for r in result))
+    )
+    return replace(spec, outputs=tuple(map(Output, names))), module if plain else flat
+
+
+class _Nested(torch.nn.Module):
+    """A `FlatModule`'s inputs with the model's own outputs."""
+
+    def __init__(self, flat: FlatModule) -> None:
+        super().__init__()
+        self.flat = flat
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        values = dict(zip(self.flat.names, tensors, strict=True))
+        args, kwargs = call_with(self.flat.arguments, values)
+        return self.flat.model(*args, **kwargs)
+
+
+def first_result(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Any:
+    """What the module returns at the first example sizes at which it runs.
+
+    Raises:
+        ExportError: it runs at none.
+    """
+    error: Exception | None = None
+    words = ""
+    for sizes in examples(spec.inputs, spec.rules):
+        try:
+            with torch.no_grad(), quiet():
+                return module(*example_args(spec.inputs, seed, sizes))
+        except Exception as caught:
+            words = words or ", ".join(f"{name}={size}" for name, size in sizes.items())
+            error = error or caught
+    assert error is not None
+    raise ExportError(
+        f"model {spec.name} runs at none of the sizes that were tried: at {words}: {first(error)}",
+        detail="".join(traceback.format_exception(error)),
+    ) from error
+
+
+def first(error: BaseException) -> str:
+    """The first line of an exception's text, or its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def _made(spec: ModelSpec, weights: Path | None) -> torch.nn.Module:
+    try:
+        module = spec.build(weights)
+    except (PipelineError, KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:
+        raise InputError(
+            f"model {spec.name}: its build raised {type(error).__name__}: {first(error)}",
+            detail="".join(traceback.format_exception(error)),
+        ) from error
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(
+            f"model {spec.name}: its build returned {type(module).__name__}, not a torch.nn.Module"
+        )
+    return module

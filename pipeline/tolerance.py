@@ -1,0 +1,115 @@
+"""A tolerance measured on the model itself, for a spec that states none.
+
+What float32 rounding does to a model is found by running it in float64 too: the outputs of a
+right conversion differ by about as much, in another order of the same sums. A model that
+amplifies rounding so much that such a tolerance would let faults pass is refused one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.errors import InputError
+from pipeline.examples import elements, example_args, examples, quiet
+from pipeline.module import flat_outputs
+from pipeline.spec import ModelSpec
+from pipeline.tensors import Output, Tolerance
+
+_MARGIN = 50  # times the rounding that was measured
+_LEAST = 4e-6  # of an output's largest value: below it, rounding was lucky
+_MOST = 1e-2  # of an output's root mean square: above it, a fault could hide
+_RTOL = 1e-4
+_ELEMENTS = 1 << 20  # of the inputs up to which a second, larger run is made
+
+
+def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> ModelSpec:
+    """The spec with a measured tolerance for every output, if it states none.
+
+    Raises:
+        InputError: rounding alone moves an output so far that no tolerance can be given.
+    """
+    if spec.tolerance is not None:
+        return spec
+    noise: dict[str, tuple[float, float, float]] = {}
+    how = ""
+    for sizes in _sizes(spec):
+        args = example_args(spec.inputs, seed, sizes)
+        try:
+            with torch.no_grad(), quiet():
+                plain = _arrays(module(*(a.clone() for a in args)))
+        except Exception:  # not a size that the model takes
+            continue
+        exact, how = _exact(module, args)
+        for output, a, b in zip(spec.outputs, plain, exact, strict=True):
+            if a.dtype.kind != "f":
+                continue
+            off = float(np.abs(a - b).max(initial=0))
+            largest = float(np.abs(b).max(initial=0))
+            rms = float(np.sqrt(np.mean(np.square(b)))) if b.size else 0.0
+            before = noise.get(output.name, (0.0, 0.0, 0.0))
+            noise[output.name] = tuple(map(max, before, (off, largest, rms)))  # type: ignore[assignment]
+    outputs = []
+    for output in spec.outputs:
+        tolerance = output.tolerance or _from(spec.name, output, noise.get(output.name), how)
+        outputs.append(replace(output, tolerance=tolerance))
+    widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
+    return replace(spec, outputs=tuple(outputs), tolerance=widest)
+
+
+def _sizes(spec: ModelSpec) -> Sequence[Mapping[str, int]]:
+    every = examples(spec.inputs, spec.rules)
+    small = [s for s in every if elements(spec.inputs, s) <= _ELEMENTS]
+    return small or every[:1]
+
+
+def _from(
+    model: str, output: Output, noise: tuple[float, float, float] | None, how: str
+) -> Tolerance:
+    if noise is None:
+        return Tolerance(_RTOL, 0.0, "integers and booleans have to be equal")
+    off, largest, rms = noise
+    atol = max(_MARGIN * off, _LEAST * largest)
+    if not np.isfinite(atol) or atol > _MOST * rms:
+        raise InputError(
+            f"model {model}: output {output.name}: {how} alone moves it by {off:.2g} where its "
+            f"root mean square is {rms:.2g}: no tolerance can be measured; say one (--tolerance "
+            "RTOL,ATOL, or tolerance= of the spec), or give the inputs a range (low=, high=)"
+        )
+    why = f"measured: {how} moves it by {off:.2g}, its largest value is {largest:.2g}"
+    return Tolerance(_RTOL, float(f"{atol:.2g}"), why)
+
+
+def _exact(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> tuple[list[np.ndarray], str]:
+    """The outputs in float64; where the model can't run so, with slightly other inputs."""
+    dtypes = {name: t.dtype for name, t in module.state_dict(keep_vars=True).items()}
+    if all(d == torch.float32 or not d.is_floating_point for d in dtypes.values()):
+        try:
+            module.double()
+            wide = [a.double() if a.is_floating_point() else a.clone() for a in args]
+            with torch.no_grad(), quiet():
+                return _arrays(module(*wide)), "float32 rounding"
+        except Exception:  # tensors that are no parameters, casts to float32
+            pass
+        finally:
+            module.float()
+    noise = torch.Generator().manual_seed(0)
+    moved = [
+        a * (1 + 2.0**-23 * torch.randn(a.shape, generator=noise)).to(a.dtype)
+        if a.is_floating_point()
+        else a.clone()
+        for a in args
+    ]
+    with torch.no_grad(), quiet():
+        return _arrays(module(*moved)), "rounding of the inputs"
+
+
+def _arrays(result: Any) -> list[np.ndarray]:
+    return [
+        t.detach().to(torch.float64).numpy() if t.is_floating_point() else t.detach().numpy()
+        for t in flat_outputs(result)
+    ]
