@@ -18,8 +18,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,zoo,rtx,dev]'
 	@touch $@
 
-convert: setup ## Convert MODEL (default raft) into artifacts/MODEL; further arguments in ARGS
-	$(RUN) -m pipeline convert $(MODEL) $(ARGS)
+convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifacts/MODEL; more words in ARGS
+	$(RUN) -m pipeline convert $(if $(filter all,$(MODEL)),--all,$(MODEL)) $(ARGS)
 
 test: setup ## Run all tests (ARGS for pytest)
 	$(RUN) -m pytest $(ARGS)

@@ -20,10 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pipeline.models import MODELS
+
 EXPORTER = ("import torch", "torch.export", "torch.onnx.export")
 BUILDER = ("tensorrt parse", "tensorrt build")
 RUNTIME = ("exported", "rewritten")  # ONNX Runtime's runs
-REFERENCE = ("model", "torch")  # making the module, and running it in torch
+REFERENCE = ("model", "trying sizes", "torch")  # making the module, and running it in torch
 
 
 def convert(model: str, out: Path) -> tuple[dict[str, Any], float, int]:
@@ -105,7 +107,7 @@ def tables(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", default=["raft", "raft_small"], metavar="MODEL")
+    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL")
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

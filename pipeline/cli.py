@@ -126,7 +126,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def command_parser() -> argparse.ArgumentParser:
     """The command line's parser; a parsed `command` is the function to call."""
-    from pipeline import cli_passes
+    from pipeline import cli_check, cli_passes, cli_source
     from pipeline.build import PRECISIONS
     from pipeline.plugins import PLUGINS
     from pipeline.target import DEFAULT_TARGET, TARGETS
@@ -167,13 +167,7 @@ def command_parser() -> argparse.ArgumentParser:
         )  # fmt: skip
 
     def model(sub: Any) -> None:
-        sub.add_argument("model", metavar="MODEL", help="`pipeline models` lists them")
-        sub.add_argument("--out", type=Path, metavar="DIR", help="default: artifacts/MODEL")
-        sub.add_argument("--weights", type=Path, metavar="FILE", help=".pth, .pt or .safetensors")
-        sub.add_argument(
-            "--option", action="append", default=[], metavar="NAME=VALUE",
-            help="an option of the model, e.g. updates=20",
-        )  # fmt: skip
+        cli_source.add_options(sub)
         sub.add_argument(
             "--target", default=DEFAULT_TARGET, metavar="TARGET",
             help=f"which TensorRT: {', '.join(TARGETS)} (default: {DEFAULT_TARGET})",
@@ -184,10 +178,16 @@ def command_parser() -> argparse.ArgumentParser:
         sub.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
 
     convert = add("convert", _convert, "Convert a model: export, rewrite, build, compare.")
-    model(convert)
-    sizes(convert)
     convert.add_argument("--force", action="store_true", help="convert even if nothing changed")
-    model(add("export", _export, "Export a model to ONNX, into a new artifact."))
+    cli_check.all_options(convert)
+    export = add("export", _export, "Export a model to ONNX, into a new artifact.")
+    check = add("check", _check, "Say what would stand in the way of a conversion; leave nothing.")
+    for sub in (convert, export, check):
+        model(sub)
+    for sub in (convert, export):
+        sub.add_argument("--out", type=Path, metavar="DIR", help="default: artifacts/NAME")
+    for sub in (convert, check):
+        sizes(sub)
     rewrite = add("rewrite", _rewrite, "Rewrite an ONNX file, or an artifact's, for a target.")
     build = add("build", _build, "Build the engine of an artifact.")
     verify = add("verify", _verify, "Compare what is in an artifact, here and now.")
@@ -212,8 +212,13 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def _convert(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline import cli_check
     from pipeline.driver import run
 
+    if arguments.whole_zoo:
+        return cli_check.convert_all(arguments, progress)
+    if arguments.time_limit:
+        raise InputError("--time-limit is for --all")
     return _show(run(_config(arguments), progress), arguments)
 
 
@@ -221,6 +226,12 @@ def _export(arguments: argparse.Namespace, progress: Progress) -> int:
     from pipeline.driver import run_export
 
     return _show(run_export(_config(arguments), progress), arguments)
+
+
+def _check(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline import cli_check
+
+    return cli_check.check(_config(arguments), arguments, progress)
 
 
 def _rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
@@ -301,13 +312,12 @@ def _show(report: Any, arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> Any:
+    from pipeline import cli_source
     from pipeline.config import Config
 
     return Config(
-        model=arguments.model,
-        out=arguments.out,
-        options=dict(_option(text) for text in arguments.option),
-        weights=arguments.weights,
+        **cli_source.config_fields(arguments),
+        out=getattr(arguments, "out", None),
         target=arguments.target,
         profiles=tuple(arguments.profile),
         precision=arguments.precision or "fp32",
@@ -319,17 +329,6 @@ def _config(arguments: argparse.Namespace) -> Any:
         plugins=tuple(arguments.plugin),
         force=getattr(arguments, "force", False),
     )
-
-
-def _option(text: str) -> tuple[str, Any]:
-    """``updates=20`` as ("updates", 20): a JSON value, or else text."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"option {text!r} is not NAME=VALUE")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def _bytes(text: str) -> int:

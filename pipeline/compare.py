@@ -39,6 +39,19 @@ _MISSING = "torch's outputs are not stored for them; run torch again (--torch)"
 TORCH, EXPORTED, REWRITTEN, ENGINE = "torch", "exported", "rewritten", "engine"
 
 
+class RunFailed(CompareError):
+    """A run that ended in an error.
+
+    Args:
+        run: its name.
+        point: the number of the point that it failed at.
+    """
+
+    def __init__(self, message: str, *, run: str, point: int, detail: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.run, self.point = run, point
+
+
 @dataclass(frozen=True)
 class Job:
     """What is compared, and where.
@@ -170,7 +183,7 @@ def collect(
     """Runs through `results`, announcing each point before it and timing it under `name`.
 
     Raises:
-        CompareError: the run failed at a point; names the run and the sizes.
+        RunFailed: the run failed at a point; names the run and the sizes.
     """
     done = []
     for point in points:
@@ -184,7 +197,8 @@ def collect(
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             text = "\n".join([*messages.errors, str(error)])
             hint = _RANGE_HINT if name == TORCH else ""
-            raise CompareError(f"{name} fails at {point}: {first}{hint}", detail=text) from error
+            message = f"{name} fails at {point}: {first}{hint}"
+            raise RunFailed(message, run=name, point=len(done), detail=text) from error
     return done
 
 

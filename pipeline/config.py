@@ -11,6 +11,7 @@ from pipeline.errors import InputError
 from pipeline.profiles import Profile
 from pipeline.spec import ModelSpec
 from pipeline.target import DEFAULT_TARGET
+from pipeline.tensors import Tolerance
 
 Option = int | float | str | bool
 
@@ -20,14 +21,16 @@ class Config:
     """One conversion.
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
-    `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, and `memory_limit`
-    where it is given. `out` and `force` don't.
+    `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
+    `tolerance`, `exact`, and `memory_limit` where it is given. `out` and `force` don't.
 
     Args:
-        model: a model's name, or a spec.
+        model: a model's name, a spec, or a source (see `pipeline.source`):
+            ``package.module:factory``, ``file.py:factory``, a ``.pt2`` or an ``.onnx`` file.
         out: the artifact's folder; ``artifacts/<name>`` by default.
         options: arguments of the model's factory.
-        weights: ``.pth``, ``.pt`` or ``.safetensors``; without it seeded random weights.
+        weights: ``.pth``, ``.pt`` or ``.safetensors``, or a checkpoint's folder where the model
+            takes one; without it seeded random weights.
         target: a name out of `pipeline.target.TARGETS`.
         profiles: in place of the spec's own; as objects or as text (``h=135:440:2160``).
         precision: ``fp32``, ``tf32``, or ``fp16`` where the target has a flag for it.
@@ -40,6 +43,10 @@ class Config:
         plugins: what TensorRT shall load: names out of `pipeline.plugins.PLUGINS`, shared
             libraries, or Python files (`pipeline.custom_ops`).
         force: convert even if nothing changed.
+        inputs, dims: of a source that declares none, as text (`pipeline.input_text`).
+        tolerance: of such a source; measured where it is left out (`pipeline.tolerance`).
+        exact: fail where such a source does not take every size of `dims`, and say so; without
+            it the dims are narrowed to what it takes.
     """
 
     model: str | ModelSpec
@@ -56,11 +63,15 @@ class Config:
     skip: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     force: bool = False
+    inputs: tuple[str, ...] = ()
+    dims: tuple[str, ...] = ()
+    tolerance: Tolerance | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise InputError(f"memory limit {self.memory_limit}: must be positive")
-        for name in ("profiles", "shapes", "passes", "skip", "plugins"):
+        for name in ("profiles", "shapes", "passes", "skip", "plugins", "inputs", "dims"):
             if isinstance(getattr(self, name), (str, Path)):
                 raise InputError(f"{name}={str(getattr(self, name))!r}: give a tuple of them")
         if self.seed < 0:
@@ -70,11 +81,9 @@ class Config:
     def weights_path(self) -> Path | None:
         return None if self.weights is None else Path(self.weights)
 
-    @property
-    def place(self) -> Path:
+    def place(self, spec: ModelSpec) -> Path:
         """The artifact's folder."""
-        name = self.model if isinstance(self.model, str) else self.model.name
-        return Path("artifacts") / name if self.out is None else Path(self.out)
+        return Path("artifacts") / spec.name if self.out is None else Path(self.out)
 
     def parsed_profiles(self) -> tuple[Profile, ...]:
         """The profiles as objects; those given as text are called after their place."""

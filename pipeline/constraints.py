@@ -105,7 +105,7 @@ def _rule(  # noqa: PLR0911
     if match := _MULTIPLE.match(fix):
         multiple = int(match[1]) * step
         more = int(f"{match[3] or ''}{match[4] or 0}") * step + offset
-        if match[2] == f"_{name}":
+        if match[2].lstrip("_") == name and match[2] != name:  # of a multiple: __h
             inner = _RANGE.match(found.get(match[2], ""))
             ends = (inner[1], inner[2]) if inner else (None, None)
             low = max(dim.min, int(ends[0] or 1) * multiple + more) if inner else dim.min

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,26 +13,25 @@ from pipeline.artifact import Artifact, finish
 from pipeline.build import Precision, check_precision
 from pipeline.compare import failures
 from pipeline.config import Config
-from pipeline.declared import dims_of, tolerance_info, with_tolerances
-from pipeline.errors import CompareError, InputError
-from pipeline.keys import STAGES, stage_keys, versions, weights_info
-from pipeline.manifest import Manifest, ModelInfo, TargetInfo, now
+from pipeline.declared import dims_of, with_tolerances
+from pipeline.dims import check_rules
+from pipeline.draft import chosen_profiles, draft
+from pipeline.errors import CompareError
+from pipeline.keys import STAGES, stage_keys
+from pipeline.manifest import Manifest, now
 from pipeline.memory import default_limit
 from pipeline.profiles import Profile, parse_sizes
 from pipeline.reference import rebuilt, reference_module
-from pipeline.registry import find_spec
 from pipeline.regression import regression
 from pipeline.reuse import first_changed, previous, sizes_compared, still
+from pipeline.source import find_source
 from pipeline.spec import ModelSpec
 from pipeline.stages import Announce, measured
 from pipeline.target import find_target, require
-from pipeline.verify import RESERVED, compare_stage
+from pipeline.verify import compare_stage
 
 if TYPE_CHECKING:
     import torch
-
-
-_PROFILE_NAME = re.compile(r"\w[\w-]*")
 
 
 @dataclass(frozen=True)
@@ -79,14 +76,14 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
     """
     if not isinstance(config, Config):
         config = Config(config)
-    spec = find_spec(config.model, config.options)
+    spec = find_source(config)
     target = find_target(config.target)
     require(target)
     check_precision(config.precision, target)
-    profiles = _profiles(config, spec)
+    profiles = chosen_profiles(config, spec)
     for text in config.shapes:
-        parse_sizes(text, spec.dims)
-    place = config.place
+        check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")
+    place = config.place(spec)
     keys = stage_keys(config, spec, target, profiles)
     old = None if config.force else previous(place)
     first = first_changed(old, keys)
@@ -138,7 +135,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
             lambda: compare_stage(
                 folder,
                 manifest,
-                reference_module(spec, manifest, config.weights_path, module),
+                _reference(spec, manifest, config, module),
                 shapes=config.shapes,
                 memory_limit=limit,
                 seed=config.seed,
@@ -155,10 +152,10 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
 
 def run_export(config: Config, announce: Announce = quiet) -> Report:
     """The export stage alone: a new artifact that holds exported.onnx and nothing else."""
-    spec = find_spec(config.model, config.options)
+    spec = find_source(config)
     check_precision(config.precision, find_target(config.target))
-    profiles = _profiles(config, spec)
-    place = config.place
+    profiles = chosen_profiles(config, spec)
+    place = config.place(spec)
     manifest = draft(config, spec)
     with replacing(place, keep=False) as folder:
 
@@ -265,7 +262,7 @@ def run_verify(
     manifest = artifact.manifest
     old = Artifact.open(against) if against is not None else None
     for text in shapes:
-        parse_sizes(text, dims_of(manifest))
+        check_rules(manifest.rules, parse_sizes(text, dims_of(manifest)), f"shape {text!r}")
     module = rebuilt(manifest, spec, weights) if torch_model else None
     with replacing(place, keep=True) as folder:
         still(folder, manifest, place)
@@ -290,42 +287,13 @@ def run_verify(
     return Report(place, done, regressions=lines)
 
 
-def draft(config: Config, spec: ModelSpec) -> Manifest:
-    """A manifest that says what is to be converted, and nothing of what came of it."""
-    target = find_target(config.target)
-    source = config.model if isinstance(config.model, str) else f"spec:{spec.name}"
-    return Manifest(
-        name=spec.name,
-        created=now(),
-        model=ModelInfo(
-            source, dict(spec.options), weights_info(config, spec), versions(spec.libraries)
-        ),
-        dims=(),
-        inputs=(),
-        outputs=(),
-        padding=None,
-        tolerance=tolerance_info(spec.tolerance),
-        target=TargetInfo(target.name, target.flavour, None),
-        precision=config.precision,
-        profiles=(),
-        versions={"python": platform.python_version()},
-    )
-
-
-def _profiles(config: Config, spec: ModelSpec) -> tuple[Profile, ...]:
-    """The profiles asked for, or the spec's, or one over the whole range; each checked."""
-    chosen = config.parsed_profiles() or spec.profiles or (Profile("default"),)
-    names = [profile.name for profile in chosen]
-    if len(set(names)) != len(names):
-        raise InputError(f"two profiles have the same name: {', '.join(names)}")
-    for profile in chosen:
-        if not _PROFILE_NAME.fullmatch(profile.name) or profile.name in RESERVED:
-            raise InputError(
-                f"profile name {profile.name!r}: use letters, digits, _ and -, and none of "
-                f"{', '.join(RESERVED)}; a folder is called after it"
-            )
-        profile.resolve(spec.dims)
-    return tuple(chosen)
+def _reference(
+    spec: ModelSpec, manifest: Manifest, config: Config, module: torch.nn.Module | None
+) -> torch.nn.Module | None:
+    """The torch reference; None where the source is an ONNX file."""
+    if spec.onnx is not None:
+        return None
+    return reference_module(spec, manifest, config.weights_path, module)
 
 
 def _disagreement(manifest: Manifest, place: Path) -> CompareError:

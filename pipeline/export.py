@@ -17,10 +17,11 @@ import onnx
 import torch
 
 from pipeline.dims import Dim, DimExpr, evaluate, kept_rules, shape_at, size_text
-from pipeline.errors import ExportError, InputError
+from pipeline.errors import ConstraintError, ExportError, InputError
 from pipeline.examples import output_sizes, quiet
 from pipeline.guards import legal_sizes
-from pipeline.module import built
+from pipeline.module import made, with_outputs
+from pipeline.narrow import explained, narrowed
 from pipeline.onnx_shapes import SymbolNames, apply_names, output_shapes, quotient
 from pipeline.padding import PaddedModule, add_padding, inner_inputs
 from pipeline.pools import with_true_pools
@@ -76,9 +77,13 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     """
     watch = Stopwatch()
     with watch("model"):
-        spec, module = built(spec, weights, seed)
+        spec, module = made(spec, weights)
+    with watch("trying sizes"):
+        spec, narrower = narrowed(spec, module, seed)
+        spec, module = with_outputs(spec, module, seed)
         spec = with_tolerance(spec, module, seed)
-    spec, program, refinements = trace(spec, module, seed, watch)
+    spec, program, refinements = _traced(spec, module, seed, watch)
+    refinements = [*narrower, *refinements]
     names = SymbolNames.of(program, inner_inputs(spec))
     inner_shapes = output_shapes(program, names)
     if len(inner_shapes) != len(spec.outputs):
@@ -115,6 +120,21 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     return Exported(
         spec, module, path, opset, shapes, tuple(refinements), free, dict(watch.seconds)
     )
+
+
+def _traced(
+    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
+) -> tuple[ModelSpec, torch.export.ExportedProgram, list[str]]:
+    """`trace`; where torch fails without saying which sizes the model takes, they are tried."""
+    try:
+        return trace(spec, module, seed, watch)
+    except ConstraintError:
+        raise
+    except ExportError as error:
+        reason = explained(spec, module, seed)
+        if reason is None:
+            raise
+        raise ConstraintError(str(reason), detail=f"{error}\n{error.detail}") from error
 
 
 def reference(

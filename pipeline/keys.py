@@ -97,6 +97,10 @@ def _source(config: Config, spec: ModelSpec) -> object:
     A function's closure, and what it reads when it runs, can't be told from outside: a spec that
     is handed over as an object without a key of its own never equals an earlier one.
     """
+    if spec.onnx is not None:
+        from pipeline.onnx_source import source_files
+
+        return [_file_hash(file) for file in source_files(spec.onnx)]
     if not isinstance(config.model, str) and spec.key is None:
         return uuid.uuid4().hex
     return [spec.key, _file_hash(source_file(spec))]
@@ -151,9 +155,22 @@ def weights_info(config: Config, spec: ModelSpec) -> Weights:
     path = config.weights_path
     if path is None:
         return Weights(None, None, spec.seed)
+    if path.is_dir():
+        return Weights(path.resolve().name, _folder_hash(path), None)
     if not path.is_file():
         raise InputError(f"weights {path}: no such file")
     return Weights(path.name, _file_hash(path), None)
+
+
+def _folder_hash(path: Path) -> str:
+    """The hash of all files in a checkpoint's folder, by name and content."""
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    if not files:
+        raise InputError(f"weights {path}: the folder is empty")
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(path).as_posix()}\0{_file_hash(file)}\0".encode())
+    return digest.hexdigest()
 
 
 def _file_hash(path: Path | None) -> str | None:

@@ -38,12 +38,16 @@ class Weights:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model: its name in the zoo or ``module:factory``, and what it was made with."""
+    """The model: its name in the zoo, ``module:factory`` or a file, and what it was made with;
+    `inputs` and `dims` as text where the source declares none itself.
+    """
 
     source: str
     options: Mapping[str, Option]
     weights: Weights
     libraries: Mapping[str, str]
+    inputs: tuple[str, ...] = ()
+    dims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,13 +123,16 @@ class ProfileInfo:
 
 @dataclass(frozen=True)
 class ExportInfo:
-    """`refinements`: dims narrowed, in words; `dynamic`: dim to how it was shown to be dynamic."""
+    """`refinements`: dims narrowed, in words; `dynamic`: dim to how it was shown to be dynamic;
+    `notes`: what a source file states otherwise than it is.
+    """
 
     opset: int
     exporter: str
     seconds: float
     refinements: tuple[str, ...]
     dynamic: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -253,6 +260,8 @@ class Manifest:
 
     Args:
         tolerance: of the outputs that have none of their own; None until it is measured.
+        reference: the run that everything is held against: ``torch``, or ``exported`` where an
+            ONNX file is the source.
         rules: what sizes have to keep together, such as ``past + seq <= 128``.
         keys: stage name to the hash of everything that its result depends on.
         files: name relative to the artifact, with ``/``, to hash and size.
@@ -265,6 +274,7 @@ class Manifest:
     dims: tuple[DimInfo, ...]
     inputs: tuple[InputInfo, ...]
     outputs: tuple[TensorInfo, ...]
+    reference: str = "torch"
     rules: tuple[str, ...] = ()
     padding: PaddingInfo | None
     tolerance: ToleranceInfo | None

@@ -148,6 +148,8 @@ def _infer(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.
             # what SymbolicShapeInference.infer_shapes does, but that leaves a file in the
             # current folder where a shape stays unknown
             inference = SymbolicShapeInference(2**31 - 1, False, False, 0)
+            for op in ("Max", "Min", "L1", "L2", "SumSquare"):  # of opset 18: axes as an input
+                inference.dispatcher_[f"Reduce{op}"] = inference._infer_ReduceMean
             inference._preprocess(model)
             while inference.run_:
                 inference._infer_impl()

@@ -6,8 +6,9 @@ of tensors in the order of the spec's outputs, whatever the model itself takes a
 
 from __future__ import annotations
 
+import inspect
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,15 @@ class FlatModule(torch.nn.Module):
         self.model = model
         self.arguments, self.names = arguments, tuple(names)
 
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def result(self, *tensors: torch.Tensor) -> Any:
+        """What the module itself returns."""
         if self.arguments is None:
-            result = self.model(*tensors)
-        else:
-            values = dict(zip(self.names, tensors, strict=True))
-            args, kwargs = call_with(self.arguments, values)
-            result = self.model(*args, **kwargs)
-        return flat_outputs(result)
+            return self.model(*tensors)
+        args, kwargs = call_with(self.arguments, dict(zip(self.names, tensors, strict=True)))
+        return self.model(*args, **kwargs)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return flat_outputs(self.result(*tensors))
 
 
 def flat_outputs(result: Any) -> tuple[Any, ...]:
@@ -54,54 +56,66 @@ def flat_outputs(result: Any) -> tuple[Any, ...]:
 def built(
     spec: ModelSpec, weights: Path | None, seed: int = 0
 ) -> tuple[ModelSpec, torch.nn.Module]:
-    """Makes the spec's module and finds its outputs where the spec does not name them.
+    """`made`, and its outputs found (`with_outputs`)."""
+    spec, module = made(spec, weights)
+    return with_outputs(spec, module, seed)
 
-    Args:
-        spec: the spec.
-        weights: a weights file, or None.
-        seed: for the inputs' values with which the outputs are found.
 
-    Returns:
-        The spec with its outputs, and the module in eval mode.
+def made(spec: ModelSpec, weights: Path | None) -> tuple[ModelSpec, torch.nn.Module]:
+    """Makes the spec's module, in eval mode; it takes the inputs one by one.
 
     Raises:
-        InputError: `build` fails or makes no module, the module can't be called with the
-            declared inputs, or it returns something that is no tensor.
-        ExportError: the module runs at none of the example sizes.
+        InputError: `build` fails or makes no module, or the module can't be called with the
+            declared inputs.
     """
     module = _made(spec, weights).eval()
+    spec = replace(spec, arguments=_by_place(spec.arguments, module))
     check_signature(spec.name, module.forward, spec.arguments, len(spec.inputs))
-    flat = FlatModule(module, spec.arguments, [i.name for i in spec.inputs])
+    if spec.arguments is None:
+        return spec, module
+    return spec, FlatModule(module, spec.arguments, [i.name for i in spec.inputs])
+
+
+def with_outputs(
+    spec: ModelSpec, module: torch.nn.Module, seed: int
+) -> tuple[ModelSpec, torch.nn.Module]:
+    """The spec with its outputs, found by running the module where it does not name them; and
+    the module, returning a tuple of tensors where it returned something else.
+
+    Raises:
+        InputError: the module returns something that is no tensor.
+        ExportError: it runs at none of the example sizes.
+    """
     if spec.outputs:
-        return spec, module if spec.arguments is None else flat
-    result = first_result(spec, module if spec.arguments is None else _Nested(flat), seed)
+        return spec, module
+    call = module.result if isinstance(module, FlatModule) else module
+    result = first_result(spec, call, seed)
     try:
         names = output_names(result, lambda leaf: isinstance(leaf, torch.Tensor))
     except InputError as error:
         raise InputError(f"model {spec.name}: {error}") from error
     taken = {i.name for i in spec.inputs}
     names = [f"{name}_out" if name in taken else name for name in names]
-    plain = spec.arguments is None and (
-        isinstance(result, torch.Tensor)
-        or (type(result) in (tuple, list) and all(isinstance(r, torch.Tensor) for r in result))
+    plain = isinstance(result, torch.Tensor) or (
+        type(result) in (tuple, list) and all(isinstance(r, torch.Tensor) for r in result)
     )
-    return replace(spec, outputs=tuple(map(Output, names))), module if plain else flat
+    if not plain and not isinstance(module, FlatModule):
+        module = FlatModule(module, None, [i.name for i in spec.inputs])
+    return replace(spec, outputs=tuple(map(Output, names))), module
 
 
-class _Nested(torch.nn.Module):
-    """A `FlatModule`'s inputs with the model's own outputs."""
-
-    def __init__(self, flat: FlatModule) -> None:
-        super().__init__()
-        self.flat = flat
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        values = dict(zip(self.flat.names, tensors, strict=True))
-        args, kwargs = call_with(self.flat.arguments, values)
-        return self.flat.model(*args, **kwargs)
+def _by_place(arguments: Any, module: torch.nn.Module) -> Any:
+    """Arguments by place where none of their names is a parameter of ``forward``."""
+    if not isinstance(arguments, Mapping):
+        return arguments
+    parameters = inspect.signature(module.forward).parameters
+    named = any(name in parameters for name in arguments)
+    if named or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return arguments
+    return tuple(arguments.values())
 
 
-def first_result(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Any:
+def first_result(spec: ModelSpec, module: Callable[..., Any], seed: int) -> Any:
     """What the module returns at the first example sizes at which it runs.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.dims import Dim, Size, shape_at
+from pipeline.dims import Dim, Size, SizeRule, kept_rules, shape_at
 from pipeline.errors import InputError
 
 Range = tuple[int, int, int]
@@ -77,6 +77,19 @@ class Profile:
             for name, shape in inputs.items()
         }
 
+    def check_shapes(self, inputs: Mapping[str, Sequence[Size]]) -> None:
+        """Raises `InputError` if an input's size is no min, opt and max in this order.
+
+        Dims are always; an expression such as ``64 - h`` is not.
+        """
+        for name, (low, opt, high) in self.shapes(inputs).items():
+            for axis, (a, b, c) in enumerate(zip(low, opt, high, strict=True)):
+                if not 0 <= a <= b <= c:
+                    raise InputError(
+                        f"profile {self.name}: {name} axis {axis} is {inputs[name][axis]}: {a}, "
+                        f"{b}, {c} at min, opt, max; an input's size must grow with its dims"
+                    )
+
     def allows(self, sizes: Mapping[str, int]) -> bool:
         """True if every dim's size is within this profile."""
         return all(low <= sizes[name] <= high for name, (low, _, high) in self.ranges.items())
@@ -113,15 +126,19 @@ def parse_sizes(text: str, dims: Mapping[str, Dim]) -> dict[str, int]:
 
 
 def points(
-    dims: Mapping[str, Dim], profiles: Sequence[Profile], extra: Sequence[Mapping[str, int]] = ()
+    dims: Mapping[str, Dim],
+    profiles: Sequence[Profile],
+    extra: Sequence[Mapping[str, int]] = (),
+    rules: Sequence[str] = (),
 ) -> tuple[Point, ...]:
     """The sizes at which to verify a model: of each profile min, opt, max, between them, odd.
 
     Sizes between lie halfway (below opt) and a quarter of the way (above it, where sizes get
     dear) in the logarithm for the first dim and less far for the others, so that dims of the
     same range differ, and are odd where an odd size is legal. The mixed corners (one dim at its
-    min, the others at their max, and the other way round) tell swapped axes apart. A set of
-    sizes is listed once.
+    min, the others at their max, and the other way round) tell swapped axes apart. Sizes that
+    break a rule are changed until they keep it, once for each dim of the rule, which stays. A set
+    of sizes is listed once.
     """
     found: list[Point] = []
 
@@ -137,21 +154,45 @@ def points(
             sizes = {}
             for place, (name, dim) in enumerate(dims.items()):
                 part *= 1 if place == 0 else 0.75  # dims of the same range get different sizes
-                size = dim.legal(round(a[name] ** (1 - part) * b[name] ** part), odd=True)
+                start, end = max(a[name], 1), max(b[name], 1)
+                size = dim.legal(round(start ** (1 - part) * end**part), odd=True)
                 lowest, _, highest = profile.ranges[name]  # noqa: B023
                 sizes[name] = size if lowest <= size <= highest else a[name]
             return sizes
 
-        add(f"{tag}min", low)
-        add(f"{tag}odd, below opt", between(low, opt, 0.5))
-        add(f"{tag}opt", opt)
+        wanted: dict[str, Mapping[str, int]]
+        wanted = {"min": low, "odd, below opt": between(low, opt, 0.5), "opt": opt}
         if len(dims) > 1:
             first = next(iter(dims))
             for name in dims if len(dims) > 2 else [first]:
-                add(f"{tag}{name} min, rest max", {**high, name: low[name]})
-            add(f"{tag}{first} max, rest min", {**low, first: high[first]})
-        add(f"{tag}odd, above opt", between(opt, high, 0.25))
-        add(f"{tag}max", high)
+                wanted[f"{name} min, rest max"] = {**high, name: low[name]}
+            wanted[f"{first} max, rest min"] = {**low, first: high[first]}
+        wanted |= {"odd, above opt": between(opt, high, 0.25), "max": high}
+        for label, sizes in wanted.items():
+            for more, kept in _kept(sizes, dims, profile, rules):
+                add(f"{tag}{label}{more}", kept)
     for sizes in extra:
         add("asked for", sizes)
     return tuple(found)
+
+
+def _kept(
+    sizes: Mapping[str, int], dims: Mapping[str, Dim], profile: Profile, rules: Sequence[str]
+) -> list[tuple[str, dict[str, int]]]:
+    """The sizes, or sizes near them that keep the rules: for each dim of a broken rule those
+    with its size as it is and the others as large as the rules let them be."""
+    if kept_rules(rules, sizes):
+        return [("", dict(sizes))]
+    parsed = [SizeRule(text) for text in rules]
+    names = {n for rule in parsed if not rule.kept(sizes) for n in rule.names}
+    found = []
+    for keep in (name for name in dims if name in names):
+        near = {**sizes, **{n: profile.ranges[n][0] for n in names if n != keep}}
+        for name in (n for n in dims if n in names and n != keep):
+            low, _, high = profile.ranges[name]
+            legal = range(low, high + 1, dims[name].multiple_of)
+            good = [n for n in legal if n <= sizes[name] and kept_rules(rules, {**near, name: n})]
+            near[name] = max(good, default=low)
+        if kept_rules(rules, near):
+            found.append((f", {keep} kept", near))
+    return found

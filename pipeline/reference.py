@@ -11,7 +11,7 @@ from pipeline.declared import inputs_of, padding_of
 from pipeline.errors import InputError
 from pipeline.keys import weights_info
 from pipeline.manifest import Manifest
-from pipeline.registry import find_spec
+from pipeline.source import find_source
 from pipeline.spec import ModelSpec, Output
 
 if TYPE_CHECKING:
@@ -45,13 +45,18 @@ def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) ->
     info = manifest.model
     if spec is None and info.source.startswith("spec:"):
         raise InputError(
-            f"the model of this artifact, {info.source}, is not in the zoo: from Python, give "
+            f"the model of this artifact, {info.source}, was handed over as an object: from Python, give "
             "pipeline.driver.run_verify its spec"
         )
     stated = info.weights.file
     if stated is not None and weights is None:
         raise InputError(f"this artifact was made with the weights {stated}: give --weights")
-    spec = spec or find_spec(info.source, info.options)
-    if weights_info(Config(info.source, weights=weights), spec) != info.weights:
+    config = Config(
+        info.source, options=info.options, weights=weights, inputs=info.inputs, dims=info.dims
+    )
+    spec = spec or find_source(config)
+    if spec.onnx is not None:
+        raise InputError(f"{info.source}: there is no torch model behind an ONNX file")
+    if weights_info(config, spec) != info.weights:
         raise InputError(f"weights {weights}: not those that the artifact was made with")
     return reference_module(spec, manifest, weights)

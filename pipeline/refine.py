@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -72,4 +74,42 @@ def refine(spec: ModelSpec, rules: Sequence[Rule]) -> ModelSpec:
             replace(o, shape=None if o.shape is None else all_new(o.shape)) for o in spec.outputs
         ),
         padding=padding,
+    )
+
+
+def merged(spec: ModelSpec, kept: str, gone: str) -> ModelSpec | None:
+    """The spec with one dim for two that must be equal, called `kept`, of the sizes that both
+    have; None if there are none."""
+    a, b = spec.dims[kept], spec.dims[gone]
+    step = math.lcm(a.multiple_of, b.multiple_of)
+    both = [n for n in range(a.min, a.max + 1, a.multiple_of) if b.min <= n <= b.max]
+    both = [n for n in both if (n - b.offset) % b.multiple_of == 0]
+    if not both:
+        return None
+    opt = min(both, key=lambda n: abs(n - a.opt))
+    one = replace(a, min=both[0], opt=opt, max=both[-1], multiple_of=step, offset=both[0] % step)
+
+    def renamed(text: str) -> str:
+        return re.sub(rf"\b{re.escape(gone)}\b", kept, text)
+
+    def new_size(size: Size) -> Size:
+        if isinstance(size, Dim):
+            return one if size.name in (kept, gone) else size
+        if isinstance(size, DimExpr) and size.names & {kept, gone}:
+            dims = [one if d.name in (kept, gone) else d for d in size.dims]
+            return DimExpr(renamed(size.text), tuple(dict.fromkeys(dims)))
+        return size
+
+    shapes = {i.name: tuple(map(new_size, i.shape)) for i in spec.inputs}
+    return replace(
+        spec,
+        inputs=tuple(replace(i, shape=shapes[i.name]) for i in spec.inputs),
+        outputs=tuple(
+            replace(o, shape=o.shape and tuple(map(new_size, o.shape))) for o in spec.outputs
+        ),
+        rules=tuple(renamed(rule) for rule in spec.rules if renamed(rule) != f"{kept} == {kept}"),
+        profiles=tuple(
+            replace(p, ranges={n: r for n, r in p.ranges.items() if n != gone})
+            for p in spec.profiles
+        ),
     )

@@ -15,8 +15,15 @@ from pipeline.spec import ModelSpec
 Factory = Callable[..., ModelSpec]
 
 
-def find_spec(model: str | ModelSpec, options: Mapping[str, object]) -> ModelSpec:
+def find_spec(
+    model: str | ModelSpec, options: Mapping[str, object], weights: Path | None = None
+) -> ModelSpec:
     """The spec of that name, made with these options of its factory.
+
+    Args:
+        model: the name, or a spec.
+        options: of the factory.
+        weights: for a factory that takes it (a checkpoint's folder may say the model's sizes).
 
     Raises:
         InputError: no such model (the known ones are listed), or no such option.
@@ -26,7 +33,8 @@ def find_spec(model: str | ModelSpec, options: Mapping[str, object]) -> ModelSpe
             raise InputError(f"model {model.name} is a spec: options are for models by name")
         return model
     factory = find_factory(model)
-    known = inspect.signature(factory).parameters
+    parameters = inspect.signature(factory).parameters
+    known = {name: p for name, p in parameters.items() if name != "weights"}
     for name, value in options.items():
         if name not in known:
             raise InputError(
@@ -35,7 +43,8 @@ def find_spec(model: str | ModelSpec, options: Mapping[str, object]) -> ModelSpe
         want = type(known[name].default)
         if type(value) is not want:
             raise InputError(f"model {model}: option {name}={value!r}: expected {want.__name__}")
-    return factory(**options)
+    more = {"weights": weights} if "weights" in parameters else {}
+    return factory(**options, **more)
 
 
 def find_factory(name: str) -> Factory:

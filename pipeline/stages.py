@@ -47,6 +47,9 @@ from pipeline.timing import Stopwatch, peak_memory, reset_peak_memory
 if TYPE_CHECKING:
     import torch
 
+    from pipeline.export import Exported
+    from pipeline.onnx_source import Imported
+
 Announce = Callable[[str], None]
 PACKAGES = (
     "torch", "onnx", "onnxscript", "onnxruntime", "onnx-graphsurgeon", "polygraphy", "numpy",
@@ -77,15 +80,30 @@ def export_stage(
     profiles: Sequence[Profile],
     weights: Path | None,
     seed: int,
-) -> tuple[Manifest, torch.nn.Module, Mapping[str, float]]:
-    """torch -> exported.onnx. Also returns the module, and seconds spent inside torch."""
+) -> tuple[Manifest, torch.nn.Module | None, Mapping[str, float]]:
+    """torch -> exported.onnx, or an ONNX file as it is.
+
+    Also returns the torch module, and seconds spent inside libraries.
+    """
     watch = Stopwatch()
-    with watch("import torch"):
-        import torch
+    done: Exported | Imported
+    notes: Sequence[str] = ()
+    if spec.onnx is not None:
+        from pipeline.onnx_source import import_onnx
+        from pipeline.onnx_tolerance import with_onnx_tolerance
 
-    from pipeline.export import export
+        done = import_onnx(spec, fresh(folder / EXPORTED), seed=seed)
+        notes = done.notes
+        done = replace(done, spec=with_onnx_tolerance(done.spec, folder / EXPORTED, seed))
+        exporter = f"none: {spec.onnx.name} as it is"
+    else:
+        with watch("import torch"):
+            import torch
 
-    done = export(spec, weights, fresh(folder / EXPORTED), seed=seed)
+        from pipeline.export import export
+
+        done = export(spec, weights, fresh(folder / EXPORTED), seed=seed)
+        exporter = f"torch {torch.__version__}"
     spec = done.spec
     dims = spec.dims
     resolved = [profile.resolve(dims) for profile in profiles]
@@ -117,14 +135,16 @@ def export_stage(
         ),
         tolerance=tolerance_info(spec.tolerance),
         rules=spec.rules,
+        reference="torch" if done.module is not None else "exported",
         padding=_padding_info(spec),
         profiles=tuple(ProfileInfo(p.name, dict(p.ranges)) for p in resolved),
         export=ExportInfo(
             done.opset,
-            f"torch {torch.__version__}",
+            exporter,
             sum(done.library_seconds.values()),
             tuple(done.refinements),
             {name: f"free in {where}" for name, where in done.free.items()},
+            tuple(notes),
         ),
         versions={**manifest.versions, **versions(PACKAGES)},
     )

@@ -76,6 +76,7 @@ def _dims(manifest: Manifest) -> str:
     if manifest.export is not None:
         lines += [f"dynamic {name}: {how}" for name, how in manifest.export.dynamic.items()]
         lines += [f"narrowed: {text}" for text in manifest.export.refinements]
+        lines += [f"note: {text}" for text in manifest.export.notes]
     tensors: list[InputInfo | TensorInfo] = [*manifest.inputs, *manifest.outputs]
     for tensor in tensors:
         sizes = ", ".join(str(size) for size in tensor.shape)

@@ -14,16 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.errors import InputError
 from pipeline.examples import elements, example_args, examples, quiet
 from pipeline.module import flat_outputs
 from pipeline.spec import ModelSpec
-from pipeline.tensors import Output, Tolerance
+from pipeline.tensors import Tolerance
 
-_MARGIN = 50  # times the rounding that was measured
-_LEAST = 4e-6  # of an output's largest value: below it, rounding was lucky
-_MOST = 1e-2  # of an output's root mean square: above it, a fault could hide
-_RTOL = 1e-4
 _ELEMENTS = 1 << 20  # of the inputs up to which a second, larger run is made
 
 
@@ -55,7 +50,8 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
             noise[output.name] = tuple(map(max, before, (off, largest, rms)))  # type: ignore[assignment]
     outputs = []
     for output in spec.outputs:
-        tolerance = output.tolerance or _from(spec.name, output, noise.get(output.name), how)
+        where = f"model {spec.name}: output {output.name}"
+        tolerance = output.tolerance or Tolerance.from_noise(where, how, noise.get(output.name))
         outputs.append(replace(output, tolerance=tolerance))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
     return replace(spec, outputs=tuple(outputs), tolerance=widest)
@@ -65,23 +61,6 @@ def _sizes(spec: ModelSpec) -> Sequence[Mapping[str, int]]:
     every = examples(spec.inputs, spec.rules)
     small = [s for s in every if elements(spec.inputs, s) <= _ELEMENTS]
     return small or every[:1]
-
-
-def _from(
-    model: str, output: Output, noise: tuple[float, float, float] | None, how: str
-) -> Tolerance:
-    if noise is None:
-        return Tolerance(_RTOL, 0.0, "integers and booleans have to be equal")
-    off, largest, rms = noise
-    atol = max(_MARGIN * off, _LEAST * largest)
-    if not np.isfinite(atol) or atol > _MOST * rms:
-        raise InputError(
-            f"model {model}: output {output.name}: {how} alone moves it by {off:.2g} where its "
-            f"root mean square is {rms:.2g}: no tolerance can be measured; say one (--tolerance "
-            "RTOL,ATOL, or tolerance= of the spec), or give the inputs a range (low=, high=)"
-        )
-    why = f"measured: {how} moves it by {off:.2g}, its largest value is {largest:.2g}"
-    return Tolerance(_RTOL, float(f"{atol:.2g}"), why)
 
 
 def _exact(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> tuple[list[np.ndarray], str]:

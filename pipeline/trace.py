@@ -23,6 +23,7 @@ from pipeline.dims import Dim, DimExpr, Size
 from pipeline.errors import ConstraintError, ExportError
 from pipeline.examples import dims_of, example_args, examples, matters, quiet, runs, tries
 from pipeline.guards import Broken, broken_guards, good_sizes, legal_sizes
+from pipeline.narrow import constraint_error
 from pipeline.padding import inner_inputs
 from pipeline.refine import outer, refine
 from pipeline.spec import ModelSpec
@@ -61,7 +62,7 @@ def trace(
         rules = [outer(rule, spec) for rule in rules]
         rules = [_keep_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
         if not all(rule.refined and spec.auto(rule.dim) for rule in rules):
-            raise _constraint_error(spec, rules)
+            raise constraint_error(spec, rules)
         spec = refine(spec, rules)
         refinements += [str(rule) for rule in rules]
     raise ExportError(
@@ -316,20 +317,6 @@ def _keep_opt(rule: Rule, dim: Dim | None) -> Rule:
     if new.min <= dim.opt <= new.max:
         return rule
     return replace(rule, refined=None, declare=f"{rule.declare} if opt={dim.opt} may go")
-
-
-def _constraint_error(spec: ModelSpec, rules: Sequence[Rule]) -> ConstraintError:
-    allow = "; or set refine_dims=True to let the pipeline narrow it"
-    if spec.refine_dims or any(rule.refined is None for rule in rules):
-        allow = ""
-    multiples = {
-        rule.dim: rule.refined.multiple_of
-        for rule in rules
-        if rule.refined and rule.refined.multiple_of > 1
-    }
-    if multiples and spec.padding is None:
-        allow += f"; or padding=Padding({multiples}) to pad every size inside of the engine"
-    return ConstraintError(f"model {spec.name}: {'; '.join(map(str, rules))}{allow}")
 
 
 def _words(sizes: Mapping[str, int]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import compare
+from pipeline import compare, explain
 from pipeline._folder import fresh
 from pipeline.artifact import (
     COMPARISON,
@@ -20,7 +20,7 @@ from pipeline.artifact import (
     hash_file,
     reproduce_script,
 )
-from pipeline.compare import Job, Plan, Runs, profile_of
+from pipeline.compare import Job, Plan, RunFailed, Runs, profile_of
 from pipeline.declared import dims_of, inputs_of, profiles_of, tolerances_of
 from pipeline.dims import solve_sizes
 from pipeline.errors import ArtifactError, InputError
@@ -69,24 +69,14 @@ def compare_stage(
     """
     if not (folder / EXPORTED).is_file():
         raise ArtifactError("the artifact holds no exported.onnx: run `pipeline export` first")
-    if module is None and shapes:
+    if module is None and shapes and manifest.reference == compare.TORCH:
         raise InputError("further sizes need the torch model: give --torch as well")
     target = find_target(manifest.target.name)
     bind_polygraphy(target)
-    dims, profiles = dims_of(manifest), profiles_of(manifest)
-    inputs = {i.name: i.shape for i in inputs_of(manifest)}
-    stored = stored_points(folder, compare.TORCH) if module is None else []
-    extra: list[Mapping[str, int]] = [parse_sizes(text, dims) for text in shapes]
-    extra += [solve_sizes(inputs, {k: v.shape for k, v in p.feed.items()}) for p in stored]
-    job = Job(
-        inputs,
-        {o.name: o.shape for o in manifest.outputs},
-        tolerances_of(manifest),
-        points(dims, profiles, extra),
-        memory_limit,
-        manifest.padding.multiples if manifest.padding else {},
-        profiles,
-    )
+    profiles = profiles_of(manifest)
+    base = manifest.reference
+    stored = stored_points(folder, base) if module is None and base == compare.TORCH else []
+    job = _job(manifest, profiles, shapes, stored, memory_limit)
     plan = compare.plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
     if (folder / MODEL).is_file():
@@ -96,24 +86,32 @@ def compare_stage(
     runs: Runs = {}
     feeds: list[Feed]
     later: list[StoredPoint] = []
-    if module is None:
+    if module is None and base == compare.TORCH:
         plan, feeds, runs[compare.TORCH], later = _stored(stored, plan)
     else:
         feeds = [_sample(manifest, point, seed) for point in plan.run]
-        results = compare.run_torch(module, [o.name for o in manifest.outputs], feeds)
-        runs[compare.TORCH] = compare.collect(compare.TORCH, results, plan.run, announce, watch)
-    pairs, notes = _run_files(folder, plan, feeds, runs, announce, watch)
+    try:
+        if module is not None:
+            results = compare.run_torch(module, [o.name for o in manifest.outputs], feeds)
+            done = compare.collect(compare.TORCH, results, plan.run, announce, watch)
+            runs[compare.TORCH] = done
+        pairs, notes = _run_files(folder, base, plan, feeds, runs, announce, watch)
+    except RunFailed as error:
+        raise explain.failed_run(error, folder, manifest, module, feeds, seed) from error
     engine_why = _why_no_engine(folder, target, manifest)
     if not engine_why:
         use(target)
         engines = _run_engine(folder, profiles, plan.run, feeds, announce, watch)
         runs.update(engines)
         for name in engines:
-            pairs += [(compare.REWRITTEN, name), (compare.TORCH, name)]
+            pairs += dict.fromkeys([(compare.REWRITTEN, name), (base, name)])
         idle = [profiles[n].name for n, run in enumerate(engines.values()) if not any(run)]
         if idle:
             engine_why = f"no size of profile {', '.join(idle)} was compared"
     info = compare.conclude(plan, runs, pairs, job, notes)
+    if not info.passed:
+        announce("where the runs part")
+        info = explain.disagreement(info, folder, manifest, module, feeds)
     shutil.rmtree(folder / COMPARISON, ignore_errors=True)
     _store(folder, manifest, plan.run, feeds, runs)
     if later:
@@ -126,24 +124,55 @@ def compare_stage(
     return _noted(manifest, info, plan.run, engine_why), dict(watch.seconds)
 
 
+def _job(
+    manifest: Manifest,
+    profiles: Sequence[Profile],
+    shapes: Sequence[str],
+    stored: Sequence[StoredPoint],
+    memory_limit: int,
+) -> Job:
+    """What is compared: at the profiles' sizes, at those asked for, and at those stored."""
+    dims = dims_of(manifest)
+    inputs = {i.name: i.shape for i in inputs_of(manifest)}
+    extra: list[Mapping[str, int]] = [parse_sizes(text, dims) for text in shapes]
+    for point in stored:
+        actual = {name: array.shape for name, array in point.feed.items()}
+        extra.append(solve_sizes(inputs, actual, manifest.rules, dims))
+    return Job(
+        inputs,
+        {o.name: o.shape for o in manifest.outputs},
+        tolerances_of(manifest),
+        points(dims, profiles, extra, manifest.rules),
+        memory_limit,
+        manifest.padding.multiples if manifest.padding else {},
+        profiles,
+    )
+
+
 def _sample(manifest: Manifest, point: Point, seed: int) -> Feed:
     return {i.name: i.sample(point.sizes, seed) for i in inputs_of(manifest)}
 
 
 def _run_files(
     folder: Path,
+    base: str,
     plan: Plan,
     feeds: Sequence[Feed],
     runs: Runs,
     announce: Announce,
     watch: Stopwatch,
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Runs the ONNX files. Returns the pairs to compare, and notes for the manifest."""
+    """Runs the ONNX files; `base` is the run that they are held against.
+
+    Returns the pairs to compare, and notes for the manifest.
+    """
     exported, model = folder / EXPORTED, folder / MODEL
     name = compare.EXPORTED
     results = compare.run_onnx(exported, feeds)
     runs[name] = compare.collect(name, results, plan.run, announce, watch)
-    pairs, notes = [(compare.TORCH, name)], []
+    pairs, notes = [(base, name)] if base != name else [], []
+    if base == name:
+        notes.append("exported.onnx is the source itself: there is nothing to hold it against")
     if not model.is_file():
         notes.append("model.onnx was not there: only exported.onnx was compared")
     elif hash_file(model) == hash_file(exported):
@@ -153,7 +182,7 @@ def _run_files(
         results = compare.run_onnx(model, feeds)
         rewritten = compare.collect(compare.REWRITTEN, results, plan.run, announce, watch)
         runs[compare.REWRITTEN] = rewritten
-        pairs += [(name, compare.REWRITTEN), (compare.TORCH, compare.REWRITTEN)]
+        pairs += dict.fromkeys([(name, compare.REWRITTEN), (base, compare.REWRITTEN)])
     return pairs, notes
 
 
@@ -217,7 +246,7 @@ def _store(
                 continue
             store_run(place, [feeds[n] for n in mine], runner, [outputs[n] for n in mine])
         base = f"{COMPARISON}/{name}"
-        stored.append(StoredRun(f"{base}/inputs.json", f"{base}/{compare.TORCH}.json", number))
+        stored.append(StoredRun(f"{base}/inputs.json", f"{base}/{manifest.reference}.json", number))
     text = reproduce_script(
         stored,
         tolerances_of(manifest),

@@ -60,6 +60,10 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
     """The tensors in a weights file by name; see `load_weights` for kinds and errors."""
     import torch
 
+    if path.is_dir():
+        raise InputError(
+            f"weights {path}: a folder; this model takes a .pth, .pt or .safetensors file"
+        )
     if not path.is_file():
         raise InputError(f"weights {path}: no such file")
     if path.suffix == ".safetensors":

@@ -20,7 +20,7 @@ from pipeline.target import TARGETS, installed_version
     [
         ([], ["COMMAND"]),
         (["dance"], ["dance", "convert", "verify"]),
-        (["convert"], ["MODEL"]),
+        (["convert"], ["no SOURCE"]),
         (["convert", "rfat"], ["unknown model 'rfat'", "did you mean raft?", "raft_small"]),
         (["convert", "resnet"], ["unknown model 'resnet'", "known: raft, raft_small"]),
         (["convert", "raft", "--target", "rtx-9"], ["unknown target 'rtx-9'", *TARGETS]),

@@ -12,13 +12,14 @@ import torch
 from pipeline import guards
 from pipeline.constraints import find_rules, fitted
 from pipeline.dims import Dim
-from pipeline.errors import ConstraintError, ExportError
+from pipeline.errors import ConstraintError, ExportError, InputError
 from pipeline.export import export
 from pipeline.guards import holds
 from pipeline.spec import Input, ModelSpec, Output, Padding, Tolerance
 
 H, W = Dim("h", 16, 64, 512), Dim("w", 16, 440, 512)
 H8, W8 = Dim("h", 16, 64, 512, 8), Dim("w", 16, 440, 512, 8)
+H8_5 = Dim("h", 21, 69, 509, 8, offset=5)
 H2, W2 = Dim("h2", 16, 64, 512), Dim("w2", 16, 440, 512)
 
 
@@ -63,6 +64,11 @@ def baked(x):
 
 def odd(x):
     assert x.shape[2] % 2 == 1  # the line of odd
+    return x * 2
+
+
+def five_of_eight(x):
+    assert x.shape[2] % 16 == 5  # the line of five_of_eight
     return x * 2
 
 
@@ -117,7 +123,16 @@ CASES = [
     (tied, ((1, 3, H, W), (1, 3, H2, W)), ["h2 must equal h", "line of tied", "one Dim for both"]),
     (square, (), ["w must equal h", "line of square"]),
     (baked, (), ["h is baked in", "line of baked", "a number in place of h"]),
-    (odd, (), ["h must be odd", "line of odd"]),
+    (odd, (), ["h must be odd", "line of odd", "max=511, multiple_of=2, offset=1)", HINT]),
+    (
+        five_of_eight,
+        ((1, 3, H8_5, W),),
+        [
+            "h must be 5 more than a multiple of 16",
+            "line of five_of_eight",
+            "multiple_of=16, offset=5",
+        ],
+    ),
     (area, (), ["w*h < 10000 must hold", "line of area", "ranges of h and w"]),
 ]
 
@@ -132,7 +147,7 @@ def test_a_violation_names_dim_rule_line_and_remedy(tmp_path, function, shapes, 
     for word in (*words, "test_constraints.py:", "model m:"):
         assert word in text
     assert "\n" not in text
-    assert (HINT in text) == (function in (eight, sixteen, up_to_300, below_100, fixed, both))
+    assert (HINT in text) == (function not in (tied, square, baked, area))
     assert not (tmp_path / "m.onnx").exists()
 
 
@@ -148,6 +163,9 @@ def test_a_violation_names_dim_rule_line_and_remedy(tmp_path, function, shapes, 
         (fixed, (), ["h in 16..512", "w in 440..440"], [(16, 440), (99, 440)]),
         (both, (), ["h in 16..512 in steps of 8", "w in 16..512 in steps of 4"],
          [(24, 20), (512, 16)]),
+        (odd, (), ["h in 17..511 in steps of 2", "w in 16..512"], [(17, 16), (63, 17)]),
+        (five_of_eight, ((1, 3, H8_5, W),), ["h in 21..501 in steps of 16", "w in 16..512"],
+         [(21, 16), (53, 17)]),
     ],
 )  # fmt: skip
 def test_refined_dims_are_applied_reported_and_right(
@@ -164,12 +182,31 @@ def test_refined_dims_are_applied_reported_and_right(
         np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-5)
 
 
-@pytest.mark.parametrize("function", [tied, square, baked, odd, area])
-def test_what_no_dim_can_say_is_refused_even_with_refine_dims(tmp_path, function) -> None:
-    shapes = ((1, 3, H, W), (1, 3, H2, W2)) if function is tied else ()
+def test_what_no_dim_and_no_rule_can_say_is_refused_even_with_refine_dims(tmp_path) -> None:
     with pytest.raises(ConstraintError) as caught:
-        export(make(function, *shapes, refine_dims=True), None, tmp_path / "m.onnx")
+        export(make(baked, refine_dims=True), None, tmp_path / "m.onnx")
     assert HINT not in str(caught.value)
+
+
+@pytest.mark.parametrize("function", [tied, square])
+def test_dims_that_must_be_equal_become_one_with_refine_dims(tmp_path, function) -> None:
+    shapes = ((1, 3, H, W), (1, 3, H2, W2)) if function is tied else ()
+    done = export(make(function, *shapes, refine_dims=True), None, tmp_path / "m.onnx")
+    assert list(done.spec.dims) == (["h", "w"] if function is tied else ["h"])
+    assert any("must equal" in text for text in done.refinements)
+    sizes = dict.fromkeys(done.spec.dims, 32)
+    feed = done.spec.sample(sizes, 0)
+    got = onnxruntime.InferenceSession(str(done.path)).run(None, feed)[0]
+    want = done.module(*map(torch.from_numpy, feed.values()))
+    np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_dims_must_keep_together_becomes_a_rule_with_refine_dims(tmp_path) -> None:
+    done = export(make(area, refine_dims=True), None, tmp_path / "m.onnx")
+    assert done.spec.rules
+    with pytest.raises(InputError, match="does not hold at h=512, w=512"):
+        done.spec.sizes_of({"x": (1, 3, 512, 512)})
+    done.spec.sizes_of({"x": (1, 3, 90, 90)})
 
 
 def test_rules_inside_padding_are_told_in_the_users_dims(tmp_path) -> None:
@@ -234,6 +271,16 @@ def test_fixes_of_torch_are_read() -> None:
     assert words("  h = 2*w") == ["h must be 2*w"]
     assert words("  h = w + 3") == ["h must be of the form w + 3"]
     assert words("  _w = Dim('_w', max=10)") == ["w must be in 16..80"]
+    h5 = {"h": Dim("h", 13, 69, 509, 8, offset=5)}
+
+    def refined(*fixes: str) -> Dim | None:
+        (rule,) = find_rules("Suggested fixes:\n" + "\n".join(fixes), h5)
+        return rule.refined
+
+    assert refined("  _h = 2*__h") == Dim("h", 21, 69, 501, 16, offset=5)
+    assert refined("  _h = 2*__h + 1") == Dim("h", 13, 61, 509, 16, offset=13)
+    assert refined("  _h = Dim('_h', min=3, max=9)") == Dim("h", 29, 69, 77, 8, offset=5)
+    assert refined("  _h = 4") == Dim("h", 37, 37, 37, 1)
     assert words("  h = 440") == ["h must be 440: the model fixes it"]
     assert words("  z = 3") == []
     (rule,) = find_rules("Suggested fixes:\n  h = 3000", dims)
@@ -249,6 +296,16 @@ def test_rules_are_fitted_to_the_good_sizes() -> None:
     assert fitted(dim, [64], "w").words == "h must be 64"
     assert fitted(dim, range(48, 81, 16), "w").words == "h must be a multiple of 16 in 48..80"
     assert fitted(dim, [16, 17, 19], "so it is").words == "so it is"
+    rule = fitted(dim, range(17, 101, 2), "w")
+    assert rule.words == "h must be odd"
+    assert rule.refined == Dim("h", 17, 63, 99, 2, offset=1)
+    assert rule.declare == 'Dim("h", min=17, opt=63, max=99, multiple_of=2, offset=1)'
+    rule = fitted(dim, range(33, 98, 32), "w")
+    assert rule.words == "h must be 1 more than a multiple of 32"
+    assert rule.refined == Dim("h", 33, 33, 97, 32, offset=1)
+    eighths = Dim("h", 21, 69, 93, 8, offset=5)
+    assert fitted(eighths, range(29, 70, 8), "w").words == "h must be in 29..69"
+    assert fitted(eighths, range(21, 94, 16), "w").refined == Dim("h", 21, 69, 85, 16, offset=5)
     assert fitted(dim, [], "so it is").refined is None
 
 

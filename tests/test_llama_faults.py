@@ -146,11 +146,10 @@ def test_a_planted_fault_is_noticed(fault: str, tmp_path: Path) -> None:
     spec, _ = made()
     assert spec.tolerance is not None
     feeds = [spec.sample(size, seed=0) for size in (CHUNK, PREFILL)]
+    wrong = run_onnx(plant(fault, tmp_path / "wrong.onnx"), feeds)
     results = [
         result
-        for feed, got in zip(
-            feeds, run_onnx(plant(fault, tmp_path / "wrong.onnx"), feeds), strict=True
-        )
+        for feed, got in zip(feeds, wrong, strict=True)
         for result in judge(TORCH, "wrong", reference(feed), got, spec.tolerance)
     ]
     assert not all(result.passed for result in results)

@@ -11,45 +11,52 @@ import pytest
 import torch
 from llama_model import positions
 
-from pipeline.compare import run_torch
+from pipeline.compare import run_onnx
+from pipeline.config import Config
+from pipeline.driver import run_export
 from pipeline.errors import InputError
+from pipeline.models._transformers import import_transformers
 from pipeline.models.llama import llama
-from pipeline.module import built
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of other sizes in transformers' own folder, its embeddings tied, in bfloat16."""
-    built(llama(layers=1), None)  # imports torchvision as it has to be
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
+    transformers = import_transformers()
+    config = transformers.LlamaConfig(
         vocab_size=300, hidden_size=48, intermediate_size=80, num_hidden_layers=3,
         num_attention_heads=3, num_key_value_heads=1, head_dim=32, max_position_embeddings=64,
         tie_word_embeddings=True, initializer_range=0.2,
     )  # fmt: skip
     torch.manual_seed(8)
     folder = tmp_path_factory.mktemp("checkpoint") / "small"
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
-def test_a_checkpoint_folder_is_what_runs(checkpoint: Path) -> None:
-    from transformers import LlamaForCausalLM
-
-    spec, module = built(llama(max_length=32, weights=checkpoint), checkpoint)
-    assert dict(spec.options) == {"max_length": 32}
-    assert [i.shape[1:] for i in spec.inputs if i.name == "past_2_key"] == [
-        (1, spec.dims["past"], 32)
-    ]
+def test_a_checkpoint_folder_is_what_runs(checkpoint: Path, tmp_path: Path) -> None:
+    options = {"max_length": 32}
+    config = Config("llama", out=tmp_path / "a", options=options, weights=checkpoint)
+    report = run_export(config)
+    assert report.manifest.model.weights.file == checkpoint.name
+    assert dict(report.manifest.model.options) == options
+    assert {i.name: list(i.shape) for i in report.manifest.inputs}["past_2_key"] == [
+        "batch", 1, "past", 32,
+    ]  # fmt: skip
+    spec = llama(max_length=32, weights=checkpoint)
     feed = spec.sample({"batch": 2, "seq": 5, "past": 0}, seed=0)
     feed["attention_mask"] = np.ones_like(feed["attention_mask"])
     feed["position_ids"] = positions(feed["attention_mask"], 5)
-    model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model = (
+        import_transformers()
+        .LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        .eval()
+    )
     with torch.no_grad():
         want = model(torch.from_numpy(feed["input_ids"])).logits.numpy()
-    got = next(run_torch(module, [o.name for o in spec.outputs], [feed]))["logits"]
+    got = next(run_onnx(report.path / "exported.onnx", [feed]))["logits"]
     assert got.dtype == np.float32
+    assert np.abs(want).max() > 1
     np.testing.assert_allclose(got, want, atol=1e-4)
 
 
@@ -71,6 +78,8 @@ def test_a_folder_that_holds_no_llama_is_refused(checkpoint: Path, tmp_path: Pat
         llama(weights=other)
     with pytest.raises(InputError, match=r"max_length=128, but .* allows 64"):
         llama(weights=checkpoint)
+    with pytest.raises(InputError, match=r"layers=7: .* says its own sizes"):
+        llama(layers=7, max_length=32, weights=checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +91,16 @@ def test_a_folder_that_holds_no_llama_is_refused(checkpoint: Path, tmp_path: Pat
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(
-    checkpoint: Path, tmp_path: Path, changes: dict[str, object], words: str
+    checkpoint: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    changes: dict[str, object],
+    words: str,
 ) -> None:
     folder = copied(checkpoint, tmp_path, **changes)
     with pytest.raises(InputError, match=words):
         llama(max_length=32, weights=folder).build(folder)
+    assert capfd.readouterr() == ("", "")  # one line says it
 
 
 def test_a_damaged_checkpoint_is_refused(checkpoint: Path, tmp_path: Path) -> None:

@@ -1,0 +1,243 @@
+"""Llama (https://arxiv.org/abs/2302.13971) as transformers implements it, with its KV cache.
+
+One graph serves prefill (an empty cache), decoding (one token) and everything between. Its
+``position_ids`` are those of transformers' ``generate``: with `mask` the whole attention mask,
+``(mask.cumsum(-1) - 1).clip(min=0)[:, -seq:]``, so that left padding does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.dims import Dim
+from pipeline.errors import InputError
+from pipeline.models._transformers import import_transformers
+from pipeline.profiles import Profile
+from pipeline.spec import Input, ModelSpec, Output, Tolerance
+
+if TYPE_CHECKING:
+    import torch
+
+_SEED = 0
+
+# Measured with the seeded weights of the default sizes over all sizes that are compared and random
+# masks (logits up to 5, keys and values up to 5); tests/test_llama_faults.py plants the faults that
+# have to be noticed, of which the smallest is an epsilon of 2e-6 instead of 1e-6 in one norm. Other
+# sizes and weights round otherwise: their tolerance is measured when they are converted.
+_DEFAULTS = {"hidden": 128, "intermediate": 352, "layers": 2, "heads": 4, "kv_heads": 2}
+_DEFAULTS |= {"vocab": 1000, "max_length": 128}
+_TOLERANCE = Tolerance(
+    rtol=1e-4,
+    atol=5e-5,
+    why="ONNX Runtime is within 1e-5 of torch, the smallest planted fault gives 5e-4",
+)
+
+
+def llama(
+    *,
+    hidden: int = 128,
+    intermediate: int = 352,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocab: int = 1000,
+    max_length: int = 128,
+    weights: Path | None = None,
+) -> ModelSpec:
+    """transformers' LlamaForCausalLM, logits and KV cache out.
+
+    The inputs are input_ids and position_ids [batch, seq], attention_mask [batch, past + seq] (1: a
+    token, 0: padding), all int64, and for each layer past_N_key and past_N_value [batch, kv_heads,
+    past, channels of a head]. The outputs are logits [batch, seq, vocab] and present_N_key and
+    present_N_value, which are the next call's past. A token that may attend to nothing (padding)
+    gets zeros from the attention, as in transformers' sdpa.
+
+    Args:
+        hidden: channels of a token, a multiple of 2 * `heads`.
+        intermediate: channels inside of the MLP.
+        layers: decoder layers.
+        heads: attention heads.
+        kv_heads: heads of the keys and values, a divisor of `heads`.
+        vocab: tokens in the vocabulary.
+        max_length: the most tokens in the cache and the input together, at least 2.
+        weights: a checkpoint folder as transformers saves it: its config.json then says all of
+            the above but `max_length`. A file holds the tensors of the model of these sizes.
+
+    Raises:
+        InputError: sizes that do not fit together, or a folder that holds no Llama.
+    """
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+    }
+    options = {"hidden": hidden, "intermediate": intermediate, "layers": layers, "heads": heads}
+    options |= {"kv_heads": kv_heads, "vocab": vocab, "max_length": max_length}
+    _check(options)
+    if weights is not None and weights.is_dir():
+        for name, value in options.items():
+            if name != "max_length" and value != _DEFAULTS[name]:
+                raise InputError(f"model llama: {name}={value}: {weights} says its own sizes")
+        sizes = _read_config(weights, max_length)
+        options = {"max_length": max_length}
+    batch = Dim("batch", 1, 1, 10)
+    seq = Dim("seq", 1, max(1, max_length // 4), max_length)
+    past = Dim("past", 0, max_length // 2, max_length - 1)
+    head = sizes.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
+    cache = (batch, sizes["num_key_value_heads"], past, head)
+    grown = (batch, sizes["num_key_value_heads"], past + seq, head)
+    count = sizes["num_hidden_layers"]
+    return ModelSpec(
+        name="llama",
+        build=lambda path: _build(sizes, max_length, path),
+        inputs={
+            "input_ids": Input(shape=(batch, seq), dtype="int64", low=0, high=sizes["vocab_size"]),
+            "attention_mask": Input(shape=(batch, past + seq), dtype="int64", low=0, high=2),
+            "position_ids": Input(shape=(batch, seq), dtype="int64", low=0, high=max_length),
+            "past": [{"key": Input(shape=cache), "value": Input(shape=cache)}] * count,
+        },
+        outputs=(
+            Output("logits", (batch, seq, sizes["vocab_size"])),
+            *(Output(f"present_{n}_{w}", grown) for n in range(count) for w in ("key", "value")),
+        ),
+        tolerance=_TOLERANCE if weights is None and options == _DEFAULTS else None,
+        rules=(f"past + seq <= {max_length}",),
+        profiles=(
+            Profile("prefill"),  # the whole range: prompts, and chunks on top of a cache
+            Profile("decode", {"seq": (1, 1, 1), "past": (1, past.opt, past.max)}),
+        ),
+        libraries=("torch", "transformers"),
+        seed=_SEED,
+        options=options,
+    )
+
+
+def _check(options: Mapping[str, int]) -> None:
+    for name, value in options.items():
+        least = 2 if name == "max_length" else 1
+        if type(value) is not int or value < least:
+            raise InputError(
+                f"model llama: {name}={value!r} must be a whole number, at least {least}"
+            )
+    hidden, heads, kv_heads = (options[name] for name in ("hidden", "heads", "kv_heads"))
+    if hidden % (2 * heads):
+        raise InputError(f"model llama: hidden={hidden} is not a multiple of 2 * heads={heads}")
+    if heads % kv_heads:
+        raise InputError(f"model llama: heads={heads} is not a multiple of kv_heads={kv_heads}")
+
+
+def _read_config(folder: Path, max_length: int) -> dict[str, int]:
+    """The sizes in a checkpoint folder's config.json, by transformers' names."""
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"weights {path}: {error.strerror}; is this a checkpoint?") from error
+    except ValueError as error:
+        raise InputError(f"weights {path}: damaged, or not JSON: {error}") from error
+    kind = found.get("model_type") if isinstance(found, dict) else None
+    if kind != "llama":
+        raise InputError(f"weights {path}: model_type is {kind!r}, not 'llama'")
+    config = import_transformers().LlamaConfig.from_dict(found)
+    if max_length > config.max_position_embeddings:
+        raise InputError(
+            f"model llama: max_length={max_length}, but {path} allows "
+            f"{config.max_position_embeddings} (max_position_embeddings)"
+        )
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    return {name: getattr(config, name) for name in (*names, "num_key_value_heads", "head_dim")}
+
+
+def _build(sizes: Mapping[str, int], max_length: int, weights: Path | None) -> torch.nn.Module:
+    import torch
+
+    from pipeline.weights import load_weights
+
+    transformers = import_transformers()
+    if weights is not None and weights.is_dir():
+        model = _load_folder(transformers.LlamaForCausalLM, weights)
+    else:
+        config = transformers.LlamaConfig(
+            **sizes,
+            max_position_embeddings=max_length,
+            initializer_range=sizes["hidden_size"] ** -0.5,  # so that attention has a say
+            attn_implementation="sdpa",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)
+            model = transformers.LlamaForCausalLM(config)
+        if weights is not None:
+            load_weights(model, weights)
+
+    class WithCache(torch.nn.Module):
+        """LlamaForCausalLM with its cache as tensors."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.llama = model
+
+        def forward(
+            self,
+            input_ids: torch.Tensor,
+            attention_mask: torch.Tensor,
+            position_ids: torch.Tensor,
+            past: Sequence[Mapping[str, torch.Tensor]],
+        ) -> dict[str, Any]:
+            cache = transformers.DynamicCache([(layer["key"], layer["value"]) for layer in past])
+            out = self.llama(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            present = [{"key": layer.keys, "value": layer.values} for layer in cache.layers]
+            return {"logits": out.logits, "present": present}
+
+    return WithCache().eval()
+
+
+def _load_folder(kind: Any, folder: Path) -> torch.nn.Module:
+    """The model of a checkpoint folder, in float32; every tensor has to be there."""
+    import torch
+
+    from pipeline.examples import quiet
+
+    log = logging.getLogger("transformers")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)  # it reports what is refused below in a table
+    try:
+        with quiet():
+            model, info = kind.from_pretrained(
+                folder,
+                local_files_only=True,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                ignore_mismatched_sizes=True,  # they are told
+                output_loading_info=True,
+            )
+    except Exception as error:  # whatever damaged files lead to
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"weights {folder}: {first}", detail=str(error)) from error
+    finally:
+        log.setLevel(level)
+    problems = [
+        f"{what}: {', '.join(sorted(map(str, info[key]))[:5])}"
+        for key, what in (
+            ("missing_keys", "missing"),
+            ("unexpected_keys", "unexpected"),
+            ("mismatched_keys", "of another shape"),
+        )
+        if info[key]
+    ]
+    if problems:
+        raise InputError(f"weights {folder}: tensors {'; '.join(problems)}")
+    loaded: torch.nn.Module = model
+    return loaded

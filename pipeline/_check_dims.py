@@ -1,0 +1,158 @@
+"""The dims of a check: what is declared, what the module takes, what torch.export stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pipeline._check_findings import Finding, rule_findings, shortened
+from pipeline.constraints import Rule
+from pipeline.dims import Dim
+from pipeline.refine import outer, refine
+from pipeline.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+_SHOWN = 3  # guards that are listed
+
+
+def declared(spec: ModelSpec) -> list[Finding]:
+    """The dims as they are declared, and the rules on them."""
+    found = [Finding("dims", _words(dim), dim=name) for name, dim in spec.dims.items()]
+    found += [Finding("dims", f"sizes keep together: {rule}") for rule in spec.rules]
+    return found or [Finding("dims", "none: all sizes are fixed")]
+
+
+def _words(dim: Dim) -> str:
+    step = f" in steps of {dim.multiple_of}" if dim.multiple_of > 1 else ""
+    defaults = f" ({' and '.join(dim.defaulted)} by default)" if dim.defaulted else ""
+    auto = "; is narrowed to what the model takes" if dim.auto else ""
+    return f"{dim.name}: {dim.min}..{dim.max}{step}, opt {dim.opt}{defaults}{auto}"
+
+
+def tried(
+    spec: ModelSpec, module: torch.nn.Module, seed: int
+) -> tuple[list[Finding], ModelSpec, Mapping[str, int]]:
+    """What sizes the module takes, by running it.
+
+    Returns:
+        The findings; the spec with its dims narrowed to what the module takes, as far as that can
+        be said; and sizes at which it runs.
+    """
+    from pipeline.padding import inner_inputs
+    from pipeline.probe import probe
+
+    if all(dim.static for dim in spec.dims.values()):
+        return [], spec, {}
+    probed = probe(inner_inputs(spec), module, seed, spec.rules)
+    rules = [outer(rule, spec) for rule in probed.rules]
+    found = [Finding("dims", f"tried by running the model: {probed.words}")]
+    found += [_finding(spec, rule) for rule in rules]
+    # a rule on padded dims may leave nothing to narrow
+    narrow = [rule for rule in rules if rule.refined is not None]
+    more = [rule.size_rule for rule in rules if rule.refined is None and rule.size_rule]
+    new = replace(refine(spec, narrow), rules=(*spec.rules, *more))
+    if narrow or more:
+        found.append(Finding("dims", f"what follows holds for {_range(new)} only"))
+    return found, new, probed.base or {}
+
+
+def _finding(spec: ModelSpec, rule: Rule) -> Finding:
+    """A rule that trying sizes has shown."""
+    own = spec.auto(rule.dim) and bool(rule.refined or rule.size_rule)
+    do = f"nothing: it is narrowed to {rule.declare}" if own else f"declare {rule.declare}"
+    new = rule.refined
+    if not own and new is not None:
+        do += ", or auto=True on the Dim"
+        if new.multiple_of > 1 and not new.offset and spec.padding is None:
+            do += f', or padding=Padding({{"{rule.dim}": {new.multiple_of}}})'
+    return Finding("dims", shortened(rule.words), rule.line, do, not own, rule.dim)
+
+
+def _range(spec: ModelSpec) -> str:
+    return ", ".join([*map(str, spec.dims.values()), *spec.rules])
+
+
+def traced(
+    spec: ModelSpec, module: torch.nn.Module, seed: int
+) -> tuple[list[Finding], ModelSpec, torch.nn.Module]:
+    """What torch.export asks of the dims, all of it, and what its guards are worth.
+
+    Returns:
+        The findings; the spec with its outputs, its tolerance and its dims narrowed; the module
+        that returns a tuple of tensors.
+
+    Raises:
+        ConstraintError: the model asks for something that no Dim can say.
+        ExportError: torch can't export it for another reason.
+    """
+    from pipeline.module import with_outputs
+    from pipeline.timing import Stopwatch
+    from pipeline.tolerance import with_tolerance
+    from pipeline.trace import trace
+
+    spec, module = with_outputs(spec, module, seed)
+    spec = with_tolerance(spec, module, seed)
+    new, program, refinements = trace(replace(spec, refine_dims=True), module, seed, Stopwatch())
+    found = narrowings(spec, new, refinements)
+    return [*found, *_guards(new, program)], replace(new, refine_dims=spec.refine_dims), module
+
+
+def narrowings(old: ModelSpec, new: ModelSpec, refinements: Sequence[str]) -> list[Finding]:
+    """What was narrowed, one finding each; it stands in the way where the dim is not `auto`."""
+    found = []
+    for text in refinements:
+        for finding in rule_findings(text, old.dims):
+            own = old.auto(finding.dim)
+            do = finding.do if not own else f"nothing: it is narrowed ({finding.do})"
+            found.append(replace(finding, blocks=not own, do=do))
+    if found:
+        found.append(Finding("dims", f"what follows holds for {_range(new)} only"))
+    return found
+
+
+def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Finding]:
+    """torch.export's guards, evaluated over the dims' ranges."""
+    from pipeline.guards import broken_guards
+    from pipeline.padding import inner_inputs
+
+    guards = {
+        str(guard.expr)
+        for node in program.graph.nodes
+        if node.op == "placeholder"
+        for size in getattr(node.meta.get("val"), "shape", ())
+        if not isinstance(size, int)
+        for guard in size.node.shape_env.guards
+    }
+    if not guards:
+        return [Finding("dims", "torch.export stands on no guard: every size goes the same way")]
+    broken = broken_guards(program, inner_inputs(spec), spec.rules)
+    held = len(guards) - len(broken)
+    found = [
+        Finding("dims", f"guards of torch.export: {held} of {len(guards)} proved over the range")
+    ]
+    for guard in broken[:_SHOWN]:
+        words = "holds not for every size, but makes no difference at the sizes that were tried"
+        found.append(Finding("dims", f"guard {shortened(guard.words)} {words}"))
+    if broken[_SHOWN:]:
+        found.append(Finding("dims", f"and {len(broken) - _SHOWN} more such guards"))
+    return found
+
+
+def fixed(spec: ModelSpec, names: Sequence[str], sizes: Mapping[str, int]) -> ModelSpec:
+    """The spec with some dims of one size each: that of `sizes`, or their opt."""
+    rules = []
+    for name in names:
+        dim = spec.dims[name]
+        size = dim.legal(sizes.get(name, dim.opt))
+        one = replace(dim, min=size, opt=size, max=size)
+        rules.append(Rule(name, "", "", one))
+    return refine(spec, rules)
+
+
+def declared_as_is(spec: ModelSpec) -> ModelSpec:
+    """The spec with no dim left to be narrowed: that has been done."""
+    plain = [Rule(n, "", "", replace(dim, auto=False)) for n, dim in spec.dims.items() if dim.auto]
+    return replace(refine(spec, plain) if plain else spec, refine_dims=False)

@@ -1,0 +1,208 @@
+"""Which sizes of one dim a module takes, found from a few dozen runs: a range, a step, or holes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+_WINDOW = 128  # sizes each way from the base among which the step is looked for
+_RUN = 64  # consecutive sizes that are tried where nothing has failed
+_SMALL, _LARGE = 10, 3  # sizes at the ends of the range: small ones fail where large ones don't
+_FAR = (96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+_MOST_RESIDUES = 128
+
+
+class Search:
+    """Finds the sizes that a dim takes, the others held.
+
+    After `explore`, what is taken is told by `low`, `high` and `step`: every size from `low` to
+    `high` in steps of `step` that was tried runs, and the sizes next to these fail.
+
+    Args:
+        legal: the dim's legal sizes.
+        base: one at which the module runs.
+        takes: tells whether the module runs at a size; None if that can't be told.
+        ended: tells whether the time is over.
+    """
+
+    def __init__(
+        self,
+        legal: Sequence[int],
+        base: int,
+        takes: Callable[[int], bool | None],
+        ended: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.legal, self.base, self._ended = legal, base, ended
+        self.tested: dict[int, bool] = {base: True}
+        self.settled = True  # the time was enough to find `step`, `low` and `high`
+        self._takes = takes
+        self._unit = legal[1] - legal[0] if len(legal) > 1 else 1
+        self.low, self.high, self.step = legal[0], legal[-1], self._unit
+
+    @property
+    def good(self) -> list[int]:
+        return sorted(n for n, ok in self.tested.items() if ok)
+
+    @property
+    def bad(self) -> list[int]:
+        return sorted(n for n, ok in self.tested.items() if not ok)
+
+    def run(self) -> list[int]:
+        """The sizes from `low` to `high` in steps of `step`."""
+        return list(range(self.low, self.high + 1, self.step))
+
+    def outside(self) -> list[int]:
+        """Sizes that run though they are not in `run`."""
+        inside = range(self.low, self.high + 1, self.step)
+        return [n for n in self.good if n not in inside]
+
+    def explore(self) -> None:
+        """Tries sizes: telling ones first, then what settles what they show."""
+        at = self.legal.index(self.base)
+        last = len(self.legal) - 1
+        near = [0, at + 1, at - 1, last, 1, at + 2, at + 3, 2, last - 1, at - 2, 3]
+        self._try(self.legal[k] for k in near if 0 <= k <= last)
+        if not self.bad:
+            self._try(self.legal[k] for k in _spread(last + 1, 6))
+            self._try(self.legal[:_SMALL])
+            self._try(self.legal[at : at + _SMALL])
+            self._try(self.legal[k] for k in _spread(last + 1, 24))
+            self._try(self.legal[:_RUN])
+            self._try(self.legal[at : at + _RUN])
+        if self.bad:
+            self._find_step(at)
+            self._find_ends()
+            if (self.high - self.low) * 4 < self.legal[-1] - self.legal[0]:
+                # a narrow run may be one of many: 112..115, 140..143
+                self._try(self.legal[max(at - _RUN, 0) : at + _RUN])
+
+    def _try(self, sizes: Sequence[int] | Iterator[int]) -> None:
+        for size in sizes:
+            self.ok(size)
+
+    def ok(self, size: int) -> bool | None:
+        if size not in self.tested:
+            if size not in self.legal:
+                return None
+            result = self._takes(size)
+            if result is None:
+                return None
+            self.tested[size] = result
+        return self.tested[size]
+
+    def _find_step(self, at: int) -> None:
+        """The distance from the base to the nearest size that runs."""
+        near: list[int] = []
+        for k in range(1, min(_WINDOW, len(self.legal)) + 1):
+            near = [self.legal[i] for i in (at + k, at - k) if 0 <= i < len(self.legal)]
+            near = [n for n in near if self.ok(n)]
+            if near:  # no farther: a size of 1 may run at any step, for it broadcasts
+                break
+        near = near or self._far()
+        self.step = math.gcd(*(n - self.base for n in near))
+        while self.step > self._unit and (finer := self._finer()):
+            self.step = finer
+        if self.step == 0:
+            self.low = self.high = self.base
+            self.step = self._unit
+            self.settled = not self._ended()
+
+    def _far(self) -> list[int]:
+        """Sizes that run far away from the base, where no near one does."""
+        far = [self.base * 2, self.base * 3, self.base // 2]
+        far += [self.base + sign * n for n in _FAR for sign in (1, -1)]
+        self._try(far)
+        self._try(n for n in (*_FAR, 224, 336, 448, 672))
+        return self.good
+
+    def _finer(self) -> int:
+        """A smaller step, if a size between runs; else 0."""
+        for prime in _primes(self.step // self._unit):
+            finer = self.step // prime
+            for n in (self.base + finer, self.base - finer):
+                if self.ok(n):
+                    return finer
+        return 0
+
+    def _find_ends(self) -> None:
+        if self.low == self.high:
+            return
+        first = self.base - (self.base - self.legal[0]) // self.step * self.step
+        last = self.base + (self.legal[-1] - self.base) // self.step * self.step
+        steps = range(first, last + 1, self.step)
+        at = steps.index(self.base)
+        self._try([*steps[:1], *steps[-1:]])
+        self.low, self.high = steps[self._end(steps, at, -1)], steps[self._end(steps, at, 1)]
+        self.settled = not self._ended()
+        self._try([*steps[:_SMALL], *steps[: -_LARGE - 1 : -1]])
+        self._try(steps[k] for k in _spread(len(steps), 12))
+        self._check_between()
+        self.low, self.high = steps[self._end(steps, at, -1)], steps[self._end(steps, at, 1)]
+
+    def _end(self, steps: range, at: int, sign: int) -> int:
+        """The index of the last size, going up or down from the base, before one that fails."""
+        while True:
+            tried = [steps.index(n) for n in self.tested if n in steps]
+            outward = sorted((k for k in tried if (k - at) * sign >= 0), key=lambda k: abs(k - at))
+            kept = at
+            failed = -1
+            for k in outward:
+                if not self.tested[steps[k]]:
+                    failed = k
+                    break
+                kept = k
+            if failed < 0:
+                return len(steps) - 1 if sign > 0 else 0
+            if abs(failed - kept) == 1:
+                inner = [kept - sign * k for k in (1, 2, 3) if (kept - sign * k - at) * sign >= 0]
+                fresh = [k for k in inner if steps[k] not in self.tested]
+                if not any(self.ok(steps[k]) is not None for k in fresh):
+                    return kept
+                continue
+            middle = (kept + failed) // 2
+            if self.ok(steps[middle]) is None:
+                return kept  # can't be told: what has run is what is known
+
+    def _check_between(self) -> None:
+        """Sizes off the step, all over the range: none of them must run."""
+        if self.step > self._unit:
+            inside = range(self.low, self.high + 1, self._unit)
+            for n in (inside[k] for k in _spread(len(inside), 8)):
+                self.ok(n if (n - self.base) % self.step else n + self._unit)
+
+    def residues(self) -> tuple[int, int, int] | None:
+        """(m, a, b) where what fails is all sizes with ``a <= n % m <= b`` (a > b: round the end).
+
+        Sizes below the first that runs are left out. Only where each residue of m was seen.
+        """
+        tested = {n: ok for n, ok in self.tested.items() if n >= self.good[0]}
+        for modulus in range(2, _MOST_RESIDUES + 1):
+            seen: dict[int, bool] = {}
+            if not all(seen.setdefault(n % modulus, ok) == ok for n, ok in tested.items()):
+                continue
+            if len(seen) < modulus or len(tested) < 2 * modulus or all(seen.values()):
+                return None
+            failing = {r for r, ok in seen.items() if not ok}
+            starts = [r for r in failing if (r - 1) % modulus not in failing]
+            if len(starts) != 1:
+                return None
+            return modulus, starts[0], (starts[0] + len(failing) - 1) % modulus
+        return None
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most `most` of `count` indices, in no step that a multiple could hide behind; more of
+    them small, for these take less time to run."""
+    if count <= most:
+        return list(range(count))
+    golden = (math.sqrt(5) - 1) / 2
+    return list(dict.fromkeys(int((k * golden % 1) ** 3 * count) for k in range(1, most + 1)))
+
+
+def _primes(number: int) -> list[int]:
+    found = []
+    for n in range(2, number + 1):
+        while number % n == 0:
+            found.append(n)
+            number //= n
+    return list(dict.fromkeys(found))

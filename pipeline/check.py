@@ -1,0 +1,269 @@
+"""Everything short of the build, to say what would stand in the way of a conversion.
+
+A conversion ends at the first error. This goes on behind it: dims are narrowed to what the model
+takes, dims that can't be dynamic are fixed, and the rest is looked at there, which is said.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline import stages
+from pipeline._check_findings import (
+    SECTIONS,
+    Finding,
+    export_failure,
+    rule_findings,
+    shortened,
+)
+from pipeline.build import check_precision
+from pipeline.config import Config
+from pipeline.dims import check_rules, kept_rules
+from pipeline.draft import chosen_profiles, draft
+from pipeline.errors import ConstraintError, InputError, PipelineError
+from pipeline.manifest import ComparisonInfo, Manifest
+from pipeline.memory import default_limit
+from pipeline.oracle import ORACLE
+from pipeline.profiles import Profile, parse_sizes
+from pipeline.source import find_source
+from pipeline.spec import ModelSpec
+from pipeline.target import find_target
+from pipeline.verify import compare_stage
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["SECTIONS", "CheckReport", "Finding", "check"]
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What was found.
+
+    Args:
+        name: the model's.
+        target: the target's name.
+        findings: in the order in which they were found.
+    """
+
+    name: str
+    target: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing stands in the way."""
+        return not any(finding.blocks for finding in self.findings)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What was exported: over which dims, what the manifest says, and the module, if any."""
+
+    spec: ModelSpec
+    manifest: Manifest
+    module: torch.nn.Module | None
+
+
+def check(config: Config, announce: Announce) -> CheckReport:
+    """Looks at dims, nodes and the comparison of a source; leaves nothing behind.
+
+    Args:
+        config: what would be converted; `out` and `force` don't matter.
+        announce: is told in words what begins.
+
+    Raises:
+        InputError: bad input, with which a conversion would not even begin.
+    """
+    spec = find_source(config)
+    target = find_target(config.target)
+    check_precision(config.precision, target)
+    chosen_profiles(config, spec)
+    for text in config.shapes:
+        check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")
+    found: list[Finding] = []
+    with tempfile.TemporaryDirectory(prefix="pipeline-check-") as name:
+        folder = Path(name)
+        ready = _exported(config, spec, folder, found, announce)
+        if ready is None:
+            why = "not looked at: there is no ONNX without the export"
+            found += [Finding("nodes", why), Finding("comparison", why)]
+        else:
+            from pipeline._check_nodes import check_nodes
+
+            nodes, manifest = check_nodes(folder, ready.manifest, config, announce)
+            found += nodes
+            found += _compared(config, replace(ready, manifest=manifest), folder, announce)
+    return CheckReport(spec.name, target.name, tuple(_once(found)))
+
+
+def _exported(
+    config: Config, spec: ModelSpec, folder: Path, found: list[Finding], announce: Announce
+) -> _Ready | None:
+    """The export over what of its dims the model takes; None if there is none.
+
+    Where torch refuses it, it is tried again with the dims to blame fixed, then with all of them.
+    """
+    from pipeline import _check_dims as dims
+
+    found += dims.declared(spec)
+    module: torch.nn.Module | None = None
+    base: dict[str, int] = {}
+    if spec.onnx is None:
+        from pipeline.module import made
+
+        announce("trying sizes")
+        spec, module = made(spec, config.weights_path)
+        more, spec, runs_at = dims.tried(spec, module, config.seed)
+        found += more
+        base.update(runs_at)
+    only = ""
+    for first in (True, False, False):
+        announce("export")
+        try:
+            ready = _export(config, spec, module, folder, found)
+            found += [Finding("dims", f"what follows is looked at with {only} only")] * bool(only)
+            return ready
+        except ConstraintError as error:
+            text = str(error).removeprefix(f"model {spec.name}: ")
+            found += rule_findings(text, spec.dims)
+        except InputError:
+            raise
+        except PipelineError as error:
+            found.append(export_failure(error))
+        free = [name for name, dim in spec.dims.items() if not dim.static]
+        blamed = [name for name in free if any(f.blocks and f.dim == name for f in found)]
+        if not free or spec.padding is not None:
+            return None
+        names = blamed if first and blamed else free
+        spec = dims.fixed(spec, names, base)
+        only = ", ".join(f"{name}={dim.min}" for name, dim in spec.dims.items() if dim.static)
+    return None
+
+
+def _export(
+    config: Config,
+    spec: ModelSpec,
+    module: torch.nn.Module | None,
+    folder: Path,
+    found: list[Finding],
+) -> _Ready:
+    from pipeline import _check_dims as dims
+
+    asked = spec
+    if module is not None:
+        more, spec, module = dims.traced(spec, module, config.seed)
+        found += more
+        spec = dims.declared_as_is(spec)
+    else:
+        spec = replace(spec, refine_dims=True)
+    profiles = _profiles_within(config, spec)
+    manifest, made, _ = stages.export_stage(
+        folder, draft(config, spec), spec, profiles, config.weights_path, config.seed
+    )
+    assert manifest.export is not None
+    if module is None:
+        found += dims.narrowings(asked, spec, manifest.export.refinements)
+    return _Ready(spec, manifest, made)
+
+
+def _profiles_within(config: Config, spec: ModelSpec) -> tuple[Profile, ...]:
+    """The profiles that a narrowed spec still allows; one over its ranges if it allows none."""
+    chosen = []
+    for profile in config.parsed_profiles() or spec.profiles:
+        try:
+            profile.resolve(spec.dims)
+        except InputError:
+            continue
+        chosen.append(profile)
+    return tuple(chosen) or (Profile("default"),)
+
+
+def _compared(config: Config, ready: _Ready, folder: Path, announce: Announce) -> list[Finding]:
+    from pipeline.reference import reference_module
+
+    manifest, spec = ready.manifest, ready.spec
+    module = None
+    if ready.module is not None:
+        module = reference_module(spec, manifest, config.weights_path, ready.module)
+    announce("compare")
+    try:
+        done, _ = compare_stage(
+            folder,
+            manifest,
+            module,
+            shapes=[text for text in config.shapes if _legal(text, spec)],
+            memory_limit=config.memory_limit or default_limit(),
+            seed=config.seed,
+            announce=announce,
+        )
+    except ConstraintError as error:
+        return rule_findings(str(error), spec.dims)
+    except PipelineError as error:
+        return [Finding("comparison", shortened(str(error)), blocks=True)]
+    assert done.comparison is not None
+    return comparison_findings(done.comparison)
+
+
+def _legal(text: str, spec: ModelSpec) -> bool:
+    try:
+        return kept_rules(spec.rules, parse_sizes(text, spec.dims))
+    except InputError:
+        return False
+
+
+def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
+    """What a comparison found: of each output and pair of runs the first sizes where it failed."""
+    found: list[Finding] = []
+    first: dict[tuple[str, str, str], str] = {}
+    count: dict[tuple[str, str, str], int] = {}
+    for point in comparison.points:
+        sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
+        for result in point.results:
+            key = (result.output, result.pair[0], result.pair[1])
+            # what TensorRT refuses at all sizes stands with the nodes
+            if result.passed or (result.pair[1] == ORACLE and "refuses the sizes" in result.why):
+                continue
+            first.setdefault(key, f"first at {point.label} ({sizes}): {result.why}")
+            count[key] = count.get(key, 0) + 1
+    for (output, one, other), text in first.items():
+        what = f"{output} of {other} is not that of {one} at {count[output, one, other]} of "
+        what += f"{len(comparison.points)} sets of sizes, {text}"
+        where = ""
+        if "; " in what:
+            what, _, where = what.partition("; ")
+        found.append(Finding("comparison", what, where, _mend(one, other), blocks=True))
+    compared = [point for point in comparison.points if point.compared]
+    if compared and not found:
+        far = max((r.max_abs or 0.0 for p in compared for r in p.results), default=0.0)
+        words = f"all runs agree at {len(compared)} sets of sizes; the largest error is {far:.3g}"
+        found.append(Finding("comparison", words))
+    for point in comparison.points:
+        if not point.compared:
+            sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
+            found.append(Finding("comparison", f"{sizes} was not compared: {point.why}"))
+    if not compared:
+        words = "nothing was compared: every point is over the memory limit"
+        found.append(Finding("comparison", words, do="raise --memory-limit", blocks=True))
+    return found + [Finding("comparison", note) for note in comparison.notes]
+
+
+def _mend(one: str, other: str) -> str:
+    if other == ORACLE:
+        return "look at the output's sizes: TensorRT would give others than torch"
+    if one == "exported":
+        return "a pass changed the result: leave it out with --skip, and report it"
+    return (
+        "replace what is named in the model, or write its translation (pipeline/translations); "
+        "declare only the sizes at which it agrees"
+    )
+
+
+def _once(found: list[Finding]) -> list[Finding]:
+    return list(dict.fromkeys(found))

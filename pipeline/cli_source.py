@@ -1,0 +1,91 @@
+"""The command line's words for what is converted: a source, its options, inputs and dims."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.input_text import DIM_FORM, INPUT_FORM
+from pipeline.tensors import Tolerance
+
+
+def add_options(sub: Any) -> None:
+    """Adds SOURCE and its options to a command."""
+    sub.add_argument(
+        "model",
+        metavar="SOURCE",
+        nargs="?",
+        help="a model's name (`pipeline models` lists them), package.module:factory, "
+        "file.py:factory, a .pt2 program or an .onnx file",
+    )
+    sub.add_argument(
+        "--weights", type=Path, metavar="PATH",
+        help=".pth, .pt or .safetensors, or a checkpoint's folder where the model takes one",
+    )  # fmt: skip
+    sub.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE",
+        help="an argument of the model's factory, e.g. updates=20",
+    )  # fmt: skip
+    sub.add_argument(
+        "--input", action="append", default=[], metavar="NAME:SHAPE",
+        help=f"an argument of the module's forward: {_plain(INPUT_FORM)}",
+    )  # fmt: skip
+    sub.add_argument(
+        "--dim", action="append", default=[], metavar="NAME=RANGE", help=_plain(DIM_FORM)
+    )
+    sub.add_argument(
+        "--exact-dims",
+        action="store_true",
+        help="fail where the model does not take every size; without it a --dim is narrowed to "
+        "what it takes",
+    )
+    sub.add_argument(
+        "--tolerance", type=_tolerance, metavar="RTOL,ATOL",
+        help="of the comparison, where the source states none (default: measured)",
+    )  # fmt: skip
+
+
+def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `add_options` parsed, as fields of a `Config`.
+
+    Raises:
+        InputError: no source, or an option that is not NAME=VALUE.
+    """
+    if arguments.model is None:
+        raise InputError("no SOURCE: give a model's name, module:factory, or a file")
+    return {
+        "model": arguments.model,
+        "options": dict(_option(text) for text in arguments.option),
+        "weights": arguments.weights,
+        "inputs": tuple(arguments.input),
+        "dims": tuple(arguments.dim),
+        "exact": arguments.exact_dims,
+        "tolerance": arguments.tolerance,
+    }
+
+
+def _plain(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """``updates=20`` as ("updates", 20): a JSON value, or else text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"option {text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _tolerance(text: str) -> Tolerance:
+    """``1e-3,1e-4`` as a tolerance."""
+    try:
+        rtol, atol = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not RTOL,ATOL") from error
+    return Tolerance(rtol, atol, "given with --tolerance")

@@ -1,0 +1,190 @@
+"""Inputs and dims as text: ``image:1x3x{h}x{w}``, ``h=135:440:2160/8``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from pipeline.dims import Dim, DimExpr, Size
+from pipeline.errors import InputError
+from pipeline.structure import Path, name_of
+from pipeline.tensors import Input
+
+INPUT_FORM = (
+    "NAME:SIZExSIZE...[:DTYPE[:LOW..HIGH]], e.g. image:1x3x{h}x{w} or ids:{b}x{s}:int64:0..1000"
+)
+DIM_FORM = "NAME=MIN:OPT:MAX[/MULTIPLE[+OFFSET]], e.g. h=135:440:2160/8; :MAX alone is enough"
+
+_PLACE = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]|\[(['\"])(.+?)\3\]")
+_DIM = re.compile(r"(\d*)(?::(\d*))?:(\d+)(?:/(\d+)(?:\+(\d+))?)?\Z")
+
+
+def parse_dim(text: str, *, auto: bool = True) -> Dim:
+    """Reads ``h=135:440:2160/8``; a min or opt that is left out takes its default.
+
+    Args:
+        text: the dim.
+        auto: the pipeline may narrow it.
+
+    Raises:
+        InputError: not of that form, or no legal dim.
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    match = _DIM.match(value)
+    if not equals or not match:
+        hint = ""
+        if equals and value.isdigit():
+            hint = (
+                f"; a size that is fixed is a number in --input; a largest one is {name}=:{value}"
+            )
+        raise InputError(f"dim {text!r} is not {DIM_FORM}{hint}")
+    low, opt, high, multiple, offset = (None if not n else int(n) for n in match.groups())
+    assert high is not None
+    return Dim(
+        name,
+        **{key: n for key, n in (("min", low), ("opt", opt)) if n is not None},
+        max=high,
+        multiple_of=multiple or 1,
+        offset=offset or 0,
+        auto=auto,
+    )
+
+
+def parse_dims(texts: Sequence[str], *, auto: bool = True) -> dict[str, Dim]:
+    """Reads several dims, by name.
+
+    Raises:
+        InputError: a text is not of the form, or a name is given twice.
+    """
+    dims: dict[str, Dim] = {}
+    for text in texts:
+        dim = parse_dim(text, auto=auto)
+        if dim.name in dims:
+            raise InputError(f"dim {dim.name} is given twice")
+        dims[dim.name] = dim
+    return dims
+
+
+def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
+    """Reads inputs into what `ModelSpec.inputs` takes: a dict of keyword arguments.
+
+    A name may be a place in a nested argument: ``past[0][1]:...`` and ``batch.image:...`` are
+    parts of the arguments ``past`` and ``batch``, tuples where the places are numbers and dicts
+    where they are words.
+
+    Raises:
+        InputError: a text is not of the form (the character is pointed at), a dim that is not
+            declared, or places that don't fit together.
+    """
+    tree: dict[str | int, Any] = {}
+    for text in texts:
+        path, new = _parse_input(text, dims)
+        node = tree
+        for place in path[:-1]:
+            node = node.setdefault(place, {})
+            if not isinstance(node, dict):
+                _clash(text)
+        if path[-1] in node:
+            _clash(text)
+        node[path[-1]] = new
+    used = {name for text in texts for name in _used(text)}
+    for name in dims.keys() - used:
+        raise InputError(f"dim {name} is declared, but no input has a size of {name}")
+    return {name: _nested(part, str(name)) for name, part in tree.items()}
+
+
+def _clash(text: str) -> NoReturn:
+    raise InputError(f"input {text!r}: its place is taken by another input")
+
+
+def _used(text: str) -> set[str]:
+    return {n for part in re.findall(r"\{([^}]*)\}", text) for n in DimExpr(part).names}
+
+
+def _nested(part: Any, where: str) -> Any:
+    """Tuples where the places are 0, 1, ...; dicts where they are words."""
+    if not isinstance(part, dict):
+        return part
+    places = list(part)
+    if all(isinstance(place, int) for place in places):
+        if sorted(places) != list(range(len(places))):
+            raise InputError(f"input {where}: its parts are {sorted(places)}, not 0 to the last")
+        return tuple(_nested(part[n], f"{where}[{n}]") for n in range(len(places)))
+    if any(isinstance(place, int) for place in places):
+        raise InputError(f"input {where}: has both numbered and named parts")
+    return {name: _nested(part[name], f"{where}.{name}") for name in places}
+
+
+def _parse_input(text: str, dims: Mapping[str, Dim]) -> tuple[Path, Input]:
+    place, colon, rest = text.partition(":")
+    path = _path(place, text)
+    if not colon:
+        _point(text, len(text), f"expected ':' and a shape; the form is {INPUT_FORM}")
+    shape_text, _, more = rest.partition(":")
+    dtype, _, range_text = more.partition(":")
+    values = {}
+    if range_text:
+        match = re.fullmatch(r"(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?)", range_text)
+        try:
+            values = dict(zip(("low", "high"), map(float, match.groups()), strict=True))  # type: ignore[union-attr]
+        except (AttributeError, ValueError):
+            _point(text, len(text) - len(range_text), "expected LOW..HIGH")
+    shape = _shape(text, len(place) + 1, shape_text, dims)
+    name = name_of(path, "input")
+    if dtype and "float" not in dtype and not range_text:
+        values = {"low": 0.0, "high": 2.0}
+    return path, Input(name, shape, dtype or "float32", **values)
+
+
+def _path(place: str, text: str) -> Path:
+    path: list[str | int] = []
+    at = 0
+    while at < len(place):
+        match = _PLACE.match(place, at)
+        if not match:
+            _point(text, at, "expected a name such as image, past[0] or batch.image")
+        word, number, _, key = match.groups()
+        path.append(int(number) if number else word or key)
+        at = match.end()
+    if not path or isinstance(path[0], int):
+        _point(text, 0, "expected the name of an argument of forward")
+    return tuple(path)
+
+
+def _shape(text: str, start: int, shape: str, dims: Mapping[str, Dim]) -> tuple[Size, ...]:
+    """Reads ``1x3x{h}x{w}``; nothing is a scalar."""
+    sizes: list[Size] = []
+    at = 0
+    while at < len(shape):
+        match = re.match(r"(\d+)|\{([^{}]*)\}", shape[at:])
+        if not match:
+            _point(text, start + at, "expected a number or {dim}")
+        if match[1]:
+            sizes.append(int(match[1]))
+        else:
+            sizes.append(_size(text, start + at + 1, match[2].strip(), dims))
+        at += match.end()
+        if at < len(shape):
+            if shape[at] != "x":
+                _point(text, start + at, "expected 'x' between sizes")
+            at += 1
+            if at == len(shape):
+                _point(text, start + at, "expected a size after 'x'")
+    return tuple(sizes)
+
+
+def _size(text: str, at: int, inner: str, dims: Mapping[str, Dim]) -> Size:
+    try:
+        expr = DimExpr(inner)
+    except InputError as error:
+        _point(text, at, str(error))
+    for name in sorted(expr.names):
+        if name not in dims:
+            known = f"; declared: {', '.join(dims)}" if dims else ""
+            _point(text, at, f"dim {name} is not declared: add --dim {name}=MIN:OPT:MAX{known}")
+    return dims.get(inner) or DimExpr(inner, tuple(dims[n] for n in sorted(expr.names)))
+
+
+def _point(text: str, at: int, what: str) -> NoReturn:
+    raise InputError(f"input {text!r}, character {at + 1} ({text[at : at + 8]!r}): {what}")
