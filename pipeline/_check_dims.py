@@ -62,8 +62,15 @@ def tried(
 def _finding(spec: ModelSpec, rule: Rule) -> Finding:
     """A rule that trying sizes has shown."""
     own = spec.auto(rule.dim) and bool(rule.refined or rule.size_rule)
-    do = f"nothing: it is narrowed to {rule.declare}" if own else f"declare {rule.declare}"
     new = rule.refined
+    do = f"declare {rule.declare}"
+    if own:
+        done = (
+            f"narrowed to {rule.declare}"
+            if new
+            else f"sizes that break {rule.size_rule} are refused"
+        )
+        do = f"nothing: {done}"
     if not own and new is not None:
         do += ", or auto=True on the Dim"
         if new.multiple_of > 1 and not new.offset and spec.padding is None:
@@ -106,7 +113,9 @@ def narrowings(old: ModelSpec, new: ModelSpec, refinements: Sequence[str]) -> li
     for text in refinements:
         for finding in rule_findings(text, old.dims):
             own = old.auto(finding.dim)
-            do = finding.do if not own else f"nothing: it is narrowed ({finding.do})"
+            do = (
+                f"nothing: narrowed to {finding.do.removeprefix('declare ')}" if own else finding.do
+            )
             found.append(replace(finding, blocks=not own, do=do))
     if found:
         found.append(Finding("dims", f"what follows holds for {_range(new)} only"))

@@ -20,6 +20,12 @@ _RULE = re.compile(rf"(?P<what>.*?); declare (?P<do>.*?)(?=; (?:{_FIXED})|\Z)", 
 _LINE = re.compile(r" \((?P<line>[^()]+:\d+ in .*)\)\Z", re.DOTALL)
 # what torch.export says -> what can be done in the model
 _ADVICE = (
+    (r"takes \w+ to equal \w+", "give both the same dim"),
+    (
+        r"extract specialized integer",
+        "a number must not be made of a tensor's values: take sizes from x.shape as they are, and "
+        "other numbers when the module is made",
+    ),
     (
         r"data-dependent|GuardOnDataDependent|Could not guard|unbacked|Eq\(u\d",
         "which way the model takes must not be up to the data: compute both and choose with "
@@ -90,4 +96,5 @@ def export_failure(error: PipelineError) -> Finding:
         text = text.replace(f" at {place}", "") if place else text
     whole = f"{text}\n{error.detail}"
     advice = next((words for pattern, words in _ADVICE if re.search(pattern, whole)), "")
-    return Finding("nodes", shortened(text), place, advice, blocks=True)
+    section: Section = "dims" if re.search(r"\baxis \d", text) else "nodes"
+    return Finding(section, shortened(text), place, advice, blocks=True)

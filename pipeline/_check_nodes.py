@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,10 @@ def check_nodes(
             found.append(Finding("nodes", shortened(str(error)), blocks=True))
     announce("parse")
     if (folder / MODEL).is_file():
-        found += parsed(folder / MODEL, target, config.plugins)
+        known = [finding.where.partition(",")[0] for finding in found if finding.blocks]
+        for finding in parsed(folder / MODEL, target, config.plugins):
+            said = any(f" {name}," in finding.what for name in known if name)
+            found.append(replace(finding, blocks=finding.blocks and not said))
     return found, manifest
 
 
@@ -66,8 +71,9 @@ def _faults(faults: Sequence[Fault]) -> list[Finding]:
         what = f"{fault.op}: {fault.fault}"
         found.append(Finding("nodes", shortened(what), where, fault.how, fault.certain))
     for (name, op), group in mended.items():
-        count = f"{len(group)} {op} node{'s' if len(group) > 1 else ''}"
-        what = f"{count} would go wrong as they stand: pass {name} mends them"
+        what = f"1 {op} node would go wrong as it stands: pass {name} mends it"
+        if len(group) > 1:
+            what = f"{len(group)} {op} nodes would go wrong as they stand: pass {name} mends them"
         found.append(Finding("nodes", what, f"{group[0].node}{group[0].origin}"))
     return found
 
@@ -76,58 +82,63 @@ def parsed(model: Path, target: Target, plugins: Sequence[str] = ()) -> list[Fin
     """What the target's parser says of a model, as far as it can be asked here."""
     if why := why_not_asked(target):
         return [Finding("nodes", f"TensorRT's parser was not asked: {why}")]
-    words = f"{target.flavour} parses model.onnx"
     spare = model.with_name(f".{model.name}.parsed")
+    others: list[int] = []
     try:
         asked = find_plugins(plugins, target)
         with library_folder(target) as env, Child(env) as child:
-            text, others = child.call(
-                "pipeline._check_nodes:parse_here", model, spare, target, asked
-            )
-    except ChildDied as died:
-        text, others = died.how, []
+            try:
+                words = child.call("pipeline._check_nodes:parse_here", model, spare, target, asked)
+                said = Said(words)
+            except ChildDied as died:
+                said = Said(died.words, died.how, "parse")
+            if said.text and not said.died and not spare.exists():
+                with suppress(ChildDied):  # TensorRT-RTX 1.7.1 crashes on some graphs
+                    others = child.call("pipeline._check_nodes:unknown_here", model, target)
     except (PipelineError, ChildFailed) as error:  # a custom op without its plugin
         return [Finding("nodes", shortened(str(error)), blocks=True)]
     finally:
         spare.unlink(missing_ok=True)
-    if not text:
-        return [Finding("nodes", words)]
-    complaint = explain(model, target, Said(text))
-    found = [Finding("nodes", shortened(str(complaint)), blocks=True)]
+    if not said.text and not said.died:
+        return [Finding("nodes", f"{target.flavour} parses model.onnx")]
+    complaint = str(explain(model, target, said))
+    found = [Finding("nodes", shortened(complaint), blocks=True)]
     nodes = onnx.load(model, load_external_data=False).graph.node
-    for index in others:
-        node = nodes[index]
-        if node.name and node.name in str(complaint):
-            continue
-        what = f"{target} can't parse the {called(node)}"
-        found.append(Finding("nodes", what, origin_of(node).removeprefix(", from "), blocks=True))
+    for node in (nodes[index] for index in others):
+        if f"{called(node)}," not in complaint and f"{called(node)}:" not in complaint:
+            what = f"target {target} refuses the {called(node)} too"
+            where = origin_of(node).removeprefix(", from ")
+            found.append(Finding("nodes", what, where, blocks=True))
     return found
 
 
-def parse_here(
-    model: Path, spare: Path, target: Target, asked: Sequence[Asked]
-) -> tuple[str, list[int]]:
-    """In the child: the parser's words, none where it takes the model, and the numbers of all
-    nodes that it knows itself unable to parse."""
+def parse_here(model: Path, spare: Path, target: Target, asked: Sequence[Asked]) -> str:
+    """In the child: the parser's words; none where it takes the model."""
     trt: Any = use(target)
     brought, _ = load_plugins(trt, asked, target, lambda _: None)
-    logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
-    builder = trt.Builder(logger)
-    network = builder.create_network(_EXPLICIT_BATCH)
-    parser = trt.OnnxParser(network, logger)
+    parser, _alive = _parser(trt)
     ready = prepare(trt, model, spare, target, brought, parser.supports_operator)
     if parser.parse_from_file(str(ready.model)):
-        return "", []
-    text = "\n".join(str(parser.get_error(n)) for n in range(parser.num_errors))
-    return text or "no reason given", _unknown(trt, builder, logger, ready.model, model)
+        return ""
+    errors = (str(parser.get_error(n)) for n in range(parser.num_errors))
+    return "\n".join(errors) or "no reason given"
 
 
-def _unknown(trt: Any, builder: Any, logger: Any, ready: Path, model: Path) -> list[int]:
-    """Numbers of the nodes that are in no part which the parser could take (TensorRT 10 on)."""
-    parser = trt.OnnxParser(builder.create_network(_EXPLICIT_BATCH), logger)
-    if ready != model or not hasattr(parser, "supports_model_v2"):
+def unknown_here(model: Path, target: Target) -> list[int]:
+    """In the child: numbers of the nodes that are in no part which the parser could take; none
+    before TensorRT 10, which can't be asked."""
+    parser, _alive = _parser(use(target))
+    if not hasattr(parser, "supports_model_v2"):
         return []
     parser.supports_model_v2(model.read_bytes(), str(model))
     known = {n for k in range(parser.num_subgraphs) for n in parser.get_subgraph_nodes(k)}
     count = len(onnx.load(model, load_external_data=False).graph.node)
     return [n for n in range(count) if n not in known]
+
+
+def _parser(trt: Any) -> tuple[Any, Any]:
+    """A parser, and what has to live as long as it does."""
+    logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(_EXPLICIT_BATCH)
+    return trt.OnnxParser(network, logger), (builder, network, logger)

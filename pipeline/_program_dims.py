@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline._program_guards import keep_guards
+from pipeline._program_guards import guard_rules
 from pipeline.dims import Dim, Size
 from pipeline.errors import InputError
 from pipeline.expressions import DimExpr
@@ -73,7 +73,7 @@ def named_axes(
     dims = _ranges(path, symbols, axes, given)
     names = SymbolNames({symbol: s.text for symbol, s in symbols.items()})
     texts = {(name, axis): names.size(size) for name, axis, size in axes if size is not None}
-    dims, rules = keep_guards(path, program, texts, dims, given)
+    rules = guard_rules(path, program, texts, dims)
     shapes: dict[str, tuple[Size, ...]] = {name: () for name, _, _ in axes}
     for (name, _), text in texts.items():
         shapes[name] += (_size(text, dims),)

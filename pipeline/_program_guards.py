@@ -1,4 +1,4 @@
-"""The guards that a saved program was exported with, as narrower dims and as size rules.
+"""The guards that a saved program was exported with, held against the dims, as size rules.
 
 A program exported with ``Dim.AUTO`` or ``Dim.DYNAMIC`` holds for the sizes that keep its guards,
 and torch refuses to run it at others: these are the legal ones here.
@@ -7,8 +7,8 @@ and torch refuses to run it at others: these are the legal ones here.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.constraints import fitted
 from pipeline.dims import Dim, SizeRule
 from pipeline.errors import InputError
-from pipeline.guards import _grid, _kept, legal_sizes, symbols_in
+from pipeline.guards import _kept, legal_sizes, size_grid, symbols_in
 
 if TYPE_CHECKING:
     import torch
@@ -33,32 +33,32 @@ class _Guard:
     names: tuple[str, ...]
 
 
-def keep_guards(
+def guard_rules(
     path: object,
     program: torch.export.ExportedProgram,
     texts: Texts,
     dims: Mapping[str, Dim],
-    given: Collection[str],
-) -> tuple[dict[str, Dim], tuple[str, ...]]:
-    """The dims without the sizes that break a guard, and the rules for guards on several dims.
+) -> tuple[str, ...]:
+    """The rules for the guards that some sizes of the dims break.
 
     Args:
         path: of the file, for errors.
         program: the program.
         texts: of every axis of every input, by input and axis.
         dims: by name.
-        given: names of dims that are not to be narrowed, since the user said their range.
 
     Raises:
-        InputError: a given dim has sizes that the program does not take, or a guard can't be said.
+        InputError: the program takes fewer sizes of a dim, and a narrower range would say so; or
+            no rule can say what a guard asks for.
     """
     symbols = {name: f"s{n}" for n, name in enumerate(dims)}
     guards = _guards(path, program, texts, symbols)
-    narrowed = {n: _narrowed(path, d, guards, symbols[n], n in given) for n, d in dims.items()}
+    for name, dim in dims.items():
+        _check_alone(path, dim, [g for g in guards if g.names == (name,)], symbols[name])
     rules = []
     for guard in guards:
-        used = tuple(narrowed[name] for name in guard.names)
-        grid = _grid(used, ())
+        used = tuple(dims[name] for name in guard.names)
+        grid = size_grid(used, ())
         kept = _kept(guard.text, {symbols[d.name]: grid[:, n] for n, d in enumerate(used)})
         if kept is None:
             raise _unsaid(path, guard.words)
@@ -69,7 +69,7 @@ def keep_guards(
         except InputError as error:
             raise _unsaid(path, guard.words) from error
         rules.append(guard.words)
-    return narrowed, tuple(rules)
+    return tuple(rules)
 
 
 def _unsaid(path: object, words: str) -> InputError:
@@ -109,33 +109,28 @@ def _axis_text(match: re.Match[str], texts: Texts) -> str:
     return f"({texts[name, int(match[2])]})"
 
 
-def _narrowed(path: object, dim: Dim, guards: Sequence[_Guard], symbol: str, given: bool) -> Dim:
-    """The dim with the sizes that keep all guards on it alone, where a Dim can say them."""
+def _check_alone(path: object, dim: Dim, guards: Sequence[_Guard], symbol: str) -> None:
+    """Raises `InputError` where a narrower dim would keep all guards on it alone."""
     sizes = np.array(legal_sizes(dim, _MOST))
     good = np.ones(len(sizes), bool)
     broken = []
     for guard in guards:
-        if guard.names != (dim.name,):
-            continue
         kept = _kept(guard.text, {symbol: sizes})
         if kept is not None and not kept.all():
             good &= kept
             broken.append(guard.words)
     if not broken:
-        return dim
-    rule = fitted(dim, sizes[good].tolist(), f"{' and '.join(broken)} must hold")
+        return
+    words = " and ".join(broken)
+    rule = fitted(dim, sizes[good].tolist(), words)
     if not good.any():
-        raise InputError(f"{path}: the program takes no size of {dim}: {rule.words}")
-    if rule.refined is None or len(sizes) == _MOST:
-        return dim  # a rule says it
-    if given:
-        new = rule.refined
-        step = f"/{new.multiple_of}" if new.multiple_of > 1 else ""
-        step += f"+{new.offset}" if new.offset else ""
-        raise InputError(
-            f"{path}: --dim {dim.name}: {rule.words}, as it was exported: "
-            f"--dim {dim.name}={new.min}:{new.opt}:{new.max}{step}"
-        )
+        raise InputError(f"{path}: takes no size of {dim}: torch exported it for {words}")
     new = rule.refined
-    opt = new.legal(dim.opt)
-    return replace(new, opt=opt)
+    if new is None or len(sizes) == _MOST:
+        return  # a rule says it
+    step = f"/{new.multiple_of}" if new.multiple_of > 1 else ""
+    step += f"+{new.offset}" if new.offset else ""
+    raise InputError(
+        f"{path}: takes less than {dim.min}..{dim.max} of {dim.name}, since torch exported it for "
+        f"{words}: {rule.words}: --dim {dim.name}={new.min}:{new.legal(dim.opt)}:{new.max}{step}"
+    )

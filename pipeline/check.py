@@ -6,6 +6,7 @@ takes, dims that can't be dynamic are fixed, and the rest is looked at there, wh
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 __all__ = ["SECTIONS", "CheckReport", "Finding", "check"]
 
 Announce = Callable[[str], None]
+# what is wrong, and behind it the node where the runs part (see `pipeline.explain`)
+_WHY = re.compile(
+    r"(?P<why>off by .*?; the largest value is [^;]+|[^;]+)(?:; (?P<where>.*))?\Z", re.S
+)
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,11 @@ def _exported(
         base.update(runs_at)
     only = ""
     for first in (True, False, False):
-        announce("export")
+        announce(f"export with {only} only" if only else "export")
+        narrower = Finding("dims", f"what follows is looked at with {only} only")
+        found += [narrower] if only else []
         try:
-            ready = _export(config, spec, module, folder, found)
-            found += [Finding("dims", f"what follows is looked at with {only} only")] * bool(only)
-            return ready
+            return _export(config, spec, module, folder, found)
         except ConstraintError as error:
             text = str(error).removeprefix(f"model {spec.name}: ")
             found += rule_findings(text, spec.dims)
@@ -137,6 +142,8 @@ def _exported(
             raise
         except PipelineError as error:
             found.append(export_failure(error))
+        if only:
+            found.remove(narrower)
         free = [name for name, dim in spec.dims.items() if not dim.static]
         blamed = [name for name in free if any(f.blocks and f.dim == name for f in found)]
         if not free or spec.padding is not None:
@@ -163,9 +170,19 @@ def _export(
         spec = dims.declared_as_is(spec)
     else:
         spec = replace(spec, refine_dims=True)
-    profiles = _profiles_within(config, spec)
+    asked_for = config.parsed_profiles() or spec.profiles
+    profiles = [profile for profile in asked_for if _allowed(profile, spec)]
+    shapes = [text for text in config.shapes if not _legal(text, spec)]
+    left_out = [f"profile {p.name}" for p in asked_for if p not in profiles]
+    for what in (*left_out, *(f"shape {text}" for text in shapes)):
+        found.append(Finding("dims", f"{what} is left out: not of these sizes"))
     manifest, made, _ = stages.export_stage(
-        folder, draft(config, spec), spec, profiles, config.weights_path, config.seed
+        folder,
+        draft(config, spec),
+        spec,
+        profiles or [Profile("default")],
+        config.weights_path,
+        config.seed,
     )
     assert manifest.export is not None
     if module is None:
@@ -173,16 +190,12 @@ def _export(
     return _Ready(spec, manifest, made)
 
 
-def _profiles_within(config: Config, spec: ModelSpec) -> tuple[Profile, ...]:
-    """The profiles that a narrowed spec still allows; one over its ranges if it allows none."""
-    chosen = []
-    for profile in config.parsed_profiles() or spec.profiles:
-        try:
-            profile.resolve(spec.dims)
-        except InputError:
-            continue
-        chosen.append(profile)
-    return tuple(chosen) or (Profile("default"),)
+def _allowed(profile: Profile, spec: ModelSpec) -> bool:
+    try:
+        profile.resolve(spec.dims)
+    except InputError:
+        return False
+    return True
 
 
 def _compared(config: Config, ready: _Ready, folder: Path, announce: Announce) -> list[Finding]:
@@ -221,7 +234,7 @@ def _legal(text: str, spec: ModelSpec) -> bool:
 def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
     """What a comparison found: of each output and pair of runs the first sizes where it failed."""
     found: list[Finding] = []
-    first: dict[tuple[str, str, str], str] = {}
+    first: dict[tuple[str, str, str], tuple[str, str]] = {}
     count: dict[tuple[str, str, str], int] = {}
     for point in comparison.points:
         sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
@@ -230,19 +243,19 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
             # what TensorRT refuses at all sizes stands with the nodes
             if result.passed or (result.pair[1] == ORACLE and "refuses the sizes" in result.why):
                 continue
-            first.setdefault(key, f"first at {point.label} ({sizes}): {result.why}")
+            match = _WHY.match(result.why)
+            why, where = (match["why"], match["where"] or "") if match else (result.why, "")
+            first.setdefault(key, (f"first at {point.label} ({sizes}): {why}", where))
             count[key] = count.get(key, 0) + 1
-    for (output, one, other), text in first.items():
-        what = f"{output} of {other} is not that of {one} at {count[output, one, other]} of "
-        what += f"{len(comparison.points)} sets of sizes, {text}"
-        where = ""
-        if "; " in what:
-            what, _, where = what.partition("; ")
+    for (output, one, other), (text, where) in first.items():
+        times = f"{count[output, one, other]} of {len(comparison.points)} sets of sizes"
+        what = f"{output} of {other} is not that of {one} at {times}, {text}"
         found.append(Finding("comparison", what, where, _mend(one, other), blocks=True))
     compared = [point for point in comparison.points if point.compared]
     if compared and not found:
         far = max((r.max_abs or 0.0 for p in compared for r in p.results), default=0.0)
-        words = f"all runs agree at {len(compared)} sets of sizes; the largest error is {far:.3g}"
+        words = f"all runs agree within the tolerance at {len(compared)} sets of sizes; the "
+        words += f"largest error is {far:.3g}"
         found.append(Finding("comparison", words))
     for point in comparison.points:
         if not point.compared:
@@ -251,7 +264,21 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
     if not compared:
         words = "nothing was compared: every point is over the memory limit"
         found.append(Finding("comparison", words, do="raise --memory-limit", blocks=True))
-    return found + [Finding("comparison", note) for note in comparison.notes]
+    return found + [Finding("comparison", note) for note in _grouped(comparison)]
+
+
+def _grouped(comparison: ComparisonInfo) -> list[str]:
+    """The notes; what is noted alike of several points, once."""
+    labels = [
+        f"{p.label} ({','.join(f'{k}={v}' for k, v in p.sizes.items())}): "
+        for p in comparison.points
+    ]
+    count: dict[str, int] = {}
+    for note in comparison.notes:
+        label = next((text for text in labels if note.startswith(text)), "")
+        text = re.sub(r" at \{[^}]*\}", "", note.removeprefix(label))  # the sizes once more
+        count[text] = count.get(text, 0) + bool(label)
+    return [f"at {n} sets of sizes: {text}" if n else text for text, n in count.items()]
 
 
 def _mend(one: str, other: str) -> str:

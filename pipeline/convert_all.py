@@ -35,6 +35,7 @@ REPORT = "convert.xml"
 _GRACE = 20.0  # seconds that a process which is told to end has for cleaning up
 _TAIL = 4000  # characters of stderr that the JUnit file keeps
 _ERROR = "error: "
+_STILL = "... still running"  # see `pipeline.cli.Progress`
 _STAMP = re.compile(r"^\[ *[\d.]+ s\] ")
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -114,7 +115,7 @@ def convert_all(
 def _convert(
     name: str, place: Path, options: Sequence[str], time_limit: float | None, announce: Announce
 ) -> Result:
-    words = [*PROGRAM, "convert", name, "--json", "--out", str(place), *options]
+    words = [*PROGRAM, "convert", name, "--json", "--debug", "--out", str(place), *options]
     watch = Stopwatch()
     errors: list[str] = []
     late = False
@@ -183,7 +184,7 @@ def _forward(stream: TextIO, lines: list[str], announce: Announce) -> None:
     with suppress(ValueError, OSError):  # closed while it is read: the process was ended
         for line in stream:
             lines.append(line.rstrip("\n"))
-            if _STAMP.match(line):
+            if _STAMP.match(line) and not line.rstrip().endswith(_STILL):  # we say that ourselves
                 announce(_STAMP.sub("", line).rstrip())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 import math
 import warnings
@@ -20,8 +21,10 @@ from pipeline.guards import Broken, legal_sizes, spread
 from pipeline.spec import Input, Tolerance
 
 _ELEMENTS = 1 << 21  # of the inputs for which a broken guard is tried out
+_TOGETHER = 1 << 22  # of the inputs of all tries of a guard
 _FIRST = 1 << 23  # of the inputs at the smallest sizes that break it
 _EAGER = 1 << 18  # of the inputs up to which a model is run to see its output shapes
+_SEARCHED = 1 << 12  # sets of sizes among which one that keeps the rules is looked for
 _ROWS = 1 << 12  # sizes among which those to try are chosen
 _CLOSE = 1e-4  # of an output's largest value: a guard that changes more than this matters
 
@@ -74,7 +77,21 @@ def examples(inputs: Sequence[Input], rules: Sequence[str] = ()) -> list[dict[st
         chosen((64, 32, 16, 8, 4, 2), distinct=False),
     ]
     every = [sizes for n, sizes in enumerate(every) if sizes not in every[:n]]
-    return [sizes for sizes in every if kept_rules(rules, sizes)] or every[:1]
+    kept = [sizes for sizes in every if kept_rules(rules, sizes)]
+    return kept or _kept_by_search(dims_of(inputs), rules) or every[:1]
+
+
+def _kept_by_search(dims: Mapping[str, Dim], rules: Sequence[str]) -> list[dict[str, int]]:
+    """The first sizes that keep the rules, if some do: few of each dim, not the first ones."""
+    few = max(int(_SEARCHED ** (1 / len(dims))), 4) if dims else 4
+    every = [
+        [*(legal_sizes(dim, 2 * few)[1:] or [dim.min])[:few], dim.opt] for dim in dims.values()
+    ]
+    for row in itertools.product(*every):
+        sizes = dict(zip(dims, row, strict=True))
+        if kept_rules(rules, sizes):
+            return [sizes]
+    return []
 
 
 def elements(inputs: Sequence[Input], sizes: Mapping[str, int]) -> int:
@@ -109,7 +126,19 @@ def tries(
         if elements(inputs, other) <= _ELEMENTS:
             found.append(other)
     found = [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
-    return [sizes for sizes in found if kept_rules(rules, sizes)]
+    return _affordable(inputs, [sizes for sizes in found if kept_rules(rules, sizes)])
+
+
+def _affordable(inputs: Sequence[Input], sets: Sequence[dict[str, int]]) -> list[dict[str, int]]:
+    """The smallest of these sets of sizes that are not too much together, 8 at least; and the
+    largest of all."""
+    ranked = sorted(sets, key=lambda sizes: elements(inputs, sizes))
+    total = 0
+    for n, sizes in enumerate(ranked):
+        total += elements(inputs, sizes)
+        if n >= 8 and total > _TOGETHER:
+            return [*ranked[:n], ranked[-1]]
+    return ranked
 
 
 def _placed(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]) -> dict[str, int]:

@@ -118,6 +118,7 @@ def origin_of(node: onnx.NodeProto) -> str:
         parts.append(f"module {names[-2] or '(top)'}" if len(names) > 1 else "")
     if trace := metadata.get("pkg.torch.onnx.stack_trace"):
         frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
+        frames = [f for f in frames if "/torch/nn/" not in f[0]] or frames  # who called the layer
         if frames:
             parts.append(f"at {frames[-1][0]}:{frames[-1][1]}")
     return f", from {' '.join(p for p in parts if p)}" if any(parts) else ""

@@ -119,7 +119,7 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class _Symbol:
+class Symbol:
     size: Size  # what is declared where torch has the symbol
     step: int = 1  # the symbol's value is that size divided by this
 
@@ -204,7 +204,7 @@ def broken_guards(
         inputs: its inputs as declared.
         rules: what sizes keep together; others are no matter.
     """
-    symbols, guards = _recorded(program, inputs)
+    symbols, guards = recorded(program, inputs)
     every = {dim.name: dim for i in inputs for dim in i.dims}
     found = []
     for text in dict.fromkeys(guards):
@@ -213,7 +213,7 @@ def broken_guards(
             continue
         own = {name for n in used if n in symbols for name in symbols[n].names}
         dims = tuple(dim for name, dim in every.items() if name in own or not own)
-        grid = _grid(dims, tuple(rules))
+        grid = size_grid(dims, tuple(rules))
         kept = None
         if used and all(name in symbols for name in used):
             columns = dict(zip((dim.name for dim in dims), grid.T, strict=True))
@@ -232,7 +232,7 @@ def good_sizes(
     guards: Sequence[Broken],
 ) -> list[int]:
     """The legal sizes of a dim that keep all of these guards, which are on this dim alone."""
-    symbols, _ = _recorded(program, inputs)
+    symbols, _ = recorded(program, inputs)
     own = {name: s for name, s in symbols.items() if s.names == {dim.name}}
     sizes = np.array(legal_sizes(dim, _MOST))
     good = np.ones(len(sizes), bool)
@@ -253,7 +253,7 @@ def _kept(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
 
 @lru_cache(maxsize=16)
-def _grid(dims: tuple[Dim, ...], rules: tuple[str, ...]) -> np.ndarray:
+def size_grid(dims: tuple[Dim, ...], rules: tuple[str, ...]) -> np.ndarray:
     """Combinations of legal sizes that keep the rules, those of few elements first, one row each.
 
     All of them, or, where they are too many, all sizes of each dim with some of the others.
@@ -295,25 +295,25 @@ def spread(count: int, most: int) -> list[int]:
     return [*range(half), *(half + i * (count - half - 1) // (half - 1) for i in range(half))]
 
 
-def _recorded(
+def recorded(
     program: torch.export.ExportedProgram, inputs: Sequence[Input]
-) -> tuple[dict[str, _Symbol], list[str]]:
+) -> tuple[dict[str, Symbol], list[str]]:
     """torch's symbols of the inputs' dims, and the texts of all guards."""
     names = program.graph_signature.user_inputs
     values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
-    symbols: dict[str, _Symbol] = {}
+    symbols: dict[str, Symbol] = {}
     guards: list[str] = []
     for name, declared in zip(names, inputs, strict=True):
         value: Any = values[str(name)]
         for size, dim in zip(value.shape, declared.shape, strict=True):
             if isinstance(dim, int) or isinstance(size, int):
                 continue
-            symbols[str(size.node._expr)] = _Symbol(dim)
+            symbols[str(size.node._expr)] = Symbol(dim)
             expr = size.node.expr
             if isinstance(dim, Dim) and len(expr.free_symbols) == 1:
                 (root,) = expr.free_symbols
                 factor = expr / root
                 if factor.is_Integer:
-                    symbols.setdefault(str(root), _Symbol(dim, int(factor)))
+                    symbols.setdefault(str(root), Symbol(dim, int(factor)))
             guards = [str(g.expr) for g in size.node.shape_env.guards]
     return symbols, guards

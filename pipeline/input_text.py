@@ -45,7 +45,7 @@ def parse_dim(text: str, *, auto: bool = True) -> Dim:
         name,
         **{key: n for key, n in (("min", low), ("opt", opt)) if n is not None},
         max=high,
-        multiple_of=multiple or 1,
+        multiple_of=1 if multiple is None else multiple,
         offset=offset or 0,
         auto=auto,
     )
@@ -78,8 +78,10 @@ def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
             declared, or places that don't fit together.
     """
     tree: dict[str | int, Any] = {}
+    used: set[str] = set()
     for text in texts:
         path, new = _parse_input(text, dims)
+        used.update(dim.name for dim in new.dims)
         node = tree
         for place in path[:-1]:
             node = node.setdefault(place, {})
@@ -88,18 +90,13 @@ def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
         if path[-1] in node:
             _clash(text)
         node[path[-1]] = new
-    used = {name for text in texts for name in _used(text)}
-    for name in dims.keys() - used:
+    for name in [name for name in dims if name not in used]:
         raise InputError(f"dim {name} is declared, but no input has a size of {name}")
     return {name: _nested(part, str(name)) for name, part in tree.items()}
 
 
 def _clash(text: str) -> NoReturn:
     raise InputError(f"input {text!r}: its place is taken by another input")
-
-
-def _used(text: str) -> set[str]:
-    return {n for part in re.findall(r"\{([^}]*)\}", text) for n in DimExpr(part).names}
 
 
 def _nested(part: Any, where: str) -> Any:

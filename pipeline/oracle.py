@@ -15,9 +15,10 @@ from pathlib import Path
 import onnx
 
 from pipeline.child import Child, ChildDied, ChildFailed
-from pipeline.compare import TORCH, Job, Plan, failed
+from pipeline.compare import TORCH, Job, Plan
 from pipeline.dims import shape_at
 from pipeline.gpu import why_not
+from pipeline.judge import failed
 from pipeline.target import Target, installed_version, require, use
 
 ORACLE = "TensorRT's shape inference"

@@ -195,11 +195,30 @@ def _check(path: Path, program: torch.export.ExportedProgram) -> None:
                 f"{path}: was exported in training mode ({node.name} acts at random, or on the "
                 "batch): call .eval() on the model before torch.export.export"
             )
-    for name in signature.buffers_to_mutate.values():
+    for name in _changed_buffers(program):
         raise InputError(
             f"{path}: the program changes its buffer {name} in every call, and an engine keeps "
             "nothing: make it an input and an output"
         )
+
+
+def _changed_buffers(program: torch.export.ExportedProgram) -> list[str]:
+    """The buffers that the program writes to, itself or through a view of them."""
+    signature = program.graph_signature
+    found = list(signature.buffers_to_mutate.values())
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.is_mutable:
+            continue
+        source: Any = node.args[0] if node.args else None
+        while getattr(source, "op", "") == "call_function":
+            returns = getattr(getattr(source, "target", None), "_schema", None)
+            if returns is None or not any(r.alias_info for r in returns.returns):
+                break
+            source = source.args[0]
+        name = signature.inputs_to_buffers.get(getattr(source, "name", ""))
+        found += [name] if name else []
+    return found
 
 
 def _trains(node: torch.fx.Node) -> bool:

@@ -14,10 +14,16 @@ import ast
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.guards import result_of
+from pipeline.dims import Dim
+from pipeline.guards import recorded, result_of, size_grid, symbols_in
+from pipeline.tensors import Input
+
+if TYPE_CHECKING:
+    import torch
 
 _MOST = 1 << 21  # combinations that are evaluated for one proof
 _COMPARED = {"Eq": ast.Eq, "Ne": ast.NotEq}
@@ -57,6 +63,38 @@ def evidence(total: int, evaluated: int, names: Sequence[str], *, is_proved: boo
     if is_proved:
         return f"proved: it holds over a full period at both ends of the range of {what}"
     return f"holds at all {evaluated} sizes of {what} that were evaluated, of {total}"
+
+
+def unproved(
+    program: torch.export.ExportedProgram, inputs: Sequence[Input], rules: Sequence[str] = ()
+) -> list[str]:
+    """The guards of a program that hold wherever they were evaluated, and are not proved to hold
+    at every declared size; one line each.
+
+    Args:
+        program, inputs, rules: see `pipeline.guards.broken_guards`.
+    """
+    symbols, guards = recorded(program, inputs)
+    every = {dim.name: dim for i in inputs for dim in i.dims}
+    lines = []
+    for text in dict.fromkeys(guards):
+        used = {name: symbols[name] for name in symbols_in(text) if name in symbols}
+        dims = tuple(d for n, d in every.items() if any(n in s.names for s in used.values()))
+        total = math.prod(len(range(d.min, d.max + 1, d.multiple_of)) for d in dims)
+        evaluated = len(size_grid(dims, tuple(rules))) if dims else 0
+        if evaluated >= total or not dims:
+            continue
+        plain = all(isinstance(symbol.size, Dim) for symbol in used.values())
+        values = {
+            name: range(d.min // s.step, d.max // s.step + 1, max(d.multiple_of // s.step, 1))
+            for name, s in used.items()
+            for d in [every[next(iter(s.names))]]
+        }
+        if plain and proved(text, values):
+            continue
+        names = [dim.name for dim in dims]
+        lines.append(f"{text}: {evidence(total, evaluated, names, is_proved=False)}")
+    return lines
 
 
 class _OtherForm(Exception):

@@ -45,8 +45,8 @@ def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) ->
     info = manifest.model
     if spec is None and info.source.startswith("spec:"):
         raise InputError(
-            f"the model of this artifact, {info.source}, was handed over as an object: from Python, give "
-            "pipeline.driver.run_verify its spec"
+            f"the model of this artifact, {info.source}, was handed over as an object: from "
+            "Python, give pipeline.driver.run_verify its spec"
         )
     stated = info.weights.file
     if stated is not None and weights is None:

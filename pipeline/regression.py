@@ -8,6 +8,7 @@ from pipeline.compare import Announce
 from pipeline.declared import dims_of, inputs_of, profiles_of, tolerances_of
 from pipeline.dims import solve_sizes
 from pipeline.errors import InputError
+from pipeline.judge import judge
 from pipeline.manifest import Manifest
 from pipeline.profiles import Point
 from pipeline.stored import stored_points
@@ -42,7 +43,7 @@ def regression(artifact: Artifact, old: Artifact, announce: Announce) -> list[st
     results = compare.run_onnx(model, [p.feed for p in usable])
     outputs = compare.collect("new model", results, labels, announce, Stopwatch())
     for label, point, output in zip(labels, usable, outputs, strict=True):
-        for result in compare.judge("old", "new", point.outputs, output, tolerances_of(before)):
+        for result in judge("old", "new", point.outputs, output, tolerances_of(before)):
             if not result.passed:
                 lines.append(f"{result.output} at {label}: {result.why}")
     return lines

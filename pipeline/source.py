@@ -44,7 +44,7 @@ def find_source(config: Config) -> ModelSpec:
     model = config.model
     if isinstance(model, ModelSpec) or model in MODELS:
         _no_inputs(config, "the spec declares them")
-        return find_spec(model, config.options, config.weights_path)
+        return _tolerant(find_spec(model, config.options, config.weights_path), config)
     dims = parse_dims(config.dims, auto=not config.exact)
     if model.endswith(".onnx"):
         from pipeline.onnx_source import onnx_spec
@@ -61,6 +61,15 @@ def find_source(config: Config) -> ModelSpec:
     if Path(model).suffix == ".py":
         raise InputError(f"source {model!r}: name the factory in it, {model}:FACTORY")
     return find_spec(model, config.options, config.weights_path)  # raises: lists the zoo
+
+
+def _tolerant(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The spec with the tolerance that was asked for, if it states none."""
+    if config.tolerance is None:
+        return spec
+    if spec.tolerance is not None:
+        raise InputError(f"model {spec.name} states its own tolerance; leave --tolerance out")
+    return replace(spec, tolerance=config.tolerance)
 
 
 def _no_inputs(config: Config, why: str) -> None:
@@ -83,6 +92,7 @@ def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
     made = None if config.inputs else _call(config.model, factory, options)
     if isinstance(made, ModelSpec):
         _no_inputs(config, "the factory's spec declares them")
+        made = _tolerant(made, config)
         return replace(made, key=made.key or _hash(file, repr(sorted(options.items()))))
     if not config.inputs:
         raise InputError(
@@ -216,9 +226,9 @@ def _call(text: str, factory: Callable[..., Any], options: Mapping[str, Any]) ->
     except PipelineError:
         raise
     except Exception as error:
-        words = str(error).strip().splitlines()
+        first = next(iter(str(error).strip().splitlines()), "")
         raise InputError(
-            f"source {text}: the factory raises {type(error).__name__}: {words[0] if words else ''}",
+            f"source {text}: the factory raises {type(error).__name__}: {first}",
             detail="".join(traceback.format_exception(error)),
         ) from error
 

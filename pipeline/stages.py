@@ -42,7 +42,7 @@ from pipeline.manifest import (
 from pipeline.profiles import Profile
 from pipeline.spec import ModelSpec
 from pipeline.target import Target, find_target
-from pipeline.timing import Stopwatch, peak_memory, reset_peak_memory
+from pipeline.timing import Stopwatch, peak_memory, release_memory, reset_peak_memory
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +104,7 @@ def export_stage(
 
         done = export(spec, weights, fresh(folder / EXPORTED), seed=seed)
         exporter = f"torch {torch.__version__}"
+    release_memory()
     spec = done.spec
     dims = spec.dims
     resolved = [profile.resolve(dims) for profile in profiles]

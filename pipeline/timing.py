@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,3 +44,11 @@ def peak_memory() -> int | None:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def release_memory() -> None:
+    """Gives back what is not used any more: torch's and onnx's graphs are cycles of objects, and
+    the allocator keeps what they leave (of an exported model about as much as its weights)."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # glibc's alone
+        ctypes.CDLL(None).malloc_trim(0)

@@ -7,18 +7,20 @@ amplifies rounding so much that such a tolerance would let faults pass is refuse
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from pipeline.examples import elements, example_args, examples, quiet
+from pipeline.errors import InputError
+from pipeline.examples import elements, example_args, examples, quiet, untouched
 from pipeline.module import flat_outputs
 from pipeline.spec import ModelSpec
 from pipeline.tensors import Tolerance
 
+_WIDE = 1 << 28  # parameters up to which a model is made float64 for a moment
 _ELEMENTS = 1 << 20  # of the inputs up to which a second, larger run is made
 
 
@@ -31,23 +33,28 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
     if spec.tolerance is not None:
         return spec
     noise: dict[str, tuple[float, float, float]] = {}
+    odd: dict[str, Mapping[str, int]] = {}  # where an output was NaN or infinite
     how = ""
-    for sizes in _sizes(spec):
-        args = example_args(spec.inputs, seed, sizes)
-        try:
-            with torch.no_grad(), quiet():
-                plain = _arrays(module(*(a.clone() for a in args)))
-        except Exception:  # not a size that the model takes
-            continue
+    for sizes, args, plain in _runs(spec, module, seed):
         exact, how = _exact(module, args)
         for output, a, b in zip(spec.outputs, plain, exact, strict=True):
             if a.dtype.kind != "f":
+                continue
+            if not (np.isfinite(a).all() and np.isfinite(b).all()):
+                odd.setdefault(output.name, sizes)
                 continue
             off = float(np.abs(a - b).max(initial=0))
             largest = float(np.abs(b).max(initial=0))
             rms = float(np.sqrt(np.mean(np.square(b)))) if b.size else 0.0
             before = noise.get(output.name, (0.0, 0.0, 0.0))
             noise[output.name] = tuple(map(max, before, (off, largest, rms)))  # type: ignore[assignment]
+    for name, sizes in odd.items():
+        if name not in noise and not _stated(spec, name):
+            raise InputError(
+                f"model {spec.name}: output {name} is NaN or infinite at "
+                f"{', '.join(f'{n}={size}' for n, size in sizes.items())}: there is nothing to "
+                "compare; give the inputs a range for which it is not (low=, high=)"
+            )
     outputs = []
     for output in spec.outputs:
         where = f"model {spec.name}: output {output.name}"
@@ -57,25 +64,45 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
     return replace(spec, outputs=tuple(outputs), tolerance=widest)
 
 
-def _sizes(spec: ModelSpec) -> Sequence[Mapping[str, int]]:
+def _stated(spec: ModelSpec, name: str) -> bool:
+    return any(o.name == name and o.tolerance is not None for o in spec.outputs)
+
+
+def _runs(
+    spec: ModelSpec, module: torch.nn.Module, seed: int
+) -> Iterator[tuple[Mapping[str, int], tuple[torch.Tensor, ...], list[np.ndarray]]]:
+    """Sizes, inputs and outputs; small inputs, or else the first at which the module runs."""
     every = examples(spec.inputs, spec.rules)
     small = [s for s in every if elements(spec.inputs, s) <= _ELEMENTS]
-    return small or every[:1]
+    ran = False
+    for sizes in [*small, *(s for s in every if s not in small)]:
+        if ran and sizes not in small:
+            return
+        args = example_args(spec.inputs, seed, sizes)
+        try:
+            with torch.no_grad(), quiet():
+                plain = _arrays(module(*(a.clone() for a in args)))
+        except Exception:  # not a size that the model takes
+            continue
+        ran = True
+        yield sizes, args, plain
 
 
 def _exact(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> tuple[list[np.ndarray], str]:
     """The outputs in float64; where the model can't run so, with slightly other inputs."""
-    dtypes = {name: t.dtype for name, t in module.state_dict(keep_vars=True).items()}
-    if all(d == torch.float32 or not d.is_floating_point for d in dtypes.values()):
-        try:
-            module.double()
-            wide = [a.double() if a.is_floating_point() else a.clone() for a in args]
-            with torch.no_grad(), quiet():
-                return _arrays(module(*wide)), "float32 rounding"
-        except Exception:  # tensors that are no parameters, casts to float32
-            pass
-        finally:
-            module.float()
+    tensors = [*module.parameters(), *module.buffers()]  # state_dict() leaves some buffers out
+    plain = all(t.dtype == torch.float32 or not t.dtype.is_floating_point for t in tensors)
+    if plain and sum(t.numel() for t in tensors) <= _WIDE:  # then float() gives all back as it was
+        with untouched(module):  # a tensor that a run keeps would be float64 ever after
+            try:
+                module.double()
+                wide = [a.double() if a.is_floating_point() else a.clone() for a in args]
+                with torch.no_grad(), quiet():
+                    return _arrays(module(*wide)), "float32 rounding"
+            except Exception:  # tensors that are no parameters, casts to float32
+                pass
+            finally:
+                module.float()
     noise = torch.Generator().manual_seed(0)
     moved = [
         a * (1 + 2.0**-23 * torch.randn(a.shape, generator=noise)).to(a.dtype)

@@ -18,6 +18,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
+from pipeline._trace_rules import branched, in_words, keep_opt, one_sided, tell_baked
 from pipeline.constraints import GuardLog, Rule, find_rules, fitted, model_line, root_name
 from pipeline.dims import Dim, DimExpr, Size
 from pipeline.errors import ConstraintError, ExportError
@@ -57,10 +58,14 @@ def trace(
     refinements: list[str] = []
     for _ in range(_ROUNDS):
         program, rules = _attempt(spec, module, seed, watch)
+        if one_sided(rules, spec):
+            rounder = _attempt(spec, module, seed, watch, skip=1)
+            if not one_sided(rounder[1], spec):
+                program, rules = rounder
         if program is not None and not rules:
             return spec, program, refinements
-        rules = [outer(rule, spec) for rule in rules]
-        rules = [_keep_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
+        rules = [outer(branched(rule, spec, module, seed), spec) for rule in rules]
+        rules = [keep_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
         if not all(rule.refined and spec.auto(rule.dim) for rule in rules):
             raise constraint_error(spec, rules)
         spec = refine(spec, rules)
@@ -72,12 +77,16 @@ def trace(
 
 
 def _attempt(
-    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
+    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch, skip: int = 0
 ) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
-    """A program, or the rules for want of which there is none."""
+    """A program, or the rules for want of which there is none.
+
+    `skip`: how many of the example sizes to leave out, if so many are there.
+    """
     inputs = inner_inputs(spec)
     first: ExportError | None = None
     example_sizes = examples(inputs, spec.rules)
+    example_sizes = example_sizes[skip:] or example_sizes
     for sizes in example_sizes:
         log = GuardLog(Path(_TORCH))
         try:
@@ -93,7 +102,7 @@ def _attempt(
                 raise ExportError(
                     f"model {spec.name}: torch.export: {' '.join(lines[:2])}", detail=str(error)
                 ) from error
-            return None, _tell_baked(rules, inputs, module, seed, sizes, example_sizes)
+            return None, tell_baked(rules, inputs, module, seed, sizes, example_sizes)
         except ExportError as error:
             first = first or error
             if not runs(inputs, module, seed, sizes):
@@ -105,8 +114,8 @@ def _attempt(
         rules = _broken_rules(program, spec, module, seed, log)
         if first is not None and not rules:
             raise ExportError(
-                f"{first} (the model fails at {_words(example_sizes[0])}, and exports from an "
-                f"example at {_words(sizes)} without saying which sizes it takes)",
+                f"{first} (the model fails at {in_words(example_sizes[0])}, and exports from an "
+                f"example at {in_words(sizes)} without saying which sizes it takes)",
                 detail=first.detail,
             )
         return program, rules
@@ -222,32 +231,6 @@ def _explain(
     ]
 
 
-def _tell_baked(
-    rules: Sequence[Rule],
-    inputs: Sequence[Input],
-    module: torch.nn.Module,
-    seed: int,
-    sizes: Mapping[str, int],
-    example_sizes: Sequence[Mapping[str, int]],
-) -> list[Rule]:
-    """The rules, but that a dim fixed at whatever the example was is said to be baked in.
-
-    Such a dim (``int(x.shape[2])``) must not be refined: the model works at other sizes too.
-    """
-    result = []
-    for rule in rules:
-        fixed = rule.refined is not None and rule.refined.static
-        if fixed and sizes[rule.dim] == rule.refined.min:  # type: ignore[union-attr]
-            others = [e for e in example_sizes if e[rule.dim] != sizes[rule.dim]]
-            if any(runs(inputs, module, seed, other) for other in others):
-                words = f"{rule.dim} is baked in: the model makes a Python number of it"
-                declare = f"a number in place of {rule.dim}, or keep it symbolic in that line"
-                result.append(replace(rule, words=words, declare=declare, refined=None))
-                continue
-        result.append(rule)
-    return result
-
-
 def _broken_rules(
     program: torch.export.ExportedProgram,
     spec: ModelSpec,
@@ -304,20 +287,3 @@ def _broken_rules(
         words = f"{guard.words} must hold"
         rules.append(Rule(guard.dims[0].name, words, declare, None, log.line_for(guard.text)))
     return rules
-
-
-def _keep_opt(rule: Rule, dim: Dim | None) -> Rule:
-    """The rule, not to be applied by itself where it is a range without the dim's opt.
-
-    The example may just have taken the other side of a branch than the one that is wanted.
-    """
-    new = rule.refined
-    if dim is None or new is None or new.multiple_of != dim.multiple_of:
-        return rule
-    if new.min <= dim.opt <= new.max:
-        return rule
-    return replace(rule, refined=None, declare=f"{rule.declare} if opt={dim.opt} may go")
-
-
-def _words(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())

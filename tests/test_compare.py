@@ -11,10 +11,11 @@ import onnx.parser
 import pytest
 
 from pipeline import compare, stored
-from pipeline.compare import Job, collect, conclude, judge, plan_points, profile_of
+from pipeline.compare import Job, collect, conclude, plan_points, profile_of
 from pipeline.dims import Dim
 from pipeline.driver import quiet
 from pipeline.errors import CompareError, PipelineError
+from pipeline.judge import judge
 from pipeline.profiles import Point, Profile
 from pipeline.spec import Tolerance
 from pipeline.timing import Stopwatch

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.dims import Dim, DimExpr, evaluate, shape_at, size_text, solve_sizes
+from pipeline.dims import (
+    Dim,
+    DimExpr,
+    SizeRule,
+    evaluate,
+    kept_rules,
+    shape_at,
+    size_text,
+    solve_sizes,
+)
 from pipeline.errors import InputError
 
 H = Dim("h", 135, 440, 2160)
@@ -158,3 +167,113 @@ def test_padded_covers_every_size_and_stays_dynamic() -> None:
         assert padded.name == "h_padded"
         for size in range(low, high + 1):
             padded.check(-(-size // 8) * 8)
+
+
+CACHE = Dim("past", 0, 6, 30)
+SEQ = Dim("seq", 1, 4, 20)
+ODD = Dim("n", 3, 9, 65, multiple_of=2, offset=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "want", "said"),
+    [
+        ({"max": 64}, (1, 8, 64), ("min", "opt")),
+        ({"min": 4, "max": 64}, (4, 16, 64), ("opt",)),
+        ({"opt": 5, "max": 64}, (1, 5, 64), ("min",)),
+        ({"min": 0, "max": 64}, (0, 8, 64), ("opt",)),
+        ({"max": 64, "multiple_of": 8}, (8, 16, 64), ("min", "opt")),
+        ({"max": 65, "multiple_of": 8, "offset": 1}, (1, 1, 65), ("min", "opt")),
+        ({"max": 1}, (1, 1, 1), ("min", "opt")),
+        ({"min": 2, "opt": 3, "max": 4}, (2, 3, 4), ()),
+    ],
+)
+def test_sizes_left_out_have_defaults_that_are_said(given, want, said) -> None:
+    dim = Dim("h", **given)
+    assert (dim.min, dim.opt, dim.max) == want
+    assert dim.defaulted == said
+    for size in want:
+        dim.check(size)
+
+
+def test_a_max_can_not_be_left_out() -> None:
+    with pytest.raises(InputError, match=r'dim h has no max: .* say Dim\("h", max=...\)'):
+        Dim("h", 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max": 9, "multiple_of": 4, "offset": 4}, "offset=4 is outside 0..3"),
+        ({"max": 9, "offset": 1}, "offset=1 is outside 0..0"),
+        ({"max": 9, "multiple_of": 4, "offset": -1}, "offset=-1 is outside 0..3"),
+        ({"min": 4, "max": 9, "multiple_of": 4, "offset": 1}, "min=4 is not 1 more than a"),
+        ({"min": 1, "max": 8, "multiple_of": 4, "offset": 1}, "max=8 is not 1 more than a"),
+        ({"max": 5, "multiple_of": 8}, "min=8 is greater than max=5"),
+        ({"min": 0, "opt": 0, "max": 0}, "max=0 must be at least 1"),
+    ],
+)
+def test_offsets_and_defaults_that_can_not_be(given, words) -> None:
+    with pytest.raises(InputError) as caught:
+        Dim("h", **given)
+    assert words in str(caught.value)
+
+
+def test_offsets_and_zero() -> None:
+    for size in (3, 5, 65):
+        ODD.check(size)
+    for size, words in (
+        (4, "n=4 is not 1 more than a multiple of 2; next ones: 3, 5"),
+        (1, "n=1 is outside 3..65"),
+    ):
+        with pytest.raises(InputError) as caught:
+            ODD.check(size)
+        assert str(caught.value) == words
+    assert {ODD.legal(near) for near in range(70)} == set(range(3, 66, 2))
+    CACHE.check(0)
+    assert CACHE.legal(0) == 0
+
+
+def test_expressions_in_shapes_are_solved_and_checked() -> None:
+    """One dim is on no axis of its own: it is what the sum leaves of the other."""
+    h = Dim("h", 16, 32, 80, 8)
+    shapes = {"mask": (CACHE + SEQ,), "x": (SEQ,), "small": (h // 8,), "pair": (2 * h + 1,)}
+    dims = {dim.name: dim for dim in (CACHE, SEQ, h)}
+    good = {"mask": (12,), "x": (7,), "small": (5,), "pair": (81,)}
+    assert solve_sizes(shapes, good, (), dims) == {"seq": 7, "past": 5, "h": 40}
+    assert solve_sizes(shapes, {**good, "mask": (7,)}, (), dims)["past"] == 0
+    for name, size, words in (
+        ("mask", 38, "mask axis 0: size 38 is past + seq for no past in 0..30"),
+        ("mask", 6, "mask axis 0: size 6 is past + seq for no past in 0..30"),
+        ("pair", 80, "pair axis 0: size 80, expected (2 * h) + 1 = 81 with h=40"),
+        ("small", 11, "small axis 0: size 11 is h // 8 for no h in 16..80 in steps of 8"),
+    ):
+        with pytest.raises(InputError) as caught:
+            solve_sizes(shapes, {**good, name: (size,)}, (), dims)
+        assert str(caught.value) == words
+    with pytest.raises(InputError, match="can't be told from the inputs' shapes"):
+        solve_sizes({"m": (CACHE + SEQ,)}, {"m": (9,)}, (), dims)
+
+
+def test_rules() -> None:
+    rules = ("past + seq <= 25", "past % 2 == 0")
+    shapes = {"a": (CACHE,), "b": (SEQ,)}
+    assert solve_sizes(shapes, {"a": (20,), "b": (5,)}, rules) == {"past": 20, "seq": 5}
+    for past, seq, words in (
+        (20, 6, "past + seq <= 25 does not hold at past=20, seq=6"),
+        (5, 1, "past % 2 == 0 does not hold at past=5"),
+    ):
+        with pytest.raises(InputError) as caught:
+            solve_sizes(shapes, {"a": (past,), "b": (seq,)}, rules)
+        assert str(caught.value) == words
+    for bad in (
+        "past",
+        "past <= ",
+        "past = 3",
+        "past < seq < 9",
+        "past and seq",
+        "__import__ < 3()",
+    ):
+        with pytest.raises(InputError):
+            SizeRule(bad)
+    assert not kept_rules(["a != b"], {"a": 3, "b": 3})
+    assert kept_rules(["a != b"], {"a": 3})  # not known yet

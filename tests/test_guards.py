@@ -60,7 +60,7 @@ def test_wide_ranges_are_scanned_whole_in_each_dim() -> None:
 
 def test_products_beyond_64_bits_are_right() -> None:
     dims = [Dim(f"d{k}", 1, 2, 1 << 20) for k in range(5)]
-    grid = guards._grid(tuple(dims), ())
+    grid = guards.size_grid(tuple(dims), ())
     values = {f"s{k}": grid[:, k] for k in range(5)}
     kept = guards._kept("s0*s1*s2*s3*s4 < 10**25", values)
     assert kept.tolist() == [math.prod(map(int, row)) < 10**25 for row in grid]

@@ -18,8 +18,9 @@ from llama_model import (
     transformers_tokens,
 )
 
-from pipeline.compare import TORCH, judge
+from pipeline.compare import TORCH
 from pipeline.errors import InputError
+from pipeline.judge import judge
 from pipeline.models.llama import llama
 
 pytestmark = pytest.mark.slow

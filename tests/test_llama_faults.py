@@ -23,7 +23,8 @@ from llama_model import (
 )
 from onnx import TensorProto, helper, numpy_helper
 
-from pipeline.compare import TORCH, judge, run_onnx
+from pipeline.compare import TORCH, run_onnx
+from pipeline.judge import judge
 
 pytestmark = pytest.mark.slow
 

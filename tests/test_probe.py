@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from pipeline.constraints import model_line
 from pipeline.dims import Dim, kept_rules
+from pipeline.examples import examples
 from pipeline.probe import Probed, probe
 from pipeline.tensors import Input
 
@@ -308,3 +309,12 @@ def test_a_library_whose_folder_begins_as_torchs_does_is_the_model() -> None:
     ]
     line = model_line(traceback.StackSummary.from_list(frames), "/lib/torch")
     assert line == "/lib/torchvision/net.py:2 in forward: g()"
+
+
+@pytest.mark.parametrize(
+    "rules", [("h == w",), ("(h*w) % 64 == 0",), ("h == 2*w",), ("h % 28 < 4", "w % 28 < 4")]
+)
+def test_examples_keep_the_rules(rules) -> None:
+    for sizes in examples([Input("x", IMAGE)], rules):
+        assert kept_rules(rules, sizes)
+        assert sizes["b"] > 1

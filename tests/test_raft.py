@@ -16,10 +16,11 @@ from onnx import helper
 from raft_artifacts import make_artifact
 
 from pipeline.artifact import Artifact
-from pipeline.compare import TORCH, judge, run_onnx, run_torch
+from pipeline.compare import TORCH, run_onnx, run_torch
 from pipeline.config import Config
 from pipeline.driver import run_export, run_rewrite
 from pipeline.export import reference
+from pipeline.judge import judge
 from pipeline.memory import Estimator
 from pipeline.models.raft import raft, raft_small
 from pipeline.spec import ModelSpec

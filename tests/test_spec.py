@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.dims import Dim
+from pipeline.dims import Dim, DimExpr
 from pipeline.errors import InputError
 from pipeline.spec import Input, ModelSpec, Output, Padding, Tolerance, amounts
 
@@ -156,3 +156,49 @@ def test_model_names_are_names_of_folders(name: str) -> None:
 def test_a_shape_of_neither_numbers_nor_dims() -> None:
     with pytest.raises(InputError, match="x axis 1: None is neither a number nor a dim"):
         Input("x", (1, None))
+
+
+SEQ, PAST = Dim("seq", 1, 8, 32), Dim("past", 0, 16, 100)
+
+
+def test_dims_in_expressions_alone_are_dims_of_the_spec() -> None:
+    given = spec(
+        inputs=(Input("x", (1, SEQ)), Input("mask", (1, PAST + SEQ))),
+        outputs=(Output("y", (1, PAST + SEQ)),),
+        rules=("past + seq <= 100",),
+    )
+    assert given.dims == {"seq": SEQ, "past": PAST}
+    assert given.sizes_of({"x": (1, 3), "mask": (1, 8)}) == {"seq": 3, "past": 5}
+    assert given.sample({"seq": 3, "past": 0}, 0)["mask"].shape == (1, 3)
+    with pytest.raises(InputError, match="past \\+ seq <= 100 does not hold at past=98, seq=3"):
+        given.sizes_of({"x": (1, 3), "mask": (1, 101)})
+    assert not given.auto("past")
+    assert spec(refine_dims=True).auto("h")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rules": ("z < 3",)}, "rule 'z < 3': no dim z"),
+        ({"rules": ("h <",)}, "does not parse"),
+        ({"rules": ("h",)}, "expected two expressions and one of"),
+        ({"rules": "h < 3"}, "rules='h < 3' is no tuple of str"),
+        ({"inputs": (Input("x", (DimExpr("2*z"), H)),)}, "input x: 2*z: no dim z"),
+        ({"inputs": {"x": Input("x", (H, W)), "y": 3}}, "inputs['y'] is 3, not an Input"),
+        ({"inputs": (Input("a", (H, W)), Input("a", (H,)))}, "two inputs or outputs are called"),
+        ({"outputs": "y"}, "outputs='y' is no tuple of Output"),
+        ({"build": 3}, "build=3 can't be called"),
+        (
+            {
+                "inputs": (Input("x", (1, 3, H, 2 * W)),),
+                "outputs": (Output("y"),),
+                "padding": Padding({"w": 8}),
+            },
+            "input x has the size 2 * w, which can't be told from the padded size",
+        ),
+    ],
+)
+def test_expressions_rules_and_structures_that_can_not_be(changes, words) -> None:
+    with pytest.raises(InputError) as caught:
+        spec(**changes)
+    assert words in str(caught.value)

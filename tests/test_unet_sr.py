@@ -13,10 +13,11 @@ from planted import Fault, set_attribute, set_mode, transpose_weight
 
 from pipeline.artifact import Artifact
 from pipeline.child import Child
-from pipeline.compare import TORCH, judge, run_onnx
+from pipeline.compare import TORCH, run_onnx
 from pipeline.config import Config
 from pipeline.driver import run
 from pipeline.errors import InputError
+from pipeline.judge import judge
 from pipeline.models.unet_sr import unet_sr
 from pipeline.target import TARGETS
 from pipeline.trial import attempt
@@ -84,6 +85,7 @@ def dims() -> dict[int, torch.export.Dim]:
     return {0: batch, 2: h, 3: w}
 
 
+@pytest.mark.slow
 def test_naive_export_dies_of_its_own_suggestion(module: torch.nn.Module) -> None:
     """torch.export takes odd sizes for violations, and fails at wording what to declare."""
     image = torch.from_numpy(unet_sr().sample(ODD, seed=0)["image"])
@@ -93,6 +95,7 @@ def test_naive_export_dies_of_its_own_suggestion(module: torch.nn.Module) -> Non
         torch.export.export(module, (image,), dynamic_shapes=(dims(),), strict=False)
 
 
+@pytest.mark.slow
 def test_naive_onnx_does_not_build(module: torch.nn.Module, tmp_path: Path) -> None:
     """TensorRT takes ``-h % 2`` as C does, and finds a resize to a negative size."""
     pytest.importorskip("tensorrt_rtx")

@@ -14,10 +14,11 @@ from planted import Fault, edit_weight, set_attribute, set_op, swap_weights, tra
 
 from pipeline.artifact import Artifact
 from pipeline.child import Child
-from pipeline.compare import TORCH, judge, run_onnx
+from pipeline.compare import TORCH, run_onnx
 from pipeline.config import Config
 from pipeline.driver import run, run_export
 from pipeline.errors import InputError
+from pipeline.judge import judge
 from pipeline.models._vit_any_size import AnySize
 from pipeline.models.vit import vit, vit_any_size
 from pipeline.oracle import output_sizes
@@ -100,6 +101,7 @@ def test_torchvisions_own_is_fixed_to_its_image_size() -> None:
         torch.export.export(vit(layers=1).build(None), (image,), dynamic_shapes=(dims,))
 
 
+@pytest.mark.slow
 def test_naive_any_size_is_refused_by_tensorrt() -> None:
     pytest.importorskip("tensorrt_rtx")
     spec = vit_any_size(layers=1)
@@ -204,6 +206,7 @@ def resized(**how: object) -> Callable[[AnySize, torch.Size], torch.Tensor]:
     return position
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(160, 208), (512, 240)], ids=str)
 @pytest.mark.parametrize(
     "how",

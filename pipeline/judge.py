@@ -1,0 +1,115 @@
+"""Whether two runs of a model at one point agree, output by output."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.manifest import PairResult
+from pipeline.polygraphy_log import collected
+from pipeline.tensors import Tolerance
+
+RANGE_HINT = "; if its inputs' values are to blame, give the Input a range: low=, high="
+_JUDGED = 1 << 20  # elements of an output that Polygraphy is given
+
+
+def judge(
+    first: str,
+    second: str,
+    left: Mapping[str, np.ndarray],
+    right: Mapping[str, np.ndarray],
+    tolerances: Tolerance | Mapping[str, Tolerance],
+) -> list[PairResult]:
+    """Compares two runs at one point, output by output; `right` is held against `left`.
+
+    Floating point within the output's tolerance (one for all, or by name); integers and booleans
+    have to be equal.
+    """
+    pair = (first, second)
+    results = []
+    for name in dict.fromkeys([*left, *right]):
+        if name not in left or name not in right:
+            results.append(failed(pair, name, f"only {first if name in left else second} has it"))
+            continue
+        a, b = left[name], right[name]
+        tolerance = tolerances if isinstance(tolerances, Tolerance) else tolerances[name]
+        if a.shape != b.shape:
+            results.append(failed(pair, name, f"shape {b.shape}, not {a.shape}"))
+        elif a.dtype != b.dtype and not _narrowed(a.dtype, b.dtype):
+            results.append(failed(pair, name, f"dtype {b.dtype}, not {a.dtype}"))
+        elif not (np.isfinite(a).all() and np.isfinite(b).all()):
+            which = first if not np.isfinite(a).all() else second
+            hint = RANGE_HINT if which == "torch" else ""
+            results.append(failed(pair, name, f"{which} has NaN or infinity{hint}"))
+        elif a.size and a.dtype.kind == "f" and not (np.abs(a) > tolerance.atol).any():
+            results.append(
+                failed(pair, name, f"says nothing: all of {first} is below atol={tolerance.atol}")
+            )
+        elif a.dtype.kind == "f":
+            results.append(_numbers(pair, name, a, b, tolerance))
+        else:
+            results.append(_equal(pair, name, a, b))
+    return results
+
+
+def _equal(pair: tuple[str, str], name: str, a: np.ndarray, b: np.ndarray) -> PairResult:
+    apart = int((a != b).sum())
+    far = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) if a.size else 0.0
+    why = f"{apart} of {a.size} {a.dtype} values differ" if apart else ""
+    return PairResult(pair, name, far, None, not apart, why)
+
+
+def _narrowed(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
+    """True for int64 that came back as int32, as TensorRT up to 9 does (values are compared)."""
+    return a == np.int64 and b == np.int32
+
+
+def _numbers(
+    pair: tuple[str, str], name: str, a: np.ndarray, b: np.ndarray, tolerance: Tolerance
+) -> PairResult:
+    from polygraphy.comparator import Comparator, RunResults, SimpleCompareFunc
+    from polygraphy.comparator.struct import IterationResult
+
+    max_abs, near, far = _nearest_to_failing(a, b, tolerance)
+    runs = RunResults()
+    for runner, array in ((pair[1], far), (pair[0], near)):
+        whole = np.ascontiguousarray(array).reshape(array.shape)
+        runs.append((runner, [IterationResult({name: whole}, runner_name=runner)]))
+    func = SimpleCompareFunc(
+        rtol=tolerance.rtol, atol=tolerance.atol, check_error_stat="elemwise", check_shapes=True
+    )
+    # for its report Polygraphy divides by zero, and averages what is empty
+    with collected(), np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (accuracy,) = Comparator.compare_accuracy(runs, compare_func=func)
+    ((_, [iteration]),) = accuracy.items()
+    verdict = iteration[name]
+    scale = float(np.abs(a).max()) if a.size else 0.0
+    passed = bool(verdict)
+    why = "" if passed else f"off by up to {max_abs:.3g}; the largest value is {scale:.3g}"
+    return PairResult(pair, name, max_abs, max_abs / scale if scale else None, passed, why)
+
+
+def _nearest_to_failing(
+    a: np.ndarray, b: np.ndarray, tolerance: Tolerance
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """The largest difference, and the elements that Polygraphy is to judge: those nearest to
+    failing, since its statistics (medians, percentiles) take a minute on 10**8 elements.
+
+    Each element is judged alone, so that all pass if and only if these do.
+    """
+    off = np.abs(a - b)
+    largest = float(off.max(initial=0))
+    if a.size <= _JUDGED:
+        return largest, a, b
+    over = (off - np.maximum(tolerance.atol, tolerance.rtol * np.abs(a))).ravel()
+    worst = np.argpartition(over, -_JUDGED)[-_JUDGED:]
+    return largest, a.ravel()[worst], b.ravel()[worst]
+
+
+def failed(pair: tuple[str, str], name: str, why: str) -> PairResult:
+    """The result of a comparison that could not come to numbers."""
+    return PairResult(pair, name, None, None, False, why)
