@@ -25,6 +25,7 @@ from pipeline.models import MODELS
 EXPORTER = ("import torch", "torch.export", "torch.onnx.export")
 BUILDER = ("tensorrt parse", "tensorrt build")
 RUNTIME = ("exported", "rewritten")  # ONNX Runtime's runs
+POLYGRAPHY = ("polygraphy compare", "polygraphy store")
 REFERENCE = ("model", "trying sizes", "torch")  # making the module, and running it in torch
 
 
@@ -63,6 +64,7 @@ def measure(model: str, folder: Path) -> dict[str, Any]:
             ("TensorRT builder", BUILDER),
             ("ONNX Runtime", RUNTIME),
             ("torch reference", REFERENCE),
+            ("Polygraphy", POLYGRAPHY),
         )
     }
     own = seconds - sum(parts.values())

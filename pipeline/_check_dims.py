@@ -126,6 +126,7 @@ def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Find
     """torch.export's guards, evaluated over the dims' ranges."""
     from pipeline.guards import broken_guards
     from pipeline.padding import inner_inputs
+    from pipeline.proof import unproved
 
     guards = {
         str(guard.expr)
@@ -138,9 +139,11 @@ def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Find
     if not guards:
         return [Finding("dims", "torch.export stands on no guard: every size goes the same way")]
     broken = broken_guards(program, inner_inputs(spec), spec.rules)
-    held = len(guards) - len(broken)
+    open_ones = unproved(program, inner_inputs(spec), spec.rules)
+    held = len(guards) - len(broken) - len(open_ones)
     found = [
-        Finding("dims", f"guards of torch.export: {held} of {len(guards)} proved over the range")
+        Finding("dims", f"guards of torch.export: {held} of {len(guards)} proved over the range"),
+        *(Finding("dims", f"guard {line}") for line in open_ones[:_SHOWN]),
     ]
     for guard in broken[:_SHOWN]:
         words = "holds not for every size, but makes no difference at the sizes that were tried"

@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.constraints import fitted
 from pipeline.dims import Dim, SizeRule
 from pipeline.errors import InputError
-from pipeline.guards import _kept, legal_sizes, size_grid, symbols_in
+from pipeline.guards import legal_sizes, size_grid, symbols_in, where_kept
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ def guard_rules(
     for guard in guards:
         used = tuple(dims[name] for name in guard.names)
         grid = size_grid(used, ())
-        kept = _kept(guard.text, {symbols[d.name]: grid[:, n] for n, d in enumerate(used)})
+        kept = where_kept(guard.text, {symbols[d.name]: grid[:, n] for n, d in enumerate(used)})
         if kept is None:
             raise _unsaid(path, guard.words)
         if kept.all():
@@ -115,7 +115,7 @@ def _check_alone(path: object, dim: Dim, guards: Sequence[_Guard], symbol: str) 
     good = np.ones(len(sizes), bool)
     broken = []
     for guard in guards:
-        kept = _kept(guard.text, {symbol: sizes})
+        kept = where_kept(guard.text, {symbol: sizes})
         if kept is not None and not kept.all():
             good &= kept
             broken.append(guard.words)

@@ -33,7 +33,17 @@ def tell_baked(
         fixed = rule.refined is not None and rule.refined.static
         if fixed and sizes[rule.dim] == rule.refined.min:  # type: ignore[union-attr]
             others = [e for e in example_sizes if e[rule.dim] != sizes[rule.dim]]
-            if any(runs(inputs, module, seed, other) for other in others):
+            taken = [e for e in others if runs(inputs, module, seed, e)]
+            refused = [e[rule.dim] for e in others if e not in taken]
+            if taken and refused:
+                words = (
+                    f"{rule.dim}: torch.export takes its size for fixed, and the model runs at "
+                    f"{taken[0][rule.dim]} and not at {refused[0]}"
+                )
+                declare = f"the sizes of {rule.dim} that it takes (auto=True finds them)"
+                result.append(replace(rule, words=words, declare=declare, refined=None))
+                continue
+            if taken:
                 words = f"{rule.dim} is baked in: the model makes a Python number of it"
                 declare = f"a number in place of {rule.dim}, or keep it symbolic in that line"
                 result.append(replace(rule, words=words, declare=declare, refined=None))

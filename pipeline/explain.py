@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +61,7 @@ def disagreement(
     manifest: Manifest,
     module: torch.nn.Module | None,
     feeds: Sequence[Feed],
+    announce: Callable[[str], None],
 ) -> ComparisonInfo:
     """The comparison, the first failure of each pair with the node where its runs part.
 
@@ -68,7 +69,9 @@ def disagreement(
         info: the comparison.
         folder, manifest, module: see `failed_run`.
         feeds: the inputs, one a point that was compared.
+        announce: is told that it begins.
     """
+    announce("where the runs part")
     told: set[tuple[str, str]] = set()
     index = 0
     points = []

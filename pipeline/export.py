@@ -25,6 +25,7 @@ from pipeline.narrow import explained, narrowed
 from pipeline.onnx_shapes import SymbolNames, apply_names, output_shapes, quotient
 from pipeline.padding import PaddedModule, add_padding, inner_inputs
 from pipeline.pools import with_true_pools
+from pipeline.proof import unproved
 from pipeline.spec import ModelSpec
 from pipeline.timing import Stopwatch
 from pipeline.tolerance import with_tolerance
@@ -48,6 +49,7 @@ class Exported:
         refinements: what was narrowed and why, in words.
         free: for each dynamic dim, the ONNX inputs and axes where it is free.
         library_seconds: time inside torch, by name of what was called.
+        notes: guards of torch.export that are not proved to hold at every size.
     """
 
     spec: ModelSpec
@@ -58,6 +60,7 @@ class Exported:
     refinements: Sequence[str] = ()
     free: Mapping[str, str] = field(default_factory=dict)
     library_seconds: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) -> Exported:
@@ -84,6 +87,7 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
         spec = with_tolerance(spec, module, seed)
     spec, program, refinements = _traced(spec, module, seed, watch)
     refinements = [*narrower, *refinements]
+    notes = tuple(f"guard {line}" for line in unproved(program, inner_inputs(spec), spec.rules))
     names = SymbolNames.of(program, inner_inputs(spec))
     inner_shapes = output_shapes(program, names)
     if len(inner_shapes) != len(spec.outputs):
@@ -118,7 +122,7 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     if opset != OPSET:
         raise ExportError(f"model {spec.name}: torch wrote opset {opset}, asked for {OPSET}")
     return Exported(
-        spec, module, path, opset, shapes, tuple(refinements), free, dict(watch.seconds)
+        spec, module, path, opset, shapes, tuple(refinements), free, dict(watch.seconds), notes
     )
 
 

@@ -217,7 +217,7 @@ def broken_guards(
         kept = None
         if used and all(name in symbols for name in used):
             columns = dict(zip((dim.name for dim in dims), grid.T, strict=True))
-            kept = _kept(text, {n: symbols[n].at(columns) for n in used})
+            kept = where_kept(text, {n: symbols[n].at(columns) for n in used})
         bad = grid if kept is None else grid[~kept]
         if len(bad):
             words = _NAME.sub(lambda m: str(symbols.get(m[0], m[0])), text)
@@ -237,12 +237,12 @@ def good_sizes(
     sizes = np.array(legal_sizes(dim, _MOST))
     good = np.ones(len(sizes), bool)
     for guard in guards:
-        kept = _kept(guard.text, {n: s.at({dim.name: sizes}) for n, s in own.items()})
+        kept = where_kept(guard.text, {n: s.at({dim.name: sizes}) for n, s in own.items()})
         good &= False if kept is None else kept
     return [int(size) for size in sizes[good]]
 
 
-def _kept(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def where_kept(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Where a guard holds; None if it can't be told everywhere."""
     (length,) = {len(v) for v in values.values()}
     # Python's own numbers where a product of the sizes, squared, might leave int64

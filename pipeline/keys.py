@@ -146,6 +146,11 @@ def _describe(spec: ModelSpec) -> Mapping[str, object]:
     }
 
 
+def holds_weights(source: object) -> bool:
+    """True for a source that is a file with its weights in it."""
+    return isinstance(source, str) and source.endswith((".pt2", ".onnx"))
+
+
 def weights_info(config: Config, spec: ModelSpec) -> Weights:
     """Where the weights come from, for the manifest.
 
@@ -153,6 +158,8 @@ def weights_info(config: Config, spec: ModelSpec) -> Weights:
         InputError: the file can't be read.
     """
     path = config.weights_path
+    if path is None and holds_weights(config.model):
+        return Weights(Path(str(config.model)).name, _file_hash(Path(str(config.model))), None)
     if path is None:
         return Weights(None, None, spec.seed)
     if path.is_dir():

@@ -1,16 +1,14 @@
 """How much memory a run of an ONNX model takes at given input shapes, without running it.
 
-The shapes of all tensors come from ONNX Runtime's symbolic shape inference with the inputs'
-sizes put in; the estimate is the largest sum of tensors that are alive at once in graph order,
-plus the weights. Kernels' own workspaces (im2col of a convolution) are not in it: `SLACK` is
-what the measured peaks needed on top.
+The shapes of all tensors are inferred with the inputs' sizes put in (`_static_sizes`); the
+estimate is the largest sum of tensors that are alive at once in graph order, plus the weights.
+Kernels' own workspaces (im2col of a convolution) are not in it: `SLACK` is what the measured peaks
+needed on top.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +17,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.inliner
-from onnx import helper
+from onnx import external_data_helper, helper
 
+from pipeline import _symbolic_sizes
+from pipeline._carried_sizes import SMALL, Sizes, element_count
 from pipeline._onnx_file import nodes_of
+from pipeline._static_sizes import StaticSizes
 from pipeline.dims import evaluate
 from pipeline.errors import InputError, PipelineError
 from pipeline.pools import with_true_pools
 
 SLACK = 1.25
-_SMALL = 1024  # elements; larger initializers can't be a shape and are not carried along
+_infer = _symbolic_sizes.infer
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,13 @@ class Estimator:
     """
 
     def __init__(self, path: Path) -> None:
-        self._model = _without_functions(onnx.load(path, load_external_data=False))
-        self._inputs = {value.name for value in self._model.graph.input}
-        self._weights = _shed_weights(self._model)
-        self._model = with_true_pools(self._model)
+        model = _without_functions(onnx.load(path, load_external_data=False))
+        weights = {tensor.name for tensor in model.graph.initializer}
+        self._inputs = {value.name for value in model.graph.input} - weights
+        self._weights = _shed_weights(model, path.parent)
+        model = with_true_pools(model)
+        self._graph = model.graph
+        self._sizes = StaticSizes(model)
 
     def at(
         self, shapes: Mapping[str, Sequence[int]], symbols: Mapping[str, int] | None = None
@@ -86,41 +90,61 @@ class Estimator:
         Raises:
             PipelineError: shape inference gives up, and there are no `symbols`.
         """
-        model = onnx.ModelProto()
-        model.CopyFrom(self._model)
-        del model.graph.value_info[:]
-        for value in model.graph.input:
-            if value.name in shapes:
-                dims = value.type.tensor_type.shape.dim
-                if len(dims) != len(shapes[value.name]):
-                    raise PipelineError(
-                        f"{value.name}: rank {len(shapes[value.name])}, expected {len(dims)}"
-                    )
-                for dim, size in zip(dims, shapes[value.name], strict=True):
-                    dim.Clear()
-                    dim.dim_value = size
-        for value in model.graph.output:
-            value.type.tensor_type.shape.Clear()
-            value.type.tensor_type.ClearField("shape")
+        types = {value.name: _typed(value, shapes) for value in self._graph.input}
+        failure = ""
         try:
-            inferred = _infer(model, shapes)
+            sizes = self._sizes.at(types)
         except PipelineError as error:
+            failure = f"shape inference fails at {_readable(shapes)}: {error}"
             if symbols is None:
-                raise
-            table = _table(self._model.graph, symbols)
-            peak, unknown = _peak(self._model.graph, table, self._inputs)
-            return Estimate(self._weights + int(peak * SLACK), {}, unknown, str(error))
-        # of an op that it does not know, inference says that the result is a scalar
-        known = {"", "ai.onnx", "com.microsoft"}
-        lost = {name for n in inferred.graph.node if n.domain not in known for name in n.output}
-        table = _table(inferred.graph)
-        peak, unknown = _peak(inferred.graph, table, self._inputs)
+                raise PipelineError(failure) from error
+            sizes = _declared(self._graph, symbols)
+        peak, unknown = _peak(self._graph, sizes, self._inputs)
         outputs = {
-            v.name: tuple(_dims(v))
-            for v in inferred.graph.output
-            if v.type.tensor_type.HasField("shape") and v.name not in lost
+            value.name: tuple(_dims(sizes.types[value.name]))
+            for value in self._graph.output
+            if not failure and value.name in sizes.types
+            if sizes.types[value.name].tensor_type.HasField("shape")
         }
-        return Estimate(self._weights + int(peak * SLACK), outputs, unknown)
+        return Estimate(self._weights + int(peak * SLACK), outputs, unknown, failure)
+
+
+def _typed(value: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -> onnx.TypeProto:
+    """An input's type with its sizes put in."""
+    found = onnx.TypeProto()
+    found.CopyFrom(value.type)
+    if value.name in shapes:
+        dims = found.tensor_type.shape.dim
+        if len(dims) != len(shapes[value.name]):
+            raise PipelineError(
+                f"{value.name}: rank {len(shapes[value.name])}, expected {len(dims)}"
+            )
+        for dim, size in zip(dims, shapes[value.name], strict=True):
+            dim.Clear()
+            dim.dim_value = size
+    return found
+
+
+def _readable(shapes: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name}: {list(shape)}" for name, shape in shapes.items())
+
+
+def _declared(graph: onnx.GraphProto, symbols: Mapping[str, int]) -> Sizes:
+    """What the file says of its tensors, with numbers for the names in their sizes."""
+    found = Sizes()
+    for value in [*graph.input, *graph.value_info, *graph.output]:
+        kind = found.types[value.name] = onnx.TypeProto()
+        kind.CopyFrom(value.type)
+        for dim in kind.tensor_type.shape.dim:
+            with contextlib.suppress(InputError):
+                if dim.dim_param:
+                    dim.dim_value = evaluate(dim.dim_param, symbols)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.g.node:
+                inner = _declared(attribute.g, symbols)
+                found.bodies[node.output[0], attribute.name] = inner
+    return found
 
 
 def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -139,49 +163,30 @@ def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     return inlined
 
 
-def _infer(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
-    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+def _shed_weights(model: onnx.ModelProto, folder: Path) -> int:
+    """Turns large initializers into inputs, in place; returns the bytes of all initializers.
 
-    logging.getLogger("onnxruntime.tools.symbolic_shape_infer").setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            # what SymbolicShapeInference.infer_shapes does, but that leaves a file in the
-            # current folder where a shape stays unknown
-            inference = SymbolicShapeInference(2**31 - 1, False, False, 0)
-            for op in ("Max", "Min", "L1", "L2", "SumSquare"):  # of opset 18: axes as an input
-                inference.dispatcher_[f"Reduce{op}"] = inference._infer_ReduceMean
-            inference._preprocess(model)
-            while inference.run_:
-                inference._infer_impl()
-            inference._update_output_from_vi()
-            inferred = inference.out_mp_
-    except Exception as error:  # it raises bare Exception
-        first = (str(error).strip() or "the sizes do not fit each other").splitlines()[0]
-        raise PipelineError(f"shape inference fails at {dict(shapes)}: {first}") from error
-    assert isinstance(inferred, onnx.ModelProto)
-    return inferred
-
-
-def _shed_weights(model: onnx.ModelProto) -> int:
-    """Turns large initializers into inputs, in place; returns the bytes of all initializers."""
+    Small ones that lie outside of the file are read: they may be shapes.
+    """
     total = 0
     kept = []
     for tensor in model.graph.initializer:
         count = int(np.prod(tensor.dims, dtype=np.int64))
         total += _bytes(tensor.data_type, count)
-        if count <= _SMALL:
-            kept.append(tensor)
-        else:
+        if count > SMALL:
             model.graph.input.append(
                 helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             )
-    names = {t.name for t in kept}
-    small = [t for t in model.graph.initializer if t.name in names]
-    copies = [onnx.TensorProto() for _ in small]
-    for copy, tensor in zip(copies, small, strict=True):
+            continue
+        copy = onnx.TensorProto()
         copy.CopyFrom(tensor)
+        if external_data_helper.uses_external_data(copy):
+            with contextlib.suppress(OSError, ValueError, onnx.checker.ValidationError):
+                external_data_helper.load_external_data_for_tensor(copy, str(folder))
+                copy.data_location = onnx.TensorProto.DEFAULT
+        kept.append(copy)
     del model.graph.initializer[:]
-    model.graph.initializer.extend(copies)
+    model.graph.initializer.extend(kept)
     for node in model.graph.node:
         del node.metadata_props[:]
     return total
@@ -191,42 +196,18 @@ def _bytes(elem_type: int, count: int) -> int:
     return count * int(helper.tensor_dtype_to_np_dtype(elem_type).itemsize) if elem_type else 0
 
 
-def _dims(value: onnx.ValueInfoProto) -> Iterator[int | str]:
-    for dim in value.type.tensor_type.shape.dim:
+def _dims(kind: onnx.TypeProto) -> Iterator[int | str]:
+    for dim in kind.tensor_type.shape.dim:
         yield dim.dim_value if dim.HasField("dim_value") else dim.dim_param
 
 
-def _table(
-    graph: onnx.GraphProto, symbols: Mapping[str, int] | None = None
-) -> dict[str, int | None]:
-    """Bytes by tensor name; None where a size is unknown.
-
-    Args:
-        graph: the graph.
-        symbols: what names in sizes stand for; without them a name is an unknown size.
-    """
-    table: dict[str, int | None] = {}
-    for value in [*graph.input, *graph.value_info, *graph.output]:
-        sizes = [_known(size, symbols or {}) for size in _dims(value)]
-        tensor = value.type.tensor_type
-        if not tensor.HasField("shape") or any(not isinstance(s, int) for s in sizes):
-            table[value.name] = None
-        else:
-            count = int(np.prod(np.array(sizes, dtype=np.float64)))
-            table[value.name] = _bytes(tensor.elem_type, count)
-    return table
+def _size(kind: onnx.TypeProto | None) -> int | None:
+    """Bytes; None where a size is unknown, or it is no tensor."""
+    count = None if kind is None else element_count(kind)
+    return None if kind is None or count is None else _bytes(kind.tensor_type.elem_type, count)
 
 
-def _known(size: int | str, symbols: Mapping[str, int]) -> int | str:
-    if isinstance(size, str) and symbols:
-        with contextlib.suppress(InputError):
-            return evaluate(size, symbols)
-    return size
-
-
-def _peak(
-    graph: onnx.GraphProto, table: Mapping[str, int | None], inputs: Collection[str]
-) -> tuple[int, int]:
+def _peak(graph: onnx.GraphProto, sizes: Sizes, inputs: Collection[str]) -> tuple[int, int]:
     """(largest sum of live tensors in bytes, number of tensors of unknown size)."""
     last: dict[str, int] = {}
     for index, node in enumerate(graph.node):
@@ -234,19 +215,19 @@ def _peak(
             last[name] = index
     for value in graph.output:
         last[value.name] = len(graph.node)
-    alive = {name: table.get(name) or 0 for name in inputs if name in last}
+    alive = {name: _size(sizes.types.get(name)) or 0 for name in inputs if name in last}
     total = sum(alive.values())
     peak, unknown = total, 0
     for index, node in enumerate(graph.node):
         inner = 0
         for attribute in node.attribute:
-            for body in [attribute.g, *attribute.graphs]:
-                if body.node:
-                    body_inputs = [v.name for v in body.input]
-                    body_peak, body_unknown = _peak(body, _table(body), body_inputs)
-                    inner, unknown = max(inner, body_peak), unknown + body_unknown
+            body = sizes.bodies.get((node.output[0], attribute.name))
+            if body is not None:  # a branch that is not taken takes nothing
+                body_inputs = [v.name for v in attribute.g.input]
+                body_peak, body_unknown = _peak(attribute.g, body, body_inputs)
+                inner, unknown = max(inner, body_peak), unknown + body_unknown
         for name in node.output:
-            size = table.get(name)
+            size = _size(sizes.types.get(name))
             unknown += size is None and bool(name)
             alive[name] = size or 0
             total += alive[name]

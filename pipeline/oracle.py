@@ -83,7 +83,9 @@ def check_sizes(model: Path, target: Target, job: Job, plan: Plan) -> list[str]:
             )
             if not same:
                 wrong.append(failed((TORCH, ORACLE), name, f"shape {got}, not {want}"))
-        told = not isinstance(sizes, str) and any(n >= 0 for got in sizes.values() for n in got)
+        told = not isinstance(sizes, str) and any(
+            not got or any(n >= 0 for n in got) for got in sizes.values()
+        )
         agreed += told and not wrong
         plan.infos[n] = replace(info, results=(*info.results, *wrong))
     notes = [f"output sizes by TensorRT's own shape inference: right at {agreed} of {len(found)}"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.config import Config
 from pipeline.declared import inputs_of, padding_of
 from pipeline.errors import InputError
-from pipeline.keys import weights_info
+from pipeline.keys import holds_weights, weights_info
 from pipeline.manifest import Manifest
 from pipeline.source import find_source
 from pipeline.spec import ModelSpec, Output
@@ -49,7 +49,7 @@ def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) ->
             "Python, give pipeline.driver.run_verify its spec"
         )
     stated = info.weights.file
-    if stated is not None and weights is None:
+    if stated is not None and weights is None and not holds_weights(info.source):
         raise InputError(f"this artifact was made with the weights {stated}: give --weights")
     config = Config(
         info.source, options=info.options, weights=weights, inputs=info.inputs, dims=info.dims

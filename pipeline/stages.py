@@ -87,13 +87,11 @@ def export_stage(
     """
     watch = Stopwatch()
     done: Exported | Imported
-    notes: Sequence[str] = ()
     if spec.onnx is not None:
         from pipeline.onnx_source import import_onnx
         from pipeline.onnx_tolerance import with_onnx_tolerance
 
         done = import_onnx(spec, fresh(folder / EXPORTED), seed=seed)
-        notes = done.notes
         done = replace(done, spec=with_onnx_tolerance(done.spec, folder / EXPORTED, seed))
         exporter = f"none: {spec.onnx.name} as it is"
     else:
@@ -145,7 +143,7 @@ def export_stage(
             sum(done.library_seconds.values()),
             tuple(done.refinements),
             {name: f"free in {where}" for name, where in done.free.items()},
-            tuple(notes),
+            tuple(done.notes),
         ),
         versions={**manifest.versions, **versions(PACKAGES)},
     )

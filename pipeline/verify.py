@@ -103,24 +103,16 @@ def compare_stage(
         use(target)
         engines = _run_engine(folder, profiles, plan.run, feeds, announce, watch)
         runs.update(engines)
-        for name in engines:
-            pairs += dict.fromkeys([(compare.REWRITTEN, name), (base, name)])
+        pairs += [(held, name) for name in engines for held in {compare.REWRITTEN: 0, base: 0}]
         idle = [profiles[n].name for n, run in enumerate(engines.values()) if not any(run)]
-        if idle:
-            engine_why = f"no size of profile {', '.join(idle)} was compared"
-    info = compare.conclude(plan, runs, pairs, job, notes)
+        engine_why = f"no size of profile {', '.join(idle)} was compared" if idle else ""
+    with watch("polygraphy compare"):
+        info = compare.conclude(plan, runs, pairs, job, notes)
     if not info.passed:
-        announce("where the runs part")
-        info = explain.disagreement(info, folder, manifest, module, feeds)
+        info = explain.disagreement(info, folder, manifest, module, feeds, announce)
     shutil.rmtree(folder / COMPARISON, ignore_errors=True)
-    _store(folder, manifest, plan.run, feeds, runs)
-    if later:
-        store_run(
-            folder / COMPARISON / LATER,
-            [p.feed for p in later],
-            compare.TORCH,
-            [p.outputs for p in later],
-        )
+    with watch("polygraphy store"):
+        _store(folder, manifest, plan.run, feeds, runs, later)
     return _noted(manifest, info, plan.run, engine_why), dict(watch.seconds)
 
 
@@ -232,9 +224,18 @@ def _groups(
 
 
 def _store(
-    folder: Path, manifest: Manifest, run: Sequence[Point], feeds: Sequence[Feed], runs: Runs
+    folder: Path,
+    manifest: Manifest,
+    run: Sequence[Point],
+    feeds: Sequence[Feed],
+    runs: Runs,
+    later: Sequence[StoredPoint],
 ) -> None:
     """Stores inputs and outputs in Polygraphy's format, and the script that compares them again."""
+    if later:
+        waiting = [point.outputs for point in later]
+        place = folder / COMPARISON / LATER
+        store_run(place, [point.feed for point in later], compare.TORCH, waiting)
     stored = []
     for name, number, mine in _groups(profiles_of(manifest), run):
         for runner, outputs in runs.items():

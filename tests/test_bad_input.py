@@ -22,7 +22,7 @@ from pipeline.target import TARGETS, installed_version
         (["dance"], ["dance", "convert", "verify"]),
         (["convert"], ["no SOURCE"]),
         (["convert", "rfat"], ["unknown model 'rfat'", "did you mean raft?", "raft_small"]),
-        (["convert", "resnet"], ["unknown model 'resnet'", "known: raft, raft_small"]),
+        (["convert", "resnet"], ["unknown model 'resnet'", "known: linear, llama, raft"]),
         (["convert", "raft", "--target", "rtx-9"], ["unknown target 'rtx-9'", *TARGETS]),
         (["convert", "raft", "--what"], ["--what"]),
         (["convert", "raft", "--option", "updates"], ["option 'updates' is not NAME=VALUE"]),

@@ -269,3 +269,18 @@ def test_views_are_compared_and_stored_like_arrays() -> None:
     (same,) = judge("a", "b", cut, {"y": whole[1:5, 2:7]}, Tolerance(0, 1e-6, "equal"))
     (moved,) = judge("a", "b", cut, {"y": whole[1:5, 1:6]}, Tolerance(0, 1e-6, "equal"))
     assert same.passed and not moved.passed
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_one_wrong_element_of_many_is_noticed(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((3, 1 << 20)).astype(dtype)
+    tolerance = Tolerance(1e-3, 1e-3, "a test")
+    near = (a * (1 + 5e-4 * np.sign(rng.standard_normal(a.shape)))).astype(dtype)
+    (result,) = judge("a", "b", {"y": a}, {"y": near}, tolerance)
+    assert result.passed, result.why
+    wrong = near.copy()
+    wrong[2, 77] = a[2, 77] * dtype(1.01) + dtype(0.01)
+    (result,) = judge("a", "b", {"y": a}, {"y": wrong}, tolerance)
+    assert not result.passed
+    assert result.max_abs == pytest.approx(float(abs(wrong[2, 77] - a[2, 77])), rel=1e-2)

@@ -15,6 +15,7 @@ import torch
 from helpers import Run, refused
 from torch.export import Dim
 
+from pipeline.artifact import Artifact
 from pipeline.errors import InputError
 from pipeline.export import export
 from pipeline.input_text import parse_dims
@@ -184,6 +185,20 @@ def test_what_torch_keeps_of_sizes_together_is_a_rule(tmp_path: Path) -> None:
     equal(spec, tmp_path / "a.onnx", loaded, {"x_1": 2, "y_1": 18}, {"x_1": 9, "y_1": 11})
     with pytest.raises(InputError, match="<= 20 does not hold at x_1=15, y_1=6"):
         spec.sizes_of({"x": wrong[0].shape, "y": wrong[1].shape})
+
+
+def test_a_rule_is_kept_at_every_size_that_is_compared(cli: Run, tmp_path: Path) -> None:
+    args = (torch.rand(2, 3), torch.rand(2, 4))
+    save(tmp_path / "a.pt2", Two(joined), args, ({1: AUTO}, {1: AUTO}))
+    code, _, errors = cli("convert", "a.pt2", "--out", "a")
+    assert code == 0, errors
+    manifest = Artifact.open(tmp_path / "a").manifest
+    assert manifest.rules in (("x_1 + y_1 <= 20",), ("y_1 + x_1 <= 20",))
+    assert manifest.comparison is not None and manifest.comparison.passed
+    compared = [tuple(p.sizes.values()) for p in manifest.comparison.points if p.compared]
+    assert len(compared) > 4
+    assert all(sum(sizes) <= 20 for sizes in compared)
+    assert any(sum(sizes) == 20 for sizes in compared)
 
 
 def branch(x: torch.Tensor) -> torch.Tensor:

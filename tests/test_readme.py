@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -50,6 +51,31 @@ def test_snippets_run_as_they_stand(snippet: str, tmp_path: Path) -> None:
     (place,) = (tmp_path / "artifacts").iterdir()
     assert str(place.relative_to(tmp_path)) in done.stdout
     assert Artifact.open(place).plan.is_file()
+
+
+@pytest.mark.slow
+def test_the_foreign_model_converts_as_it_stands(tmp_path: Path) -> None:
+    (block,) = (text for kind, text in BLOCKS if kind == "sh" and "timm" in text)
+    packages = tmp_path / "packages"  # not into the environment that the tests run in
+    block = block.replace("pip install", f"pip install --target {packages}")
+    block = block.replace(".venv/bin/python", sys.executable)
+    path = os.pathsep.join([str(ROOT), str(packages)])
+    done = subprocess.run(
+        ["sh", "-ec", block],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    (place,) = (tmp_path / "artifacts").iterdir()
+    manifest = Artifact.open(place).manifest
+    assert {d.name: (d.min, d.max) for d in manifest.dims} == {
+        "batch": (1, 16), "h": (64, 320), "w": (64, 320),
+    }  # fmt: skip
+    assert manifest.comparison is not None and manifest.comparison.passed
+    assert all(point.compared for point in manifest.comparison.points)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("pipeline ")])

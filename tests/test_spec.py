@@ -8,6 +8,7 @@ import torch
 
 from pipeline.dims import Dim, DimExpr
 from pipeline.errors import InputError
+from pipeline.profiles import Profile, points
 from pipeline.spec import Input, ModelSpec, Output, Padding, Tolerance, amounts
 
 H, W = Dim("h", 16, 64, 512), Dim("w", 1, 440, 512)
@@ -202,3 +203,17 @@ def test_expressions_rules_and_structures_that_can_not_be(changes, words) -> Non
     with pytest.raises(InputError) as caught:
         spec(**changes)
     assert words in str(caught.value)
+
+
+def test_rules_are_kept_at_every_point_that_is_compared() -> None:
+    given = spec(
+        inputs=(Input("x", (1, SEQ)), Input("mask", (1, PAST + SEQ))),
+        outputs=(Output("y"),),
+        rules=("past + seq <= 40", "past != 16"),
+    )
+    found = points(given.dims, [Profile("p").resolve(given.dims)], (), given.rules)
+    assert len(found) > 3
+    for point in found:
+        assert point.sizes["past"] + point.sizes["seq"] <= 40 and point.sizes["past"] != 16
+        given.sizes_of({n: x.shape for n, x in given.sample(point.sizes, 0).items()})
+    assert any(sum(point.sizes.values()) == 40 for point in found)

@@ -13,7 +13,7 @@ from helpers import files_under, refinish
 
 from pipeline import stages
 from pipeline.artifact import Artifact
-from pipeline.declared import dims_of, inputs_of, profiles_of, tolerance_of
+from pipeline.declared import dims_of, inputs_of, profiles_of, tolerances_of
 from pipeline.dims import Dim
 from pipeline.driver import Report, run_rewrite
 from pipeline.errors import ArtifactError, RewriteError
@@ -99,7 +99,7 @@ def test_declared_is_what_the_spec_had(converted: Report) -> None:
     spec, manifest = tiny.conv(), converted.manifest
     assert dims_of(manifest) == spec.dims
     assert inputs_of(manifest) == spec.inputs
-    assert tolerance_of(manifest) == spec.tolerance
+    assert set(tolerances_of(manifest).values()) == {spec.tolerance}
     (profile,) = profiles_of(manifest)
     assert profile.resolve(spec.dims) == profile
 

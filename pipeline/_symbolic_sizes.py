@@ -1,0 +1,88 @@
+"""ONNX Runtime's symbolic shape inference, for sizes as names and for Microsoft's own ops."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from pipeline.errors import PipelineError
+
+DOMAIN = "com.microsoft"
+
+
+def infer(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+    """The model with the shapes of all tensors that ONNX Runtime can tell.
+
+    Args:
+        model: the model, its inputs with the sizes or names that count.
+        shapes: for the error's text.
+
+    Raises:
+        PipelineError: it gives up.
+    """
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            # what SymbolicShapeInference.infer_shapes does, but that leaves a file in the
+            # current folder where a shape stays unknown
+            inference = _inference()
+            for op in ("Max", "Min", "L1", "L2", "SumSquare"):  # of opset 18: axes as an input
+                inference.dispatcher_[f"Reduce{op}"] = inference._infer_ReduceMean
+            inference._preprocess(model)
+            while inference.run_:
+                inference._infer_impl()
+            inference._update_output_from_vi()
+            inferred = inference.out_mp_
+    except Exception as error:  # it raises bare Exception
+        first = (str(error).strip() or "the sizes do not fit each other").splitlines()[0]
+        raise PipelineError(f"shape inference fails at {dict(shapes)}: {first}") from error
+    assert isinstance(inferred, onnx.ModelProto)
+    return inferred
+
+
+def contributed(
+    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], tensors: Sequence[onnx.TensorProto]
+) -> list[onnx.TypeProto | None]:
+    """The types of the results of one of Microsoft's ops; None for an op that has no rule.
+
+    Args:
+        node: the node.
+        types: the types of its inputs.
+        tensors: those of its inputs whose values are known.
+
+    Raises:
+        PipelineError: the sizes do not fit each other.
+    """
+    names = [name for name in dict.fromkeys(node.input) if name]
+    if node.domain != DOMAIN or node.op_type not in _known() or not types.keys() >= set(names):
+        return [None] * len(node.output)
+    have = {tensor.name for tensor in tensors}
+    graph = helper.make_graph(
+        [node],
+        "node",
+        [onnx.ValueInfoProto(name=name, type=types[name]) for name in names if name not in have],
+        [onnx.ValueInfoProto(name=name) for name in node.output if name],
+        initializer=tensors,
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    inferred = infer(helper.make_model(graph, opset_imports=opsets), {})
+    found = {v.name: v.type for v in (*inferred.graph.value_info, *inferred.graph.output)}
+    return [found.get(name) for name in node.output]
+
+
+@functools.cache
+def _known() -> frozenset[str]:
+    return frozenset(_inference().dispatcher_)
+
+
+def _inference() -> Any:
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    logging.getLogger("onnxruntime.tools.symbolic_shape_infer").setLevel(logging.ERROR)
+    return SymbolicShapeInference(2**31 - 1, False, False, 0)
