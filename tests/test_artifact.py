@@ -172,9 +172,9 @@ def test_the_keys_are_the_documented_ones() -> None:
     content = json.loads(FULL.to_json())
     stands = " ".join(content)
     assert stands == (
-        "schema name created model dims inputs outputs rules padding tolerance target precision "
-        "profiles export rewrite build comparison engine_compared engine_compared_why stages "
-        "versions keys files manifest_sha256"
+        "schema name created model dims inputs outputs reference rules padding tolerance target "
+        "precision profiles export rewrite build comparison engine_compared engine_compared_why "
+        "stages versions keys files manifest_sha256"
     )
     assert content["dims"][0] == {
         "name": "h",

@@ -14,6 +14,7 @@ from helpers import HERE, Run, command, files_under, perturb, refused
 
 from pipeline.artifact import Artifact
 from pipeline.driver import Report
+from pipeline.models import MODELS
 
 COMMANDS = ("convert", "export", "rewrite", "build", "verify", "inspect", "models")
 
@@ -168,6 +169,6 @@ def test_as_a_module_and_as_a_program() -> None:
         )
         if "models" in line:
             assert done.returncode == 0
-            assert set(json.loads(done.stdout)) == {"raft", "raft_small"}
+            assert set(json.loads(done.stdout)) == set(MODELS)
         else:
             refused((done.returncode, done.stdout, done.stderr), "unknown model 'nothing'")

@@ -125,7 +125,7 @@ def test_files_that_are_no_weights(tmp_path) -> None:
     with pytest.raises(InputError, match=r"none\.pth: no such file"):
         load_weights(net(1), tmp_path / "none.pth")
     (tmp_path / "dir.pth").mkdir()
-    with pytest.raises(InputError, match=r"dir\.pth: no such file"):
+    with pytest.raises(InputError, match=r"dir\.pth: a folder"):
         load_weights(net(1), tmp_path / "dir.pth")
     (tmp_path / "w.onnx").write_bytes(b"x")
     with pytest.raises(InputError, match=r"unknown kind; use \.pth, \.pt or \.safetensors"):
