@@ -1,8 +1,10 @@
 """What a conversion costs, stage by stage: seconds, peak memory, and whose time it is.
 
-    python benchmarks/stages.py [MODEL ...] [--out DIR]
+    python benchmarks/stages.py [MODEL[:OPTION=VALUE,...] ...] [--out DIR]
 
 Each model is converted twice in a child process: once from nothing, once with nothing changed.
+The memory of a stage is that of the process that does it; "all" is the most that the conversion's
+processes had together (resident, sampled twice a second, Linux).
 Prints a Markdown table and writes DIR/stages.json (default: bench-results). Seconds depend on
 the machine and on what else runs there; the shares are taken within one run.
 """
@@ -16,6 +18,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,27 +34,46 @@ REFERENCE = ("model", "trying sizes", "torch")  # making the module, and running
 
 def convert(model: str, out: Path) -> tuple[dict[str, Any], float, int]:
     """One conversion in a child: its report, wall-clock seconds, and peak memory in bytes."""
-    command = [sys.executable, "-m", "pipeline", "convert", model, "--out", str(out), "--json"]
+    name, _, options = model.partition(":")
+    command = [sys.executable, "-m", "pipeline", "convert", name, "--out", str(out), "--json"]
+    for option in options.split(",") if options else []:
+        command += ["--option", option]
     start = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    output = child.stdout.read()
-    _, status, usage = os.wait4(child.pid, 0)
+    peak, done = [0], threading.Event()
+    sampler = threading.Thread(target=_sample, args=(child.pid, peak, done))
+    sampler.start()
+    output, _ = child.communicate()
     seconds = time.perf_counter() - start
-    child.returncode = os.waitstatus_to_exitcode(status)
+    done.set()
+    sampler.join()
     if child.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {child.returncode}")
-    kib = usage.ru_maxrss if sys.platform != "darwin" else usage.ru_maxrss // 1024
     report = json.loads(output)
-    # the stages reset the kernel's high-water mark, so the process's own is the last stage's
     peaks = [stage["peak_bytes"] or 0 for stage in report["manifest"]["stages"]]
-    return report, seconds, max(kib * 1024, *peaks)
+    return report, seconds, max(peak[0], *peaks)
+
+
+def _sample(pid: int, peak: list[int], done: threading.Event) -> None:
+    """Keeps the most memory that a process and its descendants had together, in bytes."""
+    while not done.wait(0.5):
+        peak[0] = max(peak[0], _resident(pid))
+
+
+def _resident(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (OSError, IndexError):  # it has ended, or this is no Linux
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident(int(child)) for child in children)
 
 
 def measure(model: str, folder: Path) -> dict[str, Any]:
     """All figures of one model."""
-    report, seconds, peak = convert(model, folder / model)
-    _, again, _ = convert(model, folder / model)
+    place = folder / model.replace(":", "-").replace(",", "-")
+    report, seconds, peak = convert(model, place)
+    _, again, _ = convert(model, place)
     stages = report["manifest"]["stages"]
     libraries: dict[str, float] = {}
     for stage in stages:
