@@ -32,6 +32,11 @@ class Sizes:
         return self.types.get(name), self.values.get(name)
 
 
+def body_key(node: onnx.NodeProto, attribute: str) -> tuple[str, str]:
+    """What a body is known by in `Sizes.bodies`."""
+    return next(filter(None, node.output), ""), attribute
+
+
 def known_dims(kind: onnx.TypeProto) -> list[int | None]:
     """The sizes of a tensor that has a rank; None for an unknown size."""
     return [d.dim_value if d.HasField("dim_value") else None for d in kind.tensor_type.shape.dim]

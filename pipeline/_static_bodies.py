@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -12,6 +13,7 @@ from pipeline._carried_sizes import (
     SMALL,
     Carried,
     Sizes,
+    body_key,
     common_carried,
     element_count,
     known_dims,
@@ -40,7 +42,7 @@ def _if(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
         return _body(node, name, bodies[name], sizes, [], walk)
     ends = []
     for name, body in bodies.items():
-        sizes.bodies[node.output[0], name] = Sizes()
+        sizes.bodies[body_key(node, name)] = Sizes()
         # a branch for other sizes need not fit these; what it gives is unknown then
         with contextlib.suppress(PipelineError):
             ends.append(_body(node, name, body, sizes, [], walk))
@@ -55,9 +57,8 @@ def _loop(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
     goes_on = node.input[1] if len(node.input) > 1 else ""
     truth = helper.make_tensor_type_proto(TensorProto.BOOL, [])
     index = helper.make_tensor_type_proto(TensorProto.INT64, [])
-    always = (numpy_helper.to_array(helper.make_tensor("true", TensorProto.BOOL, [], [True])),)
     states = [
-        (truth, sizes.values.get(goes_on) if goes_on else always),
+        (truth, sizes.values.get(goes_on) if goes_on else (np.array(True),)),
         *(sizes.carried(name) for name in node.input[2:]),
     ]
     states, ends = _rounds(node, body, sizes, [(index, None)], states, [], walk)
@@ -71,6 +72,9 @@ def _scan(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     slices = attributes["num_scan_inputs"]
     kept = len(node.input) - slices
+    if len(attributes["body"].input) != len(node.input):  # of opset 8, which has a batch axis
+        sizes.bodies[body_key(node, "body")] = Sizes()
+        return [(None, None)] * len(node.output)
     axes = attributes.get("scan_input_axes", [0] * slices)
     parts, trips = [], None
     for name, axis in zip(node.input[kept:], axes, strict=True):
@@ -149,7 +153,7 @@ def _body(
             inside.values[value.name] = array
     add_weights(body, inside)
     walk(body, inside)
-    outside.bodies[node.output[0], name] = inside
+    outside.bodies[body_key(node, name)] = inside
     return [inside.carried(value.name) for value in body.output]
 
 

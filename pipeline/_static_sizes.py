@@ -12,6 +12,7 @@ in all versions is known, the rest is not.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from functools import cache
@@ -29,6 +30,7 @@ from pipeline._carried_sizes import (
     Sizes,
     Types,
     Value,
+    body_key,
     common,
     element_count,
     known_dims,
@@ -82,7 +84,7 @@ class StaticSizes:
     def _results(self, node: onnx.NodeProto, sizes: Sizes) -> Sequence[Carried]:
         for attribute in node.attribute:
             if attribute.g.node:
-                sizes.bodies[node.output[0], attribute.name] = Sizes()  # all in it is unknown
+                sizes.bodies[body_key(node, attribute.name)] = Sizes()  # all in it is unknown
         types = self._types(node, sizes)
         if _domain(node.domain):
             return [(kind, None) for kind in types]
@@ -95,9 +97,11 @@ class StaticSizes:
         versions = max(map(len, values), default=1)
         if versions == 1:
             return self._inferred(node, sizes, 0)
-        try:
-            found = [self._inferred(node, sizes, version) for version in range(versions)]
-        except PipelineError:  # a number that stands for the unknown does not fit
+        found = []
+        for version in range(versions):
+            with contextlib.suppress(PipelineError):  # a number that stands for the unknown
+                found.append(self._inferred(node, sizes, version))
+        if len(found) < 2:
             return self._inferred(node, sizes, None)
         return [common(kinds) for kinds in zip(*found, strict=True)]
 
@@ -110,7 +114,10 @@ class StaticSizes:
         for name in types:
             value = sizes.values.get(name, ())
             if len(value) == 1 or (value and version is not None):
-                data[name] = numpy_helper.from_array(value[(version or 0) % len(value)], name)
+                array = value[(version or 0) % len(value)]
+                if node.op_type == "Range":  # one element will do, whatever its rank
+                    array = array.reshape(array.shape if array.size > 1 else ())
+                data[name] = numpy_helper.from_array(array, name)
         domain = _domain(node.domain)
         schema = _schema(node.op_type, self._opsets.get(domain, 1), domain)
         try:
@@ -118,7 +125,9 @@ class StaticSizes:
                 return contributed(node, types, list(data.values()))
             if node.op_type in _LIKE_FIRST:
                 return [types[node.input[0]]]
-            found = infer_node_outputs(schema, node, types, data, opset_imports=self._imports)
+            found = infer_node_outputs(
+                schema, _spelled_out(node), types, data, opset_imports=self._imports
+            )
         except Exception as error:  # onnx's InferenceError is a RuntimeError, or a ValueError
             if any(not kind.WhichOneof("value") for kind in types.values()):
                 return [None] * len(node.output)  # it wants the type of what is unknown
@@ -139,7 +148,7 @@ class StaticSizes:
         else:
             arrays = [np.array(sizes, np.int64)]
         if node.op_type == "Size":
-            return settled([a.prod(dtype=np.int64, keepdims=False) for a in arrays])
+            return settled([a.prod(dtype=np.int64) for a in arrays])
         ends = {a.name: a.i for a in node.attribute}
         return settled([a[ends.get("start", 0) : ends.get("end", len(sizes))] for a in arrays])
 
@@ -162,7 +171,9 @@ class StaticSizes:
             except Exception:  # an op or a type that the reference does not know: no value
                 return nothing
         values = [settled(versions) for versions in zip(*runs, strict=True)]
-        return [v if _fits(v, kind) else None for v, kind in zip(values, types, strict=True)]
+        named = dict(zip((name for name in node.output if name), values, strict=False))
+        pairs = ((named.get(name), kind) for name, kind in zip(node.output, types, strict=True))
+        return [value if _fits(value, kind) else None for value, kind in pairs]
 
     def _evaluator(self, node: onnx.NodeProto) -> ReferenceEvaluator:
         key = node.SerializeToString()
@@ -184,8 +195,18 @@ def _schema(op: str, version: int, domain: str) -> Any:
     return onnx.defs.get_schema(op, version, domain) if onnx.defs.has(op, version, domain) else None
 
 
+def _spelled_out(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A STFT with its default: onnx 1.23 infers the size of ``onesided=0`` if it is left out."""
+    if node.op_type != "STFT" or any(a.name == "onesided" for a in node.attribute):
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.attribute.append(helper.make_attribute("onesided", 1))
+    return copy
+
+
 def _title(node: onnx.NodeProto) -> str:
-    return f"{node.op_type} {node.name or node.output[0]!r}"
+    return f"{node.op_type} {node.name or ', '.join(node.output)!r}"
 
 
 def _first_line(error: Exception) -> str:
@@ -194,7 +215,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _small(kind: onnx.TypeProto | None) -> bool:
-    count = None if kind is None else element_count(kind)
+    count = element_count(kind) if kind is not None and kind.tensor_type.elem_type else None
     return count is not None and count <= SMALL
 
 

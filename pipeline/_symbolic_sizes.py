@@ -49,7 +49,7 @@ def infer(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.M
 def contributed(
     node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], tensors: Sequence[onnx.TensorProto]
 ) -> list[onnx.TypeProto | None]:
-    """The types of the results of one of Microsoft's ops; None for an op that has no rule.
+    """The types of the results of an op that onnx does not have; None where there is no rule.
 
     Args:
         node: the node.
@@ -60,7 +60,8 @@ def contributed(
         PipelineError: the sizes do not fit each other.
     """
     names = [name for name in dict.fromkeys(node.input) if name]
-    if node.domain != DOMAIN or node.op_type not in _known() or not types.keys() >= set(names):
+    ours = node.domain in ("", DOMAIN) and node.op_type in _known()
+    if not ours or not types.keys() >= set(names):
         return [None] * len(node.output)
     have = {tensor.name for tensor in tensors}
     graph = helper.make_graph(
@@ -71,9 +72,14 @@ def contributed(
         initializer=tensors,
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
-    inferred = infer(helper.make_model(graph, opset_imports=opsets), {})
+    shapes = {name: list(map(_size, types[name].tensor_type.shape.dim)) for name in names}
+    inferred = infer(helper.make_model(graph, opset_imports=opsets), shapes)
     found = {v.name: v.type for v in (*inferred.graph.value_info, *inferred.graph.output)}
     return [found.get(name) for name in node.output]
+
+
+def _size(dim: onnx.TensorShapeProto.Dimension) -> int:
+    return dim.dim_value if dim.HasField("dim_value") else -1
 
 
 @functools.cache

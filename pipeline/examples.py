@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from pipeline.dims import Dim, kept_rules, shape_at
-from pipeline.guards import Broken, legal_sizes, spread
+from pipeline.guards import Broken, legal_sizes, size_grid, spread
 from pipeline.spec import Input, Tolerance
 
 _ELEMENTS = 1 << 21  # of the inputs for which a broken guard is tried out
@@ -126,7 +126,20 @@ def tries(
         if elements(inputs, other) <= _ELEMENTS:
             found.append(other)
     found = [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
-    return _affordable(inputs, [sizes for sizes in found if kept_rules(rules, sizes)])
+    kept = [sizes for sizes in found if kept_rules(rules, sizes)]
+    return _affordable(inputs, kept or _completed(guard, every, rules))
+
+
+def _completed(
+    guard: Broken, every: Mapping[str, Dim], rules: Sequence[str]
+) -> list[dict[str, int]]:
+    """Some of the sizes that break a guard, with sizes of the other dims that keep the rules."""
+    names = list(every)
+    columns = [names.index(dim.name) for dim in guard.dims]
+    grid = size_grid(tuple(every.values()), tuple(rules))
+    broken = {tuple(row) for row in guard.sizes.tolist()}
+    rows = [row for row in grid.tolist() if tuple(row[k] for k in columns) in broken]
+    return [dict(zip(names, rows[k], strict=True)) for k in spread(len(rows), 16)]
 
 
 def _affordable(inputs: Sequence[Input], sets: Sequence[dict[str, int]]) -> list[dict[str, int]]:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import torch
 
+from pipeline._plain_sizes import plain_size
 from pipeline.dims import Dim, DimExpr, evaluate, kept_rules, shape_at, size_text
 from pipeline.errors import ConstraintError, ExportError, InputError
 from pipeline.examples import output_sizes, quiet
@@ -96,6 +97,8 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
             f"{len(spec.outputs)} outputs"
         )
     _check_names(spec, inner_shapes)
+    dims = {dim.name: dim for i in inner_inputs(spec) for dim in i.dims}
+    inner_shapes = [[plain_size(size, dims, spec.rules) for size in s] for s in inner_shapes]
     inner_shapes = _true_shapes(spec, module, inner_shapes, seed)
     with watch("torch.onnx.export"):
         _to_onnx(program, spec, path)

@@ -20,15 +20,14 @@ import onnx.inliner
 from onnx import external_data_helper, helper
 
 from pipeline import _symbolic_sizes
-from pipeline._carried_sizes import SMALL, Sizes, element_count
-from pipeline._onnx_file import nodes_of
+from pipeline._carried_sizes import SMALL, Sizes, body_key, element_count
 from pipeline._static_sizes import StaticSizes
 from pipeline.dims import evaluate
 from pipeline.errors import InputError, PipelineError
 from pipeline.pools import with_true_pools
 
 SLACK = 1.25
-_infer = _symbolic_sizes.infer
+_infer = _symbolic_sizes.infer  # for pipeline._onnx_outputs
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,9 @@ class Estimator:
     """
 
     def __init__(self, path: Path) -> None:
-        model = _without_functions(onnx.load(path, load_external_data=False))
+        model = onnx.load(path, load_external_data=False)
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
         weights = {tensor.name for tensor in model.graph.initializer}
         self._inputs = {value.name for value in model.graph.input} - weights
         self._weights = _shed_weights(model, path.parent)
@@ -84,8 +85,7 @@ class Estimator:
         Args:
             shapes: by input name.
             symbols: sizes of the names in the file's own ``dim_param``s; what those say is
-                taken where shape inference gives up (older ONNX Runtimes do on opset 18), and
-                no output shapes are known then.
+                taken where shape inference gives up, and no output shapes are known then.
 
         Raises:
             PipelineError: shape inference gives up, and there are no `symbols`.
@@ -113,15 +113,13 @@ def _typed(value: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -> o
     """An input's type with its sizes put in."""
     found = onnx.TypeProto()
     found.CopyFrom(value.type)
-    if value.name in shapes:
-        dims = found.tensor_type.shape.dim
-        if len(dims) != len(shapes[value.name]):
+    if value.name in shapes and found.HasField("tensor_type"):
+        tensor, shape = found.tensor_type, shapes[value.name]
+        if tensor.HasField("shape") and len(tensor.shape.dim) != len(shape):
             raise PipelineError(
-                f"{value.name}: rank {len(shapes[value.name])}, expected {len(dims)}"
+                f"{value.name}: rank {len(shape)}, expected {len(tensor.shape.dim)}"
             )
-        for dim, size in zip(dims, shapes[value.name], strict=True):
-            dim.Clear()
-            dim.dim_value = size
+        found.CopyFrom(helper.make_tensor_type_proto(tensor.elem_type, shape))
     return found
 
 
@@ -143,24 +141,8 @@ def _declared(graph: onnx.GraphProto, symbols: Mapping[str, int]) -> Sizes:
         for attribute in node.attribute:
             if attribute.g.node:
                 inner = _declared(attribute.g, symbols)
-                found.bodies[node.output[0], attribute.name] = inner
+                found.bodies[body_key(node, attribute.name)] = inner
     return found
-
-
-def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its functions inlined; ONNX Runtime's inference knows none, nor Constants
-    with ``value_int`` and the like, which are given as tensors."""
-    if not model.functions:
-        return model
-    inlined = onnx.inliner.inline_local_functions(model)
-    for node in nodes_of(inlined.graph):
-        for attribute in node.attribute if node.op_type == "Constant" else ():
-            if attribute.name in ("value_int", "value_ints", "value_float", "value_floats"):
-                value = helper.get_attribute_value(attribute)
-                dtype = np.int64 if "int" in attribute.name else np.float32
-                tensor = onnx.numpy_helper.from_array(np.array(value, dtype))
-                attribute.CopyFrom(helper.make_attribute("value", tensor))
-    return inlined
 
 
 def _shed_weights(model: onnx.ModelProto, folder: Path) -> int:
@@ -221,7 +203,7 @@ def _peak(graph: onnx.GraphProto, sizes: Sizes, inputs: Collection[str]) -> tupl
     for index, node in enumerate(graph.node):
         inner = 0
         for attribute in node.attribute:
-            body = sizes.bodies.get((node.output[0], attribute.name))
+            body = sizes.bodies.get(body_key(node, attribute.name))
             if body is not None:  # a branch that is not taken takes nothing
                 body_inputs = [v.name for v in attribute.g.input]
                 body_peak, body_unknown = _peak(attribute.g, body, body_inputs)

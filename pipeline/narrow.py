@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from pipeline.constraints import Rule
+from pipeline.dims import SizeRule, kept_rules
 from pipeline.errors import ConstraintError, ExportError
 from pipeline.padding import inner_inputs
 from pipeline.probe import Probed, probe
@@ -41,17 +42,39 @@ def narrowed(
     if found.base is None:
         raise ExportError(f"model {spec.name}: {'; '.join(rule.words for rule in rules)}")
     for rule in rules:
-        if not spec.auto(rule.dim) or (rule.refined is None and not rule.size_rule):
+        names = SizeRule(rule.size_rule).names if rule.size_rule else {rule.dim}
+        if not all(map(spec.auto, names)) or (rule.refined is None and not rule.size_rule):
             raise constraint_error(spec, rules, found)
+    said = [str(rule) for rule in rules]
+    rules = [_widened(rule, spec) for rule in rules]
     spec = refine(spec, [rule for rule in rules if rule.refined is not None])
     for rule in rules:
-        if rule.refined is None:
+        if rule.size_rule:
             spec = _tied(spec, rule)
-    return spec, [str(rule) for rule in rules]
+    return spec, said
+
+
+def _widened(rule: Rule, spec: ModelSpec) -> Rule:
+    """The rule with the range of all sizes that keep its `size_rule`, where a Dim that obeys it
+    leaves some of them out (``(h + 3) % 32 < 4``: more than the multiples of 32)."""
+    new = rule.refined
+    if new is None or not rule.size_rule:
+        return rule
+    if spec.padding is not None or SizeRule(rule.size_rule).names != {rule.dim}:
+        return replace(rule, size_rule="")
+    dim = spec.dims[rule.dim]
+    last = min(dim.max, new.max + new.multiple_of - 1)
+    good = [
+        n
+        for n in range(dim.min, last + 1, dim.multiple_of)
+        if n >= new.min and kept_rules([rule.size_rule], {rule.dim: n})
+    ]
+    opt = min(good, key=lambda n: abs(n - dim.opt))
+    return replace(rule, refined=replace(dim, min=good[0], opt=opt, max=good[-1]))
 
 
 def _tied(spec: ModelSpec, rule: Rule) -> ModelSpec:
-    """The spec with a rule on several dims: one dim for two that must be equal."""
+    """The spec with a rule on sizes: one dim for two that must be equal."""
     equal = re.fullmatch(r"(\w+) == (\w+)", rule.size_rule)
     names = equal.groups() if equal else ()
     if names and spec.padding is None and all(name in spec.dims for name in names):

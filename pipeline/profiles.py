@@ -168,6 +168,9 @@ def points(
                 wanted[f"{name} min, rest max"] = {**high, name: low[name]}
             wanted[f"{first} max, rest min"] = {**low, first: high[first]}
         wanted |= {"odd, above opt": between(opt, high, 0.25), "max": high}
+        for name, dim in dims.items():  # torch.export takes a dynamic size to be no 1, unguarded
+            if low[name] < 1 <= high[name] and dim.legal(1) == 1:
+                wanted[f"{name} 1"] = {**opt, name: 1}
         for label, sizes in wanted.items():
             for more, kept in _kept(sizes, dims, profile, rules):
                 add(f"{tag}{label}{more}", kept)
@@ -179,11 +182,21 @@ def points(
 def _kept(
     sizes: Mapping[str, int], dims: Mapping[str, Dim], profile: Profile, rules: Sequence[str]
 ) -> list[tuple[str, dict[str, int]]]:
-    """The sizes, or sizes near them that keep the rules: for each dim of a broken rule those
-    with its size as it is and the others as large as the rules let them be."""
+    """The sizes, or sizes near them that keep the rules: the nearest where a rule is on one dim;
+    for each dim of another rule those with its size as it is and the others as large as the rules
+    let them be."""
     if kept_rules(rules, sizes):
         return [("", dict(sizes))]
     parsed = [SizeRule(text) for text in rules]
+    moved = dict(sizes)
+    for name, dim in dims.items():
+        own = [str(rule) for rule in parsed if rule.names == {name}]
+        low, _, high = profile.ranges[name]
+        good = (n for n in range(low, high + 1, dim.multiple_of) if kept_rules(own, {name: n}))
+        moved[name] = min(good, key=lambda n: abs(n - sizes[name]), default=sizes[name])
+    sizes = moved
+    if kept_rules(rules, sizes):
+        return [("", moved)]
     names = {n for rule in parsed if not rule.kept(sizes) for n in rule.names}
     found = []
     for keep in (name for name in dims if name in names):

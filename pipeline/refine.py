@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from pipeline.constraints import Rule
 from pipeline.dims import Dim, DimExpr, Size
+from pipeline.errors import InputError
+from pipeline.profiles import Profile
 from pipeline.spec import ModelSpec, padded_name
 
 
@@ -108,8 +110,23 @@ def merged(spec: ModelSpec, kept: str, gone: str) -> ModelSpec | None:
             replace(o, shape=o.shape and tuple(map(new_size, o.shape))) for o in spec.outputs
         ),
         rules=tuple(renamed(rule) for rule in spec.rules if renamed(rule) != f"{kept} == {kept}"),
-        profiles=tuple(
-            replace(p, ranges={n: r for n, r in p.ranges.items() if n != gone})
-            for p in spec.profiles
-        ),
+        profiles=tuple(_profile(profile, kept, gone) for profile in spec.profiles),
     )
+
+
+def _profile(profile: Profile, kept: str, gone: str) -> Profile:
+    """The profile with one range for two dims that became one: what both ranges have."""
+    ranges = dict(profile.ranges)
+    if gone not in ranges:
+        return profile
+    low, opt, high = ranges.pop(gone)
+    if kept in ranges:
+        a, middle, b = ranges[kept]
+        low, high = max(low, a), min(high, b)
+        if low > high:
+            raise InputError(
+                f"profile {profile.name}: {kept} and {gone} must be equal, and their ranges have "
+                "no size in common"
+            )
+        opt = min(max(middle, low), high)
+    return replace(profile, ranges={**ranges, kept: (low, opt, high)})

@@ -87,6 +87,7 @@ def export_stage(
     """
     watch = Stopwatch()
     done: Exported | Imported
+    spec = replace(spec, profiles=tuple(profiles))  # dims that must be equal become one, here too
     if spec.onnx is not None:
         from pipeline.onnx_source import import_onnx
         from pipeline.onnx_tolerance import with_onnx_tolerance
@@ -105,7 +106,7 @@ def export_stage(
     release_memory()
     spec = done.spec
     dims = spec.dims
-    resolved = [profile.resolve(dims) for profile in profiles]
+    resolved = [profile.resolve(dims) for profile in spec.profiles]
     dtypes = _output_dtypes(folder / EXPORTED)
     manifest = replace(
         forget(folder, manifest, "rewrite"),

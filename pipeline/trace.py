@@ -32,6 +32,7 @@ from pipeline.tensors import Input
 from pipeline.timing import Stopwatch
 from pipeline.translations.recurrent import dynamic_time
 from pipeline.translations.tracing import SymbolicSteps
+from pipeline.translations.whole import whole_numbers
 
 _ROUNDS = 6  # how often a refined dim is tried again: multiple, then range, then another dim
 _TORCH = str(Path(torch.__file__).parent)
@@ -157,8 +158,9 @@ def _torch_export(
     fixed = [p for p in parameters if p.kind is not inspect.Parameter.VAR_POSITIONAL]
     if len(fixed) < len(parameters) and len(fixed) < len(inputs):  # forward(self, x, *rest)
         shapes = (*shapes[: len(fixed)], shapes[len(fixed) :])
+    declared = whole_numbers(module, _declared(inputs, module))
     try:
-        with torch.no_grad(), quiet(), dynamic_time(), SymbolicSteps():
+        with torch.no_grad(), quiet(), dynamic_time(), SymbolicSteps(), declared:
             return torch.export.export(
                 module, example_args(inputs, seed, sizes), dynamic_shapes=shapes, strict=False
             )
@@ -170,6 +172,19 @@ def _torch_export(
         place = f" at {line}" if line else ""
         first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
         raise ExportError(f"torch.export failed{place}: {first}", detail=text) from error
+
+
+def _declared(inputs: Sequence[Input], module: torch.nn.Module) -> dict[tuple[str, int], Size]:
+    """The inputs' sizes by torch's name of the argument of ``forward`` and the axis."""
+    names: list[str] = []
+    for name, parameter in inspect.signature(module.forward).parameters.items():
+        many = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+        names += [f"{name}[{n}]" for n in range(len(inputs))] if many else [name]
+    return {
+        (name, axis): size
+        for name, i in zip(names, inputs, strict=False)
+        for axis, size in enumerate(i.shape)
+    }
 
 
 def _dynamic(size: Size) -> TypeGuard[Dim | DimExpr]:
@@ -215,15 +230,8 @@ def _explain(
     """The rules behind a constraint violation, each with the model's line that asks for it."""
     dims = {name: dim for name, dim in dims_of(inputs).items() if not dim.static}
     rules = find_rules(text, dims)
-    names: list[str] = []
-    for name, parameter in inspect.signature(module.forward).parameters.items():
-        many = parameter.kind is inspect.Parameter.VAR_POSITIONAL
-        names += [f"{name}[{n}]" for n in range(len(inputs))] if many else [name]
     arguments = {
-        (name, axis): size.name
-        for name, i in zip(names, inputs, strict=False)
-        for axis, size in enumerate(i.shape)
-        if isinstance(size, Dim)
+        at: size.name for at, size in _declared(inputs, module).items() if isinstance(size, Dim)
     }
     return [
         replace(rule, line=log.line_of(arguments, rule.dim, legal_sizes(dims[rule.dim], 1 << 12)))
@@ -249,7 +257,8 @@ def _broken_rules(
     tried: dict[tuple[int, ...], bool] = {}
 
     def differs(guard: Broken) -> bool:
-        return any(differs_at(sizes) for sizes in tries(inputs, guard, program, spec.rules))
+        sets = tries(inputs, guard, program, spec.rules)
+        return not sets or any(map(differs_at, sets))  # what can't be tried is taken to matter
 
     def differs_at(sizes: Mapping[str, int]) -> bool:
         key = tuple(sizes.values())
