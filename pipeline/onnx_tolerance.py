@@ -11,9 +11,9 @@ import numpy as np
 from pipeline.compare import run_onnx
 from pipeline.dims import kept_rules
 from pipeline.errors import InputError
+from pipeline.noise import EQUAL, Noise
 from pipeline.spec import ModelSpec
 from pipeline.stored import Feed
-from pipeline.tensors import Tolerance
 
 _HOW = "rounding of the inputs"
 _ULP = 2.0**-23
@@ -39,13 +39,10 @@ def with_onnx_tolerance(spec: ModelSpec, path: Path, seed: int) -> ModelSpec:
     outputs = []
     for output in spec.outputs:
         a, b = plain[output.name], moved[output.name]
-        noise = None
-        if a.dtype.kind == "f":
-            a, b = a.astype(np.float64), b.astype(np.float64)
-            rms = float(np.sqrt(np.mean(np.square(a)))) if a.size else 0.0
-            noise = (float(np.abs(a - b).max(initial=0)), float(np.abs(a).max(initial=0)), rms)
         where = f"model {spec.name}: output {output.name}"
-        outputs.append(replace(output, tolerance=Tolerance.from_noise(where, _HOW, noise)))
+        real = a.dtype.kind == "f"
+        measured = Noise.between(b, a).tolerance(where, _HOW) if real else EQUAL
+        outputs.append(replace(output, tolerance=output.tolerance or measured))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
     return replace(spec, outputs=tuple(outputs), tolerance=widest)
 

@@ -192,8 +192,8 @@ def _kept(
     for name, dim in dims.items():
         own = [str(rule) for rule in parsed if rule.names == {name}]
         low, _, high = profile.ranges[name]
-        good = (n for n in range(low, high + 1, dim.multiple_of) if kept_rules(own, {name: n}))
-        moved[name] = min(good, key=lambda n: abs(n - sizes[name]), default=sizes[name])
+        kept = [n for n in range(low, high + 1, dim.multiple_of) if kept_rules(own, {name: n})]
+        moved[name] = min(kept, key=lambda n: abs(n - sizes[name]), default=sizes[name])
     sizes = moved
     if kept_rules(rules, sizes):
         return [("", moved)]

@@ -16,7 +16,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
     if isinstance(made, ModelSpec):
         _no_inputs(config, "the factory's spec declares them")
         made = _tolerant(made, config)
-        return replace(made, key=made.key or _hash(file, repr(sorted(options.items()))))
+        return replace(made, key=made.key or _hash(files_of(file), repr(sorted(options.items()))))
     if not config.inputs:
         raise InputError(
             f"source {config.model}: makes {type(made).__name__}, no ModelSpec: say what it "
@@ -123,7 +123,7 @@ def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
         inputs=inputs,
         tolerance=config.tolerance,
         libraries=tuple(dict.fromkeys(["torch", *_distributions(factory)])),
-        key=_hash(file, model, *config.inputs, *config.dims, str(config.exact)),
+        key=_hash(files_of(file), model, *config.inputs, *config.dims, str(config.exact)),
         seed=None if config.weights else _SEED,
         options=options,
     )
@@ -271,8 +271,30 @@ def _distributions(factory: Callable[..., Any]) -> list[str]:
     return importlib.metadata.packages_distributions().get(top, [])
 
 
-def _hash(file: Path | None, *texts: str) -> str:
-    digest = hashlib.sha256(file.read_bytes() if file and file.is_file() else b"")
+def files_of(file: Path | None) -> list[Path]:
+    """A factory's file and the modules imported from below its folder or the current one: what of
+    the model can be edited. Of installed packages the version stands for the files. What the
+    factory imports only when it is called is not seen.
+    """
+    if file is None:
+        return []
+    if "site-packages" in file.parts:
+        return [file]
+    folders = (file.resolve().parent, Path.cwd().resolve())
+    found = {file.resolve()}
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "x").resolve()
+        below = any(path.is_relative_to(folder) for folder in folders)
+        own = name.split(".")[0] == "pipeline"  # in every key anyway
+        if below and "site-packages" not in path.parts and not own:
+            found.add(path)
+    return sorted(path for path in found if path.is_file())
+
+
+def _hash(files: Sequence[Path], *texts: str) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
     for text in texts:
         digest.update(b"\0" + text.encode())
     return digest.hexdigest()

@@ -11,11 +11,6 @@ import numpy as np
 from pipeline.dims import Dim, DimExpr, Size, shape_at
 from pipeline.errors import InputError
 
-_RTOL = 1e-4  # of a measured tolerance
-_MARGIN = 50  # times the rounding that was measured
-_LEAST = 4e-6  # of an output's largest value: below it, rounding was lucky
-_MOST = 1e-2  # of an output's root mean square: above it, a fault could hide
-
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -37,32 +32,6 @@ class Tolerance:
             raise InputError(f"tolerance rtol={self.rtol} atol={self.atol}: can't be negative")
         if self.rtol >= 1:
             raise InputError(f"tolerance rtol={self.rtol}: 1 or more passes anything")
-
-    @staticmethod
-    def from_noise(where: str, how: str, noise: tuple[float, float, float] | None) -> Tolerance:
-        """A tolerance from what rounding alone does to an output.
-
-        Args:
-            where: whose output, for an error.
-            how: what was rounded.
-            noise: how far it moved the output at most, the output's largest value, and its root
-                mean square; None for an output of integers, which have to be equal.
-
-        Raises:
-            InputError: rounding moves it so far that a fault could hide behind a tolerance.
-        """
-        if noise is None:
-            return Tolerance(_RTOL, 0.0, "integers and booleans have to be equal")
-        off, largest, rms = noise
-        atol = max(_MARGIN * off, _LEAST * largest)
-        if not math.isfinite(atol) or atol > _MOST * rms:
-            raise InputError(
-                f"{where}: {how} alone moves it by {off:.2g} where its root mean square is "
-                f"{rms:.2g}: no tolerance can be measured; say one (--tolerance RTOL,ATOL, or "
-                "tolerance= of the spec), or give the inputs a range (low=, high=)"
-            )
-        why = f"measured: {how} moves it by {off:.2g}, its largest value is {largest:.2g}"
-        return Tolerance(_RTOL, float(f"{atol:.2g}"), why)
 
 
 @dataclass(frozen=True)

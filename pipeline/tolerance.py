@@ -17,8 +17,8 @@ import torch
 from pipeline.errors import InputError
 from pipeline.examples import elements, example_args, examples, quiet, untouched
 from pipeline.module import flat_outputs
+from pipeline.noise import EQUAL, Noise
 from pipeline.spec import ModelSpec
-from pipeline.tensors import Tolerance
 
 _WIDE = 1 << 28  # parameters up to which a model is made float64 for a moment
 _ELEMENTS = 1 << 20  # of the inputs up to which a second, larger run is made
@@ -32,7 +32,7 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
     """
     if spec.tolerance is not None:
         return spec
-    noise: dict[str, tuple[float, float, float]] = {}
+    noise: dict[str, Noise] = {}
     odd: dict[str, Mapping[str, int]] = {}  # where an output was NaN or infinite
     how = ""
     for sizes, args, plain in _runs(spec, module, seed):
@@ -43,11 +43,7 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
             if not (np.isfinite(a).all() and np.isfinite(b).all()):
                 odd.setdefault(output.name, sizes)
                 continue
-            off = float(np.abs(a - b).max(initial=0))
-            largest = float(np.abs(b).max(initial=0))
-            rms = float(np.sqrt(np.mean(np.square(b)))) if b.size else 0.0
-            before = noise.get(output.name, (0.0, 0.0, 0.0))
-            noise[output.name] = tuple(map(max, before, (off, largest, rms)))  # type: ignore[assignment]
+            noise[output.name] = Noise.between(a, b).worst(noise.get(output.name))
     for name, sizes in odd.items():
         if name not in noise and not _stated(spec, name):
             raise InputError(
@@ -58,8 +54,9 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
     outputs = []
     for output in spec.outputs:
         where = f"model {spec.name}: output {output.name}"
-        tolerance = output.tolerance or Tolerance.from_noise(where, how, noise.get(output.name))
-        outputs.append(replace(output, tolerance=tolerance))
+        found = noise.get(output.name)
+        measured = found.tolerance(where, how) if found else EQUAL
+        outputs.append(replace(output, tolerance=output.tolerance or measured))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
     return replace(spec, outputs=tuple(outputs), tolerance=widest)
 

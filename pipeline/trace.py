@@ -31,6 +31,7 @@ from pipeline.spec import ModelSpec
 from pipeline.tensors import Input
 from pipeline.timing import Stopwatch
 from pipeline.translations.recurrent import dynamic_time
+from pipeline.translations.short_sizes import short_sizes
 from pipeline.translations.tracing import SymbolicSteps
 from pipeline.translations.whole import whole_numbers
 
@@ -158,9 +159,16 @@ def _torch_export(
     fixed = [p for p in parameters if p.kind is not inspect.Parameter.VAR_POSITIONAL]
     if len(fixed) < len(parameters) and len(fixed) < len(inputs):  # forward(self, x, *rest)
         shapes = (*shapes[: len(fixed)], shapes[len(fixed) :])
-    declared = whole_numbers(module, _declared(inputs, module))
+    declared = _declared(inputs, module)
     try:
-        with torch.no_grad(), quiet(), dynamic_time(), SymbolicSteps(), declared:
+        with (
+            torch.no_grad(),
+            quiet(),
+            dynamic_time(),
+            SymbolicSteps(),
+            whole_numbers(module, declared),
+            short_sizes(declared),
+        ):
             return torch.export.export(
                 module, example_args(inputs, seed, sizes), dynamic_shapes=shapes, strict=False
             )

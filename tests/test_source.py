@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -228,3 +230,27 @@ def test_names_of_artifacts() -> None:
     )
     assert name_for("a.b:C.make", {}) == "make"
     assert name_for("f.py:net", {"path": "../../etc"}) == "net-.._.._etc"
+
+
+def test_a_changed_helper_beside_the_file_is_another_model(tmp_path: Path) -> None:
+    (tmp_path / "scale_of.py").write_text("SCALE = 1.0\n")
+    (tmp_path / "net_with_helper.py").write_text(
+        "import torch\nfrom scale_of import SCALE\n\n"
+        "class Net(torch.nn.Module):\n    def forward(self, x):\n        return x * SCALE\n"
+    )
+    script = (
+        "import sys\nfrom pipeline.config import Config\nfrom pipeline.source import find_source\n"
+        "config = Config('net_with_helper.py:Net', inputs=('x:{b}x3',), dims=('b=:8',))\n"
+        "print(find_source(config).key)\n"
+    )
+
+    def key() -> str:
+        return subprocess.run(
+            [sys.executable, "-B", "-c", script], cwd=tmp_path, capture_output=True, text=True,
+            check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        ).stdout  # fmt: skip
+
+    first = key()
+    assert key() == first
+    (tmp_path / "scale_of.py").write_text("SCALE = 7.0\n")
+    assert key() != first

@@ -213,3 +213,45 @@ def test_what_a_module_keeps_is_not_changed() -> None:
     for h in (8, 9, 16, 24):
         with torch.no_grad():
             assert module(torch.rand(1, 3, h, h)).dtype == torch.float32
+
+
+class _Filled(torch.nn.Module):
+    """Half of the logits filled as masks are."""
+
+    def __init__(self, fill: float) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.linear = torch.nn.Linear(16, 32)
+        self.fill = fill
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).masked_fill(torch.arange(32) % 2 == 0, self.fill)
+
+
+@pytest.mark.parametrize("fill", [-1e4, -1e9, -3.4028234663852886e38])
+def test_a_masks_filling_says_nothing_of_what_is_beside_it(fill: float) -> None:
+    module = _Filled(fill).eval()
+    dim = Dim("n", 2, 8, 16)
+    spec = ModelSpec("m", lambda _: module, (Input("x", (dim, 16)),), (Output("y"),))
+    tolerance = with_tolerance(spec, module, 0).outputs[0].tolerance
+    assert tolerance is not None
+    y = module(torch.randn(8, 16, generator=torch.Generator().manual_seed(0)))
+    y = y.detach().numpy()
+    wrong = y.copy()
+    wrong[:, 1::2] *= 1.01
+    assert judge("a", "b", {"y": y}, {"y": y}, tolerance)[0].passed
+    assert not judge("a", "b", {"y": y}, {"y": wrong}, tolerance)[0].passed
+
+
+def test_whole_numbers_have_to_be_equal() -> None:
+    class Best(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.argmax(-1).float() + 20_000
+
+    module = Best()
+    spec = ModelSpec("m", lambda _: module, (Input("x", (Dim("n", 2, 8, 16), 16)),), (Output("y"),))
+    tolerance = with_tolerance(spec, module, 0).outputs[0].tolerance
+    assert tolerance is not None
+    y = np.array([20_003.0, 20_007.0], np.float32)
+    assert not judge("a", "b", {"y": y}, {"y": y + 1}, tolerance)[0].passed

@@ -3,9 +3,9 @@
 torch 2.13 spends minutes on sizes that grow: a convolution with TensorFlow's "same" padding (timm's
 ``tf_`` models, mixnet, efficientnet_pytorch) makes ``(s + max(0, 2*ceil(s/2) + 1 - s) - 3)//2 + 1``
 of a size s, which is ``(s + 1)//2`` and which torch's sympy doesn't simplify; five of them in one
-another take 120 s, nearly all in the guards. Windows that are padded up in each stage (Swin) do the
-same. Under `short_sizes` a long expression of sizes is replaced by a short one, and a long condition
-by True or False, if it is equal at every declared size:
+another take 120 s, nearly all in the guards. Windows that are padded up in each stage (Swin) do
+the same. Under `short_sizes` a long expression of sizes is replaced by a short one, and a long
+condition by True or False, if it is equal at every declared size:
 
 - the sizes are those of the dims as declared, not what torch has concluded of them;
 - all of them are evaluated; where they are too many, nothing is replaced;
@@ -20,8 +20,11 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -46,32 +49,56 @@ _LARGEST = 1024  # divisor of a size
 _EXACT = 1 << 62  # what int64 holds, and a sign
 
 
+@dataclass(frozen=True)
+class _Shortened:
+    sizes: Sizes
+    known: dict[tuple[Any, Any], Any] = field(default_factory=dict)  # by environment, expression
+
+
+_entered: ContextVar[_Shortened | None] = ContextVar("_entered", default=None)
+_lock = threading.Lock()
+_nodes: Any = SymNode
+_init: Callable[..., None] = SymNode.__init__
+_users = 0  # of the exchanged `SymNode.__init__`
+
+
 @contextmanager
 def short_sizes(sizes: Sizes) -> Iterator[None]:
-    """While it is entered, sizes that torch traces are short where that is equal.
+    """While it is entered, sizes that are traced in this thread are short where that is equal.
 
     Args:
         sizes: what is declared, by the argument of the model's ``forward`` and the axis.
 
-    `SymNode.__init__` is torch's one place where a size gets its expression; it is exchanged for
-    all threads, and changes nothing but sizes of the inputs given here.
+    `SymNode.__init__` is torch's one place where a size gets its expression. It is exchanged for
+    all threads, and back when the last one has left; in the others it is torch's own.
     """
-    original: Callable[..., None] = SymNode.__init__
-    known: dict[tuple[Any, Any], Any] = {}  # by shape environment and expression
-
-    def init(self: Any, expr: Any, shape_env: Any, pytype: type, *args: Any, **kwargs: Any) -> None:
-        if shape_env is not None and pytype in (int, bool) and isinstance(expr, sympy.Basic):
-            key = (shape_env, expr)
-            if key not in known:
-                known[key] = _known_shorter(expr, shape_env, sizes)
-            expr = known[key]
-        original(self, expr, shape_env, pytype, *args, **kwargs)
-
-    SymNode.__init__ = init
+    token = _entered.set(_Shortened(dict(sizes)))
+    _use(+1)
     try:
         yield
     finally:
-        SymNode.__init__ = original
+        _use(-1)
+        _entered.reset(token)
+
+
+def _use(more: int) -> None:
+    global _users  # noqa: PLW0603
+    with _lock:
+        _users += more
+        _nodes.__init__ = _short_init if _users else _init
+
+
+def _short_init(
+    node: Any, expr: Any, shape_env: Any, pytype: type, *args: Any, **kwargs: Any
+) -> None:
+    """`SymNode.__init__`, with the shorter expression."""
+    here = _entered.get()
+    if here and shape_env is not None and pytype in (int, bool) and isinstance(expr, sympy.Basic):
+        key = (shape_env, expr)
+        if key not in here.known:
+            here.known[key] = _known_shorter(expr, shape_env, here.sizes)
+        expr = here.known[key]
+    _init(node, expr, shape_env, pytype, *args, **kwargs)
 
 
 def shorter(expr: Any, symbols: Symbols) -> Any:
@@ -84,16 +111,17 @@ def shorter(expr: Any, symbols: Symbols) -> Any:
     columns = _columns(symbols)
     if columns is None:
         return expr
-    count = len(next(iter(columns.values())))
-    for some in (slice(None, None, -(-count // _PROBES)), slice(None)):
-        at = {name: column[some] for name, column in columns.items()}
-        values = _values(expr, at)
-        found = None if values is None else _equal(expr, values, at)
-        if found is None:
+    if len(columns) > 1:
+        count = len(next(iter(columns.values())))
+        few = {name: column[:: -(-count // _PROBES)] for name, column in columns.items()}
+        if _equal(expr, few) is None:
             return expr
-        if count <= _PROBES:
-            break
-    return found
+    found = _equal(expr, columns)
+    if found is None:
+        return expr
+    # whatever was fitted: it has to have these values
+    want, got = _values(expr, columns), _values(found, columns)
+    return expr if want is None or got is None or not np.array_equal(want, got) else found
 
 
 def _known_shorter(expr: Any, env: Any, sizes: Sizes) -> Any:
@@ -165,10 +193,12 @@ def _bound(expr: Any, highest: Mapping[str, int]) -> float:
     """What no part of the expression is greater than in absolute value."""
     if expr.is_Symbol:
         return highest[str(expr)]
-    if expr.is_number:
-        return abs(float(expr))
+    if expr.is_Atom:
+        return abs(float(expr)) if expr.is_number else 1
     parts = [_bound(arg, highest) for arg in expr.args]
     kind = type(expr).__name__
+    if kind == "Pow" and expr.exp.is_Integer and 0 < expr.exp < 9:
+        return parts[0] ** int(expr.exp)
     if kind == "Mul":
         return math.prod(max(part, 1.0) for part in parts)
     if kind in _NOT_GREATER or expr.is_Boolean or expr.is_Relational:
@@ -183,8 +213,11 @@ _NOT_GREATER = frozenset(
 )
 
 
-def _equal(expr: Any, values: np.ndarray, columns: Columns) -> Any:
-    """A short expression that has these values at these sizes; None if there is none."""
+def _equal(expr: Any, columns: Columns) -> Any:
+    """A short expression that has the same values at these sizes; None if there is none."""
+    values = _values(expr, columns)
+    if values is None:
+        return None
     same = bool((values == values[0]).all())
     if _condition(expr):
         return (sympy.true if values[0] else sympy.false) if same else None

@@ -1,0 +1,179 @@
+"""Long sizes and conditions replaced by short ones: only where they are equal at every size."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+import onnxruntime
+import pytest
+import sympy
+import torch
+from torch.fx.experimental.sym_node import SymNode
+from torch.nn import functional
+from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv, Max, Mod
+
+from pipeline import trace
+from pipeline.dims import Dim
+from pipeline.export import export
+from pipeline.spec import Input, ModelSpec, Output, Tolerance
+from pipeline.translations import short_sizes as module
+from pipeline.translations.short_sizes import short_sizes, shorter
+
+S, T = sympy.Symbol("s0", integer=True, positive=True), sympy.Symbol("s1", integer=True)
+H, W = Dim("h", 9, 24, 72), Dim("w", 10, 31, 64)
+TORCHS = SymNode.__init__
+
+
+def same_padding(size, kernel=3, stride=2):
+    """What a convolution with TensorFlow's padding makes of a size."""
+    pad = Max(0, stride * (CeilToInt(IntTrueDiv(size, stride)) - 1) + kernel - size)
+    return FloorDiv(size + pad - kernel, stride) + 1
+
+
+def windows(size, side=7):
+    return size + Mod(side - Mod(size, side), side)
+
+
+def numbers(expr, sizes):
+    return [int(expr.xreplace({S: sympy.Integer(n)})) for n in sizes]
+
+
+@pytest.mark.parametrize(
+    ("expr", "want"),
+    [
+        (same_padding(S), "((s0 + 1)//2)"),
+        (same_padding(same_padding(S), kernel=5), "((s0 + 3)//4)"),
+        (windows(FloorDiv(S + 3, 4)), "7*(((s0 + 27)//28))"),
+        (Max(0, 2 * CeilToInt(IntTrueDiv(S, 2)) + 1 - S), "-s0 + 2*(((s0 + 1)//2)) + 1"),
+        (windows(windows(S)) - windows(S) + S, "s0"),
+        (Max(3, Mod(windows(S), 7) + 3), "3"),
+        (Max(0, S - 60) + Max(0, 3 - FloorDiv(S, 9)) + 5, None),  # no quotient
+    ],
+)
+def test_a_size_is_shorter_and_equal(expr, want) -> None:
+    got = shorter(expr, (("s0", H),))
+    assert str(got) == (str(expr) if want is None else want)
+    assert numbers(got, range(9, 73)) == numbers(expr, range(9, 73))
+
+
+def test_one_size_that_differs_is_enough() -> None:
+    """The largest declared size: below it, all are equal."""
+    for expr in (same_padding(S) + Max(0, S - 71), windows(S) - windows(S) % 7 + Max(0, S - 71)):
+        assert shorter(expr, (("s0", H),)) is expr
+    condition = sympy.Gt(same_padding(S) + Mod(S, 2), 4)
+    assert shorter(condition, (("s0", H),)) is sympy.true
+    assert shorter(sympy.Ne(same_padding(S) + FloorDiv(S, 70), 37), (("s0", H),)) is not sympy.true
+    several = Max(FloorDiv(4 * S * T, 4 * T), Max(0, S + T - 135))
+    assert str(several) != "s0"
+    assert shorter(several, (("s0", H), ("s1", W))) is S
+    several = FloorDiv(4 * S * T, 3 * T + Max(1, 64 - T)) + Max(0, S + T - 135)
+    assert shorter(several, (("s0", H), ("s1", W))) is several
+
+
+def test_the_declared_sizes_count() -> None:
+    expr = Mod(S, 8) + Mod(S + 8, 4) + FloorDiv(S, 2)
+    assert shorter(expr, (("s0", H),)) is expr
+    got = shorter(expr, (("s0", Dim("h", 8, 24, 80, 8)),))
+    assert got.count_ops() < expr.count_ops()
+    assert numbers(got, range(8, 81, 8)) == numbers(expr, range(8, 81, 8))
+    two = Dim("a", 1, 2, 9) + Dim("b", 0, 2, 70)
+    assert str(shorter(same_padding(S), (("s0", two),))) == "((s0 + 1)//2)"
+
+
+def test_too_many_sizes_are_left_alone() -> None:
+    expr = same_padding(S)
+    assert shorter(expr, (("s0", Dim("h", 1, 64, 1 << 18)),)) is not expr
+    assert shorter(expr, (("s0", Dim("h", 1, 64, 1 << 20)),)) is expr
+    # int64 would lose the highest bits
+    big = FloorDiv((1 << 62) * (S + 3), 1 << 62) + Mod(S, 5) * 0 + Max(1, S)
+    assert shorter(big, (("s0", H),)) is big
+
+
+@pytest.mark.parametrize("kind", ["a quotient off by one", "a wrong symbol"])
+def test_a_wrong_fit_is_not_taken(monkeypatch, kind) -> None:
+    if kind == "a wrong symbol":
+        monkeypatch.setattr(module, "_as_quotient", lambda expr, _: next(iter(expr.free_symbols)))
+    else:
+        right = module._line
+        monkeypatch.setattr(
+            module, "_line", lambda *args: right(*args) and (*right(*args)[:1], 0, right(*args)[2])
+        )
+    expr = same_padding(S)
+    assert shorter(expr, (("s0", H),)) is expr
+
+
+class Same(torch.nn.Module):
+    """Convolutions with TensorFlow's padding, as timm writes it."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList(
+            torch.nn.Conv2d(3, 3, 5 if n % 2 else 3, 2) for n in range(count)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv in self.convs:
+            (k, _), (h, w) = conv.kernel_size, x.shape[-2:]
+            pads = [max((-(n // -2) - 1) * 2 + k - n, 0) for n in (h, w)]
+            left = [pads[1] // 2, pads[1] - pads[1] // 2, pads[0] // 2, pads[0] - pads[0] // 2]
+            x = conv(functional.pad(x, left))
+        return x
+
+
+def spec_of(count: int) -> ModelSpec:
+    return ModelSpec(
+        "same", lambda _: Same(count), (Input("x", (Dim("b", 1, 2, 3), 3, H, W)),),
+        (Output("y"),), Tolerance(1e-4, 1e-5, "a test"),
+    )  # fmt: skip
+
+
+def differing(spec, path) -> int:
+    """At how many sizes ONNX Runtime differs: every residue by 32, and the ends."""
+    torch.manual_seed(0)
+    net, session = spec.build(None).eval(), onnxruntime.InferenceSession(str(path))
+    wrong = 0
+    for h in [*range(9, 43), 71, 72]:
+        x = spec.sample({"b": 1 + h % 3, "h": h, "w": 10 + (7 * h) % 55}, 3)["x"]
+        with torch.no_grad():
+            want = net(torch.from_numpy(x)).numpy()
+        try:
+            got = session.run(None, {"x": x})[0]
+        except onnxruntime.capi.onnxruntime_pybind11_state.Fail:
+            got = np.zeros(0)
+        wrong += got.shape != want.shape or not np.allclose(got, want, rtol=1e-4, atol=1e-5)
+    return wrong
+
+
+def test_in_onnx_runtime_at_every_residue(tmp_path, monkeypatch) -> None:
+    spec = spec_of(4)
+    done = export(spec, None, tmp_path / "m.onnx")
+    assert done.spec.dims == spec.dims
+    assert differing(spec, done.path) == 0
+
+    # what would come of a wrong quotient that the example's size doesn't show
+    def wrong(expr, symbols):
+        short = shorter(expr, symbols)
+        if not isinstance(short, FloorDiv) or short.args[1] < 16:
+            return short
+        (symbol,) = short.free_symbols
+        return short + FloorDiv(symbol, 60) if symbol in short.free_symbols else short
+
+    monkeypatch.setattr(module, "shorter", wrong)
+    with contextlib.suppress(Exception):
+        assert differing(spec, export(spec, None, tmp_path / "n.onnx").path) > 0
+
+
+def test_torch_alone_takes_many_times_longer(monkeypatch) -> None:
+    spec, seconds = spec_of(4), {}
+    net = spec.build(None).eval()
+    for way in ("warm", "short", "torch"):
+        if way == "torch":
+            monkeypatch.setattr(trace, "short_sizes", lambda _: contextlib.nullcontext())
+        start = time.process_time()
+        trace._torch_export(spec.inputs, net, 0, {"b": 2, "h": 41, "w": 38})
+        seconds[way] = time.process_time() - start
+    print(seconds)
+    assert seconds["torch"] > 3 * seconds["short"]
