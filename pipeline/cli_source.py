@@ -37,6 +37,10 @@ def add_options(sub: Any) -> None:
         "--dim", action="append", default=[], metavar="NAME=RANGE", help=_plain(DIM_FORM)
     )
     sub.add_argument(
+        "--range", action="append", default=[], metavar="INPUT=LOW..HIGH",
+        help="random values of an input are from here (integers without HIGH), e.g. ids=0..32000",
+    )  # fmt: skip
+    sub.add_argument(
         "--exact-dims",
         action="store_true",
         help="fail where the model does not take every size; without it a --dim is narrowed to "
@@ -62,6 +66,7 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "weights": arguments.weights,
         "inputs": tuple(arguments.input),
         "dims": tuple(arguments.dim),
+        "ranges": tuple(arguments.range),
         "exact": arguments.exact_dims,
         "tolerance": arguments.tolerance,
     }

@@ -208,17 +208,30 @@ def conclude(
     infos = []
     index = 0
     for info in plan.infos:
-        results = list(info.results)
-        if info.compared:
-            for first, second in pairs:
+        ran, results = info.compared, list(info.results)
+        if ran and not pairs:
+            infos.append(_alone(info, runs, index))
+        else:
+            for first, second in pairs if ran else ():
                 left, right = runs[first][index], runs[second][index]
                 if left and right:  # an engine's profile does not cover every point
                     results += judge(first, second, left, right, job.tolerance)
-            index += 1
-        infos.append(replace(info, results=tuple(results)))
-    notes = [*plan.notes, *notes, *_uncompared(infos, job)]
+            infos.append(replace(info, results=tuple(results)))
+        index += ran
+    notes = [*plan.notes, *notes, *(_uncompared(infos, job) if pairs else ())]
     comparison = ComparisonInfo(job.memory_limit, tuple(infos), True, tuple(notes))
     return replace(comparison, passed=not failures(comparison))
+
+
+def _alone(info: PointInfo, runs: Runs, index: int) -> PointInfo:
+    """A point of an ONNX file that nothing was rewritten in: not compared, but NaN is noticed."""
+    wrong = [
+        failed((EXPORTED, EXPORTED), name, f"has NaN or infinity{RANGE_HINT}")
+        for name, array in runs[EXPORTED][index].items()
+        if array.dtype.kind == "f" and not np.isfinite(array).all()
+    ]
+    why = "one run only: there is nothing to hold it against"
+    return replace(info, compared=False, why=why, results=(*info.results, *wrong))
 
 
 def _uncompared(infos: Sequence[PointInfo], job: Job) -> list[str]:
@@ -242,7 +255,8 @@ def failures(comparison: ComparisonInfo) -> list[str]:
         for result in info.results
         if not result.passed
     ]
-    if not any(info.compared for info in comparison.points):
+    points = comparison.points
+    if not any(p.compared for p in points) and any(p.why.startswith("needs") for p in points):
         lines.append("nothing was compared: every point is over the memory limit")
     lines += [note for note in comparison.notes if note.endswith(_MISSING)]
     return lines

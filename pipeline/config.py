@@ -22,7 +22,7 @@ class Config:
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
-    `tolerance`, `exact`, and `memory_limit` where it is given. `out` and `force` don't.
+    `ranges`, `tolerance`, `exact`, and `memory_limit` where it is given. `out` and `force` don't.
 
     Args:
         model: a model's name, a spec, or a source (see `pipeline.source`):
@@ -45,6 +45,7 @@ class Config:
         force: convert even if nothing changed.
         inputs, dims: of a source that declares none, as text (`pipeline.input_text`).
         tolerance: of such a source; measured where it is left out (`pipeline.tolerance`).
+        ranges: of the random values that inputs are verified with, as text: ``ids=0..1000``.
         exact: fail where such a source does not take every size of `dims`, and say so; without
             it the dims are narrowed to what it takes.
     """
@@ -66,12 +67,13 @@ class Config:
     inputs: tuple[str, ...] = ()
     dims: tuple[str, ...] = ()
     tolerance: Tolerance | None = None
+    ranges: tuple[str, ...] = ()
     exact: bool = False
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise InputError(f"memory limit {self.memory_limit}: must be positive")
-        for name in ("profiles", "shapes", "passes", "skip", "plugins", "inputs", "dims"):
+        for name in ("profiles", "shapes", "passes", "skip", "plugins", "inputs", "dims", "ranges"):
             if isinstance(getattr(self, name), (str, Path)):
                 raise InputError(f"{name}={str(getattr(self, name))!r}: give a tuple of them")
         if self.seed < 0:

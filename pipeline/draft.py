@@ -32,6 +32,7 @@ def draft(config: Config, spec: ModelSpec) -> Manifest:
             versions(spec.libraries),
             config.inputs,
             config.dims,
+            config.ranges,
         ),
         dims=(),
         inputs=(),

@@ -66,6 +66,22 @@ def parse_dims(texts: Sequence[str], *, auto: bool = True) -> dict[str, Dim]:
     return dims
 
 
+def parse_range(text: str) -> tuple[str, tuple[float, float]]:
+    """Reads ``ids=0..1000``.
+
+    Raises:
+        InputError: not of that form.
+    """
+    name, equals, values = (part.strip() for part in text.partition("="))
+    try:
+        low, high = (float(part) for part in values.split(".."))
+    except ValueError as error:
+        raise InputError(f"range {text!r} is not INPUT=LOW..HIGH, such as ids=0..1000") from error
+    if not equals or not name:
+        raise InputError(f"range {text!r} is not INPUT=LOW..HIGH, such as ids=0..1000")
+    return name, (low, high)
+
+
 def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
     """Reads inputs into what `ModelSpec.inputs` takes: a dict of keyword arguments.
 

@@ -12,7 +12,10 @@ from pipeline.manifest import PairResult
 from pipeline.polygraphy_log import collected
 from pipeline.tensors import Tolerance
 
-RANGE_HINT = "; if its inputs' values are to blame, give the Input a range: low=, high="
+RANGE_HINT = (
+    "; if its inputs' values are to blame, give the Input a range (--range NAME=LOW..HIGH, or low= "
+    "and high=)"
+)
 _JUDGED = 1 << 20  # elements of an output that Polygraphy is given
 _SURE = 0.999  # of the tolerance: within it an element passes whatever way it is rounded
 

@@ -48,6 +48,7 @@ class ModelInfo:
     libraries: Mapping[str, str]
     inputs: tuple[str, ...] = ()
     dims: tuple[str, ...] = ()
+    ranges: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

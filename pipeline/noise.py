@@ -10,11 +10,13 @@ import numpy as np
 from pipeline.errors import InputError
 from pipeline.tensors import Tolerance
 
-_RTOL = 1e-4  # of a measured tolerance
-_MARGIN = 50  # times the rounding that was measured
+_RTOL = 1e-4  # of a measured tolerance, at least
+_MARGIN, _MARGIN_HALF = 50, 4  # times the rounding that was measured; in half precision
 _LEAST = 4e-6  # of an output's usual value: below it, rounding was lucky
-_ULP = 5e-7  # of the root mean square: sums of numbers of that size
-_MOST = 1e-2  # of the root mean square of the usual values: above it, a fault could hide
+_ULPS = 4  # of the output's type, at the root mean square: sums of numbers of that size
+# of the root mean square of the usual values: above it, a fault could hide
+_MOST, _MOST_HALF = 1e-2, 5e-2
+_HALF = 1e-4  # the least eps of half precision
 _USUAL = 1e3  # times the median: what is larger is a mask's filling, or saturated
 _WHOLE = 0.25  # between whole numbers
 
@@ -29,17 +31,24 @@ class Noise:
         usual: the median of the different values, without zero.
         rms: the root mean square of the usual values, those up to 1000 times the median: a mask
             filled with -1e9 says nothing of what is beside it.
+        eps: of the output's type.
         whole: all values are whole numbers that rounding leaves alone, not all of them zero.
     """
 
     off: float
     usual: float
     rms: float
+    eps: float
     whole: bool
 
     @staticmethod
-    def between(moved: np.ndarray, exact: np.ndarray) -> Noise:
-        """From an output and the same output without the rounding, or with another."""
+    def between(moved: np.ndarray, exact: np.ndarray, eps: float) -> Noise:
+        """From an output and the same output without the rounding, or with another.
+
+        Args:
+            moved, exact: the outputs, of any type.
+            eps: of the type that the model gives them in.
+        """
         a, b = moved.astype(np.float64).ravel(), exact.astype(np.float64).ravel()
         size = np.abs(b)
         different = np.unique(size[size > 0])
@@ -49,13 +58,15 @@ class Noise:
             off = np.abs(a - b)
             # -3.4e38 and -1.8e308 are the least numbers of two types, not noise
             same = (size > 1e37) & (np.abs(a) > 1e37) & (np.sign(a) == np.sign(b))
-            covered = same | (_MARGIN * off <= _RTOL * size)
+            margin = _MARGIN_HALF if eps > _HALF else _MARGIN
+            covered = same | (margin * off <= max(_RTOL, _ULPS * eps) * size)
         square = np.square(b[ordinary])
         whole = bool(size.any()) and np.array_equal(a, b) and np.array_equal(b, np.round(b))
         return Noise(
             float(off[~covered].max(initial=0)),
             usual,
             float(np.sqrt(square.mean())) if len(square) else 0.0,
+            eps,
             whole,
         )
 
@@ -67,6 +78,7 @@ class Noise:
             max(self.off, other.off),
             max(self.usual, other.usual),
             max(self.rms, other.rms),
+            max(self.eps, other.eps),
             self.whole and other.whole,
         )
 
@@ -82,15 +94,17 @@ class Noise:
         """
         if self.whole:
             return Tolerance(0.0, _WHOLE, "measured: whole numbers, which have to be equal")
-        atol = max(_MARGIN * self.off, _LEAST * self.usual, _ULP * self.rms)
-        if not math.isfinite(atol) or atol > _MOST * self.rms:
+        half = self.eps > _HALF
+        margin, most = (_MARGIN_HALF, _MOST_HALF) if half else (_MARGIN, _MOST)
+        atol = max(margin * self.off, _LEAST * self.usual, _ULPS * self.eps * self.rms)
+        if not math.isfinite(atol) or atol > most * self.rms:
             raise InputError(
                 f"{where}: {how} alone moves it by {self.off:.2g} where its root mean square is "
-                f"{self.rms:.2g}: no tolerance can be measured; say one (--tolerance RTOL,ATOL, "
-                "or tolerance= of the spec), or give the inputs a range (low=, high=)"
+                f"{self.rms:.2g}: no tolerance can be measured; say one (--tolerance RTOL,ATOL, or "
+                "tolerance= of the spec), or give the inputs a range (--range, or low= and high=)"
             )
         why = f"measured: {how} moves it by {self.off:.2g}, its usual value is {self.usual:.2g}"
-        return Tolerance(_RTOL, float(f"{atol:.2g}"), why)
+        return Tolerance(max(_RTOL, _ULPS * self.eps), float(f"{atol:.2g}"), why)
 
 
 EQUAL = Tolerance(_RTOL, 0.0, "integers and booleans have to be equal")

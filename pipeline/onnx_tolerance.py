@@ -16,7 +16,8 @@ from pipeline.spec import ModelSpec
 from pipeline.stored import Feed
 
 _HOW = "rounding of the inputs"
-_ULP = 2.0**-23
+_NOTHING = "no input can be rounded, and a few units in the last place are assumed: they"
+_ASSUMED = 4  # units in the last place of the root mean square
 
 
 def with_onnx_tolerance(spec: ModelSpec, path: Path, seed: int) -> ModelSpec:
@@ -35,13 +36,24 @@ def with_onnx_tolerance(spec: ModelSpec, path: Path, seed: int) -> ModelSpec:
         return spec
     sizes = _sizes(spec)
     feed = spec.sample(sizes, seed)
+    rounded = any(array.dtype.kind == "f" for array in feed.values())
     plain, moved = run_onnx(path, [feed, _moved(feed)])
     outputs = []
     for output in spec.outputs:
         a, b = plain[output.name], moved[output.name]
         where = f"model {spec.name}: output {output.name}"
         real = a.dtype.kind == "f"
-        measured = Noise.between(b, a).tolerance(where, _HOW) if real else EQUAL
+        measured = EQUAL
+        if real and not np.isfinite(a).all():
+            raise InputError(
+                f"{where} is NaN or infinite at {', '.join(f'{n}={s}' for n, s in sizes.items())}: "
+                "there is nothing to compare; give the inputs a range (--range NAME=LOW..HIGH)"
+            )
+        if real:
+            noise = Noise.between(b, a, float(np.finfo(a.dtype).eps))
+            if not rounded:
+                noise = replace(noise, off=max(noise.off, _ASSUMED * noise.eps * noise.rms))
+            measured = noise.tolerance(where, _HOW if rounded else _NOTHING)
         outputs.append(replace(output, tolerance=output.tolerance or measured))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
     return replace(spec, outputs=tuple(outputs), tolerance=widest)
@@ -59,7 +71,9 @@ def _sizes(spec: ModelSpec) -> Mapping[str, int]:
 def _moved(feed: Feed) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {
-        name: (array * (1 + _ULP * rng.standard_normal(array.shape))).astype(array.dtype)
+        name: (array * (1 + np.finfo(array.dtype).eps * rng.standard_normal(array.shape))).astype(
+            array.dtype
+        )
         if array.dtype.kind == "f"
         else array
         for name, array in feed.items()

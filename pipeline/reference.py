@@ -52,7 +52,12 @@ def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) ->
     if stated is not None and weights is None and not holds_weights(info.source):
         raise InputError(f"this artifact was made with the weights {stated}: give --weights")
     config = Config(
-        info.source, options=info.options, weights=weights, inputs=info.inputs, dims=info.dims
+        info.source,
+        options=info.options,
+        weights=weights,
+        inputs=info.inputs,
+        dims=info.dims,
+        ranges=info.ranges,
     )
     spec = spec or find_source(config)
     if spec.onnx is not None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
 from pipeline.errors import InputError, PipelineError
-from pipeline.input_text import INPUT_FORM, parse_dims, parse_inputs
+from pipeline.input_text import INPUT_FORM, parse_dims, parse_inputs, parse_range
 from pipeline.models import MODELS
 from pipeline.registry import find_spec
 from pipeline.spec import ModelSpec
@@ -41,6 +41,24 @@ def find_source(config: Config) -> ModelSpec:
         InputError: there is no such source, a factory that is not there or raises, or inputs
             and dims that don't fit the source.
     """
+    spec = _found(config)
+    if not config.ranges:
+        return spec
+    ranges = dict(parse_range(text) for text in config.ranges)
+    inputs = {i.name: i for i in spec.inputs}
+    for name in ranges:
+        if name not in inputs:
+            raise InputError(f"range {name}: no such input; the inputs are {', '.join(inputs)}")
+    return replace(
+        spec,
+        inputs=tuple(
+            replace(i, low=ranges[i.name][0], high=ranges[i.name][1]) if i.name in ranges else i
+            for i in spec.inputs
+        ),
+    )
+
+
+def _found(config: Config) -> ModelSpec:
     model = config.model
     if isinstance(model, ModelSpec) or model in MODELS:
         _no_inputs(config, "the spec declares them")

@@ -43,13 +43,14 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
             if not (np.isfinite(a).all() and np.isfinite(b).all()):
                 odd.setdefault(output.name, sizes)
                 continue
-            noise[output.name] = Noise.between(a, b).worst(noise.get(output.name))
+            new = Noise.between(a, b, float(np.finfo(a.dtype).eps))
+            noise[output.name] = new.worst(noise.get(output.name))
     for name, sizes in odd.items():
         if name not in noise and not _stated(spec, name):
             raise InputError(
                 f"model {spec.name}: output {name} is NaN or infinite at "
                 f"{', '.join(f'{n}={size}' for n, size in sizes.items())}: there is nothing to "
-                "compare; give the inputs a range for which it is not (low=, high=)"
+                "compare; give the inputs a range for which it is not (--range, or low= and high=)"
             )
     outputs = []
     for output in spec.outputs:
@@ -100,19 +101,28 @@ def _exact(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> tuple[list[
                 pass
             finally:
                 module.float()
-    noise = torch.Generator().manual_seed(0)
-    moved = [
-        a * (1 + 2.0**-23 * torch.randn(a.shape, generator=noise)).to(a.dtype)
-        if a.is_floating_point()
-        else a.clone()
-        for a in args
-    ]
-    with torch.no_grad(), quiet():
-        return _arrays(module(*moved)), "rounding of the inputs"
+    moved = [_rounded(a) if a.is_floating_point() else a.clone() for a in args]
+    if any(a.is_floating_point() for a in args):
+        with torch.no_grad(), quiet():
+            return _arrays(module(*moved)), "rounding of the inputs"
+    first = next(t for t in tensors if t.is_floating_point())  # of a language model: its embedding
+    saved = first.detach().clone()
+    try:
+        with torch.no_grad(), quiet():
+            first.copy_(_rounded(saved))
+            return _arrays(module(*moved)), "rounding of the first weights"
+    finally:
+        with torch.no_grad():
+            first.copy_(saved)
+
+
+def _rounded(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, each element moved by about a unit in its last place."""
+    noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0))
+    moved: torch.Tensor = tensor * (1 + torch.finfo(tensor.dtype).eps * noise)
+    return moved.to(tensor.dtype)
 
 
 def _arrays(result: Any) -> list[np.ndarray]:
-    return [
-        t.detach().to(torch.float64).numpy() if t.is_floating_point() else t.detach().numpy()
-        for t in flat_outputs(result)
-    ]
+    plain = (t.detach() for t in flat_outputs(result))
+    return [(t.float() if t.dtype == torch.bfloat16 else t).numpy().copy() for t in plain]

@@ -14,6 +14,10 @@ condition by True or False, if it is equal at every declared size:
 - a size that only the data decide, or that is not an input's, is left alone.
 
 So a formula may be wrong at sizes that are not declared. These are refused at run time.
+
+torch itself writes ``(s//2)//-2``, in code that rounds up by ``-(n // -2)``, as ``s//-4``, which is
+another number at odd s (`FloorDiv.eval`, torch 2.13). Short sizes make that more frequent, so under
+`short_sizes` a negative divisor is written as a positive one of the negative size.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import sympy
+from sympy.core.cache import clear_cache
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.functions import FloorDiv
 
@@ -58,7 +63,9 @@ class _Shortened:
 _entered: ContextVar[_Shortened | None] = ContextVar("_entered", default=None)
 _lock = threading.Lock()
 _nodes: Any = SymNode
+_divisions: Any = FloorDiv
 _init: Callable[..., None] = SymNode.__init__
+_eval: Callable[..., Any] = FloorDiv.eval.__func__
 _users = 0  # of the exchanged `SymNode.__init__`
 
 
@@ -86,6 +93,15 @@ def _use(more: int) -> None:
     with _lock:
         _users += more
         _nodes.__init__ = _short_init if _users else _init
+        _divisions.eval = classmethod(_positive_divisor if _users else _eval)
+        clear_cache()  # sympy's, of what `eval` gave before
+
+
+def _positive_divisor(cls: Any, base: Any, divisor: Any) -> Any:
+    """`FloorDiv.eval`, with ``a//-b`` as ``-a//b``."""
+    if divisor.is_Integer and divisor < 0:
+        return cls(-base, -divisor)
+    return _eval(cls, base, divisor)
 
 
 def _short_init(
