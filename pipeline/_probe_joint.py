@@ -223,6 +223,8 @@ def _try_products(runs: Runs, base: Mapping[str, int], pair: tuple[str, str]) ->
     what failed, since a bound is rather 10000 than 9999."""
     a, b = pair
     good, bad = _points(runs, base, pair)
+    if not good or not bad:
+        return
     low, high = max(x * y for x, y in good), min(x * y for x, y in bad)
     tried = 0
     for unit in sorted((p**n for p in (2, 10) for n in range(1, 25)), reverse=True):

@@ -24,6 +24,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _FIRST = 1 << 19  # elements of the inputs up to which the first run is one with values
 _CHECKED = 3  # kinds of refusals that are held against the shapes alone
 _LONG = 1 / 80  # of the time: a longer run than that goes by shapes alone
+_NO_MEMORY = re.compile("bad_alloc|allocate memory|out of memory|BFCArena", re.IGNORECASE)
 _LONGEST = 160  # characters of a model's error
 # what FakeTensorMode can't tell, which says nothing about the model
 _NOT_TOLD = tuple(
@@ -153,7 +154,7 @@ class Runs:
         except MemoryError:
             return None
         except Exception as error:
-            if "can't allocate memory" in str(error):
+            if _NO_MEMORY.search(str(error)):
                 return None
             self.refused[self.key(sizes)] = refusal(sizes, error)
             # only some refusals are in the shapes: an index out of a table is not

@@ -80,13 +80,22 @@ def keep_opt(rule: Rule, dim: Dim | None) -> Rule:
 
 
 def one_sided(rules: Sequence[Rule], spec: ModelSpec) -> bool:
-    """True if a rule leaves sizes such as ``16*k + 1``: the example may just have taken the side
-    of a branch that odd sizes take (a pad by 1), and a round one takes the other."""
-    return any(
-        rule.refined is not None and rule.refined.offset > 0 and spec.auto(rule.dim)
-        for rule in rules
-        if rule.dim not in spec.dims or spec.dims[rule.dim].offset == 0
-    )
+    """True if rules may hold for the example's sizes alone, and a rounder example is worth a try.
+
+    A rule that leaves sizes such as ``16*k + 1`` may be the side of a branch that odd sizes take
+    (a pad by 1); and a dim may be fixed because the example is so small that a size inside of the
+    model is 1, which torch takes for a number.
+    """
+
+    def doubtful(rule: Rule) -> bool:
+        new = rule.refined
+        if new is None:
+            return "baked in" in rule.words or "for fixed" in rule.words
+        declared = spec.dims.get(rule.dim)
+        offset = new.offset > 0 and spec.auto(rule.dim)
+        return (new.static or offset) and (declared is None or declared.offset == 0)
+
+    return any(map(doubtful, rules))
 
 
 def in_words(sizes: Mapping[str, int]) -> str:

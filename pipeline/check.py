@@ -261,7 +261,7 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
         if not point.compared:
             sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
             found.append(Finding("comparison", f"{sizes} was not compared: {point.why}"))
-    if not compared:
+    if not compared and any(point.why.startswith("needs") for point in comparison.points):
         words = "nothing was compared: every point is over the memory limit"
         found.append(Finding("comparison", words, do="raise --memory-limit", blocks=True))
     return found + [Finding("comparison", note) for note in _grouped(comparison)]

@@ -19,7 +19,7 @@ import numpy as np
 from pipeline.dims import Size, shape_at
 from pipeline.errors import CompareError, PipelineError
 from pipeline.judge import RANGE_HINT, failed, judge
-from pipeline.manifest import ComparisonInfo, PointInfo
+from pipeline.manifest import ComparisonInfo, PairResult, PointInfo
 from pipeline.memory import Estimator
 from pipeline.polygraphy_log import collected
 from pipeline.profiles import Point, Profile
@@ -35,6 +35,7 @@ Announce = Callable[[str], None]
 Runs = dict[str, Sequence[Feed]]
 
 _MISSING = "torch's outputs are not stored for them; run torch again (--torch)"
+_NONE_KEPT = "none that was chosen keeps the rules; give the profile other ranges"
 TORCH, EXPORTED, REWRITTEN, ENGINE = "torch", "exported", "rewritten", "engine"
 
 
@@ -132,7 +133,7 @@ def run_torch(
 
     with torch.inference_mode():
         for feed in feeds:
-            result = module(*(torch.from_numpy(array) for array in feed.values()))
+            result = module(*(torch.from_numpy(array.copy()) for array in feed.values()))
             flat = result if isinstance(result, (tuple, list)) else (result,)
             if len(flat) != len(names) or not all(isinstance(t, torch.Tensor) for t in flat):
                 raise CompareError(
@@ -216,11 +217,23 @@ def conclude(
                 left, right = runs[first][index], runs[second][index]
                 if left and right:  # an engine's profile does not cover every point
                     results += judge(first, second, left, right, job.tolerance)
+            if ran:
+                results += _stated(job, info, runs, index)
             infos.append(replace(info, results=tuple(results)))
         index += ran
     notes = [*plan.notes, *notes, *(_uncompared(infos, job) if pairs else ())]
     comparison = ComparisonInfo(job.memory_limit, tuple(infos), True, tuple(notes))
     return replace(comparison, passed=not failures(comparison))
+
+
+def _stated(job: Job, info: PointInfo, runs: Runs, index: int) -> list[PairResult]:
+    """Outputs of the first run whose shape is not the declared one."""
+    name, arrays = next((n, run[index]) for n, run in runs.items())
+    return [
+        failed(("declared", name), output, f"shape {got}, not {shape_at(shape, info.sizes)}")
+        for output, shape in job.outputs.items()
+        if output in arrays and (got := arrays[output].shape) != shape_at(shape, info.sizes)
+    ]
 
 
 def _alone(info: PointInfo, runs: Runs, index: int) -> PointInfo:
@@ -239,7 +252,9 @@ def _uncompared(infos: Sequence[PointInfo], job: Job) -> list[str]:
     lines = []
     for profile in job.profiles:
         mine = [info for info in infos if profile.allows(info.sizes)]
-        if not any(info.compared for info in mine):
+        if not mine:
+            lines.append(f"profile {profile.name}: none of its sizes was compared: {_NONE_KEPT}")
+        elif not any(info.compared for info in mine):
             dear = all(info.estimate_bytes > job.memory_limit for info in mine)
             what = "all need more memory than the limit" if dear else _MISSING
             lines.append(f"profile {profile.name}: none of its sizes was compared: {what}")
@@ -258,7 +273,7 @@ def failures(comparison: ComparisonInfo) -> list[str]:
     points = comparison.points
     if not any(p.compared for p in points) and any(p.why.startswith("needs") for p in points):
         lines.append("nothing was compared: every point is over the memory limit")
-    lines += [note for note in comparison.notes if note.endswith(_MISSING)]
+    lines += [note for note in comparison.notes if note.endswith((_MISSING, _NONE_KEPT))]
     return lines
 
 

@@ -77,6 +77,32 @@ def find_rules(message: str, dims: Mapping[str, Dim]) -> list[Rule]:
     return rules
 
 
+_FIXED = re.compile(
+    r"L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\] as dynamic but your code specialized it to be "
+    r"a constant \((\d+)\)"
+)
+
+
+def fixed_dims(
+    message: str, arguments: Mapping[tuple[str, int], str], dims: Mapping[str, Dim]
+) -> list[Rule]:
+    """The rules where torch says that the model fixed a size that was given as ``DYNAMIC``.
+
+    Args:
+        message: the exception's text.
+        arguments: dim name by (argument name of ``forward``, axis).
+        dims: the dims by name.
+    """
+    rules = {}
+    for match in _FIXED.finditer(message):
+        name = arguments.get((match[1] + (match[2] or ""), int(match[3])), "")
+        if name in dims:
+            size = int(match[4])
+            words = f"{name} must be {size}: the model fixes it"
+            rules[name] = _refined(dims[name], words, (size, size), 1)
+    return list(rules.values())
+
+
 def root_name(dim: Dim) -> str:
     """The name of torch's Dim of which `dim` is a multiple; its own where it is no multiple."""
     return _root(dim)[0]

@@ -111,6 +111,7 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     if spec.padding is not None:
         shapes = add_padding(model, spec)
     free = _check_inputs(model, spec)
+    notes += _not_in_outputs(spec, shapes)
     _check_outputs(spec, shapes)
     _check_inferred(model, spec, shapes)
     onnx.save(model, path)
@@ -176,6 +177,17 @@ def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path)
         raise ExportError(
             f"model {spec.name}: torch.onnx.export: {cause}", detail=str(error)
         ) from error
+
+
+def _not_in_outputs(spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]) -> tuple[str, ...]:
+    """What to look at twice: the first axis of an input, a batch, that no output has."""
+    used = {n for shape in shapes.values() for size in shape for n in DimExpr(str(size)).names}
+    first = {i.shape[0] for i in spec.inputs if i.shape and isinstance(i.shape[0], Dim)}
+    return tuple(
+        f"no output's size has {dim.name}, the first axis of an input, in it"
+        for dim in sorted(first, key=lambda d: d.name)
+        if dim.name not in used and not dim.static
+    )
 
 
 def _check_names(spec: ModelSpec, shapes: Sequence[Sequence[int | str]]) -> None:

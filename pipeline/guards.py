@@ -220,9 +220,19 @@ def broken_guards(
             kept = where_kept(text, {n: symbols[n].at(columns) for n in used})
         bad = grid if kept is None else grid[~kept]
         if len(bad):
-            words = _NAME.sub(lambda m: str(symbols.get(m[0], m[0])), text)
-            found.append(Broken(text, words, dims, bad, kept is not None))
+            found.append(Broken(text, in_dims(text, symbols), dims, bad, kept is not None))
     return found
+
+
+def in_dims(text: str, symbols: Mapping[str, Symbol]) -> str:
+    """A guard's text with the dims in place of torch's symbols."""
+    return _NAME.sub(lambda m: str(symbols.get(m[0], m[0])), text)
+
+
+def complete(dims: Sequence[Dim]) -> bool:
+    """True if `size_grid` holds every combination of the dims' sizes."""
+    counts = [len(range(d.min, d.max + 1, d.multiple_of)) for d in dims]
+    return max(counts, default=0) <= _MOST and (len(counts) == 1 or math.prod(counts) <= _GRID)
 
 
 def good_sizes(

@@ -66,6 +66,13 @@ def parse_dims(texts: Sequence[str], *, auto: bool = True) -> dict[str, Dim]:
     return dims
 
 
+def bool_range(low: float, high: float) -> tuple[float, float]:
+    """What 0..0 (all false), 1..1 (all true) and 0..1 (both) are for `Input.sample`."""
+    if (low, high) == (0, 0):
+        return -2.0, -1.0
+    return (1.0, 2.0) if (low, high) == (1, 1) else (-1.0, 1.0)
+
+
 def parse_range(text: str) -> tuple[str, tuple[float, float]]:
     """Reads ``ids=0..1000``.
 
@@ -145,7 +152,9 @@ def _parse_input(text: str, dims: Mapping[str, Dim]) -> tuple[Path, Input]:
             _point(text, len(text) - len(range_text), "expected LOW..HIGH")
     shape = _shape(text, len(place) + 1, shape_text, dims)
     name = name_of(path, "input")
-    if dtype and "float" not in dtype and not range_text:
+    if dtype == "bool" and values:
+        values = dict(zip(("low", "high"), bool_range(values["low"], values["high"]), strict=True))
+    elif dtype and "float" not in dtype and dtype != "bool" and not range_text:
         values = {"low": 0.0, "high": 2.0}
     return path, Input(name, shape, dtype or "float32", **values)
 

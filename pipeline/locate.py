@@ -139,7 +139,7 @@ def _against_torch(
     import torch
 
     def run() -> object:
-        return module(*(torch.from_numpy(np.ascontiguousarray(array)) for array in feed.values()))
+        return module(*(torch.from_numpy(np.array(array, order="C")) for array in feed.values()))
 
     try:
         eager = Eager(torch_prints(call or run, seconds))

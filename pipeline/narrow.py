@@ -40,7 +40,8 @@ def narrowed(
     found = probe(inner_inputs(spec), module, seed, spec.rules, seconds)
     rules = [outer(rule, spec) for rule in found.rules]
     if found.base is None:
-        raise ExportError(f"model {spec.name}: {'; '.join(rule.words for rule in rules)}")
+        said = "; ".join(rule.words for rule in rules) or "it ran at none of the sizes tried"
+        raise ExportError(f"model {spec.name}: {said} ({found.words})")
     for rule in rules:
         names = SizeRule(rule.size_rule).names if rule.size_rule else {rule.dim}
         if not all(map(spec.auto, names)) or (rule.refined is None and not rule.size_rule):
@@ -90,7 +91,9 @@ def explained(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Constraint
     """What the model asks of its sizes, found by trying them; None if it takes all of them."""
     found = probe(inner_inputs(spec), module, seed, spec.rules)
     rules = [outer(rule, spec) for rule in found.rules]
-    return constraint_error(spec, rules, found) if rules and found.base is not None else None
+    if found.base is None:
+        return None
+    return constraint_error(spec, rules, found) if rules else None
 
 
 def constraint_error(

@@ -26,8 +26,8 @@ class Noise:
     """How far rounding moves an output.
 
     Args:
-        off: the most that it moves an element by for which a relative tolerance does not stand
-            in already.
+        moved: the most that it moves an element by.
+        off: the same of the elements that a relative tolerance does not cover already.
         usual: the median of the different values, without zero.
         rms: the root mean square of the usual values, those up to 1000 times the median: a mask
             filled with -1e9 says nothing of what is beside it.
@@ -35,6 +35,7 @@ class Noise:
         whole: all values are whole numbers that rounding leaves alone, not all of them zero.
     """
 
+    moved: float
     off: float
     usual: float
     rms: float
@@ -63,6 +64,7 @@ class Noise:
         square = np.square(b[ordinary])
         whole = bool(size.any()) and np.array_equal(a, b) and np.array_equal(b, np.round(b))
         return Noise(
+            float(off[~same].max(initial=0)),
             float(off[~covered].max(initial=0)),
             usual,
             float(np.sqrt(square.mean())) if len(square) else 0.0,
@@ -75,6 +77,7 @@ class Noise:
         if other is None:
             return self
         return Noise(
+            max(self.moved, other.moved),
             max(self.off, other.off),
             max(self.usual, other.usual),
             max(self.rms, other.rms),
@@ -93,7 +96,8 @@ class Noise:
             InputError: rounding moves it so far that a fault could hide behind a tolerance.
         """
         if self.whole:
-            return Tolerance(0.0, _WHOLE, "measured: whole numbers, which have to be equal")
+            atol = min(_WHOLE, _RTOL * self.usual)
+            return Tolerance(0.0, atol, "measured: whole numbers, which have to be equal")
         half = self.eps > _HALF
         margin, most = (_MARGIN_HALF, _MOST_HALF) if half else (_MARGIN, _MOST)
         atol = max(margin * self.off, _LEAST * self.usual, _ULPS * self.eps * self.rms)
@@ -103,7 +107,7 @@ class Noise:
                 f"{self.rms:.2g}: no tolerance can be measured; say one (--tolerance RTOL,ATOL, or "
                 "tolerance= of the spec), or give the inputs a range (--range, or low= and high=)"
             )
-        why = f"measured: {how} moves it by {self.off:.2g}, its usual value is {self.usual:.2g}"
+        why = f"measured: {how} moves it by {self.moved:.2g}, its usual value is {self.usual:.2g}"
         return Tolerance(max(_RTOL, _ULPS * self.eps), float(f"{atol:.2g}"), why)
 
 

@@ -50,7 +50,7 @@ class SymbolNames:
         exprs: dict[str, str] = {}
         for value, declared in zip(values, inputs, strict=True):
             for axis, (got, want) in enumerate(zip(value.shape, declared.shape, strict=True)):
-                if isinstance(want, int) or (isinstance(want, Dim) and want.static):
+                if isinstance(want, int) or all(dim.static for dim in want.dims):
                     continue
                 where = f"{declared.name} axis {axis}"
                 if isinstance(got, int):
@@ -190,6 +190,11 @@ def output_shapes(
         value = values.get(str(name))
         if not isinstance(value, torch.Tensor):
             raise ExportError(f"output {name} of the model is not a tensor ({node.name})")
+        if value.dtype.is_complex:
+            raise ExportError(
+                f"output {name} of the model is complex, and TensorRT has no such numbers: return "
+                "torch.view_as_real of it"
+            )
         shapes.append([names.size(s if isinstance(s, int) else s.node.expr) for s in value.shape])
     return shapes
 

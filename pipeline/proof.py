@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.dims import Dim
-from pipeline.guards import recorded, result_of, size_grid, symbols_in
+from pipeline.guards import (
+    complete,
+    in_dims,
+    recorded,
+    result_of,
+    size_grid,
+    symbols_in,
+    where_kept,
+)
 from pipeline.tensors import Input
 
 if TYPE_CHECKING:
@@ -82,7 +90,11 @@ def unproved(
         dims = tuple(d for n, d in every.items() if any(n in s.names for s in used.values()))
         total = math.prod(len(range(d.min, d.max + 1, d.multiple_of)) for d in dims)
         evaluated = len(size_grid(dims, tuple(rules))) if dims else 0
-        if evaluated >= total or not dims:
+        if not dims or complete(dims):
+            continue
+        columns = dict(zip((d.name for d in dims), size_grid(dims, tuple(rules)).T, strict=True))
+        kept = where_kept(text, {name: s.at(columns) for name, s in used.items()})
+        if kept is None or not kept.all():  # broken somewhere: it was tried out, or is a rule
             continue
         plain = all(isinstance(symbol.size, Dim) for symbol in used.values())
         values = {
@@ -93,7 +105,9 @@ def unproved(
         if plain and proved(text, values):
             continue
         names = [dim.name for dim in dims]
-        lines.append(f"{text}: {evidence(total, evaluated, names, is_proved=False)}")
+        lines.append(
+            f"{in_dims(text, symbols)}: {evidence(total, evaluated, names, is_proved=False)}"
+        )
     return lines
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
 from pipeline.errors import InputError, PipelineError
-from pipeline.input_text import INPUT_FORM, parse_dims, parse_inputs, parse_range
+from pipeline.input_text import INPUT_FORM, bool_range, parse_dims, parse_inputs, parse_range
 from pipeline.models import MODELS
 from pipeline.registry import find_spec
 from pipeline.spec import ModelSpec
@@ -46,9 +46,11 @@ def find_source(config: Config) -> ModelSpec:
         return spec
     ranges = dict(parse_range(text) for text in config.ranges)
     inputs = {i.name: i for i in spec.inputs}
-    for name in ranges:
+    for name, ends in ranges.items():
         if name not in inputs:
             raise InputError(f"range {name}: no such input; the inputs are {', '.join(inputs)}")
+        if inputs[name].dtype == "bool":
+            ranges[name] = bool_range(*ends)
     return replace(
         spec,
         inputs=tuple(
@@ -111,7 +113,8 @@ def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
     if isinstance(made, ModelSpec):
         _no_inputs(config, "the factory's spec declares them")
         made = _tolerant(made, config)
-        return replace(made, key=made.key or _hash(files_of(file), repr(sorted(options.items()))))
+        own_key = _hash(files_of(file), config.model, repr(sorted(options.items())))
+        return replace(made, key=made.key or own_key)
     if not config.inputs:
         raise InputError(
             f"source {config.model}: makes {type(made).__name__}, no ModelSpec: say what it "

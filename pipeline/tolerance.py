@@ -36,6 +36,13 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
     odd: dict[str, Mapping[str, int]] = {}  # where an output was NaN or infinite
     how = ""
     for sizes, args, plain in _runs(spec, module, seed):
+        if len(plain) != len(spec.outputs):
+            raise InputError(
+                f"model {spec.name}: it returns {len(plain)} tensors at "
+                f"{', '.join(f'{n}={size}' for n, size in sizes.items())}, and "
+                f"{len(spec.outputs)} elsewhere: an engine's outputs are the same at every size"
+            )
+        _check_repeats(spec, module, args, plain)
         exact, how = _exact(module, args)
         for output, a, b in zip(spec.outputs, plain, exact, strict=True):
             if a.dtype.kind != "f":
@@ -60,6 +67,25 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
         outputs.append(replace(output, tolerance=output.tolerance or measured))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
     return replace(spec, outputs=tuple(outputs), tolerance=widest)
+
+
+def _check_repeats(
+    spec: ModelSpec,
+    module: torch.nn.Module,
+    args: Sequence[torch.Tensor],
+    before: Sequence[np.ndarray],
+) -> None:
+    """Raises `InputError` where the model gives something else for the same inputs."""
+    with torch.no_grad(), quiet():
+        again = _arrays(module(*(a.clone() for a in args)))
+    for output, a, b in zip(spec.outputs, before, again, strict=True):
+        near = a.shape == b.shape and np.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+        if not near:
+            raise InputError(
+                f"model {spec.name}: output {output.name} is another one at a second call with the "
+                "same inputs: the model is random, or keeps something from call to call; an engine "
+                "does neither"
+            )
 
 
 def _stated(spec: ModelSpec, name: str) -> bool:

@@ -19,7 +19,15 @@ import numpy as np
 import torch
 
 from pipeline._trace_rules import branched, in_words, keep_opt, one_sided, tell_baked
-from pipeline.constraints import GuardLog, Rule, find_rules, fitted, model_line, root_name
+from pipeline.constraints import (
+    GuardLog,
+    Rule,
+    find_rules,
+    fitted,
+    fixed_dims,
+    model_line,
+    root_name,
+)
 from pipeline.dims import Dim, DimExpr, Size
 from pipeline.errors import ConstraintError, ExportError
 from pipeline.examples import dims_of, example_args, examples, matters, quiet, runs, tries
@@ -61,9 +69,10 @@ def trace(
     for _ in range(_ROUNDS):
         program, rules = _attempt(spec, module, seed, watch)
         if one_sided(rules, spec):
-            rounder = _attempt(spec, module, seed, watch, skip=1)
-            if not one_sided(rounder[1], spec):
-                program, rules = rounder
+            with contextlib.suppress(ExportError):  # then the first one says why
+                rounder = _attempt(spec, module, seed, watch, skip=1)
+                if not one_sided(rounder[1], spec):
+                    program, rules = rounder
         if program is not None and not rules:
             return spec, program, refinements
         rules = [outer(branched(rule, spec, module, seed), spec) for rule in rules]
@@ -174,7 +183,7 @@ def _torch_export(
             )
     except Exception as error:
         text = str(error)
-        if "Suggested fixes:" in text:
+        if "Suggested fixes:" in text or "code specialized it to be a constant" in text:
             raise ConstraintError(text) from error
         line = model_line(traceback.extract_tb(error.__traceback__), _TORCH)
         place = f" at {line}" if line else ""
@@ -237,10 +246,10 @@ def _explain(
 ) -> list[Rule]:
     """The rules behind a constraint violation, each with the model's line that asks for it."""
     dims = {name: dim for name, dim in dims_of(inputs).items() if not dim.static}
-    rules = find_rules(text, dims)
     arguments = {
         at: size.name for at, size in _declared(inputs, module).items() if isinstance(size, Dim)
     }
+    rules = find_rules(text, dims) or fixed_dims(text, arguments, dims)
     return [
         replace(rule, line=log.line_of(arguments, rule.dim, legal_sizes(dims[rule.dim], 1 << 12)))
         for rule in rules

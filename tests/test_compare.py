@@ -151,8 +151,9 @@ def test_output_shape_is_checked_also_where_nothing_runs(model: Path) -> None:
 
 def test_conclusion_takes_every_pair_at_every_point(model: Path) -> None:
     plan = plan_points(job(), model)
-    good, bad = {"y": np.ones(3, F32)}, {"y": np.full(3, 2, F32)}
-    runs = {"a": [good, good], "b": [good, good], "c": [good, bad]}
+    good = [{"y": np.ones((n, 4), F32)} for n in (1, 10)]
+    bad = {"y": np.full((10, 4), 2, F32)}
+    runs = {"a": good, "b": good, "c": [good[0], bad]}
     assert conclude(plan, runs, [("a", "b")], job()).passed
     info = conclude(plan, runs, [("a", "b"), ("a", "c")], job(), ["a note"])
     assert not info.passed

@@ -62,13 +62,13 @@ def test_products_beyond_64_bits_are_right() -> None:
     dims = [Dim(f"d{k}", 1, 2, 1 << 20) for k in range(5)]
     grid = guards.size_grid(tuple(dims), ())
     values = {f"s{k}": grid[:, k] for k in range(5)}
-    kept = guards._kept("s0*s1*s2*s3*s4 < 10**25", values)
+    kept = guards.where_kept("s0*s1*s2*s3*s4 < 10**25", values)
     assert kept.tolist() == [math.prod(map(int, row)) < 10**25 for row in grid]
 
 
 def test_a_division_by_zero_cannot_be_told() -> None:
     assert result_of("s0//(s1 - 5) > 1", {"s0": np.arange(9), "s1": np.arange(9)}) is None
-    assert guards._kept("s0//(s1 - 5) > 1", {"s0": np.arange(9), "s1": np.arange(9)}) is None
+    assert guards.where_kept("s0//(s1 - 5) > 1", {"s0": np.arange(9), "s1": np.arange(9)}) is None
 
 
 def test_tries_reach_from_the_smallest_to_the_largest_that_fits() -> None:

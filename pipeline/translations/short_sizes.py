@@ -65,7 +65,7 @@ _lock = threading.Lock()
 _nodes: Any = SymNode
 _divisions: Any = FloorDiv
 _init: Callable[..., None] = SymNode.__init__
-_eval: Callable[..., Any] = FloorDiv.eval.__func__
+_eval: Callable[..., Any] = _divisions.eval.__func__
 _users = 0  # of the exchanged `SymNode.__init__`
 
 
