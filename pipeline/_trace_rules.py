@@ -15,6 +15,8 @@ from pipeline.padding import inner_inputs
 from pipeline.spec import ModelSpec
 from pipeline.tensors import Input
 
+_BRANCH = "by another branch"
+
 
 def tell_baked(
     rules: Sequence[Rule],
@@ -62,7 +64,7 @@ def branched(rule: Rule, spec: ModelSpec, module: torch.nn.Module, seed: int) ->
     out = next((n for n in legal_sizes(dim, 1 << 12) if n not in kept), None)
     if out is None or not runs(inputs, module, seed, {**examples(inputs)[0], dim.name: out}):
         return rule
-    said = f"{rule.words} (the model runs at {dim.name}={out} too, by another branch)"
+    said = f"{rule.words} (the model runs at {dim.name}={out} too, {_BRANCH})"
     return replace(rule, words=said)
 
 
@@ -91,6 +93,8 @@ def one_sided(rules: Sequence[Rule], spec: ModelSpec) -> bool:
         new = rule.refined
         if new is None:
             return "baked in" in rule.words or "for fixed" in rule.words
+        if new.multiple_of == 1 and _BRANCH in rule.words:
+            return True
         declared = spec.dims.get(rule.dim)
         offset = new.offset > 0 and spec.auto(rule.dim)
         return (new.static or offset) and (declared is None or declared.offset == 0)

@@ -40,8 +40,8 @@ def narrowed(
     found = probe(inner_inputs(spec), module, seed, spec.rules, seconds)
     rules = [outer(rule, spec) for rule in found.rules]
     if found.base is None:
-        said = "; ".join(rule.words for rule in rules) or "it ran at none of the sizes tried"
-        raise ExportError(f"model {spec.name}: {said} ({found.words})")
+        why = "; ".join(rule.words for rule in rules) or "it ran at none of the sizes tried"
+        raise ExportError(f"model {spec.name}: {why} ({found.words})")
     for rule in rules:
         names = SizeRule(rule.size_rule).names if rule.size_rule else {rule.dim}
         if not all(map(spec.auto, names)) or (rule.refined is None and not rule.size_rule):

@@ -67,15 +67,16 @@ def trace(
     """
     refinements: list[str] = []
     for _ in range(_ROUNDS):
-        program, rules = _attempt(spec, module, seed, watch)
-        if one_sided(rules, spec):
+        program, rules = _rules(spec, module, seed, watch)
+        for skip in (1, 2) if one_sided(rules, spec) else ():
             with contextlib.suppress(ExportError):  # then the first one says why
-                rounder = _attempt(spec, module, seed, watch, skip=1)
+                rounder = _rules(spec, module, seed, watch, skip)
                 if not one_sided(rounder[1], spec):
                     program, rules = rounder
+                    break
         if program is not None and not rules:
             return spec, program, refinements
-        rules = [outer(branched(rule, spec, module, seed), spec) for rule in rules]
+        rules = [outer(rule, spec) for rule in rules]
         rules = [keep_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
         if not all(rule.refined and spec.auto(rule.dim) for rule in rules):
             raise constraint_error(spec, rules)
@@ -85,6 +86,14 @@ def trace(
         f"model {spec.name}: torch.export asks for one more rule after {_ROUNDS} rounds: "
         + "; ".join(refinements)
     )
+
+
+def _rules(
+    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch, skip: int = 0
+) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
+    """`_attempt`; a rule says so where the model itself takes other sizes."""
+    program, rules = _attempt(spec, module, seed, watch, skip)
+    return program, [branched(rule, spec, module, seed) for rule in rules]
 
 
 def _attempt(
