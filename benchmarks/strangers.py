@@ -1,0 +1,268 @@
+"""Models that nobody here wrote, converted in one command each: the table in docs/strangers.md.
+
+    python benchmarks/strangers.py [--only NAME ...] [--fresh] [--write] [--out DIR]
+
+For each model of `strangers_set.py`, each step in a process of its own, with a limit on time:
+
+1. the truth: which sizes the model itself takes, found by running it (`strangers_truth.py`);
+2. ``pipeline convert FILE.py:FACTORY --input ... --dim ...``, every size of a wide range asked for;
+3. the check: at sizes that the artifact allows, ONNX Runtime on its model.onnx against the model;
+   and at every size that was tried in step 1, whether the artifact allows what the model takes.
+
+The packages are no dependencies of the project; they go beside it, without their own dependencies,
+which would replace torch:
+
+    pip install --no-deps $(python benchmarks/strangers.py --requirements)
+
+Results are kept in DIR (default: bench-results/strangers) as JSON,
+and a model whose result is there is not run again unless --fresh. Prints the table as Markdown;
+--write puts it into docs/strangers.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from strangers_set import REQUIREMENTS, STRANGERS, Stranger, module_of
+
+HERE = Path(__file__).resolve().parent
+DOCS = HERE.parent / "docs" / "strangers.md"
+POINTS = 10  # sizes at which numbers are compared
+LIMITS = {"truth": 900, "convert": 300, "check": 600}  # seconds of CPU time, of each process
+PATIENCE = 5  # times that, on the clock: other work on the machine is nobody's fault
+RIGHT, BEST = "right", "right as far as a dim can say"
+HEAD = """# Models that nobody here wrote
+
+Made by `python benchmarks/strangers.py --write`. Every model is another library's, with random
+weights; the pipeline knows nothing of it. Each was converted by one command, with batch, height and
+width free over the whole range in the second column:
+
+```sh
+pipeline convert benchmarks/strangers_models.py:timm_vit_tiny {example}
+```
+
+- *it takes*: the sizes of that range at which the model itself runs, found by running it, without
+  the pipeline.
+- *the artifact allows*: the sizes that the pipeline arrived at.
+- *right*: the artifact allows every size that the model takes and none that it refuses, of all
+  those tried, and ONNX Runtime gives the model's numbers on `model.onnx` at {points} sizes
+  (smallest, largest, odd, uneven, batch 1 and 3): *error* is the largest difference, relative to
+  the output's largest value.
+- *right as far as a dim can say*: right, but for sizes that the model takes beside those of a range
+  of multiples with an offset (8 and 7, 16 and 15, ...), and no such range holds more of them.
+- *narrowed*: right, but for fewer sizes than the model takes. *refused*: no artifact, and why.
+  *lost rule*: sizes are allowed that the model refuses. *wrong*: other numbers or shapes than the
+  model's, or a failure, at a size that is allowed.
+"""
+
+
+def arguments(stranger: Stranger) -> list[str]:
+    """What is said of the model on the command line."""
+    h, w = (f"{name}={stranger.low}:{stranger.high}" for name in "hw")
+    return ["--input", stranger.input, "--dim", f"b=1:{stranger.batch}", "--dim", h, "--dim", w]
+
+
+def command(stranger: Stranger, artifact: Path) -> list[str]:
+    source = f"{HERE / module_of(stranger)}.py:{stranger.name}"
+    return [
+        sys.executable, "-W", "ignore", "-m", "pipeline", "convert", source, *arguments(stranger),
+        "--out", str(artifact),
+    ]  # fmt: skip
+
+
+def run(words: list[str], limit: int) -> tuple[int | None, str, float]:
+    """Exit code (None: the time was up), the last of what it printed, seconds of CPU time."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with subprocess.Popen(
+        ["bash", "-c", f'ulimit -t {limit}; exec "$@"', "bash", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": f"{HERE.parent}:{HERE}"},
+    ) as child:
+        try:
+            text, _ = child.communicate(timeout=limit * PATIENCE)
+            code: int | None = child.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            text, _ = child.communicate()
+            code = None
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if code in (-signal.SIGXCPU, -signal.SIGKILL) and spent > 0.9 * limit:
+        code = None
+    return code, text[-20_000:], spent
+
+
+def step(name: str, stranger: Stranger, out: Path, fresh: bool) -> dict[str, Any]:
+    """The result of one of this file's own steps, from its JSON file."""
+    place = out / name / f"{stranger.name}.json"
+    if fresh or not place.is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        own = [sys.executable, "-W", "ignore", __file__, "--step", name, stranger.name]
+        code, text, seconds = run([*own, "--out", str(out)], LIMITS[name])
+        if not place.is_file():
+            why = (
+                f"not finished after {seconds:.0f} s of CPU time"
+                if code is None
+                else last_line(text)
+            )
+            return {"failed": why}
+    result: dict[str, Any] = json.loads(place.read_text())
+    return result
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def convert(stranger: Stranger, out: Path) -> dict[str, Any]:
+    """What the one command did."""
+    artifact = out / "artifacts" / stranger.name
+    code, text, seconds = run([*command(stranger, artifact), "--force"], LIMITS["convert"])
+    error = ""
+    if code is None:
+        error = f"not finished after {seconds:.0f} s of CPU time"
+    elif code != 0:
+        errors = [line for line in text.splitlines() if line.startswith("error:")]
+        error = errors[-1] if errors else f"crash (exit code {code}): {last_line(text)}"
+    return {"error": error, "code": code, "seconds": round(seconds, 1), "text": text}
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """One word for a model."""
+    if "failed" in result["truth"]:
+        return "not tried"
+    if error := result["convert"]["error"]:
+        return "crash" if error.startswith(("crash", "not finished")) else "refused"
+    found = result["check"]
+    if "failed" in found:
+        return "wrong"
+    faults = {
+        "wrong": found["wrong"],
+        "lost rule": found["lost"],
+        "narrowed": found["missing"] and not found["best"],
+        "too little compared": len(found["compared"]) < 4,
+        BEST: found["missing"],
+    }
+    return next((word for word, fault in faults.items() if fault), RIGHT)
+
+
+def why(result: dict[str, Any]) -> str:
+    """What stands behind a verdict that is not `RIGHT`."""
+    if "failed" in result["truth"]:
+        return str(result["truth"]["failed"])
+    if result["convert"]["error"]:
+        text = str(result["convert"]["error"])
+        return re.sub(r"\S*/site-packages/", "", text).removeprefix("error: ")
+    found = result["check"]
+    if "failed" in found:
+        return str(found["failed"])
+    if found["lost"]:
+        return f"allowed, but refused by the model: {found['lost'][0]}; {found['wrong']}"
+    if found["missing"]:
+        return f"not allowed: {found['missing'][0]} ({found['kept'][0]} of {found['kept'][1]} are)"
+    return str(found["wrong"])
+
+
+def one(stranger: Stranger, out: Path, fresh: bool) -> dict[str, Any]:
+    """Everything about one model, kept in a JSON file."""
+    place = out / f"{stranger.name}.json"
+    if place.is_file() and not fresh:
+        kept: dict[str, Any] = json.loads(place.read_text())
+        return kept
+    result: dict[str, Any] = {"truth": step("truth", stranger, out, fresh=False), "check": {}}
+    if "failed" not in result["truth"]:
+        result["convert"] = convert(stranger, out)
+        if not result["convert"]["error"]:
+            result["check"] = step("check", stranger, out, fresh=True)
+    result["verdict"] = verdict(result)
+    result["why"] = why(result) if result["verdict"] != RIGHT else ""
+    place.write_text(json.dumps(result, indent=1))
+    return result
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The results as Markdown."""
+    by_name = {s.name: s for s in STRANGERS}
+    counts = Counter(r["verdict"] for r in results.values())
+    lines = [
+        f"{counts[RIGHT]} of {len(results)} right"
+        + "".join(f", {n} {word}" for word, n in counts.items() if word != RIGHT),
+        "",
+        "| model | asked | it takes | the artifact allows | result | error | CPU s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        s, found = by_name[name], result["check"]
+        cells = [
+            f"{name} ({s.kind})",
+            f"{s.low}..{s.high}",
+            result["truth"].get("rule", ""),
+            found.get("allows", ""),
+            ": ".join(filter(None, (result["verdict"], result["why"]))),
+            f"{found['worst']:.0e}" if "worst" in found else "",
+            f"{result['convert']['seconds']:.0f}" if "convert" in result else "",
+        ]
+        lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+    packages = sorted({by_name[name].package for name in results})
+    found_versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
+    return "\n".join([*lines, "", f"Packages: {found_versions}."])
+
+
+def main() -> None:
+    """The benchmark, or one step of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("bench-results/strangers"))
+    parser.add_argument("--requirements", action="store_true")
+    parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.requirements:
+        print(*REQUIREMENTS)
+        return
+    out: Path = options.out.resolve()
+    by_name = {s.name: s for s in STRANGERS}
+    if options.step:
+        from strangers_check import built, check
+        from strangers_truth import find_truth
+
+        name, stranger = options.step[0], by_name[options.step[1]]
+        if name == "truth":
+            done = find_truth(stranger, built(stranger))
+        else:
+            truth = json.loads((out / "truth" / f"{stranger.name}.json").read_text())
+            done = check(stranger, truth, out / "artifacts" / stranger.name, POINTS)
+        (out / name / f"{stranger.name}.json").write_text(json.dumps(done))
+        return
+    results = {}
+    for name, stranger in by_name.items():
+        if options.only and name not in options.only:
+            continue
+        results[name] = one(stranger, out, options.fresh)
+        print(name, results[name]["verdict"], results[name]["why"], file=sys.stderr, flush=True)
+    text = table(results)
+    print(text)
+    if options.write:
+        example = " ".join(f"'{a}'" if "{" in a else a for a in arguments(by_name["timm_vit_tiny"]))
+        DOCS.write_text(f"{HEAD.format(example=example, points=POINTS)}\n{text}\n")
+
+
+if __name__ == "__main__":
+    main()
