@@ -164,14 +164,14 @@ def verdict(result: dict[str, Any]) -> str:
 
 def why(result: dict[str, Any]) -> str:
     """What stands behind a verdict that is not `RIGHT`."""
-    if "failed" in result["truth"]:
-        return str(result["truth"]["failed"])
+    if result["verdict"] == RIGHT:
+        return ""
+    if failed := result["truth"].get("failed") or result["check"].get("failed"):
+        return str(failed)
     if result["convert"]["error"]:
         text = str(result["convert"]["error"])
         return re.sub(r"\S*/site-packages/", "", text).removeprefix("error: ")
     found = result["check"]
-    if "failed" in found:
-        return str(found["failed"])
     if found["lost"]:
         return f"allowed, but refused by the model: {found['lost'][0]}; {found['wrong']}"
     if found["missing"]:
@@ -191,7 +191,6 @@ def one(stranger: Stranger, out: Path, fresh: bool) -> dict[str, Any]:
         if not result["convert"]["error"]:
             result["check"] = step("check", stranger, out, fresh=True)
     result["verdict"] = verdict(result)
-    result["why"] = why(result) if result["verdict"] != RIGHT else ""
     place.write_text(json.dumps(result, indent=1))
     return result
 
@@ -214,7 +213,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             f"{s.low}..{s.high}",
             result["truth"].get("rule", ""),
             found.get("allows", ""),
-            ": ".join(filter(None, (result["verdict"], result["why"]))),
+            ": ".join(filter(None, (result["verdict"], why(result)))),
             f"{found['worst']:.0e}" if "worst" in found else "",
             f"{result['convert']['seconds']:.0f}" if "convert" in result else "",
         ]
