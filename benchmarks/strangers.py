@@ -255,7 +255,7 @@ def main() -> None:
         if options.only and name not in options.only:
             continue
         results[name] = one(stranger, out, options.fresh)
-        print(name, results[name]["verdict"], results[name]["why"], file=sys.stderr, flush=True)
+        print(name, results[name]["verdict"], why(results[name]), file=sys.stderr, flush=True)
     text = table(results)
     print(text)
     if options.write:
