@@ -135,7 +135,7 @@ def test_make_takes_all() -> None:
             ["make", "-n", "convert", f"MODEL={model}"],
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        assert words in done.stdout.splitlines()[-1]
+        assert words in done.stdout  # inside of another make, its last line is make's own
 
 
 def test_junit_file_is_xml_whatever_an_error_says(tmp_path: Path) -> None:
