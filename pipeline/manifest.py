@@ -21,7 +21,7 @@ from pipeline._records import decode, encode, fail
 from pipeline.errors import ArtifactError
 from pipeline.target import Flavour
 
-SCHEMA = 2
+SCHEMA = 3
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool
@@ -107,11 +107,16 @@ class PaddingInfo:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """The TensorRT that the result is for; `version` is the one that built it, if any did."""
+    """The TensorRT that the result is for; `version` is the one that built it, if any did.
+
+    `compute_capability` is that of the GPU that the plan was built on and runs on (``9.0``); None
+    where there is no plan, or a portable one (TensorRT-RTX).
+    """
 
     name: str
     flavour: Flavour
     version: str | None
+    compute_capability: str | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,9 @@ class RewriteInfo:
 @dataclass(frozen=True)
 class BuildInfo:
     """`validity` is what the target's runtime says of the plan; `layers`, the network's size;
-    `plugins`, what has to be loaded before the plan is; `peak_bytes` is of the process that built.
+    `plugins`, what has to be loaded before the plan is; `peak_bytes` is of the process that built;
+    `optimization_level`, the builder's, None where it was left to TensorRT; `timing_cache`, in
+    words; `gpu`, the name of the GPU that it was built on, empty without one.
     """
 
     seconds: float
@@ -192,6 +199,9 @@ class BuildInfo:
     warnings: tuple[str, ...]
     plugins: tuple[str, ...] = ()
     peak_bytes: int | None = None
+    optimization_level: int | None = None
+    timing_cache: str = "none"
+    gpu: str = ""
 
 
 @dataclass(frozen=True)
@@ -223,13 +233,29 @@ class PointInfo:
 
 
 @dataclass(frozen=True)
+class CheckInfo:
+    """One check beside the numbers, such as determinism, of one run (see
+    `pipeline.engine_checks`); `sizes` is empty where it is of several points; `detail` says what
+    was found, also where it passed.
+    """
+
+    name: str
+    run: str
+    sizes: Mapping[str, int]
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
 class ComparisonInfo:
-    """All points, those left out for their memory included; `notes` are of all of them."""
+    """All points, those left out for their memory included; `notes` are of all of them; `passed`
+    is of the checks, too."""
 
     memory_limit_bytes: int
     points: tuple[PointInfo, ...]
     passed: bool
     notes: tuple[str, ...]
+    checks: tuple[CheckInfo, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -261,6 +287,9 @@ class Manifest:
 
     Args:
         tolerance: of the outputs that have none of their own; None until it is measured.
+        engine_tolerance: precision to the tolerance that all outputs of an engine of that
+            precision are held to, in place of the other tolerances.
+        engine_gpu: name of the GPU that the engine was compared on; empty where it was not.
         reference: the run that everything is held against: ``torch``, or ``exported`` where an
             ONNX file is the source.
         rules: what sizes have to keep together, such as ``past + seq <= 128``.
@@ -279,6 +308,7 @@ class Manifest:
     rules: tuple[str, ...] = ()
     padding: PaddingInfo | None
     tolerance: ToleranceInfo | None
+    engine_tolerance: Mapping[str, ToleranceInfo] = field(default_factory=dict)
     target: TargetInfo
     precision: str
     profiles: tuple[ProfileInfo, ...]
@@ -288,6 +318,7 @@ class Manifest:
     comparison: ComparisonInfo | None = None
     engine_compared: bool = False
     engine_compared_why: str = "not compared yet"
+    engine_gpu: str = ""
     stages: tuple[StageInfo, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)

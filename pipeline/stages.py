@@ -22,6 +22,7 @@ from pipeline.build import Precision, build
 from pipeline.declared import dims_of, inputs_of, profiles_of, tolerance_info
 from pipeline.dims import size_text
 from pipeline.errors import ArtifactError
+from pipeline.gpu import find_gpu
 from pipeline.keys import versions
 from pipeline.manifest import (
     BuildInfo,
@@ -230,18 +231,29 @@ def build_stage(
     done = build(
         folder / MODEL, fresh(folder / PLAN), target, shapes, chosen, precision, plugins=plugins
     )
+    capability, gpu = _built_on(target)
     manifest = replace(
         forget(folder, manifest, "compare"),
-        target=TargetInfo(target.name, target.flavour, done.version),
+        target=TargetInfo(target.name, target.flavour, done.version, capability),
         precision=precision,
         profiles=tuple(ProfileInfo(p.name, dict(p.ranges)) for p in chosen),
         build=BuildInfo(
             sum(done.library_seconds.values()), done.plan_bytes, done.validity, done.layers,
-            tuple(done.warnings), done.plugins, done.peak_memory,
+            tuple(done.warnings), done.plugins, done.peak_memory, gpu=gpu,
         ),
         versions={**manifest.versions, target.flavour: done.version},
     )  # fmt: skip
     return manifest, done.library_seconds
+
+
+def _built_on(target: Target) -> tuple[str | None, str]:
+    """Compute capability and name of the GPU that a plan built here is for; (None, "") for a
+    portable plan."""
+    gpu = find_gpu()
+    if target.flavour == "tensorrt_rtx" or isinstance(gpu, str):
+        return None, ""
+    major, minor = gpu.capability
+    return f"{major}.{minor}", gpu.name
 
 
 def forget(folder: Path, manifest: Manifest, since: str) -> Manifest:
@@ -255,7 +267,8 @@ def forget(folder: Path, manifest: Manifest, since: str) -> Manifest:
         manifest = replace(manifest, rewrite=None)
     if "build" in stale:
         (folder / PLAN).unlink(missing_ok=True)
-        manifest = replace(manifest, build=None)
+        unbuilt = replace(manifest.target, compute_capability=None)
+        manifest = replace(manifest, build=None, target=unbuilt)
     if "compare" in stale:
         (folder / REPRODUCE).unlink(missing_ok=True)
         for path in folder.glob(f"{COMPARISON}/*/*.json"):
@@ -267,6 +280,7 @@ def forget(folder: Path, manifest: Manifest, since: str) -> Manifest:
             comparison=None,
             engine_compared=False,
             engine_compared_why="not compared yet",
+            engine_gpu="",
         )
     return replace(
         manifest, stages=tuple(stage for stage in manifest.stages if stage.name not in stale)

@@ -35,6 +35,7 @@ from pipeline.artifact import (
 from pipeline.errors import ArtifactError
 from pipeline.manifest import (
     BuildInfo,
+    CheckInfo,
     ComparisonInfo,
     DimInfo,
     ExportInfo,
@@ -86,7 +87,8 @@ FULL = dataclasses.replace(
     inputs=(InputInfo("image", "float32", (1, 3, "h", "w"), -1.0, 1.0),),
     outputs=(TensorInfo("flow", "float32", (1, 2, "h", "8*(w//8)")),),
     padding=PaddingInfo({"h": 8}, "replicate", "center"),
-    target=TargetInfo("rtx-1.7", "tensorrt_rtx", "1.7.1.116"),
+    engine_tolerance={"fp16": ToleranceInfo(1e-2, 1e-3, "measured on a GPU")},
+    target=TargetInfo("tensorrt-8.6", "tensorrt", "8.6.0", "9.0"),
     profiles=(ProfileInfo("all", {"h": (136, 440, 2160)}),),
     export=ExportInfo(18, "torch.export", 12.5, ("h: multiples of 8",), {"h": "two sizes ran"}),
     rewrite=RewriteInfo(
@@ -103,7 +105,9 @@ FULL = dataclasses.replace(
         100,
         90,
     ),
-    build=BuildInfo(3.0, 1000, "(INVALID, 0)", 80, ()),
+    build=BuildInfo(
+        3.0, 1000, "(INVALID, 0)", 80, (), (), None, 2, "h200.cache, 0 bytes before", "NVIDIA H200"
+    ),
     comparison=ComparisonInfo(
         1 << 30,
         (
@@ -122,8 +126,11 @@ FULL = dataclasses.replace(
         ),
         False,
         ("a note",),
+        (CheckInfo("determinism", "engine", {"h": 136}, True, "3 runs are equal to the bit"),),
     ),
-    engine_compared_why="no GPU",
+    engine_compared=True,
+    engine_compared_why="compared on NVIDIA H200",
+    engine_gpu="NVIDIA H200",
     stages=(StageInfo("export", 12.5, {"torch": 12.0}, None),),
     versions={"python": "3.11"},
     keys={"export": "cd" * 32},
@@ -172,9 +179,9 @@ def test_the_keys_are_the_documented_ones() -> None:
     content = json.loads(FULL.to_json())
     stands = " ".join(content)
     assert stands == (
-        "schema name created model dims inputs outputs reference rules padding tolerance target "
-        "precision profiles export rewrite build comparison engine_compared engine_compared_why "
-        "stages versions keys files manifest_sha256"
+        "schema name created model dims inputs outputs reference rules padding tolerance "
+        "engine_tolerance target precision profiles export rewrite build comparison "
+        "engine_compared engine_compared_why engine_gpu stages versions keys files manifest_sha256"
     )
     assert content["dims"][0] == {
         "name": "h",
@@ -245,7 +252,7 @@ def at(content: Any, path: list[str | int]) -> Any:
         (["dims", 0, "min"], "136", "dims[0].min: expected an integer"),
         (["export"], 3, "export: expected an object"),
         (["schema"], "1", "schema: expected an integer"),
-        (["schema"], 1, "schema 1 is unknown here; this version reads 2"),
+        (["schema"], 2, "schema 2 is unknown here; this version reads 3"),
         (["name"], "other", "was changed after it was written"),
         (["manifest_sha256"], "0" * 64, "was changed after it was written"),
         (["manifest_sha256"], None, "manifest_sha256: is missing"),
@@ -258,6 +265,14 @@ def test_a_wrong_field_is_named(path: list[str | int], value: Any, said: str) ->
         Manifest.from_json(json.dumps(content))
     assert str(caught.value).startswith("manifest.json: ")
     assert said in str(caught.value)
+
+
+def test_an_artifact_of_an_older_schema_has_to_be_converted_again(place: Path) -> None:
+    content = json.loads((place / MANIFEST).read_text())
+    content["schema"] = 2
+    del content["engine_gpu"]
+    (place / MANIFEST).write_text(json.dumps(content))
+    assert refusal(place).endswith("schema 2 is unknown here; this version reads 3; convert again")
 
 
 def test_missing_and_unknown_fields_are_named() -> None:
@@ -415,7 +430,7 @@ def test_something_else_than_a_file(place: Path) -> None:
 def test_an_edited_manifest(place: Path) -> None:
     text = (place / MANIFEST).read_text()
     (place / MANIFEST).write_text(
-        text.replace('"engine_compared": false', '"engine_compared": true')
+        text.replace('"engine_compared": true', '"engine_compared": false')
     )
     assert refusal(place) == (
         f"{place}/manifest.json: was changed after it was written (its hash is another); "

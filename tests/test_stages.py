@@ -17,6 +17,7 @@ from pipeline.declared import dims_of, inputs_of, profiles_of, tolerances_of
 from pipeline.dims import Dim
 from pipeline.driver import Report, run_rewrite
 from pipeline.errors import ArtifactError, RewriteError
+from pipeline.gpu import Gpu
 from pipeline.target import TARGETS
 from pipeline.timing import Stopwatch, peak_memory, reset_peak_memory
 
@@ -68,6 +69,24 @@ def test_engine_of_an_older_comparison_is_not_claimed(artifact: Path) -> None:
     refinish(artifact, engine_compared=True, engine_compared_why="compared")
     manifest = run_rewrite(artifact).manifest
     assert manifest.engine_compared is False
+
+
+def test_the_gpu_that_a_plan_is_for(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> None:
+    monkeypatch.setattr(stages, "find_gpu", lambda: Gpu("some GPU", (8, 9)))
+    # TensorRT-RTX's plans are portable, whatever is there; others are for the GPU they are built on
+    assert stages._built_on(RTX) == (None, "")
+    assert stages._built_on(TARGETS["tensorrt-8.6"]) == ("8.9", "some GPU")
+    manifest = Artifact.open(artifact).manifest
+    assert manifest.target.compute_capability is None
+    assert manifest.build is not None and manifest.build.gpu == ""
+    manifest = dataclasses.replace(
+        manifest,
+        engine_gpu="some GPU",
+        target=dataclasses.replace(manifest.target, compute_capability="8.9"),
+    )
+    for since, left in (("compare", "8.9"), ("build", None)):
+        manifest = stages.forget(artifact, manifest, since)
+        assert (manifest.engine_gpu, manifest.target.compute_capability) == ("", left)
 
 
 def test_a_stage_needs_the_one_before(artifact: Path) -> None:
