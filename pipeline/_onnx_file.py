@@ -1,4 +1,4 @@
-"""ONNX files of any size: reading, checking, copying and saving with weights outside."""
+"""ONNX files of any size: checking, copying and saving with weights outside."""
 
 from __future__ import annotations
 
@@ -7,43 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
-from onnx import external_data_helper
 
-from pipeline.errors import InputError, RewriteError
+from pipeline.errors import RewriteError
 
 # protobuf ends at 2 GiB; the rest is room for the graph itself
 EXTERNAL_ABOVE = 3 << 29
 _HEAVY = 1 << 16  # bytes; no smaller tensor is worth leaving out, no larger one is a shape
 _OUTSIDE_FROM = 1024
-
-
-def load_model(path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """The model with all its weights in memory, and the names of its external data files.
-
-    Raises:
-        InputError: no such file, no ONNX model, or external data that is missing or outside the
-            model's folder.
-    """
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
-    except Exception as error:  # protobuf's own error, or the system's
-        raise InputError(f"{path}: not an ONNX model: {error}") from error
-    if not model.opset_import or not model.HasField("graph"):
-        raise InputError(f"{path}: not an ONNX model")
-    names = []
-    for tensor in _tensors(model.graph):
-        if external_data_helper.uses_external_data(tensor):
-            name = external_data_helper.ExternalDataInfo(tensor).location
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise InputError(f"{path}: external data {name!r} is outside the model's folder")
-            if name not in names and not (path.parent / name).is_file():
-                raise InputError(f"{path}: its external data {name} is not there")
-            if name not in names:
-                names.append(name)
-    external_data_helper.load_external_data_for_model(model, str(path.parent))
-    return model, tuple(names)
 
 
 def copy_model(source: Path, destination: Path, external: tuple[str, ...]) -> None:

@@ -23,6 +23,25 @@ _ALIGNED = 64  # bytes; where a tensor begins in the data file
 _CHUNK = 16 << 20
 
 
+def load_model(path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """The model with all its weights in memory, and the names of its external data files.
+
+    Raises:
+        InputError: no such file, no ONNX model, or external data that `outside_files` refuses.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except Exception as error:  # protobuf's own error, or the system's
+        raise InputError(f"{path}: not an ONNX model: {error}") from error
+    if not model.opset_import or not model.HasField("graph"):
+        raise InputError(f"{path}: not an ONNX model")
+    names = tuple(outside_files(path, model))
+    external_data_helper.load_external_data_for_model(model, str(path.parent))
+    return model, names
+
+
 def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:
     """The external data files, each inside of the model's folder and long enough."""
     found: dict[str, Path] = {}

@@ -16,7 +16,8 @@ from pathlib import Path
 import onnx
 
 from pipeline._names import fix_defaults, name_apart, name_nodes
-from pipeline._onnx_file import check, copy_model, load_model, nodes_of, save_model
+from pipeline._onnx_file import check, copy_model, nodes_of, save_model
+from pipeline._onnx_outside import load_model
 from pipeline._surgeon import Surgeon
 from pipeline.errors import InputError, RewriteError
 from pipeline.passes import DEFAULT_PASSES, Change, Pass, inline_functions

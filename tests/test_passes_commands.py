@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import pytest
-from helpers import Run
+from helpers import Run, files_under, refused
 
 from pipeline.passes import DEFAULT_PASSES
 
@@ -145,6 +145,44 @@ def test_bad_input_is_one_line(cli: Run, tmp_path: Path) -> None:
         code, _, err = cli(*words)
         assert code == 2, words
         assert len([line for line in err.splitlines() if line.startswith("error")]) == 1
+
+
+@pytest.mark.parametrize("command", ["lint", "rewrite"])
+def test_external_data_outside_of_the_folder_is_refused(
+    cli: Run, tmp_path: Path, command: str
+) -> None:
+    """By its name or by a link; and what is cut short, before a pass reads it."""
+    (tmp_path / "secret").write_bytes(bytes(64))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "whole").write_bytes(bytes(64))
+    (folder / "short").write_bytes(bytes(60))
+    (folder / "link").symlink_to(tmp_path / "secret")
+    path = save(folder / "m.onnx", "(float[n,16] x) => (float[n,16] y) { y = Add(x, w) }")
+    model = onnx.load(path)
+    weight = model.graph.initializer.add(name="w", data_type=onnx.TensorProto.FLOAT, dims=[16])
+
+    def place(location: str) -> None:
+        weight.raw_data = b""
+        onnx.external_data_helper.set_external_data(weight, location)
+        weight.ClearField("raw_data")
+        path.write_bytes(model.SerializeToString())
+
+    for location, said in (
+        ("../secret", "is outside of the model's folder: refused"),
+        (str(tmp_path / "secret"), "is outside of the model's folder: refused"),
+        ("link", "is a symbolic link that leads out of the model's folder"),
+        ("short", "is cut short: w is in bytes 0 to 64, and the file has 60"),
+        ("gone", "is not there"),
+    ):
+        place(location)
+        code, output, errors = cli(command, path)
+        progress, error = errors.splitlines()
+        assert progress.endswith(f"{command} {path}" + " for rtx-1.7" * (command == "lint"))
+        refused((code, output, f"{error}\n"), str(path), location, said)
+        assert files_under(folder) == ["link", "m.onnx", "short", "whole"]
+    place("whole")
+    assert cli(command, path)[0] == 0
 
 
 def test_the_table_of_passes(cli: Run) -> None:
