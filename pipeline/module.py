@@ -62,13 +62,16 @@ def built(
 
 
 def made(spec: ModelSpec, weights: Path | None) -> tuple[ModelSpec, torch.nn.Module]:
-    """Makes the spec's module, in eval mode; it takes the inputs one by one.
+    """Makes the spec's module, in eval mode and its weights without gradients; it takes the inputs
+    one by one.
 
     Raises:
         InputError: `build` fails or makes no module, or the module can't be called with the
             declared inputs.
     """
-    module = _made(spec, weights).eval()
+    # attention under a mask that is learnt has other strides where gradients are asked for, and
+    # torch 2.13 fails at the view behind it (tests/test_module.py)
+    module = _made(spec, weights).eval().requires_grad_(False)
     spec = replace(spec, arguments=_by_place(spec.arguments, module))
     check_signature(spec.name, module.forward, spec.arguments, len(spec.inputs))
     if spec.arguments is None:
