@@ -1,0 +1,35 @@
+"""The tests on a machine without torch, as GPU machines are: what can run there is collected."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+WITHOUT_TORCH = """
+import sys
+for name in ("torch", "torchvision", "transformers"):
+    sys.modules[name] = None
+import pytest
+sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "gpu", sys.argv[1]]))
+"""
+
+
+def test_every_gpu_test_is_collected_without_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, str(HERE)],
+        cwd=HERE.parent, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    marked = {
+        path.relative_to(HERE.parent).as_posix()
+        for path in HERE.rglob("test_*.py")
+        if "pytest.mark.gpu" in path.read_text() and path != Path(__file__).resolve()
+    }
+    collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert "tests/test_gpu.py" in marked
+    assert marked <= collected
+    # the others are named, with the reason
+    assert "test files left out: not installed here" in done.stdout
+    assert "tests/test_raft.py: needs torch" in done.stdout
