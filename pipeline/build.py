@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 
@@ -25,9 +25,9 @@ from pipeline.failure import explain, readable
 from pipeline.polygraphy_log import collected
 from pipeline.profiles import Profile
 from pipeline.target import Target, require, use
+from pipeline.tensors import Precision
 from pipeline.timing import Stopwatch
 
-Precision = Literal["fp32", "tf32", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16")
 _MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
 _PHASE, _PARSING, _LAYERS, _UNIT = "phase ", "parsing ", "layers ", "\x1f"

@@ -200,13 +200,7 @@ def command_parser() -> argparse.ArgumentParser:
         plugin(sub)
     cli_passes.add_commands(add)
     sizes(verify)
-    verify.add_argument(
-        "--against", type=Path, metavar="OLD", help="regression check against another artifact"
-    )
-    verify.add_argument(
-        "--torch", action="store_true", help="run the torch model again, not its stored outputs"
-    )
-    verify.add_argument("--weights", type=Path, metavar="FILE", help="for --torch")
+    cli_check.verify_options(verify)
     add("models", _models, "List the models that come with the pipeline.")
     return parser
 
@@ -273,6 +267,7 @@ def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
         weights=arguments.weights,
         shapes=arguments.shape,
         memory_limit=arguments.memory_limit,
+        engine_tolerance=arguments.engine_tolerance,
         announce=progress,
     )
     return _show(report, arguments)

@@ -1,4 +1,4 @@
-"""The commands ``check SOURCE`` and ``convert --all``."""
+"""The commands ``check SOURCE`` and ``convert --all``, and the options of ``verify``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Announce = Callable[[str], None]
 
 # options of ``convert`` that are for one model only
 _OF_ONE = (
-    "weights", "option", "input", "dim", "exact_dims", "tolerance", "profile", "shape", "plugin",
+    "weights", "option", "input", "dim", "exact_dims", "tolerance", "engine_tolerance", "profile",
+    "shape", "plugin",
 )  # fmt: skip
 
 
@@ -33,6 +34,20 @@ def all_options(sub: Any) -> None:
     sub.add_argument(
         "--time-limit", type=_seconds, metavar="SECONDS", help="of --all: end a model after these"
     )
+
+
+def verify_options(sub: Any) -> None:
+    """Adds the options that ``verify`` alone has."""
+    from pipeline.cli_source import engine_tolerance
+
+    sub.add_argument(
+        "--against", type=Path, metavar="OLD", help="regression check against another artifact"
+    )
+    sub.add_argument(
+        "--torch", action="store_true", help="run the torch model again, not its stored outputs"
+    )
+    sub.add_argument("--weights", type=Path, metavar="FILE", help="for --torch")
+    engine_tolerance(sub)
 
 
 def convert_all(arguments: argparse.Namespace, announce: Announce) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,16 @@ def add_options(sub: Any) -> None:
         "--tolerance", type=_tolerance, metavar="RTOL,ATOL",
         help="of the comparison, where the source states none (default: measured)",
     )  # fmt: skip
+    engine_tolerance(sub)
+
+
+def engine_tolerance(sub: Any) -> None:
+    """Adds ``--engine-tolerance``."""
+    sub.add_argument(
+        "--engine-tolerance", type=_engine_tolerance, metavar="RTOL,ATOL",
+        help="of an engine in this precision, against the fp32 reference (default: what the "
+        "source states for the precision, or else what it states for all)",
+    )  # fmt: skip
 
 
 def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -69,6 +80,7 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "ranges": tuple(arguments.range),
         "exact": arguments.exact_dims,
         "tolerance": arguments.tolerance,
+        "engine_tolerance": arguments.engine_tolerance,
     }
 
 
@@ -85,6 +97,10 @@ def _option(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
+
+
+def _engine_tolerance(text: str) -> Tolerance:
+    return replace(_tolerance(text), why="given with --engine-tolerance")
 
 
 def _tolerance(text: str) -> Tolerance:

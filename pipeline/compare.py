@@ -36,6 +36,8 @@ Runs = dict[str, Sequence[Feed]]
 
 _MISSING = "torch's outputs are not stored for them; run torch again (--torch)"
 _NONE_KEPT = "none that was chosen keeps the rules; give the profile other ranges"
+_STATE_IT = "state one (engine_tolerance in the spec, or --engine-tolerance RTOL,ATOL)"
+_OVERFLOW = "fp16 overflows beyond 65504: build the engine with --precision tf32"
 TORCH, EXPORTED, REWRITTEN, ENGINE = "torch", "exported", "rewritten", "engine"
 
 
@@ -63,6 +65,8 @@ class Job:
         memory_limit: bytes that a run may take by its estimate.
         padding: dim name to the multiple that the model inside is padded to.
         profiles: each has to be compared somewhere, if memory allows it.
+        precision: the engine's.
+        engine_tolerance: of all of an engine's outputs, in place of `tolerance`.
     """
 
     inputs: Mapping[str, Sequence[Size | str]]
@@ -72,6 +76,19 @@ class Job:
     memory_limit: int
     padding: Mapping[str, int] = field(default_factory=dict)
     profiles: Sequence[Profile] = ()
+    precision: str = "fp32"
+    engine_tolerance: Tolerance | None = None
+
+    def tolerances(self, run: str) -> Mapping[str, Tolerance]:
+        """What the outputs of a run are held to, by name."""
+        if self.engine_tolerance is None or not is_engine(run):
+            return self.tolerance
+        return dict.fromkeys(self.outputs, self.engine_tolerance)
+
+    @property
+    def untold(self) -> bool:
+        """True if nobody said how far an engine of this precision may be off."""
+        return self.precision != "fp32" and self.engine_tolerance is None
 
     def symbols(self, point: Point) -> dict[str, int]:
         """The sizes of all names in the ONNX file: the dims, and the dims as padded."""
@@ -159,6 +176,11 @@ def run_onnx(model: Path, feeds: Sequence[Feed]) -> Iterator[dict[str, np.ndarra
             yield {name: np.asarray(v) for name, v in runner.infer(dict(feed)).items()}
 
 
+def is_engine(run: str) -> bool:
+    """True for the run of an engine, in whichever profile."""
+    return run == ENGINE or run.startswith(f"{ENGINE}-")
+
+
 def run_engine(plan: Path, feeds: Sequence[Feed], profile: int) -> Iterator[dict[str, np.ndarray]]:
     """The engine's outputs by name; Polygraphy is bound to the engine's TensorRT beforehand."""
     from polygraphy.backend.trt import EngineFromBytes, TrtRunner
@@ -216,14 +238,29 @@ def conclude(
             for first, second in pairs if ran else ():
                 left, right = runs[first][index], runs[second][index]
                 if left and right:  # an engine's profile does not cover every point
-                    results += judge(first, second, left, right, job.tolerance)
+                    judged = judge(first, second, left, right, job.tolerances(second))
+                    results += [_told(result, job) for result in judged]
             if ran:
                 results += _stated(job, info, runs, index)
             infos.append(replace(info, results=tuple(results)))
         index += ran
     notes = [*plan.notes, *notes, *(_uncompared(infos, job) if pairs else ())]
+    if job.untold and any(is_engine(run) for run in runs):
+        notes.append(f"no tolerance is stated for {job.precision} engines: held to the fp32 one")
     comparison = ComparisonInfo(job.memory_limit, tuple(infos), True, tuple(notes))
     return replace(comparison, passed=not failures(comparison))
+
+
+def _told(result: PairResult, job: Job) -> PairResult:
+    """The result, with what to do where an engine's precision may be to blame."""
+    run, why = result.pair[1], result.why
+    if result.passed or not is_engine(run):
+        return result
+    if job.precision == "fp16" and why.startswith(f"{run} has NaN"):
+        why += f" where {result.pair[0]} has none: {_OVERFLOW}"
+    elif job.untold and result.max_abs is not None:
+        why += f"; {job.precision} has no tolerance of its own: {_STATE_IT}"
+    return replace(result, why=why)
 
 
 def _stated(job: Job, info: PointInfo, runs: Runs, index: int) -> list[PairResult]:
@@ -274,6 +311,10 @@ def failures(comparison: ComparisonInfo) -> list[str]:
     if not any(p.compared for p in points) and any(p.why.startswith("needs") for p in points):
         lines.append("nothing was compared: every point is over the memory limit")
     lines += [note for note in comparison.notes if note.endswith((_MISSING, _NONE_KEPT))]
+    for check in comparison.checks:
+        if not check.passed:
+            at = ",".join(f"{k}={v}" for k, v in check.sizes.items())
+            lines.append(f"{check.name} of {check.run}{f' ({at})' if at else ''}: {check.detail}")
     return lines
 
 

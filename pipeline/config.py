@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.build import Precision
 from pipeline.errors import InputError
 from pipeline.profiles import Profile
 from pipeline.spec import ModelSpec
 from pipeline.target import DEFAULT_TARGET
-from pipeline.tensors import Tolerance
+from pipeline.tensors import Precision, Tolerance
 
 Option = int | float | str | bool
 
@@ -22,7 +21,8 @@ class Config:
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
-    `ranges`, `tolerance`, `exact`, and `memory_limit` where it is given. `out` and `force` don't.
+    `ranges`, `tolerance`, `engine_tolerance`, `exact`, and `memory_limit` where it is given.
+    `out` and `force` don't.
 
     Args:
         model: a model's name, a spec, or a source (see `pipeline.source`):
@@ -45,6 +45,7 @@ class Config:
         force: convert even if nothing changed.
         inputs, dims: of a source that declares none, as text (`pipeline.input_text`).
         tolerance: of such a source; measured where it is left out (`pipeline.tolerance`).
+        engine_tolerance: of an engine in this `precision`, in place of the spec's.
         ranges: of the random values that inputs are verified with, as text: ``ids=0..1000``.
         exact: fail where such a source does not take every size of `dims`, and say so; without
             it the dims are narrowed to what it takes.
@@ -67,6 +68,7 @@ class Config:
     inputs: tuple[str, ...] = ()
     dims: tuple[str, ...] = ()
     tolerance: Tolerance | None = None
+    engine_tolerance: Tolerance | None = None
     ranges: tuple[str, ...] = ()
     exact: bool = False
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from pipeline.compare import is_engine
 from pipeline.errors import InputError, PipelineError
 from pipeline.manifest import now
 from pipeline.summary import table
@@ -199,12 +200,13 @@ def _told(name: str, seconds: float, report: Mapping[str, Any]) -> Result:
     manifest = report["manifest"]
     points = manifest["comparison"]["points"]
     own = {o["name"]: o["tolerance"] or manifest["tolerance"] for o in manifest["outputs"]}
+    of_engine = manifest["engine_tolerance"].get(manifest["precision"])
     share, worst = -1.0, dict[str, float]()
     for result in (r for point in points for r in point["results"]):
         far, of_largest = result["max_abs"], result["max_rel"]
         if far is None or of_largest is None:
             continue
-        tolerance = own[result["output"]]
+        tolerance = (is_engine(result["pair"][1]) and of_engine) or own[result["output"]]
         largest = far / of_largest if of_largest else 0.0
         allowed = max(tolerance["atol"], tolerance["rtol"] * largest)
         if far <= allowed * share:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -60,6 +61,13 @@ def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
     return found
 
 
+def engine_tolerance_of(manifest: Manifest) -> Tolerance | None:
+    """What all outputs of an engine of the manifest's precision are held to; None where that
+    precision has no tolerance of its own, and `tolerances_of` holds."""
+    t = manifest.engine_tolerance.get(manifest.precision)
+    return None if t is None else Tolerance(t.rtol, t.atol, t.why)
+
+
 def tolerance_info(tolerance: Tolerance | None) -> ToleranceInfo | None:
     """A tolerance as a manifest has it."""
     if tolerance is None:
@@ -67,9 +75,15 @@ def tolerance_info(tolerance: Tolerance | None) -> ToleranceInfo | None:
     return ToleranceInfo(tolerance.rtol, tolerance.atol, tolerance.why)
 
 
+def engine_tolerance_info(tolerances: Mapping[str, Tolerance]) -> dict[str, ToleranceInfo]:
+    """Tolerances of engines by precision, as a manifest has them."""
+    return {p: ToleranceInfo(t.rtol, t.atol, t.why) for p, t in tolerances.items()}
+
+
 def with_tolerances(manifest: Manifest, spec: ModelSpec) -> Manifest:
     """The manifest with the spec's tolerances; with its own where the spec states none."""
     own = {o.name: tolerance_info(o.tolerance) for o in spec.outputs}
+    manifest = replace(manifest, engine_tolerance=engine_tolerance_info(spec.engine_tolerance))
     if spec.tolerance is None:
         return manifest
     outputs = tuple(replace(o, tolerance=own.get(o.name)) for o in manifest.outputs)

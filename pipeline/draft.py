@@ -6,7 +6,7 @@ import platform
 import re
 
 from pipeline.config import Config
-from pipeline.declared import tolerance_info
+from pipeline.declared import engine_tolerance_info, tolerance_info
 from pipeline.errors import InputError
 from pipeline.keys import versions, weights_info
 from pipeline.manifest import Manifest, ModelInfo, TargetInfo, now
@@ -39,6 +39,7 @@ def draft(config: Config, spec: ModelSpec) -> Manifest:
         outputs=(),
         padding=None,
         tolerance=tolerance_info(spec.tolerance),
+        engine_tolerance=engine_tolerance_info(spec.engine_tolerance),
         target=TargetInfo(target.name, target.flavour, None),
         precision=config.precision,
         profiles=(),

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline import stages
 from pipeline._folder import replacing
 from pipeline.artifact import Artifact, finish
-from pipeline.build import Precision, check_precision
+from pipeline.build import check_precision
 from pipeline.compare import failures
 from pipeline.config import Config
-from pipeline.declared import dims_of, with_tolerances
+from pipeline.declared import dims_of, engine_tolerance_info, with_tolerances
 from pipeline.dims import check_rules
 from pipeline.draft import chosen_profiles, draft
 from pipeline.errors import CompareError
@@ -28,6 +28,7 @@ from pipeline.source import find_source
 from pipeline.spec import ModelSpec
 from pipeline.stages import Announce, measured
 from pipeline.target import find_target, require
+from pipeline.tensors import Precision, Tolerance
 from pipeline.verify import compare_stage
 
 if TYPE_CHECKING:
@@ -240,6 +241,7 @@ def run_verify(
     weights: Path | None = None,
     shapes: Sequence[str] = (),
     memory_limit: int | None = None,
+    engine_tolerance: Tolerance | None = None,
     announce: Announce = quiet,
 ) -> Report:
     """The comparison alone, on an artifact, perhaps one made on another machine.
@@ -256,6 +258,7 @@ def run_verify(
         weights: the weights file that the artifact was made with, for `torch_model`.
         shapes: further sizes, for `torch_model`.
         memory_limit: bytes a run may take by its estimate.
+        engine_tolerance: what an engine of the artifact's precision is held to from now on.
         announce: is told in words what begins.
     """
     artifact = Artifact.open(place)
@@ -266,12 +269,16 @@ def run_verify(
     module = rebuilt(manifest, spec, weights) if torch_model else None
     with replacing(place, keep=True) as folder:
         still(folder, manifest, place)
+        held = manifest
+        if engine_tolerance is not None:
+            own = engine_tolerance_info({manifest.precision: engine_tolerance})
+            held = replace(manifest, engine_tolerance={**manifest.engine_tolerance, **own})
         done = measured(
             "compare",
             announce,
             lambda: compare_stage(
                 folder,
-                manifest,
+                held,
                 module,
                 shapes=shapes,
                 memory_limit=memory_limit or default_limit(),
@@ -281,7 +288,7 @@ def run_verify(
         )
         # otherwise the next conversion has something to do
         good = done.comparison is not None and done.comparison.passed
-        good = good and sizes_compared(manifest) <= sizes_compared(done)
+        good = good and sizes_compared(manifest) <= sizes_compared(done) and held == manifest
         done = finish(folder, done if good else replace(done, keys={}))
     lines = regression(Artifact.open(place), old, announce) if old is not None else []
     return Report(place, done, regressions=lines)

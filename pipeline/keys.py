@@ -75,6 +75,7 @@ def stage_keys(
             "memory": config.memory_limit,
             "tolerance": [spec.tolerance and asdict(spec.tolerance)]
             + [o.tolerance and asdict(o.tolerance) for o in spec.outputs],
+            "engine tolerance": {p: asdict(t) for p, t in spec.engine_tolerance.items()},
         },
     }
     keys: dict[str, str] = {}

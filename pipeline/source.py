@@ -42,6 +42,9 @@ def find_source(config: Config) -> ModelSpec:
             and dims that don't fit the source.
     """
     spec = _found(config)
+    if config.engine_tolerance is not None:
+        of_engine = {**spec.engine_tolerance, str(config.precision): config.engine_tolerance}
+        spec = replace(spec, engine_tolerance=of_engine)
     if not config.ranges:
         return spec
     ranges = dict(parse_range(text) for text in config.ranges)

@@ -14,7 +14,7 @@ from pipeline.dims import Dim, DimExpr, SizeRule, size_text, solve_sizes
 from pipeline.errors import InputError
 from pipeline.profiles import Profile
 from pipeline.structure import flat_inputs
-from pipeline.tensors import Input, Output, Tolerance
+from pipeline.tensors import Input, Output, Precision, Tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +85,9 @@ class ModelSpec:
             running the model, and named after their place in what it returns.
         tolerance: for every comparison of this model's outputs; None means that it is measured
             (see `pipeline.tolerance`).
+        engine_tolerance: precision (``fp32``, ``tf32``, ``fp16``) to the tolerance that engines
+            of that precision are held to, in place of the others; an engine of a precision that
+            is not in it is held to those, which are for fp32.
         rules: what sizes have to keep together, as text: ``past + seq <= 128``.
         profiles: named ranges; none means one profile over the dims' whole ranges.
         padding: see `Padding`.
@@ -106,6 +109,7 @@ class ModelSpec:
     inputs: Any
     outputs: tuple[Output, ...] = ()
     tolerance: Tolerance | None = None
+    engine_tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
     rules: tuple[str, ...] = ()
     profiles: tuple[Profile, ...] = ()
     padding: Padding | None = None
@@ -144,6 +148,13 @@ class ModelSpec:
                 )
         if not callable(self.build):
             raise InputError(f"model {self.name}: build={self.build!r} can't be called")
+        for precision, tolerance in self.engine_tolerance.items():
+            if precision not in get_args(Precision) or not isinstance(tolerance, Tolerance):
+                known = ", ".join(get_args(Precision))
+                raise InputError(
+                    f"model {self.name}: engine_tolerance {precision!r}: {tolerance!r}: give a "
+                    f"Tolerance by precision ({known})"
+                )
 
     def _check_sizes(self) -> None:
         dims = self.dims

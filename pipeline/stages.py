@@ -18,7 +18,7 @@ from onnx import helper
 
 from pipeline._folder import fresh
 from pipeline.artifact import COMPARISON, EXPORTED, MODEL, PLAN, REPRODUCE
-from pipeline.build import Precision, build
+from pipeline.build import build
 from pipeline.declared import dims_of, inputs_of, profiles_of, tolerance_info
 from pipeline.dims import size_text
 from pipeline.errors import ArtifactError
@@ -43,6 +43,7 @@ from pipeline.manifest import (
 from pipeline.profiles import Profile
 from pipeline.spec import ModelSpec
 from pipeline.target import Target, find_target
+from pipeline.tensors import Precision
 from pipeline.timing import Stopwatch, peak_memory, release_memory, reset_peak_memory
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.compare import failures
-from pipeline.declared import tolerances_of
+from pipeline.declared import engine_tolerance_of, tolerances_of
 from pipeline.dims import size_text
 from pipeline.manifest import InputInfo, Manifest, PointInfo, TensorInfo
 from pipeline.spec import ModelSpec, Tolerance
@@ -138,6 +138,9 @@ def _tolerances(manifest: Manifest) -> list[str]:
         whose = f" of {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "")
         whose = whose if len(outputs) > 1 else ""
         lines.append(f"tolerance{whose}: rtol {t.rtol:g} or atol {t.atol:g} ({t.why})")
+    own = engine_tolerance_of(manifest)
+    if own is not None:
+        lines.append(f"tolerance of the engine: rtol {own.rtol:g} or atol {own.atol:g} ({own.why})")
     return lines
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from pipeline.dims import Dim, DimExpr, Size, shape_at
 from pipeline.errors import InputError
+
+Precision = Literal["fp32", "tf32", "fp16"]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,13 @@ from pipeline.artifact import (
     reproduce_script,
 )
 from pipeline.compare import Job, Plan, RunFailed, Runs, profile_of
-from pipeline.declared import dims_of, inputs_of, profiles_of, tolerances_of
+from pipeline.declared import (
+    dims_of,
+    engine_tolerance_of,
+    inputs_of,
+    profiles_of,
+    tolerances_of,
+)
 from pipeline.dims import solve_sizes
 from pipeline.errors import ArtifactError, InputError
 from pipeline.gpu import why_not
@@ -138,6 +144,8 @@ def _job(
         memory_limit,
         manifest.padding.multiples if manifest.padding else {},
         profiles,
+        manifest.precision,
+        engine_tolerance_of(manifest),
     )
 
 

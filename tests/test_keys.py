@@ -65,6 +65,7 @@ H, W = tiny.dims()
         ({"libraries": ("torch", "numpy")}, "export"),
         ({"tolerance": Tolerance(1e-4, 1e-6, "other")}, "compare"),
         ({"tolerance": Tolerance(1e-4, 1e-5, "other words")}, "compare"),
+        ({"engine_tolerance": {"fp16": Tolerance(1e-2, 1e-3, "half")}}, "compare"),
     ],
 )
 def test_spec(change: dict[str, Any], stage: str) -> None:
