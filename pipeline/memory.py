@@ -77,6 +77,24 @@ class Estimator:
         self._graph = model.graph
         self._sizes = StaticSizes(model)
 
+    @property
+    def graph(self) -> onnx.GraphProto:
+        """The graph that is estimated: functions inlined, weights among the inputs."""
+        return self._graph
+
+    @property
+    def inputs(self) -> Collection[str]:
+        """The names of the graph's inputs that are no weights."""
+        return self._inputs
+
+    def sizes(self, shapes: Mapping[str, Sequence[int]]) -> Sizes:
+        """The sizes of all tensors at these input shapes, by input name.
+
+        Raises:
+            PipelineError: shape inference gives up.
+        """
+        return self._sizes.at({value.name: _typed(value, shapes) for value in self._graph.input})
+
     def at(
         self, shapes: Mapping[str, Sequence[int]], symbols: Mapping[str, int] | None = None
     ) -> Estimate:
@@ -90,10 +108,9 @@ class Estimator:
         Raises:
             PipelineError: shape inference gives up, and there are no `symbols`.
         """
-        types = {value.name: _typed(value, shapes) for value in self._graph.input}
         failure = ""
         try:
-            sizes = self._sizes.at(types)
+            sizes = self.sizes(shapes)
         except PipelineError as error:
             failure = f"shape inference fails at {_readable(shapes)}: {error}"
             if symbols is None:

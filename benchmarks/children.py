@@ -1,0 +1,96 @@
+"""Commands in processes of their own that print lines of JSON, with a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def lines(
+    command: Sequence[str],
+    add: Callable[[dict[str, Any]], None],
+    *,
+    limit: float | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """Runs a command and hands on its lines of JSON as they come.
+
+    Returns:
+        Why it failed, in one line; nothing where it did not.
+    """
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            with _limited(child, limit) as late:
+                assert child.stdout is not None
+                for line in child.stdout:
+                    if line.startswith("{"):
+                        with contextlib.suppress(ValueError):  # a report over several lines
+                            add(json.loads(line))
+                child.wait()
+        finally:
+            _end(child)
+        if late:
+            return f"not done in {limit:g} s"
+        if child.returncode == 0:
+            return ""
+        errors.seek(0)
+        said = [line.strip() for line in errors.read().splitlines() if line.strip()]
+    words = [line for line in said if line.startswith("error: ")] or said
+    return words[-1].removeprefix("error: ") if words else f"exit code {child.returncode}"
+
+
+@contextlib.contextmanager
+def _limited(child: subprocess.Popen[str], seconds: float | None) -> Iterator[list[int]]:
+    """Ends the child after so many seconds; the list is not empty then."""
+    late: list[int] = []
+
+    def end() -> None:
+        late.append(1)
+        _kill(child)
+
+    timer = threading.Timer(seconds, end) if seconds else None
+    if timer:
+        timer.start()
+    try:
+        yield late
+    finally:
+        if timer:
+            timer.cancel()
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    """Ends a child and what it started (torch.compile has workers)."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    _kill(child)
+    child.wait()
+
+
+def other_python(extra: Sequence[str]) -> dict[str, str]:
+    """The environment of another Python: nothing of this one's, which may set PYTHONHOME and
+    library paths of its own, but this repository and `extra` folders to import from."""
+    own = Path(sys.base_prefix).resolve().parent
+    found = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONPATH")}
+    libraries = [Path(p) for p in found.pop("LD_LIBRARY_PATH", "").split(":") if p]
+    kept = [p for p in libraries if own not in [p.resolve(), *p.resolve().parents]]
+    if kept:
+        found["LD_LIBRARY_PATH"] = ":".join(map(str, kept))
+    return {**found, "PYTHONPATH": ":".join([str(ROOT), *extra])}

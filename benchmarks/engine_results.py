@@ -1,0 +1,235 @@
+"""The file that benchmarks/engines.py fills, stage by stage, and the tables made of it.
+
+    {"runs": [{"date", "command", "machine"}], "rates": {GPU: rates},
+     "results": [record], "floors": [record]}
+
+A record is of one runner at one size: what was measured, or ``why`` it was not. A later one of the
+same model, options, sizes, runner, precision and GPU takes its place. ``run`` is the index of the
+run that it was measured in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import floors
+
+KEY = ("model", "options", "sizes", "runner", "precision", "gpu")
+# Which of torch's numbers an engine of a precision is held against
+SAME_PRECISION = {
+    "fp32": "torch in float32, tf32 off",
+    "tf32": "torch with tf32 on",
+    "fp16": "torch under autocast to float16 (the engine: TensorRT's fp16 flag)",
+}
+OURS = ("engine graph", "engine")
+COLUMNS = ("eager", "compile", "autotune")
+
+Record = dict[str, Any]
+
+
+class Results:
+    """The file; every change is written at once, so that an interrupted run loses nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content: dict[str, Any] = {"runs": [], "rates": {}, "results": [], "floors": []}
+        if path.is_file():
+            self.content.update(json.loads(path.read_text()))
+
+    def begin(self, run: Mapping[str, Any]) -> None:
+        self.content["runs"].append(dict(run))
+        self._write()
+
+    def add(self, record: Mapping[str, Any], where: str = "results") -> None:
+        new = {**record, "run": len(self.content["runs"]) - 1}
+        kept = [old for old in self.content[where] if _key(old) != _key(new)]
+        self.content[where] = [*kept, new]
+        self._write()
+
+    def add_rates(self, rates: Mapping[str, Any]) -> None:
+        self.content["rates"][rates["gpu"]] = dict(rates)
+        self._write()
+
+    def _write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_suffix(".new")
+        beside.write_text(json.dumps(self.content, indent=1) + "\n")
+        beside.replace(self.path)
+
+
+def _key(record: Mapping[str, Any]) -> str:
+    return json.dumps([record.get(name) for name in KEY], sort_keys=True)
+
+
+def groups(content: Mapping[str, Any]) -> dict[tuple[str, str], list[Record]]:
+    """The records by GPU and model with its options."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for record in content["results"]:
+        found.setdefault((record.get("gpu") or "no GPU", title(record)), []).append(record)
+    return found
+
+
+def title(record: Mapping[str, Any]) -> str:
+    """``raft updates=12``."""
+    return " ".join([record["model"], *record.get("options", ())])
+
+
+def sizes_of(records: Iterable[Record]) -> list[dict[str, int]]:
+    """The sizes in them, from small to large."""
+    every = {json.dumps(r["sizes"]): r["sizes"] for r in records if r["sizes"] is not None}
+    return sorted(every.values(), key=lambda sizes: (extent(sizes), list(sizes.values())))
+
+
+def extent(sizes: Mapping[str, int]) -> int:
+    """The product of the sizes (an empty cache counts as 1)."""
+    product = 1
+    for size in sizes.values():
+        product *= max(size, 1)
+    return product
+
+
+def find(records: Iterable[Record], **want: Any) -> Record | None:
+    """The measured record that has these values, if there is one."""
+    for record in records:
+        if "median_ms" in record and all(record.get(k) == v for k, v in want.items()):
+            return record
+    return None
+
+
+def ours(records: Sequence[Record], precision: str, sizes: Mapping[str, int]) -> Record | None:
+    """The engine's record: with a CUDA graph where it was measured so."""
+    found = [find(records, runner=r, precision=precision, sizes=sizes) for r in OURS]
+    return next(filter(None, found), None)
+
+
+def best_compiled(
+    records: Sequence[Record], precision: str, sizes: Mapping[str, int]
+) -> Record | None:
+    """torch.compile's fastest at this precision, whatever its mode."""
+    found = [
+        find(records, runner=f"torch {kind}-{precision}", sizes=sizes)
+        for kind in ("compile", "autotune")
+    ]
+    return min(filter(None, found), key=lambda r: float(r["median_ms"]), default=None)
+
+
+def tables(content: Mapping[str, Any]) -> str:
+    """All that was measured, as Markdown."""
+    parts = []
+    for (gpu, model), records in groups(content).items():
+        rates = {**floors.RATES, **content["rates"].get(gpu, {})}
+        precisions = [p for p in SAME_PRECISION if any(r["precision"] == p for r in records)]
+        parts += [f"### {model}, {gpu}", ""]
+        for precision in precisions:
+            parts += [f"{precision}, against {SAME_PRECISION[precision]}:", ""]
+            parts += [_speed(content, records, model, precision, rates), ""]
+            parts += [_rest(records, precision), ""]
+        parts += [*_unmeasured(records), ""]
+    return "\n".join([*parts, _runs(content)])
+
+
+def _speed(
+    content: Mapping[str, Any],
+    records: Sequence[Record],
+    model: str,
+    precision: str,
+    rates: Mapping[str, float],
+) -> str:
+    """Milliseconds (median, and p99 of the engine's), and the ratio to torch.compile's best."""
+    lines = [
+        "| sizes | floor | engine, CUDA graph | p99 | engine | naive ONNX | torch eager "
+        "| torch.compile | max-autotune | best torch.compile / engine | engine / floor |",
+        "|---|" + "---|" * 10,
+    ]
+    of_precision = [r for r in records if r["precision"] == precision]
+    for sizes in sizes_of(of_precision):
+        work = next(
+            (f for f in content["floors"] if title(f) == model and f["sizes"] == sizes), None
+        )
+        floor = floors.times(work["work"], precision, rates)["floor"] if work else None
+        mine, best = ours(records, precision, sizes), best_compiled(records, precision, sizes)
+        naive = [
+            find(records, runner=f"naive ONNX{more}", precision=precision, sizes=sizes)
+            for more in (" graph", "")
+        ]
+        cells = [
+            _number(floor),
+            *(_median(find(records, runner=r, precision=precision, sizes=sizes)) for r in OURS),
+            _median(next(filter(None, naive), None)),
+            *(
+                _median(find(records, runner=f"torch {k}-{precision}", sizes=sizes))
+                for k in COLUMNS
+            ),
+            f"**{best['median_ms'] / mine['median_ms']:.2f}**" if mine and best else "-",
+            f"{mine['median_ms'] / floor:.1f}" if mine and floor else "-",
+        ]
+        cells.insert(2, _number(mine["p99_ms"]) if mine else "-")
+        lines.append(f"| {_words(sizes)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _rest(records: Sequence[Record], precision: str) -> str:
+    """Calls a second, memory, the distance to torch in float32, and what comes before."""
+    lines = [
+        "| sizes | runner | calls/s in flight | device memory | error | before the first result |",
+        "|---|---|---|---|---|---|",
+    ]
+    of_precision = [r for r in records if r["precision"] == precision and "median_ms" in r]
+    for sizes in sizes_of(of_precision):
+        for record in (r for r in of_precision if r["sizes"] == sizes):
+            memory = record.get("memory_bytes")
+            error = record.get("error")
+            lines.append(
+                f"| {_words(sizes)} | {record['runner']} | {record['calls_per_second']:.4g} "
+                f"| {'-' if memory is None else f'{memory / 2**20:.0f} MiB'} "
+                f"| {'-' if error is None else f'{error:.1e}'} | {_before(record)} |"
+            )
+    return "\n".join(lines)
+
+
+def _before(record: Record) -> str:
+    words = [
+        f"{label} {record[name]:.1f} s"
+        for label, name in (
+            ("build", "build_s"),
+            ("load", "load_s"),
+            ("first call", "first_call_s"),
+        )
+        if record.get(name) is not None
+    ]
+    return ", ".join(words) or "-"
+
+
+def _unmeasured(records: Sequence[Record]) -> list[str]:
+    """One line for each runner that gave no number, and why."""
+    lines = []
+    for record in records:
+        if record.get("why"):
+            at = f" at {_words(record['sizes'])}" if record["sizes"] else ""
+            lines.append(f"- {record['runner']} ({record['precision']}){at}: {record['why']}")
+    return list(dict.fromkeys(lines))
+
+
+def _runs(content: Mapping[str, Any]) -> str:
+    used = sorted({r["run"] for r in content["results"]})
+    lines = []
+    for n in used:
+        run = content["runs"][n]
+        machine = ", ".join(f"{k} {v}" for k, v in run["machine"].items() if v is not None)
+        lines.append(f"- {run['date']}: `{run['command']}` ({machine})")
+    return "\n".join(["Measured by:", "", *lines])
+
+
+def _words(sizes: Mapping[str, int]) -> str:
+    return ",".join(f"{k}={v}" for k, v in sizes.items()) or "fixed"
+
+
+def _median(record: Record | None) -> str:
+    return _number(record["median_ms"] if record else None)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"

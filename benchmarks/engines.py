@@ -1,0 +1,264 @@
+"""Engines beside what a user would run instead, on one GPU, in one run, on the same inputs.
+
+    python benchmarks/engines.py run ARTIFACT... --torch-python python3 [--shape h=440,w=1024 ...]
+        [--part floors,rates,torch,engine,naive,ort] [--variant compile-tf32 ...] [--json FILE]
+    python benchmarks/engines.py table [--json FILE]
+    python benchmarks/plot.py FILE --out docs
+
+Each part is one stage, all are done unless --part names some; what is measured is merged into the
+file at once, so that they can be run one after the other, and again:
+
+- ``floors``: operations and bytes (benchmarks/floors.py; needs no GPU); ``rates``: the GPU's own
+- ``torch``: benchmarks/torch_baselines.py, by --torch-python, for a model of the zoo
+- ``engine``: `pipeline bench`, with CUDA graphs and without
+- ``naive``: the same for the exported ONNX, built without any of our passes
+- ``ort``: ONNX Runtime's CUDA provider on model.onnx, where it is installed
+
+Every part runs in a process of its own, one after the other: the GPU should do nothing else. A part
+that fails, or is not done after --time-limit, says so in the file and stops no other. The distance
+of every result from torch's in float32 stands beside it where part ``torch`` ran eager-fp32 before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import floors
+from children import lines, other_python
+from engine_results import Results, tables
+from references import option_texts
+from torch_baselines import VARIANTS
+
+from pipeline.artifact import Artifact
+from pipeline.declared import dims_of, profiles_of
+from pipeline.errors import PipelineError
+from pipeline.gpu import find_gpu
+from pipeline.measure import Method, size_text, sizes_to_time
+from pipeline.models import MODELS
+
+HERE = Path(__file__).resolve().parent
+DEFAULT = Path("bench-results/engines.json")
+
+
+class Part:
+    """What every part gets.
+
+    Args:
+        place: the artifact's folder.
+        shapes: the sizes to measure at, as text.
+        arguments: of the command line.
+        results: where records go.
+    """
+
+    def __init__(self, place: Path, arguments: argparse.Namespace, results: Results) -> None:
+        self.place, self.arguments, self.results = place, arguments, results
+        self.artifact = Artifact.open(place)
+        self.manifest = manifest = self.artifact.manifest
+        dims, profiles = dims_of(manifest), profiles_of(manifest)
+        points = sizes_to_time(dims, profiles, manifest.rules, arguments.shape)
+        self.points = [dict(p.sizes) for p in points]
+        self.shapes = [size_text(sizes) for sizes in self.points if sizes]
+        info = manifest.model
+        self.options = option_texts(info.options)
+        self.name = info.source if info.source in MODELS else manifest.name
+        self.base = {
+            "model": self.name,
+            "options": self.options,
+            "precision": manifest.precision,
+            "artifact": place.name,
+        }
+
+    def add(self, record: Mapping[str, Any], **more: Any) -> None:
+        record = {**self.base, **record, **more}
+        record["gpu"] = "cpu" if record.get("device") == "cpu" else self.arguments.gpu
+        self.results.add(record)
+        sizes = size_text(record["sizes"]) if record["sizes"] else "all sizes"
+        value = record.get("why") or f"{record['median_ms']:.3f} ms"
+        print(f"{self.name} {record['precision']} {sizes}: {record['runner']}: {value}", flush=True)
+
+    def failed(self, runner: str, why: str) -> None:
+        self.add({"runner": runner, "sizes": None, "why": why})
+
+    @property
+    def how(self) -> list[str]:
+        """Options that all that measure take."""
+        words = ["--repeat", str(self.arguments.repeat), "--seconds", str(self.arguments.seconds)]
+        words += [word for shape in self.shapes for word in ("--shape", shape)]
+        return [*words, "--reference", str(self.arguments.reference)]
+
+
+def count_floors(part: Part) -> None:
+    for record in floors.count_artifact(part.place, part.shapes, part.arguments.trips):
+        part.results.add({**part.base, **record, "model": part.name}, "floors")
+
+
+def run_torch(part: Part) -> None:
+    if part.manifest.model.source not in MODELS:
+        part.failed("torch", f"{part.manifest.model.source} is no model of the zoo")
+        return
+    command = [*part.arguments.torch_python, str(HERE / "torch_baselines.py"), part.name]
+    command += [word for option in part.options for word in ("--option", option)]
+    if part.arguments.weights:
+        command += ["--weights", str(part.arguments.weights)]
+    command += [word for name in part.arguments.variant for word in ("--variant", name)]
+    command += ["--device", part.arguments.device, *part.how]
+    command += ["--time-limit", str(part.arguments.time_limit)]
+    why = lines(command, part.add, env=other_python(part.arguments.torch_path))
+    if why:
+        part.failed("torch", why)
+
+
+def run_engine(part: Part) -> None:
+    _engine(
+        part, part.place, "engine", part.manifest.build.seconds if part.manifest.build else None
+    )
+
+
+def run_naive(part: Part) -> None:
+    """The exported model with every pass left out that the target needs."""
+    passes = part.manifest.rewrite.passes if part.manifest.rewrite else ()
+    skip = [p.name for p in passes if p.needed]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "naive"
+        shutil.copytree(part.place, copy)
+        pipeline = [sys.executable, "-m", "pipeline"]
+        rewrite = [*pipeline, "rewrite", str(copy), "--target", part.manifest.target.name]
+        rewrite += [word for name in skip for word in ("--skip", name)]
+        for command in (rewrite, [*pipeline, "build", str(copy)]):
+            why = lines(command, lambda _: None, limit=part.arguments.time_limit)
+            if why:
+                part.failed("naive ONNX", why)
+                return
+        built = Artifact.open(copy).manifest.build
+        _engine(part, copy, "naive ONNX", built.seconds if built else None)
+
+
+def _engine(part: Part, place: Path, runner: str, seconds: float | None) -> None:
+    command = [sys.executable, str(HERE / "engine_runs.py"), "engine", str(place), *part.how]
+
+    def add(record: Mapping[str, Any]) -> None:
+        name = f"{runner} graph" if record["graph"] else runner
+        part.add(record, runner=name, build_s=seconds)
+
+    why = lines(command, add, limit=part.arguments.time_limit)
+    if why:
+        part.failed(runner, why)
+
+
+def run_ort(part: Part) -> None:
+    command = [sys.executable, str(HERE / "engine_runs.py"), "ort", str(part.place), *part.how]
+    why = lines(
+        command,
+        lambda record: part.add(record, runner="onnxruntime CUDA"),
+        limit=part.arguments.time_limit,
+    )
+    if why:
+        part.failed("onnxruntime CUDA", why)
+
+
+PARTS: dict[str, Callable[[Part], None]] = {
+    "floors": count_floors,
+    "torch": run_torch,
+    "engine": run_engine,
+    "naive": run_naive,
+    "ort": run_ort,
+}
+
+
+def machine() -> dict[str, Any]:
+    """The GPU, its driver, the processor and the Python."""
+    gpu = find_gpu()
+    driver = None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        query = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
+        driver = subprocess.run(
+            query, capture_output=True, text=True, timeout=60, check=True
+        ).stdout.splitlines()[0]
+    return {
+        "gpu": None if isinstance(gpu, str) else gpu.name,
+        "driver": driver,
+        "cores": os.cpu_count(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+    }
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Stage `run`: 0, or 1 if no part of an artifact could be run."""
+    results = Results(arguments.json)
+    where = machine()
+    arguments.gpu = where["gpu"]
+    command = shlex.join(["python", "benchmarks/engines.py", *sys.argv[1:]])
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    results.begin({"date": date, "command": command, "machine": where})
+    names = arguments.part.split(",") if arguments.part else ["rates", *PARTS]
+    code = 0
+    if "rates" in names and arguments.gpu:
+        measure = [*arguments.torch_python, str(HERE / "floors.py"), "measure"]
+        why = lines(measure, results.add_rates, env=other_python(arguments.torch_path))
+        if why:
+            print(f"rates: {why}", file=sys.stderr)
+    for place in arguments.artifacts:
+        try:
+            part = Part(place, arguments, results)
+        except PipelineError as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = error.exit_code
+            continue
+        for name, function in PARTS.items():
+            if name in names:
+                try:
+                    function(part)
+                except PipelineError as error:
+                    part.failed(name, str(error))
+    print(tables(results.content))
+    return code
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run")
+    running.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT")
+    running.add_argument("--torch-python", type=shlex.split, default=["python3"], metavar="COMMAND")
+    running.add_argument("--torch-path", action="append", default=[], metavar="DIR")
+    running.add_argument("--shape", action="append", default=[], metavar="DIM=SIZE,...")
+    running.add_argument("--part", help=f"of rates, {', '.join(PARTS)}; default: all")
+    running.add_argument("--variant", action="append", default=[], choices=VARIANTS)
+    running.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="for torch")
+    running.add_argument("--weights", type=Path, help="that the artifact was made with")
+    running.add_argument("--repeat", type=int, default=Method.repeat)
+    running.add_argument("--seconds", type=float, default=Method.seconds)
+    running.add_argument("--time-limit", type=float, default=300.0, metavar="SECONDS")
+    running.add_argument("--trips", type=int, help="of loops whose count is an input (floors)")
+    running.add_argument("--reference", type=Path, default=Path("bench-results/reference"))
+    table = commands.add_parser("table")
+    for sub in (running, table):
+        sub.add_argument("--json", type=Path, default=DEFAULT, metavar="FILE")
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        unknown = set((arguments.part or "").split(",")) - {"", "rates", *PARTS}
+        if unknown:
+            parser.error(f"--part {', '.join(sorted(unknown))}: known: rates, {', '.join(PARTS)}")
+        return run(arguments)
+    if not arguments.json.is_file():
+        parser.error(f"{arguments.json}: not there; make it with `run`")
+    print(tables(json.loads(arguments.json.read_text())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Outputs of a model in torch in float32, kept as what every other runner's are held against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.measure import size_text
+
+
+def option_texts(options: Mapping[str, object]) -> list[str]:
+    """``updates=12``, as --option takes it, in the order of the alphabet."""
+    return sorted(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in options.items())
+
+
+def reference_file(
+    folder: Path, model: str, options: Sequence[str], sizes: Mapping[str, int]
+) -> Path:
+    """Where the outputs of a model at some sizes are kept."""
+    name = "-".join([model, *sorted(options), *size_text(sizes).split(",")]).replace("/", "_")
+    return folder / f"{name}.npz"
+
+
+def keep(outputs: Sequence[np.ndarray], place: Path) -> None:
+    """Stores outputs, in their order."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(place, *outputs)
+
+
+def distance(outputs: Sequence[np.ndarray], place: Path) -> float | None:
+    """||out - ref|| / ||ref|| over all outputs together; None where nothing is kept, NaN where
+    the outputs are of other shapes or no numbers."""
+    if not place.is_file():
+        return None
+    with np.load(place) as file:
+        reference = [file[f"arr_{n}"].astype(np.float64) for n in range(len(file.files))]
+    if [o.shape for o in outputs] != [r.shape for r in reference]:
+        return float("nan")
+    pairs = list(zip(outputs, reference, strict=True))
+    apart = sum(float(np.square(o.astype(np.float64) - r).sum()) for o, r in pairs)
+    whole = sum(float(np.square(r).sum()) for _, r in pairs)
+    return (apart / whole) ** 0.5 if whole else None

@@ -1,0 +1,343 @@
+"""What a user would run instead of an engine: a model of the zoo in torch, eager and compiled.
+
+    python3 benchmarks/torch_baselines.py raft --option updates=12 --shape h=440,w=1024
+        [--variant compile-tf32 ...] [--time-limit 240] [--out FILE] [--reference DIR]
+        [--device cpu]
+
+Run it with a Python that has torch with CUDA (and this repository on PYTHONPATH). Each variant runs
+in a process of its own, ended with all of its children after --time-limit seconds: compiling can
+take minutes, and a variant that fails stops no other. Each size is compiled for itself
+(``dynamic=False``: torch's best) and printed as one line of JSON as soon as it is measured.
+
+| variant | |
+|---|---|
+| eager-fp32, eager-tf32 | as it is; cuDNN may choose its algorithms (``cudnn.benchmark``) |
+| eager-fp16 | under ``torch.autocast`` to float16, tf32 allowed for what stays in float32 |
+| compile-... | ``torch.compile(dynamic=False)`` of the same |
+| autotune-... | ``torch.compile(mode="max-autotune")``: with CUDA graphs and Triton's products |
+
+Autocast is entered once round all calls, so that eager mode casts a weight once, not every call.
+Inputs, repeats and what is timed are those of `pipeline.measure`, as for the engine. A padded model
+(RAFT) is padded by torch's own pad and cropped. With --reference the outputs of eager-fp32 for the
+first inputs are kept there, and ``error`` is the distance to them: ||out - ref|| / ||ref||.
+Memory is what the process took of the GPU beyond its context and the inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from children import lines
+from references import distance, keep, reference_file
+
+from pipeline.dims import Dim
+from pipeline.errors import PipelineError
+from pipeline.measure import Method, WallClock, input_sets, size_text, sizes_to_time, timed
+from pipeline.profiles import Profile
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run a model in torch; `mode` is torch.compile's, None for eager."""
+
+    precision: str
+    compiled: bool = False
+    mode: str | None = None
+
+
+VARIANTS: dict[str, Variant] = {
+    "eager-fp32": Variant("fp32"),
+    "eager-tf32": Variant("tf32"),
+    "eager-fp16": Variant("fp16"),
+    "compile-fp32": Variant("fp32", True),
+    "compile-tf32": Variant("tf32", True),
+    "compile-fp16": Variant("fp16", True),
+    "autotune-fp32": Variant("fp32", True, "max-autotune"),
+    "autotune-tf32": Variant("tf32", True, "max-autotune"),
+    "autotune-fp16": Variant("fp16", True, "max-autotune"),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--shape", action="append", default=[], metavar="DIM=SIZE,...")
+    parser.add_argument("--variant", action="append", default=[], choices=VARIANTS)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--repeat", type=int, default=Method.repeat)
+    parser.add_argument("--seconds", type=float, default=Method.seconds)
+    parser.add_argument("--time-limit", type=float, default=300.0, metavar="SECONDS")
+    parser.add_argument("--out", type=Path, help="also append the lines here")
+    parser.add_argument("--reference", type=Path, metavar="DIR")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        return _child(arguments)
+
+    def tell(record: dict[str, Any]) -> None:
+        line = json.dumps(record)
+        print(line, flush=True)
+        if arguments.out:
+            with arguments.out.open("a") as file:
+                file.write(f"{line}\n")
+
+    try:
+        points = _points(_spec(arguments), arguments.shape)
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    for variant in arguments.variant or VARIANTS:
+        run_variant(arguments, variant, points, tell)
+    return 0
+
+
+def run_variant(
+    arguments: argparse.Namespace,
+    variant: str,
+    points: Sequence[Mapping[str, int]],
+    tell: Callable[[dict[str, Any]], None],
+) -> None:
+    """Tells one record a size, as they come; a size that was not reached says why."""
+    shapes = [size_text(sizes) for sizes in points if sizes]
+    command = [sys.executable, __file__, arguments.model, "--child", "--variant", variant]
+    command += ["--device", arguments.device, "--repeat", str(arguments.repeat)]
+    command += ["--seconds", str(arguments.seconds)]
+    for flag, values in (("--option", arguments.option), ("--shape", shapes)):
+        command += [word for value in values for word in (flag, value)]
+    for flag, value in (("--weights", arguments.weights), ("--reference", arguments.reference)):
+        command += [flag, str(value)] if value else []
+    left = [dict(sizes) for sizes in points]
+
+    def pass_on(record: dict[str, Any]) -> None:
+        left.remove(record["sizes"])
+        tell(record)
+
+    why = lines(command, pass_on, limit=arguments.time_limit)
+    for n, sizes in enumerate(left):
+        reason = why or "no word"
+        told = {"why": reason if n == 0 else f"not reached: {reason}"}
+        tell({**_record(arguments, variant, sizes), **told})
+
+
+def _spec(arguments: argparse.Namespace) -> Any:
+    from pipeline.registry import find_spec
+
+    options: dict[str, Any] = {}
+    for text in arguments.option:
+        name, _, value = text.partition("=")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return find_spec(arguments.model, options, arguments.weights)
+
+
+def _points(spec: Any, shapes: Sequence[str]) -> list[Mapping[str, int]]:
+    dims: dict[str, Dim] = spec.dims
+    profiles = [p.resolve(dims) for p in spec.profiles or (Profile("default"),)]
+    return [p.sizes for p in sizes_to_time(dims, profiles, spec.rules, shapes)]
+
+
+def _record(
+    arguments: argparse.Namespace, variant: str, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    return {
+        "model": arguments.model,
+        "options": sorted(arguments.option),
+        "sizes": dict(sizes),
+        "runner": f"torch {variant}",
+        "precision": VARIANTS[variant].precision,
+        "device": arguments.device,
+    }
+
+
+def _child(arguments: argparse.Namespace) -> int:
+    """One variant at all sizes, in this process."""
+    import torch
+
+    (name,) = arguments.variant
+    variant = VARIANTS[name]
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        print("torch sees no GPU here", file=sys.stderr)
+        return 1
+    # The older switches: up to torch 2.11 Inductor reads them, and fails if the newer
+    # fp32_precision was set (pytorch/pytorch#166387).
+    torch.backends.cuda.matmul.allow_tf32 = variant.precision != "fp32"
+    torch.backends.cudnn.allow_tf32 = variant.precision != "fp32"
+    torch.backends.cudnn.benchmark = True
+    spec = _spec(arguments)
+    module = module_of(spec, arguments.weights)
+    for sizes in _points(spec, arguments.shape):
+        record = _record(arguments, name, sizes)
+        try:
+            record |= _measured(arguments, spec, module, variant, sizes)
+        except Exception as error:  # one size's failure is its result
+            record["why"] = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        print(json.dumps(record), flush=True)
+        torch._dynamo.reset()
+        gc.collect()
+    return 0
+
+
+def _measured(
+    arguments: argparse.Namespace,
+    spec: Any,
+    module: Any,
+    variant: Variant,
+    sizes: Mapping[str, int],
+) -> dict[str, Any]:
+    import torch
+
+    on_gpu = arguments.device == "cuda"
+    sets = [
+        [torch.from_numpy(one[i.name]).to(arguments.device) for i in spec.inputs]
+        for one in input_sets(spec.inputs, sizes)
+    ]
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0] if on_gpu else 0
+    module = module.to(arguments.device)
+    run: Callable[..., Any] = module
+    if variant.compiled:
+        run = torch.compile(module, dynamic=False, mode=variant.mode)
+    graphs = variant.mode is not None and on_gpu
+
+    def call(n: int) -> Any:
+        if graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        return run(*sets[n % len(sets)])
+
+    clock = StreamClock() if on_gpu else WallClock()
+    half = torch.float16 if on_gpu else torch.bfloat16  # what a CPU has kernels for
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if on_gpu:
+            stack.enter_context(torch.cuda.stream(clock.stream))
+        if variant.precision == "fp16":
+            stack.enter_context(torch.autocast(arguments.device, half))
+        start = time.perf_counter()
+        outputs = [t.float().cpu().numpy() for t in flat(call(0))]
+        first = time.perf_counter() - start
+        timing = timed(call, clock, Method(arguments.repeat, arguments.seconds))
+    found = {
+        **asdict(timing),
+        "first_call_s": first,
+        "error": _error(arguments, sizes, variant, outputs),
+        "versions": {"torch": torch.__version__},
+        "gpu": torch.cuda.get_device_name() if on_gpu else None,
+    }
+    if on_gpu:
+        torch.cuda.synchronize()
+        found["memory_bytes"] = free - torch.cuda.mem_get_info()[0]
+    module.to("cpu")
+    return found
+
+
+class StreamClock:
+    """CUDA events on a stream of its own."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.stream = torch.cuda.Stream()
+        self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def one(self, call: Callable[[], object]) -> float:
+        return self.many(lambda _: call(), 1)
+
+    def many(self, call: Callable[[int], object], count: int) -> float:
+        start, end = self._ends
+        start.record(self.stream)
+        for n in range(count):
+            call(n)
+        end.record(self.stream)
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+
+def flat(result: Any) -> list[Any]:
+    """The tensors in what a model returns, in order."""
+    from pipeline.module import flat_outputs
+
+    return list(flat_outputs(result))
+
+
+def module_of(spec: Any, weights: Path | None) -> Any:
+    """The spec's module, called with its inputs in order; padded and cropped where it has to be."""
+    import torch
+    from torch.nn.functional import pad
+
+    from pipeline.dims import Dim
+    from pipeline.module import flat_outputs, made
+    from pipeline.padding import factors
+    from pipeline.spec import amounts
+
+    spec, module = made(spec, weights)
+    if spec.padding is None:
+        return module
+    padding = spec.padding
+    outputs = [output.shape for output in spec.outputs]
+
+    class Padded(torch.nn.Module):
+        """What the exported graph holds too, as one would write it in torch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            before, sizes, padded = {}, {}, []
+            for tensor, declared in zip(args, spec.inputs, strict=True):
+                amount = [0] * (2 * tensor.ndim)
+                for axis, size in enumerate(declared.shape):
+                    if isinstance(size, Dim) and size.name in padding.multiples:
+                        n = sizes[size.name] = tensor.shape[axis]
+                        low, high = amounts(n, padding.multiples[size.name], padding.align)
+                        before[size.name] = low
+                        place = 2 * (tensor.ndim - 1 - axis)
+                        amount[place : place + 2] = [low, high]
+                while amount and amount[-2:] == [0, 0]:
+                    del amount[-2:]
+                wide = amount + [0] * (-len(amount) % 4) if amount else amount
+                padded.append(pad(tensor, wide, mode=padding.mode) if wide else tensor)
+            found = []
+            for tensor, shape in zip(flat_outputs(self.inner(*padded)), outputs, strict=True):
+                for axis, size in enumerate(shape or ()):
+                    for name, factor in factors(size, padding.multiples):
+                        start = factor * before[name]
+                        tensor = tensor.narrow(axis, start, factor * sizes[name])  # noqa: PLW2901
+                found.append(tensor)
+            return tuple(found)
+
+    return Padded()
+
+
+def _error(
+    arguments: argparse.Namespace,
+    sizes: Mapping[str, int],
+    variant: Variant,
+    outputs: Sequence[np.ndarray],
+) -> float | None:
+    if arguments.reference is None:
+        return None
+    place = reference_file(arguments.reference, arguments.model, arguments.option, sizes)
+    if variant == VARIANTS["eager-fp32"]:
+        keep(outputs, place)
+    return distance(outputs, place)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
