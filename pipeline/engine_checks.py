@@ -1,0 +1,161 @@
+"""What an engine has to keep beside the numbers.
+
+The same inputs give the same outputs, at once and after other sizes, and every element of an
+output is written. What the rows of a batch have to keep is in `pipeline.batch_rows`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.manifest import CheckInfo
+from pipeline.profiles import Point
+from pipeline.stored import Feed
+from pipeline.tensors import Tolerance
+
+Run = Callable[[Feed], Feed]
+DETERMINISM, ORDER, UNWRITTEN = "determinism", "shuffled order", "unwritten outputs"
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine in one profile.
+
+    Args:
+        name: of its run.
+        run: the outputs for a feed, which stay as they are when it is called again.
+        poisoned: the same, with every byte of the outputs 0xFF before the run.
+    """
+
+    name: str
+    run: Run
+    poisoned: Run
+
+
+def check_engine(
+    subject: Subject,
+    points: Sequence[Point],
+    feeds: Sequence[Feed],
+    first: Sequence[Feed],
+    tolerance: Mapping[str, Tolerance],
+    seed: int = 0,
+) -> list[CheckInfo]:
+    """Determinism, shuffled order and unwritten outputs, each over all points.
+
+    Args:
+        subject: the engine.
+        points, feeds: the sizes and the inputs.
+        first: the outputs that it gave for them when it was compared.
+        tolerance: by output name.
+        seed: of the order.
+
+    Returns:
+        The three checks; none where there are no points.
+    """
+    if not points:
+        return []
+    worst = _Worst(tolerance)
+    for point, feed in zip(points, feeds, strict=True):
+        subject.run(feed)  # what other sizes left is not to be taken for chance
+        again = subject.run(feed)
+        for _ in range(_REPEATS - 1):
+            worst.add(point, again, subject.run(feed))
+    sizes = f"{len(points)} sizes" if len(points) != 1 else "1 size"
+    found = [worst.info(DETERMINISM, subject.name, f"{_REPEATS} runs at each of {sizes}")]
+    exact = not worst.differs
+
+    holes: list[tuple[Point, str]] = []
+    for point, feed, outputs in zip(points, feeds, first, strict=True):
+        holes += [(point, text) for text in _unwritten(outputs, subject.poisoned(feed))]
+    at, text = holes[0] if holes else (None, f"every element is written at each of {sizes}")
+    found.append(CheckInfo(UNWRITTEN, subject.name, dict(at.sizes) if at else {}, not holes, text))
+
+    order = list(range(len(points)))
+    random.Random(seed).shuffle(order)
+    worst = _Worst(tolerance, exact=exact)
+    for n in order:
+        worst.add(points[n], first[n], subject.poisoned(feeds[n]))
+    found.append(worst.info(ORDER, subject.name, f"{sizes} in another order"))
+    return found
+
+
+@dataclass
+class _Worst:
+    """The largest difference between outputs that should be the same.
+
+    `exact`: any difference is one too many. `found`: whether it is too large, and how large it is.
+    """
+
+    tolerance: Mapping[str, Tolerance]
+    exact: bool = False
+    found: tuple[bool, float] = (False, 0.0)
+    where: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def differs(self) -> bool:
+        return self.found[1] > 0
+
+    def add(self, point: Point, want: Feed, got: Feed) -> None:
+        for name in dict.fromkeys([*want, *got]):
+            far, within = apart(want.get(name), got.get(name), self.tolerance[name])
+            found = (far > 0 and (self.exact or not within), far)
+            if found > self.found:
+                self.found, self.where, self.sizes = found, name, point.sizes
+
+    def info(self, check: str, run: str, what: str) -> CheckInfo:
+        bad, far = self.found
+        if not self.differs:
+            return CheckInfo(check, run, {}, True, f"{what}: equal to the bit")
+        limit = "though repeated runs are equal to the bit" if self.exact else "beyond tolerance"
+        text = f"{what}: {self.where} differs by up to {far:.3g}" + (f", {limit}" if bad else "")
+        return CheckInfo(check, run, dict(self.sizes), not bad, text)
+
+
+def apart(
+    want: np.ndarray | None, got: np.ndarray | None, tolerance: Tolerance
+) -> tuple[float, bool]:
+    """The largest difference, and whether every element is within the tolerance of `want`.
+
+    0 only for the same bits; infinity where one is missing, of another shape or dtype, or not
+    finite where the other is another value.
+    """
+    if want is None or got is None or want.shape != got.shape or want.dtype != got.dtype:
+        return float("inf"), False
+    if want.tobytes() == got.tobytes():
+        return 0.0, True
+    a, b = want.astype(np.float64), got.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        off = np.where(same, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf, posinf=np.inf))
+    allowed = np.zeros_like(a)
+    if want.dtype.kind == "f":
+        allowed = np.maximum(tolerance.atol, tolerance.rtol * np.abs(a))
+    largest = float(off.max(initial=0.0))
+    # the same numbers in other bits, such as -0.0, are apart by nothing that can be measured
+    return max(largest, float(np.finfo(np.float64).tiny)), bool(
+        ((off <= allowed) & np.isfinite(off)).all()
+    )
+
+
+def _unwritten(want: Feed, poisoned: Feed) -> list[str]:
+    """What a run left of the 0xFF bytes in its outputs, one line an output."""
+    lines = []
+    for name, array in poisoned.items():
+        if name not in want or want[name].shape != array.shape or not array.size:
+            continue  # the order's check says it
+        left = _all_ones(array) & ~_all_ones(want[name])
+        if left.any():
+            lines.append(f"{int(left.sum())} of {array.size} elements of {name} are not written")
+    return lines
+
+
+def _all_ones(array: np.ndarray) -> np.ndarray:
+    """True where every byte of an element is 0xFF; one flag an element, flat."""
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return np.asarray((raw.reshape(array.size, array.itemsize) == 0xFF).all(axis=1))
