@@ -109,6 +109,16 @@ def fresh(path: Path) -> Path:
     return path
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file that is there whole or not at all, and leaves its other hard links alone."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turns the system's refusals into InputError, but for a full disk."""

@@ -5,6 +5,7 @@
     exported.onnx    the model as it was exported
     comparison/      inputs and outputs that were compared, in Polygraphy's JSON
     reproduce.sh     repeats the comparison with Polygraphy alone
+    timing.cache     the builder's timings, for the next build (TensorRT-RTX has none)
     manifest.json    what was done, with which versions, and the hash of every other file
 
 Each stage can be run alone, so any file but the manifest may still be missing; the manifest
@@ -33,6 +34,7 @@ MODEL = "model.onnx"
 EXPORTED = "exported.onnx"
 COMPARISON = "comparison"
 REPRODUCE = "reproduce.sh"
+TIMING = "timing.cache"
 MANIFEST = "manifest.json"
 
 _CHUNK = 1 << 20

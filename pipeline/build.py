@@ -17,6 +17,7 @@ from typing import Any
 import onnx
 
 from pipeline._blame import Graph, Said, find
+from pipeline.builder import DEFAULT_EFFORT, Effort, TimingCache, check_effort, configure
 from pipeline.child import Child, ChildDied, ChildFailed
 from pipeline.custom_ops import Asked, find_plugins, library_folder, load_plugins, prepare
 from pipeline.dims import Size
@@ -43,6 +44,7 @@ class Built:
 
     Args:
         plugins: those asked for that a process has to load before it loads the plan.
+        timing_cache: what was kept of the timings, in words.
         peak_memory: of the process that built, bytes.
     """
 
@@ -54,6 +56,7 @@ class Built:
     library_seconds: Mapping[str, float]
     plugins: tuple[str, ...] = ()
     peak_memory: int = 0
+    timing_cache: str = "none"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class _Job:
     precision: Precision
     plugins: tuple[Asked, ...]
     trail: Path
+    effort: Effort
     verbose: bool = False
 
     @property
@@ -103,6 +107,7 @@ def build(
     precision: Precision = "fp32",
     *,
     plugins: Sequence[str] = (),
+    effort: Effort = DEFAULT_EFFORT,
 ) -> Built:
     """Builds an engine from an ONNX file and writes its bytes; no GPU is needed on RTX.
 
@@ -115,6 +120,7 @@ def build(
         precision: ``fp32`` forbids TF32, ``tf32`` allows it, ``fp16`` also allows half
             precision (weakly typed targets only).
         plugins: libraries, Python files, or names out of `pipeline.plugins.PLUGINS`.
+        effort: how hard the builder tries, and where it keeps its timings.
 
     Raises:
         TargetMissing: the target's TensorRT is not installed here.
@@ -123,13 +129,15 @@ def build(
             `pipeline.failure.explain` can find out. TensorRT's own words are in ``detail``.
     """
     check_precision(precision, target)
+    check_effort(effort, target)
     require(target)
     asked = find_plugins(plugins, target)
     with library_folder(target) as env, tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
-        trail = Path(folder) / "trail"
+        trail, cache = Path(folder) / "trail", effort.timing_cache
         job = _Job(
-            model.resolve(), plan.resolve(), target, inputs, profiles, precision, asked, trail
-        )
+            model.resolve(), plan.resolve(), target, inputs, profiles, precision, asked, trail,
+            replace(effort, timing_cache=cache and cache.resolve()),
+        )  # fmt: skip
         try:
             made, peak = _in_child(env, job)
             if isinstance(made, Said):
@@ -190,9 +198,8 @@ def _build_here(job: _Job) -> Built | _Refused:
             try:
                 with watch("tensorrt parse"):
                     builder, network, parser = _parse(ready.model, job.target)
-                config = _config(
-                    trt, job.target, builder, network, job.inputs, job.profiles, job.precision
-                )
+                config = _configure(trt, job, builder, network)
+                cache = TimingCache(config, job.effort.timing_cache)
                 doing("build")
                 with watch("tensorrt build"):
                     data = builder.build_serialized_network(network, config)
@@ -203,7 +210,9 @@ def _build_here(job: _Job) -> Built | _Refused:
         if data is None:
             return _Refused("\n".join([*messages.errors, "no engine came out"]))
         layers = int(network.num_layers)
-        del parser, network, config, builder
+        kept = cache.save()
+        said = [*warnings, *([cache.note] if cache.note else []), *messages.warnings]
+        del cache, parser, network, config, builder
         raw = memoryview(data)
         job.plan.write_bytes(raw)
         return Built(
@@ -211,10 +220,17 @@ def _build_here(job: _Job) -> Built | _Refused:
             len(raw),
             _validity(trt, job.target, bytes(raw)),
             layers,
-            tuple(dict.fromkeys([*warnings, *messages.warnings])),
+            tuple(dict.fromkeys(said)),
             dict(watch.seconds),
             ready.plugins,
+            timing_cache=kept,
         )
+
+
+def _configure(trt: Any, job: _Job, builder: Any, network: Any) -> Any:
+    return configure(
+        trt, job.target, builder, network, job.inputs, job.profiles, job.precision, job.effort
+    )
 
 
 def check_model(path: Path) -> None:
@@ -248,7 +264,7 @@ def _tell_all(trt: Any, model: Path, job: _Job, trail: Any) -> _Refused:
     builder, network, parser = _parser(trt, log, job.target)
     trail.write(f"{_PHASE}parse\n")
     if parser.parse_from_file(str(model)):
-        config = _config(trt, job.target, builder, network, job.inputs, job.profiles, job.precision)
+        config = _configure(trt, job, builder, network)
         trail.write(f"{_PHASE}build\n")
         builder.build_serialized_network(network, config)
     return _Refused("")
@@ -292,39 +308,6 @@ def _parse(model: Path, target: Target) -> tuple[Any, Any, Any]:
     return network_from_onnx_path(  # type: ignore[no-any-return]
         str(model), strongly_typed=True if target.strongly_typed else None
     )
-
-
-def _config(
-    trt: Any,
-    target: Target,
-    builder: Any,
-    network: Any,
-    inputs: Mapping[str, Sequence[Size]],
-    profiles: Sequence[Profile],
-    precision: Precision,
-) -> Any:
-    from polygraphy.backend.trt import CreateConfig
-    from polygraphy.backend.trt import Profile as PolygraphyProfile
-
-    ranges = []
-    for profile in profiles:
-        made = PolygraphyProfile()
-        for name, (low, opt, high) in profile.shapes(inputs).items():
-            made.add(name, low, opt, high)
-        ranges.append(made)
-    if target.flavour == "tensorrt_rtx":
-        from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
-
-        config = CreateConfigRTX(profiles=ranges)(builder, network)
-    else:
-        config = CreateConfig(profiles=ranges, fp16=precision == "fp16")(builder, network)
-    # add_optimization_profile gives -1 for a profile that contradicts the network, without an
-    # error, and Polygraphy does not look at it
-    if config.num_optimization_profiles != len(profiles):
-        raise BuildError(f"target {target}: TensorRT takes a profile for invalid")
-    # CreateConfig clears TF32 by default, CreateConfigRTX leaves it on: say it either way
-    (config.clear_flag if precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)
-    return config
 
 
 def _validity(trt: Any, target: Target, data: bytes) -> str:

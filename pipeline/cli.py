@@ -126,9 +126,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def command_parser() -> argparse.ArgumentParser:
     """The command line's parser; a parsed `command` is the function to call."""
-    from pipeline import cli_check, cli_passes, cli_source
-    from pipeline.build import PRECISIONS
-    from pipeline.plugins import PLUGINS
+    from pipeline import cli_bench, cli_check, cli_options, cli_passes, cli_source
     from pipeline.target import DEFAULT_TARGET, TARGETS
 
     parser = _Parser(prog="pipeline", description="PyTorch to TensorRT through ONNX.")
@@ -142,39 +140,15 @@ def command_parser() -> argparse.ArgumentParser:
         sub.add_argument("--json", action="store_true", help="print the report as JSON")
         return sub
 
-    def sizes(sub: Any) -> None:
-        sub.add_argument(
-            "--shape", action="append", default=[], metavar="DIM=SIZE,...",
-            help="also compare at these sizes; dims left out take their opt",
-        )  # fmt: skip
-        sub.add_argument(
-            "--memory-limit", type=_bytes, metavar="SIZE",
-            help="leave sizes out whose run needs more by its estimate, e.g. 16GiB "
-            "(default: half of the free memory, at most 6 GiB)",
-        )  # fmt: skip
-
-    def profiles(sub: Any) -> None:
-        sub.add_argument(
-            "--profile", action="append", default=[], metavar="DIM=MIN:OPT:MAX,...",
-            help="an optimisation profile; give it several times for several",
-        )  # fmt: skip
-        sub.add_argument("--precision", choices=PRECISIONS, help="default: fp32")
-
-    def plugin(sub: Any) -> None:
-        sub.add_argument(
-            "--plugin", action="append", default=[], metavar="NAME|FILE",
-            help=f"a plugin for TensorRT: {', '.join(PLUGINS)}, a library, or a Python file",
-        )  # fmt: skip
-
     def model(sub: Any) -> None:
         cli_source.add_options(sub)
         sub.add_argument(
             "--target", default=DEFAULT_TARGET, metavar="TARGET",
             help=f"which TensorRT: {', '.join(TARGETS)} (default: {DEFAULT_TARGET})",
         )  # fmt: skip
-        profiles(sub)
+        cli_options.profiles(sub)
         cli_passes.choice(sub, only=False)
-        plugin(sub)
+        cli_options.plugins(sub)
         sub.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
 
     convert = add("convert", _convert, "Convert a model: export, rewrite, build, compare.")
@@ -187,7 +161,8 @@ def command_parser() -> argparse.ArgumentParser:
     for sub in (convert, export):
         sub.add_argument("--out", type=Path, metavar="DIR", help="default: artifacts/NAME")
     for sub in (convert, check):
-        sizes(sub)
+        cli_options.sizes(sub)
+    cli_options.effort(convert)
     rewrite = add("rewrite", _rewrite, "Rewrite an ONNX file, or an artifact's, for a target.")
     build = add("build", _build, "Build the engine of an artifact.")
     verify = add("verify", _verify, "Compare what is in an artifact, here and now.")
@@ -195,11 +170,13 @@ def command_parser() -> argparse.ArgumentParser:
     for sub in (build, verify, inspect):
         sub.add_argument("artifact", type=Path, metavar="ARTIFACT")
     cli_passes.rewrite_options(rewrite)
-    profiles(build)
+    cli_options.profiles(build)
+    cli_options.effort(build)
     for sub in (rewrite, build, verify):
-        plugin(sub)
+        cli_options.plugins(sub)
     cli_passes.add_commands(add)
-    sizes(verify)
+    cli_bench.add_command(add)
+    cli_options.sizes(verify)
     cli_check.verify_options(verify)
     add("models", _models, "List the models that come with the pipeline.")
     return parser
@@ -249,11 +226,13 @@ def _rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _build(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline import cli_options
     from pipeline.driver import run_build
 
     report = run_build(
-        arguments.artifact, arguments.profile, arguments.precision, progress, arguments.plugin
-    )
+        arguments.artifact, arguments.profile, arguments.precision, progress, arguments.plugin,
+        cli_options.chosen_effort(arguments),
+    )  # fmt: skip
     return _show(report, arguments)
 
 
@@ -307,7 +286,7 @@ def _show(report: Any, arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> Any:
-    from pipeline import cli_source
+    from pipeline import cli_options, cli_source
     from pipeline.config import Config
 
     return Config(
@@ -316,6 +295,7 @@ def _config(arguments: argparse.Namespace) -> Any:
         target=arguments.target,
         profiles=tuple(arguments.profile),
         precision=arguments.precision or "fp32",
+        effort=cli_options.chosen_effort(arguments),
         shapes=tuple(getattr(arguments, "shape", ())),
         memory_limit=getattr(arguments, "memory_limit", None),
         seed=arguments.seed,
@@ -324,17 +304,3 @@ def _config(arguments: argparse.Namespace) -> Any:
         plugins=tuple(arguments.plugin),
         force=getattr(arguments, "force", False),
     )
-
-
-def _bytes(text: str) -> int:
-    """``16GiB``, ``500MB`` or a number of bytes."""
-    units = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-    units |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-    number = text.rstrip("KMGIBkmgib")
-    try:
-        size = int(float(number) * units[text[len(number) :].upper()])
-    except (ValueError, KeyError, OverflowError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 16GiB") from error
-    if size <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be positive")
-    return size

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.builder import DEFAULT_EFFORT, Effort
 from pipeline.errors import InputError
 from pipeline.profiles import Profile
 from pipeline.spec import ModelSpec
@@ -21,8 +22,8 @@ class Config:
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
-    `ranges`, `tolerance`, `engine_tolerance`, `exact`, and `memory_limit` where it is given.
-    `out` and `force` don't.
+    `ranges`, `tolerance`, `engine_tolerance`, the level of `effort`, `exact`, and
+    `memory_limit` where it is given. `out` and `force` don't.
 
     Args:
         model: a model's name, a spec, or a source (see `pipeline.source`):
@@ -47,6 +48,7 @@ class Config:
         tolerance: of such a source; measured where it is left out (`pipeline.tolerance`).
         engine_tolerance: of an engine in this `precision`, in place of the spec's.
         ranges: of the random values that inputs are verified with, as text: ``ids=0..1000``.
+        effort: how hard the builder tries, and a file that its timings are shared through.
         exact: fail where such a source does not take every size of `dims`, and say so; without
             it the dims are narrowed to what it takes.
     """
@@ -70,6 +72,7 @@ class Config:
     tolerance: Tolerance | None = None
     engine_tolerance: Tolerance | None = None
     ranges: tuple[str, ...] = ()
+    effort: Effort = DEFAULT_EFFORT
     exact: bool = False
 
     def __post_init__(self) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import stages
-from pipeline._folder import replacing
-from pipeline.artifact import Artifact, finish
+from pipeline._folder import replacing, write_whole
+from pipeline.artifact import TIMING, Artifact, finish
 from pipeline.build import check_precision
+from pipeline.builder import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.compare import failures
 from pipeline.config import Config
 from pipeline.declared import dims_of, engine_tolerance_info, with_tolerances
@@ -81,6 +82,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
     target = find_target(config.target)
     require(target)
     check_precision(config.precision, target)
+    check_effort(config.effort, target)
     profiles = chosen_profiles(config, spec)
     for text in config.shapes:
         check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")
@@ -98,6 +100,8 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
     with replacing(place, keep=first > 0) as folder:
         if old is not None and first > 0:
             still(folder, old.manifest, place)
+        elif old is not None and (place / TIMING).is_file():
+            write_whole(folder / TIMING, (place / TIMING).read_bytes())
         if "export" in todo:
 
             def export() -> tuple[Manifest, Mapping[str, float]]:
@@ -126,7 +130,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
                 "build",
                 announce,
                 lambda: stages.build_stage(
-                    folder, manifest, config.precision, profiles, config.plugins
+                    folder, manifest, config.precision, profiles, config.plugins, config.effort
                 ),
             )
         limit = config.memory_limit or default_limit()
@@ -211,6 +215,7 @@ def run_build(
     precision: Precision | None = None,
     announce: Announce = quiet,
     plugins: Sequence[str] = (),
+    effort: Effort = DEFAULT_EFFORT,
 ) -> Report:
     """The build stage alone, for the target that the artifact was rewritten for."""
     manifest = Artifact.open(place).manifest
@@ -221,12 +226,13 @@ def run_build(
     target = find_target(manifest.target.name)
     require(target)
     check_precision(chosen, target)
+    check_effort(effort, target)
     with replacing(place, keep=True) as folder:
         still(folder, manifest, place)
         done = measured(
             "build",
             announce,
-            lambda: stages.build_stage(folder, manifest, chosen, parsed, plugins),
+            lambda: stages.build_stage(folder, manifest, chosen, parsed, plugins, effort),
         )
         done = finish(folder, replace(done, keys={}))
     return Report(place, done)

@@ -68,6 +68,7 @@ def stage_keys(
             "installed": installed_version(target),
             "profiles": [asdict(profile) for profile in profiles],
             "precision": config.precision,
+            "level": config.effort.level,
         },
         "compare": {
             "shapes": config.shapes,

@@ -16,9 +16,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from pipeline._folder import fresh
-from pipeline.artifact import COMPARISON, EXPORTED, MODEL, PLAN, REPRODUCE
+from pipeline._folder import fresh, write_whole
+from pipeline.artifact import COMPARISON, EXPORTED, MODEL, PLAN, REPRODUCE, TIMING
 from pipeline.build import build
+from pipeline.builder import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.declared import dims_of, inputs_of, profiles_of, tolerance_info
 from pipeline.dims import size_text
 from pipeline.errors import ArtifactError
@@ -217,21 +218,31 @@ def build_stage(
     precision: Precision,
     profiles: Sequence[Profile] = (),
     plugins: Sequence[str] = (),
+    effort: Effort = DEFAULT_EFFORT,
 ) -> tuple[Manifest, Mapping[str, float]]:
     """model.onnx -> engine.plan, for the manifest's target.
 
     Args:
         profiles: in place of those in the manifest.
         plugins: what TensorRT loads first; see `pipeline.custom_ops`.
+        effort: its timing cache takes the place of the artifact's own, and gets it afterwards.
     """
     _need(folder, MODEL, "rewrite")
     target = find_target(manifest.target.name)
     dims = dims_of(manifest)
     chosen = [p.resolve(dims) for p in profiles] or list(profiles_of(manifest))
     shapes = {i.name: i.shape for i in inputs_of(manifest)}
+    shared, own = effort.timing_cache, folder / TIMING
+    check_effort(effort, target)
+    if shared is not None and shared.is_file():
+        write_whole(own, shared.read_bytes())
+    kept = None if target.flavour == "tensorrt_rtx" else own
     done = build(
-        folder / MODEL, fresh(folder / PLAN), target, shapes, chosen, precision, plugins=plugins
-    )
+        folder / MODEL, fresh(folder / PLAN), target, shapes, chosen, precision, plugins=plugins,
+        effort=replace(effort, timing_cache=kept),
+    )  # fmt: skip
+    if shared is not None and own.is_file():
+        write_whole(shared, own.read_bytes())
     capability, gpu = _built_on(target)
     manifest = replace(
         forget(folder, manifest, "compare"),
@@ -241,6 +252,7 @@ def build_stage(
         build=BuildInfo(
             sum(done.library_seconds.values()), done.plan_bytes, done.validity, done.layers,
             tuple(done.warnings), done.plugins, done.peak_memory, gpu=gpu,
+            optimization_level=effort.level, timing_cache=done.timing_cache,
         ),
         versions={**manifest.versions, target.flavour: done.version},
     )  # fmt: skip

@@ -15,6 +15,7 @@ from helpers import files_under, refinish
 
 from pipeline import build as build_module
 from pipeline.build import build, check_precision
+from pipeline.builder import Effort, configure
 from pipeline.config import Config
 from pipeline.dims import Dim
 from pipeline.driver import run, run_export
@@ -46,7 +47,7 @@ def here(path: Path, profiles: list[Profile]) -> Any:
     return build_module._build_here(
         build_module._Job(
             path, path.with_name("engine.plan"), RTX, {"x": (1, H)}, profiles, "fp32", (),
-            path.with_name("trail"),
+            path.with_name("trail"), Effort(),
         )
     )  # fmt: skip
 
@@ -192,13 +193,13 @@ def test_profile_that_tensorrt_does_not_add(tmp_path: Path, monkeypatch: Any) ->
 
 def test_several_profiles_are_in_the_engine(tmp_path: Path, monkeypatch: Any) -> None:
     seen = []
-    real = build_module._config
+    real = build_module._configure
 
     def config(*words: Any) -> Any:
         seen.append(real(*words))
         return seen[-1]
 
-    monkeypatch.setattr(build_module, "_config", config)
+    monkeypatch.setattr(build_module, "_configure", config)
     profiles = [Profile("a", {"h": (2, 2, 2)}), Profile("b", {"h": (3, 4, 8)})]
     here(model(tmp_path, "y = Relu(x)"), profiles)
     assert seen[0].num_optimization_profiles == 2
@@ -209,9 +210,17 @@ def test_tf32_is_said_either_way(tmp_path: Path, precision: Any, allowed: bool) 
     trt = use(RTX)
     path = model(tmp_path, "y = Relu(x)")
     builder, network, parser = build_module._parse(path, RTX)
-    config = build_module._config(trt, RTX, builder, network, {"x": (1, H)}, ALL, precision)
+    config = configure(trt, RTX, builder, network, {"x": (1, H)}, ALL, precision, Effort())
     assert config.get_flag(trt.BuilderFlag.TF32) is allowed
     del parser
+
+
+def test_effort_that_a_target_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"optimisation level 6: must be 0 to 5"):
+        Effort(6)
+    with pytest.raises(InputError, match=r"rtx-1\.7: times no kernels"):
+        built(model(tmp_path, "y = Relu(x)"), effort=Effort(timing_cache=tmp_path / "cache"))
+    assert built(model(tmp_path, "y = Relu(x)"), effort=Effort(0)).timing_cache == "none"
 
 
 def test_precisions_that_a_target_does_not_have(tmp_path: Path) -> None:
