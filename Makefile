@@ -6,16 +6,16 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup convert test lint bench clean
+.PHONY: help setup convert test lint bench bench-engines clean
 
 help: ## Show this help
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 setup: $(VENV)/.installed ## Make the virtual environment (every other target does it when needed)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,zoo,rtx,dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,zoo,rtx,bench,dev]'
 	@touch $@
 
 convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifacts/MODEL; more words in ARGS
@@ -31,6 +31,9 @@ lint: setup ## Check style and types
 
 bench: setup ## Measure the stages of a conversion (ARGS: models, default raft raft_small)
 	$(RUN) benchmarks/stages.py $(ARGS)
+
+bench-engines: setup ## Measure engines beside torch on a GPU (ARGS: artifacts, --torch-python)
+	$(RUN) benchmarks/engines.py run $(ARGS)
 
 clean: ## Remove caches and build leftovers (the environment and artifacts stay)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -124,6 +124,8 @@ def tables(content: Mapping[str, Any]) -> str:
         precisions = [p for p in SAME_PRECISION if any(r["precision"] == p for r in records)]
         parts += [f"### {model}, {gpu}", ""]
         for precision in precisions:
+            if not any(r["precision"] == precision and "median_ms" in r for r in records):
+                continue
             parts += [f"{precision}, against {SAME_PRECISION[precision]}:", ""]
             parts += [_speed(content, records, model, precision, rates), ""]
             parts += [_rest(records, precision), ""]

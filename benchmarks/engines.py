@@ -9,7 +9,8 @@ Each part is one stage, all are done unless --part names some; what is measured 
 file at once, so that they can be run one after the other, and again:
 
 - ``floors``: operations and bytes (benchmarks/floors.py; needs no GPU); ``rates``: the GPU's own
-- ``torch``: benchmarks/torch_baselines.py, by --torch-python, for a model of the zoo
+- ``torch``: benchmarks/torch_baselines.py, by --torch-python, for a model of the zoo: eager-fp32,
+  and by default the variants of the artifact's precision
 - ``engine``: `pipeline bench`, with CUDA graphs and without
 - ``naive``: the same for the exported ONNX, built without any of our passes
 - ``ort``: ONNX Runtime's CUDA provider on model.onnx, where it is installed
@@ -113,12 +114,19 @@ def run_torch(part: Part) -> None:
     command += [word for option in part.options for word in ("--option", option)]
     if part.arguments.weights:
         command += ["--weights", str(part.arguments.weights)]
-    command += [word for name in part.arguments.variant for word in ("--variant", name)]
+    names = part.arguments.variant or variants(part.manifest.precision)
+    command += [word for name in names for word in ("--variant", name)]
     command += ["--device", part.arguments.device, *part.how]
     command += ["--time-limit", str(part.arguments.time_limit)]
     why = lines(command, part.add, env=other_python(part.arguments.torch_path))
     if why:
         part.failed("torch", why)
+
+
+def variants(precision: str) -> list[str]:
+    """torch's at this precision, behind the one that all others are held against."""
+    same = [name for name, variant in VARIANTS.items() if variant.precision == precision]
+    return list(dict.fromkeys(["eager-fp32", *same]))
 
 
 def run_engine(part: Part) -> None:
@@ -147,7 +155,7 @@ def run_naive(part: Part) -> None:
 
 
 def _engine(part: Part, place: Path, runner: str, seconds: float | None) -> None:
-    command = [sys.executable, str(HERE / "engine_runs.py"), "engine", str(place), *part.how]
+    command = [sys.executable, str(HERE / "run_engine.py"), "engine", str(place), *part.how]
 
     def add(record: Mapping[str, Any]) -> None:
         name = f"{runner} graph" if record["graph"] else runner
@@ -159,7 +167,7 @@ def _engine(part: Part, place: Path, runner: str, seconds: float | None) -> None
 
 
 def run_ort(part: Part) -> None:
-    command = [sys.executable, str(HERE / "engine_runs.py"), "ort", str(part.place), *part.how]
+    command = [sys.executable, str(HERE / "run_engine.py"), "ort", str(part.place), *part.how]
     why = lines(
         command,
         lambda record: part.add(record, runner="onnxruntime CUDA"),

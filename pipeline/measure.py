@@ -9,7 +9,6 @@ Needs numpy only.
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ import numpy as np
 
 from pipeline.dims import Dim, check_rules, shape_at
 from pipeline.errors import InputError
-from pipeline.profiles import Point, Profile, parse_sizes, points
+from pipeline.profiles import Point, Profile, near_rules, parse_sizes
 from pipeline.tensors import Input
 
 _CACHE = 256 << 20  # bytes of inputs to go round in: several times the cache of any GPU
 _SETS = 2, 8  # sets of inputs, at least and at most
-_CORNER = re.compile(r"(min|opt|max)(, \w+ kept)?")
 _FEW = 5  # calls that are timed however slow they are
 
 Call = Callable[[int], object]  # makes call number n, on the n-th set of inputs
@@ -148,8 +146,13 @@ def sizes_to_time(
                 raise InputError(f"shape {text!r}: no profile allows it ({known})")
             found.append(Point("asked for", sizes))
         return tuple({tuple(p.sizes.items()): p for p in found}.values())
-    every = points(dims, profiles, rules=rules)
-    return tuple(p for p in every if _CORNER.fullmatch(p.label.rpartition(": ")[2]))
+    every: dict[tuple[int, ...], Point] = {}
+    for profile in profiles:
+        tag = f"{profile.name}: " if len(profiles) > 1 else ""
+        for which, label in enumerate(("min", "opt", "max")):
+            for more, sizes in near_rules(profile.sizes(which), dims, profile, rules):
+                every.setdefault(tuple(sizes.values()), Point(f"{tag}{label}{more}", sizes))
+    return tuple(every.values())
 
 
 def size_text(sizes: Mapping[str, int]) -> str:

@@ -172,14 +172,14 @@ def points(
             if low[name] < 1 <= high[name] and dim.legal(1) == 1:
                 wanted[f"{name} 1"] = {**opt, name: 1}
         for label, sizes in wanted.items():
-            for more, kept in _kept(sizes, dims, profile, rules):
+            for more, kept in near_rules(sizes, dims, profile, rules):
                 add(f"{tag}{label}{more}", kept)
     for sizes in extra:
         add("asked for", sizes)
     return tuple(found)
 
 
-def _kept(
+def near_rules(
     sizes: Mapping[str, int], dims: Mapping[str, Dim], profile: Profile, rules: Sequence[str]
 ) -> list[tuple[str, dict[str, int]]]:
     """The sizes, or sizes near them that keep the rules: the nearest where a rule is on one dim;
