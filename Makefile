@@ -15,7 +15,7 @@ setup: $(VENV)/.installed ## Make the virtual environment (every other target do
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,zoo,rtx,bench,dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,zoo,rtx,runtime,bench,dev]'
 	@touch $@
 
 convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifacts/MODEL; more words in ARGS

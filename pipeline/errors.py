@@ -56,6 +56,23 @@ class CompareError(PipelineError):
     """Two runs of the same model disagree."""
 
 
+class EngineError(PipelineError):
+    """A loaded engine can't do what was asked: TensorRT or CUDA refused, or it is closed."""
+
+
+class OutOfMemory(EngineError):
+    """The GPU's memory does not suffice. The engine goes on working, with smaller sizes.
+
+    Args:
+        wanted: bytes that were asked for; None where TensorRT asked and did not say.
+        free: bytes that were free then.
+    """
+
+    def __init__(self, message: str, *, wanted: int | None = None, free: int = 0) -> None:
+        super().__init__(message)
+        self.wanted, self.free = wanted, free
+
+
 def _restored(
     kind: type[PipelineError], args: tuple[object, ...], state: dict[str, object]
 ) -> object:

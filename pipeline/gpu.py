@@ -52,12 +52,12 @@ def find_gpu() -> Gpu | str:
     return Gpu(name.value.decode(errors="replace"), (numbers[0], numbers[1]))
 
 
-def why_not(target: Target) -> str:
-    """Why no GPU here can run the target's engines; an empty text where one can."""
-    gpu = find_gpu()
-    if isinstance(gpu, str):
-        return gpu
-    if target.flavour == "tensorrt_rtx" and gpu.capability not in _RTX_CAPABILITIES:
-        major, minor = gpu.capability
-        return f"TensorRT-RTX does not run on {gpu.name} (compute capability {major}.{minor})"
+def why_not(target: Target, gpu: Gpu | None = None) -> str:
+    """Why the GPU (the first one here) can't run the target's engines; empty where it can."""
+    found = gpu or find_gpu()
+    if isinstance(found, str):
+        return found
+    if target.flavour == "tensorrt_rtx" and found.capability not in _RTX_CAPABILITIES:
+        major, minor = found.capability
+        return f"TensorRT-RTX does not run on {found.name} (compute capability {major}.{minor})"
     return ""

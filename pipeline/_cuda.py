@@ -1,0 +1,285 @@
+"""What an engine needs of CUDA: memory, streams, events and graphs of one GPU.
+
+All of cuda.bindings is here. Handles are freed with the Python object that holds them, so that
+nothing has to be closed in some order, and an array that outlives its engine stays readable.
+
+Source: CUDA Runtime API reference (stream synchronisation behaviour, graph capture).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from cuda.bindings import runtime as rt
+
+from pipeline.errors import EngineError, InputError
+from pipeline.gpu import Gpu
+
+# cudaStreamLegacy and cudaStreamPerThread; 0 and 1 both mean the legacy default stream
+LEGACY, PER_THREAD = 1, 2
+_FULL = rt.cudaError_t.cudaErrorMemoryAllocation
+_HOST_TO_DEVICE = rt.cudaMemcpyKind.cudaMemcpyHostToDevice
+_DEVICE_TO_HOST = rt.cudaMemcpyKind.cudaMemcpyDeviceToHost
+_DEVICE_TO_DEVICE = rt.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+_THREAD_LOCAL = rt.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+
+
+def check(result: tuple[Any, ...], what: str) -> Any:
+    """What a CUDA call gave.
+
+    Raises:
+        EngineError: it failed; in CUDA's words.
+    """
+    if result[0]:
+        rt.cudaGetLastError()  # or the next call of another library finds this error
+        _, words = rt.cudaGetErrorString(result[0])
+        text = words.decode(errors="replace") if isinstance(words, bytes) else str(words)
+        raise EngineError(f"{what}: CUDA says: {text} ({result[0].name})")
+    return result[1] if len(result) > 1 else None
+
+
+def allocate(nbytes: int) -> int:
+    """The address of that many bytes on the current GPU; 0 where they are not to be had."""
+    result = rt.cudaMalloc(nbytes)
+    if result[0] == _FULL:
+        rt.cudaGetLastError()
+        return 0
+    return int(check(result, f"allocating {nbytes} bytes"))
+
+
+def free(pointer: int) -> None:
+    """Gives memory back; never raises, since it is called when objects are collected."""
+    rt.cudaFree(pointer)
+
+
+def memory() -> tuple[int, int]:
+    """Bytes (free, in all) of the current GPU."""
+    code, left, total = rt.cudaMemGetInfo()
+    check((code,), "asking for the free memory")
+    return int(left), int(total)
+
+
+def synchronise() -> None:
+    """Waits for everything that runs on the current GPU."""
+    check(rt.cudaDeviceSynchronize(), "waiting for the GPU")
+
+
+def to_device(pointer: int, host: int, nbytes: int, stream: int) -> None:
+    """Copies pageable host memory in; it may be changed once this returns."""
+    check(rt.cudaMemcpyAsync(pointer, host, nbytes, _HOST_TO_DEVICE, stream), "copying to the GPU")
+
+
+def to_host(host: int, pointer: int, nbytes: int, stream: int) -> None:
+    """Copies out; done when the stream is."""
+    check(
+        rt.cudaMemcpyAsync(host, pointer, nbytes, _DEVICE_TO_HOST, stream), "copying from the GPU"
+    )
+
+
+def copy(target: int, source: int, nbytes: int, stream: int) -> None:
+    """Copies from one place on the GPU to another."""
+    check(
+        rt.cudaMemcpyAsync(target, source, nbytes, _DEVICE_TO_DEVICE, stream), "copying on the GPU"
+    )
+
+
+def fill(pointer: int, byte: int, nbytes: int, stream: int) -> None:
+    """Sets every byte."""
+    check(rt.cudaMemsetAsync(pointer, byte, nbytes, stream), "filling memory on the GPU")
+
+
+class Stream:
+    """A stream of one's own.
+
+    A `blocking` one is ordered with the legacy default stream, both ways: what is enqueued there
+    before goes before, what is enqueued there afterwards waits.
+    """
+
+    __slots__ = ("handle",)
+
+    def __init__(self, *, blocking: bool) -> None:
+        flags = 0 if blocking else rt.cudaStreamNonBlocking
+        self.handle = int(check(rt.cudaStreamCreateWithFlags(flags), "making a stream"))
+
+    def synchronise(self) -> None:
+        check(rt.cudaStreamSynchronize(self.handle), "waiting for the GPU")
+
+    def __del__(self) -> None:
+        if rt is not None and hasattr(self, "handle"):
+            rt.cudaStreamDestroy(self.handle)
+
+
+class Event:
+    """A moment in a stream; goes back to its `Events` when it is collected."""
+
+    __slots__ = ("_home", "handle")
+
+    def __init__(self, handle: Any, home: Events) -> None:
+        self.handle, self._home = handle, home
+
+    def record(self, stream: int) -> None:
+        """The moment when all that was enqueued on the stream so far is done."""
+        check(rt.cudaEventRecord(self.handle, stream), "marking a moment in a stream")
+
+    def wait(self, stream: int) -> None:
+        """What is enqueued on the stream from now on waits for the moment."""
+        check(rt.cudaStreamWaitEvent(stream, self.handle, 0), "making a stream wait")
+
+    def release(self) -> None:
+        """Nothing: the moment is fixed (see `pipeline._engine_pool.Moment`)."""
+
+    def synchronise(self) -> None:
+        """The calling thread waits for the moment."""
+        check(rt.cudaEventSynchronize(self.handle), "waiting for the GPU")
+
+    def over(self) -> bool:
+        """True once the moment has passed."""
+        return not rt.cudaEventQuery(self.handle)[0]
+
+    def __del__(self) -> None:
+        self._home.give(self.handle)
+
+
+class Reader:
+    """Somebody else's stream, which uses an array until he lets go of it."""
+
+    def __init__(self, stream: int, events: Events) -> None:
+        self._stream, self._events = stream, events
+        self._event: Event | None = None
+
+    def release(self) -> None:
+        with suppress(EngineError):  # a stream that is gone is waited for with the whole GPU
+            self._event = self._events.take(self._stream)
+
+    def wait(self, stream: int) -> None:
+        if self._event is None:
+            synchronise()
+        else:
+            self._event.wait(stream)
+
+
+class Events:
+    """Events that are used again and again."""
+
+    def __init__(self) -> None:
+        self._free: deque[Any] = deque()
+        self._closed = False
+
+    def take(self, stream: int) -> Event:
+        """An event of all that was enqueued on the stream so far."""
+        try:
+            handle = self._free.pop()
+        except IndexError:
+            flags = rt.cudaEventDisableTiming
+            handle = check(rt.cudaEventCreateWithFlags(flags), "making an event")
+        event = Event(handle, self)
+        event.record(stream)
+        return event
+
+    def give(self, handle: Any) -> None:
+        self._free.append(handle)
+        if self._closed:
+            self.close()
+
+    def close(self) -> None:
+        """Frees the events that nobody holds, and from now on each when it is collected."""
+        self._closed = True
+        while self._free and rt is not None:
+            try:
+                rt.cudaEventDestroy(self._free.pop())
+            except IndexError:  # another thread was faster
+                break
+
+
+class Graph:
+    """A captured CUDA graph, ready to be launched."""
+
+    __slots__ = ("_exec",)
+
+    def __init__(self, stream: Stream, enqueue: Callable[[], bool]) -> None:
+        """Captures what `enqueue` puts onto the stream (which must be no default stream).
+
+        Other threads may go on calling CUDA meanwhile (thread-local capture).
+
+        Raises:
+            EngineError: it could not be captured; the stream is as it was before.
+        """
+        check(rt.cudaStreamBeginCapture(stream.handle, _THREAD_LOCAL), "beginning a capture")
+        done = False
+        try:
+            done = enqueue()
+        finally:
+            result = rt.cudaStreamEndCapture(stream.handle)  # ends a failed one too
+            rt.cudaGetLastError()
+        graph = check(result, "capturing")
+        if not done:
+            rt.cudaGraphDestroy(graph)
+            raise EngineError("capturing: TensorRT refused")
+        try:
+            self._exec = check(rt.cudaGraphInstantiate(graph, 0), "making the captured graph")
+        finally:
+            rt.cudaGraphDestroy(graph)
+
+    def launch(self, stream: int) -> None:
+        check(rt.cudaGraphLaunch(self._exec, stream), "launching a captured graph")
+
+    def __del__(self) -> None:
+        if rt is not None and hasattr(self, "_exec"):
+            rt.cudaGraphExecDestroy(self._exec)
+
+
+class Device:
+    """One GPU, and what all arrays of an engine on it share.
+
+    Args:
+        index: CUDA's number of it.
+
+    Attributes:
+        own: the stream of calls that name none; ordered with the legacy default stream.
+        copies: the stream on which results are copied to the host, beside other calls.
+        alone: there is no other GPU, so that this one is always the current one.
+
+    Raises:
+        InputError: there is no such GPU.
+    """
+
+    def __init__(self, index: int) -> None:
+        count = int(check(rt.cudaGetDeviceCount(), "counting the GPUs"))
+        if type(index) is not int or not 0 <= index < count:
+            raise InputError(f"device={index!r}: there are {count} GPUs here, from 0")
+        self.index = index
+        self.alone = count == 1
+        with self.current():
+            self.gpu = _gpu(index)
+            check(rt.cudaSetDevice(index), f"choosing GPU {index}")  # makes its context
+            self.own = Stream(blocking=True)
+            self.copies = Stream(blocking=False)
+            self.events = Events()
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Within, this GPU is the calling thread's current one."""
+        before = self.index if self.alone else int(check(rt.cudaGetDevice(), "asking for the GPU"))
+        if before == self.index:
+            yield
+            return
+        check(rt.cudaSetDevice(self.index), f"choosing GPU {self.index}")
+        try:
+            yield
+        finally:
+            rt.cudaSetDevice(before)
+
+    def activate(self) -> None:
+        """Makes sure that the calling thread has a CUDA context (cuda.core asks the driver)."""
+        if self.alone:
+            rt.cudaSetDevice(self.index)
+
+
+def _gpu(index: int) -> Gpu:
+    properties = check(rt.cudaGetDeviceProperties(index), f"asking GPU {index}")
+    name = properties.name
+    text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    return Gpu(text.rstrip("\0"), (int(properties.major), int(properties.minor)))

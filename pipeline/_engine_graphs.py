@@ -1,0 +1,141 @@
+"""Captured CUDA graphs of an engine, by sizes.
+
+A graph holds the addresses that it was captured with. So it has inputs and outputs of its own,
+into and out of which a call copies, and keeps the activation memory that it was captured with. It
+has an execution context of its own too, as NVIDIA advises (one context for each captured graph):
+what a context prepared for other sizes in between would show in the graph's results.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline import _cuda
+from pipeline._engine_pool import DIRTY, Lease, Pool
+from pipeline._engine_sizes import Sized, words
+from pipeline._trt import Context, Plan
+from pipeline.errors import EngineError, InputError, OutOfMemory
+
+
+@dataclass
+class Captured:
+    """A graph and all that it needs; freed with it.
+
+    Args:
+        inputs, outputs: blocks in the order of the engine's inputs and outputs.
+        keep: what has to live as long as the graph.
+    """
+
+    sizes: Mapping[str, int]
+    graph: _cuda.Graph
+    inputs: list[Lease]
+    outputs: list[Lease]
+    keep: tuple[Any, ...]
+
+
+class Graphs:
+    """The graphs that are kept: at most `most`, the least recently used goes first."""
+
+    def __init__(self, most: int) -> None:
+        if type(most) is not int or most < 0:
+            raise InputError(f"graphs={most!r}: give how many to keep, 0 or more")
+        self._most = most
+        self._graphs: OrderedDict[Hashable, Captured] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @property
+    def sizes(self) -> tuple[Mapping[str, int], ...]:
+        """The sizes, least recently used first."""
+        return tuple(dict(captured.sizes) for captured in self._graphs.values())
+
+    def find(self, key: Hashable) -> Captured | None:
+        """The graph of a call, which thereby is the most recently used one."""
+        found = self._graphs.get(key)
+        if found is not None:
+            self._graphs.move_to_end(key)
+        return found
+
+    def make_room(self) -> None:
+        """Before one is added. Waits for the GPU where one has to go.
+
+        Raises:
+            InputError: none are kept.
+        """
+        if self._most == 0:
+            raise InputError("graphs=0 keeps no graphs; load the engine with more")
+        if len(self._graphs) >= self._most:
+            _cuda.synchronise()
+            while len(self._graphs) >= self._most:
+                self._graphs.popitem(last=False)
+
+    def add(self, key: Hashable, captured: Captured) -> None:
+        self._graphs[key] = captured
+
+    def clear(self) -> None:
+        self._graphs.clear()
+
+
+def capture(
+    plan: Plan,
+    sized: Sized,
+    pool: Pool,
+    after: _cuda.Event | None,
+    activate: Callable[[Context], Lease],
+) -> Captured:
+    """Captures a run at these sizes.
+
+    Args:
+        after: what has to be over before; the activation memory is shared.
+        activate: gives a context, its shapes set, the memory to compute in.
+
+    Raises:
+        EngineError: TensorRT or CUDA can't capture this network.
+        OutOfMemory: there is no room for the graph's buffers.
+    """
+    stream = _cuda.Stream(blocking=False)
+    if after is not None:
+        after.wait(stream.handle)
+    try:
+        context = Context(plan, sized.profile, stream.handle)
+    except OutOfMemory:
+        raise
+    except EngineError as error:
+        raise EngineError(
+            f"can't be captured at {words(sized.sizes)}: TensorRT 8.6 gives a profile to one "
+            "context, unless the engine was built with profile sharing: run `pipeline build` again",
+            detail=f"{error}\n{error.detail}",
+        ) from error
+    context.set_shapes(sized.inputs)
+    activation = activate(context)
+
+    def block(name: str, nbytes: int) -> Lease:
+        lease = pool.take(f"graph's {name}", nbytes, DIRTY, f"the graph's {name}")
+        context.set_address(name, lease.pointer)
+        return lease
+
+    names = [name for name, _ in sized.inputs]
+    inputs = [block(name, nbytes) for name, nbytes in zip(names, sized.input_bytes, strict=True)]
+    outputs = [block(output.port.name, output.nbytes) for output in sized.outputs]
+    for lease in inputs:
+        _cuda.fill(lease.pointer, 0, lease.capacity, stream.handle)
+    # once before, so that what a change of shapes puts off does not end up in the graph
+    if not context.execute(stream.handle):
+        raise context.error()
+    stream.synchronise()
+    try:
+        graph = _cuda.Graph(stream, lambda: context.execute(stream.handle))
+    except EngineError as error:
+        said = context.error()
+        raise EngineError(
+            f"can't be captured at {words(sized.sizes)}: {error} (loops and branches by data are "
+            "not to be captured)",
+            detail=f"{said}\n{said.detail}",
+        ) from error
+    finally:
+        stream.synchronise()
+    return Captured(sized.sizes, graph, inputs, outputs, (context, activation))

@@ -1,0 +1,353 @@
+"""One call of an engine after the other: what `pipeline.runtime.Engine` does under its lock.
+
+All runs of an engine share one activation buffer and, by profile, one execution context. So every
+run waits for the run before, whichever stream that was on. A run's outputs have blocks of their
+own, which are used again when nobody holds them.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline import _cuda
+from pipeline._arrays import Port
+from pipeline._engine_graphs import Captured, Graphs, capture
+from pipeline._engine_out import caller_memory
+from pipeline._engine_pool import DIRTY, QUIET, Lease, Pool
+from pipeline._engine_sizes import Output, Shape, Sized, Sizes, words
+from pipeline._trt import Context, Plan
+from pipeline.errors import EngineError, OutOfMemory
+
+_MOST_SIZES = 512  # sets of sizes that are remembered
+_MOST_PENDING = 32  # calls whose inputs are held until they are done
+_POISON = 0xFF  # float32, float16: NaN; int: -1
+_ACTIVATION = "activation memory"
+
+
+@dataclass
+class Done:
+    """An output of a run: its block, or None where the caller's memory was written."""
+
+    port: Port
+    shape: Shape
+    lease: Lease | None
+
+
+class Runs:
+    """The state of a loaded engine.
+
+    Args:
+        graphs: how many captured graphs are kept.
+
+    Attributes:
+        poison: fill outputs with `_POISON` before each run.
+        forced: the profile to run in; None for the best one.
+    """
+
+    def __init__(self, plan: Plan, sizes: Sizes, device: _cuda.Device, graphs: int) -> None:
+        self.plan, self.sizes, self.device = plan, sizes, device
+        self.graphs = Graphs(graphs)
+        self.poison = False
+        self.forced: int | None = None
+        self.closed = False
+        self.lock = threading.Lock()
+        self.names = tuple(port.name for port in plan.inputs)
+        itemsizes = {port.name: port.dtype.itemsize for port in (*plan.inputs, *plan.outputs)}
+        most = sizes.most_bytes(itemsizes)
+        copies = {f"graph's {name}": nbytes for name, nbytes in most.items()}
+        self.pool = Pool(_cuda, {**most, **copies, _ACTIVATION: max(plan.activation, 1)})
+        self._nothing = self.pool.take("nothing", 1, QUIET)  # where an empty array lies
+        self._contexts: dict[int, Context] = {}
+        self._sized: dict[Hashable, Sized] = {}
+        self._activation: Lease | None = None
+        self._generation = 0
+        self._last: tuple[int, _cuda.Event] | None = None
+        self._pending: deque[tuple[_cuda.Event, list[Any]]] = deque()
+
+    def capture(self, asked: Mapping[str, int]) -> None:
+        """Keeps a graph for these sizes; see `pipeline.runtime.Engine.capture`."""
+        sizes = self.sizes.check(asked)
+        shapes = self.sizes.input_shapes(sizes)
+        at = f"can't be captured at {words(sizes)}"
+        for port in self.plan.inputs:
+            if port.on_host:
+                raise EngineError(f"{at}: sizes are computed on the host from {port.name}'s values")
+        with self.lock:
+            self._check_open()
+            key: Hashable = (tuple(shapes[name] for name in self.names), (), self.forced)
+            sized = self._solved(key, [shapes[name] for name in self.names], [])
+            for output in sized.outputs:
+                if output.shape is None:
+                    raise EngineError(f"{at}: the shape of {output.port.name} depends on the data")
+            if self.graphs.find(key) is not None:
+                return
+            self.graphs.make_room()
+            after = None if self._last is None else self._last[1]
+            with suppress(OutOfMemory):
+                self.graphs.add(key, capture(self.plan, sized, self.pool, after, self._activate))
+                return
+            self.pool.trim()
+            self.graphs.add(key, capture(self.plan, sized, self.pool, after, self._activate))
+
+    def close(self) -> None:
+        """Gives everything back but the blocks of outputs that somebody holds."""
+        with self.lock, self.device.current():
+            if self.closed:
+                return
+            self.closed = True
+            with suppress(EngineError):
+                _cuda.synchronise()
+            self.graphs.clear()
+            self._contexts.clear()
+            self._sized.clear()
+            self._pending.clear()
+            self._last = self._activation = None
+            del self._nothing
+            self.plan.engine = self.plan.runtime = None
+            with suppress(EngineError):
+                self.pool.close()
+            self.device.events.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise EngineError("the engine is closed; load it again")
+
+    def run(
+        self,
+        shapes: Sequence[Shape],
+        values: tuple[bytes, ...],
+        places: Sequence[Any],
+        stream: int,
+        out: Mapping[str, Any],
+    ) -> tuple[list[Done], _cuda.Event]:
+        """Enqueues one run; once more, with all spare memory freed, where memory was short.
+
+        Args:
+            shapes, places: of the inputs; a place is an address, or a numpy array to be copied in.
+            values: of the inputs that are read on the host.
+            out: arrays of the caller to write outputs into.
+        """
+        self._check_open()
+        key = (tuple(shapes), values, self.forced)
+        with suppress(OutOfMemory):
+            return self._once(key, shapes, places, stream, out)
+        self.pool.trim()
+        try:
+            return self._once(key, shapes, places, stream, out)
+        except OutOfMemory as error:
+            said, wanted, left = str(error), error.wanted, error.free
+        # not from within, since that error's frames hold the blocks of the outputs
+        sizes = self.sizes.solve(dict(zip(self.names, shapes, strict=True)))
+        raise OutOfMemory(
+            f"at {words(sizes)}: {said}; the engine still works at smaller sizes",
+            wanted=wanted,
+            free=left,
+        )
+
+    def _once(
+        self,
+        key: Hashable,
+        shapes: Sequence[Shape],
+        places: Sequence[Any],
+        stream: int,
+        out: Mapping[str, Any],
+    ) -> tuple[list[Done], _cuda.Event]:
+        self.plan.log.clear()
+        sized = self._sized.get(key) or self._solved(key, shapes, places)
+        pointers, staged = [], []
+        for port, place, nbytes in zip(self.plan.inputs, places, sized.input_bytes, strict=True):
+            if type(place) is int:
+                pointers.append(place or self._nothing.pointer)
+                continue
+            lease = self.pool.take(port.name, nbytes, stream, f"input {port.name}")
+            if nbytes:
+                _cuda.to_device(lease.pointer, place.ctypes.data, nbytes, stream)
+            staged.append(lease)
+            pointers.append(lease.pointer)
+        targets = caller_memory(sized, out, pointers, self.device.index, stream) if out else {}
+        if self._last is not None:
+            before, event = self._last
+            if not before == stream == self.device.own.handle:
+                event.wait(stream)
+        captured = self.graphs.find(key) if self.graphs else None
+        if captured is None:
+            done = self._enqueue(sized, pointers, targets, stream)
+        else:
+            done = self._replay(sized, captured, pointers, targets, stream)
+        event = self.device.events.take(stream)
+        self._last = (stream, event)
+        return done, event
+
+    def _enqueue(
+        self, sized: Sized, pointers: Sequence[int], targets: Mapping[str, int], stream: int
+    ) -> list[Done]:
+        context = self._contexts.get(sized.profile) or self._context(sized.profile)
+        if context.ready is not sized or context.generation != self._generation:
+            context.set_shapes(sized.inputs)
+            for port, pointer in zip(self.plan.inputs, pointers, strict=True):
+                if port.on_host:
+                    context.set_address(port.name, pointer)
+            self._activate(context)
+            context.ready = sized
+        addresses = context.addresses
+        for name, pointer in zip(self.names, pointers, strict=True):
+            if addresses.get(name) != pointer:
+                context.set_address(name, pointer)
+        done: list[Done] = []
+        by_data: dict[str, Any] = {}
+        for output in sized.outputs:
+            name = output.port.name
+            if output.shape is None:
+                by_data[name] = self._prepare_allocator(context, name, stream)
+                done.append(Done(output.port, (), None))
+                continue
+            lease, pointer = self._place(output, targets, stream)
+            if addresses.get(name) != pointer:
+                context.set_address(name, pointer)
+            done.append(Done(output.port, output.shape, lease))
+        if not context.execute(stream):
+            raise self._failure(sized.profile, context, by_data)
+        for item in done if by_data else ():
+            if item.port.name in by_data:
+                self._take_over(item, by_data[item.port.name], sized)
+        return done
+
+    def _replay(
+        self,
+        sized: Sized,
+        captured: Captured,
+        pointers: Sequence[int],
+        targets: Mapping[str, int],
+        stream: int,
+    ) -> list[Done]:
+        for lease, pointer, nbytes in zip(
+            captured.inputs, pointers, sized.input_bytes, strict=True
+        ):
+            if nbytes:
+                _cuda.copy(lease.pointer, pointer, nbytes, stream)
+        if self.poison:
+            for lease in captured.outputs:
+                _cuda.fill(lease.pointer, _POISON, lease.capacity, stream)
+        captured.graph.launch(stream)
+        done = []
+        for output, source in zip(sized.outputs, captured.outputs, strict=True):
+            lease_, pointer = self._place(output, targets, stream)
+            if output.nbytes:
+                _cuda.copy(pointer, source.pointer, output.nbytes, stream)
+            done.append(Done(output.port, output.shape or (), lease_))
+        return done
+
+    def _place(
+        self, output: Output, targets: Mapping[str, int], stream: int
+    ) -> tuple[Lease | None, int]:
+        """Where an output goes: the caller's memory, or a block."""
+        name = output.port.name
+        lease = None
+        if name in targets:
+            pointer = targets[name] or self._nothing.pointer
+        else:
+            lease = self.pool.take(name, output.nbytes, stream, f"output {name}")
+            pointer = lease.pointer
+        if self.poison and output.nbytes:
+            _cuda.fill(pointer, _POISON, output.nbytes, stream)
+        return lease, pointer
+
+    def _prepare_allocator(self, context: Context, name: str, stream: int) -> Any:
+        """The allocator of an output whose shape depends on data, ready for one run."""
+        allocator = context.allocator(name)
+
+        def give(nbytes: int) -> int:
+            allocator.lease = self.pool.take(name, nbytes, stream, f"output {name}")
+            if self.poison:
+                _cuda.fill(allocator.lease.pointer, _POISON, allocator.lease.capacity, stream)
+            return int(allocator.lease.pointer)
+
+        allocator.prepare(give)
+        return allocator
+
+    def _take_over(self, item: Done, allocator: Any, sized: Sized) -> None:
+        name = item.port.name
+        shape, lease = allocator.shape, allocator.lease
+        allocator.prepare(None)
+        if shape is None or any(size < 0 for size in shape):
+            raise EngineError(f"output {name}: TensorRT does not say which shape it has")
+        nbytes = math.prod(shape) * item.port.dtype.itemsize
+        if lease is None or lease.capacity < nbytes:
+            raise EngineError(f"output {name}: TensorRT says {list(shape)} but asked for less")
+        self.sizes.check_output(name, shape, sized.sizes)
+        item.shape, item.lease = shape, lease
+
+    def _context(self, profile: int) -> Context:
+        if profile not in self._contexts:
+            own = self.device.own
+            self._contexts[profile] = Context(self.plan, profile, own.handle)
+            own.synchronise()  # the profile is chosen on this stream, the runs may be on others
+        return self._contexts[profile]
+
+    def _solved(self, key: Hashable, shapes: Sequence[Shape], places: Sequence[Any]) -> Sized:
+        """Checks the inputs' shapes, and finds out the outputs'."""
+        known = self._sized.get(key)
+        if known is not None:
+            return known
+        named = dict(zip(self.names, shapes, strict=True))
+        sizes = self.sizes.solve(named)
+        profile = self.sizes.profile(sizes, self.forced)
+        context = self._context(profile)
+        context.set_shapes(tuple(named.items()))
+        for port, place in zip(self.plan.inputs, places, strict=False):
+            if port.on_host:
+                context.set_address(port.name, place)
+        outputs = []
+        for port in self.plan.outputs:
+            shape = context.output_shapes()[port.name]
+            if shape is not None:
+                self.sizes.check_output(port.name, shape, sizes)
+            outputs.append(Output(port, shape, math.prod(shape or (0,)) * port.dtype.itemsize))
+        nbytes = [
+            math.prod(shape) * port.dtype.itemsize
+            for port, shape in zip(self.plan.inputs, shapes, strict=True)
+        ]
+        if len(self._sized) >= _MOST_SIZES:
+            del self._sized[next(iter(self._sized))]
+        self._sized[key] = Sized(
+            key, sizes, profile, tuple(named.items()), tuple(nbytes), tuple(outputs)
+        )
+        return self._sized[key]
+
+    def _activate(self, context: Context) -> Lease:
+        """Gives a context, its shapes set, enough memory to compute in; the engine's own one.
+
+        A graph may go on holding a smaller one.
+        """
+        need = max(context.activation_bytes(), 1)
+        if self._activation is None or self._activation.capacity < need:
+            self._activation = None
+            self._generation += 1
+            self._activation = self.pool.take(_ACTIVATION, need, DIRTY)
+        context.set_activation(self._activation.pointer, self._activation.capacity)
+        context.generation = self._generation
+        return self._activation
+
+    def _failure(self, profile: int, context: Context, by_data: Mapping[str, Any]) -> EngineError:
+        """Why a run failed; the context is dropped, since what state it is in is not known."""
+        own = next((a.error for a in by_data.values() if a.error is not None), None)
+        with suppress(EngineError):
+            _cuda.synchronise()
+        self._contexts.pop(profile, None)
+        error: EngineError = own or context.error()
+        return error
+
+    def hold(self, event: _cuda.Event, keep: list[Any]) -> None:
+        """Holds a call's inputs until it is done: their owner's stream does not wait for ours."""
+        pending = self._pending
+        while pending and pending[0][0].over():
+            pending.popleft()
+        if len(pending) >= _MOST_PENDING:
+            pending.popleft()[0].synchronise()
+        pending.append((event, keep))
