@@ -2,39 +2,41 @@
 
 A file says that an axis is free, or fixed; a rule (multiples of 8, the height equals the width)
 it can't say, and an exporter that baked a size into a Reshape did not notice. `pipeline.probe`
-finds it for a torch module by running it; here the module is ONNX Runtime.
+finds it by running the file in ONNX Runtime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-
-import torch
-from torch._subclasses.fake_tensor import FakeTensor, UnsupportedFakeTensorException
 
 from pipeline._onnx_runs import Failure, Runs, Sizes
 from pipeline.constraints import Rule
 from pipeline.dims import SizeRule, evaluate, kept_rules
 from pipeline.errors import ConstraintError, ExportError
-from pipeline.probe import probe
+from pipeline.probe import probe_way
 from pipeline.refine import refine
-from pipeline.spec import ModelSpec
+from pipeline.spec import Input, ModelSpec
 
 
-class _AsModule(torch.nn.Module):
-    """An ONNX file where a torch module is expected; what it raises names the node."""
+class _OnnxWay:
+    """Runs an ONNX file; what it raises names the node. See `pipeline._probe_runs.Way`."""
 
-    def __init__(self, runs: Runs) -> None:
-        super().__init__()
-        self._runs = runs
+    def __init__(self, inputs: Sequence[Input], runs: Runs) -> None:
+        self._inputs, self._runs = inputs, runs
 
-    def forward(self, *tensors: torch.Tensor) -> None:
-        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
-            raise UnsupportedFakeTensorException("ONNX Runtime runs values only")
-        found = self._runs.with_values([tensor.numpy() for tensor in tensors])
+    def run(self, sizes: Sizes) -> None:
+        feed = [i.sample(sizes, self._runs.seed) for i in self._inputs]
+        found = self._runs.with_values(feed)
         if isinstance(found, Failure):
             raise RuntimeError(found.reason)
+
+    def shapes(self, sizes: Sizes) -> None:
+        """ONNX Runtime runs values only."""
+
+    def line(self, error: Exception) -> str:
+        del error
+        return ""
 
 
 def legal(
@@ -55,7 +57,7 @@ def legal(
         if broken := runs.fails(only):
             raise ExportError(f"model {spec.name}: the file {broken}{by_values(spec)}")
         return spec, [], only
-    found = probe(spec.inputs, _AsModule(runs), runs.seed, spec.rules, budget)
+    found = probe_way(spec.inputs, _OnnxWay(spec.inputs, runs), spec.rules, budget)
     if found.base is None:
         words = found.rules[0].words if found.rules else "no sizes were small enough to run it"
         raise ExportError(

@@ -1,42 +1,26 @@
-"""Whether a torch module runs at given sizes, told with values or by shapes, in bounded time."""
+"""Whether a model runs at given sizes, told with values or by shapes, in bounded time.
+
+How it is run is a `Way`: a torch module's is in `pipeline._probe_torch`.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
-import numpy as np
-import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-
-from pipeline.constraints import model_line
 from pipeline.dims import Dim, kept_rules, shape_at
 from pipeline.errors import InputError
-from pipeline.examples import dims_of, elements, example_args, quiet, untouched
+from pipeline.examples import dims_of, elements
 from pipeline.tensors import Input
 
-_TORCH = str(Path(torch.__file__).parent)
 _FIRST = 1 << 19  # elements of the inputs up to which the first run is one with values
 _CHECKED = 3  # kinds of refusals that are held against the shapes alone
 _LONG = 1 / 80  # of the time: a longer run than that goes by shapes alone
 _NO_MEMORY = re.compile("bad_alloc|allocate memory|out of memory|BFCArena", re.IGNORECASE)
 _LONGEST = 160  # characters of a model's error
-# what FakeTensorMode can't tell, which says nothing about the model
-_NOT_TOLD = tuple(
-    getattr(fake_tensor, name)
-    for name in (
-        "DataDependentOutputException",
-        "DynamicOutputShapeException",
-        "UnsupportedFakeTensorException",
-        "UnsupportedOperatorException",
-    )
-    if hasattr(fake_tensor, name)
-)
 
 
 @dataclass(frozen=True)
@@ -54,22 +38,34 @@ class Refusal:
     line: str
 
 
+class Way(Protocol):
+    """How a model is run at sizes."""
+
+    def run(self, sizes: Mapping[str, int]) -> None:
+        """Runs it with values; raises what it raises where it does not take the sizes."""
+
+    def shapes(self, sizes: Mapping[str, int]) -> bool | Refusal | None:
+        """True if the shapes alone go through; None if that can't be told."""
+
+    def line(self, error: Exception) -> str:
+        """The line of the model that an error comes from; an empty text if that can't be told."""
+
+
 def legal_range(dim: Dim) -> range:
     """The legal sizes of a dim."""
     return range(dim.min, dim.max + 1, dim.multiple_of)
 
 
 class Runs:
-    """Runs a module at sizes, each set of sizes once, until the time is over.
+    """Runs a model at sizes, each set of sizes once, until the time is over.
 
     A run with values is what counts. Where it would take too long (its time is taken to grow
     with the square of the inputs' elements), the inputs go through as shapes without values, as
     long as that has told the same wherever both were tried.
 
     Args:
-        inputs: the module's inputs, in order.
-        module: called with one tensor an input.
-        seed: for the inputs' values.
+        inputs: the model's inputs, in order.
+        way: how it is run.
         rules: what the sizes have to keep together; others are not tried.
         seconds: after these, nothing more is tried.
     """
@@ -77,8 +73,7 @@ class Runs:
     def __init__(
         self,
         inputs: Sequence[Input],
-        module: torch.nn.Module,
-        seed: int,
+        way: Way,
         rules: Sequence[str],
         seconds: float,
     ) -> None:
@@ -87,11 +82,10 @@ class Runs:
         self.refused: dict[tuple[int, ...], Refusal] = {}
         self.with_values = 0
         self.out_of_time = False
-        self._module, self._seed, self._seconds = module, seed, seconds
+        self._way, self._seconds = way, seconds
         self._begin = time.perf_counter()
         self._until = self._begin + seconds
         self._costs: list[tuple[int, float]] = []
-        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._shapes_tell = True  # shapes without values tell what values tell
         self._shapes_checked = False
         self._checked: set[str] = set()
@@ -124,7 +118,7 @@ class Runs:
         return kept_rules(self.rules, sizes) and all(n >= 0 for s in shapes for n in s)
 
     def takes(self, sizes: Mapping[str, int]) -> bool | None:
-        """True if the module runs at these sizes; None if that can't be told, or not in time."""
+        """True if the model runs at these sizes; None if that can't be told, or not in time."""
         key = self.key(sizes)
         if not self.legal(sizes):
             return None
@@ -149,59 +143,38 @@ class Runs:
     def _with_values(self, sizes: Mapping[str, int]) -> bool | None:
         begin = time.perf_counter()
         try:
-            with torch.no_grad(), quiet(), untouched(self._module):
-                self._module(*example_args(self.inputs, self._seed, sizes))
+            self._way.run(sizes)
         except MemoryError:
             return None
         except Exception as error:
             if _NO_MEMORY.search(str(error)):
                 return None
-            self.refused[self.key(sizes)] = refusal(sizes, error)
+            self.refused[self.key(sizes)] = refusal(sizes, error, self._way.line(error))
             # only some refusals are in the shapes: an index out of a table is not
             kind = re.sub(r"\d+", "", self.refused[self.key(sizes)].error)
             if self._shapes_tell and kind not in self._checked and len(self._checked) < _CHECKED:
                 self._checked.add(kind)
-                self._shapes_tell = self._shapes(sizes) is not True
+                self._shapes_tell = self._way.shapes(sizes) is not True
             self.with_values += 1
             return False
         self.with_values += 1
         self._costs.append((max(elements(self.inputs, sizes), 1), time.perf_counter() - begin))
         if not self._shapes_checked:
             self._shapes_checked = True
-            self._shapes_tell = self._shapes_tell and self._shapes(sizes) is True
+            self._shapes_tell = self._shapes_tell and self._way.shapes(sizes) is True
         return True
 
     def _by_shapes(self, sizes: Mapping[str, int]) -> bool | None:
         if not self._shapes_tell:
             return None
-        result = self._shapes(sizes)
+        result = self._way.shapes(sizes)
         if isinstance(result, Refusal):
             self.refused[self.key(sizes)] = result
         return None if result is None else result is True
 
-    def _shapes(self, sizes: Mapping[str, int]) -> bool | Refusal | None:
-        """True if the shapes go through; None if that can't be told."""
-        try:
-            with torch.no_grad(), quiet(), untouched(self._module), self._fake:
-                self._module(
-                    *(
-                        torch.empty(
-                            shape_at(i.shape, sizes),
-                            dtype=torch.from_numpy(np.empty(0, i.dtype)).dtype,
-                        )
-                        for i in self.inputs
-                    )
-                )
-        except _NOT_TOLD:
-            return None
-        except Exception as error:
-            return refusal(sizes, error)
-        return True
 
-
-def refusal(sizes: Mapping[str, int], error: Exception) -> Refusal:
+def refusal(sizes: Mapping[str, int], error: Exception, line: str) -> Refusal:
     """What the model said, and where."""
     first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     first = first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."
-    line = model_line(traceback.extract_tb(error.__traceback__), _TORCH)
     return Refusal(dict(sizes), first, line)

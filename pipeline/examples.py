@@ -9,16 +9,16 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 from pipeline.dims import Dim, kept_rules, shape_at
 from pipeline.guards import Broken, legal_sizes, size_grid, spread
 from pipeline.spec import Input, Tolerance
+
+if TYPE_CHECKING:
+    import torch
 
 _ELEMENTS = 1 << 21  # of the inputs for which a broken guard is tried out
 _TOGETHER = 1 << 22  # of the inputs of all tries of a guard
@@ -33,6 +33,8 @@ def example_args(
     inputs: Sequence[Input], seed: int, sizes: Mapping[str, int]
 ) -> tuple[torch.Tensor, ...]:
     """Random inputs at these dim sizes, in order."""
+    import torch
+
     return tuple(torch.from_numpy(i.sample(sizes, seed)) for i in inputs)
 
 
@@ -40,6 +42,8 @@ def runs(
     inputs: Sequence[Input], module: torch.nn.Module, seed: int, sizes: Mapping[str, int]
 ) -> bool:
     """True if the module runs at these sizes without torch.export."""
+    import torch
+
     try:
         with torch.no_grad(), quiet():
             module(*example_args(inputs, seed, sizes))
@@ -184,6 +188,8 @@ def matters(
 def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:
     """True if two outputs are equal but for the order of the sums: by the tolerance and by
     the scale of what the model gives."""
+    import torch
+
     if want.shape != got.shape or want.dtype != got.dtype:
         return False
     if torch.equal(want, got):
@@ -207,6 +213,9 @@ def output_sizes(
 
     Large inputs go through as shapes without values. None where the module does not run.
     """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     try:
         with torch.no_grad(), quiet():
             if elements(inputs, sizes) <= _EAGER:
@@ -243,6 +252,8 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _flat(result: Any) -> list[torch.Tensor]:
+    from torch.utils._pytree import tree_leaves
+
     return list(tree_leaves(result))
 
 

@@ -17,13 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from pipeline.dims import Dim, DimExpr, Size, size_text
 from pipeline.tensors import Input
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _each(function: Callable[..., Any], kind: Any) -> Callable[..., Any]:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import sympy
-import torch
 from sympy.printing.str import StrPrinter
-from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.dims import Dim, DimExpr, size_text
 from pipeline.errors import ExportError, InputError
 from pipeline.guards import legal_sizes, result_of
 from pipeline.tensors import Input
+
+if TYPE_CHECKING:
+    import torch
 
 _ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
 _LARGEST = 64  # divisor of a size
@@ -105,6 +106,8 @@ class SymbolNames:
         if found is None:
             return expr
         a, b, c = found
+        from torch.utils._sympy.functions import FloorDiv
+
         return FloorDiv(a * symbol + b, c)
 
     def text(self, text: str) -> str:
@@ -182,6 +185,8 @@ def output_shapes(
     Raises:
         ExportError: an output is not a tensor.
     """
+    import torch
+
     (node,) = (n for n in program.graph.nodes if n.op == "output")
     wanted = list(program.graph_signature.user_outputs)
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}

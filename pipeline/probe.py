@@ -1,4 +1,4 @@
-"""What sizes a torch module really takes, found by running it, without torch.export.
+"""What sizes a model really takes, found by running it, without torch.export.
 
 torch.export tells a rule only where the model's code or an operator's meta function makes a guard
 of it; of a check in Python, a table's length or a kernel's own condition it may say nothing, or
@@ -12,18 +12,20 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from pipeline._probe_joint import combinations, depends, equal_rules, joint_rule
-from pipeline._probe_runs import Refusal, Runs, legal_range
+from pipeline._probe_runs import Refusal, Runs, Way, legal_range
 from pipeline._probe_search import Search
 from pipeline.constraints import Rule, fitted
 from pipeline.dims import Dim
 from pipeline.examples import examples
 from pipeline.tensors import Input
 
-__all__ = ["Probe", "Probed", "Refusal", "probe"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Probe", "Probed", "Refusal", "probe", "probe_way"]
 
 _ROUND = (64, 32, 16, 8, 4, 2)
 # sizes that image models are made for
@@ -110,15 +112,23 @@ def probe(
         rules: what the sizes have to keep together; sizes that break one are not tried.
         budget_seconds: about how long it may take.
     """
+    import torch
+
+    from pipeline._probe_torch import TorchWay
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small inputs: more threads only wait for each other
     try:
-        return _probed(Runs(inputs, module, seed, rules, budget_seconds))
+        return probe_way(inputs, TorchWay(inputs, module, seed), rules, budget_seconds)
     finally:
         torch.set_num_threads(threads)
 
 
-def _probed(runs: Runs) -> Probed:
+def probe_way(
+    inputs: Sequence[Input], way: Way, rules: Sequence[str], budget_seconds: float
+) -> Probed:
+    """`probe` for a model that is run another way."""
+    runs = Runs(inputs, way, rules, budget_seconds)
     dims = {name: dim for name, dim in runs.dims.items() if not dim.static}
     runs.share(0.4)
     base = _base(runs, dims)

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
+import onnx.parser
+
 HERE = Path(__file__).resolve().parent
 WITHOUT_TORCH = """
 import sys
@@ -33,3 +36,29 @@ def test_every_gpu_test_is_collected_without_torch() -> None:
     # the others are named, with the reason
     assert "test files left out: not installed here" in done.stdout
     assert "tests/test_raft.py: needs torch" in done.stdout
+
+
+CONVERT = """
+import sys
+for name in ("torch", "torchvision", "transformers"):
+    sys.modules[name] = None
+from pipeline.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_onnx_file_is_converted_without_torch(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[b,4] x) => (float[b,8] y) { t = Tanh(x)  y = Concat<axis=1>(t, x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    for words in (
+        ("convert", "net.onnx", "--dim", "b=1:2:5", "--out", "a"),
+        ("verify", "a"),
+        ("inspect", "a"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", CONVERT, *words],
+            cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "batch rows of exported at b=2: each row stands for itself" in done.stdout
