@@ -90,6 +90,8 @@ def configure(
             precision_constraints="obey" if half else None,
             tactic_sources=[],
         )(builder, network)
+        if target.version < (9,):  # later ones always do: every captured graph has a context
+            config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
         if half:
             _mixed.apply(trt, network)
     # add_optimization_profile gives -1 for a profile that contradicts the network, without an
