@@ -34,7 +34,7 @@ from onnx import TensorProto, helper, save
 from pipeline.artifact import PLAN, Artifact
 from pipeline.declared import dims_of, inputs_of, profiles_of
 from pipeline.dims import kept_rules, shape_at
-from pipeline.errors import InputError, PipelineError
+from pipeline.errors import EngineError, InputError, PipelineError
 from pipeline.gpu import why_not
 from pipeline.manifest import now
 from pipeline.measure import size_text
@@ -62,8 +62,10 @@ class Bare:
     """A plan run by TensorRT's own calls, in its first profile."""
 
     def __init__(self, artifact: Artifact) -> None:
+        from pipeline._trt import Log
+
         trt = use(find_target(artifact.manifest.target.name))
-        self._runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+        self._runtime = trt.Runtime(Log.of(trt).logger)  # the first one is kept for the process
         self._engine = engine = self._runtime.deserialize_cuda_engine(artifact.read(PLAN))
         self.context = engine.create_execution_context()
         names = [engine.get_tensor_name(n) for n in range(engine.num_io_tensors)]
@@ -174,16 +176,26 @@ def overhead(artifact: Artifact, turns: int) -> list[dict[str, Any]]:
             lambda n: engine(several[n % len(several)], stream=stream.handle),
         )
         bare.set(same)
-        opt = feeds.profile.sizes(1)
-        engine.capture(opt)
+        chained = _own_output(engine(same, stream=stream.handle), same)
+        if chained:
+            turn(
+                "same size, an engine's output going in",
+                lambda _: run(),
+                lambda _: engine(chained, stream=stream.handle),
+            )
         run()  # TensorRT wants one call after a change of shape, before a capture
         stream.synchronise()
-        graph = _cuda.Graph(stream, lambda: bool(bare.context.execute_async_v3(stream.handle)))
-        turn(
-            "CUDA graph, against launching one",
-            lambda _: graph.launch(stream.handle),
-            lambda _: engine(same, stream=stream.handle),
-        )
+        try:
+            graph = _cuda.Graph(stream, lambda: bool(bare.context.execute_async_v3(stream.handle)))
+            engine.capture(feeds.profile.sizes(1))
+        except EngineError as error:
+            print(f"no CUDA graph: {error}", file=sys.stderr)
+        else:
+            turn(
+                "CUDA graph, against launching one",
+                lambda _: graph.launch(stream.handle),
+                lambda _: engine(same, stream=stream.handle),
+            )
         small = feeds.host(feeds.profile.sizes(0))
         on_gpu = {n: OnGpu(a.astype(bare.dtypes[n])) for n, a in small.items()}
         bare.set({n: Part(on_gpu[n], a.shape, bare.dtypes[n]) for n, a in small.items()})
@@ -195,6 +207,14 @@ def overhead(artifact: Artifact, turns: int) -> list[dict[str, Any]]:
         turn("numpy in and out at min, against a call waited for", whole, lambda _: engine(small))
         del held
     return rows
+
+
+def _own_output(outputs: Mapping[str, Any], inputs: Mapping[str, Part]) -> dict[str, Any]:
+    """The output as the input, where the engine has one of each and they are alike."""
+    (output, *others), (part, *more) = outputs.values(), inputs.values()
+    if others or more or output.shape != part.shape:
+        return {}
+    return dict.fromkeys(inputs, output)
 
 
 def steady(artifact: Artifact, calls: int, *, numpy: bool) -> dict[str, Any]:

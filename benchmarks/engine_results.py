@@ -184,10 +184,11 @@ def _rest(records: Sequence[Record], precision: str) -> str:
         for record in (r for r in of_precision if r["sizes"] == sizes):
             memory = record.get("memory_bytes")
             error = record.get("error")
+            apart = record.get("error_why") or ("-" if error is None else f"{error:.1e}")
             lines.append(
                 f"| {_words(sizes)} | {record['runner']} | {record['calls_per_second']:.4g} "
                 f"| {'-' if memory is None else f'{memory / 2**20:.0f} MiB'} "
-                f"| {'-' if error is None else f'{error:.1e}'} | {_before(record)} |"
+                f"| {apart} | {_before(record)} |"
             )
     return "\n".join(lines)
 

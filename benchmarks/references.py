@@ -30,16 +30,19 @@ def keep(outputs: Sequence[np.ndarray], place: Path) -> None:
     np.savez(place, *outputs)
 
 
-def distance(outputs: Sequence[np.ndarray], place: Path) -> float | None:
-    """||out - ref|| / ||ref|| over all outputs together; None where nothing is kept, NaN where
-    the outputs are of other shapes or no numbers."""
+def held_against(outputs: Sequence[np.ndarray], place: Path) -> dict[str, float | str | None]:
+    """``error``: ||out - ref|| / ||ref|| over all outputs together; None where nothing is kept,
+    and with ``error_why`` where that is no number."""
     if not place.is_file():
-        return None
+        return {"error": None}
     with np.load(place) as file:
         reference = [file[f"arr_{n}"].astype(np.float64) for n in range(len(file.files))]
     if [o.shape for o in outputs] != [r.shape for r in reference]:
-        return float("nan")
+        got, want = ([list(a.shape) for a in arrays] for arrays in (outputs, reference))
+        return {"error": None, "error_why": f"shapes {got}, torch gives {want}"}
+    if not all(np.isfinite(o.astype(np.float64)).all() for o in outputs):
+        return {"error": None, "error_why": "not finite"}
     pairs = list(zip(outputs, reference, strict=True))
     apart = sum(float(np.square(o.astype(np.float64) - r).sum()) for o, r in pairs)
     whole = sum(float(np.square(r).sum()) for _, r in pairs)
-    return (apart / whole) ** 0.5 if whole else None
+    return {"error": (apart / whole) ** 0.5 if whole else None}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from references import distance, option_texts, reference_file
+from references import held_against, option_texts, reference_file
 
 from pipeline.artifact import Artifact
 from pipeline.declared import dims_of, inputs_of, profiles_of
@@ -64,7 +64,7 @@ def run_engine(arguments: argparse.Namespace) -> Iterator[Record]:
             yield {**base, "graph": False, "why": point.why}
             continue
         with runtime.load(arguments.artifact) as engine:
-            base["error"] = _error(arguments, manifest, point.sizes, engine)
+            base |= _error(arguments, manifest, point.sizes, engine)
         for name in ("memory_bytes", "engine_bytes", "load_s", "first_call_s"):
             base[name] = getattr(point, name)
         for timing, graph in ((point.plain, False), (point.graph, True)):
@@ -92,6 +92,7 @@ def run_ort(arguments: argparse.Namespace) -> Iterator[Record]:
     start = time.perf_counter()
     session = ort.InferenceSession(str(artifact.model), providers=[arguments.provider])
     loaded = time.perf_counter() - start
+    names = [output.name for output in session.get_outputs()]
     kind = "cuda" if arguments.provider.startswith("CUDA") else "cpu"
     for point in sizes_to_time(dims, profiles, manifest.rules, arguments.shape):
         bindings = []
@@ -99,8 +100,8 @@ def run_ort(arguments: argparse.Namespace) -> Iterator[Record]:
             binding = session.io_binding()
             for name, array in one.items():
                 binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array, kind, 0))
-            for output in session.get_outputs():
-                binding.bind_output(output.name, kind)
+            for name in names:
+                binding.bind_output(name, kind)
             bindings.append(binding)
 
         def call(n: int) -> None:
@@ -112,17 +113,11 @@ def run_ort(arguments: argparse.Namespace) -> Iterator[Record]:
             "load_s": loaded,
             **asdict(timed(call, WallClock(), Method(arguments.repeat, arguments.seconds))),
             "versions": {"onnxruntime": ort.__version__},
-            "error": _error(
+            **_error(
                 arguments,
                 manifest,
                 point.sizes,
-                lambda feed: dict(
-                    zip(
-                        (o.name for o in session.get_outputs()),
-                        session.run(None, feed),
-                        strict=True,
-                    )
-                ),
+                lambda feed: dict(zip(names, session.run(None, feed), strict=True)),
             ),
         }
 
@@ -132,17 +127,17 @@ def _error(
     manifest: Manifest,
     sizes: Mapping[str, int],
     run: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]],
-) -> float | None:
+) -> dict[str, float | str | None]:
     """The distance of the outputs for the first inputs from those kept of torch in float32."""
     if arguments.reference is None:
-        return None
+        return {"error": None}
     info = manifest.model
     name = info.source if info.source in MODELS else manifest.name
     place = reference_file(arguments.reference, name, option_texts(info.options), sizes)
     if not place.is_file():
-        return None
+        return {"error": None}
     outputs = run(input_sets(inputs_of(manifest), sizes)[0])
-    return distance([np.asarray(outputs[o.name]) for o in manifest.outputs], place)
+    return held_against([np.asarray(outputs[o.name]) for o in manifest.outputs], place)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ Autocast is entered once round all calls, so that eager mode casts a weight once
 Inputs, repeats and what is timed are those of `pipeline.measure`, as for the engine. A padded model
 (RAFT) is padded by torch's own pad and cropped. With --reference the outputs of eager-fp32 for the
 first inputs are kept there, and ``error`` is the distance to them: ||out - ref|| / ||ref||.
-Memory is what the process took of the GPU beyond its context and the inputs.
+Memory is what the process took of the GPU beyond its context and the inputs. On a CPU, where the
+scripts are tried out, autocast is to bfloat16.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from typing import Any
 
 import numpy as np
 from children import lines
-from references import distance, keep, reference_file
+from references import held_against, keep, reference_file
 
 from pipeline.dims import Dim
 from pipeline.errors import PipelineError
@@ -223,6 +224,7 @@ def _measured(
     clock = StreamClock() if on_gpu else WallClock()
     half = torch.float16 if on_gpu else torch.bfloat16  # what a CPU has kernels for
     with contextlib.ExitStack() as stack:
+        stack.callback(module.to, "cpu")  # the allocator keeps its memory until the next size
         stack.enter_context(torch.no_grad())
         if on_gpu:
             stack.enter_context(torch.cuda.stream(clock.stream))
@@ -235,14 +237,13 @@ def _measured(
     found = {
         **asdict(timing),
         "first_call_s": first,
-        "error": _error(arguments, sizes, variant, outputs),
+        **_error(arguments, sizes, variant, outputs),
         "versions": {"torch": torch.__version__},
         "gpu": torch.cuda.get_device_name() if on_gpu else None,
     }
     if on_gpu:
         torch.cuda.synchronize()
         found["memory_bytes"] = free - torch.cuda.mem_get_info()[0]
-    module.to("cpu")
     return found
 
 
@@ -330,13 +331,13 @@ def _error(
     sizes: Mapping[str, int],
     variant: Variant,
     outputs: Sequence[np.ndarray],
-) -> float | None:
+) -> dict[str, float | str | None]:
     if arguments.reference is None:
-        return None
+        return {"error": None}
     place = reference_file(arguments.reference, arguments.model, arguments.option, sizes)
     if variant == VARIANTS["eager-fp32"]:
         keep(outputs, place)
-    return distance(outputs, place)
+    return held_against(outputs, place)
 
 
 if __name__ == "__main__":
