@@ -148,7 +148,7 @@ def run_naive(part: Part) -> None:
         for command in (rewrite, [*pipeline, "build", str(copy)]):
             why = lines(command, lambda _: None, limit=part.arguments.time_limit)
             if why:
-                part.failed("naive ONNX", why)
+                part.failed("naive ONNX", why.replace(f"{copy}: ", ""))
                 return
         built = Artifact.open(copy).manifest.build
         _engine(part, copy, "naive ONNX", built.seconds if built else None)
