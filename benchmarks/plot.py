@@ -85,7 +85,7 @@ def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
             xlabel=" x ".join(names) or "fixed sizes", ylabel="median latency, ms",
         )  # fmt: skip
         axes.grid(True, which="both", linewidth=0.3)
-        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
+        axes.legend(fontsize=7, handlelength=4, loc="center left", bbox_to_anchor=(1.01, 0.5))
         place = folder / f"engines-{model.replace(' ', '-').replace('=', '')}.png"
         figure.savefig(place, dpi=120, bbox_inches="tight")
         plt.close(figure)
