@@ -19,7 +19,7 @@ import numpy as np
 from pipeline.dims import Size, shape_at
 from pipeline.errors import CompareError, PipelineError
 from pipeline.judge import RANGE_HINT, failed, judge
-from pipeline.manifest import ComparisonInfo, PairResult, PointInfo
+from pipeline.manifest import CheckInfo, ComparisonInfo, PairResult, PointInfo
 from pipeline.memory import Estimator
 from pipeline.polygraphy_log import collected
 from pipeline.profiles import Point, Profile
@@ -181,20 +181,6 @@ def is_engine(run: str) -> bool:
     return run == ENGINE or run.startswith(f"{ENGINE}-")
 
 
-def run_engine(plan: Path, feeds: Sequence[Feed], profile: int) -> Iterator[dict[str, np.ndarray]]:
-    """The engine's outputs by name; Polygraphy is bound to the engine's TensorRT beforehand."""
-    from polygraphy.backend.trt import EngineFromBytes, TrtRunner
-
-    engine = EngineFromBytes(plan.read_bytes())
-    with TrtRunner(engine, optimization_profile=profile) as runner:
-        metadata = runner.get_input_metadata(use_numpy_dtypes=True)
-        for feed in feeds:
-            # TensorRT up to 9 has no int64: its engines take int32
-            cast = {name: v.astype(metadata[name].dtype) for name, v in feed.items()}
-            outputs = runner.infer(cast)
-            yield {name: np.array(value) for name, value in outputs.items()}
-
-
 def collect(
     name: str,
     results: Iterator[dict[str, np.ndarray]],
@@ -261,6 +247,12 @@ def _told(result: PairResult, job: Job) -> PairResult:
     elif job.untold and result.max_abs is not None:
         why += f"; {job.precision} has no tolerance of its own: {_STATE_IT}"
     return replace(result, why=why)
+
+
+def with_checks(comparison: ComparisonInfo, checks: Sequence[CheckInfo]) -> ComparisonInfo:
+    """The comparison with the checks beside the numbers, each of which has to pass."""
+    good = comparison.passed and all(check.passed for check in checks)
+    return replace(comparison, checks=tuple(checks), passed=good)
 
 
 def _stated(job: Job, info: PointInfo, runs: Runs, index: int) -> list[PairResult]:

@@ -17,7 +17,7 @@ from pipeline.profiles import Point
 from pipeline.stored import Feed
 from pipeline.tensors import Tolerance
 
-Run = Callable[[Feed], Feed]
+Run = Callable[[Feed], dict[str, np.ndarray]]
 DETERMINISM, ORDER, UNWRITTEN = "determinism", "shuffled order", "unwritten outputs"
 _REPEATS = 3
 

@@ -2,51 +2,167 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
 from pipeline import compare
 from pipeline.artifact import MODEL, Artifact
-from pipeline.compare import Announce
-from pipeline.declared import dims_of, inputs_of, profiles_of, tolerances_of
+from pipeline.compare import Announce, is_engine
+from pipeline.declared import (
+    dims_of,
+    engine_tolerance_of,
+    inputs_of,
+    profiles_of,
+    tolerances_of,
+)
 from pipeline.dims import solve_sizes
-from pipeline.errors import InputError
+from pipeline.engine_checks import apart
+from pipeline.engine_runs import opened, why_not_run
+from pipeline.errors import ArtifactError, InputError
 from pipeline.judge import judge
 from pipeline.manifest import Manifest
 from pipeline.profiles import Point
-from pipeline.stored import stored_points
+from pipeline.stored import Feed, StoredRuns, stored_runs
 from pipeline.target import bind_polygraphy, find_target
+from pipeline.tensors import Tolerance
 from pipeline.timing import Stopwatch
+
+# An error that is still within the tolerance is worse than the old one where it takes this part of
+# the tolerance, and is so many times the old one: rounding in another order stays below it
+_PART, _TIMES = 0.25, 4.0
+
+
+@dataclass(frozen=True)
+class _Old:
+    """A stored point of the old artifact whose inputs the new one takes."""
+
+    point: Point
+    stored: StoredRuns
 
 
 def regression(artifact: Artifact, old: Artifact, announce: Announce) -> list[str]:
     """What got worse from `old` to `artifact`, one line each; nothing means nothing.
 
-    The new model runs on the old one's stored inputs, wherever it still takes their sizes, and
-    its outputs are held against the old one's stored ones within the old tolerance. Inputs and
-    outputs, the dims' ranges, the profiles and the tolerance are compared as well.
+    The new model, and the new engine where one runs here, run on the old one's stored inputs,
+    wherever they are still taken. The model's outputs are held against the old model's stored
+    ones, and the errors of both against the errors that the old ones had, of what the old ones
+    were held against; all within the old tolerance. Inputs and outputs, the dims' ranges, the
+    profiles and the tolerances are compared as well.
     """
     new, before = artifact.manifest, old.manifest
     lines = _declarations(new, before)
     if any(line.startswith("inputs:") for line in lines):
         return lines  # nothing to feed
-    dims_now = {i.name: i.shape for i in inputs_of(new)}
-    stored = stored_points(old.path, _last_run(old))
-    usable, labels = [], []
-    for point in stored:
-        try:
-            sizes = solve_sizes(dims_now, {k: v.shape for k, v in point.feed.items()})
-        except InputError as error:
-            lines.append(f"an input of the old artifact is refused: {error}")
-        else:
-            usable.append(point)
-            labels.append(Point("stored", sizes))
+    usable, refused = _usable(new, old)
+    lines += [f"an input of the old artifact is refused: {text}" for text in refused]
     bind_polygraphy(find_target(new.target.name))
     model = artifact.model if MODEL in new.files else artifact.exported
-    results = compare.run_onnx(model, [p.feed for p in usable])
-    outputs = compare.collect("new model", results, labels, announce, Stopwatch())
-    for label, point, output in zip(labels, usable, outputs, strict=True):
-        for result in judge("old", "new", point.outputs, output, tolerances_of(before)):
-            if not result.passed:
-                lines.append(f"{result.output} at {label}: {result.why}")
+    results = compare.run_onnx(model, [each.stored.feed for each in usable])
+    points = [each.point for each in usable]
+    outputs = compare.collect("new model", results, points, announce, Stopwatch())
+    last = _last_run(old)
+    for each, output in zip(usable, outputs, strict=True):
+        wrong = judge("old", "new", each.stored.outputs[last], output, tolerances_of(before))
+        lines += [f"{r.output} at {each.point}: {r.why}" for r in wrong if not r.passed]
+        if not any(not r.passed for r in wrong):
+            lines += _worse("the model", before, each, output, [last], tolerances_of(before))
+    return lines + _engine(artifact, before, usable, announce)
+
+
+def _usable(new: Manifest, old: Artifact) -> tuple[list[_Old], list[str]]:
+    """The old artifact's points that the new one takes, and why it does not take the others."""
+    shapes = {i.name: i.shape for i in inputs_of(new)}
+    usable, refused = [], []
+    for stored in stored_runs(old.path):
+        if _last_run(old) not in stored.outputs:
+            continue  # torch's outputs alone, of a size that was too large there
+        try:
+            sizes = solve_sizes(shapes, {k: v.shape for k, v in stored.feed.items()})
+        except InputError as error:
+            refused.append(str(error))
+        else:
+            usable.append(_Old(Point("stored", sizes), stored))
+    if not usable and not refused:
+        raise ArtifactError(f"{old.path}: no outputs are stored to compare with; verify it first")
+    return usable, refused
+
+
+def _engine(
+    artifact: Artifact, before: Manifest, usable: Sequence[_Old], announce: Announce
+) -> list[str]:
+    """What the new engine does worse; nothing where it does not run here."""
+    new = artifact.manifest
+    target = find_target(new.target.name)
+    if why_not_run(artifact.path, target, new):
+        return []
+    tolerance = _engine_tolerances(before)
+    lines: list[str] = []
+    with opened(artifact.path, new) as engine:
+        for number, profile in enumerate(engine.profiles):
+            subject = engine.subject(number)
+            mine = [each for each in usable if profile.allows(each.point.sizes)]
+            points = [each.point for each in mine]
+            results = map(subject.run, [each.stored.feed for each in mine])
+            name = f"new {subject.name}"
+            outputs = compare.collect(name, results, points, announce, Stopwatch())
+            for each, output in zip(mine, outputs, strict=True):
+                runs = [name for name in each.stored.outputs if is_engine(name)]
+                lines += _worse(f"the {subject.name}", before, each, output, runs, tolerance)
     return lines
+
+
+def _worse(
+    what: str,
+    before: Manifest,
+    each: _Old,
+    output: Feed,
+    runs: Sequence[str],
+    tolerance: Mapping[str, Tolerance],
+) -> Iterator[str]:
+    """Outputs whose error, of what the old artifact was held against, is beyond the tolerance, or
+    has grown.
+
+    Args:
+        what: was run.
+        output: what it gave.
+        runs: the old artifact's stored runs of the same; the worst of them counts.
+    """
+    reference = each.stored.outputs.get(before.reference)
+    if reference is None or before.reference in runs:
+        return
+    for name, want in reference.items():
+        far, part = _error(want, output.get(name), tolerance[name])
+        old = [_error(want, each.stored.outputs[run].get(name), tolerance[name]) for run in runs]
+        far_before, part_before = max(old, default=(0.0, 0.0))
+        was = f", the old one by {far_before:.3g}" if old else ""
+        where = f"{name} of {what} at {each.point}"
+        if part > 1:
+            yield f"{where}: off {before.reference} by up to {far:.3g}{was}"
+        elif old and part > _PART and part > _TIMES * part_before:
+            yield (
+                f"{where}: its error grew from {far_before:.3g} to {far:.3g}, "
+                f"{part:.0%} of the tolerance"
+            )
+
+
+def _error(want: np.ndarray, got: np.ndarray | None, tolerance: Tolerance) -> tuple[float, float]:
+    """The largest difference, and the largest as a part of what the tolerance allows there."""
+    far, within = apart(want, got, tolerance)
+    if got is None or not np.isfinite(far) or want.dtype.kind != "f":
+        return far, 0.0 if within else float("inf")
+    allowed = np.maximum(tolerance.atol, tolerance.rtol * np.abs(want.astype(np.float64)))
+    off = np.abs(want.astype(np.float64) - got.astype(np.float64))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = np.where(off == 0, 0.0, off / allowed)
+    return far, float(parts.max(initial=0.0))
+
+
+def _engine_tolerances(manifest: Manifest) -> dict[str, Tolerance]:
+    """What each output of the engine is held to."""
+    own = engine_tolerance_of(manifest)
+    return {name: own or tolerance for name, tolerance in tolerances_of(manifest).items()}
 
 
 def _last_run(artifact: Artifact) -> str:
@@ -85,14 +201,20 @@ def _declarations(new: Manifest, old: Manifest) -> list[str]:
                 lines.append(f"profile {profile.name}: no profile allows its {word} {at} any more")
     lines += _coverage(new, old)
     lines += [f"rule added: {rule}" for rule in new.rules if rule not in old.rules]
-    now_tolerances = tolerances_of(new)
-    for name, b in tolerances_of(old).items():
-        a = now_tolerances.get(name, b)
-        if a.rtol > b.rtol or a.atol > b.atol:
-            lines.append(
-                f"tolerance of {name} widened: rtol {b.rtol} to {a.rtol}, atol {b.atol} to {a.atol}"
-            )
-    return lines
+    return lines + _widened(new, old)
+
+
+def _widened(new: Manifest, old: Manifest) -> list[str]:
+    """Tolerances that are wider than they were."""
+    pairs = [("", tolerances_of(new), tolerances_of(old))]
+    if old.precision == new.precision and (old.engine_tolerance or new.engine_tolerance):
+        pairs.append((" of the engine", _engine_tolerances(new), _engine_tolerances(old)))
+    return [
+        f"tolerance of {name}{whose} widened: rtol {b.rtol} to {a.rtol}, atol {b.atol} to {a.atol}"
+        for whose, now, before in pairs
+        for name, b in before.items()
+        if (a := now.get(name, b)).rtol > b.rtol or a.atol > b.atol
+    ]
 
 
 def _coverage(new: Manifest, old: Manifest) -> list[str]:

@@ -78,6 +78,31 @@ class StoredPoint:
     outputs: dict[str, np.ndarray]
 
 
+@dataclass(frozen=True)
+class StoredRuns:
+    """One stored point: its inputs and the outputs of every run that is stored for it."""
+
+    feed: dict[str, np.ndarray]
+    outputs: dict[str, dict[str, np.ndarray]]
+
+
+def stored_runs(folder: Path) -> list[StoredRuns]:
+    """Everything that an artifact has stored, point by point; a point may be there twice, in the
+    folders of two profiles."""
+    found = []
+    for path in sorted((folder / COMPARISON).glob("*/inputs.json")):
+        others = [p for p in sorted(path.parent.glob("*.json")) if p != path]
+        runs = {other.stem: load_run(other) for other in others}
+        for n, feed in enumerate(load_feeds(path)):
+            found.append(StoredRuns(feed, {name: run[n] for name, run in runs.items()}))
+    return found
+
+
+def stored_feeds(folder: Path) -> list[dict[str, np.ndarray]]:
+    """All inputs that an artifact has stored."""
+    return [f for p in sorted((folder / COMPARISON).glob("*/inputs.json")) for f in load_feeds(p)]
+
+
 def stored_points(folder: Path, runner: str) -> list[StoredPoint]:
     """Everything that an artifact has stored of one run.
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from pipeline.compare import failures
 from pipeline.declared import engine_tolerance_of, tolerances_of
 from pipeline.dims import size_text
-from pipeline.manifest import InputInfo, Manifest, PointInfo, TensorInfo
+from pipeline.manifest import (
+    CheckInfo,
+    ComparisonInfo,
+    InputInfo,
+    Manifest,
+    PointInfo,
+    TensorInfo,
+)
 from pipeline.spec import ModelSpec, Tolerance
 
 if TYPE_CHECKING:
@@ -120,12 +127,38 @@ def _comparison(manifest: Manifest) -> str:
     engine = "compared" if manifest.engine_compared else "NOT compared"
     lines = [
         table(rows),
+        *_errors(manifest.reference, comparison),
         *_tolerances(manifest),
         *comparison.notes,
+        *(_check_line(check) for check in comparison.checks if check.passed),
         f"engine: {engine}: {manifest.engine_compared_why}",
         *(f"FAILED {line}" for line in failures(comparison)),
     ]
     return "\n".join(lines)
+
+
+def _errors(reference: str, comparison: ComparisonInfo) -> list[str]:
+    """The largest error of every run against the reference, one line each: of what a tolerance can
+    be chosen by."""
+    worst: dict[str, tuple[float, str]] = {}
+    for info in comparison.points:
+        for result in info.results:
+            first, run = result.pair
+            if first != reference or result.max_abs is None:
+                continue
+            part = "" if result.max_rel is None else f", {result.max_rel:.2e} of its largest value"
+            text = f"{result.max_abs:.2e}{part} ({result.output} at {_sizes_text(info.sizes)})"
+            worst[run] = max(worst.get(run, (-1.0, "")), (result.max_abs, text))
+    return [f"error of {run} against {reference}: {text}" for run, (_, text) in worst.items()]
+
+
+def _check_line(check: CheckInfo) -> str:
+    at = f" at {_sizes_text(check.sizes)}" if check.sizes else ""
+    return f"{check.name} of {check.run}{at}: {check.detail}"
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    return ",".join(f"{k}={v}" for k, v in sizes.items())
 
 
 def _tolerances(manifest: Manifest) -> list[str]:
@@ -145,7 +178,7 @@ def _tolerances(manifest: Manifest) -> list[str]:
 
 
 def _point_row(info: PointInfo) -> tuple[str, ...]:
-    sizes = ",".join(f"{k}={v}" for k, v in info.sizes.items())
+    sizes = _sizes_text(info.sizes)
     if not info.compared:
         return (info.label, sizes, "-", "-", f"not compared: {info.why}")
     bad = sum(not result.passed for result in info.results)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from pipeline.artifact import (
     hash_file,
     reproduce_script,
 )
+from pipeline.batch_rows import Batch, RunAll, cheap_sizes, check_models, find_batch
 from pipeline.compare import Job, Plan, RunFailed, Runs, profile_of
 from pipeline.declared import (
     dims_of,
@@ -29,15 +31,16 @@ from pipeline.declared import (
     tolerances_of,
 )
 from pipeline.dims import solve_sizes
+from pipeline.engine_runs import opened, run_engine, why_not_run
 from pipeline.errors import ArtifactError, InputError
-from pipeline.gpu import why_not
+from pipeline.gpu import Gpu, find_gpu
 from pipeline.keys import versions
-from pipeline.manifest import ComparisonInfo, Manifest
+from pipeline.manifest import CheckInfo, ComparisonInfo, Manifest
 from pipeline.oracle import check_sizes
 from pipeline.profiles import Point, Profile, parse_sizes, points
 from pipeline.stages import Announce
-from pipeline.stored import Feed, StoredPoint, copy_run, store_run, stored_points
-from pipeline.target import Target, bind_polygraphy, find_target, installed_version, use
+from pipeline.stored import Feed, StoredPoint, copy_run, store_run, stored_feeds, stored_points
+from pipeline.target import bind_polygraphy, find_target
 from pipeline.timing import Stopwatch
 
 if TYPE_CHECKING:
@@ -79,10 +82,11 @@ def compare_stage(
         raise InputError("further sizes need the torch model: give --torch as well")
     target = find_target(manifest.target.name)
     bind_polygraphy(target)
-    profiles = profiles_of(manifest)
     base = manifest.reference
     stored = stored_points(folder, base) if module is None and base == compare.TORCH else []
-    job = _job(manifest, profiles, shapes, stored, memory_limit)
+    # of an ONNX file only the sizes that were asked for; the values are made anew
+    again = stored_feeds(folder) if base != compare.TORCH else [point.feed for point in stored]
+    job = _job(manifest, shapes, again, memory_limit)
     plan = compare.plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
     if (folder / MODEL).is_file():
@@ -104,18 +108,21 @@ def compare_stage(
         pairs, notes = _run_files(folder, base, plan, feeds, runs, announce, watch)
     except RunFailed as error:
         raise explain.failed_run(error, folder, manifest, module, feeds, seed) from error
-    engine_why = _why_no_engine(folder, target, manifest)
+    with watch("batch rows"):
+        batch, checks, forgiven = _rows_of_models(folder, manifest, plan, job, module, seed)
+    engine_why = why_not_run(folder, target, manifest)
     if not engine_why:
-        use(target)
-        engines = _run_engine(folder, profiles, plan.run, feeds, announce, watch)
-        runs.update(engines)
-        pairs += [(held, name) for name in engines for held in {compare.REWRITTEN: 0, base: 0}]
-        idle = [profiles[n].name for n, run in enumerate(engines.values()) if not any(run)]
-        engine_why = f"no size of profile {', '.join(idle)} was compared" if idle else ""
+        with opened(folder, manifest) as engine:
+            ran = run_engine(engine, plan.run, feeds, job, batch, forgiven, announce, watch)
+        runs.update(ran.runs)
+        checks += ran.checks
+        pairs += [(held, name) for name in ran.runs for held in {compare.REWRITTEN: 0, base: 0}]
+        engine_why = ran.missing
     with watch("polygraphy compare"):
         info = compare.conclude(plan, runs, pairs, job, notes)
     if not info.passed:
         info = explain.disagreement(info, folder, manifest, module, feeds, announce)
+    info = compare.with_checks(info, checks)
     shutil.rmtree(folder / COMPARISON, ignore_errors=True)
     with watch("polygraphy store"):
         _store(folder, manifest, plan.run, feeds, runs, later)
@@ -124,17 +131,17 @@ def compare_stage(
 
 def _job(
     manifest: Manifest,
-    profiles: Sequence[Profile],
     shapes: Sequence[str],
-    stored: Sequence[StoredPoint],
+    stored: Sequence[Feed],
     memory_limit: int,
 ) -> Job:
     """What is compared: at the profiles' sizes, at those asked for, and at those stored."""
     dims = dims_of(manifest)
+    profiles = profiles_of(manifest)
     inputs = {i.name: i.shape for i in inputs_of(manifest)}
     extra: list[Mapping[str, int]] = [parse_sizes(text, dims) for text in shapes]
-    for point in stored:
-        actual = {name: array.shape for name, array in point.feed.items()}
+    for feed in stored:
+        actual = {name: array.shape for name, array in feed.items()}
         extra.append(solve_sizes(inputs, actual, manifest.rules, dims))
     return Job(
         inputs,
@@ -186,38 +193,29 @@ def _run_files(
     return pairs, notes
 
 
-def _why_no_engine(folder: Path, target: Target, manifest: Manifest) -> str:
-    """Why the engine can't be compared here; an empty text where it can."""
-    if not (folder / PLAN).is_file():
-        return "no engine was built"
-    if why := why_not(target):
-        return why
-    built, here = manifest.target.version, installed_version(target)
-    if here is None:
-        return f"{target.flavour} is not installed here; {target.get}"
-    return "" if built == here else f"built with {target.flavour} {built}, here is {here}"
-
-
-def _run_engine(
+def _rows_of_models(
     folder: Path,
-    profiles: Sequence[Profile],
-    run: Sequence[Point],
-    feeds: Sequence[Feed],
-    announce: Announce,
-    watch: Stopwatch,
-) -> Runs:
-    """The engine's outputs in each profile, at each point; {} where the profile forbids it."""
-    runs: Runs = {}
-    for number, profile in enumerate(profiles):
-        name = compare.ENGINE if len(profiles) == 1 else f"{compare.ENGINE}-{profile.name}"
-        mine = [n for n, point in enumerate(run) if profile.allows(point.sizes)]
-        results = compare.run_engine(folder / PLAN, [feeds[n] for n in mine], number)
-        done = compare.collect(name, results, [run[n] for n in mine], announce, watch)
-        outputs: list[Feed] = [{} for _ in run]
-        for n, output in zip(mine, done, strict=True):
-            outputs[n] = output
-        runs[name] = outputs
-    return runs
+    manifest: Manifest,
+    plan: Plan,
+    job: Job,
+    module: torch.nn.Module | None,
+    seed: int,
+) -> tuple[Batch | None, list[CheckInfo], frozenset[str]]:
+    """The batch, if there is one; the checks of the ONNX files' rows at the cheapest sizes; and
+    what of it the model means."""
+    outputs = {o.name: o.shape for o in manifest.outputs}
+    batch = find_batch(inputs_of(manifest), outputs, manifest.rules)
+    found = batch and cheap_sizes(batch, plan.infos, job.memory_limit)
+    if not batch or not found:
+        return batch, [], frozenset()
+    sizes, smaller = found
+    exported, model = folder / EXPORTED, folder / MODEL
+    models: dict[str, RunAll] = {compare.EXPORTED: partial(compare.run_onnx, exported)}
+    if model.is_file() and hash_file(model) != hash_file(exported):
+        models[compare.REWRITTEN] = partial(compare.run_onnx, model)
+    torch_run = module and partial(compare.run_torch, module, list(outputs))
+    checks, forgiven = check_models(batch, sizes, smaller, models, torch_run, job.tolerance, seed)
+    return batch, checks, forgiven
 
 
 def _groups(
@@ -304,6 +302,8 @@ def _noted(
     """The manifest with the result, and with the sizes that showed each dim to be dynamic."""
     assert manifest.export is not None
     dynamic = {}
+    gpu = find_gpu()
+    gpu_name = gpu.name if isinstance(gpu, Gpu) and not engine_why else ""
     here = versions(("onnxruntime", "polygraphy", "numpy"))  # perhaps not where it was exported
     for name, text in manifest.export.dynamic.items():
         sizes = sorted({point.sizes[name] for point in run})
@@ -312,7 +312,8 @@ def _noted(
         manifest,
         comparison=info,
         engine_compared=not engine_why,
-        engine_compared_why=engine_why or "compared on this machine's GPU",
+        engine_compared_why=engine_why or f"compared on {gpu_name}",
+        engine_gpu=gpu_name,
         export=replace(manifest.export, dynamic=dynamic),
         versions={**manifest.versions, **{f"compare:{k}": v for k, v in here.items()}},
     )

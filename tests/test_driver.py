@@ -92,7 +92,7 @@ def test_the_model_equals_torch(converted: Report) -> None:
 def test_engine_is_not_claimed_where_no_gpu_ran_it(converted: Report) -> None:
     reason = why_not(RTX)
     if not reason:
-        pytest.skip("a GPU here runs the engine: test_gpu.py has that case")
+        pytest.skip("a GPU here runs the engine: tests/gpu/test_verify_gpu.py has that case")
     assert converted.manifest.engine_compared is False
     assert converted.manifest.engine_compared_why == reason
 

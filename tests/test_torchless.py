@@ -31,7 +31,7 @@ def test_every_gpu_test_is_collected_without_torch() -> None:
         if "pytest.mark.gpu" in path.read_text() and path != Path(__file__).resolve()
     }
     collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
-    assert "tests/test_gpu.py" in marked
+    assert "tests/gpu/test_verify_gpu.py" in marked
     assert marked <= collected
     # the others are named, with the reason
     assert "test files left out: not installed here" in done.stdout

@@ -13,6 +13,7 @@ import onnx
 import pytest
 import tiny
 from helpers import perturb, refinish
+from on_gpu import save_net
 
 from pipeline import compare
 from pipeline.artifact import Artifact
@@ -78,6 +79,17 @@ def test_sizes_asked_for_are_repeated(tmp_path: Path) -> None:
     report = run_verify(tmp_path / "a")
     assert (11, 33) in sizes(report)
     assert sizes(report) == sizes(first)
+
+
+def test_sizes_asked_for_of_an_onnx_file_are_repeated(tmp_path: Path) -> None:
+    config = Config(
+        str(save_net(tmp_path / "net.onnx")), out=tmp_path / "a", shapes=("b=4,h=11,w=33",),
+        dims=("b=1:3:5", "h=8:24:40", "w=8:24:40"),
+    )  # fmt: skip
+    asked = {tuple(p.sizes.values()) for p in compared(run(config).manifest).points}
+    assert (4, 11, 33) in asked
+    again = {tuple(p.sizes.values()) for p in compared(run_verify(tmp_path / "a").manifest).points}
+    assert again == asked
 
 
 def test_what_does_not_fit_here_is_kept_for_later(artifact: Path, converted: Report) -> None:

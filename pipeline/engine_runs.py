@@ -1,0 +1,186 @@
+"""Running an artifact's engine for the comparison: through the runtime that users load it with."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline import compare
+from pipeline.artifact import PLAN
+from pipeline.batch_rows import Batch, check_rows
+from pipeline.compare import Announce, Job, Runs
+from pipeline.declared import profiles_of
+from pipeline.engine_checks import Subject, check_engine
+from pipeline.gpu import find_gpu, why_not
+from pipeline.manifest import CheckInfo, Manifest
+from pipeline.profiles import Point, Profile
+from pipeline.stored import Feed
+from pipeline.target import Target, installed_version
+from pipeline.timing import Stopwatch
+
+
+def why_not_run(folder: Path, target: Target, manifest: Manifest) -> str:
+    """Why the engine can't be run here; an empty text where it can."""
+    if not (folder / PLAN).is_file():
+        return "no engine was built"
+    return why_not(target) or _other_software(target, manifest) or _other_gpu(manifest)
+
+
+def _other_software(target: Target, manifest: Manifest) -> str:
+    built, here = manifest.target.version, installed_version(target)
+    if here is None:
+        return f"{target.flavour} is not installed here; {target.get}"
+    if built != here:
+        return f"built with {target.flavour} {built}, here is {here}"
+    if not all(_found(name) for name in ("cuda.bindings", "cuda.core")):
+        return "cuda-python is not installed here; pip install 'trt-pipeline[runtime]'"
+    return ""
+
+
+def _other_gpu(manifest: Manifest) -> str:
+    gpu, wanted = find_gpu(), manifest.target.compute_capability
+    if isinstance(gpu, str) or wanted is None:
+        return gpu if isinstance(gpu, str) else ""
+    here = ".".join(map(str, gpu.capability))
+    return "" if wanted == here else f"built for compute capability {wanted}, {gpu.name} has {here}"
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that was opened for the comparison.
+
+    Args:
+        loaded: see `pipeline.runtime`.
+        profiles: in the plan's order.
+    """
+
+    loaded: Any
+    profiles: Sequence[Profile]
+
+    def name(self, number: int) -> str:
+        """What its run in a profile is called."""
+        one = len(self.profiles) == 1
+        return compare.ENGINE if one else f"{compare.ENGINE}-{self.profiles[number].name}"
+
+    def subject(self, number: int) -> Subject:
+        """The engine in one profile."""
+        return Subject(self.name(number), self._run(number, False), self._run(number, True))
+
+    def _run(self, number: int, poison: bool) -> Callable[[Feed], dict[str, np.ndarray]]:
+        def run(feed: Feed) -> dict[str, np.ndarray]:
+            self.loaded.profile, self.loaded.poison = number, poison
+            return {name: np.asarray(value) for name, value in self.loaded(dict(feed)).items()}
+
+        return run
+
+
+@contextmanager
+def opened(folder: Path, manifest: Manifest) -> Iterator[Engine]:
+    """The engine of a folder whose manifest may not be written yet; freed afterwards.
+
+    Raises:
+        PipelineError: it does not load; see `pipeline.runtime`.
+    """
+    from pipeline.runtime import open_plan
+
+    with open_plan((folder / PLAN).read_bytes(), manifest, where=PLAN) as loaded:
+        yield Engine(loaded, profiles_of(manifest))
+
+
+@dataclass
+class EngineRuns:
+    """What came of an engine.
+
+    Args:
+        runs: its outputs in each profile, {} where the profile forbids the point.
+        checks: beside the numbers.
+        idle: profiles without any of the points.
+    """
+
+    runs: Runs = field(default_factory=dict)
+    checks: list[CheckInfo] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+
+    @property
+    def missing(self) -> str:
+        """What was not compared, in words; empty where every profile was."""
+        return f"no size of profile {', '.join(self.idle)} was compared" if self.idle else ""
+
+
+def run_engine(
+    engine: Engine,
+    points: Sequence[Point],
+    feeds: Sequence[Feed],
+    job: Job,
+    batch: Batch | None,
+    forgiven: Collection[str],
+    announce: Announce,
+    watch: Stopwatch,
+) -> EngineRuns:
+    """Runs the engine in every profile at every point that the profile allows, and checks it.
+
+    Args:
+        engine: see `opened`.
+        points, feeds: the sizes and the inputs.
+        job: what it is held to.
+        batch: the batch whose rows are checked, if there is one.
+        forgiven: what the model means to do with rows; see `pipeline.batch_rows`.
+
+    Raises:
+        RunFailed: it fails at a point.
+    """
+    done = EngineRuns()
+    for number, profile in enumerate(engine.profiles):
+        subject = engine.subject(number)
+        mine = [n for n, point in enumerate(points) if profile.allows(point.sizes)]
+        some, fed = [points[n] for n in mine], [feeds[n] for n in mine]
+        found = compare.collect(subject.name, map(subject.run, fed), some, announce, watch)
+        outputs: list[Feed] = [{} for _ in points]
+        for n, output in zip(mine, found, strict=True):
+            outputs[n] = output
+        done.runs[subject.name] = outputs
+        done.idle += [] if mine else [profile.name]
+        announce(f"{subject.name}: again, in another order, row by row")
+        with watch("engine checks"):
+            tolerance = job.tolerances(subject.name)
+            done.checks += check_engine(subject, some, fed, found, tolerance)
+            if batch is not None and some:
+                done.checks += _rows(subject, batch, profile, some, job, forgiven)
+    return done
+
+
+def _rows(
+    subject: Subject,
+    batch: Batch,
+    profile: Profile,
+    points: Sequence[Point],
+    job: Job,
+    forgiven: Collection[str],
+) -> list[CheckInfo]:
+    """The rows of a batch near the profile's opt; nothing where it takes one row only."""
+    name = batch.dim.name
+    low, opt, high = profile.ranges[name]
+    opts = [point for point in points if point.sizes == profile.sizes(1)]
+    for point in [*opts, *points]:
+        found = batch.at(point.sizes, low, max(opt, point.sizes[name]), high)
+        if found is not None:
+            sizes, smaller = found
+            check = check_rows(
+                subject.name, lambda feeds: map(subject.run, feeds), batch, sizes, smaller,
+                job.tolerances(subject.name), forgiven=forgiven,
+            )  # fmt: skip
+            return [check.info]
+    return []

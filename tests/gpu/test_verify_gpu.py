@@ -1,0 +1,187 @@
+"""verify on a GPU: engines that are right, and faults planted in real engines.
+
+An output that an engine leaves unwritten can't be planted in a real one; that such outputs are
+found is shown in tests/test_engine_checks.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import perturb, refinish
+from on_gpu import TARGET, mix_rows, needs_gpu, save_net
+
+from pipeline.cli import main
+from pipeline.compare import failures
+from pipeline.config import Config
+from pipeline.driver import Report, run, run_build, run_verify
+from pipeline.gpu import Gpu, find_gpu
+from pipeline.manifest import CheckInfo
+from pipeline.spec import Tolerance
+
+pytestmark = [pytest.mark.gpu, needs_gpu]
+
+SMALL = "b=1:1:2,h=8:12:16,w=8:12:16"
+LARGE = "b=1:3:5,h=8:24:40,w=8:24:40"
+ENGINES = {"engine-profile0", "engine-profile1"}
+CHECKS = {"determinism", "unwritten outputs", "shuffled order", "batch rows"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """A small net, converted for the GPU here in two profiles; not to be changed."""
+    assert TARGET is not None
+    place = tmp_path_factory.mktemp("made")
+    config = Config(
+        str(save_net(place / "net.onnx")),
+        out=place / "net",
+        target=TARGET.name,
+        dims=("b=1:3:5", "h=8:24:40", "w=8:24:40"),
+        profiles=(SMALL, LARGE),
+        shapes=("b=4,h=11,w=33",),
+    )
+    return run(config)
+
+
+@pytest.fixture
+def copy(made: Report, tmp_path: Path) -> Path:
+    """A copy of `made`'s folder, to be changed."""
+    return Path(shutil.copytree(made.path, tmp_path / "net"))
+
+
+def gpu_name() -> str:
+    gpu = find_gpu()
+    assert isinstance(gpu, Gpu)
+    return gpu.name
+
+
+def checks(report: Report) -> dict[tuple[str, str], CheckInfo]:
+    assert report.manifest.comparison is not None
+    return {(check.run, check.name): check for check in report.manifest.comparison.checks}
+
+
+def bad_runs(report: Report) -> set[str]:
+    """The runs that did not agree with the one that they were held against."""
+    assert report.manifest.comparison is not None
+    points = report.manifest.comparison.points
+    return {r.pair[1] for point in points for r in point.results if not r.passed}
+
+
+def with_other_engine(copy: Path, change: Callable[[Path], None]) -> None:
+    """Builds the engine from a changed model.onnx, and puts the right model.onnx back."""
+    right = (copy / "model.onnx").read_bytes()
+    change(copy)
+    refinish(copy)
+    run_build(copy)
+    (copy / "model.onnx").write_bytes(right)
+    refinish(copy)
+
+
+def test_a_conversion_compares_the_engine(made: Report) -> None:
+    manifest = made.manifest
+    assert made.ok
+    assert manifest.engine_compared
+    assert manifest.engine_gpu == gpu_name()
+    assert manifest.engine_compared_why == f"compared on {gpu_name()}"
+    if manifest.target.flavour == "tensorrt":
+        gpu = find_gpu()
+        assert isinstance(gpu, Gpu)
+        assert manifest.target.compute_capability == ".".join(map(str, gpu.capability))
+        assert manifest.build is not None and manifest.build.gpu == gpu.name
+    assert manifest.comparison is not None
+    for point in manifest.comparison.points:
+        held = {result.pair for result in point.results}
+        assert ("exported", "engine-profile1") in held, point.label
+        assert {result.output for result in point.results} == {"y", "mean"}
+    for folder, engines in (("profile0", ENGINES), ("profile1", {"engine-profile1"})):
+        for engine in engines:
+            assert (made.path / "comparison" / folder / f"{engine}.json").is_file()
+
+
+def test_every_check_is_done_in_every_profile(made: Report) -> None:
+    done = checks(made)
+    assert {key for key in done if key[0] in ENGINES} == {
+        (engine, check) for engine in ENGINES for check in CHECKS
+    }
+    assert done["engine-profile0", "batch rows"].sizes["b"] == 2
+    assert done["engine-profile1", "batch rows"].sizes == {"b": 3, "h": 24, "w": 24}
+    assert all(check.passed for check in done.values())
+
+
+def test_what_another_machine_left_is_finished(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refinish(copy, engine_compared=False, engine_compared_why="no NVIDIA driver", engine_gpu="")
+    assert main(["verify", str(copy)]) == 0
+    said = capsys.readouterr().out
+    assert f"engine: compared: compared on {gpu_name()}" in said
+    assert "determinism of engine-profile0: 3 runs at each of" in said
+    assert "error of engine-profile1 against exported: " in said
+
+
+def test_an_engine_of_other_weights(copy: Path, made: Report) -> None:
+    with_other_engine(copy, lambda folder: perturb(folder, by=0.02))
+    report = run_verify(copy, against=made.path)
+    assert not report.ok
+    assert bad_runs(report) == ENGINES
+    # what an engine keeps beside the numbers this one keeps, too
+    assert all(check.passed for check in checks(report).values())
+    lines = [line for line in report.regressions if "of the engine-profile1 at stored" in line]
+    assert lines and all("off exported by up to " in line for line in lines)
+    assert all(", the old one by " in line for line in lines)
+
+
+def test_an_engine_that_mixes_rows(copy: Path) -> None:
+    with_other_engine(copy, lambda folder: mix_rows(folder / "model.onnx"))
+    report = run_verify(copy)
+    assert not report.ok
+    for engine in ENGINES:
+        check = checks(report)[engine, "batch rows"]
+        assert not check.passed
+        assert "a row changes with the samples in the other rows: " in check.detail
+    assert checks(report)["exported", "batch rows"].passed
+    assert report.manifest.comparison is not None
+    assert any("batch rows of engine-" in line for line in failures(report.manifest.comparison))
+
+
+def test_the_same_engine_is_no_regression(copy: Path, made: Report) -> None:
+    report = run_verify(copy, against=made.path)
+    assert report.ok, report.regressions
+
+
+def test_a_build_of_the_same_is_no_regression(copy: Path, made: Report) -> None:
+    run_build(copy)
+    report = run_verify(copy, against=made.path)
+    assert report.ok, report.regressions
+
+
+@pytest.mark.skipif(TARGET is not None and TARGET.strongly_typed, reason="fp16 is in the graph")
+def test_fp16_has_a_tolerance_of_its_own(copy: Path, made: Report) -> None:
+    run_build(copy, precision="fp16")
+    report = run_verify(copy)
+    assert not report.ok
+    assert bad_runs(report) == ENGINES
+    assert report.manifest.comparison is not None
+    assert all(
+        "off by up to " in line and "fp16 has no tolerance of its own: state one" in line
+        for line in failures(report.manifest.comparison)
+    )
+    report = run_verify(copy, engine_tolerance=Tolerance(1e-2, 1e-2, "fp16 rounding"))
+    assert report.ok, failures(report.manifest.comparison or made.manifest.comparison)  # type: ignore[arg-type]
+    assert run_verify(copy, against=made.path).regressions[0] == "precision was fp32, is fp16"
+
+
+def test_a_plan_of_another_gpu_is_not_compared(copy: Path) -> None:
+    from dataclasses import replace
+
+    from pipeline.artifact import Artifact
+
+    target = replace(Artifact.open(copy).manifest.target, compute_capability="3.5")
+    refinish(copy, target=target)
+    manifest = run_verify(copy).manifest
+    assert not manifest.engine_compared
+    assert manifest.engine_compared_why.startswith("built for compute capability 3.5, ")
+    assert manifest.engine_gpu == ""

@@ -1,0 +1,324 @@
+"""The engine's way through the comparison, ONNX Runtime in the engine's place.
+
+It shows what becomes of an engine's outputs, checks and errors. That real engines run is in
+tests/gpu/test_verify_gpu.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from helpers import perturb, refinish
+
+from pipeline import engine_runs, regression, verify
+from pipeline.artifact import Artifact
+from pipeline.compare import failures, run_onnx
+from pipeline.config import Config
+from pipeline.dims import Dim
+from pipeline.driver import Report, run, run_verify
+from pipeline.engine_runs import Engine, opened, why_not_run
+from pipeline.errors import CompareError
+from pipeline.gpu import Gpu
+from pipeline.manifest import CheckInfo, Manifest
+from pipeline.profiles import Profile
+from pipeline.spec import Output, Tolerance
+from pipeline.summary import report_text
+from pipeline.target import TARGETS
+
+RTX = TARGETS["rtx-1.7"]
+GPU = Gpu("some GPU", (8, 9))
+Fault = Callable[["Stand", dict[str, np.ndarray]], None]
+
+
+class Stand:
+    """model.onnx where an engine is expected, with its outputs changed by `fault`."""
+
+    def __init__(self, model: Path, fault: Fault) -> None:
+        self.model, self.fault = model, fault
+        self.poison, self.profile = False, None
+        self.calls = 0
+
+    def __call__(self, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        (outputs,) = run_onnx(self.model, [feed])
+        self.calls += 1
+        self.fault(self, outputs)
+        return outputs
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
+    """Puts ONNX Runtime, with a fault, in the place of every engine."""
+
+    def put(fault: Fault) -> None:
+        @contextlib.contextmanager
+        def opened(folder: Path, manifest: Manifest) -> Iterator[Engine]:
+            yield Engine(Stand(folder / "model.onnx", fault), engine_runs.profiles_of(manifest))
+
+        for module in (verify, regression):
+            monkeypatch.setattr(module, "opened", opened)
+            monkeypatch.setattr(module, "why_not_run", lambda *_: "")
+        monkeypatch.setattr(verify, "find_gpu", lambda: GPU)
+
+    return put
+
+
+def none(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+    del stand, outputs
+
+
+def checks(report: Report) -> dict[tuple[str, str], CheckInfo]:
+    assert report.manifest.comparison is not None
+    return {(check.run, check.name): check for check in report.manifest.comparison.checks}
+
+
+def failed(report: Report) -> list[str]:
+    assert report.manifest.comparison is not None
+    return failures(report.manifest.comparison)
+
+
+def test_what_the_manifest_and_the_summary_say(
+    artifact: Path, stand: Callable[[Fault], None]
+) -> None:
+    stand(none)
+    report = run_verify(artifact)
+    assert report.ok
+    manifest = report.manifest
+    assert manifest.engine_compared and manifest.engine_gpu == "some GPU"
+    assert manifest.engine_compared_why == "compared on some GPU"
+    assert [check for check in checks(report) if check[0] == "engine"] == [
+        ("engine", "determinism"), ("engine", "unwritten outputs"), ("engine", "shuffled order"),
+    ]  # fmt: skip
+    assert (artifact / "comparison" / "default" / "engine.json").is_file()
+    text = report_text(report)
+    assert "determinism of engine: 3 runs at each of 7 sizes: equal to the bit" in text
+    assert "error of engine against torch: " in text
+    assert "engine: compared: compared on some GPU" in text
+    content = json.loads((artifact / "manifest.json").read_text())
+    assert content["comparison"]["checks"][0]["passed"] is True
+
+
+def test_profiles_are_forced_and_named(tmp_path: Path, stand: Callable[[Fault], None]) -> None:
+    seen = []
+
+    def note(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        seen.append((stand.profile, outputs["y"].shape[2] > 12))
+
+    stand(note)
+    profiles = (Profile("small", {"h": (5, 8, 12), "w": (5, 8, 12)}), Profile("large"))
+    report = run(Config(tiny.conv(profiles=profiles), out=tmp_path / "a"))
+    assert set(seen) == {(0, False), (1, False), (1, True)}
+    assert {run for run, _ in checks(report)} == {"engine-small", "engine-large"}
+    assert (tmp_path / "a" / "comparison" / "small" / "engine-small.json").is_file()
+
+
+def test_a_check_that_fails_fails_verify(artifact: Path, stand: Callable[[Fault], None]) -> None:
+    def chance(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        if stand.calls > 20:
+            outputs["y"] += 0.1 * (stand.calls % 2)
+
+    stand(chance)
+    report = run_verify(artifact)
+    assert not report.ok
+    assert not checks(report)["engine", "determinism"].passed
+    assert any(line.startswith("determinism of engine (h=") for line in failed(report))
+    assert "FAILED determinism of engine (h=" in report_text(report)
+    assert not Artifact.open(artifact).manifest.comparison.passed  # type: ignore[union-attr]
+
+
+def test_a_conversion_ends_with_the_check_that_failed(
+    tmp_path: Path, stand: Callable[[Fault], None]
+) -> None:
+    def hole(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        if stand.poison:
+            outputs["y"].view(np.uint8).reshape(-1)[-4:] = 0xFF
+
+    stand(hole)
+    with pytest.raises(CompareError, match=r"unwritten outputs of engine \(h=5,w=5\): 1 of 100"):
+        run(Config(tiny.conv(), out=tmp_path / "a"))
+    assert not (tmp_path / "a").exists()
+
+
+def test_rows_that_an_engine_mixes(tmp_path: Path, stand: Callable[[Fault], None]) -> None:
+    b, w = Dim("b", 1, 3, 4), Dim("w", 4, 6, 9)
+    spec = tiny.of(lambda x: x.tanh(), shape=(b, 3, w), outputs=(Output("y", (b, 3, w)),))
+
+    def mix(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        del stand
+        if len(outputs["y"]) == 3:
+            outputs["y"][0] = outputs["y"].mean(axis=0)
+
+    stand(none)
+    good = run(Config(spec, out=tmp_path / "a"))
+    assert checks(good)["engine", "batch rows"].sizes == {"b": 3, "w": 6}  # the profile's opt
+    assert checks(good)["exported", "batch rows"].sizes == {"b": 2, "w": 4}  # the cheapest
+    before = len(checks(good))
+    stand(mix)
+    report = run_verify(tmp_path / "a")
+    assert len(checks(report)) == before
+    bad = checks(report)["engine", "batch rows"]
+    assert not bad.passed and "a row changes with" in bad.detail
+    assert checks(report)["exported", "batch rows"].passed
+
+
+def test_overflow_of_an_fp16_engine(artifact: Path, stand: Callable[[Fault], None]) -> None:
+    def overflow(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        del stand
+        outputs["y"][..., -1] = np.inf
+
+    stand(overflow)
+    refinish(artifact, precision="fp16")
+    (line, *_) = failed(run_verify(artifact, engine_tolerance=Tolerance(1e-2, 1e-2, "wide")))
+    assert "engine has NaN or infinity where rewritten has none: fp16 overflows" in line
+
+
+class TestAgainst:
+    """The regression check with engines."""
+
+    @pytest.fixture
+    def old(self, artifact: Path, tmp_path: Path, stand: Callable[[Fault], None]) -> Path:
+        import shutil
+
+        stand(none)
+        run_verify(artifact)
+        return Path(shutil.copytree(artifact, tmp_path / "old"))
+
+    def test_the_same_engine(self, artifact: Path, old: Path) -> None:
+        report = run_verify(artifact, against=old)
+        assert report.ok and report.regressions == []
+
+    def test_an_engine_that_got_worse(
+        self, artifact: Path, old: Path, stand: Callable[[Fault], None]
+    ) -> None:
+        def off(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+            del stand
+            outputs["y"] += np.float32(7e-6)  # within atol=1e-5
+
+        stand(off)
+        report = run_verify(artifact, against=old)
+        assert report.manifest.comparison is not None and report.manifest.comparison.passed
+        assert len(report.regressions) == 7
+        line = report.regressions[0]
+        assert line.startswith("y of the engine at stored (h=5,w=5): its error grew from ")
+        assert line.endswith("% of the tolerance")
+
+    def test_an_engine_that_is_wrong(
+        self, artifact: Path, old: Path, stand: Callable[[Fault], None]
+    ) -> None:
+        def off(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+            del stand
+            outputs["y"] += np.float32(0.25)
+
+        stand(off)
+        lines = run_verify(artifact, against=old).regressions
+        assert len(lines) == 7
+        assert lines[0].startswith("y of the engine at stored (h=5,w=5): off torch by up to 0.25, ")
+        assert ", the old one by " in lines[0]
+
+    def test_an_engine_that_is_not_compared_any_more(
+        self, artifact: Path, old: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr(verify, "why_not_run", lambda *_: "no GPU")
+        lines = run_verify(artifact, against=old).regressions
+        assert lines == ["the engine was compared, is not any more: no GPU"]
+
+    def test_a_model_that_got_worse_within_the_tolerance(
+        self, artifact: Path, converted: Report
+    ) -> None:
+        perturb(artifact, by=1.5e-6)
+        report = run_verify(artifact, against=converted.path)
+        assert report.manifest.comparison is not None and report.manifest.comparison.passed
+        assert not report.ok
+        assert "y of the model at stored (h=" in report.regressions[0]
+        assert ": its error grew from " in report.regressions[0]
+
+    def test_a_wider_tolerance_of_the_engine(self, artifact: Path, old: Path) -> None:
+        wide = Tolerance(1e-3, 1e-3, "wide")
+        lines = run_verify(artifact, against=old, engine_tolerance=wide).regressions
+        assert lines == [
+            "tolerance of y of the engine widened: rtol 0.0001 to 0.001, atol 1e-05 to 0.001"
+        ]
+
+
+class TestWhyNot:
+    """Why an engine is not run."""
+
+    @pytest.fixture
+    def manifest(self, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
+        monkeypatch.setattr(engine_runs, "why_not", lambda _: "")
+        monkeypatch.setattr(engine_runs, "find_gpu", lambda: GPU)
+        return Artifact.open(artifact).manifest
+
+    def test_nothing_is_in_the_way(self, artifact: Path, manifest: Manifest) -> None:
+        assert why_not_run(artifact, RTX, manifest) == ""
+
+    def test_no_engine(self, artifact: Path, manifest: Manifest) -> None:
+        (artifact / "engine.plan").unlink()
+        assert why_not_run(artifact, RTX, manifest) == "no engine was built"
+
+    def test_another_gpu(self, artifact: Path, manifest: Manifest) -> None:
+        for wanted, why in (
+            ("8.9", ""),
+            ("9.0", "built for compute capability 9.0, some GPU has 8.9"),
+        ):
+            target = dataclasses.replace(manifest.target, compute_capability=wanted)
+            changed = dataclasses.replace(manifest, target=target)
+            assert why_not_run(artifact, RTX, changed) == why
+
+    def test_another_tensorrt(
+        self, artifact: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        built = manifest.target.version
+        monkeypatch.setattr(engine_runs, "installed_version", lambda _: "1.7.9")
+        why = why_not_run(artifact, RTX, manifest)
+        assert why == f"built with tensorrt_rtx {built}, here is 1.7.9"
+        monkeypatch.setattr(engine_runs, "installed_version", lambda _: None)
+        assert why_not_run(artifact, RTX, manifest).startswith("tensorrt_rtx is not installed here")
+
+    def test_no_cuda_python(
+        self, artifact: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine_runs, "_found", lambda name: name != "cuda.core")
+        assert why_not_run(artifact, RTX, manifest).startswith("cuda-python is not installed here")
+
+    def test_it_is_said_in_the_manifest(self, artifact: Path, manifest: Manifest) -> None:
+        """Without a stand-in: the real reason of this machine, whatever it is."""
+        del manifest
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(verify, "why_not_run", lambda *_: "built for another GPU")
+            done = run_verify(artifact).manifest
+        assert not done.engine_compared
+        assert (done.engine_compared_why, done.engine_gpu) == ("built for another GPU", "")
+
+
+def test_opened_goes_through_the_runtime(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan that is in the folder, with its manifest; closed afterwards."""
+    from pipeline import runtime
+
+    calls: list[Any] = []
+
+    class Loaded:
+        def __enter__(self) -> Loaded:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            calls.append("closed")
+
+    def open_plan(plan: bytes, manifest: Manifest, *, where: str) -> Loaded:
+        calls.append((plan, manifest, where))
+        return Loaded()
+
+    monkeypatch.setattr(runtime, "open_plan", open_plan)
+    manifest = Artifact.open(artifact).manifest
+    with opened(artifact, manifest) as engine:
+        assert [profile.name for profile in engine.profiles] == ["default"]
+        assert calls == [((artifact / "engine.plan").read_bytes(), manifest, "engine.plan")]
+    assert calls[-1] == "closed"
