@@ -17,6 +17,7 @@ from pipeline.batch_rows import Batch, check_rows
 from pipeline.compare import Announce, Job, Runs
 from pipeline.declared import profiles_of
 from pipeline.engine_checks import Subject, check_engine
+from pipeline.errors import OutOfMemory
 from pipeline.gpu import find_gpu, why_not
 from pipeline.manifest import CheckInfo, Manifest
 from pipeline.profiles import Point, Profile
@@ -107,12 +108,14 @@ class EngineRuns:
     Args:
         runs: its outputs in each profile, {} where the profile forbids the point.
         checks: beside the numbers.
-        idle: profiles without any of the points.
+        idle: profiles in which no point was run.
+        notes: points that did not fit into the GPU's memory.
     """
 
     runs: Runs = field(default_factory=dict)
     checks: list[CheckInfo] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def missing(self) -> str:
@@ -145,21 +148,41 @@ def run_engine(
     done = EngineRuns()
     for number, profile in enumerate(engine.profiles):
         subject = engine.subject(number)
-        mine = [n for n, point in enumerate(points) if profile.allows(point.sizes)]
-        some, fed = [points[n] for n in mine], [feeds[n] for n in mine]
-        found = compare.collect(subject.name, map(subject.run, fed), some, announce, watch)
+        allowed = [n for n, point in enumerate(points) if profile.allows(point.sizes)]
+        some = [points[n] for n in allowed]
+        run = map(_within_memory(subject, done.notes), (feeds[n] for n in allowed), some)
+        found = compare.collect(subject.name, run, some, announce, watch)
         outputs: list[Feed] = [{} for _ in points]
-        for n, output in zip(mine, found, strict=True):
+        for n, output in zip(allowed, found, strict=True):
             outputs[n] = output
         done.runs[subject.name] = outputs
+        mine = [n for n in allowed if outputs[n]]
         done.idle += [] if mine else [profile.name]
         announce(f"{subject.name}: again, in another order, row by row")
         with watch("engine checks"):
-            tolerance = job.tolerances(subject.name)
-            done.checks += check_engine(subject, some, fed, found, tolerance)
-            if batch is not None and some:
-                done.checks += _rows(subject, batch, profile, some, job, forgiven)
+            ran = [points[n] for n in mine]
+            done.checks += check_engine(
+                subject, ran, [feeds[n] for n in mine], [outputs[n] for n in mine],
+                job.tolerances(subject.name),
+            )  # fmt: skip
+            if batch is not None and ran:
+                done.checks += _rows(subject, batch, profile, ran, job, forgiven)
     return done
+
+
+def _within_memory(
+    subject: Subject, notes: list[str]
+) -> Callable[[Feed, Point], dict[str, np.ndarray]]:
+    """Runs the engine; nothing, and a note, where the GPU's memory does not suffice."""
+
+    def run(feed: Feed, point: Point) -> dict[str, np.ndarray]:
+        try:
+            return subject.run(feed)
+        except OutOfMemory as error:
+            notes.append(f"{subject.name} was not compared at {point}: {error}")
+            return {}
+
+    return run
 
 
 def _rows(

@@ -113,6 +113,12 @@ def _passes(manifest: Manifest) -> str:
             f"engine: {built.plan_bytes / 2**20:.1f} MiB, {built.layers} layers before fusion, "
             f"{built.validity}"
         )
+        where = f"on {built.gpu} ({manifest.target.compute_capability})" if built.gpu else ""
+        level = built.optimization_level
+        effort = [where] if where else []
+        effort += [] if level is None else [f"at optimisation level {level}"]
+        effort += [] if built.timing_cache == "none" else [f"timing cache {built.timing_cache}"]
+        lines += [f"built {', '.join(effort)}"] if effort else []
         lines += [f"the engine needs plugin {name} to be loaded" for name in built.plugins]
     return "\n".join(lines)
 

@@ -116,6 +116,7 @@ def compare_stage(
             ran = run_engine(engine, plan.run, feeds, job, batch, forgiven, announce, watch)
         runs.update(ran.runs)
         checks += ran.checks
+        notes += ran.notes
         pairs += [(held, name) for name in ran.runs for held in {compare.REWRITTEN: 0, base: 0}]
         engine_why = ran.missing
     with watch("polygraphy compare"):
@@ -123,7 +124,6 @@ def compare_stage(
     if not info.passed:
         info = explain.disagreement(info, folder, manifest, module, feeds, announce)
     info = compare.with_checks(info, checks)
-    shutil.rmtree(folder / COMPARISON, ignore_errors=True)
     with watch("polygraphy store"):
         _store(folder, manifest, plan.run, feeds, runs, later)
     return _noted(manifest, info, plan.run, engine_why), dict(watch.seconds)
@@ -237,7 +237,9 @@ def _store(
     runs: Runs,
     later: Sequence[StoredPoint],
 ) -> None:
-    """Stores inputs and outputs in Polygraphy's format, and the script that compares them again."""
+    """Stores inputs and outputs in Polygraphy's format, and the script that compares them again;
+    what was stored before goes."""
+    shutil.rmtree(folder / COMPARISON, ignore_errors=True)
     if later:
         waiting = [point.outputs for point in later]
         place = folder / COMPARISON / LATER

@@ -25,7 +25,7 @@ from pipeline.config import Config
 from pipeline.dims import Dim
 from pipeline.driver import Report, run, run_verify
 from pipeline.engine_runs import Engine, opened, why_not_run
-from pipeline.errors import CompareError
+from pipeline.errors import CompareError, OutOfMemory
 from pipeline.gpu import Gpu
 from pipeline.manifest import CheckInfo, Manifest
 from pipeline.profiles import Profile
@@ -177,6 +177,33 @@ def test_overflow_of_an_fp16_engine(artifact: Path, stand: Callable[[Fault], Non
     refinish(artifact, precision="fp16")
     (line, *_) = failed(run_verify(artifact, engine_tolerance=Tolerance(1e-2, 1e-2, "wide")))
     assert "engine has NaN or infinity where rewritten has none: fp16 overflows" in line
+
+
+def test_a_size_that_does_not_fit_into_the_gpu(
+    artifact: Path, stand: Callable[[Fault], None]
+) -> None:
+    def full(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        del stand
+        if outputs["y"].size >= 4 * 40 * 40:
+            raise OutOfMemory("at h=40, w=40: 9 GiB are wanted, 1 GiB is free")
+
+    stand(full)
+    report = run_verify(artifact)
+    assert report.ok and report.manifest.engine_compared
+    assert report.manifest.comparison is not None
+    (note,) = [n for n in report.manifest.comparison.notes if "was not compared" in n]
+    assert note.startswith("engine was not compared at max (h=40,w=40): at h=40, w=40: 9 GiB")
+    told = checks(report)["engine", "determinism"].detail
+    assert told == "3 runs at each of 6 sizes: equal to the bit"
+
+    def always(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        del stand, outputs
+        raise OutOfMemory("full")
+
+    stand(always)
+    manifest = run_verify(artifact).manifest
+    assert not manifest.engine_compared
+    assert manifest.engine_compared_why == "no size of profile default was compared"
 
 
 class TestAgainst:

@@ -69,6 +69,23 @@ def test_what_failed_and_what_was_left_out(converted: Report) -> None:
     assert not opt.endswith("ok")
 
 
+def test_how_the_engine_was_built(converted: Report) -> None:
+    manifest = converted.manifest
+    assert manifest.build is not None
+    build = dataclasses.replace(
+        manifest.build, gpu="NVIDIA H200", optimization_level=2, timing_cache="a.cache, 7 bytes"
+    )
+    target = dataclasses.replace(manifest.target, compute_capability="9.0")
+    text = report_text(Report(Path("a"), dataclasses.replace(manifest, build=build, target=target)))
+    assert (
+        "built on NVIDIA H200 (9.0), at optimisation level 2, timing cache a.cache, 7 bytes\n"
+        in text
+    )
+    plain = dataclasses.replace(manifest.build, optimization_level=None, timing_cache="none")
+    text = report_text(Report(Path("a"), dataclasses.replace(manifest, build=plain)))
+    assert "\nbuilt " not in text
+
+
 def test_unfinished_and_unchanged(tmp_path: Path, converted: Report) -> None:
     report = run_export(Config(tiny.conv(), out=tmp_path / "a"))
     text = report_text(report)
