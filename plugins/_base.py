@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from pipeline.passes._base import Needs
 from pipeline.target import Target
+
+if TYPE_CHECKING:  # the passes, and sympy with them, are no matter to the process that builds
+    from pipeline.passes._base import Needs
 
 DOMAIN = "trt_pipeline"
 
