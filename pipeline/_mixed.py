@@ -6,7 +6,8 @@ and a variance overflows (its own warning: "Detected layernorm nodes in FP16"). 
 told their type, and the builder to obey. That also spares it the timing of every layer in every
 type (RAFT: two thirds of the format combinations).
 
-* Convolutions and matrix products compute in half precision.
+* Convolutions and matrix products compute in half precision; but a matrix product whose result
+  has to be float32 computes in float32: 8.6 has no kernel that does both.
 * Layers that only move or gate values (`_FOLLOW`) are in half where all their inputs are.
 * Everything else stays float32: sums, means, exponentials, divisions, softmax, sampling.
 * What a sampling grid or the scale of a resize is made of stays float32 back to the matrix
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _HALF = frozenset({"CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY", "FULLY_CONNECTED"})
+# those of them that give float32 from half
+_CONVERTS = frozenset({"CONVOLUTION", "DECONVOLUTION"})
 _FOLLOW = frozenset(
     {
         "ACTIVATION", "POOLING", "CONCATENATION", "SLICE", "SHUFFLE", "SELECT", "RESIZE", "GATHER",
@@ -91,7 +94,7 @@ def plan(layers: Sequence[Layer], fixed: frozenset[str] = frozenset()) -> list[T
         follows = layer.is_a(_FOLLOW) and not layer.is_a(_WIDE)
         compute = layer.is_a(_HALF) or (follows and bool(own) and all(own))
         kept = any(name in steered for name in layer.outputs)
-        if kept and not layer.is_a(_HALF):
+        if kept and not layer.is_a(_CONVERTS):
             compute = False
         # what is read by matrix products is stored as these read it, unless it was float32 and
         # something besides layers that follow their inputs reads it too

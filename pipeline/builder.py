@@ -7,7 +7,9 @@ machine with the same GPU, repeats none of them; the compiling is not cached by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +63,14 @@ def configure(
     profiles: Sequence[Profile],
     precision: Precision,
     effort: Effort,
+    timings: str | None = None,
+    obey: bool = True,
 ) -> Any:
     """A builder config for the network, whose layers it may tell their precision.
+
+    Args:
+        timings: a file of kernel timings; see `TimingCache.loaded`.
+        obey: fail where a layer can't compute in the precision that fp16 gives it (`_mixed`).
 
     Raises:
         BuildError: TensorRT takes a profile for invalid.
@@ -87,8 +95,9 @@ def configure(
         config = CreateConfig(
             profiles=ranges,
             fp16=half,
-            precision_constraints="obey" if half else None,
+            precision_constraints=("obey" if obey else "prefer") if half else None,
             tactic_sources=[],
+            load_timing_cache=timings,
         )(builder, network)
         if target.version < (9,):  # later ones always do: every captured graph has a context
             config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
@@ -109,35 +118,42 @@ class TimingCache:
     """The timings of one build: those read, and afterwards those and the new ones.
 
     Args:
-        config: the build's, which the cache is put into.
         file: read if it is there, and written by `save`; None keeps nothing.
     """
 
-    def __init__(self, config: Any, file: Path | None) -> None:
-        self._config, self._file = config, file
-        self.before, self.note = 0, ""
-        if file is None:
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._before = file.read_bytes() if file is not None and file.is_file() else b""
+        self.note = ""
+
+    @contextmanager
+    def loaded(self) -> Iterator[str | None]:
+        """A file that Polygraphy reads the timings from; it locks files, so this is a copy.
+
+        TensorRT 8.6.0 aborts in the build if a config is given two caches one after the other, and
+        Polygraphy gives it one in any case: so the cache goes in through Polygraphy.
+        """
+        if not self._before:
+            yield None
             return
-        data = file.read_bytes() if file.is_file() else b""
-        self.before = len(data)
-        if data and not self._use(data):
-            # another version or GPU: TensorRT refuses it, and starts from nothing
-            self.before = 0
-            self.note = f"{file.name} is of another TensorRT or GPU, or damaged: begun anew"
-        if not self.before:
-            self._use(b"")
+        with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+            copy = Path(folder) / "timing.cache"
+            copy.write_bytes(self._before)
+            yield str(copy)
 
-    def _use(self, data: bytes) -> bool:
-        cache = self._config.create_timing_cache(data)
-        return cache is not None and bool(self._config.set_timing_cache(cache, False))
-
-    def save(self) -> str:
-        """Writes the file; what was kept, in words."""
+    def save(self, config: Any) -> str:
+        """Writes the file from the config of a build that is done; what was kept, in words."""
         if self._file is None:
             return "none"
-        cache = self._config.get_timing_cache()
+        cache = config.get_timing_cache()
+        if cache is None and self._before:
+            # another version or GPU: TensorRT refuses it, and times without one
+            self._before = b""
+            self.note = f"{self._file.name} is of another TensorRT or GPU, or damaged: not used"
+            self._file.unlink(missing_ok=True)
+            return f"none: {self.note}"
         data = b"" if cache is None else bytes(memoryview(cache.serialize()))
         if not data:
             return "none: TensorRT gave no timings"
         write_whole(self._file, data)
-        return f"{self._file.name}: {self.before} bytes before, {len(data)} after"
+        return f"{self._file.name}: {len(self._before)} bytes before, {len(data)} after"

@@ -82,3 +82,13 @@ def test_a_residual_that_a_mean_reads_too_stays_float32() -> None:
     found = types(body + "y = Add(s, m)")
     assert found["r"] == FLOAT
     assert found["s"] == FLOAT
+
+
+def test_a_product_that_is_sampled_computes_in_float32() -> None:
+    body = """v = MatMul(x, x) g = Conv(x, w) p = Transpose<perm=[0,2,3,1]>(g)
+        starts = Constant<value_ints=[0]>() ends = Constant<value_ints=[2]>()
+        axes = Constant<value_ints=[3]>() t = Slice(p, starts, ends, axes)
+        s = GridSample(v, t) m = MatMul(s, s) y = Exp(m)"""
+    found = types(body)
+    assert found["v"] == FLOAT
+    assert found["m"] == HALF
