@@ -24,7 +24,7 @@ _LEGACY, _PER_THREAD = 1, 2
 _GPU_ARRAY = "give a numpy array, or an array on the GPU (DLPack or __cuda_array_interface__)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Port:
     """An input or output of an engine.
 
@@ -57,15 +57,15 @@ def named_inputs(
             kind = type(mapping).__name__
             raise InputError(f"a {kind} without a name; the inputs are: {', '.join(names)}")
         keywords = mapping
+    if all(name in keywords for name in names) and len(keywords) == len(names):
+        return keywords
     for name in keywords:
         if name not in names:
             near = get_close_matches(str(name), names, 1)
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise InputError(f"no input {name!r}{hint}; the inputs are: {', '.join(names)}")
     missing = [name for name in names if name not in keywords]
-    if missing:
-        raise InputError(f"missing: {', '.join(missing)}; the inputs are: {', '.join(names)}")
-    return keywords
+    raise InputError(f"missing: {', '.join(missing)}; the inputs are: {', '.join(names)}")
 
 
 def host_array(port: Port, value: Any) -> np.ndarray[Any, Any]:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pipeline import _cuda
 from pipeline._engine_pool import DIRTY, Lease, Pool
 from pipeline._engine_sizes import Sized, words
@@ -84,12 +86,14 @@ def capture(
     plan: Plan,
     sized: Sized,
     pool: Pool,
+    sample: Mapping[str, np.ndarray[Any, Any]],
     after: _cuda.Event | None,
     activate: Callable[[Context], Lease],
 ) -> Captured:
     """Captures a run at these sizes.
 
     Args:
+        sample: inputs to run with before: with some others a loop might never end.
         after: what has to be over before; the activation memory is shared.
         activate: gives a context, its shapes set, the memory to compute in.
 
@@ -121,8 +125,10 @@ def capture(
     names = [name for name, _ in sized.inputs]
     inputs = [block(name, nbytes) for name, nbytes in zip(names, sized.input_bytes, strict=True)]
     outputs = [block(output.port.name, output.nbytes) for output in sized.outputs]
-    for lease in inputs:
-        _cuda.fill(lease.pointer, 0, lease.capacity, stream.handle)
+    for port, lease in zip(plan.inputs, inputs, strict=True):
+        value = np.ascontiguousarray(sample[port.name], port.dtype)
+        if value.nbytes:
+            _cuda.to_device(lease.pointer, value.ctypes.data, value.nbytes, stream.handle)
     # once before, so that what a change of shapes puts off does not end up in the graph
     if not context.execute(stream.handle):
         raise context.error()

@@ -47,7 +47,7 @@ class Moment(Protocol):
     def wait(self, stream: int, /) -> None: ...
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Block:
     """A piece of memory: its address, its bytes, and the slot that it is for."""
 
@@ -56,7 +56,7 @@ class Block:
     slot: str
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class _Free:
     block: Block
     stream: int

@@ -30,7 +30,7 @@ _POISON = 0xFF  # float32, float16: NaN; int: -1
 _ACTIVATION = "activation memory"
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class Done:
     """An output of a run: its block, or None where the caller's memory was written."""
 
@@ -88,12 +88,16 @@ class Runs:
             if self.graphs.find(key) is not None:
                 return
             self.graphs.make_room()
-            after = None if self._last is None else self._last[1]
             with suppress(OutOfMemory):
-                self.graphs.add(key, capture(self.plan, sized, self.pool, after, self._activate))
+                self.graphs.add(key, self._captured(sized))
                 return
             self.pool.trim()
-            self.graphs.add(key, capture(self.plan, sized, self.pool, after, self._activate))
+            self.graphs.add(key, self._captured(sized))
+
+    def _captured(self, sized: Sized) -> Captured:
+        after = None if self._last is None else self._last[1]
+        sample = self.sizes.sample(sized.sizes)
+        return capture(self.plan, sized, self.pool, sample, after, self._activate)
 
     def close(self) -> None:
         """Gives everything back but the blocks of outputs that somebody holds."""
@@ -135,8 +139,10 @@ class Runs:
         """
         self._check_open()
         key = (tuple(shapes), values, self.forced)
-        with suppress(OutOfMemory):
+        try:
             return self._once(key, shapes, places, stream, out)
+        except OutOfMemory:
+            pass  # only now the blocks that its frames hold are free
         self.pool.trim()
         try:
             return self._once(key, shapes, places, stream, out)

@@ -9,6 +9,9 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from pipeline._arrays import Port
 from pipeline.declared import dims_of, inputs_of, profiles_of
@@ -20,7 +23,7 @@ from pipeline.profiles import Profile
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Output:
     """An output at certain sizes; no shape and no bytes where they depend on data."""
 
@@ -29,7 +32,7 @@ class Output:
     nbytes: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Sized:
     """All that is known of a call by its inputs' shapes (and values, of those on the host)."""
 
@@ -48,7 +51,8 @@ class Sizes:
         self.dims = dims_of(manifest)
         self.rules = manifest.rules
         self.profiles = profiles_of(manifest)
-        self.inputs: dict[str, tuple[Size, ...]] = {i.name: i.shape for i in inputs_of(manifest)}
+        self._inputs = inputs_of(manifest)
+        self.inputs: dict[str, tuple[Size, ...]] = {i.name: i.shape for i in self._inputs}
         self._outputs = {
             output.name: tuple(map(_expr, output.shape)) for output in manifest.outputs
         }
@@ -83,6 +87,10 @@ class Sizes:
     def input_shapes(self, sizes: Mapping[str, int]) -> dict[str, Shape]:
         """Every input's shape where the dims have these sizes."""
         return {name: shape_at(shape, sizes) for name, shape in self.inputs.items()}
+
+    def sample(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
+        """Inputs that the model takes: random values of the ranges that it is verified with."""
+        return {i.name: i.sample(sizes, seed=0) for i in self._inputs}
 
     def profile(self, sizes: Mapping[str, int], forced: int | None = None) -> int:
         """The place of the profile that fits best (see `best_profile`), or the forced one.

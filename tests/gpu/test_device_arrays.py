@@ -1,0 +1,327 @@
+"""Arrays on the GPU in and out: no copies, the streams' order, graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from engines import (
+    Busy,
+    ByDlpack,
+    Loaded,
+    OnGpu,
+    References,
+    handles,
+    hosted,
+    picture,
+    same,
+    sizes,
+    streams,
+)
+from test_gpu import TARGET, WHY
+
+import pipeline
+from pipeline import EngineError, InputError
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(TARGET is None, reason=WHY)]
+
+
+def spread(array: Any, stream: int) -> Any:
+    """What another library makes of an array by DLPack."""
+    from cuda.core.utils import StridedMemoryView
+
+    return StridedMemoryView.from_dlpack(array, stream)
+
+
+def read(pointer: int, like: np.ndarray, stream: int) -> np.ndarray:
+    """Copies from the GPU in a stream's order; waits for that stream only."""
+    from cuda.bindings import runtime as rt
+
+    from pipeline import _cuda
+
+    result = np.empty_like(like)
+    _cuda.to_host(result.ctypes.data, pointer, like.nbytes, stream)
+    assert not rt.cudaStreamSynchronize(stream)[0]
+    return result
+
+
+@pytest.mark.parametrize("kind", [OnGpu, ByDlpack])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_values_and_no_copies(loaded: Loaded, reference: References, kind: Any, which: int) -> None:
+    engine, right = loaded("PICTURE"), reference("PICTURE")
+    engine.poison = True
+    stream = [None, *streams()][which]
+    for turn, (h, w) in enumerate(sizes(8)):
+        x = kind(picture(h, w, turn))
+        out = engine(x=x, stream=stream)
+        assert all(isinstance(array, pipeline._device_array.DeviceArray) for array in out.values())
+        assert out["y"].shape == (1, 4, 2 * h, 2 * w)
+        assert out["y"].nbytes == 4 * 4 * 4 * h * w
+        same(hosted(out), right(x=picture(h, w, turn)))
+        context = engine._runs._contexts[0]
+        assert context.addresses["x"] == x.ptr
+        assert context.addresses["y"] == out["y"].ptr
+
+
+def test_output_into_the_callers_memory(loaded: Loaded, reference: References) -> None:
+    engine, x = loaded("PICTURE"), picture(10, 12)
+    want = reference("PICTURE")(x=x)
+    for kind in (OnGpu, ByDlpack):
+        for graph in (False, True):
+            mine = kind(np.zeros((1, 4, 20, 24), np.float32))
+            got = engine(x=OnGpu(x), out={"y": mine})
+            assert got["y"] is mine
+            if not graph and kind is OnGpu:
+                assert engine._runs._contexts[0].addresses["y"] == mine.ptr
+            np.testing.assert_array_equal(mine.numpy(), got_again(engine, x)["y"])
+            np.testing.assert_allclose(mine.numpy(), want["y"], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(got["z"].numpy(), want["z"], rtol=1e-4, atol=1e-4)
+            engine.capture({"h": 10, "w": 12})
+    mine = OnGpu(np.zeros((1, 4, 20, 24), np.float32))
+    whole = OnGpu(np.zeros((1, 4, 96, 96), np.float32))
+    image = {**whole.__cuda_array_interface__, "shape": (1, 3, 48, 48)}
+    inside = type("Part", (), {"__cuda_array_interface__": image})()
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"q": mine}, "no output 'q'; the outputs are: y, z"),
+        ({"y": OnGpu(np.zeros((1, 4, 20, 23), np.float32))}, "y: shape .* expected .1, 4, 20, 24"),
+        ({"y": OnGpu(np.zeros((1, 4, 20, 24), np.float16))}, "y: dtype float16, expected float32"),
+        ({"y": np.zeros((1, 4, 20, 24), np.float32)}, "y: is a numpy array"),
+        ({"y": OnGpu(mine.value, data=(mine.ptr, True))}, "y: is read-only"),
+        ({"y": mine, "z": part_of(mine, (1, 4))}, "z: shares memory with output y"),
+    ]
+    for out, words in bad:
+        with pytest.raises(InputError, match=f"out: .*{words}"):
+            engine(x=OnGpu(x), out=out)
+    with pytest.raises(InputError, match="out: y: shares memory with input x"):
+        engine(x=inside, out={"y": whole})
+    with pytest.raises(InputError, match="out: give a dict"):
+        engine(x=OnGpu(x), out=[mine])
+    with pytest.raises(InputError, match="out= needs inputs on the GPU"):
+        engine(x=x, out={"y": mine})
+    same(engine(x=x), want)
+
+
+def got_again(engine: pipeline.Engine, x: np.ndarray) -> dict[str, np.ndarray]:
+    return hosted(engine(x=OnGpu(x)))
+
+
+def part_of(array: Any, shape: tuple[int, ...]) -> Any:
+    interface = {**OnGpu(array.value).__cuda_array_interface__, "data": (array.ptr, False)}
+    return type("Part", (), {"__cuda_array_interface__": {**interface, "shape": shape}})()
+
+
+def test_what_is_refused(loaded: Loaded) -> None:
+    engine, x = loaded("PICTURE"), OnGpu(picture(10, 12))
+    strides = (3 * 10 * 12 * 8, 10 * 12 * 8, 12 * 8, 8)
+    bad: list[tuple[Any, dict[str, Any], str]] = [
+        (OnGpu(picture(10, 12), strides=strides), {}, "x: is not C-contiguous"),
+        (
+            OnGpu(picture(10, 13), shape=(1, 3, 10, 12), data=(x.ptr + 4, False)),
+            {},
+            "multiple of 256",
+        ),
+        (OnGpu(picture(10, 12), version=2), {}, "x: the OnGpu can't be read"),
+        (object(), {}, "x: is a object; give a numpy array, or an array on the GPU"),
+        (x, {"stream": "s"}, "stream='s': give a handle"),
+        (x, {"stream": 2}, "per-thread default stream"),
+    ]
+    for value, how, words in bad:
+        with pytest.raises(InputError, match=words):
+            engine(x=value, **how)
+    cache = loaded("CACHE")
+    past, new = np.zeros((2, 4, 8), np.float32), np.zeros((2, 1, 8), np.float32)
+    with pytest.raises(InputError, match="new: is a numpy array, but others are on the GPU"):
+        cache(past=OnGpu(past), new=new)
+    with pytest.raises(InputError, match="new: the OnGpu is no numpy array, but others are"):
+        cache(past=past, new=OnGpu(new))
+
+
+def test_waits_for_the_producer(loaded: Loaded, reference: References, busy: Busy) -> None:
+    engine, right = loaded("PICTURE"), reference("PICTURE")
+    engine(x=picture(30, 30))
+    producer, consumer = handles()
+    for turn, (kind, stream) in enumerate(
+        [(OnGpu, None), (ByDlpack, None), (OnGpu, consumer), (ByDlpack, consumer)]
+    ):
+        value = picture(30, 30, turn)
+        busy(producer)
+        x = kind(value, producer)  # copied in once the stream is through with its other work
+        same(hosted(engine(x=x, stream=stream)), right(x=value))
+        if kind is ByDlpack:
+            assert x.asked == [stream or engine._runs.device.own.handle]
+
+
+def test_ordered_with_the_default_stream(loaded: Loaded, reference: References, busy: Busy) -> None:
+    from pipeline import _cuda
+
+    engine, right = loaded("PICTURE"), reference("PICTURE")
+    for turn, stream in enumerate((None, 0, 1, None)):
+        old, value = picture(30, 30, 10 + turn), picture(30, 30, turn)
+        x, fresh = OnGpu(old), OnGpu(value)
+        busy(0)
+        _cuda.copy(x.ptr, fresh.ptr, value.nbytes, 0)
+        out = engine(x=x, stream=stream)
+        want = right(x=value)
+        # nobody waits but the legacy default stream itself
+        got = read(out["y"].ptr, want["y"], 0)
+        np.testing.assert_allclose(got, want["y"], rtol=1e-4, atol=1e-4)
+        # what is enqueued there afterwards may overwrite the input
+        busy(engine._runs.device.own.handle)
+        out = engine(x=x, stream=stream)
+        _cuda.fill(x.ptr, 0, value.nbytes, 0)
+        np.testing.assert_allclose(out["y"].numpy(), want["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_consumers_wait(loaded: Loaded, reference: References, busy: Busy) -> None:
+    engine, right = loaded("PICTURE"), reference("PICTURE")
+    engine(x=picture(30, 30))
+    mine, theirs = handles()
+    x = picture(30, 30, 3)
+    want = right(x=x)["y"]
+    for stream in (None, mine):
+        own = engine._runs.device.own.handle
+        busy(stream or own)
+        out = engine(x=OnGpu(x, stream or own), stream=stream)["y"]
+        view = spread(out, theirs)
+        assert (view.ptr, view.shape, view.dtype) == (out.ptr, out.shape, out.dtype)
+        np.testing.assert_allclose(read(view.ptr, want, theirs), want, rtol=1e-4, atol=1e-4)
+        busy(stream or own)
+        out = engine(x=OnGpu(x, stream or own), stream=stream)["y"]
+        interface = out.__cuda_array_interface__
+        assert interface["data"] == (out.ptr, False)
+        got = read(out.ptr, want, interface["stream"])
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert out.__dlpack_device__() == (2, 0)
+    with pytest.raises(BufferError, match="stays on its GPU"):
+        out.__dlpack__(dl_device=(1, 0))
+    with pytest.raises(BufferError, match="no copies"):
+        out.__dlpack__(copy=True)
+
+
+def test_outputs_are_not_overwritten(loaded: Loaded, reference: References) -> None:
+    engine, right = loaded("PICTURE"), reference("PICTURE")
+    engine.poison = True
+    first, second = streams()
+    held = []
+    for turn in range(9):
+        stream = (None, first, second)[turn % 3]
+        held.append(engine(x=OnGpu(picture(20, 20, turn)), stream=stream))
+    assert len({out["y"].ptr for out in held}) == 9
+    views = [spread(out["y"], engine._runs.device.own.handle) for out in held[:3]]
+    pointers = [view.ptr for view in views]
+    kept = [hosted(out) for out in held]
+    del held[:3]  # what was made of them by DLPack is still alive
+    for turn in range(9, 15):
+        out = engine(x=OnGpu(picture(20, 20, turn)), stream=(None, first, second)[turn % 3])
+        assert out["y"].ptr not in pointers
+    for turn, view in enumerate(views):
+        got = read(view.ptr, kept[turn]["y"], engine._runs.device.own.handle)
+        np.testing.assert_array_equal(got, kept[turn]["y"])
+    for turn, out in enumerate(held, 3):
+        same(hosted(out), right(x=picture(20, 20, turn)))
+
+
+def test_memory_is_used_again_in_order(loaded: Loaded, busy: Busy) -> None:
+    from pipeline import _cuda
+
+    engine = loaded("PICTURE")
+    mine, theirs = handles()
+    x = [OnGpu(picture(20, 20, turn)) for turn in range(4)]
+    keep = OnGpu(np.zeros((1, 4, 40, 40), np.float32))
+    own = engine._runs.device.own.handle
+    for stream, consumer in ((mine, mine), (mine, theirs), (None, theirs), (None, 1)):
+        out = engine(x=x[0], stream=stream)["y"]
+        want, pointer = out.numpy(), out.ptr
+        view = spread(out, consumer)
+        busy(consumer)
+        _cuda.copy(keep.ptr, view.ptr, keep.value.nbytes, consumer)  # comes late
+        del out, view
+        again = engine(x=x[1], stream=stream)["y"]
+        assert again.ptr == pointer
+        assert not np.array_equal(again.numpy(), want)
+        np.testing.assert_array_equal(keep.numpy(), want)
+        del again
+    # a block that another stream gave back is not taken from it
+    first = engine(x=x[2], stream=mine)["y"]
+    pointer = first.ptr
+    del first
+    assert engine(x=x[3], stream=theirs)["y"].ptr != pointer
+    assert engine(x=x[3], stream=mine)["y"].ptr == pointer
+    assert own
+
+
+def test_inputs_live_until_they_are_read(loaded: Loaded, reference: References, busy: Busy) -> None:
+    engine, x = loaded("PICTURE"), picture(30, 30, 1)
+    engine(x=x)
+    busy(engine._runs.device.own.handle)
+    out = engine(x=OnGpu(x))  # nobody else holds it
+    other = [OnGpu(np.full_like(x, 7)) for _ in range(20)]
+    same(hosted(out), reference("PICTURE")(x=x))
+    del other
+
+
+def test_captured_graphs(loaded: Loaded, reference: References) -> None:
+    engine, right = loaded("PICTURE", graphs=2), reference("PICTURE")
+    engine.poison = True
+    a, b, c = ({"h": h, "w": w} for h, w in ((20, 20), (33, 40), (96, 96)))
+    before = engine.device_memory
+    engine.capture(a)
+    engine.capture(b)
+    engine.capture(a)
+    assert engine.captured == (b, a)
+    held: list[tuple[Any, np.ndarray]] = []
+    first, second = streams()
+    for turn, at in enumerate((a, c, b, a, b, c, a, a, b, c, b, a)):
+        x = picture(at["h"], at["w"], turn)
+        same(engine(x=x), right(x=x))
+        same(hosted(engine(x=ByDlpack(x), stream=(None, first, second)[turn % 3])), right(x=x))
+        held.append((engine(x=OnGpu(x)), x))
+    for out, x in held:
+        same(hosted(out), right(x=x))
+    assert engine.captured == (b, a)
+    engine.capture(c)
+    assert engine.captured == (a, c)
+    assert len(engine._runs.graphs) == 2
+    x = picture(33, 40)
+    same(engine(x=x), right(x=x))
+    mine = OnGpu(np.zeros((1, 4, 192, 192), np.float32))
+    x = picture(96, 96, 5)
+    assert engine(x=OnGpu(x), out={"y": mine})["y"] is mine
+    np.testing.assert_allclose(mine.numpy(), right(x=x)["y"], rtol=1e-4, atol=1e-4)
+    assert engine.device_memory > before
+    for sizes_, words in (
+        ({"h": 20}, "no size for w; the dims are: h, w"),
+        ({"h": 20, "w": 97}, r"w=97 is outside 4\.\.96"),
+        ({"h": 20, "w": 20, "b": 1}, "no dim 'b'"),
+        ({"h": 20, "w": 2.5}, "w=2.5 is no whole number"),
+    ):
+        with pytest.raises(InputError, match=words):
+            engine.capture(sizes_)
+    none = loaded("PICTURE", graphs=0)
+    with pytest.raises(InputError, match="graphs=0 keeps no graphs"):
+        none.capture(a)
+
+
+def test_graphs_of_two_profiles(loaded: Loaded, reference: References) -> None:
+    engine, right = loaded("TWO_PROFILES"), reference("TWO_PROFILES")
+    engine.poison = True
+    points = ({"b": 4, "s": 1}, {"b": 8, "s": 60}, {"b": 1, "s": 100})
+    for at in points:
+        engine.capture(at)
+    for turn, at in enumerate((*points, *points, {"b": 2, "s": 5}, *points)):
+        x = np.random.default_rng(turn).uniform(-1, 1, (at["b"], at["s"], 8)).astype(np.float32)
+        same(engine(x=x), right(x=x))
+    assert len(engine.captured) == 3
+
+
+def test_loops_are_not_captured(loaded: Loaded, reference: References) -> None:
+    engine, right = loaded("LOOP"), reference("LOOP")
+    x = np.array([1, 2, 3, 4], np.float32)
+    same(engine(x=x), right(x=x))
+    with pytest.raises(EngineError, match=r"can't be captured at its only size: .*loops"):
+        engine.capture({})
+    assert engine.captured == ()
+    for scale in (1, 30, 0.1):
+        same(engine(x=x * np.float32(scale)), right(x=x * np.float32(scale)))
+    same(hosted(engine(x=OnGpu(x), stream=streams()[0])), right(x=x))
