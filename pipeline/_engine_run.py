@@ -268,18 +268,29 @@ class Runs:
         """The allocator of an output whose shape depends on data, ready for one run."""
         allocator = context.allocator(name)
 
-        def give(nbytes: int) -> int:
-            allocator.lease = self.pool.take(name, nbytes, stream, f"output {name}")
+        def take(nbytes: int) -> Lease:
+            lease = self.pool.take(name, nbytes, stream, f"output {name}")
             if self.poison:
-                _cuda.fill(allocator.lease.pointer, _POISON, allocator.lease.capacity, stream)
+                _cuda.fill(lease.pointer, _POISON, lease.capacity, stream)
+            return lease
+
+        def give(nbytes: int) -> int:
+            allocator.lease = take(nbytes)
             return int(allocator.lease.pointer)
 
+        def idle(nbytes: int) -> int:
+            allocator.spare = take(nbytes)
+            return int(allocator.spare.pointer)
+
         allocator.prepare(give)
+        allocator.idle = idle
         return allocator
 
     def _take_over(self, item: Done, allocator: Any, sized: Sized) -> None:
         name = item.port.name
-        shape, lease = allocator.shape, allocator.lease
+        shape, lease = allocator.shape, allocator.lease or allocator.spare
+        if lease is allocator.spare:  # it was given between the runs, and not asked for again
+            allocator.spare = None
         allocator.prepare(None)
         if shape is None or any(size < 0 for size in shape):
             raise EngineError(f"output {name}: TensorRT does not say which shape it has")
