@@ -11,8 +11,14 @@ import numpy as np
 from pipeline.measure import size_text
 
 
+# Options that say in which form a model is exported; what stands beside an engine is the model as
+# its authors wrote it.
+_AS_WRITTEN = {"update": "torchvision"}
+
+
 def option_texts(options: Mapping[str, object]) -> list[str]:
     """``updates=12``, as --option takes it, in the order of the alphabet."""
+    options = {name: _AS_WRITTEN.get(name, value) for name, value in options.items()}
     return sorted(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in options.items())
 
 
