@@ -62,14 +62,13 @@ class Graphs:
             self._graphs.move_to_end(key)
         return found
 
-    def make_room(self) -> None:
-        """Before one is added. Waits for the GPU where one has to go.
-
-        Raises:
-            InputError: none are kept.
-        """
+    def check(self) -> None:
+        """Raises `InputError` where none are kept."""
         if self._most == 0:
             raise InputError("graphs=0 keeps no graphs; load the engine with more")
+
+    def make_room(self) -> None:
+        """Before one is added. Waits for the GPU where one has to go."""
         if len(self._graphs) >= self._most:
             _cuda.synchronise()
             while len(self._graphs) >= self._most:

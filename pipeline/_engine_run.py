@@ -12,11 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from pipeline import _cuda
-from pipeline._arrays import Port
+from pipeline._engine_by_data import Done, prepare, take_over
 from pipeline._engine_graphs import Captured, Graphs, capture
 from pipeline._engine_out import caller_memory
 from pipeline._engine_pool import DIRTY, QUIET, Lease, Pool
@@ -28,15 +27,6 @@ _MOST_SIZES = 512  # sets of sizes that are remembered
 _MOST_PENDING = 32  # calls whose inputs are held until they are done
 _POISON = 0xFF  # float32, float16: NaN; int: -1
 _ACTIVATION = "activation memory"
-
-
-@dataclass(eq=False, slots=True)
-class Done:
-    """An output of a run: its block, or None where the caller's memory was written."""
-
-    port: Port
-    shape: Shape
-    lease: Lease | None
 
 
 class Runs:
@@ -87,12 +77,16 @@ class Runs:
                     raise EngineError(f"{at}: the shape of {output.port.name} depends on the data")
             if self.graphs.find(key) is not None:
                 return
-            self.graphs.make_room()
+            self.graphs.check()
+            made = None
             with suppress(OutOfMemory):
-                self.graphs.add(key, self._captured(sized))
-                return
-            self.pool.trim()
-            self.graphs.add(key, self._captured(sized))
+                made = self._captured(sized)
+            if made is None:
+                self.pool.trim()
+                self.graphs.make_room()
+                made = self._captured(sized)
+            self.graphs.make_room()
+            self.graphs.add(key, made)
 
     def _captured(self, sized: Sized) -> Captured:
         after = None if self._last is None else self._last[1]
@@ -210,7 +204,8 @@ class Runs:
         for output in sized.outputs:
             name = output.port.name
             if output.shape is None:
-                by_data[name] = self._prepare_allocator(context, name, stream)
+                by_data[name] = allocator = context.allocator(name)
+                prepare(allocator, name, self.pool, stream, _POISON if self.poison else None)
                 done.append(Done(output.port, (), None))
                 continue
             lease, pointer = self._place(output, targets, stream)
@@ -221,7 +216,8 @@ class Runs:
             raise self._failure(sized.profile, context, by_data)
         for item in done if by_data else ():
             if item.port.name in by_data:
-                self._take_over(item, by_data[item.port.name], sized)
+                take_over(item, by_data[item.port.name])
+                self.sizes.check_output(item.port.name, item.shape, sized.sizes)
         return done
 
     def _replay(
@@ -264,42 +260,6 @@ class Runs:
             _cuda.fill(pointer, _POISON, output.nbytes, stream)
         return lease, pointer
 
-    def _prepare_allocator(self, context: Context, name: str, stream: int) -> Any:
-        """The allocator of an output whose shape depends on data, ready for one run."""
-        allocator = context.allocator(name)
-
-        def take(nbytes: int) -> Lease:
-            lease = self.pool.take(name, nbytes, stream, f"output {name}")
-            if self.poison:
-                _cuda.fill(lease.pointer, _POISON, lease.capacity, stream)
-            return lease
-
-        def give(nbytes: int) -> int:
-            allocator.lease = take(nbytes)
-            return int(allocator.lease.pointer)
-
-        def idle(nbytes: int) -> int:
-            allocator.spare = take(nbytes)
-            return int(allocator.spare.pointer)
-
-        allocator.prepare(give)
-        allocator.idle = idle
-        return allocator
-
-    def _take_over(self, item: Done, allocator: Any, sized: Sized) -> None:
-        name = item.port.name
-        shape, lease = allocator.shape, allocator.lease or allocator.spare
-        if lease is allocator.spare:  # it was given between the runs, and not asked for again
-            allocator.spare = None
-        allocator.prepare(None)
-        if shape is None or any(size < 0 for size in shape):
-            raise EngineError(f"output {name}: TensorRT does not say which shape it has")
-        nbytes = math.prod(shape) * item.port.dtype.itemsize
-        if lease is None or lease.capacity < nbytes:
-            raise EngineError(f"output {name}: TensorRT says {list(shape)} but asked for less")
-        self.sizes.check_output(name, shape, sized.sizes)
-        item.shape, item.lease = shape, lease
-
     def _context(self, profile: int) -> Context:
         if profile not in self._contexts:
             own = self.device.own
@@ -320,20 +280,22 @@ class Runs:
         for port, place in zip(self.plan.inputs, places, strict=False):
             if port.on_host:
                 context.set_address(port.name, place)
+        found = context.output_shapes()
         outputs = []
         for port in self.plan.outputs:
-            shape = context.output_shapes()[port.name]
+            shape, nbytes = found[port.name], 0
             if shape is not None:
                 self.sizes.check_output(port.name, shape, sizes)
-            outputs.append(Output(port, shape, math.prod(shape or (0,)) * port.dtype.itemsize))
-        nbytes = [
+                nbytes = math.prod(shape) * port.dtype.itemsize
+            outputs.append(Output(port, shape, nbytes))
+        input_bytes = tuple(
             math.prod(shape) * port.dtype.itemsize
             for port, shape in zip(self.plan.inputs, shapes, strict=True)
-        ]
+        )
         if len(self._sized) >= _MOST_SIZES:
             del self._sized[next(iter(self._sized))]
         self._sized[key] = Sized(
-            key, sizes, profile, tuple(named.items()), tuple(nbytes), tuple(outputs)
+            key, sizes, profile, tuple(named.items()), input_bytes, tuple(outputs)
         )
         return self._sized[key]
 

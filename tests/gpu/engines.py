@@ -4,6 +4,9 @@ on the GPU that are no engine's. Neither needs torch.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +36,7 @@ from pipeline.profiles import Profile
 from pipeline.runtime import Engine
 from pipeline.target import Target, require, use
 
+ROOT = Path(__file__).resolve().parents[2]
 Built = Callable[[str], Path]  # the fixtures of conftest.py
 Loaded = Callable[..., Engine]
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -294,6 +298,15 @@ class ByDlpack:
             events.take(self._stream).wait(stream)
             events.close()
         return self._view.__dlpack__(max_version=how.get("max_version"))
+
+
+def in_a_process(code: str, *arguments: object) -> str:
+    """What a process of its own prints: where TensorRT might end it, or never come back."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    line = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 class Busy:

@@ -28,9 +28,10 @@ PICTURE = Net(
         node("Resize", "normal - scales", "y", mode="nearest", nearest_mode="floor",
              coordinate_transformation_mode="asymmetric"),
         node("ReduceMean", "y", "z", axes=[2, 3], keepdims=0),
+        node("ReduceMax", "y", "top", keepdims=0),
     ],
     inputs={"x": (FLOAT, (1, 3, "h", "w"))},
-    outputs={"y": (FLOAT, (1, 4, "2*h", "2*w")), "z": (FLOAT, (1, 4))},
+    outputs={"y": (FLOAT, (1, 4, "2*h", "2*w")), "z": (FLOAT, (1, 4)), "top": (FLOAT, ())},
     dims={"h": (4, 24, 96), "w": (4, 32, 96)},
     constants={
         "weight": _random(4, 3, 3, 3),
@@ -149,4 +150,20 @@ FIXED = Net(
     nodes=[node("Relu", "x", "y")],
     inputs={"x": (FLOAT, (2, 3))},
     outputs={"y": (FLOAT, (2, 3))},
+)
+
+# what the README's example takes and gives
+LIKE_RAFT = Net(
+    nodes=[
+        node("Sub", "image2 image1", "difference"),
+        node("Slice", "difference starts ends axes", "flow"),
+    ],
+    inputs={"image1": (FLOAT, (1, 3, "h", "w")), "image2": (FLOAT, (1, 3, "h", "w"))},
+    outputs={"flow": (FLOAT, (1, 2, "h", "w"))},
+    dims={"h": (135, 440, 540), "w": (135, 1024, 1100)},
+    constants={
+        "starts": np.array([0], np.int64),
+        "ends": np.array([2], np.int64),
+        "axes": np.array([1], np.int64),
+    },
 )

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engines import Loaded, OnGpu, References, hosted, picture, same, sizes, streams
+from engines import (
+    ROOT,
+    Built,
+    Loaded,
+    OnGpu,
+    References,
+    hosted,
+    in_a_process,
+    picture,
+    same,
+    sizes,
+    streams,
+)
 from test_gpu import TARGET, WHY
 
 import pipeline
@@ -33,7 +47,7 @@ def test_any_order_of_sizes(loaded: Loaded, reference: References) -> None:
 def test_what_it_says_of_itself(loaded: Loaded) -> None:
     engine = loaded("PICTURE")
     assert [i.name for i in engine.inputs] == ["x"]
-    assert [o.name for o in engine.outputs] == ["y", "z"]
+    assert [o.name for o in engine.outputs] == ["y", "z", "top"]
     assert [p.name for p in engine.profiles] == ["default"]
     assert engine.manifest.name == "picture"
     assert engine.gpu
@@ -208,4 +222,15 @@ def test_threads(loaded: Loaded, reference: References) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not errors, errors[0]
+    if errors:
+        raise errors[0]
+
+
+def test_the_readmes_example(built: Built, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    (example,) = blocks
+    place = tmp_path / "artifacts" / "raft"
+    place.parent.mkdir()
+    place.symlink_to(built("LIKE_RAFT"))
+    code = f"import os, sys; os.chdir(sys.argv[1])\n{example}"
+    assert in_a_process(code, tmp_path) == "(1, 2, 441, 1023)\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import Built, Loaded, OnGpu, References, picture, same, sizes, streams
+from engines import Built, Loaded, OnGpu, References, in_a_process, picture, same, sizes, streams
 from helpers import refinish
 from nets import WIDE
 from test_gpu import TARGET, WHY
@@ -131,14 +132,16 @@ def test_closing_gives_the_memory_back(built: Built) -> None:
         gc.collect()
         return _cuda.memory()[0]
 
+    once()
     first = once()
-    assert [once() for _ in range(3)] == [first] * 3
+    slack = 4 << 20  # what CUDA takes in passing; the buffers here are hundreds of MiB
+    assert min(once() for _ in range(3)) >= first - slack
     # and so does collection
     engine = pipeline.load(built("LARGE_OUTPUT"))
     engine(x=np.ones((2000, 1), np.float32))
     del engine
     gc.collect()
-    assert _cuda.memory()[0] == first
+    assert _cuda.memory()[0] >= first - slack
 
 
 def changed(built: Built, tmp_path: Path, **changes: Any) -> Path:
@@ -163,6 +166,16 @@ def test_engine_of_another_gpu_or_tensorrt(built: Built, tmp_path: Path) -> None
         pipeline.load(place)
 
 
+LOAD = """
+import sys
+import pipeline
+try:
+    pipeline.load(sys.argv[1])
+except pipeline.PipelineError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
 @pytest.mark.parametrize("damage", ["cut", "zeros", "other", "empty"])
 def test_bad_plans(built: Built, tmp_path: Path, damage: str) -> None:
     place = Path(shutil.copytree(built("FIXED"), tmp_path / "a"))
@@ -179,8 +192,8 @@ def test_bad_plans(built: Built, tmp_path: Path, damage: str) -> None:
     with pytest.raises(ArtifactError, match=r"engine\.plan: (is cut|its content)"):
         pipeline.load(place)
     refinish(place)  # whatever the manifest vouches for
-    with pytest.raises(ArtifactError, match=r"does not load|do not belong"):
-        pipeline.load(place)
+    said = in_a_process(LOAD, place)
+    assert re.match(r"ArtifactError: .*(does not load|do not belong)[^\n]*\n$", said), said
 
 
 def test_missing_plugin(built: Built, tmp_path: Path) -> None:

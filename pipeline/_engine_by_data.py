@@ -1,0 +1,54 @@
+"""What a run gives, and outputs whose shape depends on data: TensorRT asks for their memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline import _cuda
+from pipeline._arrays import Port
+from pipeline._engine_pool import Lease, Pool
+from pipeline._engine_sizes import Shape
+from pipeline.errors import EngineError
+
+
+@dataclass(eq=False, slots=True)
+class Done:
+    """An output of a run: its block, or None where the caller's memory was written."""
+
+    port: Port
+    shape: Shape
+    lease: Lease | None
+
+
+def prepare(allocator: Any, name: str, pool: Pool, stream: int, poison: int | None) -> None:
+    """Makes an output's allocator (`pipeline._trt.Context.allocator`) ready for one run.
+
+    Args:
+        poison: the byte to fill the memory with; None leaves it as it is.
+    """
+
+    def give(nbytes: int) -> int:
+        lease = allocator.lease = pool.take(name, nbytes, stream, f"output {name}")
+        if poison is not None:
+            _cuda.fill(lease.pointer, poison, lease.capacity, stream)
+        return lease.pointer
+
+    allocator.prepare(give)
+
+
+def take_over(item: Done, allocator: Any) -> None:
+    """Puts what the run gave into `item`.
+
+    Raises:
+        EngineError: TensorRT did not say the shape, or asked for too little memory for it.
+    """
+    name, shape, lease = item.port.name, allocator.shape, allocator.lease
+    allocator.prepare(None)
+    if shape is None or any(size < 0 for size in shape):
+        raise EngineError(f"output {name}: TensorRT does not say which shape it has")
+    nbytes = math.prod(shape) * item.port.dtype.itemsize
+    if lease is None or lease.capacity < nbytes:
+        raise EngineError(f"output {name}: TensorRT says {list(shape)} but asked for less")
+    item.shape, item.lease = shape, lease
