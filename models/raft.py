@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SEED = 0
 _CORRELATIONS = ("volume", "on_demand")
+_UPDATES = ("split", "torchvision")
 
 # In pixels. Measured with the seeded weights and 12 updates over all sizes that are compared
 # (largest flow 7 and 24 px); tests/test_raft.py plants the faults that have to be noticed, of
@@ -34,7 +35,7 @@ _TOLERANCE_SMALL = Tolerance(
 )
 
 
-def raft(*, updates: int = 12, correlation: str = "volume") -> ModelSpec:
+def raft(*, updates: int = 12, correlation: str = "volume", update: str = "split") -> ModelSpec:
     """torchvision's raft_large.
 
     Args:
@@ -42,17 +43,28 @@ def raft(*, updates: int = 12, correlation: str = "volume") -> ModelSpec:
         correlation: ``volume`` correlates all pairs of pixels once, (H / 8 * W / 8) ** 2 floats;
             ``on_demand`` computes the windows that an update looks at, by the custom op
             CorrelationLookup (docs/plugins.md): what large images need.
+        update: how an update is computed, the same function either way: ``torchvision`` as it is
+            written there; ``split`` takes the GRU's convolutions apart by input channels, so that
+            the context's part is computed once for all updates and nothing is concatenated in
+            front of them (models/_raft_update.py).
     """
-    return _spec("raft", "raft_large", updates, correlation, _TOLERANCE)
+    return _spec("raft", "raft_large", updates, correlation, update, _TOLERANCE)
 
 
-def raft_small(*, updates: int = 12, correlation: str = "volume") -> ModelSpec:
+def raft_small(
+    *, updates: int = 12, correlation: str = "volume", update: str = "split"
+) -> ModelSpec:
     """torchvision's raft_small; the arguments are `raft`'s."""
-    return _spec("raft_small", "raft_small", updates, correlation, _TOLERANCE_SMALL)
+    return _spec("raft_small", "raft_small", updates, correlation, update, _TOLERANCE_SMALL)
 
 
 def _spec(
-    name: str, constructor: str, updates: int, correlation: str, tolerance: Tolerance
+    name: str,
+    constructor: str,
+    updates: int,
+    correlation: str,
+    update: str,
+    tolerance: Tolerance,
 ) -> ModelSpec:
     if type(updates) is not int or updates < 1:
         raise InputError(f"model {name}: updates={updates!r} must be a whole number, at least 1")
@@ -60,9 +72,11 @@ def _spec(
         raise InputError(
             f"model {name}: correlation={correlation!r} must be {' or '.join(_CORRELATIONS)}"
         )
+    if update not in _UPDATES:
+        raise InputError(f"model {name}: update={update!r} must be {' or '.join(_UPDATES)}")
 
     def build(weights: Path | None) -> torch.nn.Module:
-        return _build(constructor, updates, correlation, weights)
+        return _build(constructor, updates, correlation, update, weights)
 
     h, w = Dim("h", 135, 440, 2160), Dim("w", 135, 1024, 3840)
     return ModelSpec(
@@ -74,12 +88,12 @@ def _spec(
         padding=Padding({"h": 8, "w": 8}, mode="replicate", align="center"),
         libraries=("torch", "torchvision"),
         seed=_SEED,
-        options={"updates": updates, "correlation": correlation},
+        options={"updates": updates, "correlation": correlation, "update": update},
     )
 
 
 def _build(
-    constructor: str, updates: int, correlation: str, weights: Path | None
+    constructor: str, updates: int, correlation: str, update: str, weights: Path | None
 ) -> torch.nn.Module:
     import torch
 
@@ -98,6 +112,10 @@ def _build(
         from pipeline.plugins.correlation_lookup.torch_op import OnDemandCorrelation
 
         model.corr_block = OnDemandCorrelation(model.corr_block.radius)
+    if update == "split":
+        from pipeline.models._raft_update import SplitRaft
+
+        return SplitRaft(model, updates).eval()
 
     class LastFlow(torch.nn.Module):
         """RAFT with the last of its flow predictions, [1, 2, H, W] in pixels, as only output."""

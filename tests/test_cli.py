@@ -123,7 +123,8 @@ def test_models(cli: Run) -> None:
     assert "updates=12" in output
     code, output, _ = cli("models", "--json")
     assert code == 0
-    assert json.loads(output)["raft"]["options"] == {"updates": 12, "correlation": "volume"}
+    options = {"updates": 12, "correlation": "volume", "update": "split"}
+    assert json.loads(output)["raft"]["options"] == options
 
 
 def test_inspect(cli: Run, artifact: Path) -> None:

@@ -1,0 +1,121 @@
+"""torchvision's RAFT with the convolutions of its updates taken apart: the same function, faster.
+
+RAFT's GRU convolves cat([h, context, motion features]) for the gates z and r, and
+cat([r * h, context, motion features]) for q, again at every update. A convolution is linear in its
+input channels, so each is a sum of one convolution per part, and
+
+* the context's, which is the same at all updates, is computed once, before them;
+* that of the motion features is one for all three gates, and that of h one for two: few
+  convolutions of many output channels, which fill a GPU better than many of few;
+* nothing is concatenated: TensorRT copies what a Concat joins where it can't be written in place.
+
+Imported after `import_torchvision` (_torchvision.py), which lets torchvision be imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.models.optical_flow import raft as torchvision_raft
+
+
+class SplitGRU(nn.Module):
+    """torchvision's ConvGRU, its weights sliced by input channels and joined by gates.
+
+    Args:
+        gru: ``torchvision.models.optical_flow.raft.ConvGRU``; its input is
+            [h | context | motion features], in this order. Its weights are copied.
+        context: channels of the context.
+    """
+
+    def __init__(self, gru: Any, context: int) -> None:
+        super().__init__()
+        gates = (gru.convz, gru.convr, gru.convq)
+        weight = torch.cat([gate.weight.detach() for gate in gates])
+        bias = torch.cat([gate.bias.detach() for gate in gates])
+        hidden = gru.convz.out_channels
+        padding = gru.convz.padding
+        self.sizes = [2 * hidden, hidden]
+        self.context = _convolution(weight[:, hidden : hidden + context], bias, padding)
+        self.motion = _convolution(weight[:, hidden + context :], None, padding)
+        self.hidden = _convolution(weight[: 2 * hidden, :hidden], None, padding)
+        self.reset = _convolution(weight[2 * hidden :, :hidden], None, padding)
+
+    def forward(self, h: Tensor, motion: Tensor, context: Tensor) -> Tensor:
+        """The next h.
+
+        Args:
+            h: [N, hidden, H, W].
+            motion: the motion features, [N, channels, H, W].
+            context: `self.context` of the context, [N, 3 * hidden, H, W]: z, r, q.
+        """
+        zr, q = torch.split(self.motion(motion) + context, self.sizes, dim=1)
+        z, r = torch.chunk(torch.sigmoid(self.hidden(h) + zr), 2, dim=1)
+        q = torch.tanh(self.reset(r * h) + q)
+        return (1 - z) * h + z * q
+
+
+class SplitRaft(nn.Module):
+    """Images [N, 3, H, W] in -1..1, H and W multiples of 8 from 128, to the flow after the last
+    update, [N, 2, H, W] in pixels.
+
+    Args:
+        raft: ``torchvision.models.optical_flow.RAFT``, its weights loaded: they are copied. Its
+            ``corr_block`` may be another one of the same methods.
+        updates: the number of flow updates.
+    """
+
+    def __init__(self, raft: Any, updates: int) -> None:
+        super().__init__()
+        self.raft = raft
+        self.updates = updates
+        block = raft.update_block
+        grus = [block.recurrent_block.convgru1]
+        # RAFT-small has one; in the other's place is a function that hands h on
+        if isinstance(block.recurrent_block.convgru2, nn.Module):
+            grus.append(block.recurrent_block.convgru2)
+        others = block.hidden_state_size + block.motion_encoder.out_channels
+        self.grus = nn.ModuleList(SplitGRU(gru, gru.convz.in_channels - others) for gru in grus)
+
+    def forward(self, image1: Tensor, image2: Tensor) -> Tensor:
+        raft, block = self.raft, self.raft.update_block
+        batch, _, height, width = image1.shape
+        if image1.shape != image2.shape or height % 8 or width % 8:
+            raise ValueError(
+                f"images of {tuple(image1.shape)} and {tuple(image2.shape)}: must be equal, "
+                "H and W multiples of 8"
+            )
+        features = raft.feature_encoder(torch.cat([image1, image2], dim=0))
+        raft.corr_block.build_pyramid(*torch.chunk(features, 2, dim=0))
+        encoded = raft.context_encoder(image1)
+        hidden = block.hidden_state_size
+        h, context = torch.split(encoded, [hidden, encoded.shape[1] - hidden], dim=1)
+        h, context = torch.tanh(h), functional.relu(context)
+        halves = [(gru, gru.context(context)) for gru in cast(Iterable[SplitGRU], self.grus)]
+        grid = torchvision_raft.make_coords_grid(batch, height // 8, width // 8).to(image1.device)
+        position = grid
+        for _ in range(self.updates):
+            windows = raft.corr_block.index_pyramid(centroids_coords=position)
+            motion = block.motion_encoder(position - grid, windows)
+            for gru, part in halves:
+                h = gru(h, motion, part)
+            position = position + block.flow_head(h)
+        mask = None if raft.mask_predictor is None else raft.mask_predictor(h)
+        flow: Tensor = torchvision_raft.upsample_flow(flow=position - grid, up_mask=mask)
+        return flow
+
+
+def _convolution(weight: Tensor, bias: Tensor | None, padding: Any) -> nn.Conv2d:
+    """A Conv2d of stride 1 with copies of this weight [out, in, height, width] and bias [out]."""
+    outputs, inputs, height, width = weight.shape
+    made = nn.Conv2d(
+        inputs, outputs, (height, width), padding=padding, bias=bias is not None, device="meta"
+    )
+    made.weight = nn.Parameter(weight.clone())
+    if bias is not None:
+        made.bias = nn.Parameter(bias.clone())
+    return made
