@@ -2,14 +2,15 @@
 
 With the FP16 flag alone TensorRT 8.6 and 10 choose per layer by speed, coordinates and
 normalisations included: a pixel coordinate of 200 in half precision is off by up to 1/16 px,
-and a variance overflows (its own warning: "Detected layernorm nodes in FP16"). So the layers are
-told their type, and the builder to obey. That also spares it the timing of every layer in every
-type (RAFT: two thirds of the format combinations).
+and a variance overflows (its own warning: "Detected layernorm nodes in FP16"). So the layers that
+have to be float32 are told so, and the builder to obey; for the others it is free to choose.
+Telling those to compute in half fails: 8.6.0 then has "No supported formats" for a subtraction
+from a constant, and for a matrix product with a float32 result.
 
-* Convolutions and matrix products compute in half precision; but a matrix product whose result
-  has to be float32 computes in float32: 8.6 has no kernel that does both.
-* Layers that only move or gate values (`_FOLLOW`) are in half where all their inputs are.
-* Everything else stays float32: sums, means, exponentials, divisions, softmax, sampling.
+* Convolutions and matrix products may compute in half precision; but a matrix product whose result
+  has to be float32 computes in float32.
+* Layers that only move or gate values (`_FOLLOW`) may be in half where all their inputs may.
+* Everything else is float32: sums, means, exponentials, divisions, softmax, sampling.
 * What a sampling grid or the scale of a resize is made of stays float32 back to the matrix
   products that it comes from (`_steer`), and so does what is sampled.
 
@@ -159,7 +160,7 @@ _OPERATIONS: Mapping[str, tuple[str, str]] = {
 
 
 def apply(trt: Any, network: Any) -> Counter[str]:
-    """Tells every layer its type; returns how many compute in half and in float32.
+    """Tells the layers that have to be float32 so; returns how many those are, and the others.
 
     Only for a network that is weakly typed; its builder config needs FP16 and
     OBEY_PRECISION_CONSTRAINTS.
@@ -172,10 +173,13 @@ def apply(trt: Any, network: Any) -> Counter[str]:
         if own is None:
             continue
         layer = network.get_layer(number)
-        layer.precision = trt.float16 if own.compute else trt.float32
+        done["free" if own.compute else "float32"] += 1
+        if not own.compute:
+            layer.precision = trt.float32
+        if own.store:
+            continue
         for place in range(layer.num_outputs):
             tensor = layer.get_output(place)
             if tensor is not None and tensor.dtype in (trt.float32, trt.float16):
-                layer.set_output_type(place, trt.float16 if own.store else trt.float32)
-        done["half" if own.compute else "float32"] += 1
+                layer.set_output_type(place, trt.float32)
     return done

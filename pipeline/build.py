@@ -31,12 +31,6 @@ from pipeline.timing import Stopwatch
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16")
 _MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
-# 8.6 has no kernel for the types that a layer was told
-_NO_KERNEL = re.compile(r"No supported formats|candidateRequirements|[Cc]ould not find any impl")
-_LEFT_TO_TENSORRT = (
-    "TensorRT has no kernel for the precision that some layer was given, so it was free to choose "
-    "for every layer that it says so of below; look at the comparison"
-)
 _PHASE, _PARSING, _LAYERS, _UNIT = "phase ", "parsing ", "layers ", "\x1f"
 # what the verbose run's trail is made of: "Parsing node: X [Op]", "Static check for parsing node:
 # X [Op]", "ForeignNode {...} metadata: [ONNX Layer: a][ONNX Layer: b]"
@@ -194,8 +188,11 @@ def _build_here(job: _Job) -> Built | _Refused:
         version = require(job.target)
         trt = use(job.target)
         brought, warnings = load_plugins(trt, job.plugins, job.target, doing)
-        parser = _parser(trt, trt.Logger(trt.Logger.INTERNAL_ERROR), job.target)[2]
-        ready = prepare(trt, job.model, job.spare, job.target, brought, parser.supports_operator)
+        # TensorRT keeps the first logger that a process gives it: it has to live as long
+        logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
+        first = _parser(trt, logger, job.target)
+        known = first[2].supports_operator
+        ready = prepare(trt, job.model, job.spare, job.target, brought, known)
         if job.verbose:
             return _tell_all(trt, ready.model, job, trail)
         doing("parse")
@@ -204,20 +201,12 @@ def _build_here(job: _Job) -> Built | _Refused:
             try:
                 with watch("tensorrt parse"):
                     builder, network, parser = _parse(ready.model, job.target)
+                config = _configure(trt, job, builder, network)
                 cache = TimingCache(job.effort.timing_cache)
-                with cache.loaded() as timings:
-                    config = _configure(trt, job, builder, network, timings=timings)
+                cache.attach(config)
                 doing("build")
                 with watch("tensorrt build"):
                     data = builder.build_serialized_network(network, config)
-                    if (
-                        data is None
-                        and job.precision == "fp16"
-                        and _NO_KERNEL.search("\n".join(messages.errors))
-                    ):
-                        warnings = [*warnings, _LEFT_TO_TENSORRT]
-                        config = _configure(trt, job, builder, network, obey=False)
-                        data = builder.build_serialized_network(network, config)
             except Exception as error:
                 if type(error).__name__ != "PolygraphyException":
                     raise
@@ -225,9 +214,9 @@ def _build_here(job: _Job) -> Built | _Refused:
         if data is None:
             return _Refused("\n".join([*messages.errors, "no engine came out"]))
         layers = int(network.num_layers)
-        kept = cache.save(config)
+        kept = cache.save()
         said = [*warnings, *([cache.note] if cache.note else []), *messages.warnings]
-        del parser, network, config, builder
+        del parser, network, config, builder, first
         raw = memoryview(data)
         job.plan.write_bytes(raw)
         return Built(
@@ -242,11 +231,9 @@ def _build_here(job: _Job) -> Built | _Refused:
         )
 
 
-def _configure(trt: Any, job: _Job, builder: Any, network: Any, **how: Any) -> Any:
+def _configure(trt: Any, job: _Job, builder: Any, network: Any) -> Any:
     ranges, precision, effort = job.profiles, job.precision, job.effort
-    return configure(
-        trt, job.target, builder, network, job.inputs, ranges, precision, effort, **how
-    )
+    return configure(trt, job.target, builder, network, job.inputs, ranges, precision, effort)
 
 
 def check_model(path: Path) -> None:

@@ -7,9 +7,7 @@ machine with the same GPU, repeats none of them; the compiling is not cached by 
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,19 +61,12 @@ def configure(
     profiles: Sequence[Profile],
     precision: Precision,
     effort: Effort,
-    timings: str | None = None,
-    obey: bool = True,
 ) -> Any:
     """A builder config for the network, whose layers it may tell their precision.
-
-    Args:
-        timings: a file of kernel timings; see `TimingCache.loaded`.
-        obey: fail where a layer can't compute in the precision that fp16 gives it (`_mixed`).
 
     Raises:
         BuildError: TensorRT takes a profile for invalid.
     """
-    from polygraphy.backend.trt import CreateConfig
     from polygraphy.backend.trt import Profile as PolygraphyProfile
 
     ranges = []
@@ -89,20 +80,7 @@ def configure(
 
         config = CreateConfigRTX(profiles=ranges)(builder, network)
     else:
-        half = precision == "fp16"
-        # no tactic sources: those of other libraries are gone from 8.6 on or need them installed,
-        # and JIT and edge-mask convolutions cost a large part of the build (docs/gpu.md)
-        config = CreateConfig(
-            profiles=ranges,
-            fp16=half,
-            precision_constraints=("obey" if obey else "prefer") if half else None,
-            tactic_sources=[],
-            load_timing_cache=timings,
-        )(builder, network)
-        if target.version < (9,):  # later ones always do: every captured graph has a context
-            config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
-        if half:
-            _mixed.apply(trt, network)
+        config = _classic_config(trt, target, builder, network, ranges, precision)
     # add_optimization_profile gives -1 for a profile that contradicts the network, without an
     # error, and Polygraphy does not look at it
     if config.num_optimization_profiles != len(profiles):
@@ -111,6 +89,30 @@ def configure(
     (config.clear_flag if precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)
     if effort.level is not None:
         config.builder_optimization_level = effort.level
+    return config
+
+
+def _classic_config(
+    trt: Any, target: Target, builder: Any, network: Any, ranges: Sequence[Any], precision: str
+) -> Any:
+    """The config of a TensorRT that is not RTX, made without Polygraphy's CreateConfig.
+
+    That one gives every config a timing cache, and 8.6.0 aborts in the build when a config is
+    given a second one, ours (seen on an H200).
+    """
+    config = builder.create_builder_config()
+    for made in ranges:
+        config.add_optimization_profile(made.fill_defaults(network).to_trt(builder, network))
+    if precision == "fp16":
+        config.set_flag(trt.BuilderFlag.FP16)
+        config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+        _mixed.apply(trt, network)
+    # Tactics of cuBLAS and cuDNN need these installed; those that are compiled at build time (JIT
+    # and edge-mask convolutions) cost a large part of the build (docs/build-cost.md)
+    config.set_tactic_sources(0)
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if target.version < (9,):  # later ones always do: every captured graph has a context
+        config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
     return config
 
 
@@ -123,37 +125,28 @@ class TimingCache:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
+        self._cache: Any = None  # TensorRT does not keep what it is given alive
         self._before = file.read_bytes() if file is not None and file.is_file() else b""
         self.note = ""
 
-    @contextmanager
-    def loaded(self) -> Iterator[str | None]:
-        """A file that Polygraphy reads the timings from; it locks files, so this is a copy.
-
-        TensorRT 8.6.0 aborts in the build if a config is given two caches one after the other, and
-        Polygraphy gives it one in any case: so the cache goes in through Polygraphy.
-        """
-        if not self._before:
-            yield None
+    def attach(self, config: Any) -> None:
+        """Puts the cache into a build's config; this object has to outlive the build."""
+        if self._file is None:
             return
-        with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
-            copy = Path(folder) / "timing.cache"
-            copy.write_bytes(self._before)
-            yield str(copy)
+        self._cache = config.create_timing_cache(self._before)
+        if self._cache is not None and config.set_timing_cache(self._cache, False):
+            return
+        # another version or GPU, or damaged: TensorRT refuses it, and times without one
+        self.note = f"{self._file.name} is of another TensorRT or GPU, or damaged: not used"
+        self._cache = None
+        self._file.unlink(missing_ok=True)
 
-    def save(self, config: Any) -> str:
-        """Writes the file from the config of a build that is done; what was kept, in words."""
+    def save(self) -> str:
+        """Writes the file after the build; what was kept, in words."""
         if self._file is None:
             return "none"
-        cache = config.get_timing_cache()
-        if cache is None and self._before:
-            # another version or GPU: TensorRT refuses it, and times without one
-            self._before = b""
-            self.note = f"{self._file.name} is of another TensorRT or GPU, or damaged: not used"
-            self._file.unlink(missing_ok=True)
+        if self._cache is None:
             return f"none: {self.note}"
-        data = b"" if cache is None else bytes(memoryview(cache.serialize()))
-        if not data:
-            return "none: TensorRT gave no timings"
+        data = bytes(memoryview(self._cache.serialize()))
         write_whole(self._file, data)
         return f"{self._file.name}: {len(self._before)} bytes before, {len(data)} after"

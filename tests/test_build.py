@@ -195,8 +195,8 @@ def test_several_profiles_are_in_the_engine(tmp_path: Path, monkeypatch: Any) ->
     seen = []
     real = build_module._configure
 
-    def config(*words: Any, **how: Any) -> Any:
-        seen.append(real(*words, **how))
+    def config(*words: Any) -> Any:
+        seen.append(real(*words))
         return seen[-1]
 
     monkeypatch.setattr(build_module, "_configure", config)
