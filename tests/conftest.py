@@ -6,6 +6,7 @@ and named at the end.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import shutil
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 import tiny
 from helpers import Run
+from quick_exports import keep_table
+from readme import Snippet, runner
 
 from pipeline.cli import main
 from pipeline.config import Config
@@ -58,6 +61,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.line(f"{name}: needs {missing}")
 
 
+def pytest_collection_finish() -> None:
+    """What the imports made is no garbage: collections leave it out from here on (0.2 s each)."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_setup() -> None:
+    keep_table()
+
+
 @pytest.fixture
 def zoo(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny specs can be converted by name."""
@@ -73,6 +86,12 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Report:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "tiny", tiny.ZOO["tiny"])
         return run(Config("tiny", out=tmp_path_factory.mktemp("converted") / "tiny"))
+
+
+@pytest.fixture(scope="session")
+def snippet(tmp_path_factory: pytest.TempPathFactory) -> Snippet:
+    """Runs a snippet of the README, the first time only."""
+    return runner(tmp_path_factory.mktemp)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from quick_exports import keep_table
 from torch.nn import functional
 
 from pipeline.dims import Dim, evaluate
@@ -110,6 +111,29 @@ def test_opset_and_silence(tmp_path, capfd) -> None:
     assert err == ""
     own = {"model", "trying sizes"}
     assert set(done.library_seconds) == {*own, "torch.export", "torch.onnx.export"}
+
+
+def test_the_table_that_the_tests_keep_is_torchs_own() -> None:
+    """And what one export registers is not the next one's."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    keep_table()
+    for opset in (18, 20):
+        kept, fresh = (
+            ONNXRegistry.from_torchlib(opset_version=opset),
+            ONNXRegistry.made_anew(opset_version=opset),
+        )
+        assert kept.opset_version == fresh.opset_version == opset
+        assert list(kept.functions) == list(fresh.functions)
+        for target, known in fresh.functions.items():
+            for one, other in zip(kept.functions[target], known, strict=True):
+                assert one.onnx_function is other.onnx_function
+                assert one.fx_target is other.fx_target and one.is_complex == other.is_complex
+        relu = torch.ops.aten.relu.default
+        kept.register_op(relu, lambda x: x)
+        count = len(fresh.get_decomps(relu))
+        assert len(kept.get_decomps(relu)) == count + 1
+        assert len(ONNXRegistry.from_torchlib(opset_version=opset).get_decomps(relu)) == count
 
 
 def test_a_batch_from_1_is_not_specialised(tmp_path) -> None:

@@ -13,17 +13,13 @@ import onnx
 import onnx.parser
 import pytest
 from raft_artifacts import ROOT, make
+from readme import BLOCKS, COMMANDS, README, SNIPPETS, Snippet
 
 from pipeline import cli
 from pipeline.artifact import Artifact
 from pipeline.pass_list import all_passes
 from pipeline.rewrite import rewrite
 from pipeline.target import TARGETS
-
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-SNIPPETS = [text for language, text in BLOCKS if language == "python"]
-COMMANDS = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
 
 
 def test_first_block_is_the_two_commands() -> None:
@@ -42,14 +38,12 @@ def test_make_convert_and_then_nothing_to_do() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_snippets_run_as_they_stand(snippet: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, timeout=500
-    )
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_snippets_run_as_they_stand(number: int, snippet: Snippet) -> None:
+    done, folder = snippet(number)
     assert done.returncode == 0, done.stderr
-    (place,) = (tmp_path / "artifacts").iterdir()
-    assert str(place.relative_to(tmp_path)) in done.stdout
+    (place,) = (folder / "artifacts").iterdir()
+    assert str(place.relative_to(folder)) in done.stdout
     assert Artifact.open(place).plan.is_file()
 
 

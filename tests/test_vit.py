@@ -26,7 +26,8 @@ from pipeline.target import TARGETS
 from pipeline.trial import attempt
 
 RTX = TARGETS["rtx-1.7"]
-SHALLOW = {"layers": 2}  # every layer is alike; the planted faults are tried on all twelve
+SHALLOW = {"layers": 1}  # every layer is alike; the planted faults are tried on all twelve
+LIMIT = 200 << 20  # leaves out 8 images of 512 x 512, which `make convert MODEL=all` compares
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 @pytest.fixture(scope="module")
 def any_size(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     place = tmp_path_factory.mktemp("vit") / "any"
-    return Artifact.open(run(Config("vit_any_size", out=place, options={"layers": 1})).path)
+    config = Config("vit_any_size", out=place, options=SHALLOW, memory_limit=LIMIT)
+    return Artifact.open(run(config).path)
 
 
 @pytest.fixture(scope="module")
@@ -177,17 +179,24 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+@pytest.fixture(scope="module")
+def right(module: torch.nn.Module) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Two images, and torch's logits."""
+    feed = vit().sample({"batch": 2}, seed=0)
+    return feed, {"logits": wanted(module, feed["image"])}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_noticed(whole: Path, module: torch.nn.Module, fault: str) -> None:
-    spec = vit()
-    feed = spec.sample({"batch": 2}, seed=0)
+def test_a_planted_fault_is_noticed(
+    whole: Path, right: tuple[dict[str, np.ndarray], dict[str, np.ndarray]], fault: str
+) -> None:
+    spec, (feed, want) = vit(), right
     model = onnx.load(whole)
     FAULTS[fault](model)
     wrong = whole.with_name("wrong.onnx")  # 330 MiB: one file for all of them
     onnx.save(model, wrong)
     got = next(run_onnx(wrong, [feed]))
-    want = {"logits": wanted(module, feed["image"])}
     (result,) = judge(TORCH, "wrong", want, got, spec.tolerance)
     assert not result.passed
     # what the tolerance's `why` claims: the smallest fault is well outside of it
@@ -208,20 +217,8 @@ def resized(**how: object) -> Callable[[AnySize, torch.Size], torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(160, 208), (512, 240)], ids=str)
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"mode": "bicubic"},
-        {"mode": "bilinear", "antialias": True},
-        {"mode": "bicubic", "antialias": True, "align_corners": True},
-    ],
-    ids=str,
-)
 def test_another_resize_of_the_position_embedding_is_noticed(
-    module: torch.nn.Module,
-    how: dict[str, object],
-    size: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
+    module: torch.nn.Module, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, free = vit_any_size(), AnySize(module).eval()
     feed = spec.sample({"batch": 1, "h": size[0], "w": size[1]}, seed=0)
@@ -229,8 +226,13 @@ def test_another_resize_of_the_position_embedding_is_noticed(
     right = resized(mode="bicubic", antialias=True)
     monkeypatch.setattr(AnySize, "position", right)
     np.testing.assert_array_equal(wanted(free, feed["image"]), want["logits"])
-    monkeypatch.setattr(AnySize, "position", resized(**how))
-    got = {"logits": wanted(free, feed["image"])}
-    (result,) = judge(TORCH, "wrong", want, got, spec.tolerance)
-    assert not result.passed
-    assert result.max_abs is not None and result.max_abs > 4 * spec.tolerance.atol
+    for how in (
+        {"mode": "bicubic"},
+        {"mode": "bilinear", "antialias": True},
+        {"mode": "bicubic", "antialias": True, "align_corners": True},
+    ):
+        monkeypatch.setattr(AnySize, "position", resized(**how))
+        got = {"logits": wanted(free, feed["image"])}
+        (result,) = judge(TORCH, "wrong", want, got, spec.tolerance)
+        assert not result.passed, how
+        assert result.max_abs is not None and result.max_abs > 4 * spec.tolerance.atol, how

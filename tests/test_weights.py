@@ -7,10 +7,16 @@ import os
 import pickle
 
 import pytest
+import tiny
 import torch
 from safetensors.torch import save_file
 
+from pipeline.compare import TORCH, run_onnx, run_torch
+from pipeline.config import Config
+from pipeline.driver import run_export
 from pipeline.errors import InputError
+from pipeline.export import reference
+from pipeline.judge import judge
 from pipeline.weights import load_weights, read_state_dict
 
 
@@ -53,6 +59,27 @@ def test_old_torch_format_and_safetensors(tmp_path) -> None:
         target = net(2)
         load_weights(target, tmp_path / name)
         assert same(source, target)
+
+
+@pytest.mark.usefixtures("zoo")
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_file_is_what_is_exported(tmp_path, suffix) -> None:
+    spec, shapes = tiny.conv(), {"y": (1, 4, "h", "w")}
+    other = spec.build(None)
+    state = {key: value * 1.01 for key, value in other.state_dict().items()}
+    other.load_state_dict(state)
+    path = tmp_path / f"w{suffix}"
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    report = run_export(Config("tiny", out=tmp_path / "a", weights=path))
+    assert report.manifest.model.weights.file == path.name
+    feed = spec.sample({"h": 17, "w": 23}, seed=0)
+    got = next(run_onnx(report.path / "exported.onnx", [feed]))
+    results = [
+        judge(TORCH, "onnx", next(run_torch(module, ["y"], [feed])), got, spec.tolerance)
+        for module in (reference(spec, net, shapes) for net in (other, spec.build(None)))
+    ]
+    ((same,), (different,)) = results
+    assert same.passed and not different.passed
 
 
 def test_another_models_weights_are_named_and_nothing_is_loaded(tmp_path) -> None:
