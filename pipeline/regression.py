@@ -152,10 +152,11 @@ def _error(want: np.ndarray, got: np.ndarray | None, tolerance: Tolerance) -> tu
     far, within = apart(want, got, tolerance)
     if got is None or not np.isfinite(far) or want.dtype.kind != "f":
         return far, 0.0 if within else float("inf")
-    allowed = np.maximum(tolerance.atol, tolerance.rtol * np.abs(want.astype(np.float64)))
-    off = np.abs(want.astype(np.float64) - got.astype(np.float64))
+    a, b = want.astype(np.float64), got.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))  # infinities, too: their difference is NaN
     with np.errstate(divide="ignore", invalid="ignore"):
-        parts = np.where(off == 0, 0.0, off / allowed)
+        allowed = np.maximum(tolerance.atol, tolerance.rtol * np.abs(a))
+        parts = np.where(same, 0.0, np.abs(a - b) / allowed)
     return far, float(parts.max(initial=0.0))
 
 

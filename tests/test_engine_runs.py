@@ -275,6 +275,15 @@ class TestAgainst:
         ]
 
 
+@pytest.mark.parametrize("shared", [-np.inf, np.nan])
+def test_one_infinity_does_not_hide_what_is_wrong_elsewhere(shared: float) -> None:
+    want = np.array([1, 2, shared], np.float32)
+    tolerance = Tolerance(1e-3, 1e-3, "test")
+    assert regression._error(want, want.copy(), tolerance) == (0, 0)
+    far, part = regression._error(want, np.array([1, 3, shared], np.float32), tolerance)
+    assert (far, part) == (1, pytest.approx(500))
+
+
 class TestWhyNot:
     """Why an engine is not run."""
 
