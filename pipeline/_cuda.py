@@ -113,12 +113,12 @@ class Stream:
 
 
 class Event:
-    """A moment in a stream; goes back to its `Events` when it is collected."""
+    """A moment in a stream; goes back to its `Events`, its engine's, when it is collected."""
 
-    __slots__ = ("_home", "handle")
+    __slots__ = ("handle", "home")
 
     def __init__(self, handle: Any, home: Events) -> None:
-        self.handle, self._home = handle, home
+        self.handle, self.home = handle, home
 
     def record(self, stream: int) -> None:
         """The moment when all that was enqueued on the stream so far is done."""
@@ -140,19 +140,19 @@ class Event:
         return not rt.cudaEventQuery(self.handle)[0]
 
     def __del__(self) -> None:
-        self._home.give(self.handle)
+        self.home.give(self.handle)
 
 
 class Reader:
     """Somebody else's stream, which uses an array until he lets go of it."""
 
     def __init__(self, stream: int, events: Events) -> None:
-        self._stream, self._events = stream, events
+        self.stream, self._events = stream, events
         self._event: Event | None = None
 
     def release(self) -> None:
         with suppress(EngineError):  # a stream that is gone is waited for with the whole GPU
-            self._event = self._events.take(self._stream)
+            self._event = self._events.take(self.stream)
 
     def wait(self, stream: int) -> None:
         if self._event is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -72,29 +73,49 @@ class DeviceArray:
         return result
 
     def enter(self, stream: int) -> bool:
-        """Makes an engine's stream wait; true if that is another one (see `used_until`)."""
-        if stream == self._stream:
-            return False
-        self._event.wait(stream)
-        return True
+        """Makes an engine's stream wait; true if the memory has to wait for it (`used_until`)."""
+        if stream != self._stream:
+            self._event.wait(stream)
+        return stream != self._lease.stream
 
     def used_until(self, event: _cuda.Event) -> None:
-        """An engine on another stream uses the array until then."""
-        self._lease.after.append(event)
+        """An engine on another stream uses the array until then.
+
+        Each of an engine's runs waits for the one before, so that its last event is enough.
+        """
+        after = self._lease.after
+        for old in [moment for moment in after if isinstance(moment, _cuda.Event)]:
+            if old.home is event.home:
+                with suppress(ValueError):  # another thread was faster
+                    after.remove(old)
+        after.append(event)
+
+    def written(self, stream: int, event: _cuda.Event) -> None:
+        """An engine has written other values into the array (``out=``), there by then."""
+        self._event, self._stream = event, stream
+        if stream != self._lease.stream:
+            self.used_until(event)
 
     def ready_for(self, stream: int) -> None:
-        """Makes a stream wait until the array is computed, and remembers that it uses it."""
-        own = self._device.own.handle
-        if self._stream == own and stream in (own, _cuda.LEGACY):
-            return  # these are ordered anyway, see `pipeline._cuda.Stream`
-        with self._device.current():
-            self._event.wait(stream)
-        if stream == self._stream:
+        """Makes a stream wait until the array is computed, and remembers that it uses it.
+
+        With -1 the consumer says that it needs no waiting, and not which stream it is on.
+        """
+        own, home = self._device.own.handle, self._lease.stream
+        if stream == -1:
+            self._lease.stream = DIRTY
             return
+        # `own` and the legacy default stream are ordered anyway, see `pipeline._cuda.Stream`
+        if not (self._stream == own and stream in (own, _cuda.LEGACY)):
+            with self._device.current():
+                self._event.wait(stream)
+        if stream == home or (home == own and stream == _cuda.LEGACY):
+            return
+        after = self._lease.after
         if stream == _cuda.PER_THREAD:  # another one in every thread
             self._lease.stream = DIRTY
-        else:
-            self._lease.after.append(_cuda.Reader(stream, self._device.events))
+        elif not any(isinstance(old, _cuda.Reader) and old.stream == stream for old in after):
+            after.append(_cuda.Reader(stream, self._device.events))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, self._device.index)  # kDLCUDA
@@ -118,8 +139,7 @@ class DeviceArray:
             raise BufferError("the array stays on its GPU; .numpy() copies it to the host")
         if copy:
             raise BufferError("no copies are made")
-        if stream != -1:
-            self.ready_for(stream or _cuda.LEGACY)
+        self.ready_for(stream or _cuda.LEGACY)
         self._device.activate()
         with self._device.current():
             buffer = Buffer.from_handle(self.ptr, max(self.nbytes, ALIGN), owner=self._lease)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline import _cuda
 from pipeline._arrays import Port
-from pipeline._engine_pool import Lease, Pool
+from pipeline._engine_pool import QUIET, Lease, Pool
 from pipeline._engine_sizes import Shape
 from pipeline.errors import EngineError
 
@@ -35,16 +35,26 @@ def prepare(allocator: Any, name: str, pool: Pool, stream: int, poison: int | No
             _cuda.fill(lease.pointer, poison, lease.capacity, stream)
         return lease.pointer
 
+    def idle(nbytes: int) -> Lease:
+        pool.settle()  # which stream the next run is on is not known yet
+        return pool.take(name, nbytes, QUIET, f"output {name}")
+
     allocator.prepare(give)
+    allocator.idle = idle
+    if allocator.spare is not None and poison is not None:
+        _cuda.fill(allocator.spare.pointer, poison, allocator.spare.capacity, stream)
 
 
-def take_over(item: Done, allocator: Any) -> None:
-    """Puts what the run gave into `item`.
+def take_over(item: Done, allocator: Any, stream: int) -> None:
+    """Puts what the run on the stream gave into `item`.
 
     Raises:
         EngineError: TensorRT did not say the shape, or asked for too little memory for it.
     """
     name, shape, lease = item.port.name, allocator.shape, allocator.lease
+    if lease is None and allocator.spare is not None:  # given between the runs, not asked for again
+        lease, allocator.spare = allocator.spare, None
+        lease.stream = stream
     allocator.prepare(None)
     if shape is None or any(size < 0 for size in shape):
         raise EngineError(f"output {name}: TensorRT does not say which shape it has")

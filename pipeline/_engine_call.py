@@ -112,6 +112,9 @@ def call_device(
         done, event = runs.run(shapes, values, places, handle, out)
         for other in others:
             other.used_until(event)
+        for value in out.values():
+            if type(value) is DeviceArray:
+                value.written(handle, event)
         if handle == own and (keep or out):
             runs.hold(event, [*keep, *out.values()])
     return {

@@ -216,7 +216,7 @@ class Runs:
             raise self._failure(sized.profile, context, by_data)
         for item in done if by_data else ():
             if item.port.name in by_data:
-                take_over(item, by_data[item.port.name])
+                take_over(item, by_data[item.port.name], stream)
                 self.sizes.check_output(item.port.name, item.shape, sized.sizes)
         return done
 

@@ -271,16 +271,15 @@ class Context:
 def _allocator_class(trt: Any) -> Any:
     """An IOutputAllocator that asks `give(bytes)` for an address, and keeps the shape.
 
-    `lease` and `spare` are its user's. 8.6 also asks between runs, when sizes are set, for as much
-    as the run before took, and fails the next run if it gets nothing: `idle` gives that.
-    TensorRT prints and swallows what a callback raises, so that `error`
-    keeps it.
+    `lease` is its user's. 8.6 also asks between runs, when sizes are set, for as much as the run
+    before took, and fails the next run if it gets nothing: `idle` gives that, a lease, which is
+    kept in `spare`. TensorRT prints and swallows what a callback raises, so that `error` keeps it.
     """
 
     class Allocator(trt.IOutputAllocator):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IOutputAllocator.__init__(self)
-            self.idle: Callable[[int], int] | None = None
+            self.idle: Callable[[int], Any] | None = None
             self.spare: Any = None
             self.prepare(None)
 
@@ -292,9 +291,14 @@ def _allocator_class(trt: Any) -> Any:
 
         def reallocate_output(self, name: str, memory: int, size: int, alignment: int) -> int:
             del name, memory, alignment  # every block is aligned to 512 bytes
-            give = self.give or self.idle
             try:
-                return 0 if give is None else give(size)
+                if self.give is not None:
+                    return self.give(size)
+                if self.idle is None:
+                    return 0
+                self.spare = None  # goes back first, to be given again
+                self.spare = self.idle(size)
+                return int(self.spare.pointer)
             except EngineError as error:
                 self.error = error.with_traceback(None)  # which would hold this very object
                 return 0

@@ -106,6 +106,20 @@ def test_output_into_the_callers_memory(loaded: Loaded, reference: References) -
     same(engine(x=x), want)
 
 
+def test_output_into_an_output(loaded: Loaded, reference: References, busy: Busy) -> None:
+    """The array is ready when its last writer is, not when its first was."""
+    engine, right = loaded("PICTURE"), reference("PICTURE")
+    mine, theirs = handles()
+    first, second = OnGpu(picture(30, 30, 1)), OnGpu(picture(30, 30, 2))
+    want = right(x=picture(30, 30, 2))["y"]
+    for stream, other in ((None, None), (mine, mine), (None, theirs), (mine, theirs)):
+        y = engine(x=first, stream=stream)["y"]
+        y.numpy()
+        busy(other or engine._runs.device.own.handle)
+        assert engine(x=second, out={"y": y}, stream=other)["y"] is y
+        np.testing.assert_allclose(y.numpy(), want, rtol=1e-4, atol=1e-4)
+
+
 def got_again(engine: pipeline.Engine, x: np.ndarray) -> dict[str, np.ndarray]:
     return hosted(engine(x=OnGpu(x)))
 
