@@ -16,7 +16,8 @@ take minutes, and a variant that fails stops no other. Each size is compiled for
 | compile-... | ``torch.compile(dynamic=False)`` of the same |
 | autotune-... | ``torch.compile(mode="max-autotune")``: with CUDA graphs and Triton's products |
 
-Autocast is entered once round all calls, so that eager mode casts a weight once, not every call.
+Under autocast the weights of matrix products and convolutions are stored in float16 beforehand (see
+`store_half`): the same numbers, without a cast of every weight at every call.
 Inputs, repeats and what is timed are those of `pipeline.measure`, as for the engine. A padded model
 (RAFT) is padded by torch's own pad and cropped. With --reference the outputs of eager-fp32 for the
 first inputs are kept there, and ``error`` is the distance to them: ||out - ref|| / ||ref||.
@@ -180,6 +181,8 @@ def _child(arguments: argparse.Namespace) -> int:
     torch.backends.cudnn.benchmark = True
     spec = _spec(arguments)
     module = module_of(spec, arguments.weights)
+    if variant.precision == "fp16":
+        store_half(module, _half(arguments.device))
     for sizes in _points(spec, arguments.shape):
         record = _record(arguments, name, sizes)
         try:
@@ -222,14 +225,13 @@ def _measured(
         return run(*sets[n % len(sets)])
 
     clock = StreamClock() if on_gpu else WallClock()
-    half = torch.float16 if on_gpu else torch.bfloat16  # what a CPU has kernels for
     with contextlib.ExitStack() as stack:
         stack.callback(module.to, "cpu")  # the allocator keeps its memory until the next size
         stack.enter_context(torch.no_grad())
         if on_gpu:
             stack.enter_context(torch.cuda.stream(clock.stream))
         if variant.precision == "fp16":
-            stack.enter_context(torch.autocast(arguments.device, half))
+            stack.enter_context(torch.autocast(arguments.device, _half(arguments.device)))
         start = time.perf_counter()
         outputs = [t.float().cpu().numpy() for t in flat(call(0))]
         first = time.perf_counter() - start
@@ -245,6 +247,30 @@ def _measured(
         torch.cuda.synchronize()
         found["memory_bytes"] = free - torch.cuda.mem_get_info()[0]
     return found
+
+
+def _half(device: str) -> Any:
+    import torch
+
+    return torch.float16 if device == "cuda" else torch.bfloat16  # what a CPU has kernels for
+
+
+def store_half(module: Any, half: Any) -> None:
+    """Stores weights in the type that autocast casts them to: those that only layers read which
+    compute in it. Autocast itself would cast each again at every call: what it keeps are weights
+    that ask for gradients, and these don't; and what torch.compile makes of it never keeps any.
+    """
+    from torch import nn
+
+    kinds = (
+        nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d,
+        nn.ConvTranspose3d, nn.MultiheadAttention,
+    )  # fmt: skip
+    owners = [(owner, p) for owner in module.modules() for p in owner.parameters(recurse=False)]
+    others = {id(p) for owner, p in owners if not isinstance(owner, kinds)}
+    for _, parameter in owners:
+        if id(parameter) not in others and parameter.is_floating_point():
+            parameter.data = parameter.data.to(half)
 
 
 class StreamClock:

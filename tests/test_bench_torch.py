@@ -62,3 +62,35 @@ def test_the_padded_model_is_what_is_exported() -> None:
         with torch.no_grad():
             (want,), (got,) = reference(*inputs), module(*inputs)
         torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_weights_stored_in_half_are_those_that_autocast_makes() -> None:
+    spec = find_spec("unet_sr", {"channels": 4})
+    module = torch_baselines.module_of(spec, None)
+    (one,) = [torch.from_numpy(i.sample({"batch": 1, "h": 136, "w": 144}, 0)) for i in spec.inputs]
+
+    def run() -> tuple[torch.Tensor, int]:
+        profiled = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), profiled as seen:
+            (result,) = torch_baselines.flat(module(one))
+        return result, sum(e.count for e in seen.key_averages() if e.key == "aten::_to_copy")
+
+    want, before = run()
+    torch_baselines.store_half(module, torch.bfloat16)
+    got, after = run()
+    weights = [p for p in module.parameters() if p.dtype == torch.bfloat16]
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert 0 < len(weights) <= before - after
+
+
+def test_a_weight_that_an_embedding_reads_too_stays_as_it_is() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8)
+            self.head.weight = self.table.weight
+
+    tied = Tied()
+    torch_baselines.store_half(tied, torch.bfloat16)
+    assert tied.table.weight.dtype == tied.head.weight.dtype == torch.float32
+    assert tied.head.bias.dtype == torch.bfloat16
