@@ -136,7 +136,7 @@ def run_engine(part: Part) -> None:
 
 
 def run_naive(part: Part) -> None:
-    """The exported model with every pass left out that the target needs."""
+    """The exported model without the passes that the target needs, built as the engine was."""
     passes = part.manifest.rewrite.passes if part.manifest.rewrite else ()
     skip = [p.name for p in passes if p.needed]
     with tempfile.TemporaryDirectory() as folder:
@@ -145,7 +145,10 @@ def run_naive(part: Part) -> None:
         pipeline = [sys.executable, "-m", "pipeline"]
         rewrite = [*pipeline, "rewrite", str(copy), "--target", part.manifest.target.name]
         rewrite += [word for name in skip for word in ("--skip", name)]
-        for command in (rewrite, [*pipeline, "build", str(copy)]):
+        build = [*pipeline, "build", str(copy)]
+        level = part.manifest.build.optimization_level if part.manifest.build else None
+        build += [] if level is None else ["--optimization-level", str(level)]
+        for command in (rewrite, build):
             why = lines(command, lambda _: None, limit=part.arguments.time_limit)
             if why:
                 part.failed("naive ONNX", why.replace(f"{copy}: ", ""))

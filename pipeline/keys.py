@@ -2,7 +2,8 @@
 
 A stage's key holds the key of the stage before. Changes that are noticed: the pipeline's own
 code, the file that holds the spec, its options and weights, the versions of torch and of every
-library that the spec names, the target and its version, profiles, precision, tolerances, sizes.
+library that the spec names, the target and its version, the kind of GPU that a plan is built for,
+profiles, precision, tolerances, sizes.
 A spec that is handed over as an object is another one each time, unless it has a `key`. Of one's
 own pass or plugin the file itself is looked at, not what it imports. What a model of the zoo
 reads beside its weights file is not looked into: `force` is for that.
@@ -24,6 +25,7 @@ from pipeline.artifact import hash_file
 from pipeline.config import Config
 from pipeline.dims import size_text
 from pipeline.errors import InputError
+from pipeline.gpu import find_gpu
 from pipeline.manifest import Weights
 from pipeline.profiles import Profile
 from pipeline.registry import source_file
@@ -69,6 +71,7 @@ def stage_keys(
             "profiles": [asdict(profile) for profile in profiles],
             "precision": config.precision,
             "level": config.effort.level,
+            "gpu": _built_for(target),
         },
         "compare": {
             "shapes": config.shapes,
@@ -86,6 +89,12 @@ def stage_keys(
         text = json.dumps(content, sort_keys=True, default=str)
         keys[stage] = before = hashlib.sha256(text.encode()).hexdigest()
     return keys
+
+
+def _built_for(target: Target) -> object:
+    """What of the GPU here a plan depends on; nothing for a portable one."""
+    gpu = find_gpu()
+    return None if target.flavour == "tensorrt_rtx" or isinstance(gpu, str) else gpu.capability
 
 
 def _plugins(config: Config) -> list[tuple[str, str | None]]:

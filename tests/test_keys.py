@@ -15,6 +15,7 @@ from pipeline import keys as keys_module
 from pipeline.config import Config
 from pipeline.dims import Dim
 from pipeline.errors import InputError
+from pipeline.gpu import Gpu
 from pipeline.keys import STAGES, stage_keys, weights_info
 from pipeline.profiles import Profile
 from pipeline.registry import find_spec
@@ -180,3 +181,14 @@ def test_registry_checks_options() -> None:
     for options in ({"updates": 3.0}, {"updates": True}, {"updates": "3"}):
         with pytest.raises(InputError, match="expected int"):
             find_spec("raft", options)
+
+
+def test_a_plan_is_for_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on(target: str, major: int, minor: int) -> dict[str, str]:
+        monkeypatch.setattr(keys_module, "find_gpu", lambda: Gpu("some GPU", (major, minor)))
+        return stage_keys(Config("tiny"), SPEC, TARGETS[target], PROFILES)
+
+    hopper, ada = (9, 0), (8, 9)
+    assert first_difference(on("tensorrt-8.6", *hopper), on("tensorrt-8.6", *ada)) == "build"
+    assert first_difference(on("tensorrt-8.6", *hopper), on("tensorrt-8.6", *hopper)) is None
+    assert first_difference(on("rtx-1.7", *hopper), on("rtx-1.7", *ada)) is None
