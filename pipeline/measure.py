@@ -21,7 +21,7 @@ from pipeline.errors import InputError
 from pipeline.profiles import Point, Profile, near_rules, parse_sizes
 from pipeline.tensors import Input
 
-_CACHE = 256 << 20  # bytes of inputs to go round in: several times the cache of any GPU
+_CACHE = 256 << 20  # bytes of inputs to go round in, where so many sets do: more than any cache
 _SETS = 2, 8  # sets of inputs, at least and at most
 _FEW = 5  # calls that are timed however slow they are
 
@@ -115,7 +115,8 @@ def timed(call: Call, clock: Clock, method: Method) -> Timing:
 def input_sets(
     inputs: Sequence[Input], sizes: Mapping[str, int]
 ) -> tuple[dict[str, np.ndarray], ...]:
-    """Random inputs at these sizes, several sets of them, so that no cache holds them all.
+    """Random inputs at these sizes, two to eight sets of them, so that a cache does not hold them
+    all (eight small ones it may).
 
     The same sizes give the same values; they are in the range that each input declares.
     """
