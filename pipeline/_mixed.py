@@ -11,6 +11,7 @@ from a constant, and for a matrix product with a float32 result.
   has to be float32 computes in float32.
 * Layers that only move or gate values (`_FOLLOW`) may be in half where all their inputs may.
 * Everything else is float32: sums, means, exponentials, divisions, softmax, sampling.
+* What meets a constant that half precision does not hold is float32: -3.4e38 would be -inf.
 * What a sampling grid or the scale of a resize is made of stays float32 back to the matrix
   products that it comes from (`_steer`), and so does what is sampled.
 
@@ -24,6 +25,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 _HALF = frozenset({"CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY", "FULLY_CONNECTED"})
 # those of them that give float32 from half
@@ -52,11 +55,13 @@ class Layer:
         kind: TensorRT's layer type, with its operation where that decides
             (``ELEMENTWISE.SUM``).
         inputs, outputs: names of its floating-point tensors.
+        wide: a constant with a value that half precision does not hold, such as a mask's -3.4e38.
     """
 
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    wide: bool = False
 
     def is_a(self, kinds: frozenset[str]) -> bool:
         return self.kind in kinds or self.kind.partition(".")[0] in kinds
@@ -84,15 +89,18 @@ def plan(layers: Sequence[Layer], fixed: frozenset[str] = frozenset()) -> list[T
             users.setdefault(name, []).append(number)
     half: dict[str, bool] = {}  # constants are in neither: they take the type of their layer
     constants: set[str] = set()
+    wide: set[str] = set()
     types: list[Types | None] = []
     for layer in layers:
         moved = layer.kind in _MOVE and bool(layer.inputs) and constants.issuperset(layer.inputs)
         if not layer.outputs or layer.kind == "CONSTANT" or moved:
             constants.update(layer.outputs)
+            if layer.wide or not wide.isdisjoint(layer.inputs):
+                wide.update(layer.outputs)
             types.append(None)
             continue
         own = [half.get(name, False) for name in layer.inputs if name not in constants]
-        follows = layer.is_a(_FOLLOW) and not layer.is_a(_WIDE)
+        follows = layer.is_a(_FOLLOW) and not layer.is_a(_WIDE) and wide.isdisjoint(layer.inputs)
         compute = layer.is_a(_HALF) or (follows and bool(own) and all(own))
         kept = any(name in steered for name in layer.outputs)
         if kept and not layer.is_a(_CONVERTS):
@@ -147,9 +155,16 @@ def layers_of(trt: Any, network: Any) -> list[Layer]:
                 kind,
                 tuple(t.name for t in ins if t is not None and t.dtype in floats),
                 tuple(t.name for t in outs if t is not None and t.dtype in floats),
+                kind == "CONSTANT" and outs[0].dtype in floats and _is_wide(trt, layer),
             )
         )
     return layers
+
+
+def _is_wide(trt: Any, layer: Any) -> bool:
+    layer.__class__ = trt.IConstantLayer
+    weights = np.asarray(layer.weights)
+    return bool(weights.size and np.abs(weights).max() > np.finfo(np.float16).max)
 
 
 _OPERATIONS: Mapping[str, tuple[str, str]] = {

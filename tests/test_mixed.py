@@ -29,9 +29,7 @@ def types(body: str, inputs: str = "float[n,4,8,8] x") -> dict[str, Types | None
     ends: list[Any] = [network.get_input(n) for n in range(network.num_inputs)]
     ends += [network.get_output(n) for n in range(network.num_outputs)]
     made = plan(layers, frozenset(tensor.name for tensor in ends))
-    return {
-        name: own for layer, own in zip(layers, made, strict=True) for name in layer.outputs
-    }
+    return {name: own for layer, own in zip(layers, made, strict=True) for name in layer.outputs}
 
 
 def test_convolutions_and_what_follows_them_are_half() -> None:
@@ -92,3 +90,10 @@ def test_a_product_that_is_sampled_computes_in_float32() -> None:
     found = types(body)
     assert found["v"] == FLOAT
     assert found["m"] == HALF
+
+
+@pytest.mark.parametrize(("mask", "told"), [("-3.4e38", FLOAT), ("-1e4", HALF)])
+def test_what_meets_a_mask_beyond_half_precision(mask: str, told: Types) -> None:
+    body = f"""a = Conv(x, w) m = Constant<value_floats=[0.0, {mask}]>()
+        s = Constant<value_ints=[1, 1, 1, 2]>() k = Reshape(m, s) b = Add(a, k) y = Exp(b)"""
+    assert types(body, "float[n,4,8,2] x")["b"] == told
