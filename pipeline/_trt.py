@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,7 @@ class Plan:
     Args:
         inputs, outputs: in TensorRT's order.
         weights: bytes on the GPU; the plan's own size where TensorRT can't tell (8.6).
+        by_data: outputs whose shape was seen to depend on data.
         activation: the most bytes that a run of any size needs beside its inputs and outputs.
     """
 
@@ -97,6 +98,7 @@ class Plan:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     weights: int
+    by_data: set[str] = field(default_factory=set)
 
     @property
     def activation(self) -> int:
@@ -222,7 +224,11 @@ class Context:
                 raise self._plan.log.error(f"setting {name} to {list(shape)}")
 
     def output_shapes(self) -> dict[str, tuple[int, ...] | None]:
-        """Every output's shape at the inputs' shapes; None where it depends on data."""
+        """Every output's shape at the inputs' shapes; None where it depends on data.
+
+        8.6 says so of a fresh context only: after a run it gives that run's shape. So what was seen
+        to depend on data once is remembered.
+        """
         try:
             missing = self._context.infer_shapes()
         except RuntimeError as error:
@@ -232,7 +238,9 @@ class Context:
         found: dict[str, tuple[int, ...] | None] = {}
         for port in self._plan.outputs:
             shape = tuple(self._context.get_tensor_shape(port.name))
-            found[port.name] = shape if all(size >= 0 for size in shape) else None
+            if any(size < 0 for size in shape):
+                self._plan.by_data.add(port.name)
+            found[port.name] = None if port.name in self._plan.by_data else shape
         return found
 
     def activation_bytes(self) -> int:

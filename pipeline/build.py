@@ -202,7 +202,7 @@ def _build_here(job: _Job) -> Built | _Refused:
                 with watch("tensorrt parse"):
                     builder, network, parser = _parse(ready.model, job.target)
                 config = _configure(trt, job, builder, network)
-                cache = TimingCache(job.effort.timing_cache)
+                cache = TimingCache(job.effort.timing_cache, job.target)
                 cache.attach(config)
                 doing("build")
                 with watch("tensorrt build"):

@@ -7,6 +7,7 @@ machine with the same GPU, repeats none of them; the compiling is not cached by 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipeline.target import Target
 from pipeline.tensors import Precision
 
 LEVELS = range(6)
+_CUDNN = "libcudnn_ops_infer.so.8"
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,8 @@ def _classic_config(
 ) -> Any:
     """The config of a TensorRT that is not RTX, made without Polygraphy's CreateConfig.
 
-    That one gives every config a timing cache, and 8.6.0 aborts in the build when a config is
-    given a second one, ours (seen on an H200).
+    That one gives every config a timing cache of its own; 8.6.0 aborted in the build when it was
+    given ours on top (seen on an H200 without cuDNN; see `TimingCache`).
     """
     config = builder.create_builder_config()
     for made in ranges:
@@ -116,18 +118,34 @@ def _classic_config(
     return config
 
 
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
 class TimingCache:
     """The timings of one build: those read, and afterwards those and the new ones.
+
+    TensorRT 8.6 asks cuDNN when it writes a cache, and ends the process where cuDNN's libraries are
+    missing ("Could not load library libcudnn_ops_infer.so.8", seen on an H200); there, nothing is
+    kept.
 
     Args:
         file: read if it is there, and written by `save`; None keeps nothing.
     """
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, target: Target) -> None:
         self._file = file
         self._cache: Any = None  # TensorRT does not keep what it is given alive
-        self._before = file.read_bytes() if file is not None and file.is_file() else b""
-        self.note = ""
+        self._before, self.note = b"", ""
+        if file is not None and target.version < (9,) and not _loads(_CUDNN):
+            self._file = None
+            self.note = f"timings not kept: TensorRT 8.6 needs cuDNN's {_CUDNN} for that"
+        elif file is not None and file.is_file():
+            self._before = file.read_bytes()
 
     def attach(self, config: Any) -> None:
         """Puts the cache into a build's config; this object has to outlive the build."""
@@ -143,10 +161,8 @@ class TimingCache:
 
     def save(self) -> str:
         """Writes the file after the build; what was kept, in words."""
-        if self._file is None:
-            return "none"
-        if self._cache is None:
-            return f"none: {self.note}"
+        if self._file is None or self._cache is None:
+            return f"none: {self.note}" if self.note else "none"
         data = bytes(memoryview(self._cache.serialize()))
         write_whole(self._file, data)
         return f"{self._file.name}: {len(self._before)} bytes before, {len(data)} after"

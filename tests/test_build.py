@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import inspect
 from pathlib import Path
@@ -15,7 +16,7 @@ from helpers import files_under, refinish
 
 from pipeline import build as build_module
 from pipeline.build import build, check_precision
-from pipeline.builder import Effort, configure
+from pipeline.builder import Effort, TimingCache, configure
 from pipeline.config import Config
 from pipeline.dims import Dim
 from pipeline.driver import run, run_export
@@ -277,3 +278,17 @@ g (float[1,2,h,64] x) => (float[1,2,h,64] y)
     assert "error: target rtx-1.7: TensorRT's process died: Segmentation fault" in errors
     assert errors.count("error: ") == 1
     assert files_under(tmp_path) == before
+
+
+def test_timings_are_not_kept_where_8_6_would_end_the_process(tmp_path: Path) -> None:
+    try:
+        ctypes.CDLL("libcudnn_ops_infer.so.8")
+    except OSError:
+        cache = TimingCache(tmp_path / "timing.cache", TARGETS["tensorrt-8.6"])
+        cache.attach(None)  # the config is not touched
+        assert cache.save() == (
+            "none: timings not kept: TensorRT 8.6 needs cuDNN's libcudnn_ops_infer.so.8 for that"
+        )
+        assert cache.note
+    else:
+        pytest.skip("cuDNN 8 is installed here")
