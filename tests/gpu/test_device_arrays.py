@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import weakref
 from typing import Any
@@ -353,6 +354,17 @@ print(engine.captured, [engine(x=x * np.float32(s))["y"].tolist() for s in (1, 3
 """
 
 
+def _no_cudnn() -> bool:
+    try:
+        ctypes.CDLL("libcudnn_ops_infer.so.8")
+    except OSError:
+        return TARGET is not None and TARGET.name == "tensorrt-8.6"
+    return False
+
+
+@pytest.mark.skipif(
+    _no_cudnn(), reason="8.6.0 ends the process on a Loop where libcudnn_ops_infer.so.8 is missing"
+)
 def test_loops_are_not_captured(built: Built) -> None:
     once = "[16.0, 32.0, 48.0, 64.0]"
     first, why, after = in_a_process(LOOP, built("LOOP")).splitlines()
