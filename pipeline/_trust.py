@@ -1,14 +1,17 @@
-"""Which plan may be loaded: one whose bytes, TensorRT and GPU are those of its manifest."""
+"""Which plan may be loaded: one whose bytes, TensorRT and GPU are those of its manifest; and which
+plugins it may load."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact import PLAN, Artifact
+from pipeline.artifact import PLAN, Artifact, hash_file
 from pipeline.errors import ArtifactError, InputError, TargetMissing
 from pipeline.gpu import Gpu, why_not
 from pipeline.manifest import Manifest
+from pipeline.plugins import PLUGINS
 from pipeline.target import Target, find_target, installed_version
 
 if TYPE_CHECKING:
@@ -85,13 +88,82 @@ def check_gpu(manifest: Manifest, where: str, gpu: Gpu) -> None:
         )
 
 
-def load_plugins(trt: ModuleType, manifest: Manifest, target: Target, where: str) -> None:
-    """Loads the plugins that the plan needs into this process.
+def check_given(manifest: Manifest, given: Sequence[str], where: str) -> None:
+    """Raises `InputError` where a plugin is given that is none, or that no engine here needs."""
+    needed, hashes = _needed(manifest)
+    for name in given:
+        if name in PLUGINS:
+            known = name in needed
+        elif not Path(name).is_file():
+            own = ", ".join(PLUGINS)
+            raise InputError(f"plugin {name}: no such file, and none of the pipeline's own: {own}")
+        else:
+            known = hash_file(Path(name)).sha256 in hashes.values()
+        alike = [other for other in hashes if Path(other).name == Path(name).name]
+        if not known and alike:
+            raise InputError(
+                f"{where}: plugin {name}: its content is not that of {alike[0]}, which the engine "
+                f"was built with; give that file, or `pipeline build {where} --plugin {name}`"
+            )
+        if not known:
+            what = f"the plugins {', '.join(needed)}" if needed else "no plugin"
+            raise InputError(f"{where}: plugin {name}: its engine needs {what}; leave it out")
+
+
+def allowed_plugins(manifest: Manifest, given: Sequence[str], where: str) -> tuple[str, ...]:
+    """The plugins that the plan needs, as `pipeline.custom_ops.find_plugins` takes them.
+
+    The pipeline's own are loaded wherever a manifest names them. A file is code that somebody
+    else's manifest could name: only a given file is loaded, never the path in the manifest, and
+    only one whose hash is that of the file that the engine was built with.
+
+    Args:
+        given: the files that the caller lets run.
 
     Raises:
-        InputError: one of them is missing or does not load.
+        InputError: a file that is needed is not given, or there is no hash to know it by.
     """
-    names = manifest.build.plugins if manifest.build is not None else ()
+    needed, hashes = _needed(manifest)
+    files = {
+        hash_file(Path(name)).sha256: str(Path(name).resolve())
+        for name in given
+        if name not in PLUGINS and Path(name).is_file()
+    }
+    found = []
+    for name in needed:
+        if name in PLUGINS:
+            found.append(name)
+        elif name not in hashes:
+            raise InputError(
+                f"{where}: its manifest has no hash of the plugin {name}, so it is not loaded; run "
+                f"`pipeline build {where} --plugin FILE`"
+            )
+        elif hashes[name] not in files:
+            raise InputError(
+                f"{where}: its engine runs the code of the plugin {name} (sha256 "
+                f"{hashes[name][:16]}...), which is only loaded where it is given: if you trust "
+                f"that file, plugins=({name!r},) or --plugin {name}"
+            )
+        else:
+            found.append(files[hashes[name]])
+    return tuple(found)
+
+
+def _needed(manifest: Manifest) -> tuple[Sequence[str], Mapping[str, str]]:
+    """The names of the plan's plugins, and the hashes of those that are files."""
+    build = manifest.build
+    return ((), {}) if build is None else (build.plugins, build.plugin_hashes)
+
+
+def load_plugins(trt: ModuleType, names: Sequence[str], target: Target, where: str) -> None:
+    """Loads plugins into this process.
+
+    Args:
+        names: from `allowed_plugins`.
+
+    Raises:
+        InputError: one of them does not load.
+    """
     if not names:
         if hasattr(trt, "init_libnvinfer_plugins"):  # NVIDIA's own, which a parser may have used
             trt.init_libnvinfer_plugins(None, "")

@@ -80,6 +80,7 @@ def bench(
     method: Method = Method(),  # noqa: B008  # frozen
     graph: bool = True,
     announce: Announce = lambda _: None,
+    plugins: Sequence[str] = (),
 ) -> BenchReport:
     """Measures the engine of an artifact.
 
@@ -88,6 +89,7 @@ def bench(
         shapes: the sizes, as text; none means min, opt and max of every profile.
         method: how often calls are repeated.
         graph: also measure with CUDA graphs.
+        plugins: files that the engine may load; see `pipeline.load`.
 
     Raises:
         ArtifactError, InputError: no artifact, no engine in it, a size that is not legal, or
@@ -100,13 +102,14 @@ def bench(
     points = sizes_to_time(dims_of(manifest), profiles_of(manifest), manifest.rules, shapes)
     from pipeline import runtime
 
-    with runtime.load(place) as engine:  # says what stands in the way before anything is measured
+    # says what stands in the way before anything is measured
+    with runtime.load(place, plugins=plugins) as engine:
         gpu = engine.gpu
     found = []
     for point in points:
         announce(f"measuring at {size_text(point.sizes) or 'its fixed sizes'}")
         try:
-            found.append(_point(place, manifest, point, method, graph))
+            found.append(_point(place, manifest, point, method, graph, plugins))
         except EngineError as error:
             found.append(PointBench(point.label, dict(point.sizes), str(error)))
     if all(point.why for point in found):
@@ -124,7 +127,12 @@ def bench(
 
 
 def _point(
-    place: Path, manifest: Manifest, point: Point, method: Method, graph: bool
+    place: Path,
+    manifest: Manifest,
+    point: Point,
+    method: Method,
+    graph: bool,
+    plugins: Sequence[str],
 ) -> PointBench:
     from pipeline import _cuda, runtime
 
@@ -132,7 +140,7 @@ def _point(
     _cuda.synchronise()
     before = _cuda.memory()[0]
     start = time.perf_counter()
-    with runtime.load(place) as engine:
+    with runtime.load(place, plugins=plugins) as engine:
         loaded = time.perf_counter() - start
         left = _cuda.memory()[0]
         sets = [feed(engine, one) for one in input_sets(inputs_of(manifest), point.sizes)]

@@ -248,6 +248,7 @@ def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
         memory_limit=arguments.memory_limit,
         engine_tolerance=arguments.engine_tolerance,
         announce=progress,
+        plugins=arguments.plugin,
     )
     return _show(report, arguments)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.cli_options import plugins
 from pipeline.errors import InputError
 
 Announce = Callable[[str], None]
@@ -29,6 +30,7 @@ def add_command(add: Callable[..., Any]) -> None:
         "--graph", action=argparse.BooleanOptionalAction, default=True,
         help="also measure with CUDA graphs",
     )  # fmt: skip
+    plugins(sub)
     sub.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON here")
 
 
@@ -48,6 +50,7 @@ def bench(arguments: argparse.Namespace, announce: Announce) -> int:
         method=Method(repeat=arguments.repeat),
         graph=arguments.graph,
         announce=announce,
+        plugins=arguments.plugin,
     )
     if out is not None:
         out.write_text(f"{report_json(report)}\n")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import stages
 from pipeline._folder import replacing, write_whole
+from pipeline._trust import check_given
 from pipeline.artifact import TIMING, Artifact, finish
 from pipeline.build import check_precision
 from pipeline.builder import DEFAULT_EFFORT, Effort, check_effort
@@ -17,7 +18,7 @@ from pipeline.config import Config
 from pipeline.declared import dims_of, engine_tolerance_info, with_tolerances
 from pipeline.dims import check_rules
 from pipeline.draft import chosen_profiles, draft
-from pipeline.errors import CompareError
+from pipeline.errors import CompareError, InputError
 from pipeline.keys import STAGES, stage_keys
 from pipeline.manifest import Manifest, now
 from pipeline.memory import default_limit
@@ -145,6 +146,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
                 memory_limit=limit,
                 seed=config.seed,
                 announce=announce,
+                plugins=config.plugins,
             ),
         )
         assert manifest.comparison is not None
@@ -249,6 +251,7 @@ def run_verify(
     memory_limit: int | None = None,
     engine_tolerance: Tolerance | None = None,
     announce: Announce = quiet,
+    plugins: Sequence[str] = (),
 ) -> Report:
     """The comparison alone, on an artifact, perhaps one made on another machine.
 
@@ -266,9 +269,13 @@ def run_verify(
         memory_limit: bytes a run may take by its estimate.
         engine_tolerance: what an engine of the artifact's precision is held to from now on.
         announce: is told in words what begins.
+        plugins: files that the engine may load; see `pipeline.load`.
     """
     artifact = Artifact.open(place)
     manifest = artifact.manifest
+    check_given(manifest, plugins, str(place))
+    if weights is not None and not torch_model:
+        raise InputError(f"weights {weights}: they are for the torch model: give --torch as well")
     old = Artifact.open(against) if against is not None else None
     for text in shapes:
         check_rules(manifest.rules, parse_sizes(text, dims_of(manifest)), f"shape {text!r}")
@@ -290,13 +297,14 @@ def run_verify(
                 memory_limit=memory_limit or default_limit(),
                 seed=0,
                 announce=announce,
+                plugins=plugins,
             ),
         )
         # otherwise the next conversion has something to do
         good = done.comparison is not None and done.comparison.passed
         good = good and sizes_compared(manifest) <= sizes_compared(done) and held == manifest
         done = finish(folder, done if good else replace(done, keys={}))
-    lines = regression(Artifact.open(place), old, announce) if old is not None else []
+    lines = regression(Artifact.open(place), old, announce, plugins) if old is not None else []
     return Report(place, done, regressions=lines)
 
 

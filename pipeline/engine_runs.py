@@ -89,15 +89,19 @@ class Engine:
 
 
 @contextmanager
-def opened(folder: Path, manifest: Manifest) -> Iterator[Engine]:
+def opened(folder: Path, manifest: Manifest, plugins: Sequence[str] = ()) -> Iterator[Engine]:
     """The engine of a folder whose manifest may not be written yet; freed afterwards.
+
+    Args:
+        plugins: files that it may load; see `pipeline.load`.
 
     Raises:
         PipelineError: it does not load; see `pipeline.runtime`.
     """
     from pipeline.runtime import open_plan
 
-    with open_plan((folder / PLAN).read_bytes(), manifest, where=PLAN) as loaded:
+    plan = (folder / PLAN).read_bytes()
+    with open_plan(plan, manifest, where=PLAN, plugins=plugins) as loaded:
         yield Engine(loaded, profiles_of(manifest))
 
 

@@ -187,9 +187,10 @@ class RewriteInfo:
 @dataclass(frozen=True)
 class BuildInfo:
     """`validity` is what the target's runtime says of the plan; `layers`, the network's size;
-    `plugins`, what has to be loaded before the plan is; `peak_bytes` is of the process that built;
-    `optimization_level`, the builder's, None where it was left to TensorRT; `timing_cache`, in
-    words; `gpu`, the name of the GPU that it was built on, empty without one.
+    `plugins`, what has to be loaded before the plan is; `plugin_hashes`, the sha256 of those that
+    are files, by the same names (a file of another content is not loaded); `peak_bytes` is of the
+    process that built; `optimization_level`, the builder's, None where it was left to TensorRT;
+    `timing_cache`, in words; `gpu`, the name of the GPU that it was built on, empty without one.
     """
 
     seconds: float
@@ -202,6 +203,7 @@ class BuildInfo:
     optimization_level: int | None = None
     timing_cache: str = "none"
     gpu: str = ""
+    plugin_hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

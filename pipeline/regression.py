@@ -42,7 +42,9 @@ class _Old:
     stored: StoredRuns
 
 
-def regression(artifact: Artifact, old: Artifact, announce: Announce) -> list[str]:
+def regression(
+    artifact: Artifact, old: Artifact, announce: Announce, plugins: Sequence[str] = ()
+) -> list[str]:
     """What got worse from `old` to `artifact`, one line each; nothing means nothing.
 
     The new model, and the new engine where one runs here, run on the old one's stored inputs,
@@ -50,6 +52,9 @@ def regression(artifact: Artifact, old: Artifact, announce: Announce) -> list[st
     ones, and the errors of both against the errors that the old ones had, of what the old ones
     were held against; all within the old tolerance. Inputs and outputs, the dims' ranges, the
     profiles and the tolerances are compared as well.
+
+    Args:
+        plugins: files that the new engine may load; see `pipeline.load`.
     """
     new, before = artifact.manifest, old.manifest
     lines = _declarations(new, before)
@@ -68,7 +73,7 @@ def regression(artifact: Artifact, old: Artifact, announce: Announce) -> list[st
         lines += [f"{r.output} at {each.point}: {r.why}" for r in wrong if not r.passed]
         if not any(not r.passed for r in wrong):
             lines += _worse("the model", before, each, output, [last], tolerances_of(before))
-    return lines + _engine(artifact, before, usable, announce)
+    return lines + _engine(artifact, before, usable, announce, plugins)
 
 
 def _usable(new: Manifest, old: Artifact) -> tuple[list[_Old], list[str]]:
@@ -90,7 +95,11 @@ def _usable(new: Manifest, old: Artifact) -> tuple[list[_Old], list[str]]:
 
 
 def _engine(
-    artifact: Artifact, before: Manifest, usable: Sequence[_Old], announce: Announce
+    artifact: Artifact,
+    before: Manifest,
+    usable: Sequence[_Old],
+    announce: Announce,
+    plugins: Sequence[str],
 ) -> list[str]:
     """What the new engine does worse; nothing where it does not run here."""
     new = artifact.manifest
@@ -99,7 +108,7 @@ def _engine(
         return []
     tolerance = _engine_tolerances(before)
     lines: list[str] = []
-    with opened(artifact.path, new) as engine:
+    with opened(artifact.path, new, plugins) as engine:
         for number, profile in enumerate(engine.profiles):
             subject = engine.subject(number)
             mine = [each for each in usable if profile.allows(each.point.sizes)]

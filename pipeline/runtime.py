@@ -9,7 +9,7 @@ Needs TensorRT, cuda-python (cuda-bindings and cuda-core) and numpy; no torch, n
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from pipeline.profiles import Profile
 
 
-def load(path: Path | str, *, device: int = 0, host_code: bool = False, graphs: int = 8) -> Engine:
+def load(
+    path: Path | str,
+    *,
+    device: int = 0,
+    host_code: bool = False,
+    graphs: int = 8,
+    plugins: Sequence[str] = (),
+) -> Engine:
     """Loads an artifact's engine onto a GPU.
 
     Only a plan is loaded whose bytes, TensorRT and GPU are those of its manifest.
@@ -34,19 +41,27 @@ def load(path: Path | str, *, device: int = 0, host_code: bool = False, graphs: 
         host_code: let the plan run code of its own on the CPU. Only for plans whose origin you
             know: it is not confined in any way. No plan of this pipeline needs it.
         graphs: how many graphs `Engine.capture` keeps.
+        plugins: the files of the plugins that the engine needs (``"libfoo.so"``, ``"foo.py"``).
+            They run code of their own in this process, not confined in any way, so none is
+            loaded that is not given here, and none but the very file that the engine was built
+            with, by its hash; what that file loads in turn is not looked at. The pipeline's own
+            plugins need not be given.
 
     Raises:
         ArtifactError: no artifact, no engine in it, or one that was cut or changed.
         TargetMissing: the TensorRT that built it is not installed, or cuda-python, or a GPU.
-        InputError: the GPU is another kind than it was built for, or a plugin is missing.
+        InputError: the GPU is another kind than it was built for; a plugin's file is not given,
+            is another one, or does not load.
         OutOfMemory: the weights do not fit.
     """
-    from pipeline._trust import read_plan
+    from pipeline._trust import check_given, read_plan
 
     manifest, plan = read_plan(Path(path))
+    check_given(manifest, plugins, str(path))
     return open_plan(
-        plan, manifest, where=str(path), device=device, host_code=host_code, graphs=graphs
-    )
+        plan, manifest, where=str(path), device=device, host_code=host_code, graphs=graphs,
+        plugins=plugins,
+    )  # fmt: skip
 
 
 def open_plan(
@@ -57,16 +72,18 @@ def open_plan(
     device: int = 0,
     host_code: bool = False,
     graphs: int = 8,
+    plugins: Sequence[str] = (),
 ) -> Engine:
     """`load`, of a plan that is already read: that it is the manifest's is the caller's business.
 
     Args:
         where: what the plan is called in errors; the model's name by default.
     """
-    from pipeline._trust import check_gpu, check_tensorrt, load_plugins
+    from pipeline._trust import allowed_plugins, check_gpu, check_tensorrt, load_plugins
 
     where = where or manifest.name
     target = check_tensorrt(manifest, where)
+    names = allowed_plugins(manifest, plugins, where)
     gpu = find_gpu()
     if isinstance(gpu, str):
         raise TargetMissing(f"{where}: an engine runs on a GPU, but {gpu}")
@@ -88,7 +105,7 @@ def open_plan(
     except (ImportError, OSError) as error:
         raise TargetMissing(f"{where}: {target.flavour} does not import: {error}") from error
     with found.current():
-        load_plugins(trt, manifest, target, where)
+        load_plugins(trt, names, target, where)
         made = _trt.deserialise(trt, plan, manifest, where, host_code)
         return Engine(manifest, Runs(made, Sizes(manifest), found, graphs))
 

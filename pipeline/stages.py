@@ -17,7 +17,7 @@ import onnx
 from onnx import helper
 
 from pipeline._folder import fresh, write_whole
-from pipeline.artifact import COMPARISON, EXPORTED, MODEL, PLAN, REPRODUCE, TIMING
+from pipeline.artifact import COMPARISON, EXPORTED, MODEL, PLAN, REPRODUCE, TIMING, hash_file
 from pipeline.build import build
 from pipeline.builder import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.declared import dims_of, inputs_of, profiles_of, tolerance_info
@@ -41,6 +41,7 @@ from pipeline.manifest import (
     TargetInfo,
     TensorInfo,
 )
+from pipeline.plugins import PLUGINS
 from pipeline.profiles import Profile
 from pipeline.spec import ModelSpec
 from pipeline.target import Target, find_target
@@ -237,6 +238,11 @@ def build_stage(
     if shared is not None and shared.is_file():
         write_whole(own, shared.read_bytes())
     kept = None if target.flavour == "tensorrt_rtx" else own
+    hashes = {
+        name: hash_file(Path(name)).sha256
+        for name in plugins
+        if name not in PLUGINS and Path(name).is_file()
+    }
     done = build(
         folder / MODEL, fresh(folder / PLAN), target, shapes, chosen, precision, plugins=plugins,
         effort=replace(effort, timing_cache=kept),
@@ -253,6 +259,7 @@ def build_stage(
             sum(done.library_seconds.values()), done.plan_bytes, done.validity, done.layers,
             tuple(done.warnings), done.plugins, done.peak_memory, gpu=gpu,
             optimization_level=effort.level, timing_cache=done.timing_cache,
+            plugin_hashes={name: hashes[name] for name in done.plugins if name in hashes},
         ),
         versions={**manifest.versions, target.flavour: done.version},
     )  # fmt: skip

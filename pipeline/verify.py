@@ -60,6 +60,7 @@ def compare_stage(
     memory_limit: int,
     seed: int,
     announce: Announce,
+    plugins: Sequence[str] = (),
 ) -> tuple[Manifest, Mapping[str, float]]:
     """Compares torch, exported.onnx, model.onnx and, where a GPU can run it, engine.plan.
 
@@ -71,6 +72,7 @@ def compare_stage(
         shapes: further sizes, as text; only with a `module`.
         memory_limit: bytes that a run may take by its estimate.
         seed: for the inputs' values.
+        plugins: files that the engine may load; see `pipeline.load`.
 
     Raises:
         ArtifactError: there is nothing to compare, or nothing stored to compare with.
@@ -112,7 +114,7 @@ def compare_stage(
         batch, checks, forgiven = _rows_of_models(folder, manifest, plan, job, module, seed)
     engine_why = why_not_run(folder, target, manifest)
     if not engine_why:
-        with opened(folder, manifest) as engine:
+        with opened(folder, manifest, plugins) as engine:
             ran = run_engine(engine, plan.run, feeds, job, batch, forgiven, announce, watch)
         runs.update(ran.runs)
         checks += ran.checks

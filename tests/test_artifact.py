@@ -106,7 +106,17 @@ FULL = dataclasses.replace(
         90,
     ),
     build=BuildInfo(
-        3.0, 1000, "(INVALID, 0)", 80, (), (), None, 2, "h200.cache, 0 bytes before", "NVIDIA H200"
+        3.0,
+        1000,
+        "(INVALID, 0)",
+        80,
+        (),
+        ("foo.so",),
+        None,
+        2,
+        "h200.cache, 0 bytes before",
+        "NVIDIA H200",
+        {"foo.so": "0" * 64},
     ),
     comparison=ComparisonInfo(
         1 << 30,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,10 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
 
     def put(fault: Fault) -> None:
         @contextlib.contextmanager
-        def opened(folder: Path, manifest: Manifest) -> Iterator[Engine]:
+        def opened(
+            folder: Path, manifest: Manifest, plugins: Sequence[str] = ()
+        ) -> Iterator[Engine]:
+            del plugins
             yield Engine(Stand(folder / "model.onnx", fault), engine_runs.profiles_of(manifest))
 
         for module in (verify, regression):
@@ -348,13 +351,15 @@ def test_opened_goes_through_the_runtime(artifact: Path, monkeypatch: pytest.Mon
         def __exit__(self, *_: object) -> None:
             calls.append("closed")
 
-    def open_plan(plan: bytes, manifest: Manifest, *, where: str) -> Loaded:
-        calls.append((plan, manifest, where))
+    def open_plan(plan: bytes, manifest: Manifest, *, where: str, plugins: Sequence[str]) -> Loaded:
+        calls.append((plan, manifest, where, plugins))
         return Loaded()
 
     monkeypatch.setattr(runtime, "open_plan", open_plan)
     manifest = Artifact.open(artifact).manifest
-    with opened(artifact, manifest) as engine:
+    with opened(artifact, manifest, ["a.so"]) as engine:
         assert [profile.name for profile in engine.profiles] == ["default"]
-        assert calls == [((artifact / "engine.plan").read_bytes(), manifest, "engine.plan")]
+        assert calls == [
+            ((artifact / "engine.plan").read_bytes(), manifest, "engine.plan", ["a.so"])
+        ]
     assert calls[-1] == "closed"
