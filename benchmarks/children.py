@@ -30,10 +30,13 @@ def lines(
         Why it failed, in one line; nothing where it did not.
     """
     with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env,
-            start_new_session=True,
-        )  # fmt: skip
+        try:
+            child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return f"{command[0]} does not start: {error.strerror}"
         try:
             with _limited(child, limit) as late:
                 assert child.stdout is not None

@@ -4,8 +4,10 @@
      "results": [record], "floors": [record]}
 
 A record is of one runner at one size: what was measured, or ``why`` it was not. A later one of the
-same model, options, sizes, runner, precision and GPU takes its place. ``run`` is the index of the
-run that it was measured in.
+same model, options, sizes, runner, precision, GPU and artifact takes its place. ``run`` is the
+index of the run that it was measured in. ``options`` are those of the model as its authors wrote
+it, which all artifacts of it share; what is made of an artifact (an engine, the naive engine, ONNX
+Runtime, a floor) also has the ``artifact``'s folder and its ``own_options``; torch's have neither.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from typing import Any
 
 import floors
 
+from pipeline.errors import InputError
+
 KEY = ("model", "options", "sizes", "runner", "precision", "gpu")
 # Which of torch's numbers an engine of a precision is held against
 SAME_PRECISION = {
@@ -26,8 +30,13 @@ SAME_PRECISION = {
 }
 OURS = ("engine graph", "engine")
 COLUMNS = ("eager", "compile", "autotune")
+ORT_CLOCK = (
+    "onnxruntime's times are by a wall clock around calls that wait for their results; the "
+    "engine's and torch's are by CUDA events, without that wait."
+)
 
 Record = dict[str, Any]
+Whose = tuple[str, tuple[str, ...]] | None
 
 
 class Results:
@@ -37,7 +46,7 @@ class Results:
         self.path = path
         self.content: dict[str, Any] = {"runs": [], "rates": {}, "results": [], "floors": []}
         if path.is_file():
-            self.content.update(json.loads(path.read_text()))
+            self.content.update(read(path))
 
     def begin(self, run: Mapping[str, Any]) -> None:
         self.content["runs"].append(dict(run))
@@ -60,8 +69,51 @@ class Results:
         beside.replace(self.path)
 
 
+def read(path: Path) -> dict[str, Any]:
+    """What such a file holds.
+
+    Raises:
+        InputError: it is not there, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"{path}: not there; make it with `engines.py run`") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: can't be read as JSON: {error}") from None
+    parts = {"runs": list, "rates": dict, "results": list, "floors": list}
+    if not isinstance(content, dict) or any(
+        not isinstance(content.get(name), kind) for name, kind in parts.items()
+    ):
+        raise InputError(f"{path}: not a file that `engines.py run` wrote")
+    return content
+
+
 def _key(record: Mapping[str, Any]) -> str:
-    return json.dumps([record.get(name) for name in KEY], sort_keys=True)
+    return json.dumps([*(record.get(name) for name in KEY), whose(record)], sort_keys=True)
+
+
+def whose(record: Mapping[str, Any]) -> Whose:
+    """The artifact that a record is of: its folder and options; None of torch's."""
+    if "artifact" not in record or str(record.get("runner")).startswith("torch"):
+        return None
+    return record["artifact"], tuple(record.get("own_options", ()))
+
+
+def label(record: Mapping[str, Any]) -> str:
+    """``raft-tf32 (update=split)``: the artifact, and its options that are not the model's."""
+    artifact = whose(record)
+    if artifact is None:
+        return ""
+    name, own = artifact
+    more = " ".join(text for text in own if text not in record.get("options", ()))
+    return f"{name} ({more})" if more else name
+
+
+def artifacts_of(records: Iterable[Record]) -> dict[Whose, str]:
+    """The artifacts that were measured, with their labels."""
+    found = {whose(r): label(r) for r in records if "median_ms" in r}
+    return {artifact: text for artifact, text in found.items() if artifact is not None}
 
 
 def groups(content: Mapping[str, Any]) -> dict[tuple[str, str], list[Record]]:
@@ -91,18 +143,25 @@ def extent(sizes: Mapping[str, int]) -> int:
     return product
 
 
-def find(records: Iterable[Record], **want: Any) -> Record | None:
-    """The measured record that has these values, if there is one."""
+def find(records: Iterable[Record], artifact: Whose = None, **want: Any) -> Record | None:
+    """The measured record of an artifact (None: torch's) that has these values, if there is one."""
     for record in records:
-        if "median_ms" in record and all(record.get(k) == v for k, v in want.items()):
+        mine = "median_ms" in record and whose(record) == artifact
+        if mine and all(record.get(k) == v for k, v in want.items()):
             return record
     return None
 
 
-def ours(records: Sequence[Record], precision: str, sizes: Mapping[str, int]) -> Record | None:
-    """The engine's record: with a CUDA graph where it was measured so."""
-    found = [find(records, runner=r, precision=precision, sizes=sizes) for r in OURS]
-    return next(filter(None, found), None)
+def floor_of(
+    content: Mapping[str, Any], model: str, sizes: Mapping[str, int], artifact: Whose
+) -> Record | None:
+    """What was counted of an artifact's model, or of another of the same options; without an
+    artifact, the fewest operations that any form of the model has."""
+    of_model = [f for f in content["floors"] if title(f) == model and f["sizes"] == sizes]
+    if artifact is None:
+        return min(of_model, key=lambda f: float(f["work"]["operations"]), default=None)
+    same = [f for f in of_model if (whose(f) or ("", ()))[1] == artifact[1]]
+    return next((f for f in same if whose(f) == artifact), same[0] if same else None)
 
 
 def best_compiled(
@@ -142,24 +201,29 @@ def _speed(
 ) -> str:
     """Milliseconds (median, and p99 of the engine's), and the ratio to torch.compile's best."""
     lines = [
-        "| sizes | floor | engine, CUDA graph | p99 | engine | naive ONNX | torch eager "
+        "| sizes | artifact | floor | engine, CUDA graph | p99 | engine | naive ONNX | torch eager "
         "| torch.compile | max-autotune | best torch.compile / engine | engine / floor |",
-        "|---|" + "---|" * 10,
+        "|---|" + "---|" * 11,
     ]
     of_precision = [r for r in records if r["precision"] == precision]
-    for sizes in sizes_of(of_precision):
-        work = next(
-            (f for f in content["floors"] if title(f) == model and f["sizes"] == sizes), None
-        )
+    rows = [
+        (sizes, artifact, text)
+        for sizes in sizes_of(of_precision)
+        for artifact, text in (
+            artifacts_of(r for r in of_precision if r["sizes"] == sizes) or {None: "-"}
+        ).items()
+    ]
+    for sizes, artifact, text in rows:
+        work = floor_of(content, model, sizes, artifact)
+        of = {"artifact": artifact, "precision": precision, "sizes": sizes}
         floor = floors.times(work["work"], precision, rates)["floor"] if work else None
-        mine, best = ours(records, precision, sizes), best_compiled(records, precision, sizes)
-        naive = [
-            find(records, runner=f"naive ONNX{more}", precision=precision, sizes=sizes)
-            for more in (" graph", "")
-        ]
+        made = [find(records, runner=r, **of) for r in OURS]
+        mine, best = next(filter(None, made), None), best_compiled(records, precision, sizes)
+        naive = [find(records, runner=f"naive ONNX{more}", **of) for more in (" graph", "")]
         cells = [
+            text,
             _number(floor),
-            *(_median(find(records, runner=r, precision=precision, sizes=sizes)) for r in OURS),
+            *map(_median, made),
             _median(next(filter(None, naive), None)),
             *(
                 _median(find(records, runner=f"torch {k}-{precision}", sizes=sizes))
@@ -168,7 +232,7 @@ def _speed(
             f"**{best['median_ms'] / mine['median_ms']:.2f}**" if mine and best else "-",
             f"{mine['median_ms'] / floor:.1f}" if mine and floor else "-",
         ]
-        cells.insert(2, _number(mine["p99_ms"]) if mine else "-")
+        cells.insert(3, _number(mine["p99_ms"]) if mine else "-")
         lines.append(f"| {_words(sizes)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -176,8 +240,9 @@ def _speed(
 def _rest(records: Sequence[Record], precision: str) -> str:
     """Calls a second, memory, the distance to torch in float32, and what comes before."""
     lines = [
-        "| sizes | runner | calls/s in flight | device memory | error | before the first result |",
-        "|---|---|---|---|---|---|",
+        "| sizes | artifact | runner | calls/s in flight | device memory | error "
+        "| before the first result |",
+        "|---|---|---|---|---|---|---|",
     ]
     of_precision = [r for r in records if r["precision"] == precision and "median_ms" in r]
     for sizes in sizes_of(of_precision):
@@ -186,10 +251,13 @@ def _rest(records: Sequence[Record], precision: str) -> str:
             error = record.get("error")
             apart = record.get("error_why") or ("-" if error is None else f"{error:.1e}")
             lines.append(
-                f"| {_words(sizes)} | {record['runner']} | {record['calls_per_second']:.4g} "
+                f"| {_words(sizes)} | {label(record) or '-'} | {record['runner']} "
+                f"| {record['calls_per_second']:.4g} "
                 f"| {'-' if memory is None else f'{memory / 2**20:.0f} MiB'} "
                 f"| {apart} | {_before(record)} |"
             )
+    if any(record["runner"].startswith("onnxruntime") for record in of_precision):
+        lines += ["", ORT_CLOCK]
     return "\n".join(lines)
 
 
@@ -212,7 +280,9 @@ def _unmeasured(records: Sequence[Record]) -> list[str]:
     for record in records:
         if record.get("why"):
             at = f" at {_words(record['sizes'])}" if record["sizes"] else ""
-            lines.append(f"- {record['runner']} ({record['precision']}){at}: {record['why']}")
+            of = f" of {label(record)}" if label(record) else ""
+            what = f"{record['runner']}{of} ({record['precision']}){at}"
+            lines.append(f"- {what}: {record['why']}")
     return list(dict.fromkeys(lines))
 
 

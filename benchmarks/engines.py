@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import shlex
@@ -39,8 +38,8 @@ from typing import Any
 
 import floors
 from children import lines, other_python
-from engine_results import Results, tables
-from references import option_texts
+from engine_results import Results, read, tables
+from references import as_written, option_texts
 from torch_baselines import VARIANTS
 
 from pipeline.artifact import Artifact
@@ -73,17 +72,25 @@ class Part:
         self.points = [dict(p.sizes) for p in points]
         self.shapes = [size_text(sizes) for sizes in self.points if sizes]
         info = manifest.model
-        self.options = option_texts(info.options)
         self.name = info.source if info.source in MODELS else manifest.name
+        self.options = option_texts(as_written(self.name, info.options))
         self.base = {
             "model": self.name,
             "options": self.options,
             "precision": manifest.precision,
-            "artifact": place.name,
         }
+        self.own = {
+            "artifact": place.resolve().name,
+            "own_options": option_texts(info.options),
+        }
+        self.measured = 0
 
     def add(self, record: Mapping[str, Any], **more: Any) -> None:
+        """Keeps a record: of the artifact, or of torch, which every artifact of a model shares."""
         record = {**self.base, **record, **more}
+        if not record["runner"].startswith("torch"):
+            record.update(self.own)
+        self.measured += "median_ms" in record
         record["gpu"] = "cpu" if record.get("device") == "cpu" else self.arguments.gpu
         self.results.add(record)
         sizes = size_text(record["sizes"]) if record["sizes"] else "all sizes"
@@ -103,7 +110,7 @@ class Part:
 
 def count_floors(part: Part) -> None:
     for record in floors.count_artifact(part.place, part.shapes, part.arguments.trips):
-        part.results.add({**part.base, **record, "model": part.name}, "floors")
+        part.results.add({**part.base, **part.own, **record, "model": part.name}, "floors")
 
 
 def run_torch(part: Part) -> None:
@@ -208,7 +215,7 @@ def machine() -> dict[str, Any]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Stage `run`: 0, or 1 if no part of an artifact could be run."""
+    """Stage `run`: 0, or 1 if of an artifact nothing of what was asked could be measured."""
     results = Results(arguments.json)
     where = machine()
     arguments.gpu = where["gpu"]
@@ -217,11 +224,15 @@ def run(arguments: argparse.Namespace) -> int:
     results.begin({"date": date, "command": command, "machine": where})
     names = arguments.part.split(",") if arguments.part else ["rates", *PARTS]
     code = 0
-    if "rates" in names and arguments.gpu:
+    if "rates" in names and not arguments.gpu:
+        print("rates: there is no GPU here", file=sys.stderr)
+        code = int(names == ["rates"])
+    elif "rates" in names:
         measure = [*arguments.torch_python, str(HERE / "floors.py"), "measure"]
         why = lines(measure, results.add_rates, env=other_python(arguments.torch_path))
         if why:
             print(f"rates: {why}", file=sys.stderr)
+            code = int(names == ["rates"])
     for place in arguments.artifacts:
         try:
             part = Part(place, arguments, results)
@@ -229,12 +240,16 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"error: {error}", file=sys.stderr)
             code = error.exit_code
             continue
-        for name, function in PARTS.items():
-            if name in names:
-                try:
-                    function(part)
-                except PipelineError as error:
-                    part.failed(name, str(error))
+        asked = [name for name in PARTS if name in names]
+        for name in asked:
+            try:
+                PARTS[name](part)
+            except PipelineError as error:
+                part.failed(name, str(error))
+        if set(asked) - {"floors"} and not part.measured:
+            tried = ", ".join(name for name in asked if name != "floors")
+            print(f"error: {place}: nothing could be measured ({tried})", file=sys.stderr)
+            code = code or 1
     print(tables(results.content))
     return code
 
@@ -242,32 +257,71 @@ def run(arguments: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    running = commands.add_parser("run")
-    running.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT")
-    running.add_argument("--torch-python", type=shlex.split, default=["python3"], metavar="COMMAND")
-    running.add_argument("--torch-path", action="append", default=[], metavar="DIR")
-    running.add_argument("--shape", action="append", default=[], metavar="DIM=SIZE,...")
-    running.add_argument("--part", help=f"of rates, {', '.join(PARTS)}; default: all")
-    running.add_argument("--variant", action="append", default=[], choices=VARIANTS)
-    running.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="for torch")
-    running.add_argument("--weights", type=Path, help="that the artifact was made with")
-    running.add_argument("--repeat", type=int, default=Method.repeat)
-    running.add_argument("--seconds", type=float, default=Method.seconds)
-    running.add_argument("--time-limit", type=float, default=300.0, metavar="SECONDS")
-    running.add_argument("--trips", type=int, help="of loops whose count is an input (floors)")
-    running.add_argument("--reference", type=Path, default=Path("bench-results/reference"))
-    table = commands.add_parser("table")
+    running = commands.add_parser("run", help="measure, and print the tables")
+    running.add_argument(
+        "artifacts", nargs="+", type=Path, metavar="ARTIFACT",
+        help="folders with an engine for the GPU here",
+    )  # fmt: skip
+    running.add_argument(
+        "--torch-python", type=shlex.split, default=["python3"], metavar="COMMAND",
+        help="a Python that has torch with CUDA, for parts torch and rates (default: python3)",
+    )  # fmt: skip
+    running.add_argument(
+        "--torch-path", action="append", default=[], metavar="DIR",
+        help="a folder that it imports from, too",
+    )  # fmt: skip
+    running.add_argument(
+        "--shape", action="append", default=[], metavar="DIM=SIZE,...",
+        help="measure at these sizes; dims left out take their opt "
+        "(default: min, opt and max of every profile)",
+    )  # fmt: skip
+    running.add_argument("--part", help=f"some of rates,{','.join(PARTS)} (default: all)")
+    running.add_argument(
+        "--variant", action="append", default=[], choices=VARIANTS,
+        help="one of torch's (default: eager-fp32 and those of the artifact's precision)",
+    )  # fmt: skip
+    running.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda",
+        help="where torch runs; cpu is for trying this out (default: cuda)",
+    )  # fmt: skip
+    running.add_argument("--weights", type=Path, help="torch's: what the artifact was made with")
+    running.add_argument(
+        "--repeat", type=int, default=Method.repeat,
+        help=f"timed calls, at least (default: {Method.repeat})",
+    )  # fmt: skip
+    running.add_argument(
+        "--seconds", type=float, default=Method.seconds,
+        help=f"of timed calls, at least (default: {Method.seconds:g})",
+    )  # fmt: skip
+    running.add_argument(
+        "--time-limit", type=float, default=300.0, metavar="SECONDS",
+        help="for a part, and for each of torch's variants (default: 300)",
+    )  # fmt: skip
+    running.add_argument(
+        "--trips", type=int, help="floors: of loops whose count is an input of the model"
+    )
+    running.add_argument(
+        "--reference", type=Path, default=Path("bench-results/reference"), metavar="DIR",
+        help="where torch's outputs are kept that errors are told by (default: %(default)s)",
+    )  # fmt: skip
+    table = commands.add_parser("table", help="print the tables of what was measured")
     for sub in (running, table):
-        sub.add_argument("--json", type=Path, default=DEFAULT, metavar="FILE")
+        sub.add_argument(
+            "--json", type=Path, default=DEFAULT, metavar="FILE",
+            help="what was measured (default: %(default)s)",
+        )  # fmt: skip
     arguments = parser.parse_args()
     if arguments.command == "run":
         unknown = set((arguments.part or "").split(",")) - {"", "rates", *PARTS}
         if unknown:
             parser.error(f"--part {', '.join(sorted(unknown))}: known: rates, {', '.join(PARTS)}")
-        return run(arguments)
-    if not arguments.json.is_file():
-        parser.error(f"{arguments.json}: not there; make it with `run`")
-    print(tables(json.loads(arguments.json.read_text())))
+    try:
+        if arguments.command == "run":
+            return run(arguments)
+        print(tables(read(arguments.json)))
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

@@ -245,8 +245,10 @@ def _einsum(node: Any, shapes: Sequence[Sequence[int]]) -> float | None:
 def measured_rates() -> dict[str, Any]:
     """This GPU's rates, through torch: products of 8192 x 8192 and a copy of 2 GiB, of random
     numbers; the median of 20 after a warm-up."""
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        raise SystemExit("error: no torch here: measure with a Python that has it") from None
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU here: measure where it does")
 
@@ -316,6 +318,18 @@ def table(records: Sequence[Mapping[str, Any]], rates: Mapping[str, float]) -> s
     return "\n".join(lines)
 
 
+def _stored_rates(path: Path) -> dict[str, float]:
+    from pipeline.errors import InputError
+
+    try:
+        found = json.loads(path.read_text())
+        return {name: float(found[name]) for name in RATES}
+    except FileNotFoundError:
+        raise InputError(f"--rates {path}: not there; `measure --out` writes it") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"--rates {path}: not what `measure` wrote: {error!r}") from None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -336,8 +350,8 @@ def main() -> int:
         return 0
     from pipeline.errors import PipelineError
 
-    rates = {**RATES, **(json.loads(arguments.rates.read_text()) if arguments.rates else {})}
     try:
+        rates = {**RATES, **(_stored_rates(arguments.rates) if arguments.rates else {})}
         records = count_artifact(arguments.artifact, arguments.shape, arguments.trips)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -2,54 +2,65 @@
 
     python benchmarks/plot.py RESULTS.json --out docs
 
-Needs matplotlib (the extra `bench`). Both axes are logarithmic; a line is a runner at a precision;
-the floor is drawn where it was counted. A runner that was measured at one size is a point.
+Needs matplotlib (the extra `bench`). Both axes are logarithmic; a line is a runner at a precision,
+of one artifact where there are several; the least floor is drawn where it was counted. A runner
+that was measured at one size is a point.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import floors
-from engine_results import Record, extent, find, groups, sizes_of, title
+from engine_results import Record, extent, find, groups, label, read, sizes_of, title, whose
+
+from pipeline.errors import InputError, PipelineError
 
 COLOURS = {
     "engine graph": "C0", "engine": "C9", "naive ONNX graph": "C4", "naive ONNX": "C4",
     "onnxruntime CUDA": "C5", "torch eager": "C7", "torch compile": "C1", "torch autotune": "C3",
 }  # fmt: skip
 STYLES = {"fp32": ":", "tf32": "--", "fp16": "-"}
+MARKERS = "os^Dv*"
 
 
 def series(records: Sequence[Record]) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """(runner, precision) to its (extent of the sizes, median in ms), from small to large."""
+    """(runner, precision) to its (extent of the sizes, median in ms), from small to large; behind
+    the runner ``: artifact`` where it was measured of several in that precision."""
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     sizes = sizes_of(records)
-    for runner, precision in dict.fromkeys((r["runner"], r["precision"]) for r in records):
+    measured = {
+        (r["runner"], r["precision"], whose(r)): label(r) for r in records if "median_ms" in r
+    }
+    several = Counter((runner, precision) for runner, precision, _ in measured)
+    for (runner, precision, artifact), text in measured.items():
         line = []
         for at in sizes:
-            record = find(records, runner=runner, precision=precision, sizes=at)
+            record = find(records, artifact, runner=runner, precision=precision, sizes=at)
             if record is not None:
                 line.append((extent(at), float(record["median_ms"])))
-        if line:
-            found[runner.removesuffix(f"-{precision}"), precision] = line
+        name = runner.removesuffix(f"-{precision}")
+        more = f": {text}" if several[runner, precision] > 1 else ""
+        found[name + more, precision] = line
     return found
 
 
 def floor_series(
     content: Mapping[str, Any], gpu: str, model: str, precision: str
 ) -> list[tuple[int, float]]:
-    """The floors at the sizes that were counted."""
+    """The floors at the sizes that were counted; the least where artifacts differ."""
     rates = {**floors.RATES, **content["rates"].get(gpu, {})}
-    return sorted(
-        (extent(f["sizes"]), floors.times(f["work"], precision, rates)["floor"])
-        for f in content["floors"]
-        if title(f) == model
-    )
+    found: dict[int, float] = {}
+    for record in (f for f in content["floors"] if title(f) == model):
+        at = extent(record["sizes"])
+        floor = floors.times(record["work"], precision, rates)["floor"]
+        found[at] = min(floor, found.get(at, floor))
+    return sorted(found.items())
 
 
 def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -66,10 +77,13 @@ def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
         if not lines:
             continue
         figure, axes = plt.subplots(figsize=(9, 5.5))
+        texts = sorted({name.partition(": ")[2] for name, _ in lines})
         for (runner, precision), line in sorted(lines.items()):
+            kind, _, text = runner.partition(": ")
             axes.plot(
-                *zip(*line, strict=True), marker="o", markersize=4, linewidth=1.6,
-                color=COLOURS.get(runner, "C8"), linestyle=STYLES.get(precision, "-."),
+                *zip(*line, strict=True), markersize=4, linewidth=1.6,
+                marker=MARKERS[texts.index(text) % len(MARKERS)],
+                color=COLOURS.get(kind, "C8"), linestyle=STYLES.get(precision, "-."),
                 label=f"{runner}, {precision}",
             )  # fmt: skip
         for precision in sorted({precision for _, precision in lines}):
@@ -99,10 +113,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("docs"), metavar="DIR")
     arguments = parser.parse_args()
     try:
-        content = json.loads(arguments.results.read_text())
-        written = draw(content, arguments.out)
-    except (OSError, ValueError, ImportError) as error:
-        print(f"error: {arguments.results}: {error}", file=sys.stderr)
+        written = draw(read(arguments.results), arguments.out)
+        if not written:
+            raise InputError(f"{arguments.results}: nothing was measured, so there is no picture")
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except (OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     for path in written:
         print(path)

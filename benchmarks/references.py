@@ -10,15 +10,21 @@ import numpy as np
 
 from pipeline.measure import size_text
 
+# Options of the zoo's models that say in which form a model is exported, and their values for the
+# model as its authors wrote it, which is what stands beside every engine of it.
+_AS_WRITTEN: Mapping[str, Mapping[str, object]] = {
+    name: {"update": "torchvision", "correlation": "volume"} for name in ("raft", "raft_small")
+}
 
-# Options that say in which form a model is exported; what stands beside an engine is the model as
-# its authors wrote it.
-_AS_WRITTEN = {"update": "torchvision"}
+
+def as_written(model: str, options: Mapping[str, object]) -> dict[str, object]:
+    """The options of what torch runs beside an engine of a model with these options."""
+    written = _AS_WRITTEN.get(model, {})
+    return {name: written.get(name, value) for name, value in options.items()}
 
 
 def option_texts(options: Mapping[str, object]) -> list[str]:
     """``updates=12``, as --option takes it, in the order of the alphabet."""
-    options = {name: _AS_WRITTEN.get(name, value) for name, value in options.items()}
     return sorted(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in options.items())
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from references import held_against, option_texts, reference_file
+from references import as_written, held_against, option_texts, reference_file
 
 from pipeline.artifact import Artifact
 from pipeline.declared import dims_of, inputs_of, profiles_of
@@ -77,7 +77,8 @@ def run_engine(arguments: argparse.Namespace) -> Iterator[Record]:
 
 
 def run_ort(arguments: argparse.Namespace) -> Iterator[Record]:
-    """ONNX Runtime with inputs and outputs on the GPU; a run waits for its results."""
+    """ONNX Runtime with inputs and outputs on the GPU; a run waits for its results, so that a
+    wall clock times it: its stream is its own, where the engine's and torch's have events."""
     import onnxruntime as ort
 
     there = ort.get_available_providers()
@@ -133,7 +134,8 @@ def _error(
         return {"error": None}
     info = manifest.model
     name = info.source if info.source in MODELS else manifest.name
-    place = reference_file(arguments.reference, name, option_texts(info.options), sizes)
+    options = option_texts(as_written(name, info.options))
+    place = reference_file(arguments.reference, name, options, sizes)
     if not place.is_file():
         return {"error": None}
     outputs = run(input_sets(inputs_of(manifest), sizes)[0])

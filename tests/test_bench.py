@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from pipeline.errors import InputError
 from pipeline.gpu import find_gpu
 from pipeline.measure import Method, WallClock, input_sets, sizes_to_time, timed
 from pipeline.profiles import Profile
+from pipeline.registry import find_spec
 from pipeline.tensors import Input
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -211,7 +213,7 @@ def test_times_are_over_the_rates() -> None:
 
 
 def result(runner: str, ms: float, precision: str = "tf32", **more: Any) -> dict[str, Any]:
-    base = {"model": "m", "options": [], "sizes": {"h": 8, "w": 9}, "gpu": "G"}
+    base = {"model": "m", "options": [], "sizes": {"h": 8, "w": 9}, "gpu": "G", "artifact": "a"}
     rest = {"runs": 30, "p99_ms": 2 * ms, "least_ms": ms, "calls_per_second": 1e3 / ms}
     return {**base, "runner": runner, "precision": precision, "median_ms": ms, **rest, **more}
 
@@ -229,7 +231,7 @@ def results(tmp_path: Path) -> engine_results.Results:
     found.add({**result("engine", 9.0), "sizes": {"h": 16, "w": 9}})
     found.add(
         {"model": "m", "options": [], "runner": "naive ONNX", "precision": "tf32", "gpu": "G",
-         "sizes": None, "why": "the parser refuses node 7"}
+         "artifact": "a", "sizes": None, "why": "the parser refuses node 7"}
     )  # fmt: skip
     return found
 
@@ -242,13 +244,64 @@ def test_results_are_kept_and_the_later_ones_count(results: engine_results.Resul
 
 def test_the_table_holds_equal_precisions_together(results: engine_results.Results) -> None:
     text = engine_results.tables(results.content)
-    row = next(line for line in text.splitlines() if line.startswith("| h=8,w=9 | - | 2 |"))
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells == ["h=8,w=9", "-", "2", "4", "2.5", "-", "-", "6", "5", "**2.50**", "-"]
-    assert "- naive ONNX (tf32): the parser refuses node 7" in text
-    assert "| h=8,w=9 | engine | 400 | 3 MiB | 1.0e-04 | - |" in text
+    assert cells_of(text, "| h=8,w=9 | a | - | 2 |") == [
+        "h=8,w=9", "a", "-", "2", "4", "2.5", "-", "-", "6", "5", "**2.50**", "-",
+    ]  # fmt: skip
+    assert "- naive ONNX of a (tf32): the parser refuses node 7" in text
+    assert "| h=8,w=9 | a | engine | 400 | 3 MiB | 1.0e-04 | - |" in text
     assert "tf32, against torch with tf32 on:" in text
     assert "today: `make` (gpu G)" in text
+    assert engine_results.ORT_CLOCK not in text
+    results.add(result("onnxruntime CUDA", 3.0))
+    assert engine_results.ORT_CLOCK in engine_results.tables(results.content)
+
+
+def cells_of(text: str, start: str) -> list[str]:
+    """Of the one row of a table that starts so."""
+    (row,) = (line for line in text.splitlines() if line.startswith(start))
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_artifacts_of_one_model_stand_side_by_side(results: engine_results.Results) -> None:
+    split = {"artifact": "b", "own_options": ["update=split"]}
+    results.add(result("engine graph", 1.0, **split))
+    results.add(result("engine graph", 1.25, **split))  # measured again
+    for operations, more in ((3.95e11, {}), (1.975e11, split)):
+        floats = {"floats": 0, "others": 0}
+        work = {"operations": operations, "least": floats, "every": floats, "layers": []}
+        results.add({**result("", 1), "work": work, "runner": None, "gpu": None, **more}, "floors")
+    text = engine_results.tables(results.content)
+    beside = ["-", "-", "6", "5"]  # the naive engine, and torch's: shared
+    assert cells_of(text, "| h=8,w=9 | a | 1 |") == [
+        "h=8,w=9", "a", "1", "2", "4", "2.5", *beside, "**2.50**", "2.0",
+    ]  # fmt: skip
+    assert cells_of(text, "| h=8,w=9 | b (update=split) | 0.5 |") == [
+        "h=8,w=9", "b (update=split)", "0.5", "1.25", "2.5", "-", *beside, "**4.00**", "2.5",
+    ]  # fmt: skip
+    # a floor of the same options serves; of others it would be a floor of something else
+    results.content["floors"].pop()
+    results.add(result("engine", 2.0, artifact="c"))
+    text = engine_results.tables(results.content)
+    assert cells_of(text, "| h=8,w=9 | c | 1 |")
+    assert cells_of(text, "| h=8,w=9 | b (update=split) | - |")
+
+
+def test_torch_is_shared_by_artifacts(results: engine_results.Results) -> None:
+    before = len(results.content["results"])
+    results.add(result("torch compile-tf32", 4.0, artifact="b", own_options=["update=split"]))
+    assert len(results.content["results"]) == before
+    assert "| **2.00** |" in engine_results.tables(results.content)
+
+
+def test_options_of_what_torch_runs() -> None:
+    made = {"updates": 12, "correlation": "on_demand", "update": "split"}
+    written = {"updates": 12, "correlation": "volume", "update": "torchvision"}
+    for name in ("raft", "raft_small"):
+        assert references.as_written(name, made) == written
+        assert references.as_written(name, {**written, "updates": 3}) == {**written, "updates": 3}
+        # the names and values are the model's own
+        assert dict(find_spec(name, written, None).options) == written
+    assert references.as_written("somebody's", made) == made
 
 
 def test_the_picture_has_a_line_for_each_runner(
@@ -263,6 +316,51 @@ def test_the_picture_has_a_line_for_each_runner(
     (picture,) = plot.draw(results.content, tmp_path / "docs")
     assert picture.name == "engines-m.png"
     assert picture.read_bytes()[:4] == b"\x89PNG"
+    results.add(result("engine", 4.0, artifact="b", own_options=["update=split"]))
+    lines = plot.series(results.content["results"])
+    assert lines["engine: a", "tf32"] == [(72, 2.5), (144, 9.0)]
+    assert lines["engine: b (update=split)", "tf32"] == [(72, 4.0)]
+    assert lines["torch compile", "tf32"] == [(72, 6.0)]
+    assert plot.draw(results.content, tmp_path / "docs") == [picture]
+
+
+def script(name: str, *words: object) -> tuple[int, str, str]:
+    line = [sys.executable, str(BENCHMARKS / name), *map(str, words)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_files_that_are_not_there_or_hold_nothing(tmp_path: Path) -> None:
+    none, other, empty = (tmp_path / name for name in ("none.json", "other.json", "empty.json"))
+    other.write_text("{}")
+    engine_results.Results(empty).begin({"date": "today", "command": "c", "machine": {}})
+    refused(script("engines.py", "table", "--json", none), str(none), "not there")
+    refused(script("engines.py", "table", "--json", other), str(other))
+    refused(script("plot.py", none), str(none), "not there")
+    refused(script("plot.py", other), str(other))
+    refused(script("floors.py", "count", "a", "--rates", none), str(none), "not there")
+    refused(script("floors.py", "count", "a", "--rates", other), str(other), "fp16")
+    pytest.importorskip("matplotlib", reason="needs matplotlib (the extra bench)")
+    refused(script("plot.py", empty, "--out", tmp_path), str(empty), "nothing was measured")
+
+
+@pytest.mark.skipif(not isinstance(find_gpu(), str), reason="there is a GPU")
+def test_a_run_that_measured_nothing_ends_with_1(artifact: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "engines.json"
+    how = ("--json", kept, "--torch-python", tmp_path / "no-python", "--time-limit", 60)
+    code, output, errors = script("engines.py", "run", artifact, "--part", "engine,ort", *how)
+    assert code == 1
+    assert f"error: {artifact}: nothing could be measured (engine, ort)" in errors
+    assert "Traceback" not in output + errors
+    runners = [record["runner"] for record in engine_results.read(kept)["results"]]
+    assert runners == ["engine", "onnxruntime CUDA"]
+    code, _, errors = script("engines.py", "run", artifact, "--part", "rates", *how)
+    assert (code, errors) == (1, "rates: there is no GPU here\n")
+    code, _, errors = script("engines.py", "run", artifact, "--part", "floors", *how)
+    assert (code, errors) == (0, "")
+    assert {f["artifact"] for f in engine_results.read(kept)["floors"]} == {artifact.name}
+    words = [f"{sys.executable}x", "-c", "print()"]
+    assert children.lines(words, print) == f"{words[0]} does not start: No such file or directory"
 
 
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
