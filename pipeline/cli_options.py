@@ -28,9 +28,13 @@ def profiles(sub: Any) -> None:
     """What the engine is built for."""
     sub.add_argument(
         "--profile", action="append", default=[], metavar="DIM=MIN:OPT:MAX,...",
-        help="an optimisation profile; give it several times for several",
+        help="an optimisation profile; give it several times for several (default: the source's; "
+        "of an artifact, those it has, from its last build)",
     )  # fmt: skip
-    sub.add_argument("--precision", choices=PRECISIONS, help="default: fp32")
+    sub.add_argument(
+        "--precision", choices=PRECISIONS,
+        help="default: fp32; of an artifact, the one it has, from its last build",
+    )  # fmt: skip
 
 
 def effort(sub: Any) -> None:

@@ -58,6 +58,10 @@ TARGETS: dict[str, Target] = {
     )
 }
 DEFAULT_TARGET = "rtx-1.7"
+_ELSEWHERE = (
+    ", or build on a machine that has it: `pipeline export` and `pipeline rewrite` need none "
+    "(docs/gpu.md)"
+)
 
 
 def find_target(name: str) -> Target:
@@ -94,13 +98,13 @@ def require(target: Target) -> str:
     version = installed_version(target)
     if version is None:
         raise TargetMissing(
-            f"target {target}: {target.flavour} is not installed here; {target.get}"
+            f"target {target}: {target.flavour} is not installed here; {target.get}{_ELSEWHERE}"
         )
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[: len(target.version)])
     if numbers != target.version:
         raise TargetMissing(
             f"target {target}: {target.flavour} {version} is installed here, not "
-            f"{'.'.join(map(str, target.version))}; {target.get}"
+            f"{'.'.join(map(str, target.version))}; {target.get}{_ELSEWHERE}"
         )
     return version
 
