@@ -277,6 +277,7 @@ def reproduce_script(
     flavour: Flavour,
     models: Sequence[str] = (EXPORTED, MODEL),
     plan: str | None = PLAN,
+    engine_tolerances: Mapping[str, Tolerance] | None = None,
 ) -> str:
     """The text of ``reproduce.sh``: repeats the comparison with Polygraphy's own commands.
 
@@ -288,6 +289,7 @@ def reproduce_script(
     Args:
         runs: what to compare with.
         tolerances: by output name.
+        engine_tolerances: the same of the engine; None means those of the models.
         models: ONNX files of the artifact.
         plan: the engine's plan, or None where there is none.
     """
@@ -309,7 +311,9 @@ def reproduce_script(
         lines += [f"export POLYGRAPHY_USE_TENSORRT_RTX={rtx}"]
         for run, profile in engine_runs:
             options = ["--trt", "--model-type", "engine", "--optimization-profile", str(profile)]
-            lines += [_command(plan, options, run, tolerances) + " || failed=1"]
+            lines += [
+                _command(plan, options, run, engine_tolerances or tolerances) + " || failed=1"
+            ]
         lines += ["fi"]
     return "\n".join([*lines, "", 'exit "$failed"', ""])
 

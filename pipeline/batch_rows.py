@@ -102,6 +102,18 @@ def cheap_sizes(
     return None
 
 
+def why_no_rows(batch: Batch | None, points: Sequence[PointInfo]) -> str:
+    """Why no rows are checked where there is no batch, or `cheap_sizes` finds nothing."""
+    if batch is None:
+        return "no dim is the first axis, and no other, of what goes in and comes out"
+    ran = [info.sizes for info in points if info.compared]
+    if not ran:
+        return "no size was compared"
+    if any(batch.at(sizes, batch.dim.min, batch.dim.min, batch.dim.max) for sizes in ran):
+        return "two rows are over the memory limit"
+    return f"dim {batch.dim.name} allows no two rows"
+
+
 @dataclass(frozen=True)
 class RowsFound:
     """The check, and what was found against it, by part; also where that is forgiven."""

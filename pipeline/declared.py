@@ -68,6 +68,12 @@ def engine_tolerance_of(manifest: Manifest) -> Tolerance | None:
     return None if t is None else Tolerance(t.rtol, t.atol, t.why)
 
 
+def engine_tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
+    """The tolerance that every output of the engine is held to, by its name."""
+    own = engine_tolerance_of(manifest)
+    return {name: own or tolerance for name, tolerance in tolerances_of(manifest).items()}
+
+
 def tolerance_info(tolerance: Tolerance | None) -> ToleranceInfo | None:
     """A tolerance as a manifest has it."""
     if tolerance is None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline import compare
 from pipeline.artifact import PLAN
-from pipeline.batch_rows import Batch, check_rows
+from pipeline.batch_rows import ROWS, Batch, check_rows
 from pipeline.compare import Announce, Job, Runs
 from pipeline.declared import profiles_of
 from pipeline.engine_checks import Subject, check_engine
@@ -59,6 +59,12 @@ def _found(module: str) -> bool:
         return False
 
 
+def engine_name(profiles: Sequence[Profile], number: int) -> str:
+    """What an engine's run in one of its profiles is called."""
+    one = len(profiles) == 1
+    return compare.ENGINE if one else f"{compare.ENGINE}-{profiles[number].name}"
+
+
 @dataclass(frozen=True)
 class Engine:
     """An engine that was opened for the comparison.
@@ -73,8 +79,7 @@ class Engine:
 
     def name(self, number: int) -> str:
         """What its run in a profile is called."""
-        one = len(self.profiles) == 1
-        return compare.ENGINE if one else f"{compare.ENGINE}-{self.profiles[number].name}"
+        return engine_name(self.profiles, number)
 
     def subject(self, number: int) -> Subject:
         """The engine in one profile."""
@@ -170,7 +175,13 @@ def run_engine(
                 job.tolerances(subject.name),
             )  # fmt: skip
             if batch is not None and ran:
-                done.checks += _rows(subject, batch, profile, ran, job, forgiven)
+                rows = _rows(subject, batch, profile, ran, job, forgiven)
+                done.checks += rows
+                if not rows:
+                    done.notes.append(
+                        f"{ROWS} of {subject.name} were not checked: profile {profile.name} allows "
+                        "no two rows at the sizes that ran"
+                    )
     return done
 
 

@@ -12,7 +12,7 @@ from pipeline.artifact import MODEL, Artifact
 from pipeline.compare import Announce, is_engine
 from pipeline.declared import (
     dims_of,
-    engine_tolerance_of,
+    engine_tolerances_of,
     inputs_of,
     profiles_of,
     tolerances_of,
@@ -106,7 +106,7 @@ def _engine(
     target = find_target(new.target.name)
     if why_not_run(artifact.path, target, new):
         return []
-    tolerance = _engine_tolerances(before)
+    tolerance = engine_tolerances_of(before)
     lines: list[str] = []
     with opened(artifact.path, new, plugins) as engine:
         for number, profile in enumerate(engine.profiles):
@@ -169,12 +169,6 @@ def _error(want: np.ndarray, got: np.ndarray | None, tolerance: Tolerance) -> tu
     return far, float(parts.max(initial=0.0))
 
 
-def _engine_tolerances(manifest: Manifest) -> dict[str, Tolerance]:
-    """What each output of the engine is held to."""
-    own = engine_tolerance_of(manifest)
-    return {name: own or tolerance for name, tolerance in tolerances_of(manifest).items()}
-
-
 def _last_run(artifact: Artifact) -> str:
     """The stored run that speaks for an artifact: its rewritten model's, else the exported's."""
     return compare.REWRITTEN if MODEL in artifact.manifest.files else compare.EXPORTED
@@ -218,7 +212,7 @@ def _widened(new: Manifest, old: Manifest) -> list[str]:
     """Tolerances that are wider than they were."""
     pairs = [("", tolerances_of(new), tolerances_of(old))]
     if old.precision == new.precision and (old.engine_tolerance or new.engine_tolerance):
-        pairs.append((" of the engine", _engine_tolerances(new), _engine_tolerances(old)))
+        pairs.append((" of the engine", engine_tolerances_of(new), engine_tolerances_of(old)))
     return [
         f"tolerance of {name}{whose} widened: rtol {b.rtol} to {a.rtol}, atol {b.atol} to {a.atol}"
         for whose, now, before in pairs

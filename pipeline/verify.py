@@ -21,17 +21,26 @@ from pipeline.artifact import (
     hash_file,
     reproduce_script,
 )
-from pipeline.batch_rows import Batch, RunAll, cheap_sizes, check_models, find_batch
+from pipeline.batch_rows import (
+    ROWS,
+    Batch,
+    RunAll,
+    cheap_sizes,
+    check_models,
+    find_batch,
+    why_no_rows,
+)
 from pipeline.compare import Job, Plan, RunFailed, Runs, profile_of
 from pipeline.declared import (
     dims_of,
     engine_tolerance_of,
+    engine_tolerances_of,
     inputs_of,
     profiles_of,
     tolerances_of,
 )
 from pipeline.dims import solve_sizes
-from pipeline.engine_runs import opened, run_engine, why_not_run
+from pipeline.engine_runs import engine_name, opened, run_engine, why_not_run
 from pipeline.errors import ArtifactError, InputError
 from pipeline.gpu import Gpu, find_gpu
 from pipeline.keys import versions
@@ -111,7 +120,9 @@ def compare_stage(
     except RunFailed as error:
         raise explain.failed_run(error, folder, manifest, module, feeds, seed) from error
     with watch("batch rows"):
-        batch, checks, forgiven = _rows_of_models(folder, manifest, plan, job, module, seed)
+        batch, checks, forgiven, unasked = _rows_of_models(
+            folder, manifest, plan, job, module, seed
+        )
     engine_why = why_not_run(folder, target, manifest)
     if not engine_why:
         with opened(folder, manifest, plugins) as engine:
@@ -122,13 +133,15 @@ def compare_stage(
         pairs += [(held, name) for name in ran.runs for held in {compare.REWRITTEN: 0, base: 0}]
         engine_why = ran.missing
     with watch("polygraphy compare"):
-        info = compare.conclude(plan, runs, pairs, job, notes)
+        info = compare.conclude(plan, runs, pairs, job, [*unasked, *notes])
     if not info.passed:
         info = explain.disagreement(info, folder, manifest, module, feeds, announce)
     info = compare.with_checks(info, checks)
     with watch("polygraphy store"):
-        _store(folder, manifest, plan.run, feeds, runs, later)
-    return _noted(manifest, info, plan.run, engine_why), dict(watch.seconds)
+        left = _store(folder, manifest, plan.run, feeds, runs, later)
+    return _noted(manifest, replace(info, notes=(*info.notes, *left)), plan.run, engine_why), dict(
+        watch.seconds
+    )
 
 
 def _job(
@@ -202,14 +215,15 @@ def _rows_of_models(
     job: Job,
     module: torch.nn.Module | None,
     seed: int,
-) -> tuple[Batch | None, list[CheckInfo], frozenset[str]]:
-    """The batch, if there is one; the checks of the ONNX files' rows at the cheapest sizes; and
-    what of it the model means."""
+) -> tuple[Batch | None, list[CheckInfo], frozenset[str], list[str]]:
+    """The batch, if there is one; the checks of the ONNX files' rows at the cheapest sizes; what of
+    it the model means; and a note where there are no checks."""
     outputs = {o.name: o.shape for o in manifest.outputs}
     batch = find_batch(inputs_of(manifest), outputs, manifest.rules)
     found = batch and cheap_sizes(batch, plan.infos, job.memory_limit)
     if not batch or not found:
-        return batch, [], frozenset()
+        why = why_no_rows(batch, plan.infos)
+        return batch, [], frozenset(), [f"{ROWS} were not checked: {why}"]
     sizes, smaller = found
     exported, model = folder / EXPORTED, folder / MODEL
     models: dict[str, RunAll] = {compare.EXPORTED: partial(compare.run_onnx, exported)}
@@ -217,7 +231,7 @@ def _rows_of_models(
         models[compare.REWRITTEN] = partial(compare.run_onnx, model)
     torch_run = module and partial(compare.run_torch, module, list(outputs))
     checks, forgiven = check_models(batch, sizes, smaller, models, torch_run, job.tolerance, seed)
-    return batch, checks, forgiven
+    return batch, checks, forgiven, []
 
 
 def _groups(
@@ -238,18 +252,30 @@ def _store(
     feeds: Sequence[Feed],
     runs: Runs,
     later: Sequence[StoredPoint],
-) -> None:
+) -> list[str]:
     """Stores inputs and outputs in Polygraphy's format, and the script that compares them again;
-    what was stored before goes."""
+    what was stored before goes.
+
+    Returns a note for every run whose outputs in a profile are left out, since not all of them are
+    there: Polygraphy wants outputs for all inputs of a file.
+    """
+    notes = []
     shutil.rmtree(folder / COMPARISON, ignore_errors=True)
     if later:
         waiting = [point.outputs for point in later]
         place = folder / COMPARISON / LATER
         store_run(place, [point.feed for point in later], compare.TORCH, waiting)
     stored = []
-    for name, number, mine in _groups(profiles_of(manifest), run):
+    profiles = profiles_of(manifest)
+    for name, number, mine in _groups(profiles, run):
         for runner, outputs in runs.items():
-            if not all(outputs[n] for n in mine):  # an engine's profile without these sizes
+            missing = sum(not outputs[n] for n in mine)
+            if missing:  # an engine's profile without these sizes, or too little memory
+                if number is not None and runner == engine_name(profiles, number):
+                    notes.append(
+                        f"outputs of {runner} are not stored: {missing} of {len(mine)} sizes of "
+                        f"profile {name} did not run"
+                    )
                 continue
             place = folder / COMPARISON / name
             if runner == compare.REWRITTEN and outputs is runs[compare.EXPORTED]:
@@ -264,10 +290,12 @@ def _store(
         flavour=manifest.target.flavour,
         models=[name for name in (EXPORTED, MODEL) if (folder / name).is_file()],
         plan=PLAN if (folder / PLAN).is_file() else None,
+        engine_tolerances=engine_tolerances_of(manifest),
     )
     script = fresh(folder / REPRODUCE)
     script.write_text(text)
     script.chmod(0o755)
+    return notes
 
 
 def _stored(

@@ -198,6 +198,9 @@ def test_a_size_that_does_not_fit_into_the_gpu(
     assert note.startswith("engine was not compared at max (h=40,w=40): at h=40, w=40: 9 GiB")
     told = checks(report)["engine", "determinism"].detail
     assert told == "3 runs at each of 6 sizes: equal to the bit"
+    notes = report.manifest.comparison.notes
+    assert "outputs of engine are not stored: 1 of 7 sizes of profile default did not run" in notes
+    assert not (artifact / "comparison" / "default" / "engine.json").exists()
 
     def always(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
         del stand, outputs
@@ -207,6 +210,46 @@ def test_a_size_that_does_not_fit_into_the_gpu(
     manifest = run_verify(artifact).manifest
     assert not manifest.engine_compared
     assert manifest.engine_compared_why == "no size of profile default was compared"
+
+
+def test_why_no_rows_are_checked(tmp_path: Path, stand: Callable[[Fault], None]) -> None:
+    def notes(report: Report) -> list[str]:
+        assert report.manifest.comparison is not None
+        return [n for n in report.manifest.comparison.notes if n.startswith("batch rows")]
+
+    stand(none)
+    fixed = tiny.of(lambda x: x.tanh(), shape=(1, 3, Dim("w", 4, 6, 9)))
+    assert notes(run(Config(fixed, out=tmp_path / "a"))) == [
+        "batch rows were not checked: no dim is the first axis, and no other, of what goes in and "
+        "comes out"
+    ]
+    b, w = Dim("b", 1, 3, 4), Dim("w", 4, 6, 9)
+    profiles = (Profile("one", {"b": (1, 1, 1)}), Profile("all"))
+    spec = tiny.of(lambda x: x.tanh(), shape=(b, 3, w), outputs=(Output("y", (b, 3, w)),))
+    spec = dataclasses.replace(spec, profiles=profiles)
+    done = run(Config(spec, out=tmp_path / "b"))
+    assert notes(done) == [
+        "batch rows of engine-one were not checked: profile one allows no two rows at the sizes "
+        "that ran"
+    ]
+    assert ("engine-all", "batch rows") in checks(done)
+    assert done.manifest.comparison is not None
+    least = min(point.estimate_bytes for point in done.manifest.comparison.points)
+    tight = notes(run_verify(tmp_path / "b", memory_limit=least))
+    assert tight[0] == "batch rows were not checked: two rows are over the memory limit"
+
+
+def test_the_script_holds_the_engine_to_its_own_tolerance(
+    artifact: Path, stand: Callable[[Fault], None]
+) -> None:
+    stand(none)
+    refinish(artifact, precision="tf32")
+    run_verify(artifact, engine_tolerance=Tolerance(0.02, 0.03, "wide"))
+    lines = (artifact / "reproduce.sh").read_text().splitlines()
+    engine = [line for line in lines if "--trt" in line]
+    others = [line for line in lines if "--onnxrt" in line]
+    assert engine and all("--rtol 0.02 --atol 0.03" in line for line in engine)
+    assert others and all("--rtol 0.0001 --atol 1e-05" in line for line in others)
 
 
 class TestAgainst:
