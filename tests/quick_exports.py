@@ -7,7 +7,6 @@ it registers is its own; tests/test_export.py holds the copy against torch's own
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
@@ -21,12 +20,15 @@ def keep_table() -> None:
         return
     own = module.ONNXRegistry.from_torchlib.__func__
 
-    @functools.cache
-    def made(registry: Any, **how: Any) -> Any:
-        return own(registry, **how)
+    made: dict[Any, Any] = {}
 
     def from_torchlib(registry: Any, **how: Any) -> Any:
-        kept, copy = made(registry, **how), registry()
+        # a library that is imported later brings ops that the table has only then (torchvision)
+        ops = len(sys.modules["torch"]._C._dispatch_get_all_op_names())
+        key = (ops, registry, *sorted(how.items()))
+        if key not in made:
+            made[key] = own(registry, **how)
+        kept, copy = made[key], registry()
         vars(copy).update(vars(kept))
         copy.functions = {target: list(known) for target, known in kept.functions.items()}
         return copy
