@@ -39,6 +39,7 @@ MANIFEST = "manifest.json"
 
 _CHUNK = 1 << 20
 _AGAIN = "; convert again"
+_BUILT = (PLAN, TIMING, REPRODUCE)
 # A folder is read again if it was replaced meanwhile; so many times in a row means a bug.
 _ATTEMPTS = 100
 
@@ -61,10 +62,13 @@ class Artifact:
     extra: tuple[str, ...] = ()
 
     @staticmethod
-    def open(path: Path, *, check: bool = True) -> Artifact:
+    def open(path: Path, *, check: bool = True, built: bool = True) -> Artifact:
         """Reads an artifact's manifest and, with `check`, all of its files.
 
         Manifest and files belong together even if the folder is replaced meanwhile.
+
+        Args:
+            built: check also what the build stage and those after it made.
 
         Raises:
             ArtifactError: there is no artifact, its manifest is cut or edited, or a file is
@@ -73,7 +77,7 @@ class Artifact:
         for _ in range(_ATTEMPTS):
             with _pinned(path) as folder:
                 try:
-                    artifact = _open(path, check)
+                    artifact = _open(path, check, built)
                 except ArtifactError:
                     if _is_at(folder, path):
                         raise
@@ -114,9 +118,10 @@ class Artifact:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise ArtifactError(f"{path}: can't be read: {error.strerror}{_AGAIN}") from error
+            advice = _advice(self.path, name)
+            raise ArtifactError(f"{path}: can't be read: {error.strerror}{advice}") from error
         found = FileInfo(hashlib.sha256(content).hexdigest(), len(content))
-        _compare(path, found, self.manifest.files[name])
+        _compare(path, found, self.manifest.files[name], _advice(self.path, name))
         return content
 
     def _file(self, name: str, stage: str) -> Path:
@@ -187,7 +192,7 @@ def _is_at(folder: int | None, path: Path) -> bool:
         return False
 
 
-def _open(path: Path, check: bool) -> Artifact:
+def _open(path: Path, check: bool, built: bool = True) -> Artifact:
     name = path / MANIFEST
     try:
         text = name.read_bytes()
@@ -201,8 +206,8 @@ def _open(path: Path, check: bool) -> Artifact:
         raise ArtifactError(f"{error}{_AGAIN}") from error
     for listed, stated in manifest.files.items():
         file = _inside(path, listed)
-        if check:
-            _check(file, stated)
+        if check and (built or not is_built(listed)):
+            check_file(file, stated, _advice(path, listed))
     extra = set(_names(path)) - manifest.files.keys() - {MANIFEST}
     return Artifact(path, manifest, tuple(sorted(extra)))
 
@@ -229,27 +234,38 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _check(path: Path, stated: FileInfo) -> None:
+def is_built(name: str) -> bool:
+    """Whether a file is made by the build stage or by one after it."""
+    return name in _BUILT or name.startswith(f"{COMPARISON}/")
+
+
+def _advice(folder: Path, name: str) -> str:
+    """What to do about a file that is not as it was written."""
+    return f"; copy it again, or `pipeline build {folder}`" if is_built(name) else _AGAIN
+
+
+def check_file(path: Path, stated: FileInfo, advice: str) -> None:
+    """Raises `ArtifactError`, which ends with the advice, unless a file is what is stated."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise ArtifactError(f"{path}: is not a plain file{_AGAIN}")
+            raise ArtifactError(f"{path}: is not a plain file{advice}")
         whole = status.st_size == stated.bytes
         found = hash_file(path) if whole else FileInfo("", status.st_size)
     except FileNotFoundError as error:
-        raise ArtifactError(f"{path}: is missing{_AGAIN}") from error
+        raise ArtifactError(f"{path}: is missing{advice}") from error
     except OSError as error:
         raise ArtifactError(f"{path}: can't be read: {error.strerror}") from error
-    _compare(path, found, stated)
+    _compare(path, found, stated, advice)
 
 
-def _compare(path: Path, found: FileInfo, stated: FileInfo) -> None:
+def _compare(path: Path, found: FileInfo, stated: FileInfo, advice: str) -> None:
     if found.bytes < stated.bytes:
         raise ArtifactError(
-            f"{path}: is cut short: {found.bytes} of {stated.bytes} bytes are there{_AGAIN}"
+            f"{path}: is cut short: {found.bytes} of {stated.bytes} bytes are there{advice}"
         )
     if found != stated:
-        raise ArtifactError(f"{path}: its content was changed after it was written{_AGAIN}")
+        raise ArtifactError(f"{path}: its content was changed after it was written{advice}")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pipeline.memory import default_limit
 from pipeline.profiles import Profile, parse_sizes
 from pipeline.reference import rebuilt, reference_module
 from pipeline.regression import regression
-from pipeline.reuse import first_changed, previous, sizes_compared, still
+from pipeline.reuse import drop_damaged, first_changed, previous, sizes_compared, still
 from pipeline.source import find_source
 from pipeline.spec import ModelSpec
 from pipeline.stages import Announce, measured
@@ -46,12 +46,14 @@ class Report:
         manifest: what stands in its ``manifest.json``.
         unchanged: True if nothing had to be done.
         regressions: what got worse against another artifact, one line each.
+        notes: what else is to be said of that check, one line each.
     """
 
     path: Path
     manifest: Manifest
     unchanged: bool = False
     regressions: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -219,8 +221,12 @@ def run_build(
     plugins: Sequence[str] = (),
     effort: Effort = DEFAULT_EFFORT,
 ) -> Report:
-    """The build stage alone, for the target that the artifact was rewritten for."""
-    manifest = Artifact.open(place).manifest
+    """The build stage alone, for the target that the artifact was rewritten for.
+
+    Only what the build reads has to be whole: a damaged plan is built anew, and damaged files of
+    the comparison go.
+    """
+    manifest = Artifact.open(place, built=False).manifest
     parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles)]
     for profile in parsed:
         profile.resolve(dims_of(manifest))
@@ -231,6 +237,8 @@ def run_build(
     check_effort(effort, target)
     with replacing(place, keep=True) as folder:
         still(folder, manifest, place)
+        for name in drop_damaged(folder, manifest):
+            announce(f"{name} is not as it was written: removed")
         done = measured(
             "build",
             announce,
@@ -304,8 +312,10 @@ def run_verify(
         good = done.comparison is not None and done.comparison.passed
         good = good and sizes_compared(manifest) <= sizes_compared(done) and held == manifest
         done = finish(folder, done if good else replace(done, keys={}))
-    lines = regression(Artifact.open(place), old, announce, plugins) if old is not None else []
-    return Report(place, done, regressions=lines)
+    if old is None:
+        return Report(place, done)
+    found = regression(Artifact.open(place), old, announce, plugins)
+    return Report(place, done, regressions=found.worse, notes=found.notes)
 
 
 def _reference(

@@ -16,7 +16,7 @@ from pipeline.artifact import PLAN
 from pipeline.batch_rows import ROWS, Batch, check_rows
 from pipeline.compare import Announce, Job, Runs
 from pipeline.declared import profiles_of
-from pipeline.engine_checks import Subject, check_engine
+from pipeline.engine_checks import Run, Subject, check_engine
 from pipeline.errors import OutOfMemory
 from pipeline.gpu import find_gpu, why_not
 from pipeline.manifest import CheckInfo, Manifest
@@ -159,7 +159,9 @@ def run_engine(
         subject = engine.subject(number)
         allowed = [n for n, point in enumerate(points) if profile.allows(point.sizes)]
         some = [points[n] for n in allowed]
-        run = map(_within_memory(subject, done.notes), (feeds[n] for n in allowed), some)
+        run = map(
+            within_memory(subject.name, subject.run, done.notes), (feeds[n] for n in allowed), some
+        )
         found = compare.collect(subject.name, run, some, announce, watch)
         outputs: list[Feed] = [{} for _ in points]
         for n, output in zip(allowed, found, strict=True):
@@ -185,19 +187,19 @@ def run_engine(
     return done
 
 
-def _within_memory(
-    subject: Subject, notes: list[str]
+def within_memory(
+    name: str, run: Run, notes: list[str]
 ) -> Callable[[Feed, Point], dict[str, np.ndarray]]:
     """Runs the engine; nothing, and a note, where the GPU's memory does not suffice."""
 
-    def run(feed: Feed, point: Point) -> dict[str, np.ndarray]:
+    def tried(feed: Feed, point: Point) -> dict[str, np.ndarray]:
         try:
-            return subject.run(feed)
+            return run(feed)
         except OutOfMemory as error:
-            notes.append(f"{subject.name} was not compared at {point}: {error}")
+            notes.append(f"{name} was not compared at {point}: {error}")
             return {}
 
-    return run
+    return tried
 
 
 def _rows(

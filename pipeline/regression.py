@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from pipeline.declared import (
 )
 from pipeline.dims import solve_sizes
 from pipeline.engine_checks import apart
-from pipeline.engine_runs import opened, why_not_run
+from pipeline.engine_runs import opened, why_not_run, within_memory
 from pipeline.errors import ArtifactError, InputError
 from pipeline.judge import judge
 from pipeline.manifest import Manifest
@@ -35,6 +35,29 @@ _PART, _TIMES = 0.25, 4.0
 
 
 @dataclass(frozen=True)
+class Regression:
+    """What came of the check, one line each.
+
+    Args:
+        worse: what got worse; nothing means nothing.
+        notes: what was not compared; and if nothing got worse, what was.
+    """
+
+    worse: Sequence[str]
+    notes: Sequence[str] = ()
+
+
+@dataclass
+class _EngineFound:
+    """What the new engine does worse, and at how many of the old points it ran."""
+
+    worse: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ran: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class _Old:
     """A stored point of the old artifact whose inputs the new one takes."""
 
@@ -44,8 +67,8 @@ class _Old:
 
 def regression(
     artifact: Artifact, old: Artifact, announce: Announce, plugins: Sequence[str] = ()
-) -> list[str]:
-    """What got worse from `old` to `artifact`, one line each; nothing means nothing.
+) -> Regression:
+    """What got worse from `old` to `artifact`.
 
     The new model, and the new engine where one runs here, run on the old one's stored inputs,
     wherever they are still taken. The model's outputs are held against the old model's stored
@@ -59,7 +82,7 @@ def regression(
     new, before = artifact.manifest, old.manifest
     lines = _declarations(new, before)
     if any(line.startswith("inputs:") for line in lines):
-        return lines  # nothing to feed
+        return Regression(lines)  # nothing to feed
     usable, refused = _usable(new, old)
     lines += [f"an input of the old artifact is refused: {text}" for text in refused]
     bind_polygraphy(find_target(new.target.name))
@@ -73,7 +96,15 @@ def regression(
         lines += [f"{r.output} at {each.point}: {r.why}" for r in wrong if not r.passed]
         if not any(not r.passed for r in wrong):
             lines += _worse("the model", before, each, output, [last], tolerances_of(before))
-    return lines + _engine(artifact, before, usable, announce, plugins)
+    engine = _engine(artifact, before, usable, announce, plugins)
+    lines += engine.worse
+    if lines:
+        return Regression(lines, engine.notes)
+    count = "1 size" if len(usable) == 1 else f"{len(usable)} sizes"
+    ran = f"engine {'compared' if engine.ran else 'not compared'}{engine.why and f': {engine.why}'}"
+    return Regression(
+        [], [*engine.notes, f"no regression against {old.path}: {count} compared, {ran}"]
+    )
 
 
 def _usable(new: Manifest, old: Artifact) -> tuple[list[_Old], list[str]]:
@@ -100,26 +131,31 @@ def _engine(
     usable: Sequence[_Old],
     announce: Announce,
     plugins: Sequence[str],
-) -> list[str]:
-    """What the new engine does worse; nothing where it does not run here."""
+) -> _EngineFound:
+    """What the new engine does worse; nothing where it does not run here, or not within memory."""
     new = artifact.manifest
     target = find_target(new.target.name)
-    if why_not_run(artifact.path, target, new):
-        return []
+    found = _EngineFound(why=why_not_run(artifact.path, target, new))
+    if found.why:
+        return found
     tolerance = engine_tolerances_of(before)
-    lines: list[str] = []
     with opened(artifact.path, new, plugins) as engine:
         for number, profile in enumerate(engine.profiles):
             subject = engine.subject(number)
             mine = [each for each in usable if profile.allows(each.point.sizes)]
             points = [each.point for each in mine]
-            results = map(subject.run, [each.stored.feed for each in mine])
             name = f"new {subject.name}"
+            run = within_memory(name, subject.run, found.notes)
+            results = map(run, [each.stored.feed for each in mine], points)
             outputs = compare.collect(name, results, points, announce, Stopwatch())
             for each, output in zip(mine, outputs, strict=True):
+                if not output:  # no room for it here; noted
+                    continue
+                found.ran += 1
                 runs = [name for name in each.stored.outputs if is_engine(name)]
-                lines += _worse(f"the {subject.name}", before, each, output, runs, tolerance)
-    return lines
+                what = f"the {subject.name}"
+                found.worse += _worse(what, before, each, output, runs, tolerance)
+    return found
 
 
 def _worse(

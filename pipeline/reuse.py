@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.artifact import MANIFEST, Artifact
+from pipeline.artifact import COMPARISON, MANIFEST, PLAN, Artifact, check_file, is_built
 from pipeline.errors import ArtifactError, InputError
 from pipeline.keys import STAGES
 from pipeline.manifest import Manifest
@@ -18,6 +19,35 @@ def still(folder: Path, manifest: Manifest, place: Path) -> None:
     """
     if Manifest.from_json((folder / MANIFEST).read_bytes()) != manifest:
         raise InputError(f"{place}: another conversion replaced it meanwhile; run again")
+
+
+def drop_damaged(folder: Path, manifest: Manifest) -> list[str]:
+    """Removes what the build stage and those after it made, where it is not what the manifest
+    lists, so that no later manifest vouches for it; with stored inputs or torch's outputs goes all
+    that is stored beside them.
+
+    Args:
+        folder: what was carried over.
+
+    Returns:
+        What was removed or missing, the plan aside.
+    """
+    found: dict[str, None] = {}
+    for name, stated in manifest.files.items():
+        path = folder / name
+        if not is_built(name):
+            continue
+        try:
+            check_file(path, stated, "")
+        except ArtifactError:
+            stored = name.startswith(f"{COMPARISON}/") and path.stem in ("inputs", "torch")
+            path = path.parent if stored else path
+            found[path.relative_to(folder).as_posix()] = None
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    return [name for name in found if name != PLAN]
 
 
 def sizes_compared(manifest: Manifest) -> set[tuple[tuple[str, int], ...]]:

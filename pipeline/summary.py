@@ -30,6 +30,7 @@ def report_json(report: Report) -> str:
         "ok": report.ok,
         "unchanged": report.unchanged,
         "regressions": list(report.regressions),
+        "notes": list(report.notes),
         "manifest": json.loads(report.manifest.to_json()),
     }
     return json.dumps(content, indent=2)
@@ -45,6 +46,7 @@ def report_text(report: Report) -> str:
         )
         return "\n".join(parts)
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
+    parts += report.notes
     parts += [f"REGRESSION {line}" for line in report.regressions]
     return "\n\n".join(part for part in parts if part)
 

@@ -387,6 +387,8 @@ def test_finish_takes_plain_files_only(tmp_path: Path, kind: str) -> None:
 
 # tampering
 
+AGAIN = "copy it again, or `pipeline build {}`"
+
 
 def test_no_such_folder(place: Path) -> None:
     assert "there is no such folder" in refusal(place / "none")
@@ -400,8 +402,9 @@ def test_a_flipped_bit(place: Path, name: str) -> None:
     for index in {0, len(content) // 2, len(content) - 1}:
         content[index] ^= 1
         (place / name).write_bytes(content)
+        advice = "convert again" if name == MODEL else AGAIN.format(place)
         assert refusal(place) == (
-            f"{place}/{name}: its content was changed after it was written; convert again"
+            f"{place}/{name}: its content was changed after it was written; {advice}"
         )
         with pytest.raises(ArtifactError, match="its content was changed"):
             Artifact.open(place, check=False).read(name)
@@ -410,7 +413,7 @@ def test_a_flipped_bit(place: Path, name: str) -> None:
 
 def test_a_cut_plan(place: Path) -> None:
     os.truncate(place / PLAN, 10)
-    said = f"{place}/{PLAN}: is cut short: 10 of 3000 bytes are there; convert again"
+    said = f"{place}/{PLAN}: is cut short: 10 of 3000 bytes are there; {AGAIN.format(place)}"
     assert refusal(place) == said
     with pytest.raises(ArtifactError, match="is cut short: 10 of 3000"):
         Artifact.open(place, check=False).read(PLAN)
@@ -423,7 +426,7 @@ def test_a_grown_plan(place: Path) -> None:
 
 def test_a_missing_file(place: Path) -> None:
     (place / PLAN).unlink()
-    assert refusal(place) == f"{place}/{PLAN}: is missing; convert again"
+    assert refusal(place) == f"{place}/{PLAN}: is missing; {AGAIN.format(place)}"
     with pytest.raises(ArtifactError, match="can't be read: No such file"):
         Artifact.open(place, check=False).read(PLAN)
 

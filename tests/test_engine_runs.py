@@ -30,7 +30,7 @@ from pipeline.gpu import Gpu
 from pipeline.manifest import CheckInfo, Manifest
 from pipeline.profiles import Profile
 from pipeline.spec import Output, Tolerance
-from pipeline.summary import report_text
+from pipeline.summary import report_json, report_text
 from pipeline.target import TARGETS
 
 RTX = TARGETS["rtx-1.7"]
@@ -266,6 +266,31 @@ class TestAgainst:
     def test_the_same_engine(self, artifact: Path, old: Path) -> None:
         report = run_verify(artifact, against=old)
         assert report.ok and report.regressions == []
+        said = f"no regression against {old}: 7 sizes compared, engine compared"
+        assert list(report.notes) == [said]
+        assert report_text(report).endswith(f"\n\n{said}")
+        assert json.loads(report_json(report))["notes"] == [said]
+
+    @pytest.mark.parametrize("room", [4 * 40 * 40, 0])
+    def test_an_old_size_that_does_not_fit_into_the_gpu(
+        self, artifact: Path, old: Path, stand: Callable[[Fault], None], room: int
+    ) -> None:
+        def full(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+            del stand
+            if outputs["y"].size >= room:
+                raise OutOfMemory("9 GiB are wanted, 1 GiB is free")
+
+        stand(full)
+        report = run_verify(artifact, against=old)
+        notes = [line for line in report.notes if "was not compared" in line]
+        where = "new engine was not compared at stored (h=40,w=40): 9 GiB are wanted, 1 GiB is free"
+        assert where in notes and len(notes) == (1 if room else 7)
+        if room:
+            assert report.ok and report.notes[-1].endswith("7 sizes compared, engine compared")
+        else:
+            assert report.regressions == [
+                "the engine was compared, is not any more: no size of profile default was compared"
+            ]
 
     def test_an_engine_that_got_worse(
         self, artifact: Path, old: Path, stand: Callable[[Fault], None]

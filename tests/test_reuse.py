@@ -17,8 +17,9 @@ from pipeline import driver
 from pipeline.artifact import Artifact
 from pipeline.compare import run_onnx
 from pipeline.config import Config
-from pipeline.driver import Report, run
+from pipeline.driver import Report, run, run_build, run_verify
 from pipeline.errors import (
+    ArtifactError,
     CompareError,
     InputError,
     TargetMissing,
@@ -196,3 +197,41 @@ def test_a_changed_closure_is_never_taken_for_unchanged(tmp_path: Path) -> None:
     assert not run(Config(made(3.0, key="3"), out=place)).unchanged
     assert run(Config(made(3.0, key="3"), out=place)).unchanged
     assert not run(Config(made(4.0, key="4"), out=place)).unchanged
+
+
+@pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(b"cut")])
+def test_a_build_mends_a_damaged_plan(artifact: Path, damage: Any) -> None:
+    damage(artifact / "engine.plan")
+    with pytest.raises(ArtifactError, match=r"; copy it again, or `pipeline build .*tiny`$"):
+        Artifact.open(artifact)
+    run_build(artifact)
+    assert Artifact.open(artifact).plan.stat().st_size > 1000
+    assert run_verify(artifact).ok
+
+
+@pytest.mark.parametrize("name", ["inputs", "torch"])
+def test_a_build_vouches_for_no_damaged_comparison(artifact: Path, name: str) -> None:
+    """Else the values that torch gave would be whatever is in the file."""
+    path = artifact / "comparison" / "default" / f"{name}.json"
+    path.write_text(path.read_text().replace("1", "2", 1))
+    said = Heard()
+    run_build(artifact, announce=said)
+    assert "comparison/default is not as it was written: removed" in said
+    assert not Artifact.open(artifact).comparison.joinpath("default").exists()
+    with pytest.raises(ArtifactError, match=r"no outputs of torch are stored .* give --torch"):
+        run_verify(artifact)
+
+
+def test_a_build_keeps_torchs_outputs_beside_a_damaged_run(artifact: Path) -> None:
+    path = artifact / "comparison" / "default" / "rewritten.json"
+    path.write_text(path.read_text().replace("1", "2", 1))
+    run_build(artifact)
+    assert run_verify(artifact).ok
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "exported.onnx"])
+def test_a_build_needs_what_comes_before_it(artifact: Path, name: str) -> None:
+    (artifact / name).unlink()
+    (artifact / "engine.plan").unlink()
+    with pytest.raises(ArtifactError, match=rf"{name}: is missing; convert again"):
+        run_build(artifact)

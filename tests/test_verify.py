@@ -190,6 +190,8 @@ class TestAgainst:
         report = run_verify(artifact, against=converted.path)
         assert report.ok
         assert report.regressions == []
+        start = f"no regression against {converted.path}: 7 sizes compared, engine "
+        assert report.notes[-1].startswith(start)
 
     def test_old_one_that_is_no_artifact(self, artifact: Path, tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match="no such folder"):
