@@ -109,11 +109,12 @@ def _classic_config(
         config.set_flag(trt.BuilderFlag.FP16)
         config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
         _mixed.apply(trt, network)
-    # Tactics of cuBLAS and cuDNN need these installed; those that are compiled at build time (JIT
-    # and edge-mask convolutions) cost a large part of the build (docs/build-cost.md)
-    config.set_tactic_sources(0)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    if target.version < (9,):  # later ones always do: every captured graph has a context
+    if target.version < (9,):
+        # Tactics of cuBLAS and cuDNN need these installed, and convolutions that are compiled at
+        # build time cost a large part of it (docs/build-cost.md). Later versions: not measured.
+        config.set_tactic_sources(0)
+        # every captured graph has a context of its own; later versions always allow that
         config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
     return config
 
