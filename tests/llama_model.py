@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import torch
-from raft_artifacts import make_artifact
 
 from pipeline.artifact import Artifact
 from pipeline.compare import run_torch
+from pipeline.config import Config
+from pipeline.driver import run
 from pipeline.models.llama import llama
 from pipeline.module import built
 from pipeline.spec import ModelSpec
@@ -21,10 +23,13 @@ CHUNK, PREFILL = {"batch": 3, "seq": 7, "past": 5}, {"batch": 3, "seq": 7, "past
 _CACHE = [f"past_{layer}_{kind}" for layer in (0, 1) for kind in ("key", "value")]
 
 
+_FOLDER = tempfile.TemporaryDirectory(prefix="llama-")  # until the tests end
+
+
 @cache
 def artifact() -> Artifact:
-    """What `make convert MODEL=llama` leaves."""
-    return make_artifact("llama")
+    """What `pipeline convert llama` leaves."""
+    return Artifact.open(run(Config("llama", out=Path(_FOLDER.name) / "llama")).path)
 
 
 @cache
