@@ -12,8 +12,9 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from beside import Done
 from onnx import helper
+from raft_artifacts import make_artifact
+from readme import Snippet
 
 from pipeline.artifact import Artifact
 from pipeline.compare import TORCH, run_onnx, run_torch
@@ -32,18 +33,14 @@ Feed = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module", params=list(FACTORIES))
-def artifact(
-    request: pytest.FixtureRequest,
-    raft_artifact: Callable[[], Artifact],
-    snippet: Callable[[int], Done],
-) -> Artifact:
+def artifact(request: pytest.FixtureRequest, snippet: Snippet) -> Artifact:
     """`raft` as `make convert MODEL=raft` makes it, `raft_small` as the README's first snippet: two
     updates, whose code is that of twelve."""
     if request.param == "raft":
-        return raft_artifact()
-    done = snippet(0)
-    assert done.code == 0, done.errors
-    return Artifact.open(done.folder / "artifacts" / "raft_small")
+        return make_artifact("raft")
+    done, folder = snippet(0)
+    assert done.returncode == 0, done.stderr
+    return Artifact.open(folder / "artifacts" / "raft_small")
 
 
 @pytest.fixture(scope="module")
