@@ -9,16 +9,17 @@ from __future__ import annotations
 import gc
 import importlib.util
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from beside import ROOT, SNIPPETS, Beside, Done
 from helpers import Run
 from quick_exports import keep_table
-from readme import Snippet, runner
 
+from pipeline.artifact import Artifact
 from pipeline.cli import main
 from pipeline.config import Config
 from pipeline.driver import Report, run
@@ -61,10 +62,26 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.line(f"{name}: needs {missing}")
 
 
-def pytest_collection_finish() -> None:
-    """What the imports made is no garbage: collections leave it out from here on (0.2 s each)."""
+BESIDE = Beside()
+NEEDS = {
+    "raft_artifact": ["raft"],
+    "snippet": [f"snippet{n}" for n in range(len(SNIPPETS))],
+    "foreign": ["foreign"],
+}
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts the long commands that a test asks for. What the imports made is no garbage:
+    collections leave it out from here on (0.2 s each)."""
     gc.collect()
     gc.freeze()
+    if not session.config.option.collectonly:
+        used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+        BESIDE.start(command for name in used & NEEDS.keys() for command in NEEDS[name])
+
+
+def pytest_sessionfinish() -> None:
+    BESIDE.close()
 
 
 def pytest_runtest_setup() -> None:
@@ -89,9 +106,27 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 @pytest.fixture(scope="session")
-def snippet(tmp_path_factory: pytest.TempPathFactory) -> Snippet:
-    """Runs a snippet of the README, the first time only."""
-    return runner(tmp_path_factory.mktemp)
+def raft_artifact() -> Callable[[], Artifact]:
+    """What `make convert MODEL=raft` leaves; waits for it."""
+
+    def converted() -> Artifact:
+        done = BESIDE.done("raft")
+        assert done.code == 0, done.errors
+        return Artifact.open(ROOT / "artifacts" / "raft")
+
+    return converted
+
+
+@pytest.fixture(scope="session")
+def snippet() -> Callable[[int], Done]:
+    """Waits for a snippet of the README, by its number."""
+    return lambda number: BESIDE.done(f"snippet{number}")
+
+
+@pytest.fixture(scope="session")
+def foreign() -> Callable[[], Done]:
+    """Waits for the README's conversion of a model of another library."""
+    return lambda: BESIDE.done("foreign")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -616,30 +617,43 @@ def run_script(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("exported", "model", "stored", "passes"),
-    [
-        (2.0, 2.0, 2.0, True),
-        (2.1, 2.0, 2.0, False),
-        (2.0, 2.1, 2.0, False),
-        (2.0, 2.0, 2.1, False),
-        (math.nan, math.nan, math.nan, False),
-    ],
+SCRIPTS = (  # the factors of exported.onnx, of model.onnx and of what is stored; whether it passes
+    (2.0, 2.0, 2.0, True),
+    (2.1, 2.0, 2.0, False),
+    (2.0, 2.1, 2.0, False),
+    (2.0, 2.0, 2.1, False),
+    (math.nan, math.nan, math.nan, False),
 )
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> list[subprocess.CompletedProcess[str]]:
+    """All `SCRIPTS`, two at once: each starts Python twice."""
+
+    def run(case: tuple[float, float, float, bool]) -> subprocess.CompletedProcess[str]:
+        exported, model, stored, _ = case
+        folder = tmp_path_factory.mktemp("script") / "- an 'odd' $(name)"
+        folder.mkdir()
+        save_model(folder / EXPORTED, exported)
+        save_model(folder / MODEL, model)
+        runs = save_runs(folder / "comparison", stored)
+        text = reproduce_script(runs, {"y": Tolerance(1e-4, 1e-5, "-")}, flavour="tensorrt_rtx")
+        (folder / REPRODUCE).write_text(text)
+        return run_script(folder / REPRODUCE)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, SCRIPTS))
+
+
+@pytest.mark.parametrize("number", range(len(SCRIPTS)), ids=lambda n: str(SCRIPTS[n]))
 def test_the_script_repeats_the_comparison(
-    tmp_path: Path, exported: float, model: float, stored: float, passes: bool
+    ended: list[subprocess.CompletedProcess[str]], number: int
 ) -> None:
-    folder = tmp_path / "- an 'odd' $(name)"
-    folder.mkdir()
-    save_model(folder / EXPORTED, exported)
-    save_model(folder / MODEL, model)
-    runs = save_runs(folder / "comparison", stored)
-    text = reproduce_script(runs, {"y": Tolerance(1e-4, 1e-5, "-")}, flavour="tensorrt_rtx")
-    (folder / REPRODUCE).write_text(text)
-    ended = run_script(folder / REPRODUCE)
-    assert ended.returncode == (0 if passes else 1), ended.stdout + ended.stderr
+    exported, model, stored, passes = SCRIPTS[number]
+    done = ended[number]
+    assert done.returncode == (0 if passes else 1), done.stdout + done.stderr
     # both models ran, also if the first one failed
-    outputs = ended.stdout.split("] RUNNING |")[1:]
+    outputs = done.stdout.split("] RUNNING |")[1:]
     assert ["Passed: 3/3" in output for output in outputs] == [exported == stored, model == stored]
 
 

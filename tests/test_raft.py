@@ -12,9 +12,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from beside import Done
 from onnx import helper
-from raft_artifacts import make_artifact
-from readme import Snippet
 
 from pipeline.artifact import Artifact
 from pipeline.compare import TORCH, run_onnx, run_torch
@@ -33,14 +32,18 @@ Feed = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module", params=list(FACTORIES))
-def artifact(request: pytest.FixtureRequest, snippet: Snippet) -> Artifact:
+def artifact(
+    request: pytest.FixtureRequest,
+    raft_artifact: Callable[[], Artifact],
+    snippet: Callable[[int], Done],
+) -> Artifact:
     """`raft` as `make convert MODEL=raft` makes it, `raft_small` as the README's first snippet: two
     updates, whose code is that of twelve."""
     if request.param == "raft":
-        return make_artifact("raft")
-    done, folder = snippet(0)
-    assert done.returncode == 0, done.stderr
-    return Artifact.open(folder / "artifacts" / "raft_small")
+        return raft_artifact()
+    done = snippet(0)
+    assert done.code == 0, done.errors
+    return Artifact.open(done.folder / "artifacts" / "raft_small")
 
 
 @pytest.fixture(scope="module")

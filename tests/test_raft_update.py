@@ -9,9 +9,9 @@ from typing import Any
 import onnx
 import pytest
 import torch
-from raft_artifacts import make_artifact
 from torch import Tensor, nn
 
+from pipeline.artifact import Artifact
 from pipeline.errors import InputError
 from pipeline.models._torchvision import import_torchvision
 from pipeline.models.raft import raft, raft_small
@@ -171,9 +171,11 @@ def test_sizes_that_it_does_not_take_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_graph_has_each_convolution_as_often_as_it_should() -> None:
+def test_graph_has_each_convolution_as_often_as_it_should(
+    raft_artifact: Callable[[], Artifact],
+) -> None:
     """In the ONNX of 12 updates: the context's once, and what reads h not behind a Concat."""
-    graph = onnx.load(make_artifact("raft").model).graph
+    graph = onnx.load(raft_artifact().model).graph
     maker = {name: node for node in graph.node for name in node.output}
     found: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import onnx.parser
 import pytest
-from raft_artifacts import ROOT, make
-from readme import BLOCKS, COMMANDS, README, SNIPPETS, Snippet
+from beside import COMMANDS, README, ROOT, SNIPPETS, Done, run_make
 
 from pipeline import cli
 from pipeline.artifact import Artifact
@@ -27,43 +26,29 @@ def test_first_block_is_the_two_commands() -> None:
 
 
 @pytest.mark.slow
-def test_make_convert_and_then_nothing_to_do() -> None:
-    first = make(*shlex.split(COMMANDS[0])[1:])
-    assert first.returncode == 0, first.stderr
-    artifact = Artifact.open(ROOT / "artifacts" / "raft")
+def test_make_convert_and_then_nothing_to_do(raft_artifact: Callable[[], Artifact]) -> None:
+    artifact = raft_artifact()
     assert artifact.manifest.comparison is not None and artifact.manifest.comparison.passed
-    again = make(*shlex.split(COMMANDS[0])[1:])
+    again = run_make(*shlex.split(COMMANDS[0])[1:])
     assert again.returncode == 0
     assert "Nothing changed since it was made" in again.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_snippets_run_as_they_stand(number: int, snippet: Snippet) -> None:
-    done, folder = snippet(number)
-    assert done.returncode == 0, done.stderr
-    (place,) = (folder / "artifacts").iterdir()
-    assert str(place.relative_to(folder)) in done.stdout
+def test_snippets_run_as_they_stand(number: int, snippet: Callable[[int], Done]) -> None:
+    done = snippet(number)
+    assert done.code == 0, done.errors
+    (place,) = (done.folder / "artifacts").iterdir()
+    assert str(place.relative_to(done.folder)) in done.output
     assert Artifact.open(place).plan.is_file()
 
 
 @pytest.mark.slow
-def test_the_foreign_model_converts_as_it_stands(tmp_path: Path) -> None:
-    (block,) = (text for kind, text in BLOCKS if kind == "sh" and "timm" in text)
-    packages = tmp_path / "packages"  # not into the environment that the tests run in
-    block = block.replace("pip install", f"pip install --target {packages}")
-    block = block.replace(".venv/bin/python", sys.executable)
-    path = os.pathsep.join([str(ROOT), str(packages)])
-    done = subprocess.run(
-        ["sh", "-ec", block],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
-    (place,) = (tmp_path / "artifacts").iterdir()
+def test_the_foreign_model_converts_as_it_stands(foreign: Callable[[], Done]) -> None:
+    done = foreign()
+    assert done.code == 0, done.errors
+    (place,) = (done.folder / "artifacts").iterdir()
     manifest = Artifact.open(place).manifest
     assert {d.name: (d.min, d.max) for d in manifest.dims} == {
         "batch": (1, 16), "h": (64, 320), "w": (64, 320),
@@ -88,7 +73,7 @@ def test_every_command_is_in_the_table() -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    done = make("help")
+    done = run_make("help")
     for target in ("setup", "convert", "test", "lint", "bench", "clean"):
         assert re.search(rf"^{target} ", done.stdout, re.MULTILINE)
 

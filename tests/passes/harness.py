@@ -24,11 +24,17 @@ def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def apply(p: Pass, model: onnx.ModelProto) -> tuple[onnx.ModelProto, PassResult]:
     """The model after one pass (the graph alone, without the stage)."""
-    model = inferred(model)
+    return apply_inferred(p, inferred(model))
+
+
+def apply_inferred(p: Pass, model: onnx.ModelProto) -> tuple[onnx.ModelProto, PassResult]:
+    """`apply` on what `inferred` gives, which stays as it is."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
     if p.level == "model":
-        result = p.run(model)
-        return model, result
-    graph = gs.import_onnx(model)
+        result = p.run(copy)
+        return copy, result
+    graph = gs.import_onnx(copy)
     result = p.run(graph)
     return gs.export_onnx(graph), result
 

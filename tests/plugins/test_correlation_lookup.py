@@ -20,11 +20,10 @@ from pipeline.errors import InputError
 from pipeline.models._torchvision import import_torchvision
 from pipeline.models.raft import raft, raft_small
 from pipeline.plugins._base import DOMAIN
-from pipeline.plugins.correlation_lookup import PLUGIN
 from pipeline.plugins.correlation_lookup.function import LEVELS, NAME, function
 from pipeline.plugins.correlation_lookup.torch_op import OnDemandCorrelation, correlation_lookup
 from pipeline.plugins.correlation_lookup.translation import TRANSLATIONS
-from pipeline.target import TARGETS, use
+from pipeline.target import TARGETS
 from pipeline.trial import attempt
 
 RTX = TARGETS["rtx-1.7"]
@@ -130,20 +129,6 @@ def test_inlined_body_builds(opset: int, half: bool) -> None:
     assert not outcome.failed, outcome
 
 
-def _peak_of_run(model: bytes, inputs: dict[str, np.ndarray]) -> int:
-    """In a child: bytes that the run takes beyond what the process had before."""
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    session.run(None, inputs)
-    return _status("VmHWM") - before
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's /proc")
 def test_memory_stays_far_below_the_volume() -> None:
     height, width, channels = 90, 160, 64
@@ -151,7 +136,7 @@ def test_memory_stays_far_below_the_volume() -> None:
     inputs = feed(arguments(1, channels, height, width))
     model = one_node(4, channels).SerializeToString()
     with Child() as child:
-        taken = child.call(f"{__name__}:_peak_of_run", model, inputs)
+        taken = child.call("lookup_in_child:peak_of_run", model, inputs)
     assert taken < volume / 8
 
 
@@ -226,30 +211,6 @@ def test_raft_goes_to_onnx_with_the_op_in_it() -> None:
             np.testing.assert_allclose(got, module(*images), rtol=0, atol=1e-4)
 
 
-def _build_with_plugin(model: bytes, shapes: dict[str, list[list[int]]]) -> dict[str, Any]:
-    """In a child with the plugin's registration: what parse and build say."""
-    trt = use(RTX)
-    PLUGIN.register(trt)
-    PLUGIN.register(trt)
-    builder = trt.Builder(trt.Logger(trt.Logger.INTERNAL_ERROR))
-    network = builder.create_network(1)
-    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.INTERNAL_ERROR))
-    if not parser.parse(model):
-        return {"errors": [parser.get_error(n).desc() for n in range(parser.num_errors)]}
-    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
-    for name, ranges in shapes.items():
-        profile.set_shape(name, *ranges)
-    assert config.add_optimization_profile(profile) == 0
-    plan = builder.build_serialized_network(network, config)
-    layers = [network.get_layer(n) for n in range(network.num_layers)]
-    return {
-        "plugins": sum(layer.type == trt.LayerType.PLUGIN_V3 for layer in layers),
-        "output": tuple(network.get_output(0).shape),
-        "half": network.get_output(0).dtype == trt.float16,
-        "plan": None if plan is None else bytes(plan),
-    }
-
-
 def build_with_plugin(model: onnx.ModelProto, channels: int) -> dict[str, Any]:
     shapes: dict[str, list[list[int]]] = {"features": [], "coordinates": []}
     for height, width in [(16, 16), (55, 128), (270, 480)]:
@@ -259,7 +220,7 @@ def build_with_plugin(model: onnx.ModelProto, channels: int) -> dict[str, Any]:
             shapes.setdefault(f"level_{n}", []).append([1, height >> n, width >> n, channels])
     with library_folder(RTX) as env, Child(env) as child:
         result: dict[str, Any] = child.call(
-            f"{__name__}:_build_with_plugin", model.SerializeToString(), shapes
+            "lookup_in_child:build_with_plugin", model.SerializeToString(), shapes
         )
     return result
 
