@@ -13,6 +13,7 @@ import numpy as np
 
 from pipeline.dims import Dim, Size, kept_rules, size_text
 from pipeline.engine_checks import apart
+from pipeline.errors import OutOfMemory
 from pipeline.expressions import DimExpr
 from pipeline.manifest import CheckInfo, PointInfo
 from pipeline.stored import Feed
@@ -147,6 +148,9 @@ def check_rows(
         tolerance: by output name.
         forgiven: parts that the reference fails, too: told, no fault.
         seed: for the inputs' values.
+
+    Raises:
+        OutOfMemory: an engine's sizes do not fit into the GPU's memory.
     """
     feed = {i.name: i.sample(sizes, seed) for i in batch.inputs}
     feeds = [
@@ -157,6 +161,8 @@ def check_rows(
     feeds += [] if smaller is None else [_with_rows(feed, batch, lambda a: a[:smaller])]
     try:
         plain, same, reverse, *less = [dict(outputs) for outputs in run(feeds)]
+    except OutOfMemory:  # says nothing about the rows
+        raise
     except Exception as error:  # every library has its own
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         return RowsFound(CheckInfo(ROWS, name, dict(sizes), False, f"fails: {first}"), {})

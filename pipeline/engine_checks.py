@@ -1,17 +1,20 @@
 """What an engine has to keep beside the numbers.
 
 The same inputs give the same outputs, at once and after other sizes, and every element of an
-output is written. What the rows of a batch have to keep is in `pipeline.batch_rows`.
+output is written. What the rows of a batch have to keep is in `pipeline.batch_rows`. A size that
+does not fit into the GPU's memory is no fault: it is noted, and the check is done at the others.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipeline.errors import OutOfMemory
 from pipeline.manifest import CheckInfo
 from pipeline.profiles import Point
 from pipeline.stored import Feed
@@ -37,6 +40,57 @@ class Subject:
     poisoned: Run
 
 
+@dataclass
+class Checked:
+    """The checks that were done, and a note for every size at which one was not, or for a check
+    that was done at none."""
+
+    checks: list[CheckInfo] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Fitting:
+    """At which sizes a check was done, and which do not fit into the GPU's memory.
+
+    Args:
+        check, run: their names.
+        done: at how many sizes.
+        full: the others, in words, each with the error.
+    """
+
+    check: str
+    run: str
+    done: int = 0
+    full: list[tuple[str, str]] = field(default_factory=list)
+
+    @contextmanager
+    def at(self, where: object) -> Iterator[None]:
+        """Counts the size if the block ends well; ends an `OutOfMemory` in it."""
+        try:
+            yield
+        except OutOfMemory as error:
+            self.full.append((str(where), str(error)))
+        else:
+            self.done += 1
+
+    @property
+    def sizes(self) -> str:
+        """Where it was done, in words."""
+        return f"{self.done} sizes" if self.done != 1 else "1 size"
+
+    def notes(self) -> list[str]:
+        """What was not done, and why."""
+        name = f"{self.check} of {self.run}: not done"
+        if self.done:
+            return [f"{name} at {where}: {why}" for where, why in self.full]
+        places = ", ".join(where for where, _ in self.full)
+        return [
+            f"{name}, no size fits into the GPU's memory: at {places}: {why}"
+            for _, why in self.full[:1]
+        ]
+
+
 def check_engine(
     subject: Subject,
     points: Sequence[Point],
@@ -44,8 +98,8 @@ def check_engine(
     first: Sequence[Feed],
     tolerance: Mapping[str, Tolerance],
     seed: int = 0,
-) -> list[CheckInfo]:
-    """Determinism, shuffled order and unwritten outputs, each over all points.
+) -> Checked:
+    """Determinism, shuffled order and unwritten outputs, each over all points that fit.
 
     Args:
         subject: the engine.
@@ -55,32 +109,49 @@ def check_engine(
         seed: of the order.
 
     Returns:
-        The three checks; none where there are no points.
+        The three checks, but for those that were done at no size; none where there are no points.
     """
+    found = Checked()
     if not points:
-        return []
-    worst = _Worst(tolerance)
-    for point, feed in zip(points, feeds, strict=True):
-        subject.run(feed)  # what other sizes left is not to be taken for chance
-        again = subject.run(feed)
-        for _ in range(_REPEATS - 1):
-            worst.add(point, again, subject.run(feed))
-    sizes = f"{len(points)} sizes" if len(points) != 1 else "1 size"
-    found = [worst.info(DETERMINISM, subject.name, f"{_REPEATS} runs at each of {sizes}")]
-    exact = not worst.differs
+        return found
+    fits, worst = Fitting(DETERMINISM, subject.name), _Worst(tolerance)
+    repeated: set[int] = set()
+    for n, (point, feed) in enumerate(zip(points, feeds, strict=True)):
+        with fits.at(point):
+            subject.run(feed)  # what other sizes left is not to be taken for chance
+            again = subject.run(feed)
+            for _ in range(_REPEATS - 1):
+                worst.add(point, again, subject.run(feed))
+            repeated.add(n)
+    if fits.done or worst.found[0]:
+        what = f"{_REPEATS} runs at each of {fits.sizes}"
+        found.checks.append(worst.info(fits.check, subject.name, what))
+    found.notes += fits.notes()
+    exact = repeated if not worst.differs else set()
 
+    fits = Fitting(UNWRITTEN, subject.name)
     holes: list[tuple[Point, str]] = []
     for point, feed, outputs in zip(points, feeds, first, strict=True):
-        holes += [(point, text) for text in _unwritten(outputs, subject.poisoned(feed))]
-    at, text = holes[0] if holes else (None, f"every element is written at each of {sizes}")
-    found.append(CheckInfo(UNWRITTEN, subject.name, dict(at.sizes) if at else {}, not holes, text))
+        with fits.at(point):
+            holes += [(point, text) for text in _unwritten(outputs, subject.poisoned(feed))]
+    if fits.done:
+        at, text = (
+            holes[0] if holes else (None, f"every element is written at each of {fits.sizes}")
+        )
+        sizes = dict(at.sizes) if at else {}
+        found.checks.append(CheckInfo(fits.check, subject.name, sizes, not holes, text))
+    found.notes += fits.notes()
 
+    fits, worst = Fitting(ORDER, subject.name), _Worst(tolerance)
     order = list(range(len(points)))
     random.Random(seed).shuffle(order)
-    worst = _Worst(tolerance, exact=exact)
     for n in order:
-        worst.add(points[n], first[n], subject.poisoned(feeds[n]))
-    found.append(worst.info(ORDER, subject.name, f"{sizes} in another order"))
+        with fits.at(points[n]):
+            worst.add(points[n], first[n], subject.poisoned(feeds[n]), exact=n in exact)
+    if fits.done:
+        what = f"{fits.sizes} in another order"
+        found.checks.append(worst.info(fits.check, subject.name, what))
+    found.notes += fits.notes()
     return found
 
 
@@ -88,7 +159,7 @@ def check_engine(
 class _Worst:
     """The largest difference between outputs that should be the same.
 
-    `exact`: any difference is one too many. `found`: whether it is too large, and how large it is.
+    `found`: whether it is too large, and how large it is; `exact`: whether any was too large.
     """
 
     tolerance: Mapping[str, Tolerance]
@@ -101,12 +172,14 @@ class _Worst:
     def differs(self) -> bool:
         return self.found[1] > 0
 
-    def add(self, point: Point, want: Feed, got: Feed) -> None:
+    def add(self, point: Point, want: Feed, got: Feed, *, exact: bool = False) -> None:
+        """Holds two runs at a point against each other; `exact`: any difference is too large."""
         for name in dict.fromkeys([*want, *got]):
             far, within = apart(want.get(name), got.get(name), self.tolerance[name])
-            found = (far > 0 and (self.exact or not within), far)
+            found = (far > 0 and (exact or not within), far)
             if found > self.found:
-                self.found, self.where, self.sizes = found, name, point.sizes
+                self.found, self.exact = found, exact
+                self.where, self.sizes = name, point.sizes
 
     def info(self, check: str, run: str, what: str) -> CheckInfo:
         bad, far = self.found

@@ -16,7 +16,7 @@ from pipeline.artifact import PLAN
 from pipeline.batch_rows import ROWS, Batch, check_rows
 from pipeline.compare import Announce, Job, Runs
 from pipeline.declared import profiles_of
-from pipeline.engine_checks import Run, Subject, check_engine
+from pipeline.engine_checks import Checked, Fitting, Run, Subject, check_engine
 from pipeline.errors import OutOfMemory
 from pipeline.gpu import find_gpu, why_not
 from pipeline.manifest import CheckInfo, Manifest
@@ -118,13 +118,19 @@ class EngineRuns:
         runs: its outputs in each profile, {} where the profile forbids the point.
         checks: beside the numbers.
         idle: profiles in which no point was run.
-        notes: points that did not fit into the GPU's memory.
+        notes: points, and sizes of checks, that did not fit into the GPU's memory; checks that
+            were not done.
     """
 
     runs: Runs = field(default_factory=dict)
     checks: list[CheckInfo] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def add(self, found: Checked) -> None:
+        """Takes over what came of checks."""
+        self.checks += found.checks
+        self.notes += found.notes
 
     @property
     def missing(self) -> str:
@@ -172,18 +178,11 @@ def run_engine(
         announce(f"{subject.name}: again, in another order, row by row")
         with watch("engine checks"):
             ran = [points[n] for n in mine]
-            done.checks += check_engine(
-                subject, ran, [feeds[n] for n in mine], [outputs[n] for n in mine],
-                job.tolerances(subject.name),
-            )  # fmt: skip
+            inputs, first = [feeds[n] for n in mine], [outputs[n] for n in mine]
+            held_to = job.tolerances(subject.name)
+            done.add(check_engine(subject, ran, inputs, first, held_to))
             if batch is not None and ran:
-                rows = _rows(subject, batch, profile, ran, job, forgiven)
-                done.checks += rows
-                if not rows:
-                    done.notes.append(
-                        f"{ROWS} of {subject.name} were not checked: profile {profile.name} allows "
-                        "no two rows at the sizes that ran"
-                    )
+                done.add(_rows(subject, batch, profile, ran, job, forgiven))
     return done
 
 
@@ -209,18 +208,35 @@ def _rows(
     points: Sequence[Point],
     job: Job,
     forgiven: Collection[str],
-) -> list[CheckInfo]:
-    """The rows of a batch near the profile's opt; nothing where it takes one row only."""
+) -> Checked:
+    """The rows of a batch near the profile's opt, else at the first sizes with two rows that fit
+    into the GPU's memory; a note in its place where there are none."""
     name = batch.dim.name
     low, opt, high = profile.ranges[name]
     opts = [point for point in points if point.sizes == profile.sizes(1)]
-    for point in [*opts, *points]:
-        found = batch.at(point.sizes, low, max(opt, point.sizes[name]), high)
-        if found is not None:
-            sizes, smaller = found
+    tries = [(point.sizes, max(opt, point.sizes[name])) for point in [*opts, *points]]
+    tries += [(point.sizes, low) for point in points]  # as few rows as there can be
+    fits = Fitting(ROWS, subject.name)
+    done = Checked()
+    tried: list[tuple[dict[str, int], int | None]] = []
+    for at, near in tries:
+        found = batch.at(at, low, near, high)
+        if found is None or found in tried:
+            continue
+        tried.append(found)
+        sizes, smaller = found
+        with fits.at(",".join(f"{k}={v}" for k, v in sizes.items())):
             check = check_rows(
                 subject.name, lambda feeds: map(subject.run, feeds), batch, sizes, smaller,
                 job.tolerances(subject.name), forgiven=forgiven,
             )  # fmt: skip
-            return [check.info]
-    return []
+            done.checks.append(check.info)
+        if done.checks:
+            break
+    if not tried:
+        done.notes.append(
+            f"{ROWS} of {subject.name} were not checked: profile {profile.name} allows no two "
+            "rows at the sizes that ran"
+        )
+    done.notes += fits.notes()
+    return done

@@ -14,7 +14,16 @@ import onnx.parser
 import pytest
 
 from pipeline.compare import run_onnx
-from pipeline.engine_checks import DETERMINISM, ORDER, UNWRITTEN, Subject, apart, check_engine
+from pipeline.engine_checks import (
+    DETERMINISM,
+    ORDER,
+    UNWRITTEN,
+    Checked,
+    Subject,
+    apart,
+    check_engine,
+)
+from pipeline.errors import EngineError, OutOfMemory
 from pipeline.manifest import CheckInfo
 from pipeline.profiles import Point
 from pipeline.stored import Feed
@@ -28,6 +37,7 @@ POINTS = [Point(f"size {n}", {"b": n}) for n in (1, 7, 3, 5, 2)]
 RNG = np.random.default_rng(0)
 FEEDS = [{"x": RNG.uniform(-1, 1, (p.sizes["b"], 4)).astype(F32)} for p in POINTS]
 Outputs = dict[str, np.ndarray]
+Fault = Callable[["Engine", Outputs], None]
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +72,16 @@ class Engine:
         return outputs
 
 
-def checked(engine: Engine) -> dict[str, CheckInfo]:
+def all_of(engine: Engine) -> Checked:
     subject = Subject("engine", engine.run, engine.poisoned)
     first = [engine.run(feed) for feed in FEEDS]
-    infos = check_engine(subject, POINTS, FEEDS, first, TOLERANCE)
-    assert [info.run for info in infos] == ["engine"] * 3
-    return {info.name: info for info in infos}
+    return check_engine(subject, POINTS, FEEDS, first, TOLERANCE)
+
+
+def checked(engine: Engine) -> dict[str, CheckInfo]:
+    done = all_of(engine)
+    assert [info.run for info in done.checks] == ["engine"] * 3 and not done.notes
+    return {info.name: info for info in done.checks}
 
 
 def none(engine: Engine, outputs: Outputs) -> None:
@@ -198,4 +212,80 @@ def test_other_shapes_types_and_whole_numbers_are_apart() -> None:
 
 def test_without_sizes_nothing_is_claimed() -> None:
     engine = Subject("engine", dict, dict)
-    assert check_engine(engine, [], [], [], TOLERANCE) == []
+    assert check_engine(engine, [], [], [], TOLERANCE) == Checked()
+
+
+FULL = "9 GiB are wanted, 1 GiB is free"
+
+
+def full(when: Callable[[Engine, Outputs], bool], error: type[Exception] = OutOfMemory) -> Fault:
+    """Runs out of memory after the first round, in which the outputs to compare came to be."""
+
+    def fault(engine: Engine, outputs: Outputs) -> None:
+        if engine.calls > len(FEEDS) and when(engine, outputs):
+            raise error(FULL)
+
+    return fault
+
+
+def test_a_size_that_does_not_fit_is_named_and_the_others_checked(right: list[Outputs]) -> None:
+    done = all_of(Engine(right, full(lambda _, outputs: len(outputs["y"]) == 7)))
+    assert [(info.name, info.passed, info.detail) for info in done.checks] == [
+        (DETERMINISM, True, "3 runs at each of 4 sizes: equal to the bit"),
+        (UNWRITTEN, True, "every element is written at each of 4 sizes"),
+        (ORDER, True, "4 sizes in another order: equal to the bit"),
+    ]
+    assert done.notes == [
+        f"{name} of engine: not done at size 7 (b=7): {FULL}"
+        for name in (DETERMINISM, UNWRITTEN, ORDER)
+    ]
+
+
+def test_where_no_size_fits_a_check_is_not_done(right: list[Outputs]) -> None:
+    done = all_of(Engine(right, full(lambda *_: True)))
+    assert done.checks == []
+    for name, note in zip((DETERMINISM, UNWRITTEN, ORDER), done.notes, strict=True):
+        start = f"{name} of engine: not done, no size fits into the GPU's memory: at "
+        assert note.startswith(start) and note.endswith(f": {FULL}")
+        places = note.removeprefix(start).removesuffix(f": {FULL}").split(", ")
+        assert sorted(places) == sorted(map(str, POINTS))
+
+
+def test_a_fault_where_it_fits_is_found(right: list[Outputs]) -> None:
+    def fault(engine: Engine, outputs: Outputs) -> None:
+        full(lambda _, outputs: len(outputs["y"]) == 7)(engine, outputs)
+        hole("y")(engine, outputs)
+
+    done = all_of(Engine(right, fault))
+    infos = {info.name: info for info in done.checks}
+    assert UNWRITTEN in failed(infos) and len(done.notes) == 3
+
+
+def test_a_difference_counts_though_a_later_run_does_not_fit(right: list[Outputs]) -> None:
+    def fault(engine: Engine, outputs: Outputs) -> None:
+        if engine.calls > len(FEEDS) + 3:
+            raise OutOfMemory(FULL)
+        outputs["y"][-1, -1] += engine.calls
+
+    done = all_of(Engine(right, fault))
+    assert [(info.name, info.passed) for info in done.checks] == [(DETERMINISM, False)]
+    assert done.checks[0].sizes == {"b": 1}
+
+
+def test_no_repeat_no_claim_that_repeats_are_equal(right: list[Outputs]) -> None:
+    """Where the repeats did not fit, the order is held to the tolerance, not to the bit."""
+
+    def fault(engine: Engine, outputs: Outputs) -> None:
+        if len(FEEDS) < engine.calls <= 2 * len(FEEDS):  # every size's first repeat
+            raise OutOfMemory(FULL)
+        outputs["y"][-1, -1] += 5e-5 * (engine.calls % 2)
+
+    done = all_of(Engine(right, fault))
+    assert {info.name for info in done.checks} == {UNWRITTEN, ORDER}
+    assert not failed({info.name: info for info in done.checks})
+    assert "y differs by up to 5" in done.checks[1].detail
+
+
+def test_other_errors_are_no_lack_of_memory(right: list[Outputs]) -> None:
+    with pytest.raises(EngineError, match="9 GiB"):
+        all_of(Engine(right, full(lambda *_: True, EngineError)))

@@ -212,6 +212,82 @@ def test_a_size_that_does_not_fit_into_the_gpu(
     assert manifest.engine_compared_why == "no size of profile default was compared"
 
 
+def test_checks_that_do_not_fit_into_the_gpu(
+    artifact: Path, stand: Callable[[Fault], None]
+) -> None:
+    """The comparison fits, and what comes after it does not: somebody else took the memory."""
+
+    def full(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        if stand.calls > 7 and outputs["y"].size >= room:
+            raise OutOfMemory("9 GiB are wanted, 1 GiB is free")
+
+    def seen(report: Report) -> tuple[set[str], list[str]]:
+        assert report.manifest.comparison is not None
+        done = {check.name for check in report.manifest.comparison.checks if check.run == "engine"}
+        return done, [n for n in report.manifest.comparison.notes if "not done" in n]
+
+    room = 4 * 40 * 40
+    stand(full)
+    report = run_verify(artifact)
+    assert report.ok and report.manifest.engine_compared and not failed(report)
+    done, notes = seen(report)
+    assert done == {"determinism", "unwritten outputs", "shuffled order"}
+    assert notes[0] == (
+        "determinism of engine: not done at max (h=40,w=40): 9 GiB are wanted, 1 GiB is free"
+    )
+    assert len(notes) == 3
+    assert notes[0] in report_text(report)
+    room = 0
+    report = run_verify(artifact)
+    assert report.ok and report.manifest.engine_compared
+    done, notes = seen(report)
+    assert not done and len(notes) == 3
+    start = (
+        "determinism of engine: not done, no size fits into the GPU's memory: at min (h=5,w=5), "
+    )
+    assert notes[0].startswith(start)
+    assert notes[0] in report_text(report) and "determinism of engine: 3 runs" not in report_text(
+        report
+    )
+
+
+def test_rows_that_do_not_fit_into_the_gpu(tmp_path: Path, stand: Callable[[Fault], None]) -> None:
+    b, w = Dim("b", 1, 3, 4), Dim("w", 4, 6, 9)
+    spec = tiny.of(lambda x: x.tanh(), shape=(b, 3, w), outputs=(Output("y", (b, 3, w)),))
+
+    stand(none)
+    whole = run(Config(spec, out=tmp_path / "a")).manifest.comparison
+    assert whole is not None
+    before = 7 * sum(point.compared for point in whole.points)  # once, and six times in checks
+
+    def full(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        if stand.calls > before and len(outputs["y"]) >= rows:
+            raise OutOfMemory("9 GiB are wanted")
+
+    rows = 3
+    stand(full)
+    report = run_verify(tmp_path / "a")
+    assert report.ok
+    assert {name for run, name in checks(report) if run == "engine"} == {
+        "determinism", "unwritten outputs", "shuffled order", "batch rows",
+    }  # fmt: skip
+    assert checks(report)["engine", "batch rows"].sizes["b"] == 2
+    assert checks(report)["engine", "batch rows"].passed
+    assert report.manifest.comparison is not None
+    notes = [n for n in report.manifest.comparison.notes if n.startswith("batch rows of engine")]
+    assert notes[0] == "batch rows of engine: not done at b=3,w=6: 9 GiB are wanted"
+    assert not [n for n in report.manifest.comparison.notes if n.startswith("determinism")]
+    rows = 1
+    report = run_verify(tmp_path / "a")
+    assert report.ok and ("engine", "batch rows") not in checks(report)
+    assert report.manifest.comparison is not None
+    (note,) = [n for n in report.manifest.comparison.notes if n.startswith("batch rows of engine")]
+    assert note.startswith(
+        "batch rows of engine: not done, no size fits into the GPU's memory: at b=3,w=6, "
+    )
+    assert note.endswith(": 9 GiB are wanted")
+
+
 def test_why_no_rows_are_checked(tmp_path: Path, stand: Callable[[Fault], None]) -> None:
     def notes(report: Report) -> list[str]:
         assert report.manifest.comparison is not None
