@@ -33,21 +33,37 @@ _FULL = ("out of memory", "outofmemory", "could not be allocated", "memory alloc
 _LOGS: dict[str, Log] = {}
 
 
+class _Lines(threading.local):
+    """What TensorRT said in this thread, since it was last cleared there; the last lines of it."""
+
+    def __init__(self) -> None:
+        self.said: deque[str] = deque(maxlen=30)
+
+
 class Log:
-    """TensorRT's complaints. There is one a process and flavour: TensorRT keeps the first logger
-    that it is given, whatever comes later."""
+    """TensorRT's complaints, by thread. There is one logger a process and flavour: TensorRT keeps
+    the first that it is given, whatever comes later.
+
+    TensorRT calls the logger in the thread whose call it complains about, so that an error is told
+    in the words of its own thread's calls. What threads say that Python did not start, perhaps
+    TensorRT's own, goes with the first error that has no words of its own.
+    """
 
     def __init__(self, trt: Any) -> None:
-        self._lines: deque[tuple[int, str]] = deque(maxlen=30)
-        lines, worst = self._lines, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
+        self._own = own = _Lines()
+        self._strays: deque[str] = deque(maxlen=30)
+        strays, worst = self._strays, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
 
         class Logger(trt.ILogger):  # type: ignore[misc]
             def __init__(self) -> None:
                 trt.ILogger.__init__(self)
 
             def log(self, severity: Any, message: str) -> None:
-                if severity in worst:
-                    lines.append((threading.get_ident(), message))
+                if severity not in worst:
+                    return
+                own.said.append(message)
+                if threading.get_ident() not in [thread.ident for thread in threading.enumerate()]:
+                    strays.append(message)
 
         self.logger = Logger()
 
@@ -59,15 +75,14 @@ class Log:
         return _LOGS[trt.__name__]
 
     def clear(self) -> None:
-        """Forgets what came before."""
-        self._lines.clear()
+        """Forgets what came before in this thread; nothing that another thread's call said."""
+        self._own.said.clear()
+        self._strays.clear()
 
     def error(self, what: str) -> EngineError:
-        """The error for something that failed, with TensorRT's own words."""
-        lines = list(self._lines)
-        mine = [text for thread, text in lines if thread == threading.get_ident()]
-        said = mine or [text for _, text in lines]
-        self._lines.clear()
+        """The error for something that failed in this thread, with TensorRT's own words."""
+        said = list(self._own.said) or list(self._strays)
+        self.clear()
         first = " ".join(said[0].split()) if said else "it does not say why"
         detail = "\n".join(said)
         if any(word in detail.lower() for word in _FULL):
