@@ -121,10 +121,11 @@ def _exported(
     module: torch.nn.Module | None = None
     base: dict[str, int] = {}
     if spec.onnx is None:
-        from pipeline.module import made
+        from pipeline.module import made, placed
 
         announce("trying sizes")
-        spec, module = made(spec, config.weights_path)
+        declared, (spec, module) = spec, made(spec, config.weights_path)
+        found += [Finding("dims", note) for note in placed(declared, module)]
         more, spec, runs_at = dims.tried(spec, module, config.seed)
         found += more
         base.update(runs_at)

@@ -20,7 +20,7 @@ from pipeline.dims import Dim, DimExpr, evaluate, shape_at, size_text
 from pipeline.errors import ConstraintError, ExportError
 from pipeline.examples import quiet
 from pipeline.guards import legal_sizes
-from pipeline.module import made, with_outputs
+from pipeline.module import made, placed, with_outputs
 from pipeline.narrow import explained, narrowed
 from pipeline.onnx_shapes import SymbolNames, apply_names, output_shapes
 from pipeline.padding import PaddedModule, add_padding, inner_inputs
@@ -49,7 +49,8 @@ class Exported:
         refinements: what was narrowed and why, in words.
         free: for each dynamic dim, the ONNX inputs and axes where it is free.
         library_seconds: time inside torch, by name of what was called.
-        notes: guards of torch.export that are not proved to hold at every size.
+        notes: inputs that are given by place; guards of torch.export that are not proved to hold
+            at every size.
     """
 
     spec: ModelSpec
@@ -80,14 +81,15 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     """
     watch = Stopwatch()
     with watch("model"):
-        spec, module = made(spec, weights)
+        declared, (spec, module) = spec, made(spec, weights)
+        notes = tuple(placed(declared, module))
     with watch("trying sizes"):
         spec, narrower = narrowed(spec, module, seed)
         spec, module = with_outputs(spec, module, seed)
         spec = with_tolerance(spec, module, seed)
     spec, program, refinements = _traced(spec, module, seed, watch)
     refinements = [*narrower, *refinements]
-    notes = tuple(f"guard {line}" for line in unproved(program, inner_inputs(spec), spec.rules))
+    notes += tuple(f"guard {line}" for line in unproved(program, inner_inputs(spec), spec.rules))
     names = SymbolNames.of(program, inner_inputs(spec))
     inner_shapes = output_shapes(program, names)
     if len(inner_shapes) != len(spec.outputs):

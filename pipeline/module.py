@@ -6,9 +6,8 @@ of tensors in the order of the spec's outputs, whatever the model itself takes a
 
 from __future__ import annotations
 
-import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,13 @@ import torch
 from pipeline.errors import ExportError, InputError, PipelineError
 from pipeline.examples import example_args, examples, quiet
 from pipeline.spec import ModelSpec
-from pipeline.structure import call_with, check_signature, leaves, output_names
+from pipeline.structure import (
+    by_name_or_place,
+    call_with,
+    check_signature,
+    leaves,
+    output_names,
+)
 from pipeline.tensors import Output
 
 
@@ -72,11 +77,24 @@ def made(spec: ModelSpec, weights: Path | None) -> tuple[ModelSpec, torch.nn.Mod
     # attention under a mask that is learnt has other strides where gradients are asked for, and
     # torch 2.13 fails at the view behind it (tests/test_module.py)
     module = _made(spec, weights).eval().requires_grad_(False)
-    spec = replace(spec, arguments=_by_place(spec.arguments, module))
+    arguments, _ = by_name_or_place(spec.name, module.forward, spec.arguments)
+    spec = replace(spec, arguments=arguments)
     check_signature(spec.name, module.forward, spec.arguments, len(spec.inputs))
     if spec.arguments is None:
         return spec, module
     return spec, FlatModule(module, spec.arguments, [i.name for i in spec.inputs])
+
+
+def placed(spec: ModelSpec, module: torch.nn.Module) -> list[str]:
+    """What `made` gave to the module by place, though the spec names it; one note, or none.
+
+    Args:
+        spec: as it was declared.
+        module: from `made`.
+    """
+    inner = module.model if isinstance(module, FlatModule) else module
+    _, note = by_name_or_place(spec.name, inner.forward, spec.arguments)
+    return [note] if note else []
 
 
 def with_outputs(
@@ -105,17 +123,6 @@ def with_outputs(
     if not plain and not isinstance(module, FlatModule):
         module = FlatModule(module, None, [i.name for i in spec.inputs])
     return replace(spec, outputs=tuple(map(Output, names))), module
-
-
-def _by_place(arguments: Any, module: torch.nn.Module) -> Any:
-    """Arguments by place where none of their names is a parameter of ``forward``."""
-    if not isinstance(arguments, Mapping):
-        return arguments
-    parameters = inspect.signature(module.forward).parameters
-    named = any(name in parameters for name in arguments)
-    if named or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return arguments
-    return tuple(arguments.values())
 
 
 def first_result(spec: ModelSpec, module: Callable[..., Any], seed: int) -> Any:

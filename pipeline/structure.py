@@ -7,9 +7,10 @@ after its place: ``past[0]["key"]`` is ``past_0_key``.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import InputError
@@ -104,6 +105,50 @@ def call_with(arguments: Any, values: Mapping[str, Any]) -> tuple[tuple[Any, ...
     """Positional and keyword arguments, made of the structure of names and the values by name."""
     built = mapped(arguments, lambda name: values[name])
     return ((), dict(built)) if isinstance(built, Mapping) else (tuple(built), {})
+
+
+def by_name_or_place(name: str, forward: Callable[..., Any], arguments: Any) -> tuple[Any, str]:
+    """Keyword arguments as they are, if ``forward`` has arguments of these names; the same by place
+    where it has no names that could be asked for (``*args``), and a note that says so.
+
+    Args:
+        name: of the model.
+        forward: the module's.
+        arguments: the structure of names; what is no mapping comes back as it is.
+
+    Raises:
+        InputError: a name that is none of the names that ``forward`` has; they are listed.
+    """
+    if not isinstance(arguments, Mapping):
+        return arguments, ""
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):
+        return tuple(arguments.values()), _placed(arguments, "does not say what it takes")
+    parameters = signature.parameters.values()
+    kinds = [p.kind for p in parameters]
+    known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    unknown = [word for word in arguments if word not in known]
+    first = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not unknown and inspect.Parameter.POSITIONAL_ONLY in kinds:
+        ordered = list(arguments) == first[: len(arguments)]  # else the call is refused
+        return (tuple(arguments.values()) if ordered else arguments), ""
+    if not unknown or inspect.Parameter.VAR_KEYWORD in kinds:
+        return arguments, ""
+    rest = inspect.Parameter.VAR_POSITIONAL in kinds
+    if rest and list(arguments)[: len(first)] == first:
+        why = f"is forward{signature}, which names none of them"
+        return tuple(arguments.values()), _placed(unknown, why)
+    close = difflib.get_close_matches(unknown[0], known, n=1)
+    raise InputError(
+        f"model {name}: its forward has no argument {unknown[0]!r}"
+        f"{f' (did you mean {close[0]!r}?)' if close else ''}; its arguments: "
+        f"{', '.join(known) or 'none'}"
+    )
+
+
+def _placed(names: Iterable[str], why: str) -> str:
+    return f"{', '.join(names)}: given by place, since the model's forward {why}"
 
 
 def check_signature(name: str, forward: Callable[..., Any], arguments: Any, count: int) -> None:

@@ -241,7 +241,12 @@ def test_modules_that_can_not_be_called() -> None:
         (
             spec_of(forward, {"x": X, "y": X2, "z": X3}),
             InputError,
-            "unexpected keyword",
+            "its forward has no argument 'z'; its arguments: x, y",
+        ),
+        (
+            spec_of(forward, {"a": X, "b": X2}),
+            InputError,
+            "its forward has no argument 'a'; its arguments: x, y",
         ),
         (spec_of(lambda _, x: (x, "text"), (X,)), InputError, "output[1] is of type str"),
         (spec_of(lambda *_: None, (X,)), InputError, "the model returns no tensor"),
@@ -258,6 +263,21 @@ def test_modules_that_can_not_be_called() -> None:
     ):
         with pytest.raises(InputError, match=words):
             built(ModelSpec("m", build, (X,), tolerance=TOLERANCE), None)  # type: ignore[arg-type, return-value]
+
+
+def test_what_is_given_by_place_is_told(tmp_path: Path) -> None:
+    def forward(_: Any, *tensors: Any) -> Any:
+        return tensors[0] * 2 + tensors[1]
+
+    spec = spec_of(forward, {"a": X, "b": X2})
+    done = export(spec, None, tmp_path / "m.onnx")
+    assert [i.name for i in done.spec.inputs] == ["x", "y"]
+    assert list(done.notes) == [
+        "a, b: given by place, since the model's forward is forward(*tensors: 'Any') -> 'Any', "
+        "which names none of them"
+    ]
+    plain = spec_of(lambda _, x: x * 2, {"x": X})
+    assert list(export(plain, None, tmp_path / "n.onnx").notes) == []
 
 
 def test_declared_outputs_have_to_be_as_many(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             del sys.modules[name]
 
 
-LINEAR = ("--input", "x:{n}x7", "--dim", "n=1:3:9")
+LINEAR = ("--input", "input:{n}x7", "--dim", "n=1:3:9")
 
 
 @pytest.mark.parametrize("form", ["nets_of_a_test:plain", "nets_of_a_test.py:plain"])
@@ -105,7 +105,7 @@ def test_a_module_of_ones_own(cli: Run, nets: Path, form: str) -> None:
 
 
 def test_dims_are_narrowed_unless_they_are_exact(cli: Run, nets: Path) -> None:
-    words = ("nets_of_a_test.py:net", "--input", "x:1x3x{h}x{w}", "--dim", "h=5:18:40",
+    words = ("nets_of_a_test.py:net", "--input", "input:1x3x{h}x{w}", "--dim", "h=5:18:40",
              "--dim", "w=8:16:40/8")  # fmt: skip
     code, _, errors = cli("export", *words, "--out", "a")
     assert code == 0, errors
@@ -173,6 +173,8 @@ def test_two_files_of_one_name_are_two(tmp_path: Path, nets: Path) -> None:
         (["nets_of_a_test.py:plain", "--input", "x:{n}x7"], ["character 4", "add --dim n="]),
         (["nets_of_a_test.py:plain", "--input", "x:3x7", "--dim", "n=:9"], ["no input has a size"]),
         (["nets_of_a_test.py:plain", "--input", "x:{n}x7", "--dim", "n=9"], ["n=:9"]),
+        (["nets_of_a_test.py:plain", "--input", "inptu:{n}x7", "--dim", "n=:9"],
+         ["model plain: its forward has no argument 'inptu' (did you mean 'input'?)"]),
         (["broken.py:net"], ["source broken.py: its import raises SyntaxError"]),
         (["failing.py:net"], ["source failing.py: its import raises ZeroDivisionError"]),
         (["needs.py:net"], ["needs.py", "no_such_library"]),

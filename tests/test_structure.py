@@ -11,7 +11,15 @@ import torch
 
 from pipeline.dims import Dim
 from pipeline.errors import InputError
-from pipeline.structure import call_with, flat_inputs, leaves, mapped, name_of, output_names
+from pipeline.structure import (
+    by_name_or_place,
+    call_with,
+    flat_inputs,
+    leaves,
+    mapped,
+    name_of,
+    output_names,
+)
 from pipeline.tensors import Input
 
 B = Dim("b", 1, 2, 8)
@@ -126,3 +134,66 @@ def test_a_structure_with_other_leaves_keeps_its_types() -> None:
         a=[10, (20, Pair(30, None))], b=Batch(40)
     )
     assert type(mapped(value, str)) is collections.OrderedDict
+
+
+def two(image: Any, mask: Any = None) -> None:
+    """What a forward takes, as seen from outside."""
+
+
+def some(first: Any, *rest: Any) -> None:
+    """One name, and any number without."""
+
+
+def any_number(*rest: Any) -> None:
+    """No name at all."""
+
+
+def by_keyword(first: Any, **more: Any) -> None:
+    """Any name."""
+
+
+def in_order(first: Any, second: Any, /) -> None:
+    """Names that can't be used as keywords."""
+
+
+@pytest.mark.parametrize(
+    ("forward", "names", "placed", "note"),
+    [
+        (two, ["image"], False, ""),
+        (two, ["mask", "image"], False, ""),
+        (by_keyword, ["first", "whatever"], False, ""),
+        (in_order, ["first", "second"], True, ""),
+        (in_order, ["second", "first"], False, ""),  # refused when it is called
+        (any_number, ["a", "b"], True, "a, b: given by place"),
+        (some, ["first", "b"], True, "b: given by place, since the model's forward is forward("),
+        (type, ["a"], True, "does not say what it takes"),
+    ],
+)
+def test_names_or_places(forward: Any, names: list[str], placed: bool, note: str) -> None:
+    arguments = {name: name for name in names}
+    found, said = by_name_or_place("m", forward, arguments)
+    assert found == (tuple(names) if placed else arguments)
+    assert note in said and bool(note) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("forward", "names", "words"),
+    [
+        (two, ["imgae"], "no argument 'imgae' (did you mean 'image'?); its arguments: image, mask"),
+        (two, ["x", "y"], "no argument 'x'; its arguments: image, mask"),
+        (two, ["image", "musk"], "no argument 'musk' (did you mean 'mask'?)"),
+        (two, ["image", "mask", "more"], "no argument 'more'; its arguments: image, mask"),
+        (some, ["b"], "no argument 'b'; its arguments: first"),
+        (lambda: None, ["x"], "no argument 'x'; its arguments: none"),
+    ],
+)
+def test_names_that_are_not_there(forward: Any, names: list[str], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        by_name_or_place("m", forward, dict.fromkeys(names, "name"))
+    assert str(caught.value).startswith("model m: its forward has ")
+    assert words in str(caught.value)
+
+
+def test_what_has_no_names_stays() -> None:
+    for arguments in (None, ("a", "b")):
+        assert by_name_or_place("m", two, arguments) == (arguments, "")
