@@ -152,7 +152,6 @@ def command_parser() -> argparse.ArgumentParser:
         sub.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
 
     convert = add("convert", _convert, "Convert a model: export, rewrite, build, compare.")
-    convert.add_argument("--force", action="store_true", help="convert even if nothing changed")
     cli_check.all_options(convert)
     export = add("export", _export, "Export a model to ONNX, into a new artifact.")
     check = add("check", _check, "Say what would stand in the way of a conversion; leave nothing.")
@@ -160,6 +159,10 @@ def command_parser() -> argparse.ArgumentParser:
         model(sub)
     for sub in (convert, export):
         sub.add_argument("--out", type=Path, metavar="DIR", help="default: artifacts/NAME")
+        sub.add_argument(
+            "--force", action="store_true",
+            help="do it even if nothing changed, or the folder holds another source's artifact",
+        )  # fmt: skip
     for sub in (convert, check):
         cli_options.sizes(sub)
     cli_options.effort(convert)

@@ -43,7 +43,7 @@ class Config:
         skip: names of passes not to run though the target needs them.
         plugins: what TensorRT shall load: names out of `pipeline.plugins.PLUGINS`, shared
             libraries, or Python files (`pipeline.custom_ops`).
-        force: convert even if nothing changed.
+        force: convert even if nothing changed, and replace what was made from another source.
         inputs, dims: of a source that declares none, as text (`pipeline.input_text`).
         tolerance: of such a source; measured where it is left out (`pipeline.tolerance`).
         engine_tolerance: of an engine in this `precision`, in place of the spec's.

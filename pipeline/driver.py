@@ -25,7 +25,14 @@ from pipeline.memory import default_limit
 from pipeline.profiles import Profile, parse_sizes
 from pipeline.reference import rebuilt, reference_module
 from pipeline.regression import regression
-from pipeline.reuse import drop_damaged, first_changed, previous, sizes_compared, still
+from pipeline.reuse import (
+    drop_damaged,
+    first_changed,
+    previous,
+    refuse_other,
+    sizes_compared,
+    still,
+)
 from pipeline.source import find_source
 from pipeline.spec import ModelSpec
 from pipeline.stages import Announce, measured
@@ -78,6 +85,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
 
     Raises:
         PipelineError: see `pipeline.errors`. The artifact that was there before stays.
+            `InputError` where it was made from another source, unless `Config.force` is set.
     """
     if not isinstance(config, Config):
         config = Config(config)
@@ -101,6 +109,8 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
     todo = STAGES[first:]
     module: torch.nn.Module | None = None
     with replacing(place, keep=first > 0) as folder:
+        if first == 0 and not config.force:
+            refuse_other(place, manifest.model.source)
         if old is not None and first > 0:
             still(folder, old.manifest, place)
         elif old is not None and (place / TIMING).is_file():
@@ -167,6 +177,8 @@ def run_export(config: Config, announce: Announce = quiet) -> Report:
     place = config.place(spec)
     manifest = draft(config, spec)
     with replacing(place, keep=False) as folder:
+        if not config.force:
+            refuse_other(place, manifest.model.source)
 
         def export() -> tuple[Manifest, Mapping[str, float]]:
             done, _, libraries = stages.export_stage(

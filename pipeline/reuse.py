@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,37 @@ from pipeline.artifact import COMPARISON, MANIFEST, PLAN, Artifact, check_file, 
 from pipeline.errors import ArtifactError, InputError
 from pipeline.keys import STAGES
 from pipeline.manifest import Manifest
+
+
+def refuse_other(place: Path, source: str) -> None:
+    """Raises `InputError` where the artifact at `place` was made from another source.
+
+    A folder whose manifest does not say what it was made from counts as no artifact.
+    """
+    try:
+        there = json.loads((place / MANIFEST).read_bytes())["model"]["source"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return
+    if isinstance(there, str) and not same_source(there, source):
+        raise InputError(
+            f"{place} holds what was made from {there}, not from {source}: give another folder "
+            "(--out DIR), or --force to replace it"
+        )
+
+
+def same_source(one: str, other: str) -> bool:
+    """Whether two texts name the same source; paths are taken from the current folder.
+
+    A spec that was handed over as an object (``spec:NAME``) is known by its name only.
+    """
+    return _plain(one) == _plain(other)
+
+
+def _plain(source: str) -> tuple[Path | str, str]:
+    if source.endswith((".onnx", ".pt2")):
+        return Path(source).resolve(), ""
+    where, _, name = source.rpartition(":")
+    return (Path(where).resolve() if where.endswith(".py") else where), name
 
 
 def still(folder: Path, manifest: Manifest, place: Path) -> None:

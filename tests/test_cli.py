@@ -68,7 +68,7 @@ def test_json_alone_is_on_stdout(cli: Run, artifact: Path) -> None:
 
 def test_failed_comparison_ends_with_1(cli: Run, artifact: Path, converted: Report) -> None:
     before = (artifact / "manifest.json").read_bytes()
-    code, output, errors = cli("convert", "skewed", "--out", artifact)
+    code, output, errors = cli("convert", "skewed", "--out", artifact, "--force")
     assert code == 1
     assert output == ""
     assert "error: model skewed: y of exported against torch at min (h=5,w=5): off by" in errors
@@ -96,9 +96,9 @@ def test_debug_shows_the_traceback(cli: Run) -> None:
 
 
 def test_detail_is_pointed_to_and_shown(cli: Run, artifact: Path) -> None:
-    _, _, errors = cli("convert", "skewed", "--out", artifact)
+    _, _, errors = cli("convert", "skewed", "--out", artifact, "--force")
     assert errors.splitlines()[-1].endswith("(--debug shows the whole text)")
-    _, _, errors = cli("convert", "skewed", "--out", artifact, "--debug")
+    _, _, errors = cli("convert", "skewed", "--out", artifact, "--force", "--debug")
     assert "at max (h=40,w=40)" in errors
 
 

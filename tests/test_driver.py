@@ -176,7 +176,7 @@ def test_disagreement_fails_and_leaves_the_old_artifact(
         name: (artifact / name).read_bytes() for name in Artifact.open(artifact).manifest.files
     }
     with pytest.raises((CompareError, ExportError), match=why) as caught:
-        run(Config(tiny.of(forward), out=artifact))
+        run(Config(tiny.of(forward), out=artifact, force=True))
     assert caught.value.exit_code == 1
     assert "\n" not in str(caught.value)
     after = {
@@ -231,11 +231,11 @@ def test_build_failure_leaves_the_old_artifact(artifact: Path) -> None:
     before = (artifact / "manifest.json").read_bytes()
     spec = tiny.of(lambda x: x[:, :, :3, :3].nonzero().sum() + x)
     with pytest.raises(RewriteError, match=r"NonZero.* depends on the data"):
-        run(Config(spec, out=artifact))
+        run(Config(spec, out=artifact, force=True))
     with pytest.raises(
         BuildError, match=r"NonZero"
     ):  # nor where the pass that knows it is left out
-        run(Config(spec, out=artifact, skip=("replace_nonzero",)))
+        run(Config(spec, out=artifact, force=True, skip=("replace_nonzero",)))
     assert (artifact / "manifest.json").read_bytes() == before
     Artifact.open(artifact)
 
