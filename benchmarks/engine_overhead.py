@@ -138,6 +138,7 @@ class Feeds:
 def overhead(artifact: Artifact, turns: int) -> list[dict[str, Any]]:
     """Microseconds of the host in a call: TensorRT's own, Engine's, and the difference."""
     from pipeline import _cuda, runtime
+    from pipeline._cuda_graph import Graph
     from pipeline.bench import OnGpu
 
     rows = []
@@ -186,7 +187,7 @@ def overhead(artifact: Artifact, turns: int) -> list[dict[str, Any]]:
         run()  # TensorRT wants one call after a change of shape, before a capture
         stream.synchronise()
         try:
-            graph = _cuda.Graph(stream, lambda: bool(bare.context.execute_async_v3(stream.handle)))
+            graph = Graph(stream, lambda: bool(bare.context.execute_async_v3(stream.handle)))
             engine.capture(feeds.profile.sizes(1))
         except EngineError as error:
             print(f"no CUDA graph: {error}", file=sys.stderr)

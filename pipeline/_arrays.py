@@ -53,12 +53,16 @@ def named_inputs(
     if mapping is not None:
         if keywords:
             raise InputError("give the inputs as one mapping or as keywords, not both")
-        if not isinstance(mapping, Mapping):
+        if type(mapping) is not dict and not isinstance(mapping, Mapping):
             kind = type(mapping).__name__
             raise InputError(f"a {kind} without a name; the inputs are: {', '.join(names)}")
         keywords = mapping
-    if all(name in keywords for name in names) and len(keywords) == len(names):
-        return keywords
+    if len(keywords) == len(names):
+        for name in names:
+            if name not in keywords:
+                break
+        else:
+            return keywords
     for name in keywords:
         if name not in names:
             near = get_close_matches(str(name), names, 1)
@@ -199,6 +203,8 @@ def stream_handle(stream: Any) -> int:
     Raises:
         InputError: it is none of these, or the per-thread default stream.
     """
+    if type(stream) is int and stream > _PER_THREAD:
+        return stream
     handle = stream
     if hasattr(stream, "__cuda_stream__"):
         said = stream.__cuda_stream__() if callable(stream.__cuda_stream__) else None

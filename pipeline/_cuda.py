@@ -1,18 +1,20 @@
-"""What an engine needs of CUDA: memory, streams, events and graphs of one GPU.
+"""What an engine needs of CUDA: memory, streams and events of one GPU (graphs:
+`pipeline._cuda_graph`).
 
-All of cuda.bindings is here. Handles are freed with the Python object that holds them, so that
-nothing has to be closed in some order, and an array that outlives its engine stays readable.
+All of cuda.bindings is in these two. Handles are freed with the Python object that holds them, so
+that nothing has to be closed in some order, and an array that outlives its engine stays readable.
 
-Source: CUDA Runtime API reference (stream synchronisation behaviour, graph capture).
+Source: CUDA Runtime API reference (stream synchronisation behaviour).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from cuda.bindings import driver
 from cuda.bindings import runtime as rt
 
 from pipeline.errors import EngineError, InputError
@@ -24,7 +26,7 @@ _FULL = rt.cudaError_t.cudaErrorMemoryAllocation
 _HOST_TO_DEVICE = rt.cudaMemcpyKind.cudaMemcpyHostToDevice
 _DEVICE_TO_HOST = rt.cudaMemcpyKind.cudaMemcpyDeviceToHost
 _DEVICE_TO_DEVICE = rt.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-_THREAD_LOCAL = rt.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+_WHICH = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 def check(result: tuple[Any, ...], what: str) -> Any:
@@ -67,23 +69,35 @@ def synchronise() -> None:
     check(rt.cudaDeviceSynchronize(), "waiting for the GPU")
 
 
-def to_device(pointer: int, host: int, nbytes: int, stream: int) -> None:
-    """Copies pageable host memory in; it may be changed once this returns."""
-    check(rt.cudaMemcpyAsync(pointer, host, nbytes, _HOST_TO_DEVICE, stream), "copying to the GPU")
+def gpu_of(pointer: int) -> int:
+    """CUDA's number of the GPU that an address belongs to; -1 where it is no memory of CUDA's."""
+    code, index = driver.cuPointerGetAttribute(_WHICH, pointer)
+    return -1 if code else int(index)
 
 
-def to_host(host: int, pointer: int, nbytes: int, stream: int) -> None:
-    """Copies out; done when the stream is."""
-    check(
-        rt.cudaMemcpyAsync(host, pointer, nbytes, _DEVICE_TO_HOST, stream), "copying from the GPU"
-    )
+def to_device(pointer: int, host: Any, nbytes: int, stream: int) -> None:
+    """Copies pageable host memory in; it may be changed once this returns.
+
+    Args:
+        host: its address, or a C-contiguous numpy array.
+    """
+    result = rt.cudaMemcpyAsync(pointer, host, nbytes, _HOST_TO_DEVICE, stream)
+    if result[0]:
+        check(result, "copying to the GPU")
+
+
+def to_host(host: Any, pointer: int, nbytes: int, stream: int) -> None:
+    """Copies out, to an address or a C-contiguous numpy array; done when the stream is."""
+    result = rt.cudaMemcpyAsync(host, pointer, nbytes, _DEVICE_TO_HOST, stream)
+    if result[0]:
+        check(result, "copying from the GPU")
 
 
 def copy(target: int, source: int, nbytes: int, stream: int) -> None:
     """Copies from one place on the GPU to another."""
-    check(
-        rt.cudaMemcpyAsync(target, source, nbytes, _DEVICE_TO_DEVICE, stream), "copying on the GPU"
-    )
+    result = rt.cudaMemcpyAsync(target, source, nbytes, _DEVICE_TO_DEVICE, stream)
+    if result[0]:
+        check(result, "copying on the GPU")
 
 
 def fill(pointer: int, byte: int, nbytes: int, stream: int) -> None:
@@ -120,13 +134,11 @@ class Event:
     def __init__(self, handle: Any, home: Events) -> None:
         self.handle, self.home = handle, home
 
-    def record(self, stream: int) -> None:
-        """The moment when all that was enqueued on the stream so far is done."""
-        check(rt.cudaEventRecord(self.handle, stream), "marking a moment in a stream")
-
     def wait(self, stream: int) -> None:
         """What is enqueued on the stream from now on waits for the moment."""
-        check(rt.cudaStreamWaitEvent(stream, self.handle, 0), "making a stream wait")
+        result = rt.cudaStreamWaitEvent(stream, self.handle, 0)
+        if result[0]:
+            check(result, "making a stream wait")
 
     def release(self) -> None:
         """Nothing: the moment is fixed (see `pipeline._engine_pool.Moment`)."""
@@ -140,7 +152,10 @@ class Event:
         return not rt.cudaEventQuery(self.handle)[0]
 
     def __del__(self) -> None:
-        self.home.give(self.handle)
+        home = self.home
+        home.free.append(self.handle)
+        if home.closed:
+            home.close()
 
 
 class Reader:
@@ -162,73 +177,40 @@ class Reader:
 
 
 class Events:
-    """Events that are used again and again."""
+    """Events that are used again and again.
+
+    Attributes:
+        free: handles of those that nobody holds.
+        closed: what is given back is freed at once.
+    """
+
+    __slots__ = ("closed", "free")
 
     def __init__(self) -> None:
-        self._free: deque[Any] = deque()
-        self._closed = False
+        self.free: deque[Any] = deque()
+        self.closed = False
 
     def take(self, stream: int) -> Event:
-        """An event of all that was enqueued on the stream so far."""
+        """The moment when all that was enqueued on the stream so far is done."""
         try:
-            handle = self._free.pop()
+            handle = self.free.pop()
         except IndexError:
             flags = rt.cudaEventDisableTiming
             handle = check(rt.cudaEventCreateWithFlags(flags), "making an event")
         event = Event(handle, self)
-        event.record(stream)
+        result = rt.cudaEventRecord(handle, stream)
+        if result[0]:
+            check(result, "marking a moment in a stream")
         return event
-
-    def give(self, handle: Any) -> None:
-        self._free.append(handle)
-        if self._closed:
-            self.close()
 
     def close(self) -> None:
         """Frees the events that nobody holds, and from now on each when it is collected."""
-        self._closed = True
-        while self._free and rt is not None:
+        self.closed = True
+        while self.free and rt is not None:
             try:
-                rt.cudaEventDestroy(self._free.pop())
+                rt.cudaEventDestroy(self.free.pop())
             except IndexError:  # another thread was faster
                 break
-
-
-class Graph:
-    """A captured CUDA graph, ready to be launched."""
-
-    __slots__ = ("_exec",)
-
-    def __init__(self, stream: Stream, enqueue: Callable[[], bool]) -> None:
-        """Captures what `enqueue` puts onto the stream (which must be no default stream).
-
-        Other threads may go on calling CUDA meanwhile (thread-local capture).
-
-        Raises:
-            EngineError: it could not be captured; the stream is as it was before.
-        """
-        check(rt.cudaStreamBeginCapture(stream.handle, _THREAD_LOCAL), "beginning a capture")
-        done = False
-        try:
-            done = enqueue()
-        finally:
-            result = rt.cudaStreamEndCapture(stream.handle)  # ends a failed one too
-            rt.cudaGetLastError()
-        graph = check(result, "capturing")
-        if not done:
-            rt.cudaGraphDestroy(graph)
-            raise EngineError("capturing: TensorRT refused")
-        try:
-            self._exec = check(rt.cudaGraphInstantiate(graph, 0), "making the captured graph")
-        finally:
-            rt.cudaGraphDestroy(graph)
-
-    def launch(self, stream: int) -> None:
-        check(rt.cudaGraphLaunch(self._exec, stream), "launching a captured graph")
-
-    def __del__(self) -> None:
-        if rt is not None and hasattr(self, "_exec"):
-            rt.cudaGraphExecDestroy(self._exec)
 
 
 class Device:

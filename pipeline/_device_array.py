@@ -68,7 +68,7 @@ class DeviceArray:
             stream = self._device.copies
             self._event.wait(stream.handle)
             if result.nbytes:
-                _cuda.to_host(result.ctypes.data, self.ptr, result.nbytes, stream.handle)
+                _cuda.to_host(result, self.ptr, result.nbytes, stream.handle)
             stream.synchronise()
         return result
 
@@ -77,6 +77,11 @@ class DeviceArray:
         if stream != self._stream:
             self._event.wait(stream)
         return stream != self._lease.stream
+
+    def at(self, device: _cuda.Device) -> int | None:
+        """The address, where it is on this GPU; None on another."""
+        mine = self._device
+        return self._lease.pointer if mine is device or mine.index == device.index else None
 
     def used_until(self, event: _cuda.Event) -> None:
         """An engine on another stream uses the array until then.

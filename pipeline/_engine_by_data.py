@@ -9,13 +9,16 @@ from typing import Any
 from pipeline import _cuda
 from pipeline._arrays import Port
 from pipeline._engine_pool import QUIET, Lease, Pool
-from pipeline._engine_sizes import Shape
+from pipeline._engine_sizes import Shape, Sized, Sizes
 from pipeline.errors import EngineError
+
+# An output of a run: its block, or None where the caller's memory was written.
+Result = tuple[Port, Shape, Lease | None]
 
 
 @dataclass(eq=False, slots=True)
 class Done:
-    """An output of a run: its block, or None where the caller's memory was written."""
+    """The same while it is not known yet."""
 
     port: Port
     shape: Shape
@@ -62,3 +65,15 @@ def take_over(item: Done, allocator: Any, stream: int) -> None:
     if lease is None or lease.capacity < nbytes:
         raise EngineError(f"output {name}: TensorRT says {list(shape)} but asked for less")
     item.shape, item.lease = shape, lease
+
+
+def finish(result: Result, allocator: Any, sized: Sized, sizes: Sizes, stream: int) -> Result:
+    """What the run on the stream gave (see `take_over`), held against the manifest.
+
+    Raises:
+        EngineError: as `take_over`; or another shape than the manifest says.
+    """
+    item = Done(*result)
+    take_over(item, allocator, stream)
+    sizes.check_output(item.port.name, item.shape, sized.sizes)
+    return item.port, item.shape, item.lease

@@ -13,6 +13,7 @@ from pipeline._device_array import DeviceArray
 from pipeline._engine_pool import QUIET
 from pipeline._engine_run import Runs
 from pipeline._engine_sizes import Shape
+from pipeline._interface import plain
 from pipeline.errors import InputError
 
 
@@ -30,7 +31,7 @@ def call(
         EngineError: TensorRT or CUDA failed.
     """
     # of the inputs on the GPU the first decides; the others have to be of its kind
-    first = next((port.name for port in runs.plan.inputs if not port.on_host), None)
+    first = runs.first
     if first is not None and not isinstance(given[first], np.ndarray):
         if out is not None and not isinstance(out, Mapping):
             raise InputError("out: give a dict of output name to array on the GPU")
@@ -41,47 +42,53 @@ def call(
                 f"{word}= needs inputs on the GPU, but numpy arrays were given; leave it out, or "
                 "copy them to the GPU"
             )
-    return dict(call_host(runs, given))
+    return call_host(runs, given)
 
 
-def call_host(runs: Runs, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def call_host(runs: Runs, given: Mapping[str, Any]) -> dict[str, Any]:
     """Numpy arrays in and out; returns when they are there."""
-    arrays = [host_array(port, given[port.name]) for port in runs.plan.inputs]
-    places = [
-        array.ctypes.data if port.on_host else array
-        for port, array in zip(runs.plan.inputs, arrays, strict=True)
-    ]
-    values = tuple(
-        array.tobytes()
-        for port, array in zip(runs.plan.inputs, arrays, strict=True)
-        if port.on_host
-    )
-    copies = runs.device.copies
+    shapes: list[Shape] = []
+    places: list[Any] = []
+    values: tuple[bytes, ...] = ()
+    keep: list[Any] = []
+    for port in runs.plan.inputs:
+        array = host_array(port, given[port.name])
+        shapes.append(array.shape)
+        if port.on_host:
+            places.append(array.ctypes.data)
+            values += (array.tobytes(),)
+            keep.append(array)
+        else:
+            places.append(array)
+    own = runs.device.own
     with runs.lock:
-        own = runs.device.own.handle
-        done, event = runs.run([a.shape for a in arrays], values, places, own, {})
-    event.wait(copies.handle)
+        done, event = runs.run(shapes, values, places, own.handle, {})
+    stream = own
+    if runs.shared or not runs.last(event):
+        stream = runs.device.copies  # beside the runs of other threads
+        event.wait(stream.handle)
     results = {}
-    for item in done:
-        result = np.empty(item.shape, item.port.dtype)
-        if result.nbytes and item.lease is not None:
-            _cuda.to_host(result.ctypes.data, item.lease.pointer, result.nbytes, copies.handle)
-        results[item.port.name] = result
-    copies.synchronise()
-    for item in done:
-        if item.lease is not None:
-            item.lease.stream = QUIET
-    return {
-        item.port.name: results[item.port.name].astype(item.port.declared, copy=False)
-        for item in done
-    }
+    for port, shape, lease in done:
+        result = np.empty(shape, port.dtype)
+        if result.nbytes and lease is not None:
+            _cuda.to_host(result, lease.pointer, result.nbytes, stream.handle)
+        results[port.name] = result
+    runs.shared = runs.shared or not runs.last(event)
+    stream.synchronise()
+    for port, _, lease in done:
+        if lease is not None:
+            lease.stream = QUIET
+        if port.declared != port.dtype:
+            results[port.name] = results[port.name].astype(port.declared)
+    return results
 
 
 def call_device(
     runs: Runs, given: Mapping[str, Any], stream: Any, out: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Arrays on the GPU in and out; returns when it is enqueued."""
-    own, index = runs.device.own.handle, runs.device.index
+    device = runs.device
+    own, index = device.own.handle, device.index
     handle = own if stream is None else (stream_handle(stream) or own)
     shapes: list[Shape] = []
     places: list[int] = []
@@ -96,32 +103,42 @@ def call_device(
             places.append(array.ctypes.data)
             values += (array.tobytes(),)
             keep.append(array)
-        elif type(value) is DeviceArray and value.device == index:
-            if value.dtype != port.dtype:
+        elif type(value) is DeviceArray and (place := value.at(device)) is not None:
+            if value.dtype is not port.dtype and value.dtype != port.dtype:
                 raise dtype_error(port, value.dtype)
             if value.enter(handle):
                 others.append(value)
             shapes.append(value.shape)
-            places.append(value.ptr)
+            places.append(place)
         else:
-            view = device_view(port, value, index, handle)
-            shapes.append(view.shape)
-            places.append(view.pointer)
-            keep.append(view)
+            found = plain(port, value, index, handle)
+            if found is None:
+                view = device_view(port, value, index, handle)
+                shapes.append(view.shape)
+                places.append(view.pointer)
+                keep.append(view)
+            else:
+                shapes.append(found[1])
+                places.append(found[0])
+                keep.append(value)
     with runs.lock:
         done, event = runs.run(shapes, values, places, handle, out)
         for other in others:
             other.used_until(event)
-        for value in out.values():
-            if type(value) is DeviceArray:
-                value.written(handle, event)
+        if out:
+            _written(out, handle, event)
         if handle == own and (keep or out):
-            runs.hold(event, [*keep, *out.values()])
-    return {
-        item.port.name: (
-            out[item.port.name]
-            if item.lease is None
-            else DeviceArray(item.lease, item.shape, item.port.dtype, runs.device, event)
+            runs.held.hold(event, [*keep, *out.values()])
+    outputs = {}
+    for port, shape, lease in done:
+        name = port.name
+        outputs[name] = (
+            out[name] if lease is None else DeviceArray(lease, shape, port.dtype, device, event)
         )
-        for item in done
-    }
+    return outputs
+
+
+def _written(out: Mapping[str, Any], stream: int, event: _cuda.Event) -> None:
+    for value in out.values():
+        if type(value) is DeviceArray:
+            value.written(stream, event)

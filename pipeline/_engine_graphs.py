@@ -1,9 +1,9 @@
 """Captured CUDA graphs of an engine, by sizes.
 
 A graph holds the addresses that it was captured with. So it has inputs and outputs of its own,
-into and out of which a call copies, and keeps the activation memory that it was captured with. It
-has an execution context of its own too, as NVIDIA advises (one context for each captured graph):
-what a context prepared for other sizes in between would show in the graph's results.
+with the copies into and out of them as parts of it, and keeps the activation memory that it was
+captured with. It has an execution context of its own too, as NVIDIA advises (one context for each
+captured graph): what a context prepared for other sizes in between would show in its results.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import _cuda
+from pipeline._cuda_graph import Graph
 from pipeline._engine_pool import DIRTY, Lease, Pool
 from pipeline._engine_sizes import Sized, words
 from pipeline._trt import Context, Plan
@@ -32,34 +33,38 @@ class Captured:
     """
 
     sizes: Mapping[str, int]
-    graph: _cuda.Graph
+    graph: Graph
     inputs: list[Lease]
     outputs: list[Lease]
     keep: tuple[Any, ...]
 
 
 class Graphs:
-    """The graphs that are kept: at most `most`, the least recently used goes first."""
+    """The graphs that are kept: at most `most`, the least recently used goes first.
+
+    Attributes:
+        kept: by the call's key, least recently used first.
+    """
 
     def __init__(self, most: int) -> None:
         if type(most) is not int or most < 0:
             raise InputError(f"graphs={most!r}: give how many to keep, 0 or more")
         self._most = most
-        self._graphs: OrderedDict[Hashable, Captured] = OrderedDict()
+        self.kept: OrderedDict[Hashable, Captured] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._graphs)
+        return len(self.kept)
 
     @property
     def sizes(self) -> tuple[Mapping[str, int], ...]:
         """The sizes, least recently used first."""
-        return tuple(dict(captured.sizes) for captured in self._graphs.values())
+        return tuple(dict(captured.sizes) for captured in self.kept.values())
 
     def find(self, key: Hashable) -> Captured | None:
         """The graph of a call, which thereby is the most recently used one."""
-        found = self._graphs.get(key)
+        found = self.kept.get(key)
         if found is not None:
-            self._graphs.move_to_end(key)
+            self.kept.move_to_end(key)
         return found
 
     def check(self) -> None:
@@ -69,16 +74,16 @@ class Graphs:
 
     def make_room(self) -> None:
         """Before one is added. Waits for the GPU where one has to go."""
-        if len(self._graphs) >= self._most:
+        if len(self.kept) >= self._most:
             _cuda.synchronise()
-            while len(self._graphs) >= self._most:
-                self._graphs.popitem(last=False)
+            while len(self.kept) >= self._most:
+                self.kept.popitem(last=False)
 
     def add(self, key: Hashable, captured: Captured) -> None:
-        self._graphs[key] = captured
+        self.kept[key] = captured
 
     def clear(self) -> None:
-        self._graphs.clear()
+        self.kept.clear()
 
 
 def capture(
@@ -127,13 +132,18 @@ def capture(
     for port, lease in zip(plan.inputs, inputs, strict=True):
         value = np.ascontiguousarray(sample[port.name], port.dtype)
         if value.nbytes:
-            _cuda.to_device(lease.pointer, value.ctypes.data, value.nbytes, stream.handle)
+            _cuda.to_device(lease.pointer, value, value.nbytes, stream.handle)
     # once before, so that what a change of shapes puts off does not end up in the graph
     if not context.execute(stream.handle):
         raise context.error()
     stream.synchronise()
     try:
-        graph = _cuda.Graph(stream, lambda: context.execute(stream.handle))
+        graph = Graph(
+            stream,
+            lambda: context.execute(stream.handle),
+            [(lease.pointer, n) for lease, n in zip(inputs, sized.input_bytes, strict=True)],
+            [(lease.pointer, o.nbytes) for lease, o in zip(outputs, sized.outputs, strict=True)],
+        )
     except EngineError as error:
         said = context.error()
         raise EngineError(

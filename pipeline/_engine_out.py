@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline._arrays import device_view
+from pipeline._interface import view_of
 from pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def caller_memory(
         if output.shape is None:
             raise InputError(f"out: the shape of {name} depends on the data; leave it out")
         try:
-            view = device_view(output.port, value, device, stream)
+            view = view_of(output.port, value, device, stream)
         except InputError as error:
             raise InputError(f"out: {error}") from error
         if view.shape != output.shape:

@@ -14,7 +14,7 @@ A stream's handle is never used after the call that named it: the caller may hav
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -49,18 +49,16 @@ class Moment(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A piece of memory: its address, its bytes, and the slot that it is for."""
+    """A piece of memory: its address, its bytes, and the slot that it is for.
+
+    Once given back: `stream` and `after` of its last lease.
+    """
 
     pointer: int
     capacity: int
     slot: str
-
-
-@dataclass(eq=False, slots=True)
-class _Free:
-    block: Block
-    stream: int
-    after: list[Moment]
+    stream: int = QUIET
+    after: Sequence[Moment] = ()
 
 
 def block_size(nbytes: int, most: int | None) -> int:
@@ -100,26 +98,32 @@ class Lease:
         return self._block.capacity
 
     def __del__(self) -> None:  # may run in any thread, in the middle of anything
+        block, pool = self._block, self._pool
+        block.stream, block.after = self.stream, self.after
         for moment in self.after:
             moment.release()
-        self._pool.give_back(self._block, self.stream, self.after)
+        pool.returned.append(block)
+        if pool.closed:
+            pool.drain()
 
 
 @dataclass
 class Pool:
-    """Blocks by slot. Only `give_back` may be called from several threads at a time.
+    """Blocks by slot. Only leases may be dropped in several threads at a time.
 
     Args:
         memory: where the blocks come from.
         most: the bytes that a slot ever needs, where that is known.
+        returned: what dropped leases gave back, and nobody took in yet.
+        closed: what is given back is freed at once, by `drain`.
     """
 
     memory: Memory
     most: Mapping[str, int] = field(default_factory=dict)
     nbytes: int = 0  # of all blocks, in use or not
-    _free: dict[str, list[_Free]] = field(default_factory=dict)
-    _returned: deque[tuple[Block, int, list[Moment]]] = field(default_factory=deque)
-    _closed: bool = False
+    returned: deque[Block] = field(default_factory=deque)
+    closed: bool = False
+    _free: dict[str, list[Block]] = field(default_factory=dict)
 
     def take(self, slot: str, nbytes: int, stream: int, what: str = "") -> Lease:
         """A block of at least `nbytes` bytes, to be used on the stream.
@@ -130,73 +134,72 @@ class Pool:
         Raises:
             OutOfMemory: not even after everything that is free was given up.
         """
-        if self._returned:
+        if self.returned:
             self._sweep()
         found = self._find(slot, nbytes, stream)
         if found is None:
             found = self._grown(slot, nbytes, stream, what or slot)
         for moment in found.after:
             moment.wait(stream)
-        return Lease(found.block, stream, self)
-
-    def give_back(self, block: Block, stream: int, after: list[Moment]) -> None:
-        """What a lease does when it is dropped: quick, and safe at any moment."""
-        self._returned.append((block, stream, after))
-        if self._closed:
-            self._drain()
+        return Lease(found, stream, self)
 
     def settle(self) -> None:
         """Waits for the GPU; afterwards every free block can be used by any stream."""
         self._sweep()
         self.memory.synchronise()
-        for entries in self._free.values():
-            for entry in entries:
-                entry.stream, entry.after = QUIET, []
+        for blocks in self._free.values():
+            for block in blocks:
+                block.stream, block.after = QUIET, ()
 
     def trim(self) -> None:
         """Waits for the GPU, and frees all blocks that nobody holds."""
         self.settle()
-        for entries in self._free.values():
-            for entry in entries:
-                self._drop(entry.block)
+        for blocks in self._free.values():
+            for block in blocks:
+                self._drop(block)
         self._free.clear()
 
     def close(self) -> None:
         """Frees all blocks that nobody holds, and from now on each when its holder drops it."""
-        self._closed = True
+        self.closed = True
         try:
             self.trim()
         finally:  # where the GPU failed, waiting for it fails
-            self._drain()
+            self.drain()
 
-    def _find(self, slot: str, nbytes: int, stream: int) -> _Free | None:
-        entries = self._free.get(slot)
-        if not entries:
+    def _find(self, slot: str, nbytes: int, stream: int) -> Block | None:
+        """The smallest free block that fits, taken out; None where there is none."""
+        blocks = self._free.get(slot)
+        if not blocks:
             return None
-        best: _Free | None = None
-        for entry in entries:
-            fits = entry.block.capacity >= nbytes and entry.stream in (stream, QUIET)
-            if fits and (best is None or entry.block.capacity < best.block.capacity):
-                best = entry
+        best: Block | None = None
+        for block in blocks:
+            at = block.stream
+            if (
+                at in (stream, QUIET)
+                and block.capacity >= nbytes
+                and (best is None or block.capacity < best.capacity)
+            ):
+                best = block
         if best is not None:
-            entries.remove(best)
+            blocks.remove(best)
         return best
 
-    def _grown(self, slot: str, nbytes: int, stream: int, what: str) -> _Free:
+    def _grown(self, slot: str, nbytes: int, stream: int, what: str) -> Block:
         """A new block, in place of a free one that is too small."""
-        entries = self._free.setdefault(slot, [])
-        streams = {entry.stream for entry in entries}
+        blocks = self._free.setdefault(slot, [])
+        streams = {block.stream for block in blocks}
         if DIRTY in streams or len(streams) > _MOST_STREAMS:
             self.settle()
             found = self._find(slot, nbytes, stream)
             if found is not None:
                 return found
-            entries = self._free[slot]
-        small = next((entry for entry in entries if entry.stream in (stream, QUIET)), None)
+            blocks = self._free[slot]
+        small = next((block for block in blocks if block.stream in (stream, QUIET)), None)
         if small is not None:
             self.memory.synchronise()
-            entries.remove(small)
-            self._drop(small.block)
+            blocks.remove(small)
+            self._drop(small)
         size = block_size(nbytes, self.most.get(slot))
         pointer = self.memory.allocate(size)
         if not pointer:
@@ -217,23 +220,27 @@ class Pool:
                 free=left,
             )
         self.nbytes += size
-        return _Free(Block(pointer, size, slot), stream, [])
+        return Block(pointer, size, slot)
 
     def _sweep(self) -> None:
         """Takes in what was given back since the last time."""
-        while True:
+        returned, free = self.returned, self._free
+        while returned:
             try:
-                block, stream, after = self._returned.popleft()
-            except IndexError:
+                block = returned.popleft()
+            except IndexError:  # closed meanwhile: another thread was faster
                 return
-            self._free.setdefault(block.slot, []).append(_Free(block, stream, after))
+            if block.slot in free:
+                free[block.slot].append(block)
+            else:
+                free[block.slot] = [block]
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """Once closed: frees what is given back (cudaFree waits for the GPU's use of it)."""
-        while True:
+        while self.returned:
             try:
-                block = self._returned.popleft()[0]
-            except IndexError:
+                block = self.returned.popleft()
+            except IndexError:  # another thread was faster
                 return
             self._drop(block)
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pipeline import _cuda
-from pipeline._engine_by_data import Done, prepare, take_over
+from pipeline._engine_by_data import Result, finish, prepare
 from pipeline._engine_graphs import Captured, Graphs, capture
+from pipeline._engine_hold import Held
 from pipeline._engine_out import caller_memory
 from pipeline._engine_pool import DIRTY, QUIET, Lease, Pool
 from pipeline._engine_sizes import Output, Shape, Sized, Sizes, words
@@ -24,7 +24,6 @@ from pipeline._trt import Context, Plan
 from pipeline.errors import EngineError, OutOfMemory
 
 _MOST_SIZES = 512  # sets of sizes that are remembered
-_MOST_PENDING = 32  # calls whose inputs are held until they are done
 _POISON = 0xFF  # float32, float16: NaN; int: -1
 _ACTIVATION = "activation memory"
 
@@ -36,7 +35,10 @@ class Runs:
         graphs: how many captured graphs are kept.
 
     Attributes:
+        first: the first input that is read on the GPU; None where all are read on the host.
         poison: fill outputs with `_POISON` before each run.
+        held: inputs of calls that are not done yet.
+        shared: runs of several threads were seen to come between each other.
         forced: the profile to run in; None for the best one.
     """
 
@@ -45,20 +47,22 @@ class Runs:
         self.graphs = Graphs(graphs)
         self.poison = False
         self.forced: int | None = None
-        self.closed = False
+        self.closed = self.shared = False
         self.lock = threading.Lock()
         self.names = tuple(port.name for port in plan.inputs)
+        self.first = next((port.name for port in plan.inputs if not port.on_host), None)
         itemsizes = {port.name: port.dtype.itemsize for port in (*plan.inputs, *plan.outputs)}
         most = sizes.most_bytes(itemsizes)
         copies = {f"graph's {name}": nbytes for name, nbytes in most.items()}
         self.pool = Pool(_cuda, {**most, **copies, _ACTIVATION: max(plan.activation, 1)})
+        self._own, self._events = device.own.handle, device.events
         self._nothing = self.pool.take("nothing", 1, QUIET)  # where an empty array lies
         self._contexts: dict[int, Context] = {}
         self._sized: dict[Hashable, Sized] = {}
         self._activation: Lease | None = None
         self._generation = 0
         self._last: tuple[int, _cuda.Event] | None = None
-        self._pending: deque[tuple[_cuda.Event, list[Any]]] = deque()
+        self.held = Held()
 
     def capture(self, asked: Mapping[str, int]) -> None:
         """Keeps a graph for these sizes; see `pipeline.runtime.Engine.capture`."""
@@ -104,7 +108,7 @@ class Runs:
             self.graphs.clear()
             self._contexts.clear()
             self._sized.clear()
-            self._pending.clear()
+            self.held.clear()
             self._last = self._activation = None
             del self._nothing
             self.plan.engine = self.plan.runtime = None
@@ -123,7 +127,7 @@ class Runs:
         places: Sequence[Any],
         stream: int,
         out: Mapping[str, Any],
-    ) -> tuple[list[Done], _cuda.Event]:
+    ) -> tuple[list[Result], _cuda.Event]:
         """Enqueues one run; once more, with all spare memory freed, where memory was short.
 
         Args:
@@ -131,7 +135,8 @@ class Runs:
             values: of the inputs that are read on the host.
             out: arrays of the caller to write outputs into.
         """
-        self._check_open()
+        if self.closed:
+            self._check_open()
         key = (tuple(shapes), values, self.forced)
         try:
             return self._once(key, shapes, places, stream, out)
@@ -157,68 +162,94 @@ class Runs:
         places: Sequence[Any],
         stream: int,
         out: Mapping[str, Any],
-    ) -> tuple[list[Done], _cuda.Event]:
+    ) -> tuple[list[Result], _cuda.Event]:
         self.plan.log.clear()
         sized = self._sized.get(key) or self._solved(key, shapes, places)
-        pointers, staged = [], []
-        for port, place, nbytes in zip(self.plan.inputs, places, sized.input_bytes, strict=True):
+        pointers: list[int] = []
+        staged: list[Lease] = []
+        for place in places:
             if type(place) is int:
                 pointers.append(place or self._nothing.pointer)
                 continue
-            lease = self.pool.take(port.name, nbytes, stream, f"input {port.name}")
-            if nbytes:
-                _cuda.to_device(lease.pointer, place.ctypes.data, nbytes, stream)
+            lease = self._staged(sized, len(pointers), place, stream)
             staged.append(lease)
             pointers.append(lease.pointer)
         targets = caller_memory(sized, out, pointers, self.device.index, stream) if out else {}
         if self._last is not None:
             before, event = self._last
-            if not before == stream == self.device.own.handle:
+            if not before == stream == self._own:
                 event.wait(stream)
-        captured = self.graphs.find(key) if self.graphs else None
+        captured = self.graphs.find(key) if self.graphs.kept else None
         if captured is None:
             done = self._enqueue(sized, pointers, targets, stream)
         else:
             done = self._replay(sized, captured, pointers, targets, stream)
-        event = self.device.events.take(stream)
+        event = self._events.take(stream)
         self._last = (stream, event)
         return done, event
 
+    def _staged(self, sized: Sized, place: int, array: Any, stream: int) -> Lease:
+        """A block with an input's values, on their way into it."""
+        name, nbytes = self.names[place], sized.input_bytes[place]
+        lease = self.pool.take(name, nbytes, stream, f"input {name}")
+        if nbytes:
+            _cuda.to_device(lease.pointer, array, nbytes, stream)
+        return lease
+
+    def last(self, event: _cuda.Event) -> bool:
+        """True where no other run came after the one of this event."""
+        return self._last is not None and self._last[1] is event
+
     def _enqueue(
         self, sized: Sized, pointers: Sequence[int], targets: Mapping[str, int], stream: int
-    ) -> list[Done]:
+    ) -> list[Result]:
         context = self._contexts.get(sized.profile) or self._context(sized.profile)
         if context.ready is not sized or context.generation != self._generation:
-            context.set_shapes(sized.inputs)
-            for port, pointer in zip(self.plan.inputs, pointers, strict=True):
-                if port.on_host:
-                    context.set_address(port.name, pointer)
-            self._activate(context)
-            context.ready = sized
-        addresses = context.addresses
-        for name, pointer in zip(self.names, pointers, strict=True):
-            if addresses.get(name) != pointer:
-                context.set_address(name, pointer)
-        done: list[Done] = []
+            self._set(context, sized, pointers)
+        addresses, pool = context.addresses, self.pool
+        for place, name in enumerate(self.names):
+            if addresses.get(name) != pointers[place]:
+                context.set_address(name, pointers[place])
+        plain = not (targets or self.poison)
+        done: list[Result] = []
         by_data: dict[str, Any] = {}
+        lease: Lease | None
         for output in sized.outputs:
-            name = output.port.name
-            if output.shape is None:
+            port, shape = output.port, output.shape
+            name = port.name
+            if shape is None:
                 by_data[name] = allocator = context.allocator(name)
-                prepare(allocator, name, self.pool, stream, _POISON if self.poison else None)
-                done.append(Done(output.port, (), None))
+                prepare(allocator, name, pool, stream, _POISON if self.poison else None)
+                done.append((port, (), None))
                 continue
-            lease, pointer = self._place(output, targets, stream)
+            if plain:
+                lease = pool.take(name, output.nbytes, stream, output.what)
+                pointer = lease.pointer
+            else:
+                lease, pointer = self._place(output, targets, stream)
             if addresses.get(name) != pointer:
                 context.set_address(name, pointer)
-            done.append(Done(output.port, output.shape, lease))
+            done.append((port, shape, lease))
         if not context.execute(stream):
             raise self._failure(sized.profile, context, by_data)
-        for item in done if by_data else ():
-            if item.port.name in by_data:
-                take_over(item, by_data[item.port.name], stream)
-                self.sizes.check_output(item.port.name, item.shape, sized.sizes)
+        if by_data:
+            done = [
+                finish(r, by_data[r[0].name], sized, self.sizes, stream)
+                if r[0].name in by_data
+                else r
+                for r in done
+            ]
         return done
+
+    def _set(self, context: Context, sized: Sized, pointers: Sequence[int]) -> None:
+        """Sets a context to run at these sizes."""
+        context.set_shapes(sized.inputs)
+        for port, pointer in zip(self.plan.inputs, pointers, strict=True):
+            if port.on_host:
+                context.set_address(port.name, pointer)
+        if context.sized or context.generation != self._generation:
+            self._activate(context)
+        context.ready = sized
 
     def _replay(
         self,
@@ -227,22 +258,17 @@ class Runs:
         pointers: Sequence[int],
         targets: Mapping[str, int],
         stream: int,
-    ) -> list[Done]:
-        for lease, pointer, nbytes in zip(
-            captured.inputs, pointers, sized.input_bytes, strict=True
-        ):
-            if nbytes:
-                _cuda.copy(lease.pointer, pointer, nbytes, stream)
+    ) -> list[Result]:
         if self.poison:
-            for lease in captured.outputs:
-                _cuda.fill(lease.pointer, _POISON, lease.capacity, stream)
-        captured.graph.launch(stream)
-        done = []
-        for output, source in zip(sized.outputs, captured.outputs, strict=True):
-            lease_, pointer = self._place(output, targets, stream)
-            if output.nbytes:
-                _cuda.copy(pointer, source.pointer, output.nbytes, stream)
-            done.append(Done(output.port, output.shape or (), lease_))
+            for block in captured.outputs:
+                _cuda.fill(block.pointer, _POISON, block.capacity, stream)
+        done: list[Result] = []
+        into: list[int] = []
+        for output in sized.outputs:
+            lease, pointer = self._place(output, targets, stream)
+            into.append(pointer)
+            done.append((output.port, output.shape or (), lease))
+        captured.graph.launch(stream, pointers, into)
         return done
 
     def _place(
@@ -254,7 +280,7 @@ class Runs:
         if name in targets:
             pointer = targets[name] or self._nothing.pointer
         else:
-            lease = self.pool.take(name, output.nbytes, stream, f"output {name}")
+            lease = self.pool.take(name, output.nbytes, stream, output.what)
             pointer = lease.pointer
         if self.poison and output.nbytes:
             _cuda.fill(pointer, _POISON, output.nbytes, stream)
@@ -287,7 +313,7 @@ class Runs:
             if shape is not None:
                 self.sizes.check_output(port.name, shape, sizes)
                 nbytes = math.prod(shape) * port.dtype.itemsize
-            outputs.append(Output(port, shape, nbytes))
+            outputs.append(Output(port, shape, nbytes, f"output {port.name}"))
         input_bytes = tuple(
             math.prod(shape) * port.dtype.itemsize
             for port, shape in zip(self.plan.inputs, shapes, strict=True)
@@ -321,12 +347,3 @@ class Runs:
         self._contexts.pop(profile, None)
         error: EngineError = own or context.error()
         return error
-
-    def hold(self, event: _cuda.Event, keep: list[Any]) -> None:
-        """Holds a call's inputs until it is done: their owner's stream does not wait for ours."""
-        pending = self._pending
-        while pending and pending[0][0].over():
-            pending.popleft()
-        if len(pending) >= _MOST_PENDING:
-            pending.popleft()[0].synchronise()
-        pending.append((event, keep))

@@ -25,11 +25,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Output:
-    """An output at certain sizes; no shape and no bytes where they depend on data."""
+    """An output at certain sizes; no shape and no bytes where they depend on data.
+
+    Args:
+        what: it is called in errors.
+    """
 
     port: Port
     shape: Shape | None
     nbytes: int
+    what: str
 
 
 @dataclass(frozen=True, eq=False, slots=True)

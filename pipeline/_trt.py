@@ -200,6 +200,8 @@ class Context:
 
     Attributes:
         ready: what it is set to run, as its user calls it; None where that has to be set anew.
+        sized: how much activation memory it needs goes by the sizes, which have to be set before
+            it is given; otherwise it is given once.
         generation: of the activation memory that it was given, as its user counts.
         addresses: of tensors, as they are set.
 
@@ -211,11 +213,11 @@ class Context:
         self._plan, trt, engine = plan, plan.trt, plan.engine
         plan.log.clear()
         what = f"an execution context for profile {profile}"
-        self._sized = False  # activation memory by the sizes of the call
+        self.sized = False
         if hasattr(trt, "ExecutionContextAllocationStrategy"):
             strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
             context = engine.create_execution_context(strategy)
-            self._sized = hasattr(context, "update_device_memory_size_for_shapes")
+            self.sized = hasattr(context, "update_device_memory_size_for_shapes")
         else:
             context = engine.create_execution_context_without_device_memory()
         if context is None:
@@ -260,7 +262,7 @@ class Context:
 
     def activation_bytes(self) -> int:
         """What a run at the inputs' shapes needs."""
-        if self._sized:
+        if self.sized:
             return int(self._context.update_device_memory_size_for_shapes())
         return self._plan.activation
 

@@ -38,7 +38,7 @@ class Told(_cuda.Event):
 
 def some_engine() -> Any:
     """What events go back to: each engine has its own."""
-    return SimpleNamespace(give=lambda _: None)
+    return _cuda.Events()
 
 
 def output(pool: Pool, stream: int, event: _cuda.Event) -> DeviceArray:

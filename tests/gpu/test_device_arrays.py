@@ -326,6 +326,68 @@ def test_captured_graphs(loaded: Loaded, reference: References) -> None:
         none.capture(a)
 
 
+def test_a_graphs_copies_go_where_each_call_says(
+    loaded: Loaded, reference: References, busy: Busy
+) -> None:
+    """Calls that are enqueued and not done keep the addresses that they were made with."""
+    engine, right = loaded("PICTURE"), reference("PICTURE")
+    engine.capture({"h": 30, "w": 30})
+    mine, theirs = handles()
+    xs = [picture(30, 30, turn) for turn in range(4)]
+    wanted = [right(x=x) for x in xs]
+    given = [OnGpu(x) for x in xs]
+    (captured,) = engine._runs.graphs.kept.values()
+    for stream in (None, mine):
+        busy(stream or engine._runs.device.own.handle)
+        held = [engine(x=given[turn % 4], stream=stream) for turn in range(12)]
+        for turn, out in enumerate(held):
+            same(hosted(out), wanted[turn % 4])
+    # the copies are nodes of the graph, set to the last call's addresses
+    assert [copy.other for copy in captured.graph._copies_in] == [given[3].ptr]
+    assert [copy.other for copy in captured.graph._copies_out] == [
+        held[-1][output.name].ptr for output in engine._runs.plan.outputs
+    ]
+    # the same addresses again, and new ones, into the caller's memory
+    x, y = OnGpu(xs[0]), OnGpu(np.zeros((1, 4, 60, 60), np.float32))
+    for turn in range(4):
+        x = OnGpu(xs[turn]) if turn % 2 else x
+        want = wanted[turn if turn % 2 else max(turn - 1, 0)]
+        engine(x=x, stream=theirs, out={"y": y})
+        np.testing.assert_allclose(y.numpy(), want["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_a_graph_takes_memory_of_a_pool(loaded: Loaded, reference: References) -> None:
+    """What cudaMallocAsync gives, as an input and an output."""
+    from cuda.bindings import runtime as rt
+
+    from pipeline import _cuda
+
+    engine, right = loaded("PICTURE"), reference("PICTURE")
+    engine.capture({"h": 20, "w": 20})
+    (stream, _), large = handles(), np.zeros((1, 4, 40, 40), np.float32)
+    x = picture(20, 20, 3)
+    code, place = rt.cudaMallocAsync(x.nbytes, stream)
+    assert not code
+    code, into = rt.cudaMallocAsync(large.nbytes, stream)
+    assert not code
+    try:
+        _cuda.to_device(int(place), x, x.nbytes, stream)
+        pooled, target = (
+            type("Pooled", (), {"__cuda_array_interface__": {
+                "version": 3, "shape": like.shape, "typestr": "<f4", "data": (int(at), False),
+                "strides": None, "stream": stream,
+            }})()
+            for like, at in ((x, place), (large, into))
+        )  # fmt: skip
+        for _ in range(2):
+            engine(x=pooled, stream=stream, out={"y": target})
+            got = read(int(into), large, stream)
+            np.testing.assert_allclose(got, right(x=x)["y"], rtol=1e-4, atol=1e-4)
+    finally:
+        for pointer in (place, into):
+            assert not rt.cudaFreeAsync(pointer, stream)[0]
+
+
 def test_graphs_of_two_profiles(loaded: Loaded, reference: References) -> None:
     engine, right = loaded("TWO_PROFILES"), reference("TWO_PROFILES")
     engine.poison = True
