@@ -1,13 +1,15 @@
-"""torchvision's RAFT with the convolutions of its updates taken apart: the same function, faster.
+"""torchvision's RAFT with less to compute per update: the same function, in another order.
 
 RAFT's GRU convolves cat([h, context, motion features]) for the gates z and r, and
 cat([r * h, context, motion features]) for q, again at every update. A convolution is linear in its
-input channels, so each is a sum of one convolution per part, and
+input channels, so the context's part, which is the same at all updates, is computed once, before
+them; and the gates z and r are one convolution of twice the output channels. The correlation is
+divided by the root of the channels before its matrix product, not after it.
 
-* the context's, which is the same at all updates, is computed once, before them;
-* that of the motion features is one for all three gates, and that of h one for two: few
-  convolutions of many output channels, which fill a GPU better than many of few;
-* nothing is concatenated: TensorRT copies what a Concat joins where it can't be written in place.
+The context's part is kept negative and subtracted. TensorRT 8.6 fuses an addition behind a
+convolution into it, which on Hopper leaves only its kernels for Ampere, twice as slow (H200, 1x5,
+128 to 384 channels, 55x128, tf32: 53 us with the addition, 25 us without; docs/build-cost.md); a
+subtraction it computes together with the sigmoid or tanh that follows.
 
 Imported after `import_torchvision` (_torchvision.py), which lets torchvision be imported.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -39,11 +42,12 @@ class SplitGRU(nn.Module):
         bias = torch.cat([gate.bias.detach() for gate in gates])
         hidden = gru.convz.out_channels
         padding = gru.convz.padding
+        end = hidden + context
+        others = torch.cat([weight[:, :hidden], weight[:, end:]], dim=1)
         self.sizes = [2 * hidden, hidden]
-        self.context = _convolution(weight[:, hidden : hidden + context], bias, padding)
-        self.motion = _convolution(weight[:, hidden + context :], None, padding)
-        self.hidden = _convolution(weight[: 2 * hidden, :hidden], None, padding)
-        self.reset = _convolution(weight[2 * hidden :, :hidden], None, padding)
+        self.context = _convolution(-weight[:, hidden:end], -bias, padding)
+        self.gates = _convolution(others[: 2 * hidden], None, padding)
+        self.candidate = _convolution(others[2 * hidden :], None, padding)
 
     def forward(self, h: Tensor, motion: Tensor, context: Tensor) -> Tensor:
         """The next h.
@@ -51,12 +55,26 @@ class SplitGRU(nn.Module):
         Args:
             h: [N, hidden, H, W].
             motion: the motion features, [N, channels, H, W].
-            context: `self.context` of the context, [N, 3 * hidden, H, W]: z, r, q.
+            context: `self.context` of the context, [N, 3 * hidden, H, W]: of z, r, q, negative.
         """
-        zr, q = torch.split(self.motion(motion) + context, self.sizes, dim=1)
-        z, r = torch.chunk(torch.sigmoid(self.hidden(h) + zr), 2, dim=1)
-        q = torch.tanh(self.reset(r * h) + q)
+        zr, q = torch.split(context, self.sizes, dim=1)
+        gates = torch.sigmoid(self.gates(torch.cat([h, motion], dim=1)) - zr)
+        z, r = torch.chunk(gates, 2, dim=1)
+        q = torch.tanh(self.candidate(torch.cat([r * h, motion], dim=1)) - q)
         return (1 - z) * h + z * q
+
+
+class ScaledCorrelation(torchvision_raft.CorrBlock):  # type: ignore[misc]
+    """torchvision's CorrBlock, divided by the root of the channels before the product: what is
+    divided has then N * H * W * channels elements, not N * (H * W)**2."""
+
+    def _compute_corr_volume(self, fmap1: Tensor, fmap2: Tensor) -> Tensor:
+        batch, channels, height, width = fmap1.shape
+        root = float(np.sqrt(np.float32(channels)))  # rounded as torchvision's
+        left = (fmap1 / root).view(batch, channels, height * width)
+        right = fmap2.view(batch, channels, height * width)
+        product = torch.matmul(left.transpose(1, 2), right)
+        return product.view(batch, height, width, 1, height, width)
 
 
 class SplitRaft(nn.Module):
@@ -65,7 +83,8 @@ class SplitRaft(nn.Module):
 
     Args:
         raft: ``torchvision.models.optical_flow.RAFT``, its weights loaded: they are copied. Its
-            ``corr_block`` may be another one of the same methods.
+            ``corr_block`` may be another one of the same methods; in place of
+            torchvision's own stands `ScaledCorrelation`.
         updates: the number of flow updates.
     """
 
@@ -73,6 +92,10 @@ class SplitRaft(nn.Module):
         super().__init__()
         self.raft = raft
         self.updates = updates
+        own = raft.corr_block
+        if type(own) is torchvision_raft.CorrBlock:
+            own = ScaledCorrelation(num_levels=own.num_levels, radius=own.radius)
+        self.correlation = own
         block = raft.update_block
         grus = [block.recurrent_block.convgru1]
         # RAFT-small has one; in the other's place is a function that hands h on
@@ -90,7 +113,7 @@ class SplitRaft(nn.Module):
                 "H and W multiples of 8"
             )
         features = raft.feature_encoder(torch.cat([image1, image2], dim=0))
-        raft.corr_block.build_pyramid(*torch.chunk(features, 2, dim=0))
+        self.correlation.build_pyramid(*torch.chunk(features, 2, dim=0))
         encoded = raft.context_encoder(image1)
         hidden = block.hidden_state_size
         h, context = torch.split(encoded, [hidden, encoded.shape[1] - hidden], dim=1)
@@ -99,7 +122,7 @@ class SplitRaft(nn.Module):
         grid = torchvision_raft.make_coords_grid(batch, height // 8, width // 8).to(image1.device)
         position = grid
         for _ in range(self.updates):
-            windows = raft.corr_block.index_pyramid(centroids_coords=position)
+            windows = self.correlation.index_pyramid(centroids_coords=position)
             motion = block.motion_encoder(position - grid, windows)
             for gru, part in halves:
                 h = gru(h, motion, part)

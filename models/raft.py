@@ -44,9 +44,9 @@ def raft(*, updates: int = 12, correlation: str = "volume", update: str = "split
             ``on_demand`` computes the windows that an update looks at, by the custom op
             CorrelationLookup (docs/plugins.md): what large images need.
         update: how an update is computed, the same function either way: ``torchvision`` as it is
-            written there; ``split`` takes the GRU's convolutions apart by input channels, so that
-            the context's part is computed once for all updates and nothing is concatenated in
-            front of them (models/_raft_update.py).
+            written there; ``split`` takes the context's part out of the GRU's convolutions and
+            computes it once for all updates, the gates z and r in one, and divides before the
+            correlation's product, not after it (models/_raft_update.py).
     """
     return _spec("raft", "raft_large", updates, correlation, update, _TOLERANCE)
 

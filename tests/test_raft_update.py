@@ -102,12 +102,11 @@ def swap_gates(tensor: Tensor) -> None:
 FAULTS: dict[str, tuple[str, Callable[[Tensor], None]]] = {
     "context left out": ("context.weight", zero),
     "bias left out": ("context.bias", zero),
-    "motion left out": ("motion.weight", zero),
+    "context added, not subtracted": ("context.weight", torch.Tensor.neg_),
     "context from the wrong channel on": ("context.weight", shift_inputs),
-    "motion from the wrong channel on": ("motion.weight", shift_inputs),
-    "h from the wrong channel on": ("hidden.weight", shift_inputs),
-    "r * h from the wrong channel on": ("reset.weight", shift_inputs),
-    "z and r exchanged": ("hidden.weight", swap_gates),
+    "h and motion from the wrong channel on": ("gates.weight", shift_inputs),
+    "r * h and motion from the wrong channel on": ("candidate.weight", shift_inputs),
+    "z and r exchanged": ("gates.weight", swap_gates),
 }
 
 
@@ -174,9 +173,13 @@ def test_sizes_that_it_does_not_take_are_refused() -> None:
 def test_graph_has_each_convolution_as_often_as_it_should(
     raft_artifact: Callable[[], Artifact],
 ) -> None:
-    """In the ONNX of 12 updates: the context's once, and what reads h not behind a Concat."""
+    """In the ONNX of 12 updates: the context's once, the others once an update, and no addition
+    behind them for TensorRT to fuse."""
     graph = onnx.load(raft_artifact().model).graph
-    maker = {name: node for node in graph.node for name in node.output}
+    users: dict[str, list[str]] = {}
+    for node in graph.node:
+        for name in node.input:
+            users.setdefault(name, []).append(node.op_type)
     found: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         if node.op_type == "Conv" and "grus." in node.input[1]:
@@ -184,9 +187,9 @@ def test_graph_has_each_convolution_as_often_as_it_should(
     assert {name: len(nodes) for name, nodes in found.items()} == {
         f"{half}.{part}.weight": count
         for half in (0, 1)
-        for part, count in (("context", 1), ("motion", 12), ("hidden", 12), ("reset", 12))
+        for part, count in (("context", 1), ("gates", 12), ("candidate", 12))
     }
     for name, nodes in found.items():
-        concats = [maker[node.input[0]].op_type == "Concat" for node in nodes]
-        assert all(concats) if "motion" in name else not any(concats), name
+        if "context" not in name:
+            assert {op for node in nodes for op in users[node.output[0]]} == {"Sub"}, name
     assert not any("convgru" in tensor.name for tensor in graph.initializer)
