@@ -8,7 +8,7 @@ cupy, jax, numba, cuda.core), read by cuda.core without a copy. What comes out o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, NamedTuple
@@ -34,12 +34,19 @@ class Port:
         declared: what the model says; another one than `dtype` where this TensorRT has no such
             type (int64 on 8.6).
         on_host: TensorRT reads it on the host (sizes are computed from its values).
+
+    Attributes:
+        typestr: `dtype` as ``__cuda_array_interface__`` has it.
     """
 
     name: str
     dtype: np.dtype[Any]
     declared: np.dtype[Any]
     on_host: bool = False
+    typestr: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "typestr", self.dtype.str)
 
 
 def named_inputs(

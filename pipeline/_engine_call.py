@@ -111,7 +111,7 @@ def call_device(
             shapes.append(value.shape)
             places.append(place)
         else:
-            found = plain(port, value, index, handle)
+            found = plain(port, value, runs.known, handle)
             if found is None:
                 view = device_view(port, value, index, handle)
                 shapes.append(view.shape)

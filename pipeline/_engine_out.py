@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline._interface import view_of
+from pipeline._interface import Known, view_of
 from pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def caller_memory(
-    sized: Sized, out: Mapping[str, Any], inputs: Sequence[int], device: int, stream: int
+    sized: Sized, out: Mapping[str, Any], inputs: Sequence[int], known: Known, stream: int
 ) -> dict[str, int]:
     """The addresses of the caller's arrays, by output; the stream waits for their producers.
 
@@ -40,7 +40,7 @@ def caller_memory(
         if output.shape is None:
             raise InputError(f"out: the shape of {name} depends on the data; leave it out")
         try:
-            view = view_of(output.port, value, device, stream)
+            view = view_of(output.port, value, known, stream)
         except InputError as error:
             raise InputError(f"out: {error}") from error
         if view.shape != output.shape:

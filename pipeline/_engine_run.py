@@ -20,6 +20,7 @@ from pipeline._engine_hold import Held
 from pipeline._engine_out import caller_memory
 from pipeline._engine_pool import DIRTY, QUIET, Lease, Pool
 from pipeline._engine_sizes import Output, Shape, Sized, Sizes, words
+from pipeline._interface import Known
 from pipeline._trt import Context, Plan
 from pipeline.errors import EngineError, OutOfMemory
 
@@ -38,6 +39,7 @@ class Runs:
         first: the first input that is read on the GPU; None where all are read on the host.
         poison: fill outputs with `_POISON` before each run.
         held: inputs of calls that are not done yet.
+        known: arrays that are known to be on the GPU.
         shared: runs of several threads were seen to come between each other.
         forced: the profile to run in; None for the best one.
     """
@@ -50,6 +52,7 @@ class Runs:
         self.closed = self.shared = False
         self.lock = threading.Lock()
         self.names = tuple(port.name for port in plan.inputs)
+        self._whats = tuple(f"input {name}" for name in self.names)
         self.first = next((port.name for port in plan.inputs if not port.on_host), None)
         itemsizes = {port.name: port.dtype.itemsize for port in (*plan.inputs, *plan.outputs)}
         most = sizes.most_bytes(itemsizes)
@@ -62,7 +65,7 @@ class Runs:
         self._activation: Lease | None = None
         self._generation = 0
         self._last: tuple[int, _cuda.Event] | None = None
-        self.held = Held()
+        self.held, self.known = Held(), Known(device.index)
 
     def capture(self, asked: Mapping[str, int]) -> None:
         """Keeps a graph for these sizes; see `pipeline.runtime.Engine.capture`."""
@@ -163,7 +166,8 @@ class Runs:
         stream: int,
         out: Mapping[str, Any],
     ) -> tuple[list[Result], _cuda.Event]:
-        self.plan.log.clear()
+        if self.plan.log.spoke:
+            self.plan.log.clear()
         sized = self._sized.get(key) or self._solved(key, shapes, places)
         pointers: list[int] = []
         staged: list[Lease] = []
@@ -174,7 +178,7 @@ class Runs:
             lease = self._staged(sized, len(pointers), place, stream)
             staged.append(lease)
             pointers.append(lease.pointer)
-        targets = caller_memory(sized, out, pointers, self.device.index, stream) if out else {}
+        targets = caller_memory(sized, out, pointers, self.known, stream) if out else {}
         if self._last is not None:
             before, event = self._last
             if not before == stream == self._own:
@@ -190,8 +194,8 @@ class Runs:
 
     def _staged(self, sized: Sized, place: int, array: Any, stream: int) -> Lease:
         """A block with an input's values, on their way into it."""
-        name, nbytes = self.names[place], sized.input_bytes[place]
-        lease = self.pool.take(name, nbytes, stream, f"input {name}")
+        nbytes = sized.input_bytes[place]
+        lease = self.pool.take(self.names[place], nbytes, stream, self._whats[place])
         if nbytes:
             _cuda.to_device(lease.pointer, array, nbytes, stream)
         return lease

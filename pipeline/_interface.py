@@ -10,14 +10,47 @@ Source: Numba's documentation, CUDA Array Interface (version 3).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
+from weakref import ref
 
 from pipeline import _cuda
 from pipeline._arrays import ALIGNMENT, Port, View, device_view
 
+_MOST = 64  # arrays
+
+
+class Known:
+    """Which arrays are on a GPU. CUDA is asked once for an array (cuda-python takes a microsecond
+    and more for that), for as long as it lives and names the same address.
+
+    Args:
+        device: CUDA's number of the GPU.
+    """
+
+    __slots__ = ("_arrays", "device")
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self._arrays: dict[int, tuple[ref[Any], int]] = {}
+
+    def has(self, value: Any, pointer: int) -> bool:
+        """True for an array in this GPU's memory."""
+        arrays = self._arrays
+        known = arrays.get(id(value))
+        if known is not None and known[1] == pointer and known[0]() is value:
+            return True
+        if _cuda.gpu_of(pointer) != self.device:
+            return False
+        if len(arrays) >= _MOST:
+            arrays.clear()
+        with suppress(TypeError):  # of a kind that has no weak references: asked again
+            arrays[id(value)] = ref(value), pointer
+        return True
+
 
 def plain(
-    port: Port, value: Any, device: int, stream: int
+    port: Port, value: Any, known: Known, stream: int
 ) -> tuple[int, tuple[int, ...], bool] | None:
     """Address, shape, and whether it is read-only, of a plain array; None for anything else."""
     if hasattr(value, "__dlpack__"):  # has the better protocol, and goes by it
@@ -27,7 +60,7 @@ def plain(
         pointer, readonly = said["data"]
         shape, producer = said["shape"], said.get("stream")
         if (
-            said["typestr"] == port.dtype.str
+            said["typestr"] == port.typestr
             and said.get("strides") is None
             and (producer is None or (producer == stream and type(producer) is int))
             and said["version"] >= 3
@@ -36,7 +69,7 @@ def plain(
             and type(pointer) is int
             and pointer > 0
             and not pointer % ALIGNMENT
-            and _cuda.gpu_of(pointer) == device
+            and known.has(value, pointer)
         ):
             return pointer, shape, bool(readonly)
     except Exception:  # of no array, or what its producer does; `device_view` says it
@@ -44,7 +77,7 @@ def plain(
     return None
 
 
-def view_of(port: Port, value: Any, device: int, stream: int) -> View:
+def view_of(port: Port, value: Any, known: Known, stream: int) -> View:
     """`pipeline._arrays.device_view`, quicker for plain arrays."""
-    found = plain(port, value, device, stream)
-    return device_view(port, value, device, stream) if found is None else View(*found, value)
+    found = plain(port, value, known, stream)
+    return device_view(port, value, known.device, stream) if found is None else View(*found, value)

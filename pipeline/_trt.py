@@ -47,12 +47,16 @@ class Log:
     TensorRT calls the logger in the thread whose call it complains about, so that an error is told
     in the words of its own thread's calls. What threads say that Python did not start, perhaps
     TensorRT's own, goes with the first error that has no words of its own.
+
+    Attributes:
+        spoke: TensorRT has complained at all; as long as it has not, nothing needs clearing.
     """
 
     def __init__(self, trt: Any) -> None:
         self._own = own = _Lines()
         self._strays: deque[str] = deque(maxlen=30)
-        strays, worst = self._strays, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
+        self.spoke = False
+        whole, strays, worst = self, self._strays, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
 
         class Logger(trt.ILogger):  # type: ignore[misc]
             def __init__(self) -> None:
@@ -61,6 +65,7 @@ class Log:
             def log(self, severity: Any, message: str) -> None:
                 if severity not in worst:
                     return
+                whole.spoke = True
                 own.said.append(message)
                 if threading.get_ident() not in [thread.ident for thread in threading.enumerate()]:
                     strays.append(message)

@@ -17,14 +17,19 @@ from test_runtime import F32, Broken, Dlpack, X
 
 from pipeline import _cuda, _cuda_graph
 from pipeline._cuda_graph import Graph
-from pipeline._interface import plain
+from pipeline._interface import Known, plain
 
 AT = 0x7F0000000200
 GOOD = {"version": 3, "shape": (2, 3), "typestr": "<f4", "data": (AT, False), "strides": None}
 
 
+class Array:
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__cuda_array_interface__ = interface
+
+
 def array(**more: Any) -> Any:
-    return SimpleNamespace(__cuda_array_interface__={**GOOD, **more})
+    return Array({**GOOD, **more})
 
 
 @pytest.fixture
@@ -40,14 +45,44 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_plain_arrays_are_read_at_every_call(asked: list[int]) -> None:
-    good = array()
-    for _ in range(2):
-        assert plain(X, good, 0, 7) == (AT, (2, 3), False)
-    assert plain(X, array(data=(AT, True), stream=7), 0, 7) == (AT, (2, 3), True)
-    bare = {name: GOOD[name] for name in ("version", "shape", "typestr", "data")}
-    assert plain(X, SimpleNamespace(__cuda_array_interface__=bare), 0, 7) == (AT, (2, 3), False)
-    assert asked == [AT] * 4
+def test_plain_arrays(asked: list[int]) -> None:
+    assert plain(X, array(), Known(0), 7) == (AT, (2, 3), False)
+    assert plain(X, array(data=(AT, True), stream=7), Known(0), 7) == (AT, (2, 3), True)
+    bare = Array({name: GOOD[name] for name in ("version", "shape", "typestr", "data")})
+    assert plain(X, bare, Known(0), 7) == (AT, (2, 3), False)
+    assert asked == [AT] * 3
+
+
+def test_where_an_array_is_gets_asked_once_as_long_as_it_says_the_same(asked: list[int]) -> None:
+    known, value = Known(0), array()
+    for shape in ((2, 3), (3, 2), (6,)):
+        value.__cuda_array_interface__["shape"] = shape
+        assert plain(X, value, known, 7) == (AT, shape, False)
+    assert asked == [AT]
+    value.__cuda_array_interface__["data"] = (4096, False)  # now in host memory
+    assert plain(X, value, known, 7) is None
+    value.__cuda_array_interface__["data"] = (AT, False)
+    assert plain(X, value, known, 7) is not None
+    assert asked == [AT, 4096]
+    for _ in range(3):  # others in the place of one that is gone, at its address of old
+        value = None
+        value = array()
+        assert plain(X, value, known, 7) is not None
+    assert asked == [AT, 4096, AT, AT, AT]
+    many = [array() for _ in range(1000)]
+    assert all(plain(X, one, known, 7) is not None for one in many)
+    assert len(known._arrays) <= 64
+
+
+def test_arrays_without_weak_references_are_asked_for_each_time(asked: list[int]) -> None:
+    class Slotted:
+        __slots__ = ("__cuda_array_interface__",)
+
+    value, known = Slotted(), Known(0)
+    value.__cuda_array_interface__ = GOOD
+    for _ in range(3):
+        assert plain(X, value, known, 7) == (AT, (2, 3), False)
+    assert asked == [AT] * 3
 
 
 @pytest.mark.parametrize(
@@ -64,7 +99,7 @@ def test_plain_arrays_are_read_at_every_call(asked: list[int]) -> None:
         array(data=(AT + 4, False)),
         array(data=(0, False)),
         array(data=(4096, False)),  # in host memory
-        SimpleNamespace(__cuda_array_interface__={}),
+        Array({}),
         np.ones((2, 3), F32),
         Dlpack(np.ones((2, 3), F32)),
         Broken(),
@@ -74,11 +109,11 @@ def test_plain_arrays_are_read_at_every_call(asked: list[int]) -> None:
 )
 def test_what_is_not_plain_is_left_to_the_other_way(asked: list[int], value: Any) -> None:
     del asked
-    assert plain(X, value, 0, 7) is None
+    assert plain(X, value, Known(0), 7) is None
 
 
 def test_an_array_on_another_gpu_is_not_plain(asked: list[int]) -> None:
-    assert plain(X, array(), 1, 7) is None and asked == [AT]
+    assert plain(X, array(), Known(1), 7) is None and asked == [AT]
 
 
 class Standin:
