@@ -76,7 +76,12 @@ class Types:
 
 
 def plan(layers: Sequence[Layer], fixed: frozenset[str] = frozenset()) -> list[Types | None]:
-    """The types of every layer; None for one that has no floating-point output, and for constants.
+    """The types of every layer; None for one that is told nothing: it has no floating-point output,
+    or is a constant (moved perhaps) that a layer reads which may compute in half precision.
+
+    A constant that only float32 layers read is float32: 8.6.0 otherwise builds the region that it
+    lies in with half-precision ends alone, and fails in it ("Mismatched type for tensor ... f16 vs.
+    expected type:f32", "Could not find any implementation").
 
     Args:
         layers: in an order in which every tensor is made before it is used.
@@ -114,6 +119,11 @@ def plan(layers: Sequence[Layer], fixed: frozenset[str] = frozenset()) -> list[T
         store = store and not kept
         types.append(Types(compute, store))
         half.update(dict.fromkeys(layer.outputs, store))
+    for number in reversed(range(len(layers))):
+        outputs = layers[number].outputs
+        reads = [types[n] for name in outputs for n in users.get(name, ())]
+        if types[number] is None and reads and all(own and not own.compute for own in reads):
+            types[number] = Types(False, False)
     return types
 
 
