@@ -100,7 +100,8 @@ def test_what_meets_a_mask_beyond_half_precision(mask: str, told: Types) -> None
 
 
 def test_a_constant_is_float32_where_only_float32_layers_read_it() -> None:
-    body = """a = Conv(x, w) g = Constant<value_floats=[1.5, 2.5]>() k = Constant<value_floats=[0.5]>()
+    body = """a = Conv(x, w)
+        g = Constant<value_floats=[1.5, 2.5]>() k = Constant<value_floats=[0.5]>()
         s = Constant<value_ints=[1, 1, 1, 2]>() h = Reshape(g, s)
         b = Mul(a, k) e = Exp(a) f = Add(e, h) q = Div(f, k) y = Exp(q)"""
     found = types(body, "float[n,4,8,2] x")
