@@ -1,13 +1,14 @@
-"""The file that benchmarks/engines.py fills, stage by stage, and the tables made of it.
+"""The file that benchmarks/engines.py fills, stage by stage, and several of them joined.
 
     {"runs": [{"date", "command", "machine"}], "rates": {GPU: rates},
      "results": [record], "floors": [record]}
 
 A record is of one runner at one size: what was measured, or ``why`` it was not. A later one of the
 same model, options, sizes, runner, precision, GPU and artifact takes its place. ``run`` is the
-index of the run that it was measured in. ``options`` are those of the model as its authors wrote
-it, which all artifacts of it share; what is made of an artifact (an engine, the naive engine, ONNX
-Runtime, a floor) also has the ``artifact``'s folder and its ``own_options``; torch's have neither.
+index of the run that it was measured in; rates have one, too. ``options`` are those of the model
+as its authors wrote it, which all artifacts of it share; what is made of an artifact (an engine,
+the naive engine, ONNX Runtime, a floor) also has the ``artifact``'s folder and its
+``own_options``; torch's have neither.
 """
 
 from __future__ import annotations
@@ -17,24 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import floors
+from gpu_rates import RATES, RATES_OF
 
 from pipeline.errors import InputError
+from pipeline.measure import size_text
 
 KEY = ("model", "options", "sizes", "runner", "precision", "gpu")
-# Which of torch's numbers an engine of a precision is held against
-SAME_PRECISION = {
-    "fp32": "torch in float32, tf32 off",
-    "tf32": "torch with tf32 on",
-    "fp16": "torch under autocast to float16 (the engine: TensorRT's fp16 flag)",
-}
-OURS = ("engine graph", "engine")
-COLUMNS = ("eager", "compile", "autotune")
-ORT_CLOCK = (
-    "onnxruntime's times are by a wall clock around calls that wait for their results; the "
-    "engine's and torch's are by CUDA events, without that wait."
-)
-
 Record = dict[str, Any]
 Whose = tuple[str, tuple[str, ...]] | None
 
@@ -59,7 +48,7 @@ class Results:
         self._write()
 
     def add_rates(self, rates: Mapping[str, Any]) -> None:
-        self.content["rates"][rates["gpu"]] = dict(rates)
+        self.content["rates"][rates["gpu"]] = {**rates, "run": len(self.content["runs"]) - 1}
         self._write()
 
     def _write(self) -> None:
@@ -86,7 +75,74 @@ def read(path: Path) -> dict[str, Any]:
         not isinstance(content.get(name), kind) for name, kind in parts.items()
     ):
         raise InputError(f"{path}: not a file that `engines.py run` wrote")
+    runs = content["runs"]
+    numbers = [r.get("run") for r in [*content["results"], *content["floors"]]]
+    numbers += [r["run"] for r in content["rates"].values() if "run" in r]  # older files have none
+    if any("date" not in run for run in runs) or not {*numbers} <= {*range(len(runs))}:
+        raise InputError(f"{path}: records whose run is not in the file, or runs without a date")
     return content
+
+
+def join(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
+    """What several files hold, as if all had been measured into one.
+
+    Returns:
+        The content, its runs in the order of their dates; and a line for each record that two
+        files have: the one of the later run is taken (at the same moment: of the later file).
+
+    Raises:
+        InputError: as for `read`.
+    """
+    files = [(path, read(path)) for path in paths]
+    every = [(run["date"], path, n) for path, file in files for n, run in enumerate(file["runs"])]
+    order = sorted(range(len(every)), key=lambda n: str(every[n][0]))
+    runs: list[dict[str, Any]] = []
+    place: dict[tuple[Path, int], int] = {}
+    held = dict(files)
+    for n in order:
+        _, path, index = every[n]
+        run = held[path]["runs"][index]
+        if run not in runs:  # a file and an older copy of it share theirs
+            runs.append(run)
+        place[path, index] = runs.index(run)
+    content: dict[str, Any] = {"runs": runs, "rates": {}, "results": [], "floors": []}
+    said: list[str] = []
+    for part in ("results", "floors", "rates"):
+        found = []
+        for path, file in files:
+            records = file[part]
+            if part == "rates":
+                records = [{**rates, "gpu": gpu} for gpu, rates in records.items()]
+            last = len(file["runs"]) - 1
+            found += [({**r, "run": place[path, r.get("run", last)]}, path) for r in records]
+        taken: dict[str, tuple[Record, Path]] = {}
+        for record, path in sorted(found, key=lambda pair: int(pair[0]["run"])):
+            key = record["gpu"] if part == "rates" else _key(record)
+            before = taken.pop(key, None)  # back to the end: later ones stand behind
+            if before is not None and before[0] != record:
+                dates = [f"{p} ({runs[r['run']]['date']})" for r, p in ((record, path), before)]
+                said.append(f"{_what(record, part)}: taken from {dates[0]}, not from {dates[1]}")
+            taken[key] = record, path
+        kept = [record for record, _ in taken.values()]
+        content[part] = {r["gpu"]: r for r in kept} if part == "rates" else kept
+    return content, said
+
+
+def _what(record: Mapping[str, Any], part: str) -> str:
+    """What a record is of, for a reader."""
+    if part == "rates":
+        return f"rates of {record['gpu']}"
+    sizes = "all sizes" if record.get("sizes") is None else size_text(record["sizes"]) or "fixed"
+    runner = "floor" if part == "floors" else f"{record['precision']} {record['runner']}"
+    of = f" of {label(record)}" if label(record) else ""
+    return f"{title(record)}, {sizes}: {runner}{of}"
+
+
+def rates_of(content: Mapping[str, Any], gpu: str) -> dict[str, Any] | None:
+    """A GPU's rates: those measured on it, or those that are known of its kind."""
+    if gpu in content["rates"]:
+        return {**content["rates"][gpu]}
+    return {**RATES} if gpu == RATES_OF else None
 
 
 def _key(record: Mapping[str, Any]) -> str:
@@ -117,11 +173,11 @@ def artifacts_of(records: Iterable[Record]) -> dict[Whose, str]:
 
 
 def groups(content: Mapping[str, Any]) -> dict[tuple[str, str], list[Record]]:
-    """The records by GPU and model with its options."""
+    """The records by GPU and model with its options; one GPU's stand together."""
     found: dict[tuple[str, str], list[Record]] = {}
     for record in content["results"]:
         found.setdefault((record.get("gpu") or "no GPU", title(record)), []).append(record)
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[0][0]))
 
 
 def title(record: Mapping[str, Any]) -> str:
@@ -131,7 +187,11 @@ def title(record: Mapping[str, Any]) -> str:
 
 def sizes_of(records: Iterable[Record]) -> list[dict[str, int]]:
     """The sizes in them, from small to large."""
-    every = {json.dumps(r["sizes"]): r["sizes"] for r in records if r["sizes"] is not None}
+    every = {
+        json.dumps(r["sizes"], sort_keys=True): r["sizes"]
+        for r in records
+        if r["sizes"] is not None
+    }
     return sorted(every.values(), key=lambda sizes: (extent(sizes), list(sizes.values())))
 
 
@@ -173,136 +233,3 @@ def best_compiled(
         for kind in ("compile", "autotune")
     ]
     return min(filter(None, found), key=lambda r: float(r["median_ms"]), default=None)
-
-
-def tables(content: Mapping[str, Any]) -> str:
-    """All that was measured, as Markdown."""
-    parts = []
-    for (gpu, model), records in groups(content).items():
-        rates = {**floors.RATES, **content["rates"].get(gpu, {})}
-        precisions = [p for p in SAME_PRECISION if any(r["precision"] == p for r in records)]
-        parts += [f"### {model}, {gpu}", ""]
-        for precision in precisions:
-            if not any(r["precision"] == precision and "median_ms" in r for r in records):
-                continue
-            parts += [f"{precision}, against {SAME_PRECISION[precision]}:", ""]
-            parts += [_speed(content, records, model, precision, rates), ""]
-            parts += [_rest(records, precision), ""]
-        parts += [*_unmeasured(records), ""]
-    return "\n".join([*parts, _runs(content)])
-
-
-def _speed(
-    content: Mapping[str, Any],
-    records: Sequence[Record],
-    model: str,
-    precision: str,
-    rates: Mapping[str, float],
-) -> str:
-    """Milliseconds (median, and p99 of the engine's), and the ratio to torch.compile's best."""
-    lines = [
-        "| sizes | artifact | floor | engine, CUDA graph | p99 | engine | naive ONNX | torch eager "
-        "| torch.compile | max-autotune | best torch.compile / engine | engine / floor |",
-        "|---|" + "---|" * 11,
-    ]
-    of_precision = [r for r in records if r["precision"] == precision]
-    rows = [
-        (sizes, artifact, text)
-        for sizes in sizes_of(of_precision)
-        for artifact, text in (
-            artifacts_of(r for r in of_precision if r["sizes"] == sizes) or {None: "-"}
-        ).items()
-    ]
-    for sizes, artifact, text in rows:
-        work = floor_of(content, model, sizes, artifact)
-        of = {"artifact": artifact, "precision": precision, "sizes": sizes}
-        floor = floors.times(work["work"], precision, rates)["floor"] if work else None
-        made = [find(records, runner=r, **of) for r in OURS]
-        mine, best = next(filter(None, made), None), best_compiled(records, precision, sizes)
-        naive = [find(records, runner=f"naive ONNX{more}", **of) for more in (" graph", "")]
-        cells = [
-            text,
-            _number(floor),
-            *map(_median, made),
-            _median(next(filter(None, naive), None)),
-            *(
-                _median(find(records, runner=f"torch {k}-{precision}", sizes=sizes))
-                for k in COLUMNS
-            ),
-            f"**{best['median_ms'] / mine['median_ms']:.2f}**" if mine and best else "-",
-            f"{mine['median_ms'] / floor:.1f}" if mine and floor else "-",
-        ]
-        cells.insert(3, _number(mine["p99_ms"]) if mine else "-")
-        lines.append(f"| {_words(sizes)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _rest(records: Sequence[Record], precision: str) -> str:
-    """Calls a second, memory, the distance to torch in float32, and what comes before."""
-    lines = [
-        "| sizes | artifact | runner | calls/s in flight | device memory | error "
-        "| before the first result |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    of_precision = [r for r in records if r["precision"] == precision and "median_ms" in r]
-    for sizes in sizes_of(of_precision):
-        for record in (r for r in of_precision if r["sizes"] == sizes):
-            memory = record.get("memory_bytes")
-            error = record.get("error")
-            apart = record.get("error_why") or ("-" if error is None else f"{error:.1e}")
-            lines.append(
-                f"| {_words(sizes)} | {label(record) or '-'} | {record['runner']} "
-                f"| {record['calls_per_second']:.4g} "
-                f"| {'-' if memory is None else f'{memory / 2**20:.0f} MiB'} "
-                f"| {apart} | {_before(record)} |"
-            )
-    if any(record["runner"].startswith("onnxruntime") for record in of_precision):
-        lines += ["", ORT_CLOCK]
-    return "\n".join(lines)
-
-
-def _before(record: Record) -> str:
-    words = [
-        f"{label} {record[name]:.1f} s"
-        for label, name in (
-            ("build", "build_s"),
-            ("load", "load_s"),
-            ("first call", "first_call_s"),
-        )
-        if record.get(name) is not None
-    ]
-    return ", ".join(words) or "-"
-
-
-def _unmeasured(records: Sequence[Record]) -> list[str]:
-    """One line for each runner that gave no number, and why."""
-    lines = []
-    for record in records:
-        if record.get("why"):
-            at = f" at {_words(record['sizes'])}" if record["sizes"] else ""
-            of = f" of {label(record)}" if label(record) else ""
-            what = f"{record['runner']}{of} ({record['precision']}){at}"
-            lines.append(f"- {what}: {record['why']}")
-    return list(dict.fromkeys(lines))
-
-
-def _runs(content: Mapping[str, Any]) -> str:
-    used = sorted({r["run"] for r in content["results"]})
-    lines = []
-    for n in used:
-        run = content["runs"][n]
-        machine = ", ".join(f"{k} {v}" for k, v in run["machine"].items() if v is not None)
-        lines.append(f"- {run['date']}: `{run['command']}` ({machine})")
-    return "\n".join(["Measured by:", "", *lines])
-
-
-def _words(sizes: Mapping[str, int]) -> str:
-    return ",".join(f"{k}={v}" for k, v in sizes.items()) or "fixed"
-
-
-def _median(record: Record | None) -> str:
-    return _number(record["median_ms"] if record else None)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"

@@ -2,11 +2,12 @@
 
     python benchmarks/engines.py run ARTIFACT... --torch-python python3 [--shape h=440,w=1024 ...]
         [--part floors,rates,torch,engine,naive,ort] [--variant compile-tf32 ...] [--json FILE]
-    python benchmarks/engines.py table [--json FILE]
-    python benchmarks/plot.py FILE --out docs
+    python benchmarks/engines.py table [--json FILE ...]
+    python benchmarks/plot.py FILE... --out docs
 
 Each part is one stage, all are done unless --part names some; what is measured is merged into the
-file at once, so that they can be run one after the other, and again:
+file at once, so that they can be run one after the other, and again. Two runs at once, each on a
+GPU of its own, need a file each; `table` and the picture take several and join them:
 
 - ``floors``: operations and bytes (benchmarks/floors.py; needs no GPU); ``rates``: the GPU's own
 - ``torch``: benchmarks/torch_baselines.py, by --torch-python, for a model of the zoo: eager-fp32,
@@ -38,7 +39,8 @@ from typing import Any
 
 import floors
 from children import lines, other_python
-from engine_results import Results, read, tables
+from engine_results import Results, join
+from engine_tables import tables
 from references import as_written, option_texts
 from torch_baselines import VARIANTS
 
@@ -305,11 +307,15 @@ def main() -> int:
         help="where torch's outputs are kept that errors are told by (default: %(default)s)",
     )  # fmt: skip
     table = commands.add_parser("table", help="print the tables of what was measured")
-    for sub in (running, table):
-        sub.add_argument(
-            "--json", type=Path, default=DEFAULT, metavar="FILE",
-            help="what was measured (default: %(default)s)",
-        )  # fmt: skip
+    running.add_argument(
+        "--json", type=Path, default=DEFAULT, metavar="FILE",
+        help="where what is measured is kept (default: %(default)s)",
+    )  # fmt: skip
+    table.add_argument(
+        "--json", type=Path, action="append", metavar="FILE",
+        help="what was measured; several files are joined, and where two have the same record, "
+        f"the later one counts (default: {DEFAULT})",
+    )  # fmt: skip
     arguments = parser.parse_args()
     if arguments.command == "run":
         unknown = set((arguments.part or "").split(",")) - {"", "rates", *PARTS}
@@ -318,7 +324,10 @@ def main() -> int:
     try:
         if arguments.command == "run":
             return run(arguments)
-        print(tables(read(arguments.json)))
+        content, said = join(arguments.json or [DEFAULT])
+        for line in said:
+            print(line, file=sys.stderr)
+        print(tables(content))
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

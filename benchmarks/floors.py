@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -34,8 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# operations a second, and bytes a second read plus written
-RATES = {"fp16": 790e12, "tf32": 395e12, "fp32": 67e12, "bandwidth": 4.3e12}
+from gpu_rates import RATES, measured_rates, stored_rates
+
 FLOAT_BYTES = {"fp16": 2, "tf32": 4, "fp32": 4}
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 NOT_COUNTED = ("LSTM", "GRU", "RNN", "Attention", "DeformConv", "QLinearConv", "MatMulInteger")
@@ -242,41 +241,6 @@ def _einsum(node: Any, shapes: Sequence[Sequence[int]]) -> float | None:
     return 0.0 if len(terms) == 1 else 2.0 * math.prod(sizes.values())
 
 
-def measured_rates() -> dict[str, Any]:
-    """This GPU's rates, through torch: products of 8192 x 8192 and a copy of 2 GiB, of random
-    numbers; the median of 20 after a warm-up."""
-    try:
-        import torch
-    except ImportError:
-        raise SystemExit("error: no torch here: measure with a Python that has it") from None
-    if not torch.cuda.is_available():
-        raise SystemExit("error: torch sees no GPU here: measure where it does")
-
-    def seconds(call: Any) -> float:
-        found = []
-        for n in range(25):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            if n >= 5:
-                found.append(start.elapsed_time(end) / 1e3)
-        return statistics.median(found)
-
-    rates: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    size = 8192
-    for name, dtype in (("fp16", torch.float16), ("tf32", torch.float32), ("fp32", torch.float32)):
-        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-        a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
-        out = torch.empty_like(a)
-        rates[name] = 2.0 * size**3 / seconds(lambda: torch.mm(a, b, out=out))  # noqa: B023
-    source = torch.randn(1 << 29, device="cuda")
-    target = torch.empty_like(source)
-    rates["bandwidth"] = 2.0 * source.numel() * 4 / seconds(lambda: target.copy_(source))
-    return rates
-
-
 def count_artifact(place: Path, shapes: Sequence[str], trips: int | None) -> list[dict[str, Any]]:
     """One record for each size of an artifact's model."""
     from pipeline.artifact import Artifact
@@ -318,18 +282,6 @@ def table(records: Sequence[Mapping[str, Any]], rates: Mapping[str, float]) -> s
     return "\n".join(lines)
 
 
-def _stored_rates(path: Path) -> dict[str, float]:
-    from pipeline.errors import InputError
-
-    try:
-        found = json.loads(path.read_text())
-        return {name: float(found[name]) for name in RATES}
-    except FileNotFoundError:
-        raise InputError(f"--rates {path}: not there; `measure --out` writes it") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"--rates {path}: not what `measure` wrote: {error!r}") from None
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -351,7 +303,7 @@ def main() -> int:
     from pipeline.errors import PipelineError
 
     try:
-        rates = {**RATES, **(_stored_rates(arguments.rates) if arguments.rates else {})}
+        rates = {**RATES, **(stored_rates(arguments.rates) if arguments.rates else {})}
         records = count_artifact(arguments.artifact, arguments.shape, arguments.trips)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)

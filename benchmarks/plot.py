@@ -1,15 +1,19 @@
 """Latency against size, a picture a model, of what benchmarks/engines.py measured.
 
-    python benchmarks/plot.py RESULTS.json --out docs
+    python benchmarks/plot.py RESULTS.json... --out docs
 
-Needs matplotlib (the extra `bench`). Both axes are logarithmic; a line is a runner at a precision,
-of one artifact where there are several; the least floor is drawn where it was counted. A runner
-that was measured at one size is a point.
+Several files are joined, as `engines.py table` does. A panel is a precision; those without any
+engine are left out where others have one. A line is a runner, of one artifact where there are
+several; a runner that was measured at one size is a point; black is the least floor, where it was
+counted. Size is the product of the dims that change (pixels, or the batch); both axes are
+logarithmic. A model that was measured at one size has bars instead. Needs matplotlib (the extra
+`bench`).
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,22 +21,41 @@ from pathlib import Path
 from typing import Any
 
 import floors
-from engine_results import Record, extent, find, groups, label, read, sizes_of, title, whose
+from engine_results import (
+    Record,
+    extent,
+    find,
+    groups,
+    join,
+    label,
+    rates_of,
+    sizes_of,
+    title,
+    whose,
+)
+from engine_tables import RUNNERS, SAME_PRECISION
 
 from pipeline.errors import InputError, PipelineError
+from pipeline.measure import size_text
 
 COLOURS = {
-    "engine graph": "C0", "engine": "C9", "naive ONNX graph": "C4", "naive ONNX": "C4",
+    "engine graph": "C0", "engine": "C9", "naive ONNX graph": "C4", "naive ONNX": "C6",
     "onnxruntime CUDA": "C5", "torch eager": "C7", "torch compile": "C1", "torch autotune": "C3",
 }  # fmt: skip
-STYLES = {"fp32": ":", "tf32": "--", "fp16": "-"}
+WORDS = {
+    "engine graph": "engine, CUDA graph", "torch compile": "torch.compile",
+    "torch autotune": "torch.compile, max-autotune", "naive ONNX graph": "naive ONNX, CUDA graph",
+}  # fmt: skip
 MARKERS = "os^Dv*"
 
+Sizes = Mapping[str, int]
+Series = dict[tuple[str, str], list[tuple[Sizes, float]]]
 
-def series(records: Sequence[Record]) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """(runner, precision) to its (extent of the sizes, median in ms), from small to large; behind
-    the runner ``: artifact`` where it was measured of several in that precision."""
-    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+
+def series(records: Sequence[Record]) -> Series:
+    """(runner, precision) to its (sizes, median in ms), from small to large; behind the runner
+    ``: artifact`` where it was measured of several in that precision."""
+    found: Series = {}
     sizes = sizes_of(records)
     measured = {
         (r["runner"], r["precision"], whose(r)): label(r) for r in records if "median_ms" in r
@@ -43,7 +66,7 @@ def series(records: Sequence[Record]) -> dict[tuple[str, str], list[tuple[int, f
         for at in sizes:
             record = find(records, artifact, runner=runner, precision=precision, sizes=at)
             if record is not None:
-                line.append((extent(at), float(record["median_ms"])))
+                line.append((at, float(record["median_ms"])))
         name = runner.removesuffix(f"-{precision}")
         more = f": {text}" if several[runner, precision] > 1 else ""
         found[name + more, precision] = line
@@ -51,16 +74,43 @@ def series(records: Sequence[Record]) -> dict[tuple[str, str], list[tuple[int, f
 
 
 def floor_series(
-    content: Mapping[str, Any], gpu: str, model: str, precision: str
-) -> list[tuple[int, float]]:
-    """The floors at the sizes that were counted; the least where artifacts differ."""
-    rates = {**floors.RATES, **content["rates"].get(gpu, {})}
-    found: dict[int, float] = {}
-    for record in (f for f in content["floors"] if title(f) == model):
-        at = extent(record["sizes"])
-        floor = floors.times(record["work"], precision, rates)["floor"]
-        found[at] = min(floor, found.get(at, floor))
-    return sorted(found.items())
+    content: Mapping[str, Any], gpu: str, model: str, precision: str, sizes: Sequence[Sizes]
+) -> list[tuple[Sizes, float]]:
+    """The floors at those of the sizes that were counted; the least where artifacts differ."""
+    rates = rates_of(content, gpu)
+    if rates is None:
+        return []
+    found = []
+    for at in sizes:
+        counted = [f for f in content["floors"] if title(f) == model and f["sizes"] == at]
+        ms = [floors.times(f["work"], precision, rates)["floor"] for f in counted]
+        if ms:
+            found.append((at, min(ms)))
+    return found
+
+
+def panels(lines: Series) -> dict[str, Series]:
+    """The precisions to draw: all, or those that something of an artifact was measured in."""
+    of = {p: {key: line for key, line in lines.items() if key[1] == p} for p in SAME_PRECISION}
+    ours = {p for (runner, p) in lines if not runner.startswith("torch")}
+    return {p: found for p, found in of.items() if found and (p in ours or not ours)}
+
+
+def changing(sizes: Sequence[Sizes]) -> list[str]:
+    """The dims that differ between the sizes."""
+    return [name for name in sizes[0] if len({at.get(name) for at in sizes}) > 1]
+
+
+def places(sizes: Sequence[Sizes]) -> tuple[dict[str, float], str, bool]:
+    """Where each size stands on the axis, what the axis is called, and whether it is logarithmic:
+    by the product of what changes, unless two have the same (then one after the other)."""
+    names = changing(sizes)
+    products = [extent({n: at[n] for n in names}) for at in sizes]
+    if names and len(set(products)) == len(products):
+        fixed = ", ".join(f"{k}={v}" for k, v in sizes[0].items() if k not in names)
+        name = " x ".join(names) + (f"  ({fixed})" if fixed else "")
+        return {size_text(at): float(n) for at, n in zip(sizes, products, strict=True)}, name, True
+    return {size_text(at): float(n) for n, at in enumerate(sizes)}, "sizes", False
 
 
 def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -71,51 +121,131 @@ def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
     from matplotlib import pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
+    drawn = {key: panels(series(records)) for key, records in groups(content).items()}
+    drawn = {key: found for key, found in drawn.items() if found}
+    names = file_names(list(drawn))
     written = []
-    for (gpu, model), records in groups(content).items():
-        lines = series(records)
-        if not lines:
-            continue
-        figure, axes = plt.subplots(figsize=(9, 5.5))
-        texts = sorted({name.partition(": ")[2] for name, _ in lines})
-        for (runner, precision), line in sorted(lines.items()):
-            kind, _, text = runner.partition(": ")
-            axes.plot(
-                *zip(*line, strict=True), markersize=4, linewidth=1.6,
-                marker=MARKERS[texts.index(text) % len(MARKERS)],
-                color=COLOURS.get(kind, "C8"), linestyle=STYLES.get(precision, "-."),
-                label=f"{runner}, {precision}",
-            )  # fmt: skip
-        for precision in sorted({precision for _, precision in lines}):
-            line = floor_series(content, gpu, model, precision)
-            if line:
-                axes.plot(
-                    *zip(*line, strict=True), color="black", linewidth=0.9, marker=".",
-                    linestyle=STYLES.get(precision, "-."), label=f"floor, {precision}",
-                )  # fmt: skip
-        names = next(iter(sizes_of(records)), {})
-        axes.set(
-            xscale="log", yscale="log", title=f"{model} on {gpu}",
-            xlabel=" x ".join(names) or "fixed sizes", ylabel="median latency, ms",
+    for (gpu, model), found in drawn.items():
+        every = [at for lines in found.values() for line in lines.values() for at, _ in line]
+        sizes = sizes_of([{"sizes": at} for at in every])
+        bars = max(map(len, found.values())) + 1
+        figure, all_axes = plt.subplots(
+            1, len(found), squeeze=False, layout="constrained",
+            figsize=(1.2 + 4.4 * len(found), 4.4 if len(sizes) > 1 else 1.3 + 0.35 * bars),
+            sharey=len(sizes) > 1, sharex=len(sizes) == 1,
         )  # fmt: skip
-        axes.grid(True, which="both", linewidth=0.3)
-        axes.legend(fontsize=7, handlelength=4, loc="center left", bbox_to_anchor=(1.01, 0.5))
-        place = folder / f"engines-{model.replace(' ', '-').replace('=', '')}.png"
-        figure.savefig(place, dpi=120, bbox_inches="tight")
+        for axes, (precision, lines) in zip(all_axes[0], found.items(), strict=True):
+            floor = floor_series(content, gpu, model, precision, sizes)
+            if len(sizes) > 1:
+                _lines(axes, lines, floor, sizes)
+            else:
+                _bars(axes, lines, floor)
+            axes.set_title(precision, fontsize=10)
+        if len(sizes) > 1:
+            all_axes[0][0].set_ylabel("median latency, ms")
+            kinds = {
+                text: handle
+                for axes in all_axes[0]
+                for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
+            }
+            figure.legend(
+                kinds.values(), kinds, loc="outside lower center", fontsize=8,
+                ncols=min(len(kinds), 2 * len(found)), frameon=False,
+            )  # fmt: skip
+        at = f", {size_text(sizes[0]) or 'fixed sizes'}" if len(sizes) == 1 else ""
+        figure.suptitle(f"{model.partition(' ')[0]}{at} on {gpu}", fontsize=11)
+        place = folder / names[gpu, model]
+        figure.savefig(place, dpi=110)
         plt.close(figure)
         written.append(place)
     return written
 
 
+def _ordered(lines: Series) -> list[tuple[str, str, list[tuple[Sizes, float]]]]:
+    """(kind of runner, artifact where there are several, line), in the tables' order."""
+    found = [(*runner.partition(": ")[::2], line) for (runner, _), line in lines.items()]
+    known = {kind: n for n, kind in enumerate(RUNNERS)}
+    return sorted(found, key=lambda one: (known.get(one[0], len(known)), one[1]))
+
+
+def _called(kind: str, artifact: str) -> str:
+    return WORDS.get(kind, kind) + (f": {artifact}" if artifact else "")
+
+
+def _lines(
+    axes: Any, lines: Series, floor: Sequence[tuple[Sizes, float]], sizes: Sequence[Sizes]
+) -> None:
+    place, name, logarithmic = places(sizes)
+    artifacts = sorted({artifact for _, artifact, _ in _ordered(lines)})
+
+    def plot(line: Sequence[tuple[Sizes, float]], **how: Any) -> None:
+        axes.plot([place[size_text(at)] for at, _ in line], [ms for _, ms in line], **how)
+
+    for kind, artifact, line in _ordered(lines):
+        plot(
+            line, markersize=5, linewidth=1.6, color=COLOURS.get(kind, "C8"),
+            marker=MARKERS[artifacts.index(artifact) % len(MARKERS)], label=_called(kind, artifact),
+        )  # fmt: skip
+    if floor:
+        plot(floor, color="black", linewidth=1, linestyle=":", marker=".", label="floor")
+    axes.set(yscale="log", xlabel=name)
+    if logarithmic:
+        axes.set_xscale("log")
+    names = changing(sizes)
+    texts = ["x".join(str(at[n]) for n in names or at) for at in sizes]
+    axes.set_xticks([place[size_text(at)] for at in sizes], texts, rotation=30, ha="right")
+    axes.set_xticks([], minor=True)
+    axes.tick_params(labelsize=8)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(_few)
+    axes.grid(True, which="both", linewidth=0.3)
+
+
+def _few(value: float, _: int) -> str:
+    """Labels between the powers of ten: at 2, 3 and 5 only."""
+    return f"{value:g}" if f"{value:e}"[0] in "235" else ""
+
+
+def _bars(axes: Any, lines: Series, floor: Sequence[tuple[Sizes, float]]) -> None:
+    rows = [(_called(k, a), line[0][1], COLOURS.get(k, "C8")) for k, a, line in _ordered(lines)]
+    rows += [("floor", ms, "black") for _, ms in floor]
+    texts, values, colours = zip(*rows, strict=True)
+    bars = axes.barh(range(len(rows)), values, color=colours, height=0.6)
+    axes.bar_label(bars, [f"{v:#.3g}".rstrip(".") for v in values], padding=3, fontsize=8)
+    axes.set_yticks(range(len(rows)), texts, fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_xlabel("median latency, ms")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def file_names(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """``engines-raft.png``; with the options, or the GPU, where only they tell two apart."""
+    models = Counter(model.partition(" ")[0] for model in {model for _, model in keys})
+    found = {}
+    for gpu, model in keys:
+        name = model.partition(" ")[0]
+        words = [model if models[name] > 1 else name]
+        words += [gpu] if len({gpu for gpu, _ in keys}) > 1 else []
+        text = "-".join(words).replace("=", "")
+        found[gpu, model] = f"engines-{re.sub(r'[^A-Za-z0-9_.-]+', '-', text)}.png"
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--out", type=Path, default=Path("docs"), metavar="DIR")
     arguments = parser.parse_args()
     try:
-        written = draw(read(arguments.results), arguments.out)
+        content, said = join(arguments.results)
+        for line in said:
+            print(line, file=sys.stderr)
+        written = draw(content, arguments.out)
         if not written:
-            raise InputError(f"{arguments.results}: nothing was measured, so there is no picture")
+            where = ", ".join(map(str, arguments.results))
+            raise InputError(f"{where}: nothing was measured, so there is no picture")
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

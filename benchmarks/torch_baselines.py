@@ -17,12 +17,13 @@ take minutes, and a variant that fails stops no other. Each size is compiled for
 | autotune-... | ``torch.compile(mode="max-autotune")``: with CUDA graphs and Triton's products |
 
 Under autocast the weights of matrix products and convolutions are stored in float16 beforehand (see
-`store_half`): the same numbers, without a cast of every weight at every call.
+`torch_module.store_half`): the same numbers, without a cast of every weight at every call.
 Inputs, repeats and what is timed are those of `pipeline.measure`, as for the engine. A padded model
 (RAFT) is padded by torch's own pad and cropped. With --reference the outputs of eager-fp32 for the
 first inputs are kept there, and ``error`` is the distance to them: ||out - ref|| / ||ref||.
-Memory is what the process took of the GPU beyond its context and the inputs. On a CPU, where the
-scripts are tried out, autocast is to bfloat16.
+Memory is the most that torch's allocator took of the GPU beyond the inputs: what the GPU has left
+would also tell of other processes, and came out below zero beside some. On a CPU, where the scripts
+are tried out, autocast is to bfloat16.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from typing import Any
 import numpy as np
 from children import lines
 from references import held_against, keep, reference_file
+from torch_module import flat, half_type, module_of, store_half
 
 from pipeline.dims import Dim
 from pipeline.errors import PipelineError
@@ -182,7 +184,7 @@ def _child(arguments: argparse.Namespace) -> int:
     spec = _spec(arguments)
     module = module_of(spec, arguments.weights)
     if variant.precision == "fp16":
-        store_half(module, _half(arguments.device))
+        store_half(module, half_type(arguments.device))
     for sizes in _points(spec, arguments.shape):
         record = _record(arguments, name, sizes)
         try:
@@ -211,8 +213,8 @@ def _measured(
     ]
     if on_gpu:
         torch.cuda.empty_cache()
-        torch.cuda.synchronize()
-    free = torch.cuda.mem_get_info()[0] if on_gpu else 0
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved() if on_gpu else 0
     module = module.to(arguments.device)
     run: Callable[..., Any] = module
     if variant.compiled:
@@ -231,7 +233,7 @@ def _measured(
         if on_gpu:
             stack.enter_context(torch.cuda.stream(clock.stream))
         if variant.precision == "fp16":
-            stack.enter_context(torch.autocast(arguments.device, _half(arguments.device)))
+            stack.enter_context(torch.autocast(arguments.device, half_type(arguments.device)))
         start = time.perf_counter()
         outputs = [t.float().cpu().numpy() for t in flat(call(0))]
         first = time.perf_counter() - start
@@ -244,33 +246,8 @@ def _measured(
         "gpu": torch.cuda.get_device_name() if on_gpu else None,
     }
     if on_gpu:
-        torch.cuda.synchronize()
-        found["memory_bytes"] = free - torch.cuda.mem_get_info()[0]
+        found["memory_bytes"] = torch.cuda.max_memory_reserved() - before
     return found
-
-
-def _half(device: str) -> Any:
-    import torch
-
-    return torch.float16 if device == "cuda" else torch.bfloat16  # what a CPU has kernels for
-
-
-def store_half(module: Any, half: Any) -> None:
-    """Stores weights in the type that autocast casts them to: those that only layers read which
-    compute in it. Autocast itself would cast each again at every call: what it keeps are weights
-    that ask for gradients, and these don't; and what torch.compile makes of it never keeps any.
-    """
-    from torch import nn
-
-    kinds = (
-        nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d,
-        nn.ConvTranspose3d, nn.MultiheadAttention,
-    )  # fmt: skip
-    owners = [(owner, p) for owner in module.modules() for p in owner.parameters(recurse=False)]
-    others = {id(p) for owner, p in owners if not isinstance(owner, kinds)}
-    for _, parameter in owners:
-        if id(parameter) not in others and parameter.is_floating_point():
-            parameter.data = parameter.data.to(half)
 
 
 class StreamClock:
@@ -293,63 +270,6 @@ class StreamClock:
         end.record(self.stream)
         end.synchronize()
         return float(start.elapsed_time(end))
-
-
-def flat(result: Any) -> list[Any]:
-    """The tensors in what a model returns, in order."""
-    from pipeline.module import flat_outputs
-
-    return list(flat_outputs(result))
-
-
-def module_of(spec: Any, weights: Path | None) -> Any:
-    """The spec's module, called with its inputs in order; padded and cropped where it has to be."""
-    import torch
-    from torch.nn.functional import pad
-
-    from pipeline.dims import Dim
-    from pipeline.module import flat_outputs, made
-    from pipeline.padding import factors
-    from pipeline.spec import amounts
-
-    spec, module = made(spec, weights)
-    if spec.padding is None:
-        return module
-    padding = spec.padding
-    outputs = [output.shape for output in spec.outputs]
-
-    class Padded(torch.nn.Module):
-        """What the exported graph holds too, as one would write it in torch."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = module
-
-        def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            before, sizes, padded = {}, {}, []
-            for tensor, declared in zip(args, spec.inputs, strict=True):
-                amount = [0] * (2 * tensor.ndim)
-                for axis, size in enumerate(declared.shape):
-                    if isinstance(size, Dim) and size.name in padding.multiples:
-                        n = sizes[size.name] = tensor.shape[axis]
-                        low, high = amounts(n, padding.multiples[size.name], padding.align)
-                        before[size.name] = low
-                        place = 2 * (tensor.ndim - 1 - axis)
-                        amount[place : place + 2] = [low, high]
-                while amount and amount[-2:] == [0, 0]:
-                    del amount[-2:]
-                wide = amount + [0] * (-len(amount) % 4) if amount else amount
-                padded.append(pad(tensor, wide, mode=padding.mode) if wide else tensor)
-            found = []
-            for tensor, shape in zip(flat_outputs(self.inner(*padded)), outputs, strict=True):
-                for axis, size in enumerate(shape or ()):
-                    for name, factor in factors(size, padding.multiples):
-                        start = factor * before[name]
-                        tensor = tensor.narrow(axis, start, factor * sizes[name])  # noqa: PLW2901
-                found.append(tensor)
-            return tuple(found)
-
-    return Padded()
 
 
 def _error(

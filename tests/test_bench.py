@@ -212,87 +212,6 @@ def test_times_are_over_the_rates() -> None:
     assert full["floor"] == full["operations"]
 
 
-def result(runner: str, ms: float, precision: str = "tf32", **more: Any) -> dict[str, Any]:
-    base = {"model": "m", "options": [], "sizes": {"h": 8, "w": 9}, "gpu": "G", "artifact": "a"}
-    rest = {"runs": 30, "p99_ms": 2 * ms, "least_ms": ms, "calls_per_second": 1e3 / ms}
-    return {**base, "runner": runner, "precision": precision, "median_ms": ms, **rest, **more}
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> engine_results.Results:
-    found = engine_results.Results(tmp_path / "r" / "engines.json")
-    found.begin({"date": "today", "command": "make", "machine": {"gpu": "G", "driver": None}})
-    found.add(result("torch compile-tf32", 7.0))
-    found.add(result("torch compile-tf32", 6.0))  # measured again
-    found.add(result("torch autotune-tf32", 5.0))
-    found.add(result("torch autotune-fp16", 1.0, "fp16"))
-    found.add(result("engine", 2.5, memory_bytes=3 << 20, error=1e-4))
-    found.add(result("engine graph", 2.0))
-    found.add({**result("engine", 9.0), "sizes": {"h": 16, "w": 9}})
-    found.add(
-        {"model": "m", "options": [], "runner": "naive ONNX", "precision": "tf32", "gpu": "G",
-         "artifact": "a", "sizes": None, "why": "the parser refuses node 7"}
-    )  # fmt: skip
-    return found
-
-
-def test_results_are_kept_and_the_later_ones_count(results: engine_results.Results) -> None:
-    again = engine_results.Results(results.path).content
-    assert again == results.content
-    assert [r["median_ms"] for r in again["results"] if r["runner"] == "torch compile-tf32"] == [6]
-
-
-def test_the_table_holds_equal_precisions_together(results: engine_results.Results) -> None:
-    text = engine_results.tables(results.content)
-    assert cells_of(text, "| h=8,w=9 | a | - | 2 |") == [
-        "h=8,w=9", "a", "-", "2", "4", "2.5", "-", "-", "6", "5", "**2.50**", "-",
-    ]  # fmt: skip
-    assert "- naive ONNX of a (tf32): the parser refuses node 7" in text
-    assert "| h=8,w=9 | a | engine | 400 | 3 MiB | 1.0e-04 | - |" in text
-    assert "tf32, against torch with tf32 on:" in text
-    assert "today: `make` (gpu G)" in text
-    assert engine_results.ORT_CLOCK not in text
-    results.add(result("onnxruntime CUDA", 3.0))
-    assert engine_results.ORT_CLOCK in engine_results.tables(results.content)
-
-
-def cells_of(text: str, start: str) -> list[str]:
-    """Of the one row of a table that starts so."""
-    (row,) = (line for line in text.splitlines() if line.startswith(start))
-    return [cell.strip() for cell in row.strip("|").split("|")]
-
-
-def test_artifacts_of_one_model_stand_side_by_side(results: engine_results.Results) -> None:
-    split = {"artifact": "b", "own_options": ["update=split"]}
-    results.add(result("engine graph", 1.0, **split))
-    results.add(result("engine graph", 1.25, **split))  # measured again
-    for operations, more in ((3.95e11, {}), (1.975e11, split)):
-        floats = {"floats": 0, "others": 0}
-        work = {"operations": operations, "least": floats, "every": floats, "layers": []}
-        results.add({**result("", 1), "work": work, "runner": None, "gpu": None, **more}, "floors")
-    text = engine_results.tables(results.content)
-    beside = ["-", "-", "6", "5"]  # the naive engine, and torch's: shared
-    assert cells_of(text, "| h=8,w=9 | a | 1 |") == [
-        "h=8,w=9", "a", "1", "2", "4", "2.5", *beside, "**2.50**", "2.0",
-    ]  # fmt: skip
-    assert cells_of(text, "| h=8,w=9 | b (update=split) | 0.5 |") == [
-        "h=8,w=9", "b (update=split)", "0.5", "1.25", "2.5", "-", *beside, "**4.00**", "2.5",
-    ]  # fmt: skip
-    # a floor of the same options serves; of others it would be a floor of something else
-    results.content["floors"].pop()
-    results.add(result("engine", 2.0, artifact="c"))
-    text = engine_results.tables(results.content)
-    assert cells_of(text, "| h=8,w=9 | c | 1 |")
-    assert cells_of(text, "| h=8,w=9 | b (update=split) | - |")
-
-
-def test_torch_is_shared_by_artifacts(results: engine_results.Results) -> None:
-    before = len(results.content["results"])
-    results.add(result("torch compile-tf32", 4.0, artifact="b", own_options=["update=split"]))
-    assert len(results.content["results"]) == before
-    assert "| **2.00** |" in engine_results.tables(results.content)
-
-
 def test_options_of_what_torch_runs() -> None:
     made = {"updates": 12, "correlation": "on_demand", "update": "split"}
     written = {"updates": 12, "correlation": "volume", "update": "torchvision"}
@@ -302,26 +221,6 @@ def test_options_of_what_torch_runs() -> None:
         # the names and values are the model's own
         assert dict(find_spec(name, written, None).options) == written
     assert references.as_written("somebody's", made) == made
-
-
-def test_the_picture_has_a_line_for_each_runner(
-    results: engine_results.Results, tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib (the extra bench)")
-    import plot
-
-    lines = plot.series([r for r in results.content["results"] if r["gpu"] == "G"])
-    assert lines["engine", "tf32"] == [(72, 2.5), (144, 9.0)]
-    assert lines["torch compile", "tf32"] == [(72, 6.0)]
-    (picture,) = plot.draw(results.content, tmp_path / "docs")
-    assert picture.name == "engines-m.png"
-    assert picture.read_bytes()[:4] == b"\x89PNG"
-    results.add(result("engine", 4.0, artifact="b", own_options=["update=split"]))
-    lines = plot.series(results.content["results"])
-    assert lines["engine: a", "tf32"] == [(72, 2.5), (144, 9.0)]
-    assert lines["engine: b (update=split)", "tf32"] == [(72, 4.0)]
-    assert lines["torch compile", "tf32"] == [(72, 6.0)]
-    assert plot.draw(results.content, tmp_path / "docs") == [picture]
 
 
 def script(name: str, *words: object) -> tuple[int, str, str]:

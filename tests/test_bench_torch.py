@@ -18,7 +18,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
 import children  # noqa: E402
-import torch_baselines  # noqa: E402
+import torch_module  # noqa: E402
 
 
 def baseline(*words: object) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def test_the_padded_model_is_what_is_exported() -> None:
     spec = find_spec("raft_small", {"updates": 1})
     spec, inner = made(spec, None)
     reference = PaddedModule(inner, spec, [o.shape or () for o in spec.outputs])
-    module = torch_baselines.module_of(spec, None)
+    module = torch_module.module_of(spec, None)
     for sizes in ({"h": 136, "w": 137}, {"h": 141, "w": 136}):
         inputs = [torch.from_numpy(i.sample(sizes, 0)) for i in spec.inputs]
         with torch.no_grad():
@@ -66,17 +66,17 @@ def test_the_padded_model_is_what_is_exported() -> None:
 
 def test_weights_stored_in_half_are_those_that_autocast_makes() -> None:
     spec = find_spec("unet_sr", {"channels": 4})
-    module = torch_baselines.module_of(spec, None)
+    module = torch_module.module_of(spec, None)
     (one,) = [torch.from_numpy(i.sample({"batch": 1, "h": 136, "w": 144}, 0)) for i in spec.inputs]
 
     def run() -> tuple[torch.Tensor, int]:
         profiled = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), profiled as seen:
-            (result,) = torch_baselines.flat(module(one))
+            (result,) = torch_module.flat(module(one))
         return result, sum(e.count for e in seen.key_averages() if e.key == "aten::_to_copy")
 
     want, before = run()
-    torch_baselines.store_half(module, torch.bfloat16)
+    torch_module.store_half(module, torch.bfloat16)
     got, after = run()
     weights = [p for p in module.parameters() if p.dtype == torch.bfloat16]
     torch.testing.assert_close(got, want, rtol=0, atol=0)
@@ -91,6 +91,6 @@ def test_a_weight_that_an_embedding_reads_too_stays_as_it_is() -> None:
             self.head.weight = self.table.weight
 
     tied = Tied()
-    torch_baselines.store_half(tied, torch.bfloat16)
+    torch_module.store_half(tied, torch.bfloat16)
     assert tied.table.weight.dtype == tied.head.weight.dtype == torch.float32
     assert tied.head.bias.dtype == torch.bfloat16

@@ -1,0 +1,257 @@
+"""The tables of what benchmarks/engines.py measured, as Markdown.
+
+Times are milliseconds, memory MiB (2**20 bytes), as in `pipeline bench`. A column in which nothing
+was measured is left out. Nothing of the machine but its parts is told: commands and reasons have
+no folders of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import floors
+from engine_results import (
+    Record,
+    artifacts_of,
+    best_compiled,
+    find,
+    floor_of,
+    groups,
+    label,
+    rates_of,
+    sizes_of,
+    whose,
+)
+
+from pipeline.measure import size_text
+
+# Which of torch's numbers an engine of a precision is held against
+SAME_PRECISION = {
+    "fp32": "torch in float32, tf32 off",
+    "tf32": "torch with tf32 on",
+    "fp16": "torch under autocast to float16 (the engine: TensorRT's fp16 flag)",
+}
+OURS = ("engine graph", "engine")
+COLUMNS = ("eager", "compile", "autotune")
+RUNNERS = (
+    *OURS, "naive ONNX graph", "naive ONNX", "onnxruntime CUDA",
+    "torch eager", "torch compile", "torch autotune",
+)  # fmt: skip
+ORT_CLOCK = (
+    "onnxruntime's times are by a wall clock around calls that wait for their results; the "
+    "engine's and torch's are by CUDA events, without that wait."
+)
+# Options that say where something is on a machine, not what is measured; each has a value
+_PLACES = ("--torch-python", "--torch-path", "--reference", "--json")
+# The first folders of machines; another path, as a TensorRT layer's name has, says something
+_ROOTS = r"home|root|tmp|usr|opt|var|mnt|srv|data|work|workspace|media|private|Users|Volumes"
+_FOLDERS = re.compile(rf"(?<![\w./-])/(?:{_ROOTS})/(?:[^\s/'\":,;()]+/)*(?=[^\s/'\":,;()])")
+
+
+def tables(content: Mapping[str, Any]) -> str:
+    """All that was measured, a part for each GPU and model."""
+    parts: list[str] = []
+    used: set[str] = set()
+    for (gpu, model), records in groups(content).items():
+        rates = rates_of(content, gpu)
+        parts += [f"### {model}, {gpu}", ""]
+        for precision, torch in SAME_PRECISION.items():
+            of_precision = [r for r in records if r["precision"] == precision]
+            if not any("median_ms" in r for r in of_precision):
+                continue
+            speed, floor = _speed(content, of_precision, model, precision, rates)
+            used |= {gpu} if floor else set()
+            parts += [f"{precision}, against {torch}; median milliseconds:", "", speed, ""]
+            parts += [_rest(of_precision), ""]
+        unmeasured = _unmeasured(records)
+        parts += [*unmeasured, ""] if unmeasured else []
+    parts += [line for gpu in sorted(used) for line in (_rates(content, gpu), "")]
+    return "\n".join([*parts, _runs(content)])
+
+
+def _speed(
+    content: Mapping[str, Any],
+    records: Sequence[Record],
+    model: str,
+    precision: str,
+    rates: Mapping[str, Any] | None,
+) -> tuple[str, bool]:
+    """Milliseconds, and the ratio to torch.compile's best; whether a floor is in it."""
+    header = (
+        "sizes", "artifact", "floor", "engine, CUDA graph", "engine", "naive ONNX",
+        "onnxruntime", "torch eager", "torch.compile", "max-autotune",
+        "best torch.compile / engine", "engine / floor",
+    )  # fmt: skip
+    rows, floored = [], False
+    for sizes in sizes_of(records):
+        here = artifacts_of(r for r in records if r["sizes"] == sizes)
+        for artifact, text in (here or {None: "-"}).items():
+            work = floor_of(content, model, sizes, artifact) if rates else None
+            of = {"artifact": artifact, "sizes": sizes}
+            floor = (
+                floors.times(work["work"], precision, rates)["floor"] if work and rates else None
+            )
+            floored |= floor is not None
+            made = [find(records, runner=r, **of) for r in OURS]
+            mine, best = next(filter(None, made), None), best_compiled(records, precision, sizes)
+            naive = [find(records, runner=f"naive ONNX{more}", **of) for more in (" graph", "")]
+            torch = [find(records, runner=f"torch {k}-{precision}", sizes=sizes) for k in COLUMNS]
+            ort = find(records, runner="onnxruntime CUDA", **of)
+            others = [next(filter(None, naive), None), ort, *torch]
+            rows.append(
+                (
+                    size_text(sizes) or "fixed", text, _number(floor),
+                    *map(_median, [*made, *others]),
+                    f"**{best['median_ms'] / mine['median_ms']:.2f}**" if mine and best else "-",
+                    f"{mine['median_ms'] / floor:.1f}" if mine and floor else "-",
+                )
+            )  # fmt: skip
+    return _markdown(header, rows), floored
+
+
+def _rest(records: Sequence[Record]) -> str:
+    """What 99 of 100 calls stay below, calls a second, memory, the distance to torch in float32,
+    and what comes before."""
+    header = (
+        "sizes", "artifact", "runner", "p99 ms", "calls/s in flight", "GPU memory", "error",
+        "before the first result",
+    )  # fmt: skip
+    measured = [r for r in records if "median_ms" in r]
+    rows = []
+    for sizes in sizes_of(measured):
+        at = [r for r in measured if r["sizes"] == sizes]
+        for record in sorted(at, key=lambda r: (label(r) == "", label(r), _rank(r))):
+            error = record.get("error")
+            rows.append(
+                (
+                    size_text(sizes) or "fixed", label(record) or "-", record["runner"],
+                    _number(record["p99_ms"]), f"{record['calls_per_second']:.4g}",
+                    _memory(record.get("memory_bytes")),
+                    record.get("error_why") or ("-" if error is None else f"{error:.1e}"),
+                    _before(record),
+                )
+            )  # fmt: skip
+    clock = any(record["runner"].startswith("onnxruntime") for record in measured)
+    return _markdown(header, rows) + (f"\n\n{ORT_CLOCK}" if clock else "")
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table, without the columns that hold nothing."""
+    kept = [n for n in range(len(header)) if any(row[n] != "-" for row in rows)]
+    table = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(row[n] for n in kept) + " |" for row in table)
+
+
+def _rank(record: Record) -> int:
+    kinds = [n for n, kind in enumerate(RUNNERS) if record["runner"].startswith(kind)]
+    return kinds[0] if kinds else len(RUNNERS)
+
+
+def _memory(nbytes: int | None) -> str:
+    """Below zero where another process gave some back meanwhile: that is no measurement."""
+    return "-" if nbytes is None or nbytes < 0 else f"{nbytes / 2**20:.0f} MiB"
+
+
+def _before(record: Record) -> str:
+    stages = (("build", "build_s"), ("load", "load_s"), ("first call", "first_call_s"))
+    words = [f"{what} {record[n]:.1f} s" for what, n in stages if record.get(n) is not None]
+    return ", ".join(words) or "-"
+
+
+def _unmeasured(records: Sequence[Record]) -> list[str]:
+    """One line for each runner that gave no number, and why; none where a later run gave one."""
+    lines = []
+    for record in records:
+        if not record.get("why") or any(_mends(later, record) for later in records):
+            continue
+        at = f" at {size_text(record['sizes'])}" if record["sizes"] else ""
+        of = f" of {label(record)}" if label(record) else ""
+        what = f"{record['runner']}{of} ({record['precision']}){at}"
+        lines.append(f"- {what}: {_without_folders(record['why'])}")
+    return list(dict.fromkeys(lines))
+
+
+def _mends(later: Record, failed: Record) -> bool:
+    """True if a part that failed as a whole gave a number in a later run."""
+    return (
+        failed["sizes"] is None
+        and "median_ms" in later
+        and later["run"] > failed["run"]
+        and later["precision"] == failed["precision"]
+        and whose(later) == whose(failed)
+        and str(later["runner"]).startswith(failed["runner"])
+    )
+
+
+def _rates(content: Mapping[str, Any], gpu: str) -> str:
+    rates = rates_of(content, gpu)
+    assert rates is not None
+    products = ", ".join(f"{p} {_number(rates[p] / 1e12)} TFLOP/s" for p in SAME_PRECISION)
+    how = "measured" if gpu in content["rates"] else "not measured in these runs"
+    memory = f"{_number(rates['bandwidth'] / 1e12)} TB/s"
+    return f"Floors are by these rates of {gpu} ({how}): {products}, memory {memory}."
+
+
+def _runs(content: Mapping[str, Any]) -> str:
+    """The commands, by the machines that they ran on."""
+    measured = {n for part in ("results", "floors") for n in (r["run"] for r in content[part])}
+    measured |= {rates["run"] for rates in content["rates"].values() if "run" in rates}
+    lines: dict[str, list[str]] = {}
+    for n in sorted(measured):
+        run = content["runs"][n]
+        machine = {k: v for k, v in run["machine"].items() if v is not None}
+        python = f", Python {machine.pop('python')}" if "python" in machine else ""
+        where = ", ".join(f"{k} {v}" for k, v in machine.items())
+        line = f"- {_date(run['date'])}{python}: `{short(run['command'])}`"
+        lines.setdefault(where, []).append(line)
+    parts = [[f"Measured with {where}:", "", *told, ""] for where, told in lines.items()]
+    return "\n".join(line for part in parts for line in part).rstrip()
+
+
+def _date(text: str) -> str:
+    """``2026-11-22 00:39 UTC``, where it is a date."""
+    with contextlib.suppress(ValueError):
+        return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M %Z").rstrip()
+    return text
+
+
+def short(command: str) -> str:
+    """A command without what only says where things are on a machine; other paths by their last
+    part."""
+    words = shlex.split(command)
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        name = word.partition("=")[0]
+        if skip or name in _PLACES:
+            skip = not skip and name == word  # its value is the next word
+            continue
+        own = word.startswith("benchmarks/")
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        kept.append(word if own or "/" not in value else flag + equals + _last(value))
+    return shlex.join(kept)
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2] or path
+
+
+def _without_folders(text: str) -> str:
+    """A reason with a machine's paths by their last part."""
+    return _FOLDERS.sub("", text)
+
+
+def _median(record: Record | None) -> str:
+    return _number(record["median_ms"] if record else None)
+
+
+def _number(value: float | None) -> str:
+    """Three digits, zeros too; whole from 100 on."""
+    return (
+        "-" if value is None else f"{value:#.3g}".rstrip(".") if value < 99.95 else f"{value:.0f}"
+    )

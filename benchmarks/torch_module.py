@@ -1,0 +1,88 @@
+"""A model of the zoo as torch runs it beside an engine: padded and cropped, weights in half."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def half_type(device: str) -> Any:
+    """What autocast computes in."""
+    import torch
+
+    return torch.float16 if device == "cuda" else torch.bfloat16  # what a CPU has kernels for
+
+
+def store_half(module: Any, half: Any) -> None:
+    """Stores weights in the type that autocast casts them to: those that only layers read which
+    compute in it. Autocast itself would cast each again at every call: what it keeps are weights
+    that ask for gradients, and these don't; and what torch.compile makes of it never keeps any.
+    """
+    from torch import nn
+
+    kinds = (
+        nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d,
+        nn.ConvTranspose3d, nn.MultiheadAttention,
+    )  # fmt: skip
+    owners = [(owner, p) for owner in module.modules() for p in owner.parameters(recurse=False)]
+    others = {id(p) for owner, p in owners if not isinstance(owner, kinds)}
+    for _, parameter in owners:
+        if id(parameter) not in others and parameter.is_floating_point():
+            parameter.data = parameter.data.to(half)
+
+
+def flat(result: Any) -> list[Any]:
+    """The tensors in what a model returns, in order."""
+    from pipeline.module import flat_outputs
+
+    return list(flat_outputs(result))
+
+
+def module_of(spec: Any, weights: Path | None) -> Any:
+    """The spec's module, called with its inputs in order; padded and cropped where it has to be."""
+    import torch
+    from torch.nn.functional import pad
+
+    from pipeline.dims import Dim
+    from pipeline.module import flat_outputs, made
+    from pipeline.padding import factors
+    from pipeline.spec import amounts
+
+    spec, module = made(spec, weights)
+    if spec.padding is None:
+        return module
+    padding = spec.padding
+    outputs = [output.shape for output in spec.outputs]
+
+    class Padded(torch.nn.Module):
+        """What the exported graph holds too, as one would write it in torch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            before, sizes, padded = {}, {}, []
+            for tensor, declared in zip(args, spec.inputs, strict=True):
+                amount = [0] * (2 * tensor.ndim)
+                for axis, size in enumerate(declared.shape):
+                    if isinstance(size, Dim) and size.name in padding.multiples:
+                        n = sizes[size.name] = tensor.shape[axis]
+                        low, high = amounts(n, padding.multiples[size.name], padding.align)
+                        before[size.name] = low
+                        place = 2 * (tensor.ndim - 1 - axis)
+                        amount[place : place + 2] = [low, high]
+                while amount and amount[-2:] == [0, 0]:
+                    del amount[-2:]
+                wide = amount + [0] * (-len(amount) % 4) if amount else amount
+                padded.append(pad(tensor, wide, mode=padding.mode) if wide else tensor)
+            found = []
+            for tensor, shape in zip(flat_outputs(self.inner(*padded)), outputs, strict=True):
+                for axis, size in enumerate(shape or ()):
+                    for name, factor in factors(size, padding.multiples):
+                        start = factor * before[name]
+                        tensor = tensor.narrow(axis, start, factor * sizes[name])  # noqa: PLW2901
+                found.append(tensor)
+            return tuple(found)
+
+    return Padded()
