@@ -46,6 +46,12 @@ ORT_CLOCK = (
     "onnxruntime's times are by a wall clock around calls that wait for their results; the "
     "engine's and torch's are by CUDA events, without that wait."
 )
+# Of the norm of torch's outputs: what is further off computes something else, or other weights
+APART = 0.05
+APART_NOTE = (
+    f"no ratio: its outputs are off torch's in float32 by more than {APART:.0%} of their norm. "
+    "They are wrong, or of other weights (another torch draws other random ones)."
+)
 # Options that say where something is on a machine, not what is measured; each has a value
 _PLACES = ("--torch-python", "--torch-path", "--reference", "--json")
 # The first folders of machines; another path, as a TensorRT layer's name has, says something
@@ -67,6 +73,10 @@ def tables(content: Mapping[str, Any]) -> str:
             speed, floor = _speed(content, of_precision, model, precision, rates)
             used |= {gpu} if floor else set()
             parts += [f"{precision}, against {torch}; median milliseconds:", "", speed, ""]
+            off = {label(r) for r in of_precision if "median_ms" in r and _apart(r)}
+            parts += [
+                line for name in sorted(off) for line in (f"{name or model}: {APART_NOTE}", "")
+            ]
             parts += [_rest(of_precision), ""]
         unmeasured = _unmeasured(records)
         parts += [*unmeasured, ""] if unmeasured else []
@@ -107,11 +117,24 @@ def _speed(
                 (
                     size_text(sizes) or "fixed", text, _number(floor),
                     *map(_median, [*made, *others]),
-                    f"**{best['median_ms'] / mine['median_ms']:.2f}**" if mine and best else "-",
+                    _ratio(best, mine),
                     f"{mine['median_ms'] / floor:.1f}" if mine and floor else "-",
                 )
             )  # fmt: skip
     return _markdown(header, rows), floored
+
+
+def _ratio(best: Record | None, mine: Record | None) -> str:
+    """Of torch.compile's time over the engine's, if both compute the same."""
+    if best is None or mine is None:
+        return "-"
+    if _apart(mine):
+        return f"off by {mine['error']:.1e}"
+    return f"**{best['median_ms'] / mine['median_ms']:.2f}**"
+
+
+def _apart(record: Record) -> bool:
+    return (record.get("error") or 0.0) > APART
 
 
 def _rest(records: Sequence[Record]) -> str:

@@ -51,6 +51,16 @@ def test_results_are_kept_and_the_later_ones_count(results: engine_results.Resul
     assert [r["median_ms"] for r in again["results"] if r["runner"] == "torch compile-tf32"] == [6]
 
 
+def test_what_computes_something_else_has_no_ratio(results: engine_results.Results) -> None:
+    results.add(result("engine graph", 2.0, error=0.04))
+    text = engine_tables.tables(results.content)
+    assert "| **2.50** |" in text and engine_tables.APART_NOTE not in text
+    results.add(result("engine graph", 2.0, error=0.35))
+    text = engine_tables.tables(results.content)
+    assert "| off by 3.5e-01 |" in text and "**" not in text
+    assert f"a: {engine_tables.APART_NOTE}" in text
+
+
 def test_the_table_holds_equal_precisions_together(results: engine_results.Results) -> None:
     text = engine_tables.tables(results.content)
     # nothing has a floor, and there is neither a naive engine nor an eager torch: no such columns
