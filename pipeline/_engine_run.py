@@ -184,11 +184,16 @@ class Runs:
             if not before == stream == self._own:
                 event.wait(stream)
         captured = self.graphs.find(key) if self.graphs.kept else None
-        if captured is None:
-            done = self._enqueue(sized, pointers, targets, stream)
-        else:
-            done = self._replay(sized, captured, pointers, targets, stream)
-        event = self._events.take(stream)
+        try:
+            if captured is None:
+                done = self._enqueue(sized, pointers, targets, stream)
+            else:
+                done = self._replay(sized, captured, pointers, targets, stream)
+            event = self._events.take(stream)
+        except BaseException:  # what of it is enqueued already, the next run does not know of
+            with suppress(EngineError):
+                _cuda.synchronise()
+            raise
         self._last = (stream, event)
         return done, event
 
@@ -202,7 +207,8 @@ class Runs:
 
     def last(self, event: _cuda.Event) -> bool:
         """True where no other run came after the one of this event."""
-        return self._last is not None and self._last[1] is event
+        last = self._last  # read once: another thread may close the engine
+        return last is not None and last[1] is event
 
     def _enqueue(
         self, sized: Sized, pointers: Sequence[int], targets: Mapping[str, int], stream: int

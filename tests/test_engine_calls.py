@@ -17,7 +17,11 @@ from test_runtime import F32, Broken, Dlpack, X
 
 from pipeline import _cuda, _cuda_graph
 from pipeline._cuda_graph import Graph
+from pipeline._engine_run import Runs
+from pipeline._engine_sizes import Output, Sized
 from pipeline._interface import Known, plain
+from pipeline._trt import _allocator_class
+from pipeline.errors import EngineError
 
 AT = 0x7F0000000200
 GOOD = {"version": 3, "shape": (2, 3), "typestr": "<f4", "data": (AT, False), "strides": None}
@@ -252,3 +256,34 @@ def test_a_graph_that_takes_no_copies_is_launched_between_them(cuda: Standin, re
     for n in range(2):
         double(np.full(4, n, F32), np.zeros(4, F32))
     assert cuda.calls == ["copy on 7", "cudaGraphLaunch", "copy on 7"] * 2
+
+
+def test_a_run_that_fails_half_way_is_waited_for(cuda: Standin) -> None:
+    """No event tells the next run, perhaps on another stream, of what is enqueued already; and the
+    caller may drop the inputs."""
+    allocator = _allocator_class(SimpleNamespace(IOutputAllocator=object))()
+    key, shapes = (((2,),), (), None), [(2,)]
+    sized = Sized(key, {}, 0, (("x", (2,)),), (8,), (Output(X, None, 0, "output x"),))
+    context = SimpleNamespace(
+        ready=sized,
+        generation=0,
+        addresses={"x": 64},
+        allocator=lambda _: allocator,
+        execute=lambda stream: stream == 7 and not cuda.calls.append("execute"),
+    )
+    device = SimpleNamespace(own=SimpleNamespace(handle=5), events=_cuda.Events(), index=0)
+    log = SimpleNamespace(spoke=False)
+    plan: Any = SimpleNamespace(inputs=(X,), outputs=(X,), activation=1, log=log)
+    runs = Runs(plan, SimpleNamespace(most_bytes=lambda _: {}), device, 1)  # type: ignore[arg-type]
+    runs._sized[key], runs._contexts[0] = sized, context  # type: ignore[assignment]
+    with pytest.raises(EngineError, match="does not say which shape"):
+        runs.run(shapes, (), [64], 7, {})
+    assert cuda.calls == ["execute", "cudaDeviceSynchronize"]
+
+
+def test_the_last_run_may_be_forgotten_meanwhile() -> None:
+    """Another thread closes the engine between two looks at its last run."""
+    event = object()
+    looks = iter([(5, event), None])
+    closing: Any = type("Closing", (), {"_last": property(lambda _: next(looks))})()
+    assert Runs.last(closing, event)  # type: ignore[arg-type]
