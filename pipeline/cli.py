@@ -126,7 +126,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def command_parser() -> argparse.ArgumentParser:
     """The command line's parser; a parsed `command` is the function to call."""
-    from pipeline import cli_bench, cli_check, cli_options, cli_passes, cli_source
+    from pipeline import cli_bench, cli_check, cli_locate, cli_options, cli_passes, cli_source
     from pipeline.target import DEFAULT_TARGET, TARGETS
 
     parser = _Parser(prog="pipeline", description="PyTorch to TensorRT through ONNX.")
@@ -179,6 +179,7 @@ def command_parser() -> argparse.ArgumentParser:
         cli_options.plugins(sub)
     cli_passes.add_commands(add)
     cli_bench.add_command(add)
+    cli_locate.add_command(add)
     cli_options.sizes(verify)
     cli_check.verify_options(verify)
     add("models", _models, "List the models that come with the pipeline.")

@@ -12,8 +12,9 @@ from pipeline.tensors import Tolerance
 
 _RTOL = 1e-4  # of a measured tolerance, at least
 _MARGIN, _MARGIN_HALF = 50, 4  # times the rounding that was measured; in half precision
-# Of an output's usual value: below it, rounding was lucky. A mean over 128 values near 1 (usual value
-# 0.09, moved by 3.7e-8) came out of a float32 engine of TensorRT 8.6.0 on an H200 5.0e-7 off: 5.5e-6.
+# Of an output's usual value: below it, rounding was lucky. A mean over 128 values near 1 (usual
+# value 0.09, moved by 3.7e-8) came out of a float32 engine of TensorRT 8.6.0 on an H200 5.0e-7
+# off: 5.5e-6.
 _LEAST = 2e-5
 _ULPS = 4  # of the output's type, at the root mean square: sums of numbers of that size
 # of the root mean square of the usual values: above it, a fault could hide
