@@ -58,7 +58,8 @@ class Graphs:
     @property
     def sizes(self) -> tuple[Mapping[str, int], ...]:
         """The sizes, least recently used first."""
-        return tuple(dict(captured.sizes) for captured in self.kept.values())
+        kept = list(self.kept.values())  # at once: calls of other threads move them
+        return tuple(dict(captured.sizes) for captured in kept)
 
     def find(self, key: Hashable) -> Captured | None:
         """The graph of a call, which thereby is the most recently used one."""

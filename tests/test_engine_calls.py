@@ -17,6 +17,7 @@ from test_runtime import F32, Broken, Dlpack, X
 
 from pipeline import _cuda, _cuda_graph
 from pipeline._cuda_graph import Graph
+from pipeline._engine_graphs import Graphs
 from pipeline._engine_run import Runs
 from pipeline._engine_sizes import Output, Sized
 from pipeline._interface import Known, plain
@@ -287,3 +288,22 @@ def test_the_last_run_may_be_forgotten_meanwhile() -> None:
     looks = iter([(5, event), None])
     closing: Any = type("Closing", (), {"_last": property(lambda _: next(looks))})()
     assert Runs.last(closing, event)  # type: ignore[arg-type]
+
+
+def test_graphs_may_be_listed_while_other_threads_use_them() -> None:
+    graphs = Graphs(2)
+
+    class Used:
+        """A graph that another thread's call uses while it is looked at."""
+
+        def __init__(self, key: str) -> None:
+            self.key = key
+
+        @property
+        def sizes(self) -> dict[str, int]:
+            graphs.find(self.key)
+            return {self.key: 1}
+
+    for key in "ab":
+        graphs.add(key, Used(key))  # type: ignore[arg-type]
+    assert graphs.sizes == ({"a": 1}, {"b": 1})
