@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.artifact import EXPORTED, MODEL
-from pipeline.compare import TORCH, RunFailed
+from pipeline.compare import REWRITTEN, TORCH, RunFailed, is_engine
 from pipeline.declared import inputs_of
 from pipeline.errors import CompareError, ConstraintError
 from pipeline.locate import locate
@@ -82,6 +82,7 @@ def disagreement(
             if not result.passed and point.compared and result.pair not in told:
                 told.add(result.pair)
                 where = _located(result.pair, folder, manifest, module, feeds[index])
+                where = where or _to_locate(result.pair, point.sizes)
                 new = replace(result, why=f"{result.why}{where}")
             results.append(new)
         index += point.compared
@@ -106,3 +107,12 @@ def _located(
         rewrite=manifest.rewrite,
     )
     return f"; {text}" if text else ""
+
+
+def _to_locate(pair: tuple[str, str], sizes: Mapping[str, int]) -> str:
+    """How to find where an engine parts from what it was built from: that takes more builds."""
+    if pair[0] != REWRITTEN or not is_engine(pair[1]):
+        return ""
+    shape = ",".join(f"{name}={size}" for name, size in sizes.items())
+    option = f" --shape {shape}" if shape else ""
+    return f"; `pipeline locate ARTIFACT{option}` finds where"

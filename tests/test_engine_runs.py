@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,7 @@ def test_overflow_of_an_fp16_engine(artifact: Path, stand: Callable[[Fault], Non
     refinish(artifact, precision="fp16")
     (line, *_) = failed(run_verify(artifact, engine_tolerance=Tolerance(1e-2, 1e-2, "wide")))
     assert "engine has NaN or infinity where rewritten has none: fp16 overflows" in line
+    assert re.search(r"`pipeline locate ARTIFACT --shape h=\d+,w=\d+` finds where", line)
 
 
 def test_a_size_that_does_not_fit_into_the_gpu(
