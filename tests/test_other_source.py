@@ -47,14 +47,14 @@ def test_a_factory_of_the_same_name(cli: Run, files: Path) -> None:
     code, _, errors = cli("export", mine, *WORDS)
     assert code == 0, errors
     place = files / "artifacts" / "net"
-    before = files_under(files), (place / "manifest.json").read_bytes()
+    before = files_under(place.parent), (place / "manifest.json").read_bytes()
     for command in ("export", "convert"):
         refused(
             cli(command, other, *WORDS),
             f"artifacts/net holds what was made from {mine}, not from {other}: give another "
             "folder (--out DIR), or --force to replace it",
         )
-        assert (files_under(files), (place / "manifest.json").read_bytes()) == before
+        assert (files_under(place.parent), (place / "manifest.json").read_bytes()) == before
     code, _, errors = cli("export", other, *WORDS, "--out", "net2")
     assert code == 0 and source(files / "net2") == other, errors
     refused(cli("export", mine, *WORDS, "--out", "net2"), "net2 holds what was made from", other)
