@@ -97,7 +97,11 @@ def _torchvision_vit(layers: int) -> Any:
         mlp_dim=3072,
         num_classes=_CLASSES,
     )
-    # a head of zeros: every image's logits would be the same
-    torch.nn.init.trunc_normal_(model.heads.head.weight, std=0.02)
-    torch.nn.init.trunc_normal_(model.class_token, std=0.02)
+    # With a head of zeros every image's logits would be the same. The convolution's weights are drawn
+    # again: those of trunc_normal_ depend on torch's version, and so would all that are drawn after.
+    torch.manual_seed(_SEED)
+    convolution = model.conv_proj.weight
+    torch.nn.init.normal_(convolution, std=convolution[0].numel() ** -0.5)
+    torch.nn.init.normal_(model.heads.head.weight, std=0.02)
+    torch.nn.init.normal_(model.class_token, std=0.02)
     return model
