@@ -97,8 +97,8 @@ def _torchvision_vit(layers: int) -> Any:
         mlp_dim=3072,
         num_classes=_CLASSES,
     )
-    # With a head of zeros every image's logits would be the same. The convolution's weights are drawn
-    # again: those of trunc_normal_ depend on torch's version, and so would all that are drawn after.
+    # With a head of zeros every image's logits would be the same. The convolution's weights are
+    # drawn again: those of trunc_normal_, and what is drawn after it, depend on torch's version.
     torch.manual_seed(_SEED)
     convolution = model.conv_proj.weight
     torch.nn.init.normal_(convolution, std=convolution[0].numel() ** -0.5)
