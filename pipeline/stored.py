@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,23 @@ from pipeline.errors import ArtifactError
 from pipeline.polygraphy_log import collected
 
 Feed = Mapping[str, np.ndarray]
+_FIRST = threading.Lock()
+
+
+def _register() -> None:
+    """Has Polygraphy register what it encodes arrays with, which it does at their first use, and
+    fails where two threads are at it."""
+    from polygraphy.json import from_json, to_json
+
+    with _FIRST:
+        from_json(to_json(np.zeros(0)))
 
 
 def save_feeds(feeds: Sequence[Feed], path: Path) -> None:
     """Writes inputs as ``polygraphy run --load-inputs`` reads them."""
     from polygraphy.json import save_json
 
+    _register()
     with collected():
         save_json([dict(feed) for feed in feeds], str(path))
 
@@ -31,6 +43,7 @@ def save_run(name: str, outputs: Sequence[Mapping[str, np.ndarray]], path: Path)
     from polygraphy.comparator import RunResults
     from polygraphy.comparator.struct import IterationResult
 
+    _register()
     runs = RunResults()
     runs.append((name, [IterationResult(dict(o), runner_name=name) for o in outputs]))
     with collected():
@@ -41,6 +54,7 @@ def load_feeds(path: Path) -> list[dict[str, np.ndarray]]:
     """Reads what `save_feeds` wrote."""
     from polygraphy.json import load_json
 
+    _register()
     with collected():
         return [dict(feed) for feed in load_json(str(path))]
 
@@ -49,6 +63,7 @@ def load_run(path: Path) -> list[dict[str, np.ndarray]]:
     """Reads what `save_run` wrote."""
     from polygraphy.comparator import RunResults
 
+    _register()
     with collected():
         runs = RunResults.load(str(path))
     ((_, iterations),) = runs.items()

@@ -628,10 +628,10 @@ SCRIPTS = (  # the factors of exported.onnx, of model.onnx and of what is stored
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[subprocess.CompletedProcess[str]]:
-    """All `SCRIPTS`, two at once: each starts Python twice."""
-
-    def run(case: tuple[float, float, float, bool]) -> subprocess.CompletedProcess[str]:
-        exported, model, stored, _ = case
+    """All `SCRIPTS`, two at once: each starts Python twice. They are written one by one, since
+    Polygraphy's first use of an array is not safe from two threads."""
+    places = []
+    for exported, model, stored, _ in SCRIPTS:
         folder = tmp_path_factory.mktemp("script") / "- an 'odd' $(name)"
         folder.mkdir()
         save_model(folder / EXPORTED, exported)
@@ -639,10 +639,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[subprocess.Completed
         runs = save_runs(folder / "comparison", stored)
         text = reproduce_script(runs, {"y": Tolerance(1e-4, 1e-5, "-")}, flavour="tensorrt_rtx")
         (folder / REPRODUCE).write_text(text)
-        return run_script(folder / REPRODUCE)
-
+        places.append(folder / REPRODUCE)
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(run, SCRIPTS))
+        return list(pool.map(run_script, places))
 
 
 @pytest.mark.parametrize("number", range(len(SCRIPTS)), ids=lambda n: str(SCRIPTS[n]))
