@@ -23,6 +23,7 @@ from pipeline._names import name_nodes
 from pipeline.artifact import MODEL, PLAN, Artifact
 from pipeline.build import build
 from pipeline.builder import DEFAULT_EFFORT
+from pipeline.compare import run_onnx
 from pipeline.declared import dims_of, inputs_of, profiles_of
 from pipeline.dims import check_rules
 from pipeline.errors import InputError
@@ -162,14 +163,15 @@ class Engines:
     Runtime.
 
     Args:
-        place: the artifact's folder.
+        artifact: with an engine.
         sizes: of every dim.
         plugins: what TensorRT loads first.
     """
 
-    def __init__(self, place: Path, sizes: Mapping[str, int], plugins: Sequence[str]) -> None:
-        artifact = Artifact.open(place)
-        self.place = place
+    def __init__(
+        self, artifact: Artifact, sizes: Mapping[str, int], plugins: Sequence[str]
+    ) -> None:
+        self.place = artifact.path
         self.manifest: Manifest = artifact.manifest
         self.model = artifact.model
         self.plugins = plugins
@@ -187,7 +189,7 @@ class Engines:
     def __call__(self, names: Sequence[str] | None) -> dict[str, float]:
         """How far the outputs and these values are off; see `search`."""
         if names is None:
-            wanted = _reference(self.model, self.feed)
+            wanted = next(run_onnx(self.model, [self.feed]))
             got = self._own()
             return {name: distance(got[name], wanted[name]) for name in self.outputs}
         with tempfile.TemporaryDirectory(prefix="pipeline-") as text:
@@ -200,7 +202,7 @@ class Engines:
             ends = [onnx.helper.make_tensor_value_info(n, self._types[n], None) for n in names]
             proto.graph.output.extend(ends)
             onnx.save(proto, folder / MODEL)
-            wanted = _reference(folder / MODEL, self.feed)
+            wanted = next(run_onnx(folder / MODEL, [self.feed]))
             got = self._engine(folder, {name: wanted[name].ndim for name in names})
         return {name: distance(got[name], wanted[name]) for name in (*self.outputs, *names)}
 
@@ -208,8 +210,7 @@ class Engines:
         """The outputs of the artifact's engine."""
         from pipeline.runtime import load
 
-        files = [name for name in self.plugins if Path(name).is_file()]
-        with load(self.place, plugins=files) as engine:
+        with load(self.place, plugins=self.plugins) as engine:
             return {name: np.array(array) for name, array in engine(self.feed).items()}
 
     def _engine(self, folder: Path, ranks: Mapping[str, int]) -> Mapping[str, np.ndarray]:
@@ -251,17 +252,6 @@ def _float_values(proto: onnx.ModelProto) -> dict[str, int]:
     return found
 
 
-def _reference(model: Path, feed: Feed) -> dict[str, np.ndarray]:
-    """ONNX Runtime's outputs, nothing fused."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(feed)), strict=True))
-
-
 def locate_engine(
     place: Path, shape: str, announce: Announce, plugins: Sequence[str] = ()
 ) -> tuple[bool, str]:
@@ -277,12 +267,13 @@ def locate_engine(
         InputError: a shape that is not legal.
         BuildError, EngineError: an engine did not come out, or did not run.
     """
-    manifest = Artifact.open(place).manifest
+    artifact = Artifact.open(place)
+    manifest = artifact.manifest
     sizes = parse_sizes(shape, dims_of(manifest)) if shape else profiles_of(manifest)[0].sizes(1)
     check_rules(manifest.rules, sizes)
     if not any(profile.allows(sizes) for profile in profiles_of(manifest)):
         raise InputError(f"shape {shape!r}: no profile allows it")
-    engines = Engines(place, sizes, plugins)
+    engines = Engines(artifact, sizes, plugins)
     found = search(engines.values, engines.outputs, engines, NOISE[manifest.precision], announce)
     return found.far <= NOISE[manifest.precision], told(found, engines.maker, manifest.precision)
 

@@ -12,6 +12,7 @@ import onnx.parser
 import pytest
 from helpers import Run
 
+from pipeline.artifact import Artifact
 from pipeline.config import Config
 from pipeline.driver import run
 from pipeline.errors import InputError
@@ -133,7 +134,7 @@ class Stand(Engines):
 
 
 def test_the_node_is_named(artifact: Path) -> None:
-    engines = Stand(artifact, {"n": 3}, ())
+    engines = Stand(Artifact.open(artifact), {"n": 3}, ())
     assert engines.values == ["a", "b", "c", "d", "e"]
     found = search(engines.values, engines.outputs, engines, 1e-4, silent)
     text = told(found, engines.maker, "fp32")
