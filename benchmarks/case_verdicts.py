@@ -150,7 +150,7 @@ def _tried(child: Child, case: Case, target: Target) -> Row:
 def _verdict(child: Child, model: onnx.ModelProto, case: Case, target: Target) -> tuple[str, str]:
     feeds = [case.feeds(shapes) for shapes in case.shapes]
     try:
-        outcome = attempt(child, model, feeds, target)
+        outcome = attempt(child, model, feeds, target, case.precision)
     except (
         Exception
     ) as error:  # ONNX Runtime's, a library that is missing: says nothing of the case

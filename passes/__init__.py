@@ -32,11 +32,13 @@ from pipeline.passes import (
     refuse_passed_through,
     refuse_unsupported,
     relabel_einsum,
+    repeat_casts,
     replace_cast_like,
     replace_compress,
     replace_mask_product,
     replace_nonzero,
     scale_resize,
+    select_additive_mask,
     slice_shape,
     spread_deconv,
     widen_mean_square,
@@ -76,6 +78,8 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     replace_nonzero.PASS_BELOW_10,
     replace_compress.PASS,
     replace_mask_product.PASS,
+    # Knows the Where that replace_mask_product makes: after it.
+    select_additive_mask.PASS,
     # What can be one LayerNormalization first, then what is left in half precision; before the
     # opset is lowered below LayerNormalization's.
     fuse_layer_norm.PASS,
@@ -114,4 +118,6 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     refuse_unsupported.PASS_RTX,
     # After all that make nodes.
     merge_duplicates.PASS,
+    # Last: merge_duplicates would make them one again.
+    repeat_casts.PASS,
 )

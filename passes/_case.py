@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 import onnx.parser
 
+from pipeline.tensors import Precision
+
 Kind = Literal["positive", "near miss", "refusal"]
 Failure = Literal["parse", "build", "crash", "sizes", "layers", "numbers", "none"]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -43,6 +45,8 @@ class Case:
             sizes, a layer with another meaning, or other numbers than ONNX Runtime; ``none``
             where it comes out right (and the pass is needed for other cases only). What a
             target on a GPU does is measured elsewhere: `pipeline.passes.cases.measured`.
+        precision: of its trials on targets whose networks are weakly typed (8.6); the others are
+            tried in fp32.
         not_for: why a target can't bring the case out right with the passes, by target name, in
             TensorRT's words where it has some; such a target's trials leave the case out.
     """
@@ -58,6 +62,7 @@ class Case:
     dims: Mapping[str, tuple[int | str, ...]] | None = None
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fails: Mapping[str, Failure] = field(default_factory=dict)
+    precision: Precision = "fp32"
     not_for: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:

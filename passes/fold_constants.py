@@ -6,8 +6,8 @@ without constant folding, tf2onnx) leave hundreds of such nodes, some of which h
 that a parser insists on. Left alone: quantisation (a folded DequantizeLinear is no quantised
 weight any more), what is random, what is an output of the graph, and results above 1 MiB (an
 Expand of a constant). What graph-surgeon 0.6.1 gets wrong is hidden from it: it reads ``Shape``
-with start or end as the whole shape, and its "cast elision" turns ``int(float(h) * 0.5)`` into
-``h * int(0.5)``, which is 0.
+with start or end as the whole shape, takes a Constant's ``value_float`` for a double, and its
+"cast elision" turns ``int(float(h) * 0.5)`` into ``h * int(0.5)``, which is 0.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pipeline.passes._base import (
     Change,
     Pass,
     PassResult,
+    constant,
     is_op,
     label,
     values_of,
@@ -67,6 +68,8 @@ def _fold(graph: gs.Graph) -> None:
             if made or _misread(node):
                 hidden.append((node, node.op))
                 node.op = _HIDDEN
+            elif is_op(node, "Constant") and "value" not in node.attrs:
+                _spell_out(node)
         graph.fold_constants(
             size_threshold=_LIMIT,
             flatten_subgraphs=False,
@@ -78,6 +81,14 @@ def _fold(graph: gs.Graph) -> None:
         G_LOGGER.severity = severity
         for node, op in hidden:
             node.op = op
+
+
+def _spell_out(node: gs.Node) -> None:
+    """A Constant's numbers as a tensor of the type that the standard gives them."""
+    values = values_of(node.outputs[0])
+    if values is not None:
+        node.attrs.clear()
+        node.attrs["value"] = constant(f"{label(node)}/value", values)
 
 
 def _misread(node: gs.Node) -> bool:

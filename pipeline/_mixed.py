@@ -184,12 +184,12 @@ _OPERATIONS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def apply(trt: Any, network: Any) -> Counter[str]:
-    """Tells the layers that have to be float32 so; returns how many those are, and the others.
-
-    Only for a network that is weakly typed; its builder config needs FP16 and
-    OBEY_PRECISION_CONSTRAINTS.
+def apply(trt: Any, config: Any, network: Any) -> Counter[str]:
+    """Allows half precision, and tells the layers that have to be float32 so; returns how many
+    those are, and the others. Only for a network that is weakly typed.
     """
+    config.set_flag(trt.BuilderFlag.FP16)
+    config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
     ends = [network.get_input(n) for n in range(network.num_inputs)]
     ends += [network.get_output(n) for n in range(network.num_outputs)]
     types = plan(layers_of(trt, network), frozenset(tensor.name for tensor in ends))

@@ -106,9 +106,7 @@ def _classic_config(
     for made in ranges:
         config.add_optimization_profile(made.fill_defaults(network).to_trt(builder, network))
     if precision == "fp16":
-        config.set_flag(trt.BuilderFlag.FP16)
-        config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
-        _mixed.apply(trt, network)
+        _mixed.apply(trt, config, network)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if target.version < (9,):
         # Tactics of cuBLAS and cuDNN need these installed, and convolutions that are compiled at

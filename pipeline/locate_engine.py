@@ -179,8 +179,8 @@ class Engines:
         self.proto = onnx.load(self.model, load_external_data=False)
         name_nodes(self.proto.graph)
         self.outputs = [output.name for output in self.proto.graph.output]
-        self._types = _float_values(self.proto)
-        self.values = [name for name in self._types if name not in self.outputs]
+        self._floats = _float_values(self.proto)
+        self.values = [name for name in self._floats if name not in self.outputs]
 
     def maker(self, value: str) -> onnx.NodeProto | None:
         """The node that makes a value."""
@@ -199,8 +199,7 @@ class Engines:
                     (folder / path.name).symlink_to(path.resolve())
             proto = onnx.ModelProto()
             proto.CopyFrom(self.proto)
-            ends = [onnx.helper.make_tensor_value_info(n, self._types[n], None) for n in names]
-            proto.graph.output.extend(ends)
+            proto.graph.output.extend(self._floats[name] for name in names)
             onnx.save(proto, folder / MODEL)
             wanted = next(run_onnx(folder / MODEL, [self.feed]))
             got = self._engine(folder, {name: wanted[name].ndim for name in names})
@@ -227,7 +226,9 @@ class Engines:
             effort=replace(DEFAULT_EFFORT, level=level),
         )  # fmt: skip
         more = tuple(
-            TensorInfo(name, _FLOATS[self._types[name]], tuple(f"size_{n}" for n in range(rank)))
+            TensorInfo(
+                name, _float_type(self._floats[name]), tuple(f"size_{n}" for n in range(rank))
+            )
             for name, rank in ranks.items()
         )
         wider = replace(manifest, outputs=(*manifest.outputs, *more))
@@ -236,11 +237,11 @@ class Engines:
             return {name: np.array(array) for name, array in engine(self.feed).items()}
 
 
-def _float_values(proto: onnx.ModelProto) -> dict[str, int]:
-    """The values of the main graph that hold floats, in the nodes' order, and their ONNX types;
-    those that hang on no input are left out."""
+def _float_values(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """The values of the main graph that hold floats, in the nodes' order; those are left out that
+    hang on no input, and those of unknown rank, which can be no output of a valid model."""
     inferred = onnx.shape_inference.infer_shapes(proto).graph
-    types = {v.name: v.type.tensor_type.elem_type for v in (*inferred.value_info, *inferred.output)}
+    known = {v.name: v for v in (*inferred.value_info, *inferred.output)}
     varying = {value.name for value in proto.graph.input}
     found = {}
     for node in proto.graph.node:
@@ -248,8 +249,15 @@ def _float_values(proto: onnx.ModelProto) -> dict[str, int]:
             continue
         varying.update(node.output)
         if node.op_type != "Shape":
-            found.update({name: types[name] for name in node.output if types.get(name) in _FLOATS})
+            made = [known[name] for name in node.output if name in known]
+            found.update({value.name: value for value in made if _float_type(value)})
     return found
+
+
+def _float_type(value: onnx.ValueInfoProto) -> str:
+    """numpy's name of a value's type; empty if it holds no floats, or is of unknown rank."""
+    tensor = value.type.tensor_type
+    return _FLOATS.get(tensor.elem_type, "") if tensor.HasField("shape") else ""
 
 
 def locate_engine(

@@ -133,13 +133,14 @@ def _is_measured(p: Pass, target: Target) -> bool:
 
 def _try(child: Child, case: Case, p: Pass, target: Target, passes: Sequence[Pass]) -> Trial:
     feeds = [case.feeds(shapes) for shapes in case.shapes]
-    without = attempt(child, case.model(), feeds, target)
+    without = attempt(child, case.model(), feeds, target, case.precision)
     declared = [q for q in passes if q.needed_by(target)]
     both = [q for q in passes if q is p or q in declared]
-    after = attempt(child, apply(case.model(), both), feeds, target)
+    after = attempt(child, apply(case.model(), both), feeds, target, case.precision)
     covered = False
     if p not in declared and without.failed:
-        covered = not attempt(child, apply(case.model(), declared), feeds, target).failed
+        model = apply(case.model(), declared)
+        covered = not attempt(child, model, feeds, target, case.precision).failed
     return Trial(case, without, after, covered)
 
 

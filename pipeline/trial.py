@@ -15,11 +15,15 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
+from pipeline import _mixed
 from pipeline.child import Child, ChildDied
 from pipeline.gpu import why_not
 from pipeline.target import Target, use
+from pipeline.tensors import Precision
 
 Feed = Mapping[str, np.ndarray]
+# of the largest value, what several products in half precision may be off
+_HALF = 2e-2
 _EXPLICIT_BATCH = 1  # flag bit 0 up to TensorRT 10, ignored afterwards
 Verdict = Literal["parse", "build", "crash", "sizes", "numbers", "builds", "right"]
 
@@ -43,7 +47,13 @@ class Outcome:
         return self.verdict not in ("builds", "right")
 
 
-def attempt(child: Child, model: onnx.ModelProto, feeds: Sequence[Feed], target: Target) -> Outcome:
+def attempt(
+    child: Child,
+    model: onnx.ModelProto,
+    feeds: Sequence[Feed],
+    target: Target,
+    precision: Precision = "fp32",
+) -> Outcome:
     """Parses, builds, and compares as far as this machine can.
 
     Args:
@@ -51,10 +61,13 @@ def attempt(child: Child, model: onnx.ModelProto, feeds: Sequence[Feed], target:
         model: the graph.
         feeds: inputs, at the sizes to compare at; the profile spans them, its opt is the last.
         target: whose TensorRT is installed.
+        precision: fp16 is for a target whose networks are weakly typed; others are built as the
+            model's types say.
     """
+    half = precision == "fp16" and not target.strongly_typed
     try:
         verdict, detail = child.call(
-            "pipeline.trial:_attempt", model.SerializeToString(), list(feeds), target
+            "pipeline.trial:_attempt", model.SerializeToString(), list(feeds), target, half
         )
     except ChildDied as died:
         return Outcome("crash", f"{died.how}: {died.words.splitlines()[-1] if died.words else ''}")
@@ -104,7 +117,9 @@ def static_sizes(
     return {o.name: tuple(o.shape) for o in outputs}
 
 
-def _attempt(model_bytes: bytes, feeds: Sequence[Feed], target: Target) -> tuple[Verdict, str]:
+def _attempt(
+    model_bytes: bytes, feeds: Sequence[Feed], target: Target, half: bool
+) -> tuple[Verdict, str]:
     """In the child."""
     trt = use(target)
     model = onnx.load_from_string(model_bytes)
@@ -133,6 +148,8 @@ def _attempt(model_bytes: bytes, feeds: Sequence[Feed], target: Target) -> tuple
         profile.set_shape(tensor.name, *(tuple(s) for s in (sizes.min(0), sizes[-1], sizes.max(0))))
     if config.add_optimization_profile(profile) < 0:
         return "build", "the profile is not valid"
+    if half:
+        _mixed.apply(trt, config, network)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         return "build", logger.last
@@ -141,7 +158,7 @@ def _attempt(model_bytes: bytes, feeds: Sequence[Feed], target: Target) -> tuple
     if wrong:
         return "sizes", wrong
     why = why_not(target)
-    return ("builds", why) if why else _numbers(bytes(plan), feeds, expected)
+    return ("builds", why) if why else _numbers(bytes(plan), feeds, expected, half)
 
 
 def _inputs(network: Any) -> list[Any]:
@@ -161,7 +178,9 @@ def _wrong_sizes(
     return ""
 
 
-def _numbers(plan: bytes, feeds: Sequence[Feed], expected: Sequence[Feed]) -> tuple[Verdict, str]:
+def _numbers(
+    plan: bytes, feeds: Sequence[Feed], expected: Sequence[Feed], half: bool
+) -> tuple[Verdict, str]:
     from polygraphy.backend.trt import EngineFromBytes, TrtRunner
 
     from pipeline.polygraphy_log import collected
@@ -171,21 +190,21 @@ def _numbers(plan: bytes, feeds: Sequence[Feed], expected: Sequence[Feed]) -> tu
         for feed, want in zip(feeds, expected, strict=True):
             got = runner.infer({k: v.astype(metadata[k].dtype) for k, v in feed.items()})
             for name, array in want.items():
-                why = differs(np.array(got[name]), array)
+                why = differs(np.array(got[name]), array, _HALF if half else None)
                 if why:
                     return "numbers", f"{name} {why} at {_words(feed)}"
     return "right", ""
 
 
-def differs(got: np.ndarray, want: np.ndarray) -> str:
+def differs(got: np.ndarray, want: np.ndarray, near: float | None = None) -> str:
     """How an array differs from what it should be; nothing where it does not: integers equal,
-    floats within 1e-4 of the largest value (half: 4e-3)."""
+    floats within `near` of the largest value (by default 1e-4, half 4e-3)."""
     if got.shape != want.shape:
         return f"has the shape {got.shape}, not {want.shape}"
     if want.dtype.kind != "f":
         apart = int((got.astype(np.int64) != want.astype(np.int64)).sum())
         return f"differs in {apart} of {want.size} values" if apart else ""
-    near = 4e-3 if want.dtype == np.float16 else 1e-4
+    near = near or (4e-3 if want.dtype == np.float16 else 1e-4)
     a, b = got.astype(np.float64), want.astype(np.float64)
     if not (np.isfinite(a) == np.isfinite(b)).all():
         return "has NaN or infinity elsewhere"

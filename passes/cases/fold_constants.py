@@ -42,6 +42,14 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "fold_constants",
+        "numbers as attributes of Constant nodes",
+        "positive",
+        "(float[n,3,m] x) => (float[n,3,m] y) { a = Constant<value_float=2.5>() b = Mul(x, a) "
+        "c = Constant<value_floats=[1.5]>() y = Add(b, c) }",
+        _X,
+    ),
+    Case(
+        "fold_constants",
         "in a branch of If",
         "positive",
         "(float[n,3,m] x, bool c) => (float[n,3,m] y) { y = If(c) <then_branch = t () => "

@@ -43,10 +43,11 @@ def test_tensorrt_8_6_does_as_measured(name: str, child: Child) -> None:
     feeds = [case.feeds(shapes) for shapes in case.shapes]
     without, after = VERDICTS[name]
     if without != "error":
-        assert attempt(child, case.model(), feeds, OLD).verdict == without
+        assert attempt(child, case.model(), feeds, OLD, case.precision).verdict == without
     if after not in ("-", "error"):
         passes = [p for p in DEFAULT_PASSES if p.name == case.pass_name or p.needed_by(OLD)]
-        assert attempt(child, apply(case.model(), passes), feeds, OLD).verdict == after
+        model = apply(case.model(), passes)
+        assert attempt(child, model, feeds, OLD, case.precision).verdict == after
 
 
 def test_every_verdict_is_of_a_case() -> None:

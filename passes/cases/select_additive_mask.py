@@ -1,0 +1,61 @@
+"""Attention of one query, as in decoding, with a mask that is added to the scores."""
+
+from __future__ import annotations
+
+from pipeline.passes._case import Case, Kind
+
+_LOW = "{-3.4028234663852886e38}"
+
+
+def _case(
+    name: str,
+    body: str,
+    constant: str = _LOW,
+    kind: Kind = "positive",
+    queries: int | str = 1,
+) -> Case:
+    """Heads of 4 and a mask [b, t], with which `body` makes p, the weights, of scores."""
+    text = (
+        f"(float[b,4,{queries},8] q, float[b,4,t,8] k, float[b,4,t,8] v, int64[b,t] mask) => "
+        f"(float[b,4,{queries},8] y) "
+        f"<float zero = {{0}}, float c = {constant}, int64[2] axes = {{1, 2}}> "
+        "{ kt = Transpose<perm=[0,1,3,2]>(k) scores = MatMul(q, kt) some = Cast<to=9>(mask) "
+        f"on = Unsqueeze(some, axes) {body} y = MatMul(p, v) }}"
+    )
+    shapes = tuple(
+        {
+            "q": (b, 4, queries if isinstance(queries, int) else s, 8),
+            "k": (b, 4, t, 8),
+            "v": (b, 4, t, 8),
+            "mask": (b, t),
+        }
+        for b, s, t in ((2, 1, 7), (3, 2, 20), (8, 5, 101))
+    )
+    return Case("select_additive_mask", name, kind, text, shapes)
+
+
+_ADD = "m = Where(on, zero, c) s = Add(scores, m) p = Softmax<axis=-1>(s)"
+
+CASES: tuple[Case, ...] = (
+    _case("the lowest float", _ADD),
+    _case("minus infinity", _ADD, "{-inf}"),
+    _case("minus 10000", _ADD, "{-10000}"),
+    _case("mask first", "m = Where(on, zero, c) s = Add(m, scores) p = Softmax<axis=-1>(s)"),
+    _case("other way round",
+          "off = Not(on) m = Where(off, c, zero) s = Add(scores, m) p = Softmax<axis=-1>(s)"),
+    _case("read twice", "m = Where(on, zero, c) s0 = Add(scores, m) w = Softmax<axis=-1>(s0) "
+          "z = Abs(scores) t = Add(z, m) u = Softmax<axis=-1>(t) p = Add(w, u)", "{-10000}"),
+    _case("any number of queries", _ADD, queries="s"),
+    _case("neither branch 0", "one = Constant<value_float=1.0>() m = Where(on, one, c) "
+          "s = Add(scores, m) p = Softmax<axis=-1>(s)", "{-10000}"),
+    _case("no softmax", "m = Where(on, zero, c) p = Add(scores, m)", "{-2}"),
+    _case("selects already", "s = Where(on, scores, c) p = Softmax<axis=-1>(s)", kind="near miss"),
+    _case("a product of the mask", "f = Cast<to=1>(on) m = Mul(f, c) s = Add(scores, m) "
+          "p = Softmax<axis=-1>(s)", "{-10000}", "near miss"),
+    _case("neither softmax nor product behind", "m = Where(on, zero, c) s = Add(scores, m) "
+          "p = Sigmoid(s)", "{-2}", "near miss"),
+    _case("two huge constants", "high = Constant<value_float=2e30>() m = Where(on, high, c) "
+          "s = Add(scores, m) p = Softmax<axis=-1>(s)", "{-2e30}", "near miss"),
+    _case("a branch that varies", "low = Mul(scores, c) m = Where(on, zero, low) "
+          "s = Add(scores, m) p = Softmax<axis=-1>(s)", "{-2}", "near miss"),
+)  # fmt: skip

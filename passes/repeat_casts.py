@@ -1,0 +1,100 @@
+"""A float made of a size gets a ``Cast`` of its own for every node that reads it.
+
+``2 * x / float(w - 1) - 1``, at every level of every one of RAFT's lookups. The exporter computes
+``float(w - 1)`` once, and TensorRT 8.6 cuts the network into regions that it compiles: the first
+hands the number to the others. With the FP16 flag it offers such a region ends in half precision
+alone, whatever the layers are told to be, and where these have to be float32 no implementation is
+left ("Could not find any implementation for node {ForeignNode...}"; in its verbose log: "Mismatched
+type for tensor ... f16 vs. expected type:f32"). Integers may be handed over.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from pipeline.passes._base import Change, Needs, Pass, PassResult, is_op, label, values_of, walk
+
+_DEEPEST = 50
+_SIZES = ("Shape", "Size")
+# keep integers that are made of sizes such
+_ARITHMETIC = frozenset(
+    {
+        "Abs", "Add", "Cast", "Concat", "Div", "Gather", "Identity", "Max", "Min", "Mod", "Mul",
+        "Neg", "ReduceProd", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Unsqueeze",
+    }
+)  # fmt: skip
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Rewrites every Cast from integers made of sizes, of rank 0 or 1, to floats that several nodes
+    read. The values stay the same; nothing is refused."""
+    rewritten = []
+    for inner, node in walk(graph):
+        if not is_op(node, "Cast") or not _is_size(node):
+            continue
+        here = {id(other) for other in inner.nodes}
+        readers = {id(reader): reader for reader in node.outputs[0].outputs}
+        others = [reader for reader in list(readers.values())[1:] if id(reader) in here]
+        for number, reader in enumerate(others, 2):
+            _give(inner, node, reader, number)
+        if others:
+            detail = f"{len(others) + 1} Casts, one for each node that reads it"
+            rewritten.append(Change(label(node), "Cast", detail))
+    return PassResult(tuple(rewritten))
+
+
+def _give(graph: gs.Graph, cast: gs.Node, reader: gs.Node, number: int) -> None:
+    old = cast.outputs[0]
+    new = gs.Variable(f"{old.name}/{number}", dtype=old.dtype, shape=old.shape)
+    copy = gs.Node(
+        "Cast", f"{label(cast)}/{number}", attrs=dict(cast.attrs),
+        inputs=list(cast.inputs), outputs=[new],
+    )  # fmt: skip
+    place = next(n for n, other in enumerate(graph.nodes) if other is cast)
+    graph.nodes.insert(place + 1, copy)
+    for slot, tensor in enumerate(reader.inputs):
+        if tensor is old:
+            reader.inputs[slot] = new
+
+
+def _is_size(cast: gs.Node) -> bool:
+    source, output = cast.inputs[0], cast.outputs[0]
+    if output.dtype is None or isinstance(output.dtype, int) or output.shape is None:
+        return False
+    return (
+        np.dtype(output.dtype).kind == "f"
+        and len(output.shape) <= 1
+        and source.dtype in (np.int32, np.int64)
+        and values_of(source) is None
+        and _made_of_sizes(source)
+    )
+
+
+def _made_of_sizes(tensor: gs.Tensor, depth: int = 0) -> bool:
+    if values_of(tensor) is not None:
+        return True
+    if depth > _DEEPEST or len(tensor.inputs) != 1:
+        return False
+    node = tensor.inputs[0]
+    if any(is_op(node, op) for op in _SIZES):
+        return True
+    return (
+        is_op(node, node.op)
+        and node.op in _ARITHMETIC
+        and all(
+            _made_of_sizes(source, depth + 1) for source in node.inputs if not source.is_empty()
+        )
+    )
+
+
+PASS = Pass(
+    name="repeat_casts",
+    run=run,
+    # Seen on RAFT, not on a case: two lookups of one level come out right as they stand.
+    targets=(Needs("tensorrt", below=(10,), basis="read"),),
+    summary="a Cast of sizes to floats that several nodes read -> one for each",
+    fault="in fp16 no implementation for the region that makes the number, where it has to be "
+    "float32",
+    evidence=("TensorRT 8.6.0, RAFT in fp16: docs/build-cost.md",),
+)
