@@ -38,7 +38,8 @@ class PointBench:
         graph: calls with one; None where there is none, and `graph_why` says why.
         load_s, first_call_s: seconds until the engine was loaded, and its first call done.
         memory_bytes: what the engine took of the GPU: plan, buffers and all that CUDA and
-            TensorRT keep beside them, without the inputs.
+            TensorRT keep beside them, without the inputs. It is what the GPU has less of, so that
+            other processes' doings are in it; None if they left it more than before.
         engine_bytes: what the engine itself knows of.
     """
 
@@ -159,6 +160,7 @@ def _point(
         if graph:
             captured, why = _with_graph(engine, point, call, clock, method)
         _cuda.synchronise()
+        taken = before - _cuda.memory()[0]
         return PointBench(
             point.label,
             dict(point.sizes),
@@ -167,7 +169,7 @@ def _point(
             graph_why=why,
             load_s=loaded,
             first_call_s=first,
-            memory_bytes=before - _cuda.memory()[0],
+            memory_bytes=taken if taken > 0 else None,
             engine_bytes=engine.device_memory,
         )
 

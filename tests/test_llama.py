@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from llama_model import (
@@ -22,6 +23,9 @@ from pipeline.compare import TORCH
 from pipeline.errors import InputError
 from pipeline.judge import judge
 from pipeline.models.llama import llama
+from pipeline.passes import DEFAULT_PASSES
+from pipeline.still_needed import apply as apply_passes
+from pipeline.target import TARGETS
 
 pytestmark = pytest.mark.slow
 
@@ -188,3 +192,19 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=words):
             llama(**bad)  # type: ignore[arg-type]
+
+
+def test_masks_are_added_but_for_8_6() -> None:
+    """8.6 gives the rows of a batch each other's masks; select_additive_mask."""
+    for name, count in (("tensorrt-8.6", 0), ("rtx-1.7", 2), ("tensorrt-10", 2)):
+        target = TARGETS[name]
+        model = onnx.load(artifact().exported)
+        after = apply_passes(model, [p for p in DEFAULT_PASSES if p.needed_by(target)])
+        made = {o: node for node in after.graph.node for o in node.output}
+        masks = [
+            node
+            for node in after.graph.node
+            if node.op_type == "Add"
+            and any(i in made and made[i].op_type == "Where" for i in node.input)
+        ]
+        assert len(masks) == count, name
