@@ -18,7 +18,8 @@ def _case(
     text = (
         f"(float[b,4,{queries},8] q, float[b,4,t,8] k, float[b,4,t,8] v, int64[b,t] mask) => "
         f"(float[b,4,{queries},8] y) "
-        f"<float zero = {{0}}, float c = {constant}, int64[2] axes = {{1, 2}}> "
+        f"<float zero = {{0}}, float c = {constant}, int64[2] axes = {{1, 2}}, "
+        "int64[1] axes1 = {1}, int64[1] three = {3}> "
         "{ kt = Transpose<perm=[0,1,3,2]>(k) scores = MatMul(q, kt) some = Cast<to=9>(mask) "
         f"on = Unsqueeze(some, axes) {body} y = MatMul(p, v) }}"
     )
@@ -49,6 +50,15 @@ CASES: tuple[Case, ...] = (
     _case("neither branch 0", "one = Constant<value_float=1.0>() m = Where(on, one, c) "
           "s = Add(scores, m) p = Softmax<axis=-1>(s)", "{-10000}"),
     _case("no softmax", "m = Where(on, zero, c) p = Add(scores, m)", "{-2}"),
+    _case("moved on its way", "m0 = Where(some, zero, c) m1 = Unsqueeze(m0, axes) "
+          "m2 = Cast<to=1>(m1) m = Identity(m2) s0 = Add(scores, m) s = Cast<to=1>(s0) "
+          "p = Softmax<axis=-1>(s)"),
+    _case("a part of a longer mask", "long = Concat<axis=-1>(on, on) m0 = Where(long, zero, c) "
+          "n0 = Shape(mask) n = Gather<axis=0>(n0, axes1) first = Sub(axes1, axes1) "
+          "m = Slice(m0, first, n, three) s = Add(scores, m) p = Softmax<axis=-1>(s)"),
+    _case("a cast that rounds", "d0 = Constant<value = double {0.0}>() "
+          "d1 = Constant<value = double {-0.1}>() m0 = Where(on, d0, d1) m = Cast<to=1>(m0) "
+          "s = Add(scores, m) p = Softmax<axis=-1>(s)", "{-10000}", "near miss"),
     _case("selects already", "s = Where(on, scores, c) p = Softmax<axis=-1>(s)", kind="near miss"),
     _case("a product of the mask", "f = Cast<to=1>(on) m = Mul(f, c) s = Add(scores, m) "
           "p = Softmax<axis=-1>(s)", "{-10000}", "near miss"),
