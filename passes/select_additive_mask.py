@@ -37,27 +37,51 @@ def run(graph: gs.Graph) -> PassResult:
     """Rewrites ``Add(x, Where(mask, a, b))`` before a Softmax or a MatMul, a and b constants of one
     element, into ``Where(mask, x + a, x + b)``; what adds 0 is left out, and to a constant beyond
     1e30 nothing is added. What moves the Where's result on its way to the Add (a Slice, an
-    Unsqueeze) moves the mask instead; a Cast before the Softmax is looked through.
+    Unsqueeze) moves the mask instead; a Cast before the Softmax is looked through. Of a sum of
+    masks, ``x + (m + n)``, each is selected: ``(x + m) + n``.
 
-    The same to the bit, but for the sign of zeros, and for an x of more than 1e22 beside such a
-    constant. Nothing is refused.
+    The same to the bit, but for the sign of zeros, for an x of more than 1e22 beside a constant
+    beyond 1e30, and for the rounding of such sums. Nothing is refused.
     """
     rewritten = []
     for inner, node in walk(graph):
         if not is_op(node, "Add") or not _is_weight(node):
             continue
         for scores, added in (node.inputs, node.inputs[::-1]):
-            found = _find(added)
-            if found is None:
+            terms = [(term, _find(term)) for term in _terms(added)]
+            found = [where for _, where in terms if where is not None]
+            if not found:
                 continue
             name = label(node)
-            _write(inner, node, scores, found)
-            text = " or ".join(f"{b.item():g}" for b in found.branches)
-            rewritten.append(Change(name, "Add", f"Where {found.mask.name}: {text} added"))
+            _write(inner, node, scores, [t for t, where in terms if where is None], found)
+            text = "; ".join(
+                f"{where.mask.name}: {' or '.join(f'{b.item():g}' for b in where.branches)}"
+                for where in found
+            )
+            rewritten.append(Change(name, "Add", f"Where {text} added"))
             if not added.outputs:
                 drop_unused(graph, added)
             break
     return PassResult(tuple(rewritten))
+
+
+def _terms(tensor: gs.Tensor) -> list[gs.Tensor]:
+    """What a tensor is the sum of, in order; itself if it is no sum, or holds no mask."""
+    source = _uncast(tensor)
+    if len(source.inputs) != 1 or not is_op(source.inputs[0], "Add"):
+        return [tensor]
+    terms = [term for part in source.inputs[0].inputs for term in _terms(part)]
+    return terms if any(_find(term) for term in terms) else [tensor]
+
+
+def _uncast(tensor: gs.Tensor) -> gs.Tensor:
+    """What it is before Casts to the type that it has already."""
+    while len(tensor.inputs) == 1 and is_op(tensor.inputs[0], "Cast"):
+        source = tensor.inputs[0].inputs[0]
+        if tensor.dtype is None or source.dtype != tensor.dtype:
+            break
+        tensor = source
+    return tensor
 
 
 def _is_weight(node: gs.Node) -> bool:
@@ -79,15 +103,11 @@ class _Added:
 
 def _find(tensor: gs.Tensor) -> _Added | None:
     """The Where that makes a tensor; not one with both constants beyond `_ALL`."""
-    dtype, moves = tensor.dtype, []
-    while len(tensor.inputs) == 1 and (node := tensor.inputs[0]).op in (*_MOVES, "Cast"):
-        if not is_op(node, node.op):
-            return None
-        if node.op in _MOVES:
-            moves.append(node)
-        elif dtype is None or node.inputs[0].dtype != dtype:  # one that rounds
-            return None
-        tensor = node.inputs[0]
+    moves = []
+    tensor = _uncast(tensor)
+    while len(tensor.inputs) == 1 and any(is_op(tensor.inputs[0], op) for op in _MOVES):
+        moves.append(tensor.inputs[0])
+        tensor = _uncast(tensor.inputs[0].inputs[0])
     if len(tensor.inputs) != 1 or not is_op(tensor.inputs[0], "Where"):
         return None
     where = tensor.inputs[0]
@@ -100,24 +120,28 @@ def _find(tensor: gs.Tensor) -> _Added | None:
     return _Added(where.inputs[0], found, moves)
 
 
-def _write(graph: gs.Graph, node: gs.Node, scores: gs.Tensor, found: _Added) -> None:
-    c, shape, mask = Chain(graph, node), node.outputs[0].shape, found.mask
-    for move in reversed(found.moves):
-        mask = c.op(
-            move.op, mask, *move.inputs[1:], short=f"mask_{move.op.lower()}", dtype=np.bool_,
-            shape=move.outputs[0].shape, **move.attrs,
-        )  # fmt: skip
-    made: list[gs.Tensor | np.ndarray] = []
-    for value in found.branches:
-        if value.item() == 0:
-            made.append(scores)
-        elif abs(value.item()) >= _ALL:
-            made.append(value)
-        else:
-            made.append(
-                c.op("Add", scores, value, short="added", dtype=value.dtype, shape=scores.shape)
-            )
-    c.op("Where", mask, *made, short="where", dtype=found.branches[0].dtype, shape=shape)
+def _write(
+    graph: gs.Graph, node: gs.Node, x: gs.Tensor, others: list[gs.Tensor], found: list[_Added]
+) -> None:
+    c, dtype = Chain(graph, node), found[0].branches[0].dtype
+    for term in others:
+        x = c.op("Add", x, term, short="sum", dtype=dtype)
+    for where in found:
+        mask = where.mask
+        for move in reversed(where.moves):
+            mask = c.op(
+                move.op, mask, *move.inputs[1:], short=f"mask_{move.op.lower()}", dtype=np.bool_,
+                shape=move.outputs[0].shape, **move.attrs,
+            )  # fmt: skip
+        made: list[gs.Tensor | np.ndarray] = []
+        for value in where.branches:
+            if value.item() == 0:
+                made.append(x)
+            elif abs(value.item()) >= _ALL and len(found) == 1:
+                made.append(value)
+            else:  # two of the lowest floats make -inf
+                made.append(c.op("Add", x, value, short="added", dtype=dtype, shape=x.shape))
+        x = c.op("Where", mask, *made, short="where", dtype=dtype)
     c.finish()
 
 

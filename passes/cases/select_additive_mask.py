@@ -56,6 +56,14 @@ CASES: tuple[Case, ...] = (
     _case("a part of a longer mask", "long = Concat<axis=-1>(on, on) m0 = Where(long, zero, c) "
           "n0 = Shape(mask) n = Gather<axis=0>(n0, axes1) first = Sub(axes1, axes1) "
           "m = Slice(m0, first, n, three) s = Add(scores, m) p = Softmax<axis=-1>(s)"),
+    _case("a sum of two masks", "n0 = ReduceMax<keepdims=1>(mask) off = Less(mask, n0) "
+          "o = Unsqueeze(off, axes) m0 = Where(on, zero, c) m1 = Where(o, zero, c) "
+          "m = Add(m0, m1) s = Add(scores, m) p = Softmax<axis=-1>(s)"),
+    _case("a sum of a mask and a bias", "f = Cast<to=1>(mask) b = Unsqueeze(f, axes) "
+          "m0 = Where(on, zero, c) m1 = Cast<to=1>(m0) m = Add(b, m1) s = Add(scores, m) "
+          "p = Softmax<axis=-1>(s)", "{-10000}"),
+    _case("a sum without a mask", "f = Cast<to=1>(mask) b = Unsqueeze(f, axes) m = Add(b, c) "
+          "s = Add(scores, m) p = Softmax<axis=-1>(s)", "{-2}", "near miss"),
     _case("a cast that rounds", "d0 = Constant<value = double {0.0}>() "
           "d1 = Constant<value = double {-0.1}>() m0 = Where(on, d0, d1) m = Cast<to=1>(m0) "
           "s = Add(scores, m) p = Softmax<axis=-1>(s)", "{-10000}", "near miss"),
