@@ -65,11 +65,9 @@ def _fold(graph: gs.Graph) -> None:
             made = any(o.name in outputs for o in node.outputs)
             if is_op(node, "Shape") and not made and _part_of_shape(node):
                 continue
-            if made or _misread(node):
+            if made or _misread(node) or not _spelt_out(node):
                 hidden.append((node, node.op))
                 node.op = _HIDDEN
-            elif is_op(node, "Constant") and "value" not in node.attrs:
-                _spell_out(node)
         graph.fold_constants(
             size_threshold=_LIMIT,
             flatten_subgraphs=False,
@@ -83,12 +81,17 @@ def _fold(graph: gs.Graph) -> None:
             node.op = op
 
 
-def _spell_out(node: gs.Node) -> None:
-    """A Constant's numbers as a tensor of the type that the standard gives them."""
+def _spelt_out(node: gs.Node) -> bool:
+    """True, a Constant's numbers then being a tensor of the type that the standard gives them;
+    False for a Constant of text."""
+    if not is_op(node, "Constant") or "value" in node.attrs:
+        return True
     values = values_of(node.outputs[0])
-    if values is not None:
-        node.attrs.clear()
-        node.attrs["value"] = constant(f"{label(node)}/value", values)
+    if values is None:
+        return False
+    node.attrs.clear()
+    node.attrs["value"] = constant(f"{label(node)}/value", values)
+    return True
 
 
 def _misread(node: gs.Node) -> bool:

@@ -15,7 +15,6 @@ import onnx_graphsurgeon as gs
 
 from pipeline.passes._base import Change, Needs, Pass, PassResult, is_op, label, values_of, walk
 
-_DEEPEST = 50
 _SIZES = ("Shape", "Size")
 # keep integers that are made of sizes such
 _ARITHMETIC = frozenset(
@@ -28,18 +27,21 @@ _ARITHMETIC = frozenset(
 
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every Cast from integers made of sizes, of rank 0 or 1, to floats that several nodes
-    read. The values stay the same; nothing is refused."""
+    of its graph read; what reads it in the bodies of other nodes goes on reading the first. The
+    values stay the same; nothing is refused."""
     rewritten = []
+    sizes: set[int] = set()  # tensors made of sizes; `walk` comes to what makes a tensor first
     for inner, node in walk(graph):
-        if not is_op(node, "Cast") or not _is_size(node):
+        if _makes_sizes(node, sizes):
+            sizes.update(id(output) for output in node.outputs)
+        if not is_op(node, "Cast") or not _is_size(node, sizes):
             continue
-        here = {id(other) for other in inner.nodes}
         readers = {id(reader): reader for reader in node.outputs[0].outputs}
-        others = [reader for reader in list(readers.values())[1:] if id(reader) in here]
-        for number, reader in enumerate(others, 2):
+        here = [other for other in inner.nodes if id(other) in readers]
+        for number, reader in enumerate(here[1:], 2):
             _give(inner, node, reader, number)
-        if others:
-            detail = f"{len(others) + 1} Casts, one for each node that reads it"
+        if len(here) > 1:
+            detail = f"{len(here)} Casts, one for each node of this graph that reads it"
             rewritten.append(Change(label(node), "Cast", detail))
     return PassResult(tuple(rewritten))
 
@@ -58,7 +60,7 @@ def _give(graph: gs.Graph, cast: gs.Node, reader: gs.Node, number: int) -> None:
             reader.inputs[slot] = new
 
 
-def _is_size(cast: gs.Node) -> bool:
+def _is_size(cast: gs.Node, sizes: set[int]) -> bool:
     source, output = cast.inputs[0], cast.outputs[0]
     if output.dtype is None or isinstance(output.dtype, int) or output.shape is None:
         return False
@@ -66,25 +68,19 @@ def _is_size(cast: gs.Node) -> bool:
         np.dtype(output.dtype).kind == "f"
         and len(output.shape) <= 1
         and source.dtype in (np.int32, np.int64)
-        and values_of(source) is None
-        and _made_of_sizes(source)
+        and id(source) in sizes
     )
 
 
-def _made_of_sizes(tensor: gs.Tensor, depth: int = 0) -> bool:
-    if values_of(tensor) is not None:
-        return True
-    if depth > _DEEPEST or len(tensor.inputs) != 1:
-        return False
-    node = tensor.inputs[0]
+def _makes_sizes(node: gs.Node, sizes: set[int]) -> bool:
     if any(is_op(node, op) for op in _SIZES):
         return True
+    inputs = [tensor for tensor in node.inputs if not tensor.is_empty()]
     return (
-        is_op(node, node.op)
-        and node.op in _ARITHMETIC
-        and all(
-            _made_of_sizes(source, depth + 1) for source in node.inputs if not source.is_empty()
-        )
+        node.op in _ARITHMETIC
+        and is_op(node, node.op)
+        and any(id(tensor) in sizes for tensor in inputs)
+        and all(id(tensor) in sizes or values_of(tensor) is not None for tensor in inputs)
     )
 
 

@@ -9,7 +9,9 @@ what lies behind it. Selecting comes out right.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -27,51 +29,88 @@ from pipeline.passes._base import (
 )
 from pipeline.passes._chain import Chain
 
-# what this is added to disappears in it, in float32, if it is below 1e22
-_ALL = 1e30
 # move values, whatever their type
 _MOVES = ("Identity", "Unsqueeze", "Squeeze", "Slice", "Reshape", "Transpose", "Expand")
+_MOST = 2  # masks of one sum, which is computed for each of their 2**2 outcomes
+
+
+@dataclass(frozen=True, eq=False)
+class _Mask:
+    """A Where of two constants, and the nodes that move its result, the last first."""
+
+    on: gs.Tensor
+    branches: list[np.ndarray]
+    moves: list[gs.Node]
+
+    def __str__(self) -> str:
+        return f"{self.on.name}: {' or '.join(f'{b.item():g}' for b in self.branches)}"
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """``left + right``."""
+
+    left: _Term
+    right: _Term
+
+    def masks(self) -> list[_Mask]:
+        found: list[_Mask] = []
+        for term in (self.left, self.right):
+            found += term.masks() if isinstance(term, _Sum) else []
+            found += [term] if isinstance(term, _Mask) else []
+        return found
+
+
+_Term: TypeAlias = _Sum | _Mask | gs.Tensor
 
 
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites ``Add(x, Where(mask, a, b))`` before a Softmax or a MatMul, a and b constants of one
-    element, into ``Where(mask, x + a, x + b)``; what adds 0 is left out, and to a constant beyond
-    1e30 nothing is added. What moves the Where's result on its way to the Add (a Slice, an
-    Unsqueeze) moves the mask instead; a Cast before the Softmax is looked through. Of a sum of
-    masks, ``x + (m + n)``, each is selected: ``(x + m) + n``.
+    element, into ``Where(mask, x + a, x + b)``, where what adds 0 is left out. What moves the
+    Where's result on its way to the Add (a Slice, an Unsqueeze) moves the mask instead; a Cast
+    before the Softmax is looked through, and so are the sums that nothing else reads:
+    ``x + (m + bias)`` becomes ``Where(mask, x + (a + bias), x + (b + bias))``. Of more than two
+    masks in one sum the rest stays added.
 
-    The same to the bit, but for the sign of zeros, for an x of more than 1e22 beside a constant
-    beyond 1e30, and for the rounding of such sums. Nothing is refused.
+    The same to the bit but for the sign of zeros. Nothing is refused.
     """
+    outputs = {id(tensor) for inner, _ in walk(graph) for tensor in inner.outputs}
     rewritten = []
     for inner, node in walk(graph):
         if not is_op(node, "Add") or not _is_weight(node):
             continue
-        for scores, added in (node.inputs, node.inputs[::-1]):
-            terms = [(term, _find(term)) for term in _terms(added)]
-            found = [where for _, where in terms if where is not None]
-            if not found:
-                continue
-            name = label(node)
-            _write(inner, node, scores, [t for t, where in terms if where is None], found)
-            text = "; ".join(
-                f"{where.mask.name}: {' or '.join(f'{b.item():g}' for b in where.branches)}"
-                for where in found
-            )
-            rewritten.append(Change(name, "Add", f"Where {text} added"))
-            if not added.outputs:
-                drop_unused(graph, added)
-            break
+        whole = _Sum(*(_term(tensor, outputs) for tensor in node.inputs))
+        masks = whole.masks()[-_MOST:]
+        if not masks or (isinstance(whole.left, _Mask) and isinstance(whole.right, _Mask)):
+            continue
+        name, old = label(node), list(node.inputs)
+        _write(inner, node, whole, masks)
+        rewritten.append(Change(name, "Add", f"selects: {'; '.join(map(str, masks))}"))
+        for tensor in old:
+            if not tensor.outputs:
+                drop_unused(graph, tensor)
     return PassResult(tuple(rewritten))
 
 
-def _terms(tensor: gs.Tensor) -> list[gs.Tensor]:
-    """What a tensor is the sum of, in order; itself if it is no sum, or holds no mask."""
+def _is_weight(node: gs.Node) -> bool:
+    readers = list(node.outputs[0].outputs)
+    for reader in list(readers):
+        if is_op(reader, "Cast"):
+            readers += reader.outputs[0].outputs
+    return any(is_op(reader, op) for reader in readers for op in ("Softmax", "MatMul"))
+
+
+def _term(tensor: gs.Tensor, outputs: set[int]) -> _Term:
+    """A tensor as a mask, as a sum with masks in it that nothing else reads, or as it is."""
+    mask = _mask(tensor)
+    if mask is not None:
+        return mask
     source = _uncast(tensor)
-    if len(source.inputs) != 1 or not is_op(source.inputs[0], "Add"):
-        return [tensor]
-    terms = [term for part in source.inputs[0].inputs for term in _terms(part)]
-    return terms if any(_find(term) for term in terms) else [tensor]
+    alone = all(len(t.outputs) == 1 and id(t) not in outputs for t in (tensor, source))
+    if not alone or len(source.inputs) != 1 or not is_op(source.inputs[0], "Add"):
+        return tensor
+    whole = _Sum(*(_term(part, outputs) for part in source.inputs[0].inputs))
+    return whole if whole.masks() else tensor
 
 
 def _uncast(tensor: gs.Tensor) -> gs.Tensor:
@@ -84,25 +123,9 @@ def _uncast(tensor: gs.Tensor) -> gs.Tensor:
     return tensor
 
 
-def _is_weight(node: gs.Node) -> bool:
-    readers = list(node.outputs[0].outputs)
-    for reader in list(readers):
-        if is_op(reader, "Cast"):
-            readers += reader.outputs[0].outputs
-    return any(is_op(reader, op) for reader in readers for op in ("Softmax", "MatMul"))
-
-
-@dataclass(frozen=True)
-class _Added:
-    """A Where of two constants, and the nodes that move its result, the last first."""
-
-    mask: gs.Tensor
-    branches: list[np.ndarray]
-    moves: list[gs.Node]
-
-
-def _find(tensor: gs.Tensor) -> _Added | None:
-    """The Where that makes a tensor; not one with both constants beyond `_ALL`."""
+def _mask(tensor: gs.Tensor) -> _Mask | None:
+    """The Where that makes a tensor; not one whose constants have a higher rank than its mask,
+    which then are part of the result's shape."""
     moves = []
     tensor = _uncast(tensor)
     while len(tensor.inputs) == 1 and any(is_op(tensor.inputs[0], op) for op in _MOVES):
@@ -110,39 +133,74 @@ def _find(tensor: gs.Tensor) -> _Added | None:
         tensor = _uncast(tensor.inputs[0].inputs[0])
     if len(tensor.inputs) != 1 or not is_op(tensor.inputs[0], "Where"):
         return None
-    where = tensor.inputs[0]
-    branches = [values_of(branch) for branch in where.inputs[1:]]
-    found = [b.reshape(()) for b in branches if b is not None and b.size == 1]
-    if len(found) != 2 or found[0].dtype.kind != "f":
+    on, *branches = tensor.inputs[0].inputs
+    values = [v for v in (_value(branch, on) for branch in branches) if v is not None]
+    if len(values) != 2 or values[0].dtype.kind != "f":
         return None
-    if all(abs(b.item()) >= _ALL for b in found):
+    rank = max(v.ndim for v in values)
+    if rank and (on.shape is None or rank > len(on.shape)):
         return None
-    return _Added(where.inputs[0], found, moves)
+    return _Mask(on, [v.reshape(()) for v in values], moves)
 
 
-def _write(
-    graph: gs.Graph, node: gs.Node, x: gs.Tensor, others: list[gs.Tensor], found: list[_Added]
-) -> None:
-    c, dtype = Chain(graph, node), found[0].branches[0].dtype
-    for term in others:
-        x = c.op("Add", x, term, short="sum", dtype=dtype)
-    for where in found:
-        mask = where.mask
-        for move in reversed(where.moves):
-            mask = c.op(
-                move.op, mask, *move.inputs[1:], short=f"mask_{move.op.lower()}", dtype=np.bool_,
-                shape=move.outputs[0].shape, **move.attrs,
-            )  # fmt: skip
-        made: list[gs.Tensor | np.ndarray] = []
-        for value in where.branches:
-            if value.item() == 0:
-                made.append(x)
-            elif abs(value.item()) >= _ALL and len(found) == 1:
-                made.append(value)
-            else:  # two of the lowest floats make -inf
-                made.append(c.op("Add", x, value, short="added", dtype=dtype, shape=x.shape))
-        x = c.op("Where", mask, *made, short="where", dtype=dtype)
+def _value(tensor: gs.Tensor, on: gs.Tensor) -> np.ndarray | None:
+    """A constant of one element, also where it is expanded to the very shape of the mask."""
+    known = on.shape is not None and not {None, ""}.intersection(on.shape)
+    if known and len(tensor.inputs) == 1 and tensor.shape == on.shape:
+        source = tensor.inputs[0]
+        if is_op(source, "ConstantOfShape"):
+            filled = source.attrs.get("value")
+            value = np.zeros(1, np.float32) if filled is None else values_of(filled)
+            return value if value is not None and value.size == 1 else None
+        if is_op(source, "Expand"):
+            tensor = source.inputs[0]
+    value = values_of(tensor)
+    return value if value is not None and value.size == 1 else None
+
+
+def _write(graph: gs.Graph, node: gs.Node, whole: _Sum, masks: Sequence[_Mask]) -> None:
+    c, dtype = Chain(graph, node), masks[0].branches[0].dtype
+    conditions = [_condition(c, mask) for mask in masks]
+
+    def added(term: _Term, values: Mapping[_Mask, np.ndarray]) -> gs.Tensor | np.ndarray:
+        if isinstance(term, _Mask):
+            return values[term] if term in values else _where(c, term)
+        if not isinstance(term, _Sum):
+            return term
+        left, right = added(term.left, values), added(term.right, values)
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, np.ndarray) and one.item() == 0:
+                return other
+        if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+            with np.errstate(over="ignore"):  # two of the lowest floats are -inf
+                return np.asarray(left + right)
+        return c.op("Add", left, right, short="added", dtype=dtype)
+
+    def selected(number: int, values: Mapping[_Mask, np.ndarray]) -> gs.Tensor | np.ndarray:
+        if number == len(masks):
+            return added(whole, values)
+        mask = masks[number]
+        made = [selected(number + 1, {**values, mask: value}) for value in mask.branches]
+        return c.op("Where", conditions[number], *made, short="where", dtype=dtype)
+
+    selected(0, {})
     c.finish()
+
+
+def _condition(c: Chain, mask: _Mask) -> gs.Tensor:
+    on = mask.on
+    for move in reversed(mask.moves):
+        on = c.op(
+            move.op, on, *move.inputs[1:], short=f"mask_{move.op.lower()}", dtype=np.bool_,
+            shape=move.outputs[0].shape, **move.attrs,
+        )  # fmt: skip
+    return on
+
+
+def _where(c: Chain, mask: _Mask) -> gs.Tensor:
+    """What it was."""
+    dtype = mask.branches[0].dtype
+    return c.op("Where", _condition(c, mask), *mask.branches, short="mask", dtype=dtype)
 
 
 PASS = Pass(

@@ -19,6 +19,7 @@ from onnx_graphsurgeon.importers.onnx_importer import (
 )
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
+from pipeline._new_names import Known
 from pipeline._onnx_file import check, infer_shapes, inner_nodes, lightened, nodes_of
 from pipeline.errors import RewriteError
 from pipeline.passes import Change, Pass, PassResult
@@ -54,7 +55,7 @@ class Surgeon:
             id(node): (node, _state(node), self.sources[node.name]) for node in self.graph.nodes
         }
         self.state = _fingerprint(self.graph)
-        self.known = {id(tensor): tensor for tensor in _all_tensors(self.graph)}
+        self.known = Known(self.graph)
 
     def run(self, p: Pass, done: Sequence[str]) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
         """Runs one pass and checks the graph; the changes and the refusals.
@@ -106,7 +107,8 @@ class Surgeon:
         interface = self.interface
         if not on_model:
             _hold(interface, _interface(self.graph), fail)
-            self._rename_new()
+            self.known.rename_new(self.graph, (t.name for t in self.model.graph.initializer))
+            self.known = Known(self.graph)
         try:
             if on_model:
                 check(self.model)
@@ -123,27 +125,6 @@ class Surgeon:
             raise fail(f"made a graph that is not valid: {first}", error) from error
         _hold(interface, self.interface, fail)
         return result
-
-    def _rename_new(self) -> None:
-        """Gives constants that the pass made names of their own, where something else in the
-        model has that name already; graph-surgeon would keep one of the two."""
-        tensors = list(_all_tensors(self.graph))
-        owners: dict[str, set[int]] = {}
-        for tensor in tensors:
-            owners.setdefault(tensor.name, set()).add(id(tensor))
-        old = {t.name for t in self.model.graph.initializer}
-        taken = old | set(owners)
-        for tensor in tensors:
-            new = isinstance(tensor, gs.Constant) and id(tensor) not in self.known
-            clash = len(owners[tensor.name]) > 1 or tensor.name in old
-            if new and clash and not isinstance(tensor._values, LazyValues):
-                number = 1
-                while f"{tensor.name}_{number}" in taken:
-                    number += 1
-                owners[tensor.name].discard(id(tensor))
-                tensor.name = f"{tensor.name}_{number}"
-                taken.add(tensor.name)
-        self.known = {id(tensor): tensor for tensor in _all_tensors(self.graph)}
 
     def _learn(self) -> None:
         """Gives dtype and shape to tensors that lack them, as far as ONNX can infer them."""
@@ -293,14 +274,6 @@ def _maker_of(tensor: str, model: onnx.ModelProto) -> str:
         if tensor in node.output:
             return f", made by {node.op_type} {node.name!r}"
     return ""
-
-
-def _all_tensors(graph: gs.Graph) -> Iterator[gs.Tensor]:
-    """Every tensor that a node reads or makes, in bodies too; one may come several times."""
-    for inner in (graph, *graph.subgraphs(recursive=True)):
-        for node in inner.nodes:
-            yield from node.inputs
-            yield from node.outputs
 
 
 def _interface(graph: gs.Graph) -> tuple[list[str], list[str]]:

