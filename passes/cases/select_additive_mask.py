@@ -56,7 +56,8 @@ CASES: tuple[Case, ...] = (
     _case("zeros of the mask's shape", "n = Shape(on) z = Expand(zero, n) m = Where(on, z, c) "
           "s = Add(scores, m) p = Softmax<axis=-1>(s)"),
     _case("filled zeros", "n = Shape(on) n4 = Shape(scores) z = ConstantOfShape(n) "
-          "m0 = Where(on, z, c) m1 = Expand(m0, n4) m = Reshape(m1, n4) s = Add(scores, m) p = Softmax<axis=-1>(s)"),
+          "m0 = Where(on, z, c) m1 = Expand(m0, n4) m = Reshape(m1, n4) s = Add(scores, m) "
+          "p = Softmax<axis=-1>(s)"),
     _case("zeros of another shape", "n = Shape(scores) z = Expand(zero, n) m = Where(on, z, c) "
           "s = Add(scores, m) p = Softmax<axis=-1>(s)", kind="near miss"),
     _case("a part of a longer mask", "long = Concat<axis=-1>(on, on) m0 = Where(long, zero, c) "
