@@ -59,8 +59,8 @@ TARGETS: dict[str, Target] = {
 }
 DEFAULT_TARGET = "rtx-1.7"
 _ELSEWHERE = (
-    ", or build on a machine that has it: `pipeline export` and `pipeline rewrite` need none "
-    "(docs/gpu.md)"
+    ", or build on a machine that has it: `pipeline export`, `pipeline rewrite` and "
+    "`pipeline verify --torch` need none (docs/gpu.md)"
 )
 
 

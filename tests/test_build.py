@@ -244,8 +244,8 @@ def test_target_that_is_not_installed(tmp_path: Path, name: str) -> None:
         built(model(tmp_path, "y = Relu(x)"), target=target)
     assert str(caught.value) == (
         f"target {name}: tensorrt is not installed here; pip install 'tensorrt=="
-        f"{name.split('-')[1]}.*', or build on a machine that has it: `pipeline export` and "
-        "`pipeline rewrite` need none (docs/gpu.md)"
+        f"{name.split('-')[1]}.*', or build on a machine that has it: `pipeline export`, "
+        "`pipeline rewrite` and `pipeline verify --torch` need none (docs/gpu.md)"
     )
     assert caught.value.exit_code == 2
 
