@@ -15,6 +15,8 @@ from pipeline.spec import ModelSpec
 if TYPE_CHECKING:
     import torch
 
+    from pipeline.probe import Probed
+
 _SHOWN = 3  # guards that are listed
 
 
@@ -56,7 +58,15 @@ def tried(
     new = replace(refine(spec, narrow), rules=(*spec.rules, *more))
     if narrow or more:
         found.append(Finding("dims", f"what follows holds for {_range(new)} only"))
-    return found, new, probed.base or {}
+    return found, new, {name: _at(probed, name) for name in probed.base or {}}
+
+
+def _at(probed: Probed, name: str) -> int:
+    """A size of a dim at which the module runs; 0, which no Dim can be fixed at, only where it
+    runs at no other."""
+    assert probed.base is not None
+    taken = next((p.taken for p in probed.probes if p.dim.name == name), ())
+    return probed.base[name] or min((size for size in taken if size > 0), default=0)
 
 
 def _finding(spec: ModelSpec, rule: Rule) -> Finding:
@@ -154,14 +164,25 @@ def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Find
 
 
 def fixed(spec: ModelSpec, names: Sequence[str], sizes: Mapping[str, int]) -> ModelSpec:
-    """The spec with some dims of one size each: that of `sizes`, or their opt."""
+    """The spec with some dims of one size each: that of `sizes`, or their opt.
+
+    A dim that `sizes` has at 0 stays as it is: no Dim is of the size 0 alone.
+    """
     rules = []
     for name in names:
         dim = spec.dims[name]
-        size = dim.legal(sizes.get(name, dim.opt))
-        one = replace(dim, min=size, opt=size, max=size)
-        rules.append(Rule(name, "", "", one))
+        # of an opt of 0 nothing was tried: the first size above it
+        size = dim.legal(sizes.get(name, dim.opt or dim.min + dim.multiple_of))
+        if size:
+            one = replace(dim, min=size, opt=size, max=size)
+            rules.append(Rule(name, "", "", one))
     return refine(spec, rules)
+
+
+def never_fixed(spec: ModelSpec, names: Sequence[str]) -> list[Finding]:
+    """Those of the dims that `fixed` left as they were."""
+    words = "can't be fixed at 0, the only size of it at which the model was seen to run"
+    return [Finding("dims", f"{name} {words}") for name in names if not spec.dims[name].static]
 
 
 def declared_as_is(spec: ModelSpec) -> ModelSpec:

@@ -150,7 +150,10 @@ def _exported(
         if not free or spec.padding is not None:
             return None
         names = blamed if first and blamed else free
-        spec = dims.fixed(spec, names, base)
+        before, spec = spec, dims.fixed(spec, names, base)
+        found += dims.never_fixed(spec, names)
+        if spec == before:
+            return None
         only = ", ".join(f"{name}={dim.min}" for name, dim in spec.dims.items() if dim.static)
     return None
 

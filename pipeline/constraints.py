@@ -196,6 +196,9 @@ def _refined(dim: Dim, words: str, ends: tuple[int, int], multiple: int, offset:
     try:
         refined = replace(dim, min=low, opt=opt, max=high, multiple_of=multiple, offset=offset)
     except InputError:  # nothing is left of the range
+        if high == 0:
+            text = "no input of that size: every Dim has a size above 0"
+            return Rule(dim.name, words, text, None)
         return Rule(dim.name, words, f"a range that holds such a size; {dim} does not", None)
     return Rule(dim.name, words, declare, refined)
 

@@ -126,6 +126,41 @@ def test_a_baked_size_is_fixed_and_the_rest_looked_at() -> None:
     assert "all runs agree within the tolerance at 5 sets of sizes" in said(report, "comparison")
 
 
+class Joined(torch.nn.Module):
+    """A decoder's step, `past` [b, p] before `x` [b, 4]; with `empty`, no past is taken."""
+
+    def __init__(self, empty: bool) -> None:
+        super().__init__()
+        self.empty = empty
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+        if self.empty and past.shape[1] > 0:
+            raise ValueError("no past, please")
+        return torch.cat([past, x], 1) + len(list(range(past.shape[1])))
+
+
+def joined(empty: bool, p: Dim) -> CheckReport:
+    b = Dim("b", 1, 2, 8)
+    inputs = (Input("x", (b, 4)), Input("past", (b, p)))
+    return checked(ModelSpec("joined", lambda _: Joined(empty), inputs, (Output("y"),), TOLERANCE))
+
+
+def test_a_dim_that_has_to_be_0_can_not_be_fixed() -> None:
+    report = joined(True, Dim("p", 0, 3, 7))
+    assert blocking(report)[0].what == "p must be 0: p=1 fails: no past, please"
+    assert blocking(report)[0].do == "declare no input of that size: every Dim has a size above 0"
+    assert "p can't be fixed at 0, the only size of it at which the" in said(report, "dims")
+    assert "there is no ONNX without the export" in said(report, "comparison")
+
+
+def test_a_dim_whose_opt_is_0_is_fixed_above_it() -> None:
+    report = joined(False, Dim("p", 0, 0, 7))
+    (found,) = blocking(report)
+    assert found.what == "p must be 0: the model fixes it"
+    assert "what follows is looked at with p=1 only" in said(report, "dims")
+    assert "all runs agree" in said(report, "comparison")
+
+
 def test_a_way_that_is_up_to_the_data() -> None:
     def branch(x: torch.Tensor) -> torch.Tensor:
         if x.sum() > 0:
