@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.input_text import DIM_FORM, INPUT_FORM
+from pipeline.input_text import BOOL_FORM, DIM_FORM, INPUT_FORM
 from pipeline.tensors import Tolerance
 
 
@@ -39,7 +39,8 @@ def add_options(sub: Any) -> None:
     )
     sub.add_argument(
         "--range", action="append", default=[], metavar="INPUT=LOW..HIGH",
-        help="random values of an input are from here (integers without HIGH), e.g. ids=0..32000",
+        help="random values of an input are from here (integers without HIGH), e.g. ids=0..32000; "
+        + BOOL_FORM,
     )  # fmt: skip
     sub.add_argument(
         "--exact-dims",

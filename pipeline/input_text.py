@@ -66,11 +66,25 @@ def parse_dims(texts: Sequence[str], *, auto: bool = True) -> dict[str, Dim]:
     return dims
 
 
-def bool_range(low: float, high: float) -> tuple[float, float]:
-    """What 0..0 (all false), 1..1 (all true) and 0..1 (both) are for `Input.sample`."""
-    if (low, high) == (0, 0):
-        return -2.0, -1.0
-    return (1.0, 2.0) if (low, high) == (1, 1) else (-1.0, 1.0)
+BOOL_FORM = "a bool's is 1..2 (all true), 0..0 (all false) or 0..1 (both)"
+_BOOLS: dict[tuple[float, float], tuple[float, float]] = {
+    (1, 2): (1.0, 2.0), (1, 1): (1.0, 2.0), (0, 0): (-2.0, -1.0),
+    (0, 1): (-1.0, 1.0), (-1, 1): (-1.0, 1.0),
+}  # fmt: skip
+
+
+def bool_range(name: str, low: float, high: float) -> tuple[float, float]:
+    """What a bool's range as text is for `Input.sample`, for which a positive value is true.
+
+    1..2 is all true, as there; 1..1 too. 0..0 is all false. 0..1 is both, half of each, as
+    -1..1 is, the range of an `Input` that has none; (0, 1) of an `Input` would all be positive.
+
+    Raises:
+        InputError: another range.
+    """
+    if (low, high) not in _BOOLS:
+        raise InputError(f"input {name}: {low:g}..{high:g} is no range of a bool; {BOOL_FORM}")
+    return _BOOLS[low, high]
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, float]]:
@@ -153,7 +167,8 @@ def _parse_input(text: str, dims: Mapping[str, Dim]) -> tuple[Path, Input]:
     shape = _shape(text, len(place) + 1, shape_text, dims)
     name = name_of(path, "input")
     if dtype == "bool" and values:
-        values = dict(zip(("low", "high"), bool_range(values["low"], values["high"]), strict=True))
+        ends = bool_range(place, values["low"], values["high"])
+        values = dict(zip(("low", "high"), ends, strict=True))
     elif dtype and "float" not in dtype and dtype != "bool" and not range_text:
         values = {"low": 0.0, "high": 2.0}
     return path, Input(name, shape, dtype or "float32", **values)

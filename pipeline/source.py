@@ -53,7 +53,7 @@ def find_source(config: Config) -> ModelSpec:
         if name not in inputs:
             raise InputError(f"range {name}: no such input; the inputs are {', '.join(inputs)}")
         if inputs[name].dtype == "bool":
-            ranges[name] = bool_range(*ends)
+            ranges[name] = bool_range(name, *ends)
     return replace(
         spec,
         inputs=tuple(

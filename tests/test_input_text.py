@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pipeline.dims import Dim
@@ -84,6 +86,25 @@ def test_an_input() -> None:
     assert (one("t::float32:-2.5..1e3").low, one("t::float32:-2.5..1e3").high) == (-2.5, 1000)
     assert one("scalar:").shape == ()
     assert one("mask:{b}x{past + seq}:bool").shape[1].value({"past": 3, "seq": 4}) == 7  # type: ignore[union-attr]
+
+
+def bools(text: str) -> set[bool]:
+    """What is among 100 random values of an input."""
+    (found,) = parse_inputs([f"m:100:bool{text}"], {}).values()
+    return set(found.sample({}, 0).tolist())
+
+
+def test_the_range_of_a_bool() -> None:
+    assert bools(":1..2") == bools(":1..1") == {True}
+    assert bools(":0..0") == {False}
+    assert bools("") == bools(":0..1") == bools(":-1..1") == {False, True}
+
+
+@pytest.mark.parametrize("words", ["0..2", "2..3", "0.5..1", "1..0"])
+def test_another_range_of_a_bool_is_refused(words: str) -> None:
+    message = f"input m: {words} is no range of a bool; a bool's is 1..2 (all true), 0..0 (all "
+    with pytest.raises(InputError, match=re.escape(message)):
+        parse_inputs([f"m:4:bool:{words}"], {})
 
 
 def test_places_in_nested_arguments() -> None:

@@ -15,6 +15,7 @@ from pipeline.artifact import Artifact
 from pipeline.config import Config
 from pipeline.errors import InputError
 from pipeline.source import find_factory, find_source, name_for
+from pipeline.spec import Input, ModelSpec
 
 NETS = '''
 import torch
@@ -256,3 +257,11 @@ def test_a_changed_helper_beside_the_file_is_another_model(tmp_path: Path) -> No
     assert key() == first
     (tmp_path / "scale_of.py").write_text("SCALE = 7.0\n")
     assert key() != first
+
+
+def test_the_range_of_a_bool_is_read_alike_in_both_options() -> None:
+    mask = ModelSpec("m", lambda _: torch.nn.Identity(), (Input("mask", (100,), "bool"),))
+    (true,) = find_source(Config(mask, ranges=("mask=1..2",))).inputs
+    assert true.sample({}, 0).all()
+    with pytest.raises(InputError, match=r"input mask: 0\.\.5 is no range of a bool; a bool's is"):
+        find_source(Config(mask, ranges=("mask=0..5",)))
