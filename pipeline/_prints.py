@@ -71,8 +71,9 @@ class Print:
     def bound(self, other: Print) -> float:
         """A number that `apart` is not below, which costs less; the shapes are the same."""
         (low, high), scale = self.numbers[-3:-1], self.scale
-        far = max(abs(low - other.numbers[-3]), abs(high - other.numbers[-2]))
-        return float(far / scale) * 0.999 if scale and np.isfinite([far, scale]).all() else 0.0
+        with np.errstate(invalid="ignore", over="ignore"):  # infinity less infinity is NaN
+            far = max(abs(low - other.numbers[-3]), abs(high - other.numbers[-2]))
+        return float(far) / scale * 0.999 if scale and np.isfinite([far, scale]).all() else 0.0
 
     def apart(self, other: Print) -> float:
         """How far `other` is from this one, in parts of this one's largest value; infinity where
@@ -85,7 +86,7 @@ class Print:
             return float("inf")
         if not usual.all() and not np.array_equal(a[~usual], b[~usual], equal_nan=True):
             return float("inf")
-        far = float(np.abs(a - b)[usual].max(initial=0.0))
+        far = float(np.abs(a[usual] - b[usual]).max(initial=0.0))
         largest = float(np.abs(a[usual]).max(initial=0.0))
         norms = [float(p.numbers[-1]) for p in (self, other)]
         rest = abs(norms[0] - norms[1]) / norms[0] if norms[0] and np.isfinite(norms).all() else 0.0

@@ -19,7 +19,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch.nn import functional as F
 
-from pipeline._prints import onnx_prints
+from pipeline._prints import PLACES, Print, onnx_prints
 from pipeline.compare import EXPORTED, REWRITTEN, TORCH, run_onnx
 from pipeline.examples import quiet
 from pipeline.export import export, reference
@@ -350,6 +350,29 @@ def test_run_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     stopped = onnx_prints(onnx.load(path), tmp_path, large, 0.05)
     assert not stopped.values
     assert stopped.failed is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_prints_of_what_is_not_finite() -> None:
+    """NaN and infinity are no warning on the terminal, and are like themselves alone."""
+
+    def printed(*values: float) -> Print:
+        flat = np.array([*values, 0.0], np.float32)
+        largest = max(map(abs, values))  # as good as the norm here
+        facts = np.array([flat.min(), flat.max(), largest], np.float32)
+        return Print((len(values),), np.concatenate([flat[PLACES % flat.size], facts]))
+
+    infinite, below, nan, plain = (
+        printed(1, 2, odd) for odd in (np.inf, -np.inf, np.nan, 3.0)
+    )  # fmt: skip
+    kinds = (infinite, below, nan, plain)
+    for one in kinds:
+        for other in kinds:
+            assert one.apart(other) == (0 if one is other else np.inf)
+            assert one.bound(other) <= one.apart(other)
+    far, near = printed(3e38, 1), printed(-3e38, 1)
+    assert far.bound(near) <= far.apart(near) == pytest.approx(2)
+    assert nan.apart(printed(1, 4, np.nan)) > 0
 
 
 def test_values_of_every_kind_have_a_print(tmp_path: Path) -> None:
