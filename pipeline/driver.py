@@ -318,6 +318,7 @@ def run_verify(
                 seed=0,
                 announce=announce,
                 plugins=plugins,
+                place=place,
             ),
         )
         # otherwise the next conversion has something to do

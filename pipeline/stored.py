@@ -118,8 +118,13 @@ def stored_feeds(folder: Path) -> list[dict[str, np.ndarray]]:
     return [f for p in sorted((folder / COMPARISON).glob("*/inputs.json")) for f in load_feeds(p)]
 
 
-def stored_points(folder: Path, runner: str) -> list[StoredPoint]:
+def stored_points(folder: Path, runner: str, place: Path | None = None) -> list[StoredPoint]:
     """Everything that an artifact has stored of one run.
+
+    Args:
+        folder: the artifact's, or a copy of it.
+        runner: the run's name.
+        place: what an error calls the folder, where that is a copy.
 
     Raises:
         ArtifactError: nothing is stored.
@@ -130,7 +135,6 @@ def stored_points(folder: Path, runner: str) -> list[StoredPoint]:
         outputs = load_run(path)
         found += [StoredPoint(f, o) for f, o in zip(feeds, outputs, strict=True)]
     if not found:
-        raise ArtifactError(
-            f"{folder}: no outputs of {runner} are stored to compare with; give --torch to run it"
-        )
+        missing = f"no outputs of {runner} are stored to compare with; give --torch to run it"
+        raise ArtifactError(f"{place or folder}: {missing}")
     return found

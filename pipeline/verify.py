@@ -70,6 +70,7 @@ def compare_stage(
     seed: int,
     announce: Announce,
     plugins: Sequence[str] = (),
+    place: Path | None = None,
 ) -> tuple[Manifest, Mapping[str, float]]:
     """Compares torch, exported.onnx, model.onnx and, where a GPU can run it, engine.plan.
 
@@ -82,6 +83,7 @@ def compare_stage(
         memory_limit: bytes that a run may take by its estimate.
         seed: for the inputs' values.
         plugins: files that the engine may load; see `pipeline.load`.
+        place: what errors call the folder, where that is a copy of the artifact's.
 
     Raises:
         ArtifactError: there is nothing to compare, or nothing stored to compare with.
@@ -94,7 +96,7 @@ def compare_stage(
     target = find_target(manifest.target.name)
     bind_polygraphy(target)
     base = manifest.reference
-    stored = stored_points(folder, base) if module is None and base == compare.TORCH else []
+    stored = stored_points(folder, base, place) if module is None and base == compare.TORCH else []
     # of an ONNX file only the sizes that were asked for; the values are made anew
     again = stored_feeds(folder) if base != compare.TORCH else [point.feed for point in stored]
     job = _job(manifest, shapes, again, memory_limit)
