@@ -212,7 +212,7 @@ def apart(
     largest = float(off.max(initial=0.0))
     # the same numbers in other bits, such as -0.0, are apart by nothing that can be measured
     return max(largest, float(np.finfo(np.float64).tiny)), bool(
-        ((off <= allowed) & np.isfinite(off)).all()
+        (same | ((off <= allowed) & np.isfinite(off))).all()
     )
 
 

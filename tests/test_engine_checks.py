@@ -189,6 +189,7 @@ def test_an_output_that_comes_and_goes(right: list[Outputs]) -> None:
     [
         ([1.0, 2.0], [1.0, 2.0], 0.0, True),
         ([1.0, np.nan], [1.0, np.nan], 0.0, True),
+        ([1.0, np.nan], [1.0, -np.nan], 0.0, True),  # its sign says nothing
         ([1.0, 2.0], [1.0, 2.001], 1e-3, True),
         ([1.0, 2.0], [1.0, 2.01], 1e-2, False),
         ([1.0, 2.0], [1.0, np.nan], np.inf, False),
