@@ -26,9 +26,11 @@ from pipeline.config import Config
 from pipeline.dims import check_rules, kept_rules
 from pipeline.draft import chosen_profiles, draft
 from pipeline.errors import ConstraintError, InputError, PipelineError
+from pipeline.judge import RANGE_HINT
 from pipeline.manifest import ComparisonInfo, Manifest
 from pipeline.memory import default_limit
 from pipeline.oracle import ORACLE
+from pipeline.problems import Problem, problems
 from pipeline.profiles import Profile, parse_sizes
 from pipeline.source import find_source
 from pipeline.spec import ModelSpec
@@ -45,6 +47,7 @@ Announce = Callable[[str], None]
 _WHY = re.compile(
     r"(?P<why>off by .*?; the largest value is [^;]+|[^;]+)(?:; (?P<where>.*))?\Z", re.S
 )
+_RANGE = RANGE_HINT.removeprefix("; ")
 
 
 @dataclass(frozen=True)
@@ -236,25 +239,32 @@ def _legal(text: str, spec: ModelSpec) -> bool:
 
 
 def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
-    """What a comparison found: of each output and pair of runs the first sizes where it failed."""
+    """What a comparison found: of each output and pair of runs the first sizes where it failed, and
+    each NaN once."""
     found: list[Finding] = []
-    first: dict[tuple[str, str, str], tuple[str, str]] = {}
-    count: dict[tuple[str, str, str], int] = {}
-    for point in comparison.points:
+    first: dict[tuple[str, ...], Problem] = {}
+    count: dict[tuple[str, ...], int] = {}
+    for problem in problems(comparison.points):
+        result = problem.result
+        # what TensorRT refuses at all sizes stands with the nodes
+        if result.pair[1] == ORACLE and "refuses the sizes" in result.why:
+            continue
+        key = (result.output, *result.pair, problem.cause)
+        first.setdefault(key, problem)
+        count[key] = count.get(key, 0) + problem.points
+    for seen, problem in first.items():
+        result, point = problem.result, problem.point
+        one, other = result.pair
+        match = _WHY.match(result.why)
+        why, where = (match["why"], match["where"] or "") if match else (result.why, "")
         sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
-        for result in point.results:
-            key = (result.output, result.pair[0], result.pair[1])
-            # what TensorRT refuses at all sizes stands with the nodes
-            if result.passed or (result.pair[1] == ORACLE and "refuses the sizes" in result.why):
-                continue
-            match = _WHY.match(result.why)
-            why, where = (match["why"], match["where"] or "") if match else (result.why, "")
-            first.setdefault(key, (f"first at {point.label} ({sizes}): {why}", where))
-            count[key] = count.get(key, 0) + 1
-    for (output, one, other), (text, where) in first.items():
-        times = f"{count[output, one, other]} of {len(comparison.points)} sets of sizes"
-        what = f"{output} of {other} is not that of {one} at {times}, {text}"
-        found.append(Finding("comparison", what, where, _mend(one, other), blocks=True))
+        times = f"{count[seen]} of {len(comparison.points)} sets of sizes"
+        first_at = f"first at {point.label} ({sizes}): {why}"
+        what = f"{result.output} of {other} is not that of {one} at {times}, {first_at}"
+        do = _mend(one, other)
+        if where.startswith(_RANGE):
+            do, where = _RANGE, where.removeprefix(_RANGE).removeprefix("; ")
+        found.append(Finding("comparison", what, where, do, blocks=True))
     compared = [point for point in comparison.points if point.compared]
     if compared and not found:
         far = max((r.max_abs or 0.0 for p in compared for r in p.results), default=0.0)

@@ -18,10 +18,11 @@ import numpy as np
 
 from pipeline.dims import Size, shape_at
 from pipeline.errors import CompareError, PipelineError
-from pipeline.judge import RANGE_HINT, failed, judge
+from pipeline.judge import RANGE_HINT, failed, judge, origins_of
 from pipeline.manifest import CheckInfo, ComparisonInfo, PairResult, PointInfo
 from pipeline.memory import Estimator
 from pipeline.polygraphy_log import collected
+from pipeline.problems import Problem, problems
 from pipeline.profiles import Point, Profile
 from pipeline.spec import Tolerance, padded_name
 from pipeline.stored import Feed
@@ -221,10 +222,11 @@ def conclude(
         if ran and not pairs:
             infos.append(_alone(info, runs, index))
         else:
+            origins = origins_of({run: all_[index] for run, all_ in runs.items()} if ran else {})
             for first, second in pairs if ran else ():
                 left, right = runs[first][index], runs[second][index]
                 if left and right:  # an engine's profile does not cover every point
-                    judged = judge(first, second, left, right, job.tolerances(second))
+                    judged = judge(first, second, left, right, job.tolerances(second), origins)
                     results += [_told(result, job) for result in judged]
             if ran:
                 results += _stated(job, info, runs, index)
@@ -292,13 +294,7 @@ def _uncompared(infos: Sequence[PointInfo], job: Job) -> list[str]:
 
 def failures(comparison: ComparisonInfo) -> list[str]:
     """What failed, one line each."""
-    lines = [
-        f"{result.output} of {result.pair[1]} against {result.pair[0]} at {info.label} "
-        f"({','.join(f'{k}={v}' for k, v in info.sizes.items())}): {result.why}"
-        for info in comparison.points
-        for result in info.results
-        if not result.passed
-    ]
+    lines = [_line(problem) for problem in problems(comparison.points)]
     points = comparison.points
     if not any(p.compared for p in points) and any(p.why.startswith("needs") for p in points):
         lines.append("nothing was compared: every point is over the memory limit")
@@ -308,6 +304,14 @@ def failures(comparison: ComparisonInfo) -> list[str]:
             at = ",".join(f"{k}={v}" for k, v in check.sizes.items())
             lines.append(f"{check.name} of {check.run}{f' ({at})' if at else ''}: {check.detail}")
     return lines
+
+
+def _line(problem: Problem) -> str:
+    info, result, more = problem.point, problem.result, problem.points - 1
+    sizes = ",".join(f"{k}={v}" for k, v in info.sizes.items())
+    rest = f" and {more} more size{'s' if more > 1 else ''}" if more else ""
+    run, held = result.pair[1], result.pair[0]
+    return f"{result.output} of {run} against {held} at {info.label} ({sizes}){rest}: {result.why}"
 
 
 def profile_of(point: Point, profiles: Sequence[Profile]) -> int | None:

@@ -13,6 +13,7 @@ from pipeline.declared import inputs_of
 from pipeline.errors import CompareError, ConstraintError
 from pipeline.locate import locate
 from pipeline.manifest import ComparisonInfo, Manifest
+from pipeline.problems import problems
 from pipeline.stored import Feed
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def disagreement(
         announce: is told that it begins.
     """
     announce("where the runs part")
+    shown = {id(problem.result) for problem in problems(info.points)}
     told: set[tuple[str, str]] = set()
     index = 0
     points = []
@@ -79,7 +81,7 @@ def disagreement(
         results = []
         for result in point.results:
             new = result
-            if not result.passed and point.compared and result.pair not in told:
+            if id(result) in shown and point.compared and result.pair not in told:
                 told.add(result.pair)
                 where = _located(result.pair, folder, manifest, module, feeds[index])
                 where = where or _to_locate(result.pair, point.sizes)

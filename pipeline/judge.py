@@ -16,6 +16,8 @@ RANGE_HINT = (
     "; if its inputs' values are to blame, give the Input a range (--range NAME=LOW..HIGH, or low= "
     "and high=)"
 )
+# output -> run -> the first run that had the same NaN and infinities
+Origins = Mapping[str, Mapping[str, str]]
 _JUDGED = 1 << 20  # elements of an output that Polygraphy is given
 _SURE = 0.999  # of the tolerance: within it an element passes whatever way it is rounded
 
@@ -26,11 +28,12 @@ def judge(
     left: Mapping[str, np.ndarray],
     right: Mapping[str, np.ndarray],
     tolerances: Tolerance | Mapping[str, Tolerance],
+    origins: Origins | None = None,
 ) -> list[PairResult]:
     """Compares two runs at one point, output by output; `right` is held against `left`.
 
     Floating point within the output's tolerance (one for all, or by name); integers and booleans
-    have to be equal.
+    have to be equal. NaN and infinity are put down to the run of `origins`, if that is given.
     """
     pair = (first, second)
     results = []
@@ -45,9 +48,7 @@ def judge(
         elif a.dtype != b.dtype and not _narrowed(a.dtype, b.dtype):
             results.append(failed(pair, name, f"dtype {b.dtype}, not {a.dtype}"))
         elif not (np.isfinite(a).all() and np.isfinite(b).all()):
-            which = first if not np.isfinite(a).all() else second
-            hint = RANGE_HINT if which == "torch" else ""
-            results.append(failed(pair, name, f"{which} has NaN or infinity{hint}"))
+            results.append(failed(pair, name, _not_finite(pair, a, b, (origins or {}).get(name))))
         elif a.size and a.dtype.kind == "f" and not (np.abs(a) > tolerance.atol).any():
             results.append(
                 failed(pair, name, f"says nothing: all of {first} is below atol={tolerance.atol}")
@@ -57,6 +58,44 @@ def judge(
         else:
             results.append(_equal(pair, name, a, b))
     return results
+
+
+def origins_of(runs: Mapping[str, Mapping[str, np.ndarray]]) -> Origins:
+    """Whose NaN and infinity it is that a run has at one point.
+
+    Args:
+        runs: each one's outputs by name; a run comes after those that it is held against.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for run, outputs in runs.items():
+        for name, array in outputs.items():
+            if not np.isfinite(array).all():
+                before = found.setdefault(name, {})
+                same = (r for r in before if _same_places(runs[r][name], array))
+                before[run] = next(same, run)
+    return found
+
+
+def _not_finite(
+    pair: tuple[str, str], a: np.ndarray, b: np.ndarray, origins: Mapping[str, str] | None
+) -> str:
+    """In words: whose values are not finite, and whether the second run has others than the
+    first."""
+    first, second = ((origins or {}).get(run, run) for run in pair)
+    if np.isfinite(a).all():
+        which, others = second, ""
+    else:
+        known = np.isfinite(b).all() or _same_places(a, b)
+        which, others = first, "" if known else f", and {second} has others"
+    return f"{which} has NaN or infinity{others}{RANGE_HINT if which == 'torch' else ''}"
+
+
+def _same_places(a: np.ndarray, b: np.ndarray) -> bool:
+    """True if both have the same NaN and infinities, and at the same places."""
+    if a.shape != b.shape:
+        return False
+    odd = ~np.isfinite(a)
+    return np.array_equal(odd, ~np.isfinite(b)) and np.array_equal(a[odd], b[odd], equal_nan=True)
 
 
 def _equal(pair: tuple[str, str], name: str, a: np.ndarray, b: np.ndarray) -> PairResult:

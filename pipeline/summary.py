@@ -17,6 +17,7 @@ from pipeline.manifest import (
     PointInfo,
     TensorInfo,
 )
+from pipeline.problems import problems
 from pipeline.spec import ModelSpec, Tolerance
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def _point_row(info: PointInfo) -> tuple[str, ...]:
     sizes = _sizes_text(info.sizes)
     if not info.compared:
         return (info.label, sizes, "-", "-", f"not compared: {info.why}")
-    bad = sum(not result.passed for result in info.results)
+    bad = len(problems([info]))
     absolute = max((r.max_abs for r in info.results if r.max_abs is not None), default=None)
     relative = max((r.max_rel for r in info.results if r.max_rel is not None), default=None)
     return (

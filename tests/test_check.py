@@ -229,6 +229,19 @@ def test_runs_that_disagree() -> None:
     assert "off by up to 0.01" in found.what
 
 
+def test_one_nan_stands_in_the_way_once() -> None:
+    """Also where a pass rewrites a node, so that there are three pairs of runs."""
+
+    def logarithm(x: torch.Tensor) -> torch.Tensor:
+        return (torch.nn.functional.instance_norm(x) - 50).log()
+
+    report = checked(wide(logarithm), target="tensorrt-8.6")
+    (found,) = blocking(report)
+    assert "at 7 of 7 sets of sizes, first at min (h=16,w=16): torch has NaN" in found.what
+    assert found.do.startswith("if its inputs' values are to blame, give the Input a range")
+    assert found.where == ""
+
+
 def test_comparison_findings_are_told_once_with_their_node() -> None:
     def point(size: int, *results: PairResult, compared: bool = True) -> PointInfo:
         return PointInfo(f"at {size}", {"h": size}, compared, "too large", 1, results)

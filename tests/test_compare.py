@@ -164,6 +164,61 @@ def test_conclusion_takes_every_pair_at_every_point(model: Path) -> None:
     assert [len(p.results) for p in info.points] == [2, 2, 0]
 
 
+def test_one_nan_is_one_problem(model: Path) -> None:
+    """In all pairs and at all points; of another run, or elsewhere, it is another problem."""
+    plan = plan_points(job(), model)
+    good = [{"y": np.ones((n, 4), F32)} for n in (1, 10)]
+    bad = [{"y": np.where(np.arange(4) == 1, np.nan, run["y"]).astype(F32)} for run in good]
+    worse = [{"y": np.where(np.arange(4) < 2, np.nan, run["y"]).astype(F32)} for run in good]
+    pairs = [("torch", "exported"), ("exported", "rewritten"), ("torch", "rewritten")]
+
+    def told(torch: Any, exported: Any, rewritten: Any) -> list[str]:
+        runs = {"torch": torch, "exported": exported, "rewritten": rewritten}
+        info = conclude(plan, runs, pairs, job())
+        assert not info.passed
+        return [line.partition("; ")[0] for line in compare.failures(info)]
+
+    one = "y of exported against torch at min (n=1) and 1 more size: torch has NaN or infinity"
+    assert told(bad, bad, bad) == told(bad, good, good) == [one]
+    assert told(bad, worse, worse) == [f"{one}, and exported has others"]
+    assert told(bad, bad, worse) == [
+        one,
+        "y of rewritten against exported at min (n=1) and 1 more size: torch has NaN or infinity, "
+        "and rewritten has others",
+    ]
+    assert told(good, good, bad) == [
+        "y of rewritten against exported at min (n=1) and 1 more size: rewritten has NaN or "
+        "infinity"
+    ]
+    assert told(bad, good, bad[:1] + worse[1:]) == [
+        one,
+        "y of rewritten against exported at opt (n=10): rewritten has NaN or infinity",
+    ]
+
+
+def test_what_is_no_nan_stays_beside_one(model: Path) -> None:
+    plan = plan_points(job(), model)
+    ones, twos = ([{"y": np.full((n, 4), size, F32)} for n in (1, 10)] for size in (1, 2))
+    nan = {"y": np.full((1, 4), np.inf, F32)}
+    runs = {"torch": [nan, ones[1]], "exported": [nan, ones[1]], "rewritten": [nan, twos[1]]}
+    pairs = [("torch", "exported"), ("exported", "rewritten"), ("torch", "rewritten")]
+    info = conclude(plan, runs, pairs, job())
+    off = "at opt (n=10): off by up to 1; the largest value is 1"
+    first, *others = compare.failures(info)
+    assert first.startswith("y of exported against torch at min (n=1): torch has NaN or infinity; ")
+    assert others == [f"y of rewritten against {run} {off}" for run in ("exported", "torch")]
+    assert [sum(not r.passed for r in p.results) for p in info.points] == [3, 2, 0]  # all are kept
+
+
+def test_an_output_that_says_nothing_is_one_problem(model: Path) -> None:
+    plan = plan_points(job(), model)
+    zeros = [{"y": np.zeros((n, 4), F32)} for n in (1, 10)]
+    pairs = [("torch", "exported"), ("exported", "rewritten"), ("torch", "rewritten")]
+    runs = {"torch": zeros, "exported": zeros, "rewritten": zeros}
+    (line,) = compare.failures(conclude(plan, runs, pairs, job()))
+    assert line.startswith("y of exported against torch at min (n=1) and 1 more size: says nothing")
+
+
 def test_nothing_compared_does_not_pass(model: Path) -> None:
     plan = plan_points(job(limit=1), model)
     info = conclude(plan, {"a": [], "b": []}, [("a", "b")], job())
