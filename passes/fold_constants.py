@@ -12,6 +12,9 @@ with start or end as the whole shape, takes a Constant's ``value_float`` for a d
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
@@ -34,6 +37,7 @@ _KEPT = (
     "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 )  # fmt: skip
 _HIDDEN = "Cast while folding"
+_WARNING, _FATAL = 2, 4  # ONNX Runtime's severities; what it prints by default is the first
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -59,8 +63,7 @@ def run(graph: gs.Graph) -> PassResult:
 def _fold(graph: gs.Graph) -> None:
     outputs = {o.name for inner in (graph, *graph.subgraphs(True)) for o in inner.outputs}
     hidden = []
-    severity, G_LOGGER.severity = G_LOGGER.severity, G_LOGGER.CRITICAL
-    try:  # what it can't evaluate it leaves alone, and prints warnings
+    try:
         for _, node in list(walk(graph)):
             made = any(o.name in outputs for o in node.outputs)
             if is_op(node, "Shape") and not made and _part_of_shape(node):
@@ -68,17 +71,31 @@ def _fold(graph: gs.Graph) -> None:
             if made or _misread(node) or not _spelt_out(node):
                 hidden.append((node, node.op))
                 node.op = _HIDDEN
-        graph.fold_constants(
-            size_threshold=_LIMIT,
-            flatten_subgraphs=False,
-            partitioning="recursive",
-            recurse_functions=False,
-            should_exclude_node=lambda node: node.op in (*_KEPT, _HIDDEN),
-        )
+        with _silenced():
+            graph.fold_constants(
+                size_threshold=_LIMIT,
+                flatten_subgraphs=False,
+                partitioning="recursive",
+                recurse_functions=False,
+                should_exclude_node=lambda node: node.op in (*_KEPT, _HIDDEN),
+            )
     finally:
-        G_LOGGER.severity = severity
         for node, op in hidden:
             node.op = op
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """No warnings of what can't be evaluated: it is left alone. ONNX Runtime, in sessions that are
+    graph-surgeon's, writes them past Python, and says nowhere what severity it was set to."""
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(_FATAL)
+    try:
+        with G_LOGGER.suppress():
+            yield
+    finally:
+        onnxruntime.set_default_logger_severity(_WARNING)
 
 
 def _spelt_out(node: gs.Node) -> bool:

@@ -18,6 +18,7 @@ from onnx_graphsurgeon.importers.onnx_importer import (
     get_onnx_tensor_shape,
 )
 from onnx_graphsurgeon.ir.tensor import LazyValues
+from onnx_graphsurgeon.logger import G_LOGGER
 
 from pipeline._new_names import Known
 from pipeline._onnx_file import check, infer_shapes, inner_nodes, lightened, nodes_of
@@ -32,7 +33,8 @@ class Surgeon:
     """A model open in graph-surgeon, and what is needed to write the graph back into it.
 
     Shape inference runs when it is opened and after every pass that changed something, so that
-    passes see dtypes and shapes wherever ONNX can tell them.
+    passes see dtypes and shapes wherever ONNX can tell them. What graph-surgeon would print, on
+    stdout, is not printed.
 
     Args:
         model: changed in place, or replaced by what a pass on the model's level makes of it.
@@ -40,7 +42,8 @@ class Surgeon:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
-        self._open()
+        with G_LOGGER.suppress():
+            self._open()
 
     def _open(self) -> None:
         infer_shapes(self.model)
@@ -72,6 +75,12 @@ class Surgeon:
             error.__cause__ = cause
             return error
 
+        with G_LOGGER.suppress():
+            return self._run(p, fail)
+
+    def _run(
+        self, p: Pass, fail: Callable[..., RewriteError]
+    ) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
         dynamic = _dynamic_axes(self.model) if p.own else {}
         result = self._apply(p, fail)
         if result.modified and p.own:

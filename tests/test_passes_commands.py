@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 from helpers import Run, files_under, refused
 
+from pipeline.cli import main
 from pipeline.passes import DEFAULT_PASSES
 
 
@@ -64,6 +65,25 @@ def test_lint_of_a_good_model(cli: Run, tmp_path: Path) -> None:
         code, out, _ = cli("lint", path, "--target", target)
         assert code == 0
         assert "nothing known to fail" in out
+
+
+SAYINGS = {
+    "a kernel that is not there": "h = Cast<to=10>(k) s = Sin(h) c = Cast<to=1>(s) y = Add(x, c)",
+    "a row that is not there": "i = Constant<value_ints=[9]>() c = Gather(k, i) y = Add(x, c)",
+    "bfloat16": "h = Cast<to=16>(k) s = Sin(h) c = Cast<to=1>(s) y = Add(x, c)",
+}
+
+
+@pytest.mark.parametrize("nodes", SAYINGS.values(), ids=SAYINGS)
+def test_lint_alone_speaks(tmp_path: Path, capfd: pytest.CaptureFixture[str], nodes: str) -> None:
+    """Not ONNX Runtime or graph-surgeon, of constants that they can't fold."""
+    text = f"(float[b,4] x) => (float[b,4] y) <float[4] k = {{1, 2, 3, 4}}> {{ {nodes} }}"
+    path = save(tmp_path / "m.onnx", text, opset=17)
+    assert main(["lint", str(path), "--target", "tensorrt-8.6", "--json"]) == 0
+    out, errors = capfd.readouterr()
+    assert json.loads(out)["findings"] == []
+    (line,) = errors.splitlines()
+    assert line.endswith(f"] lint {path} for tensorrt-8.6")
 
 
 def test_lint_of_what_cannot_be_mended(cli: Run, tmp_path: Path) -> None:
