@@ -30,7 +30,7 @@ def declared(spec: ModelSpec) -> list[Finding]:
 def _words(dim: Dim) -> str:
     step = f" in steps of {dim.multiple_of}" if dim.multiple_of > 1 else ""
     defaults = f" ({' and '.join(dim.defaulted)} by default)" if dim.defaulted else ""
-    auto = "; is narrowed to what the model takes" if dim.auto else ""
+    auto = "; may be narrowed to what the model takes" if dim.auto else ""
     return f"{dim.name}: {dim.min}..{dim.max}{step}, opt {dim.opt}{defaults}{auto}"
 
 

@@ -95,6 +95,17 @@ def test_a_dim_that_may_be_narrowed_is_in_nobodys_way() -> None:
     assert "nothing: narrowed to Dim(" in said(report, "dims")
 
 
+def test_a_dim_is_narrowed_only_where_it_is() -> None:
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.nn.functional.avg_pool2d(x, (8, 1)).repeat_interleave(8, 2)
+
+    told = said(checked(wide(rows, auto=True)), "dims")
+    assert 'narrowed to Dim("h", min=16, opt=32, max=64, multiple_of=8)' in told
+    assert 'narrowed to Dim("w"' not in told
+    assert "is narrowed" not in told
+    assert "w: 16..64, opt 32; may be narrowed to what the model takes" in told
+
+
 def test_defaults_are_said() -> None:
     h = Dim("h", max=64)
     report = checked(of(lambda x: x * 2, shape=(1, 3, h, 8)))
