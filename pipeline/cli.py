@@ -169,7 +169,11 @@ def command_parser() -> argparse.ArgumentParser:
     rewrite = add("rewrite", _rewrite, "Rewrite an ONNX file, or an artifact's, for a target.")
     build = add("build", _build, "Build the engine of an artifact.")
     verify = add("verify", _verify, "Compare what is in an artifact, here and now.")
-    inspect = add("inspect", _inspect, "Print what an artifact holds; check that it is whole.")
+    inspect = add(
+        "inspect", _inspect,
+        "Print what an artifact holds; check that it is whole. Exit code 1 where its comparison "
+        "failed.",
+    )  # fmt: skip
     for sub in (build, verify, inspect):
         sub.add_argument("artifact", type=Path, metavar="ARTIFACT")
     cli_passes.rewrite_options(rewrite)
@@ -263,8 +267,7 @@ def _inspect(arguments: argparse.Namespace, progress: Progress) -> int:
 
     del progress
     artifact = Artifact.open(arguments.artifact)
-    _show(Report(artifact.path, artifact.manifest), arguments)
-    return 0
+    return _show(Report(artifact.path, artifact.manifest), arguments)
 
 
 def _models(arguments: argparse.Namespace, progress: Progress) -> int:

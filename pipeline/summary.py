@@ -49,7 +49,17 @@ def report_text(report: Report) -> str:
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
     parts += report.notes
     parts += [f"REGRESSION {line}" for line in report.regressions]
+    parts.append(_verdict(manifest))
     return "\n\n".join(part for part in parts if part)
+
+
+def _verdict(manifest: Manifest) -> str:
+    """One line if the comparison failed: what a reader of the last line alone has to know."""
+    comparison = manifest.comparison
+    if comparison is None or comparison.passed:
+        return ""
+    count = len(failures(comparison))
+    return f"the comparison FAILED: {count} problem{'' if count == 1 else 's'}"
 
 
 def _head(report: Report) -> str:

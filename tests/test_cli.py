@@ -134,12 +134,23 @@ def test_inspect(cli: Run, artifact: Path) -> None:
         assert part in output
 
 
-def test_inspect_reports_a_failed_comparison_without_failing(cli: Run, artifact: Path) -> None:
+def test_inspect_fails_where_the_comparison_did(cli: Run, artifact: Path) -> None:
     perturb(artifact)
     assert cli("verify", artifact)[0] == 1
-    code, output, _ = cli("inspect", artifact)
-    assert code == 0
+    code, output, errors = cli("inspect", artifact)
+    assert (code, errors) == (1, "")
     assert "FAILED y of rewritten" in output
+    assert output.endswith("\n\nthe comparison FAILED: 14 problems\n")
+    code, output, _ = cli("inspect", artifact, "--json")
+    assert code == 1
+    assert json.loads(output)["ok"] is False
+
+
+def test_inspect_of_what_was_not_compared_yet(cli: Run) -> None:
+    assert cli("export", "tiny", "--out", "a")[0] == 0
+    code, output, _ = cli("inspect", "a")
+    assert code == 0
+    assert output.endswith("nothing compared yet\n")
 
 
 @pytest.mark.parametrize("words", [["models"], ["inspect"], ["models", "--help"]])
