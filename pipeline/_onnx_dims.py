@@ -10,7 +10,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,24 +74,77 @@ def named_dims(graph: onnx.GraphProto) -> Named:
             known = _parts(text, alone)
             for part in known - new.keys():
                 new[part] = names.add(part)
-            new[text] = _renamed(text, new) if known else names.add(text)
+            new[text] = in_terms(text, new) if known else names.add(text)
     shapes: dict[str, list[int | str]] = {v.name: [] for v in graph_inputs(graph)}
-    places: dict[str, list[str]] = {}
     for name, axis, size in axes:
         if size == "":
             size = names.add(f"{name}_{axis}")  # noqa: PLW2901
         elif isinstance(size, str):
             size = new[size]  # noqa: PLW2901
         shapes[name].append(size)
-        if isinstance(size, str):
-            for part in DimExpr(size).names:
+    fixed = {name: tuple(shape) for name, shape in shapes.items()}
+    return Named(fixed, _places(fixed), multiples, new)
+
+
+def with_expressions(
+    path: object, named: Named, expressions: Mapping[str, str], given: Collection[str]
+) -> Named:
+    """The dims, some of them put as expressions of the others, wherever they are.
+
+    Args:
+        path: of the file, for errors.
+        named: the file's dims.
+        expressions: by the name of the dim: ``{"t": "past + seq"}``.
+        given: names of the dims that a range is given for; those that no axis is can be used, too.
+
+    Raises:
+        InputError: a dim that the file has not, or an expression of such, or of one that is an
+            expression itself.
+    """
+    known = ", ".join(named.places) or "none"
+    for name, text in expressions.items():
+        if name not in named.places:
+            raise InputError(f"{path}: no dim {name}; the file's dims are {known}")
+        for part in sorted(DimExpr(text).names):
+            if part in expressions:
+                raise InputError(
+                    f"{path}: dim {name}={text}: {part} has no range but an expression itself; "
+                    "write it in dims that have a range"
+                )
+            if part not in named.places and part not in given:
+                raise InputError(
+                    f"{path}: dim {name}={text}: no dim {part}; the file's dims are {known}"
+                )
+
+    def put(size: int | str) -> int | str:
+        if not isinstance(size, str) or size in expressions:
+            return expressions.get(str(size), size)
+        return in_terms(size, expressions)
+
+    shapes = {name: tuple(map(put, shape)) for name, shape in named.shapes.items()}
+    texts = {text: str(put(size)) for text, size in named.texts.items()}
+    multiples = {n: step for n, step in named.multiples.items() if n not in expressions}
+    return Named(shapes, _places(shapes), multiples, texts)
+
+
+def in_terms(text: str, names: Mapping[str, str]) -> str:
+    """A text with what the names in it stand for in their place."""
+
+    def put(match: re.Match[str]) -> str:
+        new = names.get(match[0], match[0])
+        return new if re.fullmatch(r"\w+", new) else f"({new})"
+
+    return re.sub(r"[A-Za-z_]\w*", put, text)
+
+
+def _places(shapes: Mapping[str, Sequence[int | str]]) -> dict[str, str]:
+    """In words, where each dim is."""
+    places: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        for axis, size in enumerate(shape):
+            for part in sorted(DimExpr(size).names) if isinstance(size, str) else ():
                 places.setdefault(part, []).append(f"{name} axis {axis}")
-    return Named(
-        {name: tuple(shape) for name, shape in shapes.items()},
-        {name: ", ".join(where) for name, where in places.items()},
-        multiples,
-        new,
-    )
+    return {name: ", ".join(where) for name, where in places.items()}
 
 
 def _axes(graph: onnx.GraphProto) -> Iterator[tuple[str, int, int | str]]:
@@ -119,10 +172,6 @@ def _parts(text: str, alone: set[str]) -> set[str]:
     if names <= alone or (names & alone and re.fullmatch(r"[\w\s+*]+", text)):
         return names
     return set()
-
-
-def _renamed(text: str, names: Mapping[str, str]) -> str:
-    return re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), text)
 
 
 class _Names:

@@ -7,10 +7,11 @@ finds it by running the file in ONNX Runtime.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline._onnx_runs import Failure, Runs, Sizes
+from pipeline._onnx_sums import always
 from pipeline.constraints import Rule
 from pipeline.dims import SizeRule, evaluate, kept_rules
 from pipeline.errors import ConstraintError, ExportError
@@ -65,6 +66,9 @@ def legal(
         )
     unmended = [rule for rule in found.rules if not _mendable(spec, rule)]
     if unmended:
+        sums = always(spec, runs, found.base)
+        if sums:
+            raise ConstraintError(_told(spec, sums), detail="\n".join(map(str, unmended)))
         more = f" (and {len(unmended) - 1} more)" if len(unmended) > 1 else ""
         raise ConstraintError(
             f"model {spec.name}: the file takes fewer sizes than it declares: {unmended[0]}{more}",
@@ -85,6 +89,16 @@ def legal(
         runs_at = (sizes for sizes in mixed(spec, base) if isinstance(runs.at(sizes), tuple))
         base = next(runs_at, base)
     return spec, [rule.words for rule in found.rules], base
+
+
+def _told(spec: ModelSpec, sums: Mapping[str, tuple[str, Failure]]) -> str:
+    """What the dims are that are no dims of their own, and how to say it."""
+    rules = [f"{name} must be {text}: {broken}" for name, (text, broken) in sums.items()]
+    options = " ".join(f"--dim {name}={text}" for name, (text, _) in sums.items())
+    return (
+        f"model {spec.name}: the file takes fewer sizes than it declares: {'; '.join(rules)}; "
+        f"declare what it is in place of a range: {options}"
+    )
 
 
 def by_values(spec: ModelSpec) -> str:

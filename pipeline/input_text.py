@@ -14,7 +14,10 @@ from pipeline.tensors import Input
 INPUT_FORM = (
     "NAME:SIZExSIZE...[:DTYPE[:LOW..HIGH]], e.g. image:1x3x{h}x{w} or ids:{b}x{s}:int64:0..1000"
 )
-DIM_FORM = "NAME=MIN:OPT:MAX[/MULTIPLE[+OFFSET]], e.g. h=135:440:2160/8; :MAX alone is enough"
+DIM_FORM = (
+    "NAME=MIN:OPT:MAX[/MULTIPLE[+OFFSET]], e.g. h=135:440:2160/8; :MAX alone is enough; of an ONNX "
+    "file also NAME=EXPRESSION of other dims, e.g. t=past+seq"
+)
 
 _PLACE = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]|\[(['\"])(.+?)\3\]")
 _DIM = re.compile(r"(\d*)(?::(\d*))?:(\d+)(?:/(\d+)(?:\+(\d+))?)?\Z")
@@ -64,6 +67,38 @@ def parse_dims(texts: Sequence[str], *, auto: bool = True) -> dict[str, Dim]:
             raise InputError(f"dim {dim.name} is given twice")
         dims[dim.name] = dim
     return dims
+
+
+def split_dims(texts: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The dims that have a range, as they are, and the expressions of those that have none.
+
+    Args:
+        texts: such as ``seq=1:8:64`` and ``t=past+seq``.
+
+    Raises:
+        InputError: a name is given twice, once with an expression.
+    """
+    ranges: list[str] = []
+    expressions: dict[str, str] = {}
+    names: list[str] = []
+    for text in texts:
+        name, _, value = (part.strip() for part in text.partition("="))
+        names.append(name)
+        if _is_expression(value):
+            expressions[name] = value
+        else:
+            ranges.append(text)
+    for name in expressions:
+        if names.count(name) > 1:
+            raise InputError(f"dim {name} is given twice")
+    return ranges, expressions
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        return bool(DimExpr(text).names)
+    except InputError:
+        return False
 
 
 BOOL_FORM = "a bool's is 1..2 (all true), 0..0 (all false) or 0..1 (both)"

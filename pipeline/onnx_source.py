@@ -20,7 +20,15 @@ from typing import NoReturn
 import onnx
 
 from pipeline._names import fix_defaults
-from pipeline._onnx_dims import Named, graph_inputs, inputs_of, named_dims, with_ranges
+from pipeline._onnx_dims import (
+    Named,
+    graph_inputs,
+    in_terms,
+    inputs_of,
+    named_dims,
+    with_expressions,
+    with_ranges,
+)
 from pipeline._onnx_file import _write
 from pipeline._onnx_legal import legal
 from pipeline._onnx_open import open_onnx, without_weights
@@ -69,6 +77,7 @@ def onnx_spec(
     *,
     name: str | None = None,
     tolerance: Tolerance | None = None,
+    expressions: Mapping[str, str] | None = None,
 ) -> ModelSpec:
     """The spec of an ONNX file.
 
@@ -77,12 +86,15 @@ def onnx_spec(
         dims: a range for each dim of the file, by name; a wrong name says which there are.
         name: of the model; the file's without its suffix where it is left out.
         tolerance: for every comparison; None means that it is measured.
+        expressions: in place of a range, what a dim of the file is in terms of others, where it
+            has a name of its own for it: ``{"t": "past + seq"}``.
 
     Raises:
         InputError: the file is no good (see `open_onnx`), or `dims` are not those that it has.
     """
     file = open_onnx(path)
-    named = named_dims(file.model.graph)
+    expressions = expressions or {}
+    named = with_expressions(path, named_dims(file.model.graph), expressions, dims)
     ready = with_ranges(path, named, dims)
 
     def build(weights: Path | None) -> NoReturn:
@@ -97,6 +109,7 @@ def onnx_spec(
         tolerance=tolerance,
         libraries=("onnx", "onnxruntime"),
         onnx=path,
+        expressions=expressions,
     )
 
 
@@ -127,7 +140,10 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
         raise InputError(f"model {spec.name}: the spec has no ONNX file")
     watch = Stopwatch()
     file = open_onnx(spec.onnx)
-    model, named = file.model, named_dims(file.model.graph)
+    model = file.model
+    named = named_dims(model.graph)
+    if spec.expressions.keys() <= named.places.keys():
+        named = with_expressions(spec.onnx, named, spec.expressions, spec.dims)
     notes = [*file.notes, *fix_defaults(model)]
     _check_spec(spec, model, named)
     stated = _stated(model, named, spec)
@@ -192,7 +208,7 @@ def _in_dims(text: str, named: Named) -> str:
     text = text.strip()
     if text in named.texts:
         return named.texts[text]
-    return re.sub(r"[A-Za-z_]\w*", lambda m: named.texts.get(m[0], m[0]), text)
+    return in_terms(text, named.texts)
 
 
 def _name_sizes(model: onnx.ModelProto, named: Named) -> None:

@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
 from pipeline.errors import InputError, PipelineError
-from pipeline.input_text import INPUT_FORM, bool_range, parse_dims, parse_inputs, parse_range
+from pipeline.input_text import (
+    INPUT_FORM,
+    bool_range,
+    parse_dims,
+    parse_inputs,
+    parse_range,
+    split_dims,
+)
 from pipeline.models import MODELS
 from pipeline.registry import find_spec
 from pipeline.spec import ModelSpec
@@ -68,12 +75,16 @@ def _found(config: Config) -> ModelSpec:
     if isinstance(model, ModelSpec) or model in MODELS:
         _no_inputs(config, "the spec declares them")
         return _tolerant(find_spec(model, config.options, config.weights_path), config)
-    dims = parse_dims(config.dims, auto=not config.exact)
+    ranges, expressions = split_dims(config.dims)
+    dims = parse_dims(ranges, auto=not config.exact)
     if model.endswith(".onnx"):
         from pipeline.onnx_source import onnx_spec
 
         _none_of(config, model, ("inputs", "options", "weights"))
-        return onnx_spec(Path(model), dims, tolerance=config.tolerance)
+        return onnx_spec(Path(model), dims, tolerance=config.tolerance, expressions=expressions)
+    for name, text in expressions.items():
+        instead = "" if model.endswith(".pt2") else f": write {{{text}}} in the --input that has it"
+        raise InputError(f"dim {name}={text}: an expression is for ONNX files{instead}")
     if model.endswith(".pt2"):
         from pipeline.program_source import program_spec
 

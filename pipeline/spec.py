@@ -100,6 +100,7 @@ class ModelSpec:
         seed: what `build` seeds its random weights with, for the manifest.
         options: what the factory was called with, for the cache key and the manifest.
         onnx: the ONNX file, where that is the source and there is no torch model.
+        expressions: of that file: what its dims are that are always an expression of others.
         arguments: made from `inputs`: their structure with names in place of inputs; None where
             they are positional tensors.
     """
@@ -119,6 +120,7 @@ class ModelSpec:
     seed: int | None = None
     options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     onnx: Path | None = None
+    expressions: Mapping[str, str] = field(default_factory=dict)
     arguments: Any = None
 
     def __post_init__(self) -> None:
