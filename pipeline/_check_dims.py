@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline._check_findings import Finding, rule_findings, shortened
 from pipeline.constraints import Rule
 from pipeline.dims import Dim
-from pipeline.refine import outer, refine
+from pipeline.refine import equal_dims, merged, outer, refine
 from pipeline.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -55,7 +55,11 @@ def tried(
     # a rule on padded dims may leave nothing to narrow
     narrow = [rule for rule in rules if rule.refined is not None]
     more = [rule.size_rule for rule in rules if rule.refined is None and rule.size_rule]
-    new = replace(refine(spec, narrow), rules=(*spec.rules, *more))
+    new = refine(spec, narrow)
+    for rule in more:
+        names = equal_dims(new, rule)
+        one = merged(new, *names) if names else None
+        new = one or replace(new, rules=(*new.rules, rule))
     if narrow or more:
         found.append(Finding("dims", f"what follows holds for {_range(new)} only"))
     return found, new, {name: _at(probed, name) for name in probed.base or {}}
@@ -74,13 +78,12 @@ def _finding(spec: ModelSpec, rule: Rule) -> Finding:
     own = spec.auto(rule.dim) and bool(rule.refined or rule.size_rule)
     new = rule.refined
     do = f"declare {rule.declare}"
-    if own:
-        done = (
-            f"narrowed to {rule.declare}"
-            if new
-            else f"sizes that break {rule.size_rule} are refused"
-        )
-        do = f"nothing: {done}"
+    if own and new is not None:
+        do = f"nothing: narrowed to {rule.declare}"
+    elif own:
+        one = equal_dims(spec, rule.size_rule)
+        refused = f"sizes that break {rule.size_rule} are refused"
+        do = f"nothing: {rule.declare if one else refused}"
     if not own and new is not None:
         do += ", or auto=True on the Dim"
         if new.multiple_of > 1 and not new.offset and spec.padding is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import torch
@@ -12,7 +11,7 @@ from pipeline.dims import SizeRule, kept_rules
 from pipeline.errors import ConstraintError, ExportError
 from pipeline.padding import inner_inputs
 from pipeline.probe import Probed, probe
-from pipeline.refine import merged, outer, refine
+from pipeline.refine import equal_dims, merged, outer, refine
 from pipeline.spec import ModelSpec
 
 
@@ -76,11 +75,9 @@ def _widened(rule: Rule, spec: ModelSpec) -> Rule:
 
 def _tied(spec: ModelSpec, rule: Rule) -> ModelSpec:
     """The spec with a rule on sizes: one dim for two that must be equal."""
-    equal = re.fullmatch(r"(\w+) == (\w+)", rule.size_rule)
-    names = equal.groups() if equal else ()
-    if names and spec.padding is None and all(name in spec.dims for name in names):
-        kept, gone = sorted(names, key=list(spec.dims).index)
-        one = merged(spec, kept, gone)
+    names = equal_dims(spec, rule.size_rule)
+    if names:
+        one = merged(spec, *names)
         if one is None:
             raise constraint_error(spec, [rule])
         return one

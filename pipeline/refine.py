@@ -114,6 +114,16 @@ def merged(spec: ModelSpec, kept: str, gone: str) -> ModelSpec | None:
     )
 
 
+def equal_dims(spec: ModelSpec, rule: str) -> tuple[str, str] | None:
+    """The two dims of a rule like ``h == w`` that one dim can stand for, the first one first; None
+    for another rule, and where sizes are padded."""
+    match = re.fullmatch(r"(\w+) == (\w+)", rule)
+    if match is None or spec.padding is not None or not {*match.groups()} <= spec.dims.keys():
+        return None
+    kept, gone = sorted(match.groups(), key=list(spec.dims).index)
+    return kept, gone
+
+
 def _profile(profile: Profile, kept: str, gone: str) -> Profile:
     """The profile with one range for two dims that became one: what both ranges have."""
     ranges = dict(profile.ranges)

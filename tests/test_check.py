@@ -304,11 +304,19 @@ def test_several_inputs_that_must_have_one_size() -> None:
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return a + b
 
-    h, w = Dim("h", 16, 32, 64), Dim("w", 16, 32, 64)
-    inputs = (Input("a", (1, h)), Input("b", (1, w)))
-    report = checked(ModelSpec("sum", lambda _: Sum(), inputs, (Output("y"),), TOLERANCE))
-    assert "w must equal h" in blocking(report)[0].what
-    assert "one Dim for both" in blocking(report)[0].do
+    def summed(auto: bool) -> CheckReport:
+        h, w = Dim("h", 16, 32, 64, auto=auto), Dim("w", 8, 16, 48, auto=auto)
+        inputs = (Input("a", (1, h)), Input("b", (1, w)))
+        return checked(ModelSpec("sum", lambda _: Sum(), inputs, (Output("y"),), TOLERANCE))
+
+    (found,) = blocking(summed(False))
+    assert "w must equal h" in found.what
+    assert "one Dim for both" in found.do
+    report = summed(True)  # which a conversion does by itself
+    assert report.ok, check_text(report)
+    assert "nothing: one Dim for both h and w" in said(report, "dims")
+    assert "what follows holds for h in 16..48 only" in said(report, "dims")
+    assert "all runs agree" in said(report, "comparison")
 
 
 def test_profiles_and_shapes_that_a_narrowed_dim_has_not() -> None:
