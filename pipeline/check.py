@@ -265,6 +265,11 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
         if where.startswith(_RANGE):
             do, where = _RANGE, where.removeprefix(_RANGE).removeprefix("; ")
         found.append(Finding("comparison", what, where, do, blocks=True))
+    for beside in comparison.checks:
+        if not beside.passed:
+            at = ",".join(f"{k}={v}" for k, v in beside.sizes.items())
+            what = f"{beside.name} of {beside.run}{at and f' at {at}'}: {beside.detail}"
+            found.append(Finding("comparison", shortened(what), blocks=True))
     compared = [point for point in comparison.points if point.compared]
     if compared and not found:
         far = max((r.max_abs or 0.0 for p in compared for r in p.results), default=0.0)

@@ -21,7 +21,7 @@ from pipeline.cli_check import check_text
 from pipeline.config import Config
 from pipeline.constraints import Rule
 from pipeline.dims import Dim
-from pipeline.manifest import ComparisonInfo, PairResult, PointInfo
+from pipeline.manifest import CheckInfo, ComparisonInfo, PairResult, PointInfo
 from pipeline.oracle import ORACLE
 from pipeline.spec import Input, ModelSpec, Output
 
@@ -272,6 +272,16 @@ def test_comparison_findings_are_told_once_with_their_node() -> None:
     assert [f.what for f in others] == [
         "h=3 was not compared: too large", "at 2 sets of sizes: weird: so",
     ]  # fmt: skip
+
+
+def test_a_check_beside_the_numbers_that_fails() -> None:
+    passed = CheckInfo("batch rows", "exported", {"b": 2}, True, "each row stands for itself")
+    failed = replace(passed, run="rewritten", passed=False, detail="a row changes with its place")
+    ran = PairResult(("torch", "exported"), "y", 0.0, 0.0, True, "")
+    points = (PointInfo("min", {"b": 1}, True, "", 1, (ran,)),)
+    (found,) = comparison_findings(ComparisonInfo(1, points, False, (), (passed, failed)))
+    assert found.blocks
+    assert found.what == "batch rows of rewritten at b=2: a row changes with its place"
 
 
 def test_rules_are_read_as_they_are_printed() -> None:
