@@ -3,6 +3,7 @@
     engine.plan      the engine, as any TensorRT runtime and trtexec load it
     model.onnx       the rewritten model (with model.onnx.data beside it beyond 2 GB)
     exported.onnx    the model as it was exported
+    half.onnx        in fp16: model.onnx with half precision written into it, as it was built
     comparison/      inputs and outputs that were compared, in Polygraphy's JSON
     reproduce.sh     repeats the comparison with Polygraphy alone
     timing.cache     the builder's timings, for the next build (TensorRT-RTX has none)
@@ -32,6 +33,7 @@ from pipeline.tensors import Tolerance
 PLAN = "engine.plan"
 MODEL = "model.onnx"
 EXPORTED = "exported.onnx"
+HALF = "half.onnx"
 COMPARISON = "comparison"
 REPRODUCE = "reproduce.sh"
 TIMING = "timing.cache"
@@ -39,7 +41,7 @@ MANIFEST = "manifest.json"
 
 _CHUNK = 1 << 20
 _AGAIN = "; convert again"
-_BUILT = (PLAN, TIMING, REPRODUCE)
+_BUILT = (PLAN, HALF, TIMING, REPRODUCE)
 # A folder is read again if it was replaced meanwhile; so many times in a row means a bug.
 _ATTEMPTS = 100
 

@@ -17,6 +17,8 @@ from typing import Any
 import onnx
 
 from pipeline._blame import Graph, Said, find
+from pipeline._half import write_in_half
+from pipeline.artifact import HALF
 from pipeline.builder import DEFAULT_EFFORT, Effort, TimingCache, check_effort, configure
 from pipeline.child import Child, ChildDied, ChildFailed
 from pipeline.custom_ops import Asked, find_plugins, library_folder, load_plugins, prepare
@@ -75,9 +77,14 @@ class _Job:
     verbose: bool = False
 
     @property
+    def source(self) -> Path:
+        """The model that is built: for fp16 the copy that computes in half precision."""
+        return self.plan.with_name(HALF) if self.precision == "fp16" else self.model
+
+    @property
     def spare(self) -> Path:
-        """Where a changed copy of the model goes; beside it, for the external data."""
-        return self.model.with_name(f".{self.model.name}.parsed")
+        """Where a changed copy of it goes; beside it, for the external data."""
+        return self.source.with_name(f".{self.source.name}.parsed")
 
 
 @dataclass(frozen=True)
@@ -87,15 +94,10 @@ class _Refused:
     text: str
 
 
-def check_precision(precision: str, target: Target) -> None:
-    """Raises `InputError` unless the target can be told to build in that precision."""
+def check_precision(precision: str) -> None:
+    """Raises `InputError` unless an engine can be built in that precision."""
     if precision not in PRECISIONS:
         raise InputError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
-    if precision == "fp16" and target.strongly_typed:
-        raise InputError(
-            f"precision fp16: target {target} is strongly typed, so fp16 has to stand in the "
-            "graph itself; convert the module with .half() in the spec's build"
-        )
 
 
 def build(
@@ -117,8 +119,9 @@ def build(
         target: which TensorRT builds.
         inputs: each input's shape by name.
         profiles: one or more, with a range for every dim.
-        precision: ``fp32`` forbids TF32, ``tf32`` allows it, ``fp16`` also allows half
-            precision (weakly typed targets only).
+        precision: ``fp32`` forbids TF32, ``tf32`` allows it, ``fp16`` also has convolutions,
+            matrix products and what follows them compute in half precision
+            (`pipeline._half_plan`); what is built then is left beside the plan as ``half.onnx``.
         plugins: libraries, Python files, or names out of `pipeline.plugins.PLUGINS`.
         effort: how hard the builder tries, and where it keeps its timings.
 
@@ -128,7 +131,7 @@ def build(
         BuildError: TensorRT refused or crashed, or a custom op has no plugin; tells what
             `pipeline.failure.explain` can find out. TensorRT's own words are in ``detail``.
     """
-    check_precision(precision, target)
+    check_precision(precision)
     check_effort(effort, target)
     require(target)
     asked = find_plugins(plugins, target)
@@ -146,10 +149,10 @@ def build(
             job.spare.unlink(missing_ok=True)
     if isinstance(made, Said):
         plan.unlink(missing_ok=True)
-        raise explain(model, target, made, profiles)
+        raise explain(job.source, target, made, profiles)
     warnings = made.warnings
     if any("not self-consistent" in warning for warning in warnings):
-        graph = Graph(model)
+        graph = Graph(job.source)
         warnings = tuple(readable(warning, graph, profiles) for warning in warnings)
     return replace(made, peak_memory=peak, warnings=warnings)
 
@@ -171,7 +174,7 @@ def _in_child(env: Mapping[str, str], job: _Job) -> tuple[Built | Said, int]:
 def _with_trail(env: Mapping[str, str], job: _Job, said: Said) -> Said:
     """What is known of a failure; for a second run's trail where the words name no node."""
     said = replace(said, **_trail_of(job.trail))
-    if said.phase.startswith("plugin ") or (not said.died and find(Graph(job.model), said).nodes):
+    if said.phase.startswith("plugin ") or (not said.died and find(Graph(job.source), said).nodes):
         return said
     again, _ = _in_child(env, replace(job, verbose=True))
     return replace(said, **_trail_of(job.trail)) if isinstance(again, Said) else said
@@ -185,6 +188,8 @@ def _build_here(job: _Job) -> Built | _Refused:
             trail.write(f"{_PHASE}{phase}\n")
 
         check_model(job.model)
+        if job.source != job.model:
+            write_in_half(job.model, job.source)
         version = require(job.target)
         trt = use(job.target)
         brought, warnings = load_plugins(trt, job.plugins, job.target, doing)
@@ -192,7 +197,7 @@ def _build_here(job: _Job) -> Built | _Refused:
         logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
         first = _parser(trt, logger, job.target)
         known = first[2].supports_operator
-        ready = prepare(trt, job.model, job.spare, job.target, brought, known)
+        ready = prepare(trt, job.source, job.spare, job.target, brought, known)
         if job.verbose:
             return _tell_all(trt, ready.model, job, trail)
         doing("parse")

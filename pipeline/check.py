@@ -91,7 +91,7 @@ def check(config: Config, announce: Announce) -> CheckReport:
     """
     spec = find_source(config)
     target = find_target(config.target)
-    check_precision(config.precision, target)
+    check_precision(config.precision)
     chosen_profiles(config, spec)
     for text in config.shapes:
         check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")

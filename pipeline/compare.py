@@ -9,6 +9,7 @@ ONNX Runtime runs with its graph optimisations off, so that it can't hide what a
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline._half import write_rounded
 from pipeline.dims import Size, shape_at
 from pipeline.errors import CompareError, PipelineError
 from pipeline.judge import RANGE_HINT, failed, judge, origins_of
@@ -39,7 +41,7 @@ _MISSING = "torch's outputs are not stored for them; run torch again (--torch)"
 _NONE_KEPT = "none that was chosen keeps the rules; give the profile other ranges"
 _STATE_IT = "state one (engine_tolerance in the spec, or --engine-tolerance RTOL,ATOL)"
 _OVERFLOW = "fp16 overflows beyond 65504: build the engine with --precision tf32"
-TORCH, EXPORTED, REWRITTEN, ENGINE = "torch", "exported", "rewritten", "engine"
+TORCH, EXPORTED, REWRITTEN, HALF, ENGINE = "torch", "exported", "rewritten", "half", "engine"
 
 
 class RunFailed(CompareError):
@@ -67,7 +69,7 @@ class Job:
         padding: dim name to the multiple that the model inside is padded to.
         profiles: each has to be compared somewhere, if memory allows it.
         precision: the engine's.
-        engine_tolerance: of all of an engine's outputs, in place of `tolerance`.
+        engine_tolerance: of all outputs of an engine, and of half.onnx, in place of `tolerance`.
     """
 
     inputs: Mapping[str, Sequence[Size | str]]
@@ -82,7 +84,7 @@ class Job:
 
     def tolerances(self, run: str) -> Mapping[str, Tolerance]:
         """What the outputs of a run are held to, by name."""
-        if self.engine_tolerance is None or not is_engine(run):
+        if self.engine_tolerance is None or not in_precision(run):
             return self.tolerance
         return dict.fromkeys(self.outputs, self.engine_tolerance)
 
@@ -177,9 +179,22 @@ def run_onnx(model: Path, feeds: Sequence[Feed]) -> Iterator[dict[str, np.ndarra
             yield {name: np.asarray(v) for name, v in runner.infer(dict(feed)).items()}
 
 
+def run_half(model: Path, feeds: Sequence[Feed]) -> Iterator[dict[str, np.ndarray]]:
+    """The outputs of a model in half precision, rounded wherever a GPU rounds (`_half.rounded`)."""
+    with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+        path = Path(folder) / model.name
+        write_rounded(model, path)
+        yield from run_onnx(path, feeds)
+
+
 def is_engine(run: str) -> bool:
     """True for the run of an engine, in whichever profile."""
     return run == ENGINE or run.startswith(f"{ENGINE}-")
+
+
+def in_precision(run: str) -> bool:
+    """True for a run in the engine's precision: that of an engine, and of half.onnx."""
+    return run == HALF or is_engine(run)
 
 
 def collect(
@@ -233,7 +248,7 @@ def conclude(
             infos.append(replace(info, results=tuple(results)))
         index += ran
     notes = [*plan.notes, *notes, *(_uncompared(infos, job) if pairs else ())]
-    if job.untold and any(is_engine(run) for run in runs):
+    if job.untold and any(in_precision(run) for run in runs):
         notes.append(f"no tolerance is stated for {job.precision} engines: held to the fp32 one")
     comparison = ComparisonInfo(job.memory_limit, tuple(infos), True, tuple(notes))
     return replace(comparison, passed=not failures(comparison))
@@ -242,7 +257,7 @@ def conclude(
 def _told(result: PairResult, job: Job) -> PairResult:
     """The result, with what to do where an engine's precision may be to blame."""
     run, why = result.pair[1], result.why
-    if result.passed or not is_engine(run):
+    if result.passed or not in_precision(run):
         return result
     if job.precision == "fp16" and why.startswith(f"{run} has NaN"):
         why += f" where {result.pair[0]} has none: {_OVERFLOW}"

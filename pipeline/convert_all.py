@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from pipeline.compare import is_engine
+from pipeline.compare import in_precision
 from pipeline.errors import InputError, PipelineError
 from pipeline.manifest import now
 from pipeline.summary import table
@@ -206,7 +206,7 @@ def _told(name: str, seconds: float, report: Mapping[str, Any]) -> Result:
         far, of_largest = result["max_abs"], result["max_rel"]
         if far is None or of_largest is None:
             continue
-        tolerance = (is_engine(result["pair"][1]) and of_engine) or own[result["output"]]
+        tolerance = (in_precision(result["pair"][1]) and of_engine) or own[result["output"]]
         largest = far / of_largest if of_largest else 0.0
         allowed = max(tolerance["atol"], tolerance["rtol"] * largest)
         if far <= allowed * share:

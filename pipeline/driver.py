@@ -92,7 +92,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
     spec = find_source(config)
     target = find_target(config.target)
     require(target)
-    check_precision(config.precision, target)
+    check_precision(config.precision)
     check_effort(config.effort, target)
     profiles = chosen_profiles(config, spec)
     for text in config.shapes:
@@ -172,7 +172,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
 def run_export(config: Config, announce: Announce = quiet) -> Report:
     """The export stage alone: a new artifact that holds exported.onnx and nothing else."""
     spec = find_source(config)
-    check_precision(config.precision, find_target(config.target))
+    check_precision(config.precision)
     profiles = chosen_profiles(config, spec)
     place = config.place(spec)
     manifest = draft(config, spec)
@@ -245,7 +245,7 @@ def run_build(
     chosen: Any = precision or manifest.precision
     target = find_target(manifest.target.name)
     require(target)
-    check_precision(chosen, target)
+    check_precision(chosen)
     check_effort(effort, target)
     with replacing(place, keep=True) as folder:
         still(folder, manifest, place)

@@ -17,7 +17,16 @@ import onnx
 from onnx import helper
 
 from pipeline._folder import fresh, write_whole
-from pipeline.artifact import COMPARISON, EXPORTED, MODEL, PLAN, REPRODUCE, TIMING, hash_file
+from pipeline.artifact import (
+    COMPARISON,
+    EXPORTED,
+    HALF,
+    MODEL,
+    PLAN,
+    REPRODUCE,
+    TIMING,
+    hash_file,
+)
 from pipeline.build import build
 from pipeline.builder import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.declared import dims_of, inputs_of, profiles_of, tolerance_info
@@ -221,7 +230,7 @@ def build_stage(
     plugins: Sequence[str] = (),
     effort: Effort = DEFAULT_EFFORT,
 ) -> tuple[Manifest, Mapping[str, float]]:
-    """model.onnx -> engine.plan, for the manifest's target.
+    """model.onnx -> engine.plan, and half.onnx in fp16, for the manifest's target.
 
     Args:
         profiles: in place of those in the manifest.
@@ -243,6 +252,7 @@ def build_stage(
         for name in plugins
         if name not in PLUGINS and Path(name).is_file()
     }
+    _remove_half(folder)
     done = build(
         folder / MODEL, fresh(folder / PLAN), target, shapes, chosen, precision, plugins=plugins,
         effort=replace(effort, timing_cache=kept),
@@ -287,6 +297,7 @@ def forget(folder: Path, manifest: Manifest, since: str) -> Manifest:
         manifest = replace(manifest, rewrite=None)
     if "build" in stale:
         (folder / PLAN).unlink(missing_ok=True)
+        _remove_half(folder)
         unbuilt = replace(manifest.target, compute_capability=None)
         manifest = replace(manifest, build=None, target=unbuilt)
     if "compare" in stale:
@@ -305,6 +316,11 @@ def forget(folder: Path, manifest: Manifest, since: str) -> Manifest:
     return replace(
         manifest, stages=tuple(stage for stage in manifest.stages if stage.name not in stale)
     )
+
+
+def _remove_half(folder: Path) -> None:
+    for path in folder.glob(f"{HALF}*"):  # and its external data
+        path.unlink()
 
 
 def _need(folder: Path, name: str, stage: str) -> None:

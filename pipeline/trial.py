@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from pipeline import _mixed
+from pipeline._half import in_half
 from pipeline.child import Child, ChildDied
 from pipeline.gpu import why_not
 from pipeline.target import Target, use
@@ -61,10 +62,9 @@ def attempt(
         model: the graph.
         feeds: inputs, at the sizes to compare at; the profile spans them, its opt is the last.
         target: whose TensorRT is installed.
-        precision: fp16 is for a target whose networks are weakly typed; others are built as the
-            model's types say.
+        precision: ``fp32`` or ``fp16``, as `pipeline.build` has it.
     """
-    half = precision == "fp16" and not target.strongly_typed
+    half = precision == "fp16"
     try:
         verdict, detail = child.call(
             "pipeline.trial:_attempt", model.SerializeToString(), list(feeds), target, half
@@ -123,11 +123,16 @@ def _attempt(
     """In the child."""
     trt = use(target)
     model = onnx.load_from_string(model_bytes)
+    parsed = model_bytes
+    if half:
+        copy = onnx.load_from_string(model_bytes)
+        in_half(copy)
+        parsed = copy.SerializeToString()
     logger = _Log(trt)
     builder = trt.Builder(logger)
     network = builder.create_network(_EXPLICIT_BATCH)
     parser = trt.OnnxParser(network, logger)
-    if not parser.parse(model_bytes):
+    if not parser.parse(parsed):
         return "parse", _errors(parser)
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)
@@ -148,7 +153,7 @@ def _attempt(
         profile.set_shape(tensor.name, *(tuple(s) for s in (sizes.min(0), sizes[-1], sizes.max(0))))
     if config.add_optimization_profile(profile) < 0:
         return "build", "the profile is not valid"
-    if half:
+    if half and not target.strongly_typed:
         _mixed.apply(trt, config, network)
     plan = builder.build_serialized_network(network, config)
     if plan is None:

@@ -14,6 +14,7 @@ from pipeline._folder import fresh
 from pipeline.artifact import (
     COMPARISON,
     EXPORTED,
+    HALF,
     MODEL,
     PLAN,
     REPRODUCE,
@@ -72,7 +73,8 @@ def compare_stage(
     plugins: Sequence[str] = (),
     place: Path | None = None,
 ) -> tuple[Manifest, Mapping[str, float]]:
-    """Compares torch, exported.onnx, model.onnx and, where a GPU can run it, engine.plan.
+    """Compares torch, exported.onnx, model.onnx, in fp16 half.onnx, and, where a GPU can run it,
+    engine.plan.
 
     Args:
         folder: the artifact's; inputs and outputs are stored in it.
@@ -207,6 +209,10 @@ def _run_files(
         rewritten = compare.collect(compare.REWRITTEN, results, plan.run, announce, watch)
         runs[compare.REWRITTEN] = rewritten
         pairs += dict.fromkeys([(name, compare.REWRITTEN), (base, compare.REWRITTEN)])
+    if (folder / HALF).is_file():
+        results = compare.run_half(folder / HALF, feeds)
+        runs[compare.HALF] = compare.collect(compare.HALF, results, plan.run, announce, watch)
+        pairs.append((base, compare.HALF))
     return pairs, notes
 
 

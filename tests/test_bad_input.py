@@ -48,8 +48,6 @@ from pipeline.target import TARGETS, installed_version
         (["convert", "raft", "--seed", "x"], ["--seed"]),
         (["convert", "raft", "--seed", "-1"], ["seed -1"]),
         (["convert", "raft", "--precision", "int8"], ["int8", "fp32", "tf32", "fp16"]),
-        (["convert", "raft", "--precision", "fp16"], ["fp16", "rtx-1.7", "strongly typed"]),
-        (["export", "raft", "--precision", "fp16"], ["fp16", "rtx-1.7", "strongly typed"]),
         (["convert", "raft", "--weights", "none.pth"], ["weights none.pth: no such file"]),
         (["export", "raft", "--weights", "none.pth"], ["weights none.pth: no such file"]),
         (["rewrite", "none"], ["none", "no such folder"]),

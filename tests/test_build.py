@@ -30,6 +30,7 @@ H = Dim("h", 2, 4, 8)
 ALL = [Profile("all").resolve({"h": H})]
 TEXT = """<ir_version: 8, opset_import: ["" : 18]>
 g (float[1,h] x) => (float[1,h] y) {{ {0} }}"""
+PRODUCT = TEXT.replace(" {{", " <float[1,1] k = {{0.5}}> {{").replace("[1,h]", "[h,1]")
 
 
 def model(tmp_path: Path, body: str, text: str = TEXT) -> Path:
@@ -224,15 +225,25 @@ def test_effort_that_a_target_does_not_have(tmp_path: Path) -> None:
     assert built(model(tmp_path, "y = Relu(x)"), effort=Effort(0)).timing_cache == "none"
 
 
-def test_precisions_that_a_target_does_not_have(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"fp16: target rtx-1\.7 is strongly typed"):
-        built(model(tmp_path, "y = Relu(x)"), precision="fp16")
+def test_unknown_precision() -> None:
     with pytest.raises(InputError, match="unknown precision 'int8'; known: fp32, tf32, fp16"):
-        check_precision("int8", RTX)
-    check_precision("fp16", TARGETS["tensorrt-8.6"])
-    check_precision("fp16", TARGETS["tensorrt-10"])
-    with pytest.raises(InputError):
-        check_precision("fp16", TARGETS["tensorrt-11"])
+        check_precision("int8")
+
+
+def test_half_precision_is_left_beside_the_plan(tmp_path: Path) -> None:
+    path = model(tmp_path, "a = MatMul(x, k) y = Relu(a)", PRODUCT)
+    inputs = {"x": (H, 1)}
+    built(path, inputs=inputs)
+    assert not (tmp_path / "half.onnx").exists()
+    built(path, inputs=inputs, precision="fp16")
+    half = onnx.load(tmp_path / "half.onnx")
+    assert [n.op_type for n in half.graph.node] == ["Cast", "MatMul", "Relu", "Cast"]
+
+
+def test_what_fails_in_half_precision_names_its_node(tmp_path: Path) -> None:
+    path = model(tmp_path, "a = MatMul(x, k) b = Relu(a) y = Unique(b)", PRODUCT)
+    with pytest.raises(BuildError, match="refuses the Unique node that makes y"):
+        built(path, inputs={"x": (H, 1)}, precision="fp16")
 
 
 @pytest.mark.parametrize("name", ["tensorrt-8.6", "tensorrt-10", "tensorrt-11"])

@@ -352,7 +352,6 @@ def test_json_and_exit_code(cli: Run) -> None:
         (("nothing",), "unknown model"),
         (("tiny", "--shape", "h=4"), "outside 5..40"),
         (("tiny", "--profile", "h=4"), "outside 5..40"),
-        (("tiny", "--precision", "fp16"), "strongly typed"),
         (("tiny", "--target", "none"), "unknown target"),
         (("tiny", "--weights", "none.pth"), "none.pth"),
         (("tiny", "--out", "a"), "--out"),

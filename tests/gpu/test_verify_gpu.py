@@ -168,15 +168,13 @@ def test_a_build_of_the_same_is_no_regression(copy: Path, made: Report) -> None:
     assert report.ok, report.regressions
 
 
-@pytest.mark.skipif(TARGET is not None and TARGET.strongly_typed, reason="fp16 is in the graph")
 def test_fp16_has_a_tolerance_of_its_own(copy: Path, made: Report) -> None:
     run_build(copy, precision="fp16")
     report = run_verify(copy)
     assert report.manifest.precision == "fp16"
     assert run_verify(copy, against=made.path).regressions[0] == "precision was fp32, is fp16"
-    if report.ok:
-        pytest.skip("TensorRT took float32 kernels all over: the engine keeps fp32's tolerance")
-    assert bad_runs(report) == ENGINES
+    # TensorRT may take float32 kernels all over: then the engine keeps fp32's tolerance
+    assert "half" in bad_runs(report) <= {*ENGINES, "half"}
     assert report.manifest.comparison is not None
     assert all(
         "off by up to " in line and "fp16 has no tolerance of its own: state one" in line

@@ -1,0 +1,73 @@
+"""Conversions in half precision: what they leave, and what they find without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from on_gpu import save_net
+
+from pipeline.artifact import Artifact
+from pipeline.config import Config
+from pipeline.driver import Report, run, run_build
+from pipeline.errors import CompareError
+from pipeline.spec import Tolerance
+from pipeline.tensors import Precision
+
+WIDE = Tolerance(1e-2, 1e-2, "fp16 rounding")
+
+
+def converted(
+    folder: Path, tolerance: Tolerance | None = None, precision: Precision = "fp16"
+) -> Report:
+    """`save_net`'s net, for the TensorRT that is installed here."""
+    dims = ("b=1:2:3", "h=8:12:16", "w=8:12:16")
+    return run(
+        Config(
+            str(folder / "net.onnx"), out=folder / "net", dims=dims, precision=precision,
+            engine_tolerance=tolerance,
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    save_net(tmp_path / "net.onnx")
+    return tmp_path
+
+
+def test_what_was_built_is_kept_and_compared(net: Path) -> None:
+    report = converted(net, WIDE)
+    assert report.ok
+    assert "half.onnx" in report.manifest.files
+    assert report.manifest.comparison is not None
+    for point in report.manifest.comparison.points:
+        held = {result.pair: result for result in point.results}
+        assert ("exported", "half") in held
+        assert held["exported", "half"].max_abs > 0  # type: ignore[operator]
+
+
+def test_without_a_tolerance_of_its_own_it_is_held_to_that_of_fp32(net: Path) -> None:
+    with pytest.raises(CompareError, match=r"half against .* fp16 has no tolerance of its own"):
+        converted(net)
+
+
+def test_an_overflow_shows_without_a_gpu(net: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[b,3,h,w] x) => (float[b,1,h,w] y)
+        <float[1,3,1,1] k = {6e4, 6e4, 6e4}, float[1] tenth = {0.1}>
+        { a = Conv(x, k) b = Relu(a) y = Mul(b, tenth) }"""
+    onnx.save(onnx.parser.parse_model(text), net / "net.onnx")
+    assert converted(net, precision="fp32").ok
+    with pytest.raises(CompareError, match=r"half has NaN .*: fp16 overflows beyond 65504"):
+        converted(net, WIDE)
+
+
+def test_another_precision_takes_it_away(net: Path) -> None:
+    report = converted(net, WIDE)
+    run_build(report.path, precision="tf32")
+    assert "half.onnx" not in Artifact.open(report.path).manifest.files
+    assert not (report.path / "half.onnx").exists()
+    run_build(report.path, precision="fp16")
+    assert "half.onnx" in Artifact.open(report.path).manifest.files
