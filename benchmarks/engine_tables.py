@@ -34,7 +34,7 @@ from pipeline.measure import size_text
 SAME_PRECISION = {
     "fp32": "torch in float32, tf32 off",
     "tf32": "torch with tf32 on",
-    "fp16": "torch under autocast to float16 (the engine: TensorRT's fp16 flag)",
+    "fp16": "torch under autocast to float16 (the engine: `--precision fp16`)",
 }
 OURS = ("engine graph", "engine")
 COLUMNS = ("eager", "compile", "autotune")

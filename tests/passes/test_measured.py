@@ -42,7 +42,7 @@ def test_tensorrt_8_6_does_as_measured(name: str, child: Child) -> None:
     case = BY_NAME[name]
     feeds = [case.feeds(shapes) for shapes in case.shapes]
     without, after = VERDICTS[name]
-    if without != "error":
+    if without not in ("-", "error"):
         assert attempt(child, case.model(), feeds, OLD, case.precision).verdict == without
     if after not in ("-", "error"):
         passes = [p for p in DEFAULT_PASSES if p.name == case.pass_name or p.needed_by(OLD)]
