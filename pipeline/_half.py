@@ -39,8 +39,9 @@ def write_in_half(source: Path, destination: Path) -> int:
 
 
 def write_rounded(source: Path, destination: Path) -> None:
-    """The same for `rounded`: `source` is what `write_in_half` wrote."""
+    """The same for `rounded`; of a model that is in half precision already, only that."""
     model, outside = _loaded(source)
+    in_half(model)
     save_model(rounded(model), destination, external=outside)
 
 

@@ -120,7 +120,7 @@ def compare_stage(
             results = compare.run_torch(module, [o.name for o in manifest.outputs], feeds)
             done = compare.collect(compare.TORCH, results, plan.run, announce, watch)
             runs[compare.TORCH] = done
-        pairs, notes = _run_files(folder, base, plan, feeds, runs, announce, watch)
+        pairs, notes = _run_files(folder, manifest, plan, feeds, runs, announce, watch)
     except RunFailed as error:
         raise explain.failed_run(error, folder, manifest, module, feeds, seed) from error
     with watch("batch rows"):
@@ -181,18 +181,20 @@ def _sample(manifest: Manifest, point: Point, seed: int) -> Feed:
 
 def _run_files(
     folder: Path,
-    base: str,
+    manifest: Manifest,
     plan: Plan,
     feeds: Sequence[Feed],
     runs: Runs,
     announce: Announce,
     watch: Stopwatch,
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Runs the ONNX files; `base` is the run that they are held against.
+    """Runs the ONNX files.
+
+    Where an engine is to be in half precision, half.onnx too: before the build, what it will be.
 
     Returns the pairs to compare, and notes for the manifest.
     """
-    exported, model = folder / EXPORTED, folder / MODEL
+    exported, model, base = folder / EXPORTED, folder / MODEL, manifest.reference
     name = compare.EXPORTED
     results = compare.run_onnx(exported, feeds)
     runs[name] = compare.collect(name, results, plan.run, announce, watch)
@@ -209,8 +211,9 @@ def _run_files(
         rewritten = compare.collect(compare.REWRITTEN, results, plan.run, announce, watch)
         runs[compare.REWRITTEN] = rewritten
         pairs += dict.fromkeys([(name, compare.REWRITTEN), (base, compare.REWRITTEN)])
-    if (folder / HALF).is_file():
-        results = compare.run_half(folder / HALF, feeds)
+    if manifest.precision == "fp16" and model.is_file():
+        built = folder / HALF
+        results = compare.run_half(built if built.is_file() else model, feeds)
         runs[compare.HALF] = compare.collect(compare.HALF, results, plan.run, announce, watch)
         pairs.append((base, compare.HALF))
     return pairs, notes

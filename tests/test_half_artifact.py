@@ -10,7 +10,7 @@ from on_gpu import save_net
 
 from pipeline.artifact import Artifact
 from pipeline.config import Config
-from pipeline.driver import Report, run, run_build
+from pipeline.driver import Report, run, run_build, run_export, run_rewrite, run_verify
 from pipeline.errors import CompareError
 from pipeline.spec import Tolerance
 from pipeline.tensors import Precision
@@ -62,6 +62,22 @@ def test_an_overflow_shows_without_a_gpu(net: Path) -> None:
     assert converted(net, precision="fp32").ok
     with pytest.raises(CompareError, match=r"half has NaN .*: fp16 overflows beyond 65504"):
         converted(net, WIDE)
+
+
+def test_it_is_compared_before_it_is_built(net: Path) -> None:
+    dims = ("b=1:2:3", "h=8:12:16", "w=8:12:16")
+    config = Config(
+        str(net / "net.onnx"), out=net / "net", dims=dims, precision="fp16",
+        target="tensorrt-8.6", engine_tolerance=WIDE,
+    )  # fmt: skip
+    run_export(config)
+    run_rewrite(net / "net")
+    report = run_verify(net / "net")
+    assert report.ok
+    assert report.manifest.comparison is not None
+    (point, *_) = report.manifest.comparison.points
+    assert ("exported", "half") in {result.pair for result in point.results}
+    assert not run_verify(net / "net", engine_tolerance=Tolerance(1e-6, 1e-6, "narrow")).ok
 
 
 def test_another_precision_takes_it_away(net: Path) -> None:
