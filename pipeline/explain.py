@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline._half_overflow import first_overflow
 from pipeline.artifact import EXPORTED, MODEL
-from pipeline.compare import REWRITTEN, TORCH, RunFailed, is_engine
+from pipeline.compare import HALF, REWRITTEN, TORCH, RunFailed, is_engine
 from pipeline.declared import inputs_of
 from pipeline.errors import CompareError, ConstraintError
 from pipeline.locate import locate
@@ -100,6 +101,9 @@ def _located(
     feed: Feed,
 ) -> str:
     model = folder / MODEL
+    if pair[1] == HALF:
+        text = first_overflow(model, feed)
+        return f"; {text}" if text else ""
     text = locate(
         pair,
         feed,

@@ -1,0 +1,75 @@
+"""Where a model leaves half precision: the first value beyond 65504, and its node."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from pipeline._half import write_rounded
+from pipeline._onnx_file import save_model
+from pipeline.failure import called, origin_of
+from pipeline.stored import Feed
+
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+def first_overflow(model: Path, feed: Feed) -> str:
+    """The first value that half precision does not hold, in one line; empty where there is none,
+    or where it can't be told.
+
+    Costs one run of the model; of each value only its largest magnitude is kept.
+
+    Args:
+        model: in half precision, or to be in it (see `pipeline._half`).
+        feed: the inputs by name.
+    """
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+        path = Path(folder) / model.name
+        write_rounded(model, path)
+        proto = onnx.load(path)
+        values = _watch(proto.graph)
+        save_model(proto, path, external=any(path.parent.glob(f"{path.name}.*")))
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        names = list(values.values())
+        try:
+            session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+            largest = session.run(names, dict(feed))
+        except Exception:  # ONNX Runtime's own: this is advice, not the comparison
+            return ""
+    for source, size in zip(values, largest, strict=True):
+        if not float(size) <= _LARGEST:
+            name = source.removesuffix("/unrounded").removesuffix("/half")
+            node = next((n for n in proto.graph.node if source in n.output), None)
+            if node is not None:
+                node.output[list(node.output).index(source)] = name
+            who = f"the {called(node)}{origin_of(node)}" if node is not None else f"input {name}"
+            return f"first beyond half precision: {who}: {name} is up to {float(size):.3g}"
+    return ""
+
+
+def _watch(graph: onnx.GraphProto) -> dict[str, str]:
+    """Makes the largest magnitude of all that is cast to half precision an output of a graph that
+    `rounded` made; its name by the value's, in the graph's order."""
+    names: dict[str, str] = {}
+    for node in list(graph.node):
+        to = next((a.i for a in node.attribute if a.name == "to"), 0)
+        source = node.input[0] if node.input else ""
+        if node.op_type != "Cast" or to != TensorProto.FLOAT16 or source in names:
+            continue
+        names[source] = f"{source}/largest"
+        graph.node.append(helper.make_node("Abs", [source], [f"{source}/magnitude"]))
+        graph.node.append(
+            helper.make_node("ReduceMax", [f"{source}/magnitude"], [names[source]], keepdims=0)
+        )
+        graph.output.append(helper.make_tensor_value_info(names[source], TensorProto.FLOAT, []))
+    return names
