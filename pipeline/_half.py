@@ -20,6 +20,7 @@ from pipeline._half_plan import Plan, plan
 from pipeline._onnx_file import infer_shapes, inner_nodes, nodes_of, save_model
 
 _SIZES = ("Shape", "Size")
+_UNROUNDED = "/unrounded"
 
 
 def write_in_half(source: Path, destination: Path) -> int:
@@ -38,10 +39,15 @@ def write_in_half(source: Path, destination: Path) -> int:
     return count
 
 
-def write_rounded(source: Path, destination: Path) -> None:
-    """The same for `rounded`; of a model that is in half precision already, only that."""
+def write_rounded(source: Path, destination: Path, *, plain: bool) -> None:
+    """The same for `rounded`.
+
+    Args:
+        source: what `write_in_half` wrote; or the model before it, which is `plain` then.
+    """
     model, outside = _loaded(source)
-    in_half(model)
+    if plain:
+        in_half(model)
     save_model(rounded(model), destination, external=outside)
 
 
@@ -56,7 +62,8 @@ def in_half(model: onnx.ModelProto) -> int:
     """Changes a model in place, with its weights in memory; how many nodes compute in half now."""
     infer_shapes(model)
     graph = model.graph
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    given = {value.name for value in graph.input}  # an initializer is a default only
+    tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in given}
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
             tensors[node.output[0]] = node.attribute[0].t
@@ -85,22 +92,31 @@ def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
     made.CopyFrom(model)
     infer_shapes(made)
     dtypes = _dtypes(made.graph)
+    functions = {(function.domain, function.name) for function in made.functions}
+    taken = {name for node in nodes_of(made.graph) for name in (*node.input, *node.output)}
+    apart = _UNROUNDED
+    while any(apart in name for name in taken):
+        apart += "_"
     nodes: list[onnx.NodeProto] = []
     for number, node in enumerate(made.graph.node):
         halves = [
             n for n, name in enumerate(node.output) if dtypes.get(name) == TensorProto.FLOAT16
         ]
-        if not halves or node.op_type in ("Cast", "Constant"):
+        whole = (node.domain, node.op_type) in functions or any(True for _ in inner_nodes(node))
+        if not halves or whole or node.op_type in ("Cast", "Constant"):
             nodes.append(node)
             continue
+        floats: dict[str, str] = {}
         for slot, name in enumerate(node.input):
             if dtypes.get(name) == TensorProto.FLOAT16:
-                node.input[slot] = f"{name}/{number}/float"
-                nodes.append(_cast(name, node.input[slot], TensorProto.FLOAT))
+                if name not in floats:
+                    floats[name] = f"{name}{apart}{number}"
+                    nodes.append(_cast(name, floats[name], TensorProto.FLOAT))
+                node.input[slot] = floats[name]
         nodes.append(node)
         for slot in halves:
             name = node.output[slot]
-            node.output[slot] = f"{name}/unrounded"
+            node.output[slot] = f"{name}{apart}"
             nodes.append(_cast(node.output[slot], name, TensorProto.FLOAT16))
     _put(made.graph, nodes)
     return made
@@ -136,6 +152,7 @@ class _Writer:
         self._graph, self._tensors, self._plan = graph, tensors, made
         self._taken = {name for node in nodes_of(graph) for name in (*node.input, *node.output)}
         self._taken |= {v.name for v in (*graph.input, *graph.output, *graph.initializer)}
+        self._dtypes = _dtypes(graph)
         self._half: dict[str, str] = {}  # name to its name in half precision
         self._new: list[onnx.NodeProto] = []
         self._read_as_float = self._float_readers()
@@ -152,11 +169,13 @@ class _Writer:
             outputs = list(node.output)
             self._new.append(node)
             for number, name in enumerate(outputs):
-                if name:
-                    node.output[number] = self._half[name] = self._name(name)
+                if self._dtypes.get(name) != TensorProto.FLOAT:  # left out, or indices
+                    continue
+                node.output[number] = self._half[name] = self._name(name)
                 if name in self._read_as_float:
                     self._cast(node, node.output[number], name, TensorProto.FLOAT)
         kept = {name for node in self._new for name in (*node.input, *node.output)}
+        kept |= {value.name for value in (*self._graph.input, *self._graph.output)}
         self._replace(kept | set(self._inner_reads()))
 
     def _float_readers(self) -> set[str]:

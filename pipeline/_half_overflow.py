@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from pipeline._half import write_rounded
+from pipeline._half import _UNROUNDED, write_rounded
 from pipeline._onnx_file import save_model
 from pipeline.failure import called, origin_of
 from pipeline.stored import Feed
@@ -24,14 +24,14 @@ def first_overflow(model: Path, feed: Feed) -> str:
     Costs one run of the model; of each value only its largest magnitude is kept.
 
     Args:
-        model: in half precision, or to be in it (see `pipeline._half`).
+        model: the one that is to be in half precision.
         feed: the inputs by name.
     """
     import onnxruntime
 
     with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         path = Path(folder) / model.name
-        write_rounded(model, path)
+        write_rounded(model, path, plain=True)
         proto = onnx.load(path)
         values = _watch(proto.graph)
         save_model(proto, path, external=any(path.parent.glob(f"{path.name}.*")))
@@ -48,7 +48,7 @@ def first_overflow(model: Path, feed: Feed) -> str:
             return ""
     for source, size in zip(values, largest, strict=True):
         if not float(size) <= _LARGEST:
-            name = source.removesuffix("/unrounded").removesuffix("/half")
+            name = source.partition(_UNROUNDED)[0].removesuffix("/half")
             node = next((n for n in proto.graph.node if source in n.output), None)
             if node is not None:
                 node.output[list(node.output).index(source)] = name
@@ -61,10 +61,15 @@ def _watch(graph: onnx.GraphProto) -> dict[str, str]:
     """Makes the largest magnitude of all that is cast to half precision an output of a graph that
     `rounded` made; its name by the value's, in the graph's order."""
     names: dict[str, str] = {}
+    floats = {v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
+    floats |= {
+        v.name for v in graph.value_info if v.type.tensor_type.elem_type == TensorProto.FLOAT
+    }
+    floats |= {name for node in graph.node for name in node.output if _UNROUNDED in name}
     for node in list(graph.node):
         to = next((a.i for a in node.attribute if a.name == "to"), 0)
         source = node.input[0] if node.input else ""
-        if node.op_type != "Cast" or to != TensorProto.FLOAT16 or source in names:
+        if node.op_type != "Cast" or to != TensorProto.FLOAT16 or source not in floats:
             continue
         names[source] = f"{source}/largest"
         graph.node.append(helper.make_node("Abs", [source], [f"{source}/magnitude"]))

@@ -5,12 +5,15 @@ Half precision everywhere goes wrong silently: a pixel coordinate of 200 is off 
 rotary angle of 100 by 1/32, a variance overflows. So, of the standard ops:
 
 * Convolutions and matrix products compute in half precision.
-* Ops that only move or gate values (`_FOLLOW`) do where all their inputs are in half already.
+* Ops that only move or gate values (`_FOLLOW`) do where all their inputs are in half already. Of
+  constants, numbers and the biases of products take part in that; a whole tensor of them makes the
+  result float32, as a float32 parameter does under autocast: the grid that a detector adds.
 * Everything else is float32: sums, means, exponentials, divisions, softmax, sampling.
 * What meets a constant that half precision does not hold is float32: -3.4e38 would be -inf, 1e-7 0.
 * What becomes a sampling grid, an integer, an angle or the scale of a resize stays float32
-  (`_STEER`), and so does what is sampled: back to the convolutions that it comes from, of which the
-  results are taken as float32, and through the matrix products, which compute in float32 then.
+  (`_STEER`), and so do what is sampled and what custom ops and the bodies of If, Loop and Scan
+  read: back to the convolutions that it comes from, of which the results are taken as float32, and
+  to the matrix products, which compute in float32 then (through those that multiply no weights).
 
 Source of the lists: torch/csrc/autocast (https://pytorch.org/docs/stable/amp.html,
 "CUDA Op-Specific Behavior").
@@ -18,11 +21,13 @@ Source of the lists: torch/csrc/autocast (https://pytorch.org/docs/stable/amp.ht
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
+
+from pipeline._onnx_file import inner_nodes
 
 _STANDARD = ("", "ai.onnx")
 _HALF = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -37,6 +42,8 @@ _FOLLOW = frozenset(
         "Tanh", "Tile", "Transpose", "Unsqueeze", "Where",
     }
 )  # fmt: skip
+# those of them that compute with all their inputs alike
+_ARITHMETIC = frozenset({"Add", "Max", "Min", "Mul", "Sub"})
 # ops that only move values: of a constant they leave a constant
 _MOVE = frozenset(
     {
@@ -45,7 +52,12 @@ _MOVE = frozenset(
     }
 )  # fmt: skip
 # ops whose inputs, and all that these are made of, stay float32
-_STEER = frozenset({"Ceil", "Cos", "Floor", "GridSample", "Mod", "Round", "Sin", "Tan"})
+_STEER = frozenset(
+    {
+        "Ceil", "Cos", "DeformConv", "Floor", "GridSample", "MaxRoiPool", "Mod",
+        "NonMaxSuppression", "RoiAlign", "Round", "Sin", "Tan",
+    }
+)  # fmt: skip
 # inputs that are float32 whatever the op computes in, by op
 _FIXED: Mapping[str, frozenset[int]] = {"Resize": frozenset({1, 2})}
 _INTEGERS = frozenset(
@@ -56,6 +68,7 @@ _INTEGERS = frozenset(
     }
 )  # fmt: skip
 _LARGEST = float(np.finfo(np.float16).max)
+_BIAS = 64.0  # beyond it half precision is off by more than 1/64
 _SMALLEST = float(np.finfo(np.float16).tiny)  # below it half precision loses digits, then all
 
 
@@ -80,7 +93,8 @@ class _Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     slots: tuple[int, ...]
-    steers: bool
+    steers: frozenset[str]  # what it reads that stays float32, with all that this is made of
+    fits: bool  # half precision holds the numbers in its attributes
 
 
 def plan(
@@ -97,12 +111,20 @@ def plan(
         constants: the float32 initializers and Constant nodes' outputs.
     """
     seen = [_view(node, dtypes) for node in nodes]
-    steered = _steer(seen)
+    steered = _steer(seen, frozenset(constants))
     users: dict[str, list[_Node]] = {}
     for node in seen:
         for name in node.inputs:
             users.setdefault(name, []).append(node)
     values = _Values(constants)
+    products = frozenset(
+        name
+        for node in seen
+        if node.op in _CONVERTS or (node.op in _HALF and steered.isdisjoint(node.outputs))
+        for name in node.outputs
+    )
+    fed = _feeding(seen, products)
+    made_by = {name: node.op for node in seen if node.op in _HALF for name in node.outputs}
     half: set[str] = set()  # tensors that are there in half precision
     found: set[int] = set()
     for place, node in enumerate(seen):
@@ -110,7 +132,8 @@ def plan(
             continue
         own = [name in half for name in node.inputs if name not in values.made]
         follows = node.op in _FOLLOW and not _squares(node)
-        fits = all(values.fits(name, node.op in _HALF) for name in node.inputs)
+        follows = follows and not values.promotes(node, made_by)
+        fits = node.fits and all(values.fits(name, node.op in _HALF) for name in node.inputs)
         computes = (
             fits
             and bool(node.inputs)
@@ -121,7 +144,9 @@ def plan(
         if computes:
             found.add(place)
         # what matrix products read is there in half for all who follow them, too
-        if computes or node.op == "Softmax" or (follows and fits and _read_in_half(node, users)):
+        handed = node.op == "Softmax" and not fed.isdisjoint(node.outputs)
+        read = follows and fits and _read_in_half(node, users, products)
+        if computes or handed or read:
             half.update(name for name in node.outputs if name not in steered)
     return Plan(frozenset(found), {place: seen[place].slots for place in found})
 
@@ -141,7 +166,7 @@ class _Values:
             return True
         if node.op not in _MOVE or not node.inputs or not self.made.issuperset(node.inputs):
             return False
-        sources = tuple(s for name in node.inputs for s in self._sources[name])
+        sources = tuple(dict.fromkeys(s for name in node.inputs for s in self._sources[name]))
         for name in node.outputs:
             self.made.add(name)
             self._sources[name] = sources
@@ -152,9 +177,35 @@ class _Values:
         under autocast."""
         for source in self._sources.get(name, ()):
             low, high = self._bound(source)
-            if high > _LARGEST or (not weight and low < _SMALLEST):
+            if high > _LARGEST or (not weight and low < _SMALLEST) or 0 < high < _SMALLEST:
                 return False
         return True
+
+    def promotes(self, node: _Node, products: Mapping[str, str]) -> bool:
+        """True if it computes with a tensor of constants that is more than a number, and no bias.
+
+        Args:
+            products: the results of matrix products, with their ops.
+        """
+        if node.op not in _ARITHMETIC:
+            return False
+        made_by = next((products[name] for name in node.inputs if name in products), "")
+        for name in node.inputs:
+            sources = self._sources.get(name, ())
+            if any(self._read[source]().size > 1 for source in sources) and not (
+                node.op == "Add" and made_by and self._is_bias(name, made_by)
+            ):
+                return True
+        return False
+
+    def _is_bias(self, name: str, op: str) -> bool:
+        """One number a channel, none of them large: not the positions that a detector adds."""
+        if name not in self._read:
+            return False
+        shape = self._read[name]().shape
+        axis = len(shape) - 1 if op in ("MatMul", "Gemm") else len(shape) - 3
+        others = [size for n, size in enumerate(shape) if n != axis]
+        return axis >= 0 and set(others) <= {1} and self._bound(name)[1] <= _BIAS
 
     def _bound(self, name: str) -> tuple[float, float]:
         """The smallest magnitude that is not 0, and the largest."""
@@ -174,11 +225,23 @@ def _view(node: onnx.NodeProto, dtypes: Mapping[str, int]) -> _Node:
     fixed = _FIXED.get(op, frozenset())
     slots = tuple(n for n, name in enumerate(node.input) if is_float(name) and n not in fixed)
     outputs = tuple(name for name in node.output if is_float(name))
-    if op in _HALF | _FOLLOW and any(name and name not in dtypes for name in node.output):
+    if op in _HALF | _FOLLOW and any(n and n not in dtypes for n in (*node.input, *node.output)):
         op = f"{op} of unknown type"
-    to_integer = op == "Cast" and dtypes.get(node.output[0]) in _INTEGERS
-    steers = op in _STEER or to_integer
-    return _Node(op, tuple(node.input[n] for n in slots), outputs, slots, steers)
+    inside = list(inner_nodes(node))
+    steers = {name for n, name in enumerate(node.input) if n in fixed and is_float(name)}
+    if _is_steering(node) or inside:
+        read = (*node.input, *(name for each in inside for name in each.input))
+        steers.update(name for name in read if is_float(name))
+    numbers = [abs(a.f) for a in node.attribute if a.type == onnx.AttributeProto.FLOAT]
+    fits = all(not number or _SMALLEST <= number <= _LARGEST for number in numbers)
+    return _Node(op, tuple(node.input[n] for n in slots), outputs, slots, frozenset(steers), fits)
+
+
+def _is_steering(node: onnx.NodeProto) -> bool:
+    if node.domain not in _STANDARD:
+        return True
+    to = next((a.i for a in node.attribute if a.name == "to"), 0)
+    return node.op_type in _STEER or (node.op_type == "Cast" and to in _INTEGERS)
 
 
 def _squares(node: _Node) -> bool:
@@ -186,19 +249,42 @@ def _squares(node: _Node) -> bool:
     return node.op == "Mul" and len(set(node.inputs)) == 1
 
 
-def _read_in_half(node: _Node, users: Mapping[str, Sequence[_Node]]) -> bool:
-    """True if a matrix product reads it, and all others only follow their inputs."""
+def _read_in_half(
+    node: _Node, users: Mapping[str, Sequence[_Node]], products: frozenset[str]
+) -> bool:
+    """True if a matrix product in half reads it, and all others only move or gate it: a sum goes on
+    in float32, as under autocast."""
     readers = [user for name in node.outputs for user in users.get(name, ())]
-    return any(user.op in _HALF for user in readers) and all(
-        user.op in _HALF or (user.op in _FOLLOW and not _squares(user)) for user in readers
+    own = [not products.isdisjoint(user.outputs) for user in readers]
+    return any(own) and all(
+        in_half or (user.op in _FOLLOW and user.op not in _ARITHMETIC)
+        for in_half, user in zip(own, readers, strict=True)
     )
 
 
-def _steer(nodes: Sequence[_Node]) -> frozenset[str]:
-    """The tensors that the inputs of a steering op are made of, up to matrix products."""
+def _feeding(nodes: Sequence[_Node], products: frozenset[str]) -> frozenset[str]:
+    """The tensors that products in half read, and those whose every reader follows up to such."""
+    found: set[str] = set()
+    other: set[str] = set()
+    for node in reversed(nodes):
+        good = not products.isdisjoint(node.outputs) or (
+            node.op in _FOLLOW and bool(node.outputs) and found.issuperset(node.outputs)
+        )
+        if not node.outputs:  # Shape and IsNaN take no numbers from it
+            continue
+        (found if good else other).update(node.inputs)
+        found.difference_update(other.intersection(node.inputs))
+    return frozenset(found)
+
+
+def _steer(nodes: Sequence[_Node], constants: Collection[str]) -> frozenset[str]:
+    """The tensors that the inputs of a steering op are made of, up to products with weights."""
     found: set[str] = set()
     for node in reversed(nodes):
-        made = not found.isdisjoint(node.outputs)
-        if node.steers or (made and node.op not in _HALF):
+        found.update(node.steers)
+        weighs = node.op in _HALF and (
+            node.op != "MatMul" or any(name in constants for name in node.inputs)
+        )
+        if not weighs and not found.isdisjoint(node.outputs):
             found.update(node.inputs)
     return frozenset(found)

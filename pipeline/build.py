@@ -188,8 +188,11 @@ def _build_here(job: _Job) -> Built | _Refused:
             trail.write(f"{_PHASE}{phase}\n")
 
         check_model(job.model)
+        said: list[str] = []
         if job.source != job.model:
-            write_in_half(job.model, job.source)
+            doing("half precision")
+            if not write_in_half(job.model, job.source):
+                said.append("nothing computes in half precision: half.onnx is model.onnx")
         version = require(job.target)
         trt = use(job.target)
         brought, warnings = load_plugins(trt, job.plugins, job.target, doing)
@@ -220,7 +223,7 @@ def _build_here(job: _Job) -> Built | _Refused:
             return _Refused("\n".join([*messages.errors, "no engine came out"]))
         layers = int(network.num_layers)
         kept = cache.save()
-        said = [*warnings, *([cache.note] if cache.note else []), *messages.warnings]
+        said += [*warnings, *([cache.note] if cache.note else []), *messages.warnings]
         del parser, network, config, builder, first
         raw = memoryview(data)
         job.plan.write_bytes(raw)

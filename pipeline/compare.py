@@ -24,7 +24,7 @@ from pipeline.judge import RANGE_HINT, failed, judge, origins_of
 from pipeline.manifest import CheckInfo, ComparisonInfo, PairResult, PointInfo
 from pipeline.memory import Estimator
 from pipeline.polygraphy_log import collected
-from pipeline.problems import Problem, problems
+from pipeline.problems import Problem, problems, with_worst
 from pipeline.profiles import Point, Profile
 from pipeline.spec import Tolerance, padded_name
 from pipeline.stored import Feed
@@ -179,11 +179,15 @@ def run_onnx(model: Path, feeds: Sequence[Feed]) -> Iterator[dict[str, np.ndarra
             yield {name: np.asarray(v) for name, v in runner.infer(dict(feed)).items()}
 
 
-def run_half(model: Path, feeds: Sequence[Feed]) -> Iterator[dict[str, np.ndarray]]:
-    """The outputs of a model in half precision, rounded wherever a GPU rounds (`_half.rounded`)."""
+def run_half(model: Path, feeds: Sequence[Feed], *, plain: bool) -> Iterator[dict[str, np.ndarray]]:
+    """The outputs of a model in half precision, rounded wherever a GPU rounds (`_half.rounded`).
+
+    Args:
+        plain: it is not in half precision yet.
+    """
     with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         path = Path(folder) / model.name
-        write_rounded(model, path)
+        write_rounded(model, path, plain=plain)
         yield from run_onnx(path, feeds)
 
 
@@ -247,6 +251,8 @@ def conclude(
                 results += _stated(job, info, runs, index)
             infos.append(replace(info, results=tuple(results)))
         index += ran
+    if job.untold and len(plan.run) > 1:
+        infos = with_worst(infos, _STATE_IT)
     notes = [*plan.notes, *notes, *(_uncompared(infos, job) if pairs else ())]
     if job.untold and any(in_precision(run) for run in runs):
         notes.append(f"no tolerance is stated for {job.precision} engines: held to the fp32 one")

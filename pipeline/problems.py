@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.manifest import PairResult, PointInfo
 
@@ -50,6 +50,27 @@ def problems(points: Sequence[PointInfo]) -> list[Problem]:
         for problem in {id(told[cause]): told[cause] for cause in here}.values():
             problem.points += 1
     return found
+
+
+def with_worst(points: Sequence[PointInfo], ending: str) -> list[PointInfo]:
+    """The points; what ends so is told the largest errors of its run's output over all of them."""
+    worst: dict[tuple[str, str], tuple[float, float]] = {}
+    for result in (r for point in points for r in point.results):
+        if result.max_abs is not None and result.max_rel is not None:
+            far, share = worst.get((result.pair[1], result.output), (0.0, 0.0))
+            both = max(far, result.max_abs), max(share, result.max_rel)
+            worst[result.pair[1], result.output] = both
+    told = []
+    for point in points:
+        results = []
+        for result in point.results:
+            why = result.why
+            if why.endswith(ending):
+                far, share = worst[result.pair[1], result.output]
+                why += f"; over all sizes up to {far:.2e}, {share:.2e} of the largest value"
+            results.append(replace(result, why=why))
+        told.append(replace(point, results=tuple(results)))
+    return told
 
 
 def _causes(result: PairResult) -> list[tuple[str, str]]:

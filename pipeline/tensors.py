@@ -99,7 +99,7 @@ class Input:
         rng = np.random.default_rng(entropy)
         dtype = np.dtype(self.dtype)
         if dtype.kind == "b":
-            return rng.uniform(self.low, self.high, shape) > 0
+            return np.asarray(rng.uniform(self.low, self.high, shape) > 0)  # () gives a scalar
         if dtype.kind in "iu":
             return rng.integers(int(self.low), int(self.high), shape, dtype=dtype)
         return rng.uniform(self.low, self.high, shape).astype(dtype)

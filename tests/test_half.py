@@ -50,7 +50,7 @@ def near(model: onnx.ModelProto, half: onnx.ModelProto, feed: dict[str, np.ndarr
 @pytest.mark.parametrize("up", [True, False])
 def test_bodies_and_outputs_read_float32(up: bool) -> None:
     half = net()
-    assert in_half(half) == 6  # all but s, c and the bodies' own
+    assert in_half(half) == 5  # all but s, c, b and the bodies' own
     onnx.checker.check_model(half, full_check=True)
     feed = {"x": np.random.default_rng(0).random((2, 4, 8, 8), np.float32), "up": np.array(up)}
     assert near(net(), half, feed) < 2e-3
@@ -112,6 +112,42 @@ def test_onnx_runtime_rounds_between_nodes() -> None:
     (told,) = run_reference(rounded(half).SerializeToString(), [feed])
     assert np.isfinite(plain["y"]).all()  # which is why half.onnx itself is not what is compared
     assert np.isinf(told["y"]).all()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = MatMul(x, k) b = Add(a, a) y = MatMul(b, k)",
+        "a = MatMul(x, k) e = Sub(a, a) f = Add(e, a) y = MatMul(f, k)",
+        "a = MatMul(x, k) h = Cast<to=10>(a) l = Loop(two, , h)<body = b (int64 i, bool c, "
+        "float16[n,4] s) => (bool c2, float16[n,4] o) { c2 = Identity(c) o = Relu(s) }> "
+        "y = Cast<to=1>(l)",
+        "a = MatMul(x, k) b = Relu(a) y = MatMul(b, small)",
+    ],
+)
+def test_what_onnx_runtime_is_given_is_valid(body: str) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n,4] x) => (float[n,4] y)
+        <float[4,4] k = {{1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}}, int64 two = {{2}},
+        float[4,4] small = {{1e-9,0,0,0,0,1e-9,0,0,0,0,1e-9,0,0,0,0,1e-9}}> {{ {body} }}"""
+    model, half = onnx.parser.parse_model(text), onnx.parser.parse_model(text)
+    assert in_half(half)
+    onnx.checker.check_model(half, full_check=True)
+    onnx.checker.check_model(rounded(half), full_check=True)
+    assert near(model, rounded(half), {"x": np.full((2, 4), 3.3, np.float32)}) < 2e-3
+
+
+def test_constants_that_are_outputs_or_inputs_stay() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n,4] x, float[4,4] d) => (float[n,4] y, float[4,4] k)
+        <float[4,4] k = {1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1},
+         float[4,4] d = {1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}>
+        { a = MatMul(x, k) y = MatMul(a, d) }"""
+    half = onnx.parser.parse_model(text)
+    assert in_half(half) == 2
+    onnx.checker.check_model(half, full_check=True)
+    assert {"k", "d"} <= {tensor.name for tensor in half.graph.initializer}
+    feed = {"x": np.ones((2, 4), np.float32), "d": np.full((4, 4), 2, np.float32)}
+    assert near(onnx.parser.parse_model(text), half, feed) < 2e-3
 
 
 def half_of(case: Case) -> tuple[onnx.ModelProto, onnx.ModelProto, int]:

@@ -77,10 +77,65 @@ def test_an_angle_or_a_position_stays_float32_through_a_product(op: str) -> None
     assert found["y"] == "half,float"
 
 
-def test_a_residual_that_a_convolution_reads_is_there_in_half() -> None:
-    found = computed("e = Exp(x) r = Relu(e) a = Conv(r, w) s = Add(a, r) y = Exp(s)")
+def test_what_a_convolution_reads_is_there_in_half_for_who_moves_it() -> None:
+    body = "e = Exp(x) r = Relu(e) a = Conv(r, w) p = MaxPool<kernel_shape=[1,1]>(r) y = Add(a, p)"
+    found = computed(body)
     assert found["r"] == "float,half"
-    assert found["s"] == "half,float"
+    assert found["p"] == "half"
+
+
+def test_a_sum_of_a_float32_value_goes_on_in_float32() -> None:
+    body = "e = Exp(x) r = Relu(e) a = Conv(r, w) s = Add(a, r) b = Conv(s, w) y = Add(s, b)"
+    found = computed(body)
+    assert found["r"] == "float,half"  # for the convolution alone
+    assert found["s"] == "float,half"
+    assert found["y"] == "float"
+
+
+@pytest.mark.parametrize(
+    ("shape", "value", "told"),
+    [
+        ("[4,1,1]", "1,2,3,4", "half,float"),  # a bias
+        ("[4,1,1]", "1,2,3,400", "float"),
+        ("[1]", "400", "half,float"),  # a number
+        ("[4]", "1,2,3,4", "float"),  # positions along the last axis
+    ],
+)
+def test_a_tensor_of_constants_makes_it_float32_as_a_parameter_does(
+    shape: str, value: str, told: str
+) -> None:
+    constant = f"k = Constant<value = float{shape} {{{value}}}>()"
+    found = computed(f"{constant} a = Conv(x, w) b = Add(a, k) y = Exp(b)", "float[n,4,8,4] x")
+    assert found["b"] == told
+    found = computed(f"{constant} a = Conv(x, w) b = Mul(a, k) y = Exp(b)", "float[n,4,8,4] x")
+    assert found["b"] == ("half,float" if shape == "[1]" else "float")
+
+
+def test_what_bodies_read_stays_float32() -> None:
+    body = """a = Conv(x, w) b = Mul(a, two) c = ReduceMax<keepdims=0>(x) d = Cast<to=9>(c)
+        y = If(d)<then_branch=t()=>(float[n,4,8,8] yes){yes=Floor(b)},
+                  else_branch=e()=>(float[n,4,8,8] no){no=Neg(a)}>"""
+    found = computed(body)
+    assert found["a"] == "half,float"
+    assert found["b"] == "float"
+
+
+def test_a_softmax_that_something_else_reads_stays_float32() -> None:
+    found = computed("a = MatMul(x, x) s = Softmax(a) l = Sub(two, s) y = Log(l)")
+    assert found["s"] == found["l"] == "float"
+
+
+def test_the_points_of_a_product_that_steers_stay_float32() -> None:
+    found = computed("g = Conv(x, w) h = Mul(g, two) m = MatMul(h, x) k = Sin(m) y = Add(k, two)")
+    assert found["g"] == "half,float"
+    assert found["h"] == found["m"] == "float"
+
+
+def test_a_scale_of_a_resize_stays_float32() -> None:
+    body = """q = Gemm(z, v) r = Relu(q) s = Constant<value_ints=[4]>() f = Reshape(r, s)
+        y = Resize(x, , f)"""
+    found = computed(body, "float[1,4,8,8] x, float[1,4] z, float[4,4] v")
+    assert found["q"] == found["r"] == found["f"] == "float"
 
 
 def test_a_residual_that_a_mean_reads_too_stays_float32() -> None:
@@ -111,8 +166,8 @@ def test_a_product_that_is_sampled_computes_in_float32() -> None:
     [("-3.4e38", "float"), ("-1e4", "half,float"), ("1e-6", "float"), ("1e-3", "half,float")],
 )
 def test_what_meets_a_constant_that_half_does_not_hold(value: str, told: str) -> None:
-    body = f"""a = Conv(x, w) m = Constant<value = float[2] {{0.0, {value}}}>()
-        s = Constant<value_ints=[1, 1, 1, 2]>() k = Reshape(m, s) b = Add(a, k) y = Exp(b)"""
+    body = f"""a = Conv(x, w) m = Constant<value = float[1] {{{value}}}>()
+        s = Constant<value_ints=[1, 1, 1, 1]>() k = Reshape(m, s) b = Add(a, k) y = Exp(b)"""
     assert computed(body, "float[n,4,8,2] x")["b"] == told
 
 

@@ -217,3 +217,9 @@ def test_rules_are_kept_at_every_point_that_is_compared() -> None:
         assert point.sizes["past"] + point.sizes["seq"] <= 40 and point.sizes["past"] != 16
         given.sizes_of({n: x.shape for n, x in given.sample(point.sizes, 0).items()})
     assert any(sum(point.sizes.values()) == 40 for point in found)
+
+
+def test_a_value_without_axes_is_an_array() -> None:
+    for dtype in ("bool", "int64", "float32"):
+        made = Input("c", (), dtype).sample({}, 0)
+        assert isinstance(made, np.ndarray) and made.shape == () and made.dtype == dtype
