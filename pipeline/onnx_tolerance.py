@@ -16,7 +16,7 @@ from pipeline.spec import ModelSpec
 from pipeline.stored import Feed
 
 _HOW = "rounding of the inputs"
-_NOTHING = "no input can be rounded, and a few units in the last place are assumed: they"
+_NOTHING = "no input can be rounded, and a few units in the last place are assumed: rounding"
 _ASSUMED = 4  # units in the last place of the root mean square
 
 
