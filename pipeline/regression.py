@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline import compare
-from pipeline.artifact import MODEL, Artifact
+from pipeline.artifact import HALF, MODEL, Artifact
 from pipeline.compare import Announce, is_engine
 from pipeline.declared import (
     dims_of,
@@ -70,11 +70,11 @@ def regression(
 ) -> Regression:
     """What got worse from `old` to `artifact`.
 
-    The new model, and the new engine where one runs here, run on the old one's stored inputs,
-    wherever they are still taken. The model's outputs are held against the old model's stored
-    ones, and the errors of both against the errors that the old ones had, of what the old ones
-    were held against; all within the old tolerance. Inputs and outputs, the dims' ranges, the
-    profiles and the tolerances are compared as well.
+    The new model, its half.onnx in fp16, and the new engine where one runs here, run on the old
+    one's stored inputs, wherever they are still taken. The model's outputs are held against the
+    old model's stored ones, and the errors of all against the errors that the old ones had, of
+    what the old ones were held against; all within the old tolerance. Inputs and outputs, the
+    dims' ranges, the profiles and the tolerances are compared as well.
 
     Args:
         plugins: files that the new engine may load; see `pipeline.load`.
@@ -96,6 +96,7 @@ def regression(
         lines += [f"{r.output} at {each.point}: {r.why}" for r in wrong if not r.passed]
         if not any(not r.passed for r in wrong):
             lines += _worse("the model", before, each, output, [last], tolerances_of(before))
+    lines += _half(artifact, before, usable, announce)
     engine = _engine(artifact, before, usable, announce, plugins)
     lines += engine.worse
     if lines:
@@ -123,6 +124,21 @@ def _usable(new: Manifest, old: Artifact) -> tuple[list[_Old], list[str]]:
     if not usable and not refused:
         raise ArtifactError(f"{old.path}: no outputs are stored to compare with; verify it first")
     return usable, refused
+
+
+def _half(
+    artifact: Artifact, before: Manifest, usable: Sequence[_Old], announce: Announce
+) -> Iterator[str]:
+    """What the new half.onnx does worse, where both are fp16."""
+    if HALF not in artifact.manifest.files or before.precision != "fp16":
+        return
+    feeds, points = [each.stored.feed for each in usable], [each.point for each in usable]
+    results = compare.run_half(artifact.path / HALF, feeds, plain=False)
+    outputs = compare.collect("new half", results, points, announce, Stopwatch())
+    tolerance = engine_tolerances_of(before)
+    for each, output in zip(usable, outputs, strict=True):
+        runs = [name for name in each.stored.outputs if name == compare.HALF]
+        yield from _worse(HALF, before, each, output, runs, tolerance)
 
 
 def _engine(

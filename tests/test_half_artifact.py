@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from helpers import refinish
 from on_gpu import save_net
 
 from pipeline.artifact import Artifact
@@ -82,6 +85,23 @@ def test_it_is_compared_before_it_is_built(net: Path) -> None:
     (point, *_) = report.manifest.comparison.points
     assert ("exported", "half") in {result.pair for result in point.results}
     assert not run_verify(net / "net", engine_tolerance=Tolerance(1e-6, 1e-6, "narrow")).ok
+
+
+def test_what_got_worse_is_told_without_a_gpu(net: Path) -> None:
+    old = converted(net, WIDE).path
+    new = Path(shutil.copytree(old, net / "new"))
+    assert run_verify(new, against=old).ok
+    half = onnx.load(new / "half.onnx")
+    for tensor in half.graph.initializer:
+        if tensor.name == "second/half":
+            weights = onnx.numpy_helper.to_array(tensor) * np.float16(1.02)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(weights, tensor.name))
+    onnx.save(half, new / "half.onnx")
+    refinish(new)
+    lines = run_verify(new, against=old).regressions
+    assert lines
+    assert all(" of half.onnx at stored" in line for line in lines)
+    assert any("off exported by up to " in line or "its error grew" in line for line in lines)
 
 
 def test_another_precision_takes_it_away(net: Path) -> None:
