@@ -11,7 +11,9 @@ from onnx import TensorProto, helper
 
 from pipeline._half import _UNROUNDED, write_rounded
 from pipeline._onnx_file import save_model
+from pipeline.compare import run_onnx
 from pipeline.failure import called, origin_of
+from pipeline.polygraphy_log import collected
 from pipeline.stored import Feed
 
 _LARGEST = float(np.finfo(np.float16).max)
@@ -27,26 +29,19 @@ def first_overflow(model: Path, feed: Feed) -> str:
         model: the one that is to be in half precision.
         feed: the inputs by name.
     """
-    import onnxruntime
-
     with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         path = Path(folder) / model.name
-        write_rounded(model, path, plain=True)
-        proto = onnx.load(path)
-        values = _watch(proto.graph)
-        save_model(proto, path, external=any(path.parent.glob(f"{path.name}.*")))
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 4
-        names = list(values.values())
         try:
-            session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
-            largest = session.run(names, dict(feed))
-        except Exception:  # ONNX Runtime's own: this is advice, not the comparison
+            write_rounded(model, path, plain=True)
+            proto = onnx.load(path)
+            values = _watch(proto.graph)
+            save_model(proto, path, external=any(path.parent.glob(f"{path.name}.*")))
+            with collected():
+                outputs = next(run_onnx(path, [feed]))
+        except Exception:  # the libraries' own: this is advice, and the comparison's words stand
             return ""
-    for source, size in zip(values, largest, strict=True):
+    for source, largest in values.items():
+        size = outputs[largest]
         if not float(size) <= _LARGEST:
             name = source.partition(_UNROUNDED)[0].removesuffix("/half")
             node = next((n for n in proto.graph.node if source in n.output), None)

@@ -128,12 +128,19 @@ def _who(node: onnx.NodeProto) -> str:
     return called(node) + origin_of(node)
 
 
+_PHASES = {
+    "half precision": "while half precision was written into it:",
+    "parse": "while it parsed",
+    "build": "while it built",
+}
+
+
 def _doing(graph: Graph, said: Said, found: Found) -> str:
     """What the process that died was doing, as far as the trail tells."""
     if said.phase.startswith("plugin "):
         return f"while it loaded the {said.phase}"
     if not found.nodes:
-        what = {"parse": "while it parsed", "build": "while it built"}.get(said.phase, "on")
+        what = _PHASES.get(said.phase, "on")
         return f"{what} {graph.path.name}; nothing says at which node"
     first = found.nodes[0]
     if found.sure:

@@ -161,10 +161,6 @@ def test_a_case_in_half_is_near(case: Case) -> None:
     onnx.checker.check_model(half)
     onnx.checker.check_model(rounded(half))
     feeds = [case.feeds(shapes) for shapes in case.shapes]
-    try:
-        run_reference(model.SerializeToString(), feeds)
-    except Exception:
-        pytest.skip("ONNX Runtime does not run the case itself")
     for feed in feeds:
         assert near(model, rounded(half), feed) < 4e-3
 
@@ -177,8 +173,7 @@ def test_layers_are_told_what_the_graph_says(case: Case) -> None:
     builder = trt.Builder(logger)
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, logger)
-    if not parser.parse(half_of(case)[1].SerializeToString()):
-        pytest.skip("TensorRT-RTX does not parse the case")
+    assert parser.parse(half_of(case)[1].SerializeToString())
     inputs = [network.get_input(n) for n in range(network.num_inputs)]
     halves = frozenset(t.name for t in inputs if t.dtype == trt.float16)
     found = _mixed.types_of(_mixed.layers_of(trt, network), halves)
