@@ -24,6 +24,8 @@ from pipeline.errors import InputError
 from pipeline.measure import size_text
 
 KEY = ("model", "options", "sizes", "runner", "precision", "gpu")
+# Of the norm of torch's outputs: what is further off computes something else, or other weights
+APART = 0.05
 Record = dict[str, Any]
 Whose = tuple[str, tuple[str, ...]] | None
 
@@ -222,6 +224,12 @@ def floor_of(
         return min(of_model, key=lambda f: float(f["work"]["operations"]), default=None)
     same = [f for f in of_model if (whose(f) or ("", ()))[1] == artifact[1]]
     return next((f for f in same if whose(f) == artifact), same[0] if same else None)
+
+
+def apart(record: Mapping[str, Any]) -> bool:
+    """True where it is known to compute something else than torch in float32."""
+    error = record.get("error")
+    return bool(record.get("error_why")) or (error is not None and not error <= APART)
 
 
 def best_compiled(

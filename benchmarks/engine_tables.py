@@ -16,7 +16,9 @@ from typing import Any
 
 import floors
 from engine_results import (
+    APART,
     Record,
+    apart,
     artifacts_of,
     best_compiled,
     find,
@@ -46,11 +48,10 @@ ORT_CLOCK = (
     "onnxruntime's times are by a wall clock around calls that wait for their results; the "
     "engine's and torch's are by CUDA events, without that wait."
 )
-# Of the norm of torch's outputs: what is further off computes something else, or other weights
-APART = 0.05
 APART_NOTE = (
-    f"no ratio: its outputs are off torch's in float32 by more than {APART:.0%} of their norm. "
-    "They are wrong, or of other weights (another torch draws other random ones)."
+    f"no ratio: outputs are off torch's in float32 by more than {APART:.0%} of their norm, or of "
+    "another shape, or not finite. They are wrong, or of other weights (another torch draws other "
+    "random ones)."
 )
 # Options that say where something is on a machine, not what is measured; each has a value
 _PLACES = ("--torch-python", "--torch-path", "--reference", "--json")
@@ -73,10 +74,8 @@ def tables(content: Mapping[str, Any]) -> str:
             speed, floor = _speed(content, of_precision, model, precision, rates)
             used |= {gpu} if floor else set()
             parts += [f"{precision}, against {torch}; median milliseconds:", "", speed, ""]
-            off = {label(r) for r in of_precision if "median_ms" in r and _apart(r)}
-            parts += [
-                line for name in sorted(off) for line in (f"{name or model}: {APART_NOTE}", "")
-            ]
+            off = {label(r) or r["runner"] for r in of_precision if "median_ms" in r and apart(r)}
+            parts += [line for name in sorted(off) for line in (f"{name}: {APART_NOTE}", "")]
             parts += [_rest(of_precision), ""]
         unmeasured = _unmeasured(records)
         parts += [*unmeasured, ""] if unmeasured else []
@@ -118,7 +117,8 @@ def _speed(
                     size_text(sizes) or "fixed", text, _number(floor),
                     *map(_median, [*made, *others]),
                     _ratio(best, mine),
-                    f"{mine['median_ms'] / floor:.1f}" if mine and floor else "-",
+                    f"{mine['median_ms'] / floor:.1f}"
+                    if mine and floor and not apart(mine) else "-",
                 )
             )  # fmt: skip
     return _markdown(header, rows), floored
@@ -128,13 +128,13 @@ def _ratio(best: Record | None, mine: Record | None) -> str:
     """Of torch.compile's time over the engine's, if both compute the same."""
     if best is None or mine is None:
         return "-"
-    if _apart(mine):
-        return f"off by {mine['error']:.1e}"
-    return f"**{best['median_ms'] / mine['median_ms']:.2f}**"
-
-
-def _apart(record: Record) -> bool:
-    return (record.get("error") or 0.0) > APART
+    for record, name in ((mine, ""), (best, "torch.compile ")):
+        if apart(record):
+            error = record.get("error")
+            return f"{name}{record.get('error_why') or f'off by {error:.1e}'}"
+    ratio = f"{best['median_ms'] / mine['median_ms']:.2f}"
+    known = all(r.get("error") is not None for r in (mine, best))
+    return f"**{ratio}**" if known else f"{ratio} (outputs not compared)"
 
 
 def _rest(records: Sequence[Record]) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 import floors
 from engine_results import (
     Record,
+    apart,
     extent,
     find,
     groups,
@@ -56,6 +57,7 @@ def series(records: Sequence[Record]) -> Series:
     """(runner, precision) to its (sizes, median in ms), from small to large; behind the runner
     ``: artifact`` where it was measured of several in that precision."""
     found: Series = {}
+    records = [r for r in records if not apart(r)]
     sizes = sizes_of(records)
     measured = {
         (r["runner"], r["precision"], whose(r)): label(r) for r in records if "median_ms" in r

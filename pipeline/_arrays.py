@@ -87,6 +87,8 @@ def host_array(port: Port, value: Any) -> np.ndarray[Any, Any]:
     """
     if not isinstance(value, np.ndarray):
         raise InputError(_no_array(port, value))
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(f"{port.name}: is a masked array; give its values (.filled(VALUE))")
     array: np.ndarray[Any, Any] = value
     if array.dtype != port.dtype:
         narrowed = array.dtype == port.declared == np.int64 and port.dtype == np.int32

@@ -213,6 +213,33 @@ class Events:
                 break
 
 
+class Turns:
+    """The order of the calls that name no stream, of all engines on a GPU.
+
+    Every engine has a stream of its own for them, and these are not ordered with each other; but
+    who names no stream can't know that there is more than one.
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: tuple[int, Event] | None = None
+
+    def enter(self, stream: int, own: int) -> None:
+        """On an engine's own stream: makes it wait for the call before, if another engine's."""
+        last = self._last
+        if stream == own and last is not None and last[0] != own:
+            last[1].wait(own)
+
+    def leave(self, stream: int, own: int, event: Event) -> None:
+        """A call is enqueued, and over by then."""
+        if stream == own:
+            self._last = own, event
+
+
+_TURNS: dict[int, Turns] = {}
+
+
 class Device:
     """One GPU, and what all arrays of an engine on it share.
 
@@ -221,6 +248,7 @@ class Device:
 
     Attributes:
         own: the stream of calls that name none; ordered with the legacy default stream.
+        turns: the order of these calls, among all engines on the GPU.
         copies: the stream on which results are copied to the host, beside other calls.
         alone: there is no other GPU, so that this one is always the current one.
 
@@ -238,6 +266,7 @@ class Device:
             self.gpu = _gpu(index)
             check(rt.cudaSetDevice(index), f"choosing GPU {index}")  # makes its context
             self.own = Stream(blocking=True)
+            self.turns = _TURNS.setdefault(index, Turns())
             self.copies = Stream(blocking=False)
             self.events = Events()
 

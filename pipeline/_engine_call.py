@@ -122,7 +122,9 @@ def call_device(
                 places.append(found[0])
                 keep.append(value)
     with runs.lock:
+        device.turns.enter(handle, own)
         done, event = runs.run(shapes, values, places, handle, out)
+        device.turns.leave(handle, own, event)
         for other in others:
             other.used_until(event)
         if out:

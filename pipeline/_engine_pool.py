@@ -8,7 +8,9 @@ back to its pool, and is given out again for the same slot (a tensor's name):
   or streams come and go;
 - everywhere after the events of those who used it on other streams.
 
-A stream's handle is never used after the call that named it: the caller may have destroyed it.
+A stream's handle is never used after the call that named it: the caller may have destroyed it. It
+is compared, though: a stream that was destroyed with work pending, and whose handle was given out
+again, would count as the same one, so that callers keep streams until they are through.
 """
 
 from __future__ import annotations

@@ -29,6 +29,11 @@ _DTYPES = {
     "FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "INT64": "int64",
     "BOOL": "bool", "UINT8": "uint8",
 }  # fmt: skip
+# what the model says, and what a TensorRT that lacks it computes in its place
+_NARROWED = {
+    (np.dtype(np.int64), np.dtype(np.int32)),
+    (np.dtype(np.float64), np.dtype(np.float32)),
+}
 _FULL = ("out of memory", "outofmemory", "could not be allocated", "memory allocation failure")
 _LOGS: dict[str, Log] = {}
 
@@ -183,6 +188,11 @@ def _ports(
             )
         dtype = np.dtype(_DTYPES[kind])
         port = Port(name, dtype, np.dtype(declared.get(name, dtype)), on_host)
+        if port.declared != dtype and (port.declared, dtype) not in _NARROWED:
+            raise ArtifactError(
+                f"{where}: its plan has {name} in {dtype}, its manifest in {port.declared}: they "
+                f"do not belong together; run `pipeline build {where}`"
+            )
         (inputs if is_input else outputs).append(port)
     for word, ports, names in (
         ("inputs", inputs, [t.name for t in manifest.inputs]),

@@ -20,6 +20,7 @@ from pipeline.stored import Feed
 from pipeline.tensors import Input, Tolerance
 
 RunAll = Callable[[Sequence[Feed]], Iterable[Feed]]
+Part = tuple[str, str]  # what is wrong, and in which output
 ROWS = "batch rows"
 
 
@@ -117,10 +118,11 @@ def why_no_rows(batch: Batch | None, points: Sequence[PointInfo]) -> str:
 
 @dataclass(frozen=True)
 class RowsFound:
-    """The check, and what was found against it, by part; also where that is forgiven."""
+    """The check, and what was found against it: how far, by part and output; also where that is
+    forgiven."""
 
     info: CheckInfo
-    against: Mapping[str, str]
+    against: Mapping[Part, float]
 
 
 def check_rows(
@@ -131,7 +133,7 @@ def check_rows(
     smaller: int | None,
     tolerance: Mapping[str, Tolerance],
     *,
-    forgiven: Collection[str] = (),
+    forgiven: Collection[Part] = (),
     seed: int = 0,
 ) -> RowsFound:
     """Whether each row of a batch stands for itself, within the tolerance.
@@ -146,7 +148,7 @@ def check_rows(
         sizes: of all dims; at least two rows.
         smaller: another size of the batch, or None.
         tolerance: by output name.
-        forgiven: parts that the reference fails, too: told, no fault.
+        forgiven: parts that the reference fails, too, in the same output: told, no fault.
         seed: for the inputs' values.
 
     Raises:
@@ -166,7 +168,7 @@ def check_rows(
     except Exception as error:  # every library has its own
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         return RowsFound(CheckInfo(ROWS, name, dict(sizes), False, f"fails: {first}"), {})
-    against: dict[str, str] = {}
+    against: dict[Part, float] = {}
     for key in sorted(batch.rows & plain.keys()):
         a, b, c = plain[key], same[key], reverse[key]
         parts = [
@@ -179,19 +181,32 @@ def check_rows(
         for part, want, got in parts:
             far, within = apart(want, got, tolerance[key])
             if not within:
-                against.setdefault(part, f"{part}: {key} by up to {far:.3g}")
+                against[part, key] = far
     return RowsFound(_info(name, sizes, against, forgiven), against)
 
 
 def _info(
-    name: str, sizes: Mapping[str, int], against: Mapping[str, str], forgiven: Collection[str]
+    name: str, sizes: Mapping[str, int], against: Mapping[Part, float], forgiven: Collection[Part]
 ) -> CheckInfo:
-    bad = [text for part, text in against.items() if part not in forgiven]
-    meant = [text for part, text in against.items() if part in forgiven]
-    text = "; ".join(bad) or ("" if meant else "each row stands for itself")
+    bad = _told({part: far for part, far in against.items() if part not in forgiven})
+    meant = _told({part: far for part, far in against.items() if part in forgiven})
+    text = bad or ("" if meant else "each row stands for itself")
     if meant:
-        text += f"{'; ' if bad else ''}as the model has it: {'; '.join(meant)}"
+        text += f"{'; ' if bad else ''}as the model has it: {meant}"
     return CheckInfo(ROWS, name, dict(sizes), not bad, text)
+
+
+def _told(against: Mapping[Part, float]) -> str:
+    """Each part with the output that is the furthest off, and how many others there are."""
+    parts: dict[str, list[tuple[float, str]]] = {}
+    for (part, key), far in against.items():
+        parts.setdefault(part, []).append((far, key))
+    texts = []
+    for part, found in parts.items():
+        far, key = max(found, key=lambda pair: pair[0])
+        more = f", and {len(found) - 1} more outputs" if len(found) > 1 else ""
+        texts.append(f"{part}: {key} by up to {far:.3g}{more}")
+    return "; ".join(texts)
 
 
 def _with_rows(
@@ -208,7 +223,7 @@ def check_models(
     torch_run: RunAll | None,
     tolerance: Mapping[str, Tolerance],
     seed: int = 0,
-) -> tuple[list[CheckInfo], frozenset[str]]:
+) -> tuple[list[CheckInfo], frozenset[Part]]:
     """The rows of the ONNX files, and what of them the model means.
 
     Args:
@@ -218,10 +233,10 @@ def check_models(
         torch_run: the torch module.
 
     Returns:
-        One check a model, and the parts that are forgiven to an engine.
+        One check a model, and what is forgiven to an engine: parts, each in one output.
     """
     checks: list[CheckInfo] = []
-    forgiven: frozenset[str] = frozenset()
+    forgiven: frozenset[Part] = frozenset()
     for name, run in models.items():
         found = check_rows(
             name, run, batch, sizes, smaller, tolerance, forgiven=forgiven, seed=seed

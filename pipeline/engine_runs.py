@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline import compare
 from pipeline.artifact import PLAN
-from pipeline.batch_rows import ROWS, Batch, check_rows
+from pipeline.batch_rows import ROWS, Batch, Part, check_rows
 from pipeline.compare import Announce, Job, Runs
 from pipeline.declared import profiles_of
 from pipeline.engine_checks import Checked, Fitting, Run, Subject, check_engine
@@ -144,7 +144,7 @@ def run_engine(
     feeds: Sequence[Feed],
     job: Job,
     batch: Batch | None,
-    forgiven: Collection[str],
+    forgiven: Collection[Part],
     announce: Announce,
     watch: Stopwatch,
 ) -> EngineRuns:
@@ -207,7 +207,7 @@ def _rows(
     profile: Profile,
     points: Sequence[Point],
     job: Job,
-    forgiven: Collection[str],
+    forgiven: Collection[Part],
 ) -> Checked:
     """The rows of a batch near the profile's opt, else at the first sizes with two rows that fit
     into the GPU's memory; a note in its place where there are none."""

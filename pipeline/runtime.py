@@ -121,9 +121,10 @@ class Engine:
     are read where they are, and `DeviceArray`s come out, without waiting for the GPU:
 
     - ``stream=`` (a handle, or torch's, cupy's or cuda.core's object): the run is enqueued there.
-      It waits for the producers of the inputs. The caller keeps the inputs' memory until the
-      stream is through, as for any kernel on it.
-    - without it, on a stream of the engine's own, which is ordered with the legacy default stream
+      It waits for the producers of the inputs. The caller keeps the inputs' memory, and the
+      stream, until it is through, as for any kernel on it.
+    - without it, on a stream of the engine's own, which is ordered with the calls of other engines
+      that name none, and with the legacy default stream
       (torch's, unless told otherwise) both ways: what was enqueued there before is done before,
       and what is enqueued there afterwards sees the outputs and may overwrite the inputs. The
       engine holds the inputs until it is through. Who overwrites an input on another stream has

@@ -25,6 +25,7 @@ from pipeline.artifact import (
 from pipeline.batch_rows import (
     ROWS,
     Batch,
+    Part,
     RunAll,
     cheap_sizes,
     check_models,
@@ -228,7 +229,7 @@ def _rows_of_models(
     job: Job,
     module: torch.nn.Module | None,
     seed: int,
-) -> tuple[Batch | None, list[CheckInfo], frozenset[str], list[str]]:
+) -> tuple[Batch | None, list[CheckInfo], frozenset[Part], list[str]]:
     """The batch, if there is one; the checks of the ONNX files' rows at the cheapest sizes; what of
     it the model means; and a note where there are no checks."""
     outputs = {o.name: o.shape for o in manifest.outputs}

@@ -62,7 +62,7 @@ def test_what_is_found(tmp_path: Path, text: str) -> None:
     batch = find_batch([X], {"y": ("b", 4)})
     assert batch is not None
     found = check_rows("exported", partial(run_onnx, path), batch, {"b": 4}, 2, TOLERANCE)
-    assert set(found.against) == GRAPHS[text]
+    assert set(found.against) == {(part, "y") for part in GRAPHS[text]}
     assert found.info.passed is (not GRAPHS[text])
     assert (found.info.name, found.info.run, found.info.sizes) == (
         "batch rows", "exported", {"b": 4},
@@ -183,7 +183,7 @@ def test_what_the_model_means_is_told_and_no_fault(tmp_path: Path, with_torch: b
     assert [check.run for check in checks] == ["exported", "rewritten"]
     assert all(check.passed for check in checks)
     assert all(check.detail.startswith(f"as the model has it: {OTHERS}: y") for check in checks)
-    assert forgiven == {OTHERS, SIZE}
+    assert forgiven == {(OTHERS, "y"), (SIZE, "y")}
 
 
 def test_torch_goes_before_what_was_exported(tmp_path: Path) -> None:
@@ -210,6 +210,29 @@ def test_a_rewrite_that_mixes_rows(tmp_path: Path) -> None:
     assert exported.passed and not rewritten.passed
     assert rewritten.detail.startswith(SAME)
     assert f"as the model has it: {OTHERS}" in rewritten.detail
+
+
+def test_what_is_meant_in_one_output_is_a_fault_in_another() -> None:
+    batch = find_batch([X], {"y": ("b", 4), "centred": ("b", 4)})
+    assert batch is not None
+
+    def meant(feeds: Sequence[Feed]) -> Iterator[Feed]:
+        for feed in feeds:
+            x = feed["x"]
+            yield {"y": np.tanh(x), "centred": x - x.mean(0)}
+
+    def mixed(feeds: Sequence[Feed]) -> Iterator[Feed]:
+        for outputs in meant(feeds):
+            yield {**outputs, "y": outputs["y"] + outputs["y"][::-1].mean(0)}
+
+    tolerance = dict.fromkeys(("y", "centred"), TOLERANCE["y"])
+    runs = {"exported": meant, "rewritten": mixed}
+    (first, second), forgiven = check_models(batch, {"b": 4}, 2, runs, None, tolerance)
+    assert first.passed and forgiven == {(OTHERS, "centred"), (SIZE, "centred")}
+    assert not second.passed
+    assert second.detail.startswith(f"{OTHERS}: y by up to ")
+    engine = check_rows("engine", mixed, batch, {"b": 4}, 2, tolerance, forgiven=forgiven)
+    assert not engine.info.passed
 
 
 def spec(forward: Any) -> ModelSpec:

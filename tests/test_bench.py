@@ -314,7 +314,16 @@ def test_distance_of_outputs(tmp_path: Path) -> None:
     assert references.held_against([one, two], place) == {"error": None}
     references.keep([one, two], place)
     assert references.held_against([one, two], place) == {"error": 0}
-    assert references.held_against([one + 1, two], place)["error"] == pytest.approx(2**0.5 / 5)
+    assert references.held_against([one + 1, two], place)["error"] == pytest.approx(2**0.5 / 3)
+    # a small output beside a large one counts as much
+    references.keep([one * 1e6, two], place)
+    assert references.held_against([one * 1e6, -two], place)["error"] == 2.0
+    references.keep([one, two * 0], place)
+    assert references.held_against([one, two * 0], place) == {"error": 0.0}
+    assert references.held_against([one, two], place)["error_why"] == "torch gives zeros"
+    references.keep([one, two * np.nan], place)
+    assert references.held_against([one, two], place)["error_why"] == "torch's are not finite"
+    references.keep([one, two], place)
     assert references.held_against([one, two[0]], place)["error_why"] == (
         "shapes [[2], [1]], torch gives [[2], [1, 1]]"
     )

@@ -24,6 +24,7 @@ RATES = {"fp16": 790e12, "tf32": 395e12, "fp32": 67e12, "bandwidth": 4.3e12}
 def result(runner: str, ms: float, precision: str = "tf32", **more: Any) -> dict[str, Any]:
     base = {"model": "m", "options": [], "sizes": {"h": 8, "w": 9}, "gpu": "G", "artifact": "a"}
     rest = {"runs": 30, "p99_ms": 2 * ms, "least_ms": ms, "calls_per_second": 1e3 / ms}
+    rest |= {"error": 1e-5}
     return {**base, "runner": runner, "precision": precision, "median_ms": ms, **rest, **more}
 
 
@@ -59,6 +60,25 @@ def test_what_computes_something_else_has_no_ratio(results: engine_results.Resul
     text = engine_tables.tables(results.content)
     assert "| off by 3.5e-01 |" in text and "**" not in text
     assert f"a: {engine_tables.APART_NOTE}" in text
+
+
+@pytest.mark.parametrize(
+    ("runner", "more", "told"),
+    [
+        ("engine graph", {"error": None, "error_why": "not finite"}, "not finite"),
+        ("engine graph", {"error": float("nan")}, "off by nan"),
+        ("engine graph", {"error": None}, "2.50 (outputs not compared)"),
+        ("torch autotune-tf32", {"error": 1.0}, "torch.compile off by 1.0e+00"),
+        ("torch autotune-tf32", {"error": None}, "2.50 (outputs not compared)"),
+    ],
+)
+def test_what_is_not_known_to_compute_the_same_has_no_ratio(
+    results: engine_results.Results, runner: str, more: dict[str, object], told: str
+) -> None:
+    ms = 2.0 if runner == "engine graph" else 5.0
+    results.add({**result(runner, ms), **more})
+    text = engine_tables.tables(results.content)
+    assert f"| {told} |" in text and "**" not in text
 
 
 def test_the_table_holds_equal_precisions_together(results: engine_results.Results) -> None:

@@ -207,6 +207,9 @@ def test_other_shapes_types_and_whole_numbers_are_apart() -> None:
     for other in (a.T, a.astype(np.float64), None):
         assert apart(a, other, TOLERANCE["y"]) == (np.inf, False)
     assert apart(np.array([1000]), np.array([1001]), TOLERANCE["y"]) == (1.0, False)
+    # float64 has not all of these
+    assert apart(np.array([2**60]), np.array([2**60 + 5]), TOLERANCE["y"]) == (1.0, False)
+    assert apart(np.array([True]), np.array([False]), TOLERANCE["y"]) == (1.0, False)
     zero = apart(np.array([0.0], F32), np.array([-0.0], F32), TOLERANCE["y"])
     assert 0 < zero[0] < 1e-300 and zero[1]
 

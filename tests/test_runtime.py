@@ -182,6 +182,7 @@ def test_numpy_arrays() -> None:
         (X, [[1.0]], "x: is a list; give a numpy array, or an array on the GPU"),
         (X, 1.0, "x: is a float; give a numpy array"),
         (X, np.float32(1), "x: is a float32; give a numpy array"),
+        (X, np.ma.masked_less(x, 2), r"x: is a masked array; give its values \(.filled\(VALUE\)\)"),
         (X, None, "x: is a NoneType"),
         (
             IDS,
