@@ -1,6 +1,7 @@
 # Every target makes the virtual environment on first use; afterwards that is a no-op.
 MODEL ?= raft
 ARGS ?=
+WORKERS ?= 2
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
@@ -21,8 +22,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifacts/MODEL; more words in ARGS
 	$(RUN) -m pipeline convert $(if $(filter all,$(MODEL)),--all,$(MODEL)) $(ARGS)
 
-test: setup ## Run all tests (ARGS for pytest)
-	$(RUN) -m pytest $(ARGS)
+test: setup ## Run all tests, in WORKERS processes (ARGS for pytest)
+	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: setup ## Check style and types
 	$(RUN) -m ruff check .

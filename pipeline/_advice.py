@@ -85,6 +85,11 @@ ADVICE: tuple[Advice, ...] = (
         text=r"static dimensions that don't match",
     ),
     Advice(
+        "TensorRT only casts uint8: convert it right where it comes in, before it is moved, as in "
+        "image.float().permute(0, 3, 1, 2)",
+        text=r"has type UInt8",
+    ),
+    Advice(
         "this TensorRT is strongly typed: convert the whole module with .half(), or cast one side",
         text=r"must have same input types|first input has type",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -116,22 +117,34 @@ def traced(
     spec, module = with_outputs(spec, module, seed)
     spec = with_tolerance(spec, module, seed)
     new, program, refinements = trace(replace(spec, refine_dims=True), module, seed, Stopwatch())
-    found = narrowings(spec, new, refinements)
+    found = narrowings(spec, new.dims, new.rules, refinements)
     return [*found, *_guards(new, program)], replace(new, refine_dims=spec.refine_dims), module
 
 
-def narrowings(old: ModelSpec, new: ModelSpec, refinements: Sequence[str]) -> list[Finding]:
-    """What was narrowed, one finding each; it stands in the way where the dim is not `auto`."""
+def narrowings(
+    old: ModelSpec, dims: Mapping[str, Dim], rules: Sequence[str], refinements: Sequence[str]
+) -> list[Finding]:
+    """What was narrowed, one finding each; it stands in the way where a dim is not `auto`.
+
+    Args:
+        old: as it was asked for.
+        dims, rules: what was left of it.
+        refinements: what was narrowed and why, in words.
+    """
     found = []
-    for text in refinements:
-        for finding in rule_findings(text, old.dims):
-            own = old.auto(finding.dim)
-            do = (
-                f"nothing: narrowed to {finding.do.removeprefix('declare ')}" if own else finding.do
-            )
-            found.append(replace(finding, blocks=not own, do=do))
+    more = ", ".join(rule for rule in rules if rule not in old.rules)
+    for finding in (f for text in refinements for f in rule_findings(text, old.dims)):
+        words = re.findall(r"\w+", finding.what.partition(":")[0])
+        names = [finding.dim] if finding.do else [n for n in dict.fromkeys(words) if n in dims]
+        own = bool(names) and all(map(old.auto, names))
+        left = " and ".join(str(dims[name]) for name in names if name in dims)
+        left += f", with {more}" if len(names) > 1 and more else ""
+        declare = finding.do.removeprefix("declare ") or left
+        do = f"nothing: narrowed to {declare}" if own else f"declare {declare}"
+        found.append(replace(finding, blocks=not own, do=do))
     if found:
-        found.append(Finding("dims", f"what follows holds for {_range(new)} only"))
+        holds = ", ".join([*map(str, dims.values()), *rules])
+        found.append(Finding("dims", f"what follows holds for {holds} only"))
     return found
 
 

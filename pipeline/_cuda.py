@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any
 
 from cuda.bindings import driver
@@ -217,27 +218,36 @@ class Turns:
     """The order of the calls that name no stream, of all engines on a GPU.
 
     Every engine has a stream of its own for them, and these are not ordered with each other; but
-    who names no stream can't know that there is more than one.
+    who names no stream can't know that there is more than one. So each call waits for the last
+    one of every other engine.
     """
 
     __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        self._last: tuple[int, Event] | None = None
+        self._last: dict[int, Event] = {}
 
-    def enter(self, stream: int, own: int) -> None:
-        """On an engine's own stream: makes it wait for the call before, if another engine's."""
-        last = self._last
-        if stream == own and last is not None and last[0] != own:
-            last[1].wait(own)
+    def enter(self, stream: int, device: Device) -> None:
+        """On an engine's own stream: makes it wait for the other engines' calls so far."""
+        if stream == device.own.handle:
+            for number, event in tuple(self._last.items()):
+                if number != device.number:
+                    event.wait(stream)
 
-    def leave(self, stream: int, own: int, event: Event) -> None:
+    def leave(self, stream: int, device: Device, event: Event) -> None:
         """A call is enqueued, and over by then."""
-        if stream == own:
-            self._last = own, event
+        if stream != device.own.handle:
+            return
+        self._last[device.number] = event
+        if len(self._last) > _MOST_TURNS:  # of engines that are gone
+            for number, old in tuple(self._last.items()):
+                if old.over():
+                    self._last.pop(number, None)
 
 
-_TURNS: dict[int, Turns] = {}
+_TURNS: dict[int, Turns] = {}  # by GPU
+_NUMBERS = count()
+_MOST_TURNS = 4
 
 
 class Device:
@@ -248,6 +258,7 @@ class Device:
 
     Attributes:
         own: the stream of calls that name none; ordered with the legacy default stream.
+        number: of this object alone, as long as the process lives.
         turns: the order of these calls, among all engines on the GPU.
         copies: the stream on which results are copied to the host, beside other calls.
         alone: there is no other GPU, so that this one is always the current one.
@@ -257,11 +268,11 @@ class Device:
     """
 
     def __init__(self, index: int) -> None:
-        count = int(check(rt.cudaGetDeviceCount(), "counting the GPUs"))
-        if type(index) is not int or not 0 <= index < count:
-            raise InputError(f"device={index!r}: there are {count} GPUs here, from 0")
-        self.index = index
-        self.alone = count == 1
+        there = int(check(rt.cudaGetDeviceCount(), "counting the GPUs"))
+        if type(index) is not int or not 0 <= index < there:
+            raise InputError(f"device={index!r}: there are {there} GPUs here, from 0")
+        self.index, self.number = index, next(_NUMBERS)
+        self.alone = there == 1
         with self.current():
             self.gpu = _gpu(index)
             check(rt.cudaSetDevice(index), f"choosing GPU {index}")  # makes its context

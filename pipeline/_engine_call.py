@@ -122,9 +122,9 @@ def call_device(
                 places.append(found[0])
                 keep.append(value)
     with runs.lock:
-        device.turns.enter(handle, own)
+        device.turns.enter(handle, device)
         done, event = runs.run(shapes, values, places, handle, out)
-        device.turns.leave(handle, own, event)
+        device.turns.leave(handle, device, event)
         for other in others:
             other.used_until(event)
         if out:

@@ -23,10 +23,11 @@ from pipeline._check_findings import (
 )
 from pipeline.build import check_precision
 from pipeline.config import Config
+from pipeline.declared import dims_of
 from pipeline.dims import check_rules, kept_rules
 from pipeline.draft import chosen_profiles, draft
 from pipeline.errors import ConstraintError, InputError, PipelineError
-from pipeline.judge import RANGE_HINT
+from pipeline.judge import RANGE_HINT, TIES
 from pipeline.manifest import ComparisonInfo, Manifest
 from pipeline.memory import default_limit
 from pipeline.oracle import ORACLE
@@ -47,7 +48,7 @@ Announce = Callable[[str], None]
 _WHY = re.compile(
     r"(?P<why>off by .*?; the largest value is [^;]+|[^;]+)(?:; (?P<where>.*))?\Z", re.S
 )
-_RANGE = RANGE_HINT.removeprefix("; ")
+_RANGE, _TIES = (hint.removeprefix("; ") for hint in (RANGE_HINT, TIES))
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,9 @@ def _export(
     )
     assert manifest.export is not None
     if module is None:
-        found += dims.narrowings(asked, spec, manifest.export.refinements)
+        found += dims.narrowings(
+            asked, dims_of(manifest), manifest.rules, manifest.export.refinements
+        )
     return _Ready(spec, manifest, made)
 
 
@@ -262,8 +265,9 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
         first_at = f"first at {point.label} ({sizes}): {why}"
         what = f"{result.output} of {other} is not that of {one} at {times}, {first_at}"
         do = _mend(one, other)
-        if where.startswith(_RANGE):
-            do, where = _RANGE, where.removeprefix(_RANGE).removeprefix("; ")
+        for hint in (_RANGE, _TIES):
+            if where.startswith(hint):
+                do, where = hint, where.removeprefix(hint).removeprefix("; ")
         found.append(Finding("comparison", what, where, do, blocks=True))
     for beside in comparison.checks:
         if not beside.passed:

@@ -49,8 +49,9 @@ def add_options(sub: Any) -> None:
         "what it takes",
     )
     sub.add_argument(
-        "--tolerance", type=_tolerance, metavar="RTOL,ATOL",
-        help="of the comparison, where the source states none (default: measured)",
+        "--tolerance", type=_tolerance, metavar="RTOL,ATOL[,DIFFERING]",
+        help="of the comparison, where the source states none (default: measured); DIFFERING: the "
+        "share of integers that may differ",
     )  # fmt: skip
     engine_tolerance(sub)
 
@@ -58,7 +59,7 @@ def add_options(sub: Any) -> None:
 def engine_tolerance(sub: Any) -> None:
     """Adds ``--engine-tolerance``."""
     sub.add_argument(
-        "--engine-tolerance", type=_engine_tolerance, metavar="RTOL,ATOL",
+        "--engine-tolerance", type=_engine_tolerance, metavar="RTOL,ATOL[,DIFFERING]",
         help="of an engine in this precision, against the fp32 reference (default: what the "
         "source states for the precision, or else what it states for all)",
     )  # fmt: skip
@@ -105,9 +106,10 @@ def _engine_tolerance(text: str) -> Tolerance:
 
 
 def _tolerance(text: str) -> Tolerance:
-    """``1e-3,1e-4`` as a tolerance."""
+    """``1e-3,1e-4`` as a tolerance; ``1e-3,1e-4,1e-3``: of integers that share may differ."""
     try:
-        rtol, atol = (float(part) for part in text.split(","))
+        rtol, atol, *more = (float(part) for part in text.split(","))
+        (differing,) = more or [0.0]
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not RTOL,ATOL") from error
-    return Tolerance(rtol, atol, "given with --tolerance")
+        raise argparse.ArgumentTypeError(f"{text!r} is not RTOL,ATOL[,DIFFERING]") from error
+    return Tolerance(rtol, atol, "given with --tolerance", differing)

@@ -29,6 +29,7 @@ from pipeline.profiles import Point, Profile
 from pipeline.spec import Tolerance, padded_name
 from pipeline.stored import Feed
 from pipeline.timing import Stopwatch
+from pipeline.weak_parts import weak_parts
 
 if TYPE_CHECKING:
     import torch
@@ -254,6 +255,8 @@ def conclude(
     if job.untold and len(plan.run) > 1:
         infos = with_worst(infos, _STATE_IT)
     notes = [*plan.notes, *notes, *(_uncompared(infos, job) if pairs else ())]
+    if pairs:
+        notes += weak_parts(runs[pairs[0][0]], job.tolerance)
     if job.untold and any(in_precision(run) for run in runs):
         notes.append(f"no tolerance is stated for {job.precision} engines: held to the fp32 one")
     comparison = ComparisonInfo(job.memory_limit, tuple(infos), True, tuple(notes))
@@ -267,7 +270,7 @@ def _told(result: PairResult, job: Job) -> PairResult:
         return result
     if job.precision == "fp16" and why.startswith(f"{run} has NaN"):
         why += f" where {result.pair[0]} has none: {_OVERFLOW}"
-    elif job.untold and result.max_abs is not None:
+    elif job.untold and result.max_rel is not None:
         why += f"; {job.precision} has no tolerance of its own: {_STATE_IT}"
     return replace(result, why=why)
 

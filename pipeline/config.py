@@ -34,7 +34,7 @@ class Config:
             takes one; without it seeded random weights.
         target: a name out of `pipeline.target.TARGETS`.
         profiles: in place of the spec's own; as objects or as text (``h=135:440:2160``).
-        precision: ``fp32``, ``tf32``, or ``fp16`` where the target has a flag for it.
+        precision: ``fp32``, ``tf32``, or ``fp16``.
         shapes: further sizes to compare at, as text (``h=441,w=1023``).
         memory_limit: bytes that one run of the comparison may take by its estimate; by default
             half of the free memory, at most 6 GiB.

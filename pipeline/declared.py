@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import cast
 
 from pipeline.dims import Dim, DimExpr, Size
@@ -57,7 +57,7 @@ def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
         t = output.tolerance or manifest.tolerance
         if t is None:
             raise ArtifactError(f"output {output.name} has no tolerance: export it again")
-        found[output.name] = Tolerance(t.rtol, t.atol, t.why)
+        found[output.name] = Tolerance(**asdict(t))
     return found
 
 
@@ -65,7 +65,7 @@ def engine_tolerance_of(manifest: Manifest) -> Tolerance | None:
     """What all outputs of an engine of the manifest's precision are held to; None where that
     precision has no tolerance of its own, and `tolerances_of` holds."""
     t = manifest.engine_tolerance.get(manifest.precision)
-    return None if t is None else Tolerance(t.rtol, t.atol, t.why)
+    return None if t is None else Tolerance(**asdict(t))
 
 
 def engine_tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
@@ -78,12 +78,12 @@ def tolerance_info(tolerance: Tolerance | None) -> ToleranceInfo | None:
     """A tolerance as a manifest has it."""
     if tolerance is None:
         return None
-    return ToleranceInfo(tolerance.rtol, tolerance.atol, tolerance.why)
+    return ToleranceInfo(**asdict(tolerance))
 
 
 def engine_tolerance_info(tolerances: Mapping[str, Tolerance]) -> dict[str, ToleranceInfo]:
     """Tolerances of engines by precision, as a manifest has them."""
-    return {p: ToleranceInfo(t.rtol, t.atol, t.why) for p, t in tolerances.items()}
+    return {p: ToleranceInfo(**asdict(t)) for p, t in tolerances.items()}
 
 
 def with_tolerances(manifest: Manifest, spec: ModelSpec) -> Manifest:

@@ -345,6 +345,7 @@ def _disagreement(manifest: Manifest, place: Path) -> CompareError:
     lines = failures(manifest.comparison)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
     return CompareError(
-        f"model {manifest.name}: {lines[0]}{more}; {place} was left as it was",
+        f"model {manifest.name}: {lines[0]}{more}; {place} was "
+        + ("left as it was" if place.exists() else "not made"),
         detail="\n".join(lines),
     )

@@ -16,6 +16,10 @@ RANGE_HINT = (
     "; if its inputs' values are to blame, give the Input a range (--range NAME=LOW..HIGH, or low= "
     "and high=)"
 )
+TIES = (
+    "; if values tie there (an argmax), give what they are made of as an output, or state the "
+    "share that may differ (Tolerance(..., differing=0.001), --tolerance RTOL,ATOL,0.001)"
+)
 # output -> run -> the first run that had the same NaN and infinities
 Origins = Mapping[str, Mapping[str, str]]
 _JUDGED = 1 << 20  # elements of an output that Polygraphy is given
@@ -56,7 +60,7 @@ def judge(
         elif a.dtype.kind == "f":
             results.append(_numbers(pair, name, a, b, tolerance))
         else:
-            results.append(_equal(pair, name, a, b))
+            results.append(_equal(pair, name, a, b, tolerance.differing))
     return results
 
 
@@ -98,11 +102,14 @@ def _same_places(a: np.ndarray, b: np.ndarray) -> bool:
     return np.array_equal(odd, ~np.isfinite(b)) and np.array_equal(a[odd], b[odd], equal_nan=True)
 
 
-def _equal(pair: tuple[str, str], name: str, a: np.ndarray, b: np.ndarray) -> PairResult:
+def _equal(
+    pair: tuple[str, str], name: str, a: np.ndarray, b: np.ndarray, differing: float
+) -> PairResult:
     apart = int((a != b).sum())
     far = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) if a.size else 0.0
-    why = f"{apart} of {a.size} {a.dtype} values differ" if apart else ""
-    return PairResult(pair, name, far, None, not apart, why)
+    good = apart <= differing * a.size
+    why = "" if good else f"{apart} of {a.size} {a.dtype} values differ{TIES}"
+    return PairResult(pair, name, far, None, good, why)
 
 
 def _narrowed(a: np.dtype[Any], b: np.dtype[Any]) -> bool:

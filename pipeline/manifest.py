@@ -78,11 +78,13 @@ class InputInfo:
 
 @dataclass(frozen=True)
 class ToleranceInfo:
-    """Within `atol`, or within `rtol` of the reference, in every element; and why these numbers."""
+    """Within `atol`, or within `rtol` of the reference, in every element, and why these numbers;
+    `differing`: the share of integers that may differ."""
 
     rtol: float
     atol: float
     why: str
+    differing: float = 0.0
 
 
 @dataclass(frozen=True)

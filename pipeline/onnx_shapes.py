@@ -6,9 +6,11 @@ the dims' names, so that the file says ``h`` where the spec says ``h``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
 _LARGEST = 64  # divisor of a size
 _MOST = 1 << 14  # sizes of a dim at which a quotient is fitted
+_MOST_TRIED = 1 << 14  # combinations of sizes at which an expression may be constant
 
 
 @dataclass(frozen=True)
@@ -205,12 +208,18 @@ def output_shapes(
 
 
 def apply_names(
-    model: onnx.ModelProto, names: SymbolNames, outputs: Mapping[str, Sequence[int | str]]
+    model: onnx.ModelProto,
+    names: SymbolNames,
+    outputs: Mapping[str, Sequence[int | str]],
+    dims: Mapping[str, Dim] | None = None,
 ) -> None:
     """Renames every symbolic size of the graph, in place; outputs get the given shapes.
 
+    Args:
+        dims: by name; a size that is the same at all of theirs may be a number in the graph.
+
     Raises:
-        ExportError: the graph has a number where an output's size is no number.
+        ExportError: the graph has a number where an output's size is not always that.
     """
     cache: dict[str, str] = {}
     for value in values_of(model.graph):
@@ -218,6 +227,8 @@ def apply_names(
             if value.name in outputs:
                 size = outputs[value.name][axis]
                 if isinstance(size, str) and dim.HasField("dim_value"):
+                    if _always(size, dims or {}) == dim.dim_value:
+                        continue
                     raise ExportError(
                         f"output {value.name} axis {axis}: {size} is baked in as {dim.dim_value}"
                     )
@@ -228,6 +239,23 @@ def apply_names(
                 if text not in cache:
                     cache[text] = _input_name(names, text)
                 dim.dim_param = cache[text]
+
+
+def _always(size: str, dims: Mapping[str, Dim]) -> int | None:
+    """What an expression is at every size of its dims; None where it varies, or nobody knows."""
+    expression = DimExpr(size)
+    used = sorted(expression.names)
+    if not dims.keys() >= expression.names:
+        return None
+    ranges = [range(dims[n].min, dims[n].max + 1, dims[n].multiple_of) for n in used]
+    if math.prod(map(len, ranges)) > _MOST_TRIED:
+        return None
+    try:
+        every = (dict(zip(used, sizes, strict=True)) for sizes in product(*ranges))
+        values = {expression.value(sizes) for sizes in every}
+    except InputError:  # a division that is not exact
+        return None
+    return values.pop() if len(values) == 1 else None
 
 
 def _input_name(names: SymbolNames, text: str) -> str:

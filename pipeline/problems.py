@@ -65,8 +65,8 @@ def with_worst(points: Sequence[PointInfo], ending: str) -> list[PointInfo]:
         results = []
         for result in point.results:
             why = result.why
-            if why.endswith(ending):
-                far, share = worst[result.pair[1], result.output]
+            far, share = worst.get((result.pair[1], result.output), (0.0, 0.0))
+            if why.endswith(ending) and far:
                 why += f"; over all sizes up to {far:.2e}, {share:.2e} of the largest value"
             results.append(replace(result, why=why))
         told.append(replace(point, results=tuple(results)))

@@ -267,9 +267,10 @@ def _widened(new: Manifest, old: Manifest) -> list[str]:
         pairs.append((" of the engine", engine_tolerances_of(new), engine_tolerances_of(old)))
     return [
         f"tolerance of {name}{whose} widened: rtol {b.rtol} to {a.rtol}, atol {b.atol} to {a.atol}"
+        + (f", differing {b.differing} to {a.differing}" if a.differing > b.differing else "")
         for whose, now, before in pairs
         for name, b in before.items()
-        if (a := now.get(name, b)).rtol > b.rtol or a.atol > b.atol
+        if (a := now.get(name, b)).rtol > b.rtol or a.atol > b.atol or a.differing > b.differing
     ]
 
 

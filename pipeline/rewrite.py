@@ -9,7 +9,7 @@ same, a new node ``<name>/<short>`` inherits the metadata of ``<name>``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -232,20 +232,27 @@ def _warnings(
 
 
 def _narrowed(model: onnx.ModelProto, target: Target) -> tuple[str, ...]:
-    """A warning if integers of 64 bits come in where the target has 32."""
+    """Warnings where the target computes in less than the model says."""
     constants = {tensor.name for tensor in model.graph.initializer}
-    wide = [
-        value.name
-        for value in model.graph.input
-        if value.type.tensor_type.elem_type == onnx.TensorProto.INT64
-        and value.name not in constants
-    ]
-    if not wide or target.flavour != "tensorrt" or target.version >= (10,):
-        return ()
-    return (
-        f"{', '.join(wide)}: int64 is int32 on {target}; values beyond 2**31 - 1 come out wrong "
-        "there without an error",
-    )
+    ins = [value for value in model.graph.input if value.name not in constants]
+
+    def of(kind: int, values: Iterable[onnx.ValueInfoProto]) -> str:
+        return ", ".join(v.name for v in values if v.type.tensor_type.elem_type == kind)
+
+    warnings = []
+    wide = of(onnx.TensorProto.INT64, ins)
+    if wide and target.flavour == "tensorrt" and target.version < (10,):
+        warnings.append(
+            f"{wide}: int64 is int32 on {target}; values beyond 2**31 - 1 come out wrong there "
+            "without an error"
+        )
+    wide = of(onnx.TensorProto.DOUBLE, [*ins, *model.graph.output])
+    if wide:
+        warnings.append(
+            f"{wide}: float64 is float32 on {target}; what needs more than 7 digits comes out "
+            "wrong there without an error, which ONNX Runtime does not show"
+        )
+    return tuple(warnings)
 
 
 def _texts(model: onnx.ModelProto) -> Mapping[str, str]:

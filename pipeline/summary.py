@@ -42,8 +42,10 @@ def report_text(report: Report) -> str:
     manifest = report.manifest
     parts = [_head(report)]
     if report.unchanged:
+        own = manifest.model.source
+        reads = f"; files that {own} reads by itself are not looked at" if ":" in own else ""
         parts.append(
-            "Nothing changed since it was made: nothing was done (--force converts again)."
+            f"Nothing changed since it was made: nothing was done (--force converts again){reads}."
         )
         return "\n".join(parts)
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
@@ -65,9 +67,10 @@ def _verdict(manifest: Manifest) -> str:
 def _head(report: Report) -> str:
     manifest = report.manifest
     weights = manifest.model.weights
-    source = weights.file or "random" + (
-        f", seed {weights.seed}" if weights.seed is not None else ""
-    )
+    own = manifest.model.source
+    made = f"as {own} makes them" if ":" in own else "random"
+    seed = f", seed {weights.seed}" if weights.seed is not None else ""
+    source = weights.file or f"{made}{seed}"
     version = f" ({manifest.target.flavour} {manifest.target.version})" if manifest.build else ""
     return (
         f"{report.path}: {manifest.name}, weights {source}, "
@@ -189,10 +192,10 @@ def _tolerances(manifest: Manifest) -> list[str]:
     for t, names in outputs.items():
         whose = f" of {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "")
         whose = whose if len(outputs) > 1 else ""
-        lines.append(f"tolerance{whose}: rtol {t.rtol:g} or atol {t.atol:g} ({t.why})")
+        lines.append(f"tolerance{whose}: {t}")
     own = engine_tolerance_of(manifest)
     if own is not None:
-        lines.append(f"tolerance of the engine: rtol {own.rtol:g} or atol {own.atol:g} ({own.why})")
+        lines.append(f"tolerance of the engine: {own}")
     return lines
 
 

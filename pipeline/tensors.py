@@ -15,6 +15,9 @@ from pipeline.errors import InputError
 Precision = Literal["fp32", "tf32", "fp16"]
 
 
+_MOST_DIFFERING = 0.1  # more would pass a fault
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """How far two outputs may be apart: every element within `atol`, or within `rtol` of it.
@@ -22,11 +25,15 @@ class Tolerance:
     Polygraphy's ``elemwise`` check: ``|a - b| <= atol or |a - b| <= rtol * |b|``, b being the
     reference. Both are required: there is no default that anything passes. NaN and infinity
     never pass. ``why`` says where the numbers come from, and stands in the manifest.
+
+    Integers and booleans have to be equal, but for ``differing``, a share of an output's elements:
+    an ArgMax of values that tie takes either, and so does whoever rounds otherwise.
     """
 
     rtol: float
     atol: float
     why: str
+    differing: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rtol) and math.isfinite(self.atol)):
@@ -35,6 +42,14 @@ class Tolerance:
             raise InputError(f"tolerance rtol={self.rtol} atol={self.atol}: can't be negative")
         if self.rtol >= 1:
             raise InputError(f"tolerance rtol={self.rtol}: 1 or more passes anything")
+        if not 0 <= self.differing <= _MOST_DIFFERING:
+            raise InputError(
+                f"tolerance differing={self.differing}: must be a share of 0 to {_MOST_DIFFERING}"
+            )
+
+    def __str__(self) -> str:
+        more = f", {self.differing:g} of integers may differ" if self.differing else ""
+        return f"rtol {self.rtol:g} or atol {self.atol:g}{more} ({self.why})"
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,9 @@ class Done:
 
 
 def make(*words: str) -> list[str]:
-    """The command line of make, in the environment that the tests run in."""
-    return ["make", "--no-print-directory", f"VENV={sys.prefix}", *words]
+    """The command line of make, in the environment that the tests run in, and without the ARGS that
+    `make test` may have been given, which are pytest's."""
+    return ["make", "--no-print-directory", f"VENV={sys.prefix}", "ARGS=", *words]
 
 
 def run_make(*words: str) -> subprocess.CompletedProcess[str]:

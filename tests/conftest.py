@@ -70,14 +70,34 @@ NEEDS = {
 }
 
 
+def needed(item: pytest.Item) -> set[str]:
+    """Which of `NEEDS` a test asks for."""
+    return NEEDS.keys() & set(getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In several processes: a file's tests stay in one, for their fixtures, and so do all files
+    that need the long commands; these come first."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    together = {item.path for item in items if needed(item)}
+    items.sort(key=lambda item: item.path not in together)
+    for item in items:
+        name = "beside" if item.path in together else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Starts the long commands that a test asks for. What the imports made is no garbage:
-    collections leave it out from here on (0.2 s each)."""
+    collections leave it out from here on (0.2 s each).
+
+    One of several processes starts each of them when it is waited for: another has these tests.
+    """
     gc.collect()
     gc.freeze()
-    if not session.config.option.collectonly:
-        used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-        BESIDE.start(command for name in used & NEEDS.keys() for command in NEEDS[name])
+    if not session.config.option.collectonly and not hasattr(session.config, "workerinput"):
+        used = {name for item in session.items for name in needed(item)}
+        BESIDE.start(command for name in used for command in NEEDS[name])
 
 
 def pytest_sessionfinish() -> None:

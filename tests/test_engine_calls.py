@@ -110,7 +110,7 @@ def test_arrays_without_weak_references_are_asked_for_each_time(asked: list[int]
         Broken(),
         None,
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_not_plain_is_left_to_the_other_way(asked: list[int], value: Any) -> None:
     del asked

@@ -82,6 +82,36 @@ def test_without_one_it_is_held_to_the_others_and_the_error_is_told(tmp_path: Pa
     assert not engine.passed and "tolerance" not in failed[0] and not notes
 
 
+def test_integers_have_no_tolerance_to_state(tmp_path: Path) -> None:
+    """An argmax in fp16: other labels where two values tie."""
+    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")
+    job = Job(
+        {"x": (N, 4)}, {"y": ("n", 4)}, {"y": TIGHT}, [Point(p, {"n": 2}) for p in ("a", "b")],
+        2**20, precision="fp16",
+    )  # fmt: skip
+    plan = plan_points(job, tmp_path / "model.onnx")
+    labels = np.zeros((2, 4), np.int64)
+    other = labels.copy()
+    other[0, 0] = 3
+    runs = {"torch": [{"y": labels}] * 2, "half": [{"y": other}] * 2}
+    info = conclude(plan, runs, [("torch", "half")], job)
+    assert failures(info)[0].startswith("y of half against torch at a (n=2): 1 of 8 int64 values")
+    assert "differing=0.001" in failures(info)[0] and "state one" not in failures(info)[0]
+    stated = dataclasses.replace(job, engine_tolerance=Tolerance(1e-2, 1e-2, "ties", 0.1))
+    assert conclude(plan, runs, [("torch", "half")], stated).passed is False  # 1 of 8
+    runs["half"] = [{"y": np.tile(other, (1, 2))}] * 2
+    runs["torch"] = [{"y": np.tile(labels, (1, 2))}] * 2
+    (result,) = judge("torch", "half", runs["torch"][0], {"y": other[:, :0]}, TIGHT)
+    assert not result.passed
+    more = np.tile(labels, (1, 5))
+    few = more.copy()
+    few[0, :4] = 1
+    (result,) = judge("torch", "half", {"y": more}, {"y": few}, stated.tolerances("half"))
+    assert result.passed and result.max_abs == 1.0
+    with pytest.raises(InputError, match=r"differing=0\.2: must be a share of 0 to 0\.1"):
+        Tolerance(0, 0, "-", 0.2)
+
+
 def test_overflow_is_called_so(tmp_path: Path) -> None:
     (_, engine), _, _ = judged(tmp_path, np.inf, "fp16", WIDE)
     assert not engine.passed

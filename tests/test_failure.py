@@ -174,6 +174,13 @@ CASES = (
         ("the Mul node ad: ", "must have same input types", "Float and Half", "strongly typed"),
     ),
     Case(
+        "bytes that are moved",
+        "g (uint8[1,h,3] x) => (float[1,3,h] y) { [tr] z = Transpose<perm=[0,2,1]>(x) "
+        "y = Cast<to=1>(z) }",
+        {"h": (2, 4, 8)},
+        ("the Transpose node tr: ", "has type UInt8", "convert it right where it comes in"),
+    ),
+    Case(
         "words that name an op only",
         "g (float[1,2,h,8] q, float[1,2,h,8] k) => (float[1,2,h,8] y) "
         "{ v = Relu(k) [at] y = Attention(q, k, v) }",

@@ -347,3 +347,13 @@ def test_int64_inputs_are_said_to_be_narrowed_below_10(tmp_path) -> None:
     (warning,) = rewrite(source, tmp_path / "out.onnx", OLD).warnings
     assert warning.startswith("ids: int64 is int32 on tensorrt-8.6")
     assert not rewrite(source, tmp_path / "out.onnx", RTX).warnings
+
+
+@pytest.mark.parametrize("target", [OLD, RTX])
+def test_float64_is_said_to_be_narrowed_everywhere(tmp_path, target) -> None:
+    text = "g (double[n] x, float[n] z) => (double[n] y, float[n] u) { y = Neg(x) u = Neg(z) }"
+    source = save(
+        onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), tmp_path
+    )
+    (warning,) = rewrite(source, tmp_path / "out.onnx", target).warnings
+    assert warning.startswith(f"x, y: float64 is float32 on {target}")

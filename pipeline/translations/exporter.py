@@ -15,7 +15,7 @@ from pipeline.custom_ops import find_plugin
 from pipeline.errors import ExportError
 from pipeline.plugins import PLUGINS
 from pipeline.plugins._base import DOMAIN
-from pipeline.translations import pools, translation_table
+from pipeline.translations import integers, pools, translation_table
 from pipeline.translations.recurrent import dynamic_time
 
 
@@ -91,11 +91,22 @@ def _check_called(program: torch.export.ExportedProgram, missed: set[Any]) -> No
     """Raises if an op of the program got past its translation."""
     for node in _calls(program):
         # not arithmetic of sizes: it may be there for a guard only
-        if isinstance(node.target, torch._ops.OpOverload) and node.target in missed and node.users:
+        op = isinstance(node.target, torch._ops.OpOverload) and node.target in missed
+        if op and node.users and not _of_floats(node):
             raise ExportError(
                 f"{node.target}{_line(node)} did not reach its translation: torch "
                 f"{torch.__version__} decomposes it in another way than torch 2.13"
             )
+
+
+def _of_floats(node: torch.fx.Node) -> bool:
+    """True for floats of an op whose translation is for integers alone."""
+    value = node.meta.get("val")
+    return (
+        node.target in integers.OF_INTEGERS
+        and isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+    )
 
 
 def _refuse_indices(program: torch.export.ExportedProgram) -> None:

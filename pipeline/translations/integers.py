@@ -112,6 +112,8 @@ def trunc(value: Any) -> Any:
 
 
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+# torch's exporter makes another op of them where a float has an int beside it
+OF_INTEGERS = (aten.remainder.Scalar,)
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     operator.floordiv: floordiv,
     operator.mod: mod,
