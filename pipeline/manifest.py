@@ -21,7 +21,7 @@ from pipeline._records import decode, encode, fail
 from pipeline.errors import ArtifactError
 from pipeline.target import Flavour
 
-SCHEMA = 3
+SCHEMA = 4
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool
