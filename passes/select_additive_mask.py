@@ -158,12 +158,13 @@ def _roots(tensor: gs.Tensor, known: dict[int, frozenset[str]], depth: int = 0) 
         if any(is_op(maker, op) for op in _PRODUCTS):
             kinds = frozenset({"product"})
         elif any(is_op(maker, op) for op in (*_SUMS, *_SCALES, *_MOVES, "Cast")) and depth < _DEEP:
-            used = parts if any(is_op(maker, op) for op in (*_SUMS, *_SCALES)) else parts[:1]
-            found = frozenset[str]().union(*(_roots(t, known, depth + 1) for t in used))
-            if any(is_op(maker, op) for op in _SCALES):
-                kinds = found & {"product"} or kinds
-            elif found:
-                kinds = found  # an input that is moved alone is not known to come out right
+            scaled = any(is_op(maker, op) for op in _SCALES)
+            used = parts if scaled or any(is_op(maker, op) for op in _SUMS) else parts[:1]
+            found = [_roots(t, known, depth + 1) for t in used]
+            if scaled:
+                found = [one for one in found if "product" in one]
+            # an input that is moved alone is not known to come out right
+            kinds = frozenset[str]().union(*found) or kinds
         known[id(tensor)] = kinds
     return known[id(tensor)]
 

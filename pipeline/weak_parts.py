@@ -54,7 +54,9 @@ def _root_mean_square(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
     total, count = 0.0, 0
     for array in arrays:
         rest = tuple(n for n in range(array.ndim) if n != axis)
-        total = total + np.square(array, dtype=np.float64).sum(rest)
+        wide = array.astype(np.float32) if array.dtype == np.float16 else array
+        with np.errstate(over="ignore"):
+            total = total + np.square(wide).sum(rest, dtype=np.float64)
         count += array.size // array.shape[axis]
     return np.asarray(np.sqrt(total / count))
 

@@ -101,6 +101,9 @@ CASES: tuple[Case, ...] = (
           "p = Sigmoid(s)", "{-2}", "near miss", not_for=_NO_KERNEL),
     _case("a branch that varies", "low = Mul(scores, c) m = Where(on, zero, low) "
           "s = Add(scores, m) p = Softmax<axis=-1>(s)", "{-2}", "refusal"),
+    _case("a bias before the scale", "f = Cast<to=1>(mask) b = Unsqueeze(f, axes) "
+          "eight = Constant<value_float=8.0>() biased = Add(scores, b) scaled = Div(biased, eight) "
+          "m = Where(on, zero, c) s = Add(scaled, m) p = Softmax<axis=-1>(s)", kind="refusal"),
     _case("a constant bias", "bias = Constant<value = float[1,4,1,1] {0.5, -0.5, 1.0, -1.0}>() "
           "s = Add(scores, bias) p = Softmax<axis=-1>(s)", kind="near miss"),
     _case("more masks than are selected", "n0 = ReduceMax<keepdims=1>(mask) off = Less(mask, n0) "
