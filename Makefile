@@ -23,7 +23,7 @@ convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifact
 	$(RUN) -m pipeline convert $(if $(filter all,$(MODEL)),--all,$(MODEL)) $(ARGS)
 
 test: setup ## Run all tests, in WORKERS processes (ARGS for pytest)
-	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) $(ARGS)
 
 lint: setup ## Check style and types
 	$(RUN) -m ruff check .

@@ -6,6 +6,8 @@ one waits for it (the `beside` fixture).
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import re
 import shlex
@@ -14,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,6 +87,15 @@ KNOWN: dict[str, Callable[[Path], Command]] = {  # in this order
 }
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits until no other process of the tests runs a command in the folder."""
+    name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    with Path(tempfile.gettempdir(), f"beside-{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 class Beside:
     """Runs `KNOWN`'s commands, each once, in a thread; to be closed."""
 
@@ -120,6 +132,10 @@ class Beside:
         folder = Path(self._place.name, name, "here")
         folder.mkdir(parents=True)
         command = KNOWN[name](folder)
+        with _alone(command.folder) if command.folder == ROOT else nullcontext():
+            return self._started(command, folder)
+
+    def _started(self, command: Command, folder: Path) -> Done:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the tests have ended")

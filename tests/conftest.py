@@ -75,23 +75,11 @@ def needed(item: pytest.Item) -> set[str]:
     return NEEDS.keys() & set(getattr(item, "fixturenames", ()))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In several processes: a file's tests stay in one, for their fixtures, and so do all files
-    that need the long commands; these come first."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    together = {item.path for item in items if needed(item)}
-    items.sort(key=lambda item: item.path not in together)
-    for item in items:
-        name = "beside" if item.path in together else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(name))
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Starts the long commands that a test asks for. What the imports made is no garbage:
     collections leave it out from here on (0.2 s each).
 
-    One of several processes starts each of them when it is waited for: another has these tests.
+    Of several processes each starts one when it waits for it: which has these tests is not known.
     """
     gc.collect()
     gc.freeze()
