@@ -57,7 +57,8 @@ def make(*words: str) -> list[str]:
 
 def run_make(*words: str) -> subprocess.CompletedProcess[str]:
     """Runs make in the repository."""
-    return subprocess.run(make(*words), cwd=ROOT, capture_output=True, text=True)
+    with _alone(ROOT):
+        return subprocess.run(make(*words), cwd=ROOT, capture_output=True, text=True)
 
 
 def raft(_: Path) -> Command:
