@@ -33,9 +33,9 @@ def weak_parts(
     """
     found = []
     for name in dict.fromkeys(name for feed in outputs for name in feed):
-        tolerance = tolerances if isinstance(tolerances, Tolerance) else tolerances[name]
+        tolerance = tolerances if isinstance(tolerances, Tolerance) else tolerances.get(name)
         arrays = [o[name] for o in outputs if name in o and o[name].size]
-        if not arrays or arrays[0].dtype.kind != "f" or not tolerance.atol:
+        if not arrays or arrays[0].dtype.kind != "f" or tolerance is None or not tolerance.atol:
             continue
         rank = arrays[0].ndim
         for axis in sorted({1, rank - 1} if rank <= 3 else {1}):
