@@ -27,15 +27,15 @@ from typing import Any
 
 import onnx
 
-from pipeline.child import Child
-from pipeline.gpu import Gpu, find_gpu, why_not
+from pipeline.build.try_graph import attempt
+from pipeline.commands.still_needed import apply, installed_target
+from pipeline.machine.child import Child
+from pipeline.machine.gpu import Gpu, find_gpu, why_not
+from pipeline.machine.target import Target, installed_version
 from pipeline.passes import DEFAULT_PASSES
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.cases import CASES
 from pipeline.passes.cases.measured import MEASURED
-from pipeline.still_needed import apply, installed_target
-from pipeline.target import Target, installed_version
-from pipeline.trial import attempt
 
 Row = dict[str, Any]
 Verdicts = dict[str, dict[str, tuple[str, str]]]

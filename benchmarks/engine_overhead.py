@@ -31,14 +31,15 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, save
 
-from pipeline.artifact import PLAN, Artifact
-from pipeline.declared import dims_of, inputs_of, profiles_of
-from pipeline.dims import kept_rules, shape_at
+import pipeline
+from pipeline.artifact.artifact import PLAN, Artifact
+from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
+from pipeline.artifact.manifest import now
+from pipeline.commands.bench.measure import size_text
 from pipeline.errors import EngineError, InputError, PipelineError
-from pipeline.gpu import why_not
-from pipeline.manifest import now
-from pipeline.measure import size_text
-from pipeline.target import TARGETS, find_target, installed_version, use
+from pipeline.machine.gpu import why_not
+from pipeline.machine.target import TARGETS, find_target, installed_version, use
+from pipeline.spec.dims import kept_rules, shape_at
 
 TURNS = 2000
 GOAL = 20.0  # microseconds
@@ -62,7 +63,7 @@ class Bare:
     """A plan run by TensorRT's own calls, in its first profile."""
 
     def __init__(self, artifact: Artifact) -> None:
-        from pipeline._trt import Log
+        from pipeline.runtime.bindings import Log
 
         trt = use(find_target(artifact.manifest.target.name))
         self._runtime = trt.Runtime(Log.of(trt).logger)  # the first one is kept for the process
@@ -78,7 +79,7 @@ class Bare:
 
     def make_outputs(self, most: Shapes) -> list[Any]:
         """Memory for the outputs at the largest shapes; it has to be held."""
-        from pipeline.bench import OnGpu
+        from pipeline.commands.bench.bench import OnGpu
 
         for name in self.inputs:
             self.context.set_input_shape(name, most[name])
@@ -100,7 +101,7 @@ class Feeds:
     """Inputs on the GPU at any sizes of the first profile, in the same memory."""
 
     def __init__(self, artifact: Artifact, dtypes: Mapping[str, np.dtype[Any]]) -> None:
-        from pipeline.bench import OnGpu
+        from pipeline.commands.bench.bench import OnGpu
 
         manifest = artifact.manifest
         self._inputs, self._dtypes = inputs_of(manifest), dtypes
@@ -137,12 +138,12 @@ class Feeds:
 
 def overhead(artifact: Artifact, turns: int) -> list[dict[str, Any]]:
     """Microseconds of the host in a call: TensorRT's own, Engine's, and the difference."""
-    from pipeline import _cuda, runtime
-    from pipeline._cuda_graph import Graph
-    from pipeline.bench import OnGpu
+    from pipeline.commands.bench.bench import OnGpu
+    from pipeline.runtime import cuda as _cuda
+    from pipeline.runtime.cuda_graph import Graph
 
     rows = []
-    with runtime.load(artifact.path) as engine:
+    with pipeline.load(artifact.path) as engine:
         bare = Bare(artifact)
         feeds = Feeds(artifact, bare.dtypes)
         held = bare.make_outputs(feeds.shapes(feeds.profile.sizes(2)))
@@ -220,7 +221,8 @@ def _own_output(outputs: Mapping[str, Any], inputs: Mapping[str, Part]) -> dict[
 
 def steady(artifact: Artifact, calls: int, *, numpy: bool) -> dict[str, Any]:
     """Bytes in use after the first hundred calls of random sizes and after all of them."""
-    from pipeline import _cuda, runtime
+    from pipeline.runtime import cuda as _cuda
+    from pipeline.runtime import engine as runtime
 
     with runtime.load(artifact.path) as engine:
         feeds = Feeds(artifact, Bare(artifact).dtypes)
@@ -256,8 +258,8 @@ def steady(artifact: Artifact, calls: int, *, numpy: bool) -> dict[str, Any]:
 
 def tiny(folder: Path) -> Artifact:
     """A converted y = relu(x) + x, for the TensorRT that is here."""
-    from pipeline.config import Config
-    from pipeline.driver import run
+    from pipeline.convert.driver import run
+    from pipeline.spec.config import Config
 
     target = next((t for t in TARGETS.values() if _covers(t)), None)
     if target is None:

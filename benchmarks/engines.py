@@ -44,11 +44,11 @@ from engine_tables import tables
 from references import as_written, option_texts
 from torch_baselines import VARIANTS
 
-from pipeline.artifact import Artifact
-from pipeline.declared import dims_of, profiles_of
+from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.declared import dims_of, profiles_of
+from pipeline.commands.bench.measure import Method, size_text, sizes_to_time
 from pipeline.errors import PipelineError
-from pipeline.gpu import find_gpu
-from pipeline.measure import Method, size_text, sizes_to_time
+from pipeline.machine.gpu import find_gpu
 from pipeline.models import MODELS
 
 HERE = Path(__file__).resolve().parent

@@ -50,7 +50,7 @@ class Amount:
     def add(self, kind: Any, times: float) -> None:
         from onnx import helper
 
-        from pipeline._carried_sizes import element_count
+        from pipeline.graph.sizes.carried import element_count
 
         dtype = helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)
         count = (element_count(kind) or 0) * times
@@ -116,7 +116,7 @@ def times(
 
 def count(path: Path, shapes: Mapping[str, Sequence[int]], trips: int | None = None) -> Work:
     """Counts one model at these shapes of its inputs; `trips`: of loops whose count is an input."""
-    from pipeline.memory import Estimator
+    from pipeline.graph.memory import Estimator
 
     estimator = Estimator(path)
     graph, sizes = estimator.graph, estimator.sizes(shapes)
@@ -157,7 +157,7 @@ class _Walk:
     def _body(
         self, node: Any, attribute: Any, sizes: Any, fixed: Collection[str], runs: float
     ) -> set[str]:
-        from pipeline._carried_sizes import body_key, known_dims
+        from pipeline.graph.sizes.carried import body_key, known_dims
 
         body = sizes.bodies.get(body_key(node, attribute.name))
         if body is None or not body.types:  # a branch that is not taken
@@ -175,7 +175,7 @@ class _Walk:
         return self.graph(attribute.g, body, set(fixed) - inner, runs * trips) & set(sizes.types)
 
     def _node(self, node: Any, sizes: Any, runs: float) -> None:
-        from pipeline._carried_sizes import element_count
+        from pipeline.graph.sizes.carried import element_count
 
         kinds = [sizes.types.get(name) for name in node.output if name]
         if any(kind is None or element_count(kind) is None for kind in kinds):
@@ -209,7 +209,7 @@ def _operations(node: Any, sizes: Any) -> float | None:
     """Of a product or convolution; 0 of anything else; None where it can't be told."""
 
     def dims(place: int) -> list[int]:
-        from pipeline._carried_sizes import known_dims
+        from pipeline.graph.sizes.carried import known_dims
 
         return [n or 0 for n in known_dims(sizes.types[node.input[place]])]
 
@@ -243,10 +243,10 @@ def _einsum(node: Any, shapes: Sequence[Sequence[int]]) -> float | None:
 
 def count_artifact(place: Path, shapes: Sequence[str], trips: int | None) -> list[dict[str, Any]]:
     """One record for each size of an artifact's model."""
-    from pipeline.artifact import Artifact
-    from pipeline.declared import dims_of, inputs_of, profiles_of
-    from pipeline.dims import shape_at
-    from pipeline.measure import sizes_to_time
+    from pipeline.artifact.artifact import Artifact
+    from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
+    from pipeline.commands.bench.measure import sizes_to_time
+    from pipeline.spec.dims import shape_at
 
     artifact = Artifact.open(place)
     manifest = artifact.manifest

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from pipeline.dims import evaluate
+from pipeline.spec.dims import evaluate
 
 
 def peak() -> int:

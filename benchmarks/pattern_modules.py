@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.dims import Dim
-from pipeline.spec import Input
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input
 
 B = Dim("b", 1, 2, 4)
 H, W = Dim("h", 16, 24, 90), Dim("w", 16, 32, 85)

@@ -29,17 +29,17 @@ import onnx
 import torch
 from pattern_modules import PATTERNS, Pattern
 
-from pipeline.child import Child
-from pipeline.config import Config
-from pipeline.dims import Dim
-from pipeline.driver import run
+from pipeline.artifact.manifest import Manifest
+from pipeline.build.try_graph import attempt, differs
+from pipeline.convert.driver import run
 from pipeline.errors import CompareError, PipelineError
-from pipeline.examples import quiet
-from pipeline.manifest import Manifest
-from pipeline.profiles import Profile, points
-from pipeline.spec import ModelSpec, Output, Tolerance
-from pipeline.target import DEFAULT_TARGET, find_target
-from pipeline.trial import attempt, differs
+from pipeline.machine.child import Child
+from pipeline.machine.target import DEFAULT_TARGET, find_target
+from pipeline.probe.eager import quiet
+from pipeline.spec.config import Config
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import ModelSpec, Output, Tolerance
+from pipeline.spec.profiles import Profile, points
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "passes.md"
 BEGIN, END = "<!-- patterns: begin -->", "<!-- patterns: end -->"
@@ -54,7 +54,7 @@ row is a small torch module with dynamic sizes (`benchmarks/pattern_modules.py`)
 - *with the pipeline*: `pipeline.run` on the same module and sizes. `refused` is an error that says
   why, before anything wrong is handed out.
 - *passes*: the rewrite passes that changed the graph. Where none did and the naive path is wrong,
-  it was mended at export (`pipeline/translations`).
+  it was mended at export (`pipeline/export/ops`).
 """
 LIMIT = 240.0  # seconds for one pattern by one way
 Feed = dict[str, np.ndarray]

@@ -19,12 +19,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pipeline.child import Child
-from pipeline.summary import table
+from pipeline.commands.report import table
+from pipeline.machine.child import Child
 
 _VIT = """
 import sys, torch
-from pipeline.models._torchvision import import_torchvision
+from pipeline.machine.libraries import import_torchvision
 import_torchvision()
 from torchvision.models import vit_b_16
 torch.manual_seed(0)
@@ -70,8 +70,8 @@ def _default_models(folder: Path) -> list[Path]:
 
 
 def _rows(model: Path, folder: Path) -> list[dict[str, Any]]:
-    from pipeline.oracle import why_not_asked
-    from pipeline.target import TARGETS
+    from pipeline.build.shape_inference import why_not_asked
+    from pipeline.machine.target import TARGETS
 
     rtx = TARGETS["rtx-1.7"]
     rows = []
@@ -103,8 +103,8 @@ def measure(model: Path, out: Path, target: Any) -> dict[str, Any]:
     import onnx_ir.passes.common  # noqa: F401
     import onnxruntime  # noqa: F401
 
-    from pipeline.rewrite import rewrite
-    from pipeline.timing import Stopwatch, peak_memory, reset_peak_memory
+    from pipeline.machine.resources import Stopwatch, peak_memory, reset_peak_memory
+    from pipeline.rewrite.rewrite import rewrite
 
     reset_peak_memory()
     held = peak_memory() or 0
@@ -124,7 +124,7 @@ def measure(model: Path, out: Path, target: Any) -> dict[str, Any]:
 
 def layers(model: Path) -> int:
     """Layers of the network that TensorRT-RTX's parser makes of the file, before any fusion."""
-    from pipeline.target import TARGETS, use
+    from pipeline.machine.target import TARGETS, use
 
     trt = use(TARGETS["rtx-1.7"])
     logger = trt.Logger(trt.Logger.ERROR)

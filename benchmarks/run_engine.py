@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from references import as_written, held_against, option_texts, reference_file
 
-from pipeline.artifact import Artifact
-from pipeline.declared import dims_of, inputs_of, profiles_of
+from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
+from pipeline.artifact.manifest import Manifest
+from pipeline.commands.bench.measure import Method, WallClock, input_sets, sizes_to_time, timed
 from pipeline.errors import InputError, PipelineError
-from pipeline.manifest import Manifest
-from pipeline.measure import Method, WallClock, input_sets, sizes_to_time, timed
 from pipeline.models import MODELS
 
 Record = dict[str, Any]
@@ -52,8 +52,8 @@ def main() -> int:
 
 def run_engine(arguments: argparse.Namespace) -> Iterator[Record]:
     """`pipeline bench`, and the distance of its results from torch's."""
-    from pipeline import runtime
-    from pipeline.bench import bench
+    from pipeline.commands.bench.bench import bench
+    from pipeline.runtime import engine as runtime
 
     method = Method(arguments.repeat, arguments.seconds)
     report = bench(arguments.artifact, shapes=arguments.shape, method=method)

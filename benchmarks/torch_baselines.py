@@ -18,9 +18,10 @@ take minutes, and a variant that fails stops no other. Each size is compiled for
 
 Under autocast the weights of matrix products and convolutions are stored in float16 beforehand (see
 `torch_module.store_half`): the same numbers, without a cast of every weight at every call.
-Inputs, repeats and what is timed are those of `pipeline.measure`, as for the engine. A padded model
-(RAFT) is padded by torch's own pad and cropped. With --reference the outputs of eager-fp32 for the
-first inputs are kept there, and ``error`` is the distance to them: ||out - ref|| / ||ref||.
+Inputs, repeats and what is timed are those of `pipeline.commands.bench.measure`, as for the
+engine. A padded model (RAFT) is padded by torch's own pad and cropped. With --reference the
+outputs of eager-fp32 for the first inputs are kept there, and ``error`` is the distance to
+them: ||out - ref|| / ||ref||.
 Memory is the most that torch's allocator took of the GPU beyond the inputs: what the GPU has left
 would also tell of other processes, and came out below zero beside some. On a CPU, where the scripts
 are tried out, autocast is to bfloat16.
@@ -44,10 +45,17 @@ from children import lines
 from references import held_against, keep, reference_file
 from torch_module import flat, half_type, module_of, store_half
 
-from pipeline.dims import Dim
+from pipeline.commands.bench.measure import (
+    Method,
+    WallClock,
+    input_sets,
+    size_text,
+    sizes_to_time,
+    timed,
+)
 from pipeline.errors import PipelineError
-from pipeline.measure import Method, WallClock, input_sets, size_text, sizes_to_time, timed
-from pipeline.profiles import Profile
+from pipeline.spec.dims import Dim
+from pipeline.spec.profiles import Profile
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ def run_variant(
 
 
 def _spec(arguments: argparse.Namespace) -> Any:
-    from pipeline.registry import find_spec
+    from pipeline.source.zoo import find_spec
 
     options: dict[str, Any] = {}
     for text in arguments.option:

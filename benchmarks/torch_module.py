@@ -33,7 +33,7 @@ def store_half(module: Any, half: Any) -> None:
 
 def flat(result: Any) -> list[Any]:
     """The tensors in what a model returns, in order."""
-    from pipeline.module import flat_outputs
+    from pipeline.export.module import flat_outputs
 
     return list(flat_outputs(result))
 
@@ -43,10 +43,10 @@ def module_of(spec: Any, weights: Path | None) -> Any:
     import torch
     from torch.nn.functional import pad
 
-    from pipeline.dims import Dim
-    from pipeline.module import flat_outputs, made
-    from pipeline.padding import factors
-    from pipeline.spec import amounts
+    from pipeline.export.module import flat_outputs, made
+    from pipeline.export.padding import factors
+    from pipeline.spec.dims import Dim
+    from pipeline.spec.model import amounts
 
     spec, module = made(spec, weights)
     if spec.padding is None:

@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.dims import Dim
 from pipeline.errors import InputError
-from pipeline.spec import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ def save_linear(path: Path, inputs: int, outputs: int, weights: Path | None = No
     import torch
 
     from pipeline.models._seeded import seeded
-    from pipeline.weights import load_weights
+    from pipeline.spec.weights import load_weights
 
     layer = seeded(lambda: torch.nn.Linear(inputs, outputs), _SEED)
     if weights is not None:
@@ -75,8 +75,8 @@ def save_linear(path: Path, inputs: int, outputs: int, weights: Path | None = No
 
 
 def _build(inputs: int, outputs: int, weights: Path | None) -> torch.nn.Module:
-    from pipeline._program_module import ProgramModule
-    from pipeline.program_source import load_program
+    from pipeline.export.program import ProgramModule
+    from pipeline.source.program.spec import load_program
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "linear.pt2"

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.dims import Dim
 from pipeline.errors import InputError
-from pipeline.models._transformers import import_transformers
-from pipeline.profiles import Profile
-from pipeline.spec import Input, ModelSpec, Output, Tolerance
+from pipeline.models.transformers_library import import_transformers
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.profiles import Profile
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 _SEED = 0
 
 # Measured with the seeded weights of the default sizes over all sizes that are compared and random
-# masks (logits up to 5, keys and values up to 5); tests/test_llama_faults.py plants the faults that
-# have to be noticed, of which the smallest is an epsilon of 2e-6 instead of 1e-6 in one norm. Other
-# sizes and weights round otherwise: their tolerance is measured when they are converted.
+# masks (logits up to 5, keys and values up to 5); tests/models/test_llama_faults.py plants the
+# faults that have to be noticed, of which the smallest is an epsilon of 2e-6 instead of 1e-6 in one
+# norm. Other sizes and weights round otherwise: their tolerance is measured when they are
+# converted.
 _DEFAULTS = {"hidden": 128, "intermediate": 352, "layers": 2, "heads": 4, "kv_heads": 2}
 _DEFAULTS |= {"vocab": 1000, "max_length": 128}
 _TOLERANCE = Tolerance(
@@ -161,7 +162,7 @@ def _read_config(folder: Path, max_length: int) -> dict[str, int]:
 def _build(sizes: Mapping[str, int], max_length: int, weights: Path | None) -> torch.nn.Module:
     import torch
 
-    from pipeline.weights import load_weights
+    from pipeline.spec.weights import load_weights
 
     transformers = import_transformers()
     if weights is not None and weights.is_dir():
@@ -211,7 +212,7 @@ def _load_folder(kind: Any, folder: Path) -> torch.nn.Module:
     """The model of a checkpoint folder, in float32; every tensor has to be there."""
     import torch
 
-    from pipeline.examples import quiet
+    from pipeline.probe.eager import quiet
 
     log = logging.getLogger("transformers")
     level = log.level

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.dims import Dim
 from pipeline.errors import InputError
-from pipeline.spec import Input, ModelSpec, Output, Padding, Tolerance
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Padding, Tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +22,9 @@ _CORRELATIONS = ("volume", "on_demand")
 _UPDATES = ("split", "torchvision")
 
 # In pixels. Measured with the seeded weights and 12 updates over all sizes that are compared
-# (largest flow 7 and 24 px); tests/test_raft.py plants the faults that have to be noticed, of
-# which the smallest is an InstanceNorm epsilon of 1e-4 instead of 1e-5 in a single node.
+# (largest flow 7 and 24 px); tests/models/test_raft.py plants the faults that have to be
+# noticed, of which the smallest is an InstanceNorm epsilon of 1e-4 instead of 1e-5 in a
+# single node.
 _TOLERANCE = Tolerance(
     rtol=1e-4,
     atol=3e-4,
@@ -112,8 +113,8 @@ def _build(
 ) -> torch.nn.Module:
     import torch
 
-    from pipeline.models._torchvision import import_torchvision
-    from pipeline.weights import load_weights
+    from pipeline.machine.libraries import import_torchvision
+    from pipeline.spec.weights import load_weights
 
     import_torchvision()
     from torchvision.models import optical_flow

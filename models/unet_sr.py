@@ -9,16 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.dims import Dim
 from pipeline.errors import InputError
-from pipeline.spec import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
 if TYPE_CHECKING:
     import torch
 
 _SEED = 0
 # Measured over all sizes that are compared, with the seeded weights (largest value 2.2);
-# tests/test_unet_sr.py plants the faults that have to be noticed, of which the smallest is a
+# tests/models/test_unet_sr.py plants the faults that have to be noticed, of which the smallest is a
 # norm's epsilon of 1e-4 instead of 1e-5 in a single node.
 _TOLERANCE = Tolerance(
     rtol=1e-5,
@@ -64,7 +64,7 @@ def unet_sr(*, channels: int = 16) -> ModelSpec:
 def _build(channels: int, weights: Path | None) -> torch.nn.Module:
     from pipeline.models._seeded import seeded
     from pipeline.models._unet import UNet
-    from pipeline.weights import load_weights
+    from pipeline.spec.weights import load_weights
 
     model = seeded(lambda: UNet(channels), _SEED)
     if weights is not None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.dims import Dim
 from pipeline.errors import InputError
-from pipeline.spec import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _SEED = 0
 _IMAGE, _PATCH, _CLASSES = 224, 16, 1000
 # Measured on all twelve layers at every size that is compared (largest logit 2); the faults that
-# have to be noticed are in tests/test_vit.py, the smallest of them a position embedding resized
-# to 512 x 240 without antialias.
+# have to be noticed are in tests/models/test_vit.py, the smallest of them a position embedding
+# resized to 512 x 240 without antialias.
 _TOLERANCE = Tolerance(
     rtol=1e-5,
     atol=2e-5,
@@ -74,7 +74,7 @@ def _spec(name: str, layers: int, image: Input, *, any_size: bool) -> ModelSpec:
 
 def _build(layers: int, weights: Path | None, *, any_size: bool) -> torch.nn.Module:
     from pipeline.models._seeded import seeded
-    from pipeline.weights import load_weights
+    from pipeline.spec.weights import load_weights
 
     model: torch.nn.Module = seeded(lambda: _torchvision_vit(layers), _SEED)
     if weights is not None:
@@ -90,7 +90,7 @@ def _torchvision_vit(layers: int) -> Any:
     """vit_b_16, or a shallower one, with random values where torchvision starts with zeros."""
     import torch
 
-    from pipeline.models._torchvision import import_torchvision
+    from pipeline.machine.libraries import import_torchvision
 
     import_torchvision()
     from torchvision.models import VisionTransformer

@@ -1,7 +1,7 @@
 """The rewrite passes, in the order in which they run.
 
 The list is all there is: no pass is registered anywhere else. Each runs only where its target
-needs it (see `pipeline.passes._base.Pass.needed_by`).
+needs it (see `pipeline.passes.infra.Pass.needed_by`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pipeline.passes import (
     spread_deconv,
     widen_mean_square,
 )
-from pipeline.passes._base import Change, Needs, Pass, PassResult
+from pipeline.passes.infra import Change, Needs, Pass, PassResult
 
 __all__ = ["DEFAULT_PASSES", "Change", "Needs", "Pass", "PassResult"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Change,
     Pass,
@@ -21,9 +21,9 @@ from pipeline.passes._base import (
     label,
     walk,
 )
-from pipeline.passes._chain import Chain
-from pipeline.passes._sizes import elements_of
-from pipeline.passes._values import Value
+from pipeline.passes.lib.chain import Chain
+from pipeline.passes.lib.sizes import elements_of
+from pipeline.passes.lib.values import Value
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     Needs,
     Pass,
     PassResult,

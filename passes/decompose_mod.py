@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     FROM_10,
     RTX,
     Change,
@@ -28,7 +28,7 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._chain import Chain
+from pipeline.passes.lib.chain import Chain
 
 _INTEGERS = (np.int32, np.int64)
 _MOST = 64  # nodes between a Mod and the Shape that it comes from

@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Change,
     Pass,
@@ -36,8 +36,8 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._chain import Chain
-from pipeline.passes._dims import reduce, unsqueeze, widen, work_dtype
+from pipeline.passes.lib.chain import Chain
+from pipeline.passes.lib.dims import reduce, unsqueeze, widen, work_dtype
 
 _LIMB = 30  # bits taken at a time
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")

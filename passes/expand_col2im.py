@@ -15,7 +15,7 @@ import math
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Pass,
     PassResult,
@@ -23,9 +23,9 @@ from pipeline.passes._base import (
     each,
     values_of,
 )
-from pipeline.passes._chain import Chain
-from pipeline.passes._dims import floor_div, is_half, join, size_of, widen, work_dtype
-from pipeline.passes._values import Value
+from pipeline.passes.lib.chain import Chain
+from pipeline.passes.lib.dims import floor_div, is_half, join, size_of, widen, work_dtype
+from pipeline.passes.lib.values import Value
 from pipeline.passes.spread_deconv import spread
 
 _MOST_AXES = 3  # of a ConvTranspose in TensorRT

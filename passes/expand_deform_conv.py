@@ -18,15 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Pass,
     PassResult,
     Refused,
     each,
 )
-from pipeline.passes._chain import Chain
-from pipeline.passes._dims import (
+from pipeline.passes.lib.chain import Chain
+from pipeline.passes.lib.dims import (
     is_half,
     join,
     rank_of,
@@ -36,7 +36,7 @@ from pipeline.passes._dims import (
     widen,
     work_dtype,
 )
-from pipeline.passes._values import Value
+from pipeline.passes.lib.values import Value
 
 
 @dataclass(frozen=True)

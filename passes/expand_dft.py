@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Pass,
     PassResult,
@@ -27,8 +27,8 @@ from pipeline.passes._base import (
     each,
     values_of,
 )
-from pipeline.passes._chain import Chain
-from pipeline.passes._dims import (
+from pipeline.passes.lib.chain import Chain
+from pipeline.passes.lib.dims import (
     floor_div,
     is_half,
     rank_of,
@@ -37,8 +37,8 @@ from pipeline.passes._dims import (
     widen,
     work_dtype,
 )
-from pipeline.passes._sizes import dims_of, elements_of
-from pipeline.passes._values import Value
+from pipeline.passes.lib.sizes import dims_of, elements_of
+from pipeline.passes.lib.values import Value
 
 _MOST = 2**28  # elements of a matrix
 _STORED = 2**22  # above it even a matrix of static size is built in the graph

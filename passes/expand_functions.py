@@ -19,7 +19,7 @@ import onnx_graphsurgeon as gs
 from onnx.defs import OpSchema
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     BELOW_10,
     FROM_10,
     RTX,

@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Pass,
     PassResult,
     Refused,
     each,
 )
-from pipeline.passes._chain import Chain
-from pipeline.passes._dims import rank_of, size_of
+from pipeline.passes.lib.chain import Chain
+from pipeline.passes.lib.dims import rank_of, size_of
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Change,
     Pass,
@@ -23,9 +23,9 @@ from pipeline.passes._base import (
     label,
     walk,
 )
-from pipeline.passes._chain import Chain
-from pipeline.passes._known import depends_on_data
-from pipeline.passes._sizes import elements_of
+from pipeline.passes.lib.chain import Chain
+from pipeline.passes.lib.known import depends_on_data
+from pipeline.passes.lib.sizes import elements_of
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Change,
     Pass,
@@ -31,7 +31,7 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._resize import all_sizes, read, used_input, write_out
+from pipeline.passes.lib.resize import all_sizes, read, used_input, write_out
 
 _SCALES = 2
 

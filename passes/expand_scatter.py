@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Change,
     Pass,
@@ -34,8 +34,8 @@ from pipeline.passes._base import (
     label,
     walk,
 )
-from pipeline.passes._chain import Chain
-from pipeline.passes._dims import (
+from pipeline.passes.lib.chain import Chain
+from pipeline.passes.lib.dims import (
     is_half,
     join,
     product,
@@ -46,7 +46,7 @@ from pipeline.passes._dims import (
     widen,
     work_dtype,
 )
-from pipeline.passes._values import Value
+from pipeline.passes.lib.values import Value
 
 _PAIRS = 2**28
 _MAX_RANK = 8  # of TensorRT's tensors

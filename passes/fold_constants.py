@@ -19,7 +19,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Change,
     Pass,

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Change,
     Pass,
@@ -30,7 +30,7 @@ from pipeline.passes._base import (
     label,
     values_of,
 )
-from pipeline.passes._known import depends_on_data, known
+from pipeline.passes.lib.known import depends_on_data, known
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY_READ,
     Change,
     Pass,
@@ -30,7 +30,7 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._chain import Chain
+from pipeline.passes.lib.chain import Chain
 
 # LayerNormalization's float32 statistics are a loss for float64: left alone
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float16), onnx.TensorProto.BFLOAT16)

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import sympy
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     Change,
     Needs,
     Pass,
@@ -30,8 +30,8 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._chain import Chain
-from pipeline.passes._sizes import dims_of, elements_of
+from pipeline.passes.lib.chain import Chain
+from pipeline.passes.lib.sizes import dims_of, elements_of
 
 Dims = list[sympy.Expr]
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze")

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import onnx
 import onnx.inliner
 
-from pipeline._onnx_file import lightened, with_weights
-from pipeline.passes._base import EVERY, Change, Pass, PassResult
+from pipeline.graph.files import lightened, with_weights
+from pipeline.passes.infra import EVERY, Change, Pass, PassResult
 
 
 def keeping(names: frozenset[str]) -> Pass:

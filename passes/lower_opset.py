@@ -20,7 +20,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx.defs import OpSchema
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     BELOW_10,
     FROM_10,
     RTX,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import onnx
 
-from pipeline._onnx_file import lightened, with_weights
-from pipeline.passes._base import EVERY, Change, Pass, PassResult
+from pipeline.graph.files import lightened, with_weights
+from pipeline.passes.infra import EVERY, Change, Pass, PassResult
 
 _RANDOM = (
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",

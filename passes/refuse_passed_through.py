@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import FROM_10, RTX, Change, Pass, PassResult, label
+from pipeline.passes.infra import FROM_10, RTX, Change, Pass, PassResult, label
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     BELOW_10,
     RTX,
     Change,
@@ -30,7 +30,7 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._known import depends_on_data
+from pipeline.passes.lib.known import depends_on_data
 
 _LARGEST_K = 3840
 _ENDLESS = 2**31 - 1  # the parser takes such a number of iterations for none

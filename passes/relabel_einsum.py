@@ -10,7 +10,7 @@ import string
 
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     FROM_10,
     RTX,
     Change,

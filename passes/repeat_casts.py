@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import Change, Needs, Pass, PassResult, is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Needs, Pass, PassResult, is_op, label, values_of, walk
 
 _SIZES = ("Shape", "Size")
 # keep integers that are made of sizes such

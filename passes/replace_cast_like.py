@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import BELOW_10, Change, Pass, PassResult, is_op, label, walk
+from pipeline.passes.infra import BELOW_10, Change, Pass, PassResult, is_op, label, walk
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY,
     Change,
     Pass,
@@ -20,7 +20,7 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._chain import Chain
+from pipeline.passes.lib.chain import Chain
 
 
 def run(graph: gs.Graph) -> PassResult:

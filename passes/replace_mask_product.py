@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY_READ,
     Change,
     Pass,
@@ -29,7 +29,7 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._chain import Chain
+from pipeline.passes.lib.chain import Chain
 
 # keep the values of their first input
 _MOVES = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Slice", "Gather")

@@ -27,7 +27,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import sympy
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     BELOW_10,
     RTX,
     Change,
@@ -40,9 +40,9 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._chain import Chain
-from pipeline.passes._lift import Selection, identity_perm, selection_of
-from pipeline.passes._sizes import dims_of
+from pipeline.passes.lib.chain import Chain
+from pipeline.passes.lib.lift import Selection, identity_perm, selection_of
+from pipeline.passes.lib.sizes import dims_of
 
 _NO_LAYER = "which TensorRT-RTX has no layer for"
 _NO_INDEXING = "and TensorRT 8.6 builds no GatherND or ScatterND by such indices"

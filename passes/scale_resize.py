@@ -19,7 +19,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import sympy
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     Change,
     Needs,
     Pass,
@@ -32,7 +32,7 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._sizes import Elements, dims_of, elements_of
+from pipeline.passes.lib.sizes import Elements, dims_of, elements_of
 
 _SCALES, _SIZES = 2, 3
 

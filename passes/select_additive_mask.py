@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     BELOW_10,
     Change,
     Pass,
@@ -31,7 +31,7 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._chain import Chain
+from pipeline.passes.lib.chain import Chain
 
 # move values, whatever their type
 _MOVES = ("Identity", "Unsqueeze", "Squeeze", "Slice", "Reshape", "Transpose", "Expand")

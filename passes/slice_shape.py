@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     BELOW_10,
     Change,
     Pass,

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import (
+from pipeline.passes.infra import (
     EVERY_READ,
     Change,
     Pass,
@@ -28,7 +28,7 @@ from pipeline.passes._base import (
     values_of,
     walk,
 )
-from pipeline.passes._chain import Chain
+from pipeline.passes.lib.chain import Chain
 
 _HALF = np.dtype(np.float16)
 _FLOAT16 = int(onnx.TensorProto.FLOAT16)

@@ -14,8 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact import Artifact
-from pipeline.dims import Dim
+from pipeline.artifact.artifact import Artifact
 from pipeline.errors import (
     ArtifactError,
     BuildError,
@@ -29,16 +28,17 @@ from pipeline.errors import (
     RewriteError,
     TargetMissing,
 )
-from pipeline.profiles import Profile
-from pipeline.runtime import Engine, load
-from pipeline.spec import Input, ModelSpec, Output, Padding, Tolerance
+from pipeline.runtime.engine import Engine, load
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Padding, Tolerance
+from pipeline.spec.profiles import Profile
 
 if TYPE_CHECKING:
-    from pipeline.config import Config
-    from pipeline.driver import Report, run
+    from pipeline.convert.driver import Report, run
+    from pipeline.spec.config import Config
 
 # What converts needs onnx, what runs an engine does not: these come when they are asked for.
-_CONVERTING = {"Config": "config", "Report": "driver", "run": "driver"}
+_CONVERTING = {"Config": "spec.config", "Report": "convert.driver", "run": "convert.driver"}
 
 __all__ = [
     "Artifact",

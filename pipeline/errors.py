@@ -18,7 +18,7 @@ class PipelineError(Exception):
         self.detail = detail
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled with all that it carries (`pipeline.child` sends errors between processes)."""
+        """Pickled with all that it carries (`machine.child` sends errors between processes)."""
         return _restored, (type(self), self.args, dict(vars(self)))
 
 

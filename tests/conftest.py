@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 import tiny
-from beside import ROOT, SNIPPETS, Beside, Done
 from helpers import Run
 from quick_exports import keep_table
+from readme_commands import ROOT, SNIPPETS, Beside, Done
 
-from pipeline.artifact import Artifact
-from pipeline.cli import main
-from pipeline.config import Config
-from pipeline.driver import Report, run
+from pipeline.artifact.artifact import Artifact
+from pipeline.commands.main import main
+from pipeline.convert.driver import Report, run
+from pipeline.machine.target import TARGETS, bind_polygraphy, installed_version
 from pipeline.models import MODELS
-from pipeline.target import TARGETS, bind_polygraphy, installed_version
+from pipeline.spec.config import Config
 
 # Polygraphy is tied to a flavour of TensorRT when it is imported; whichever test comes first
 # shall not decide it.

@@ -6,7 +6,7 @@ that needs a GPU made of them is in `MEASURED`, by the target's name and the cas
 
 from __future__ import annotations
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.cases import (
     add_loop_condition,
     decompose_affine_grid,

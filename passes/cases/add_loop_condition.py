@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _ROWS = ({"x": (1, 4)}, {"x": (3, 5)})
 _CHOSEN = tuple({**shapes, "k": ()} for shapes in _ROWS)

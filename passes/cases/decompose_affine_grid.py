@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Failure, Kind
+from pipeline.passes.case import Case, Failure, Kind
 
 _PARSE: dict[str, Failure] = {"rtx-1.7": "parse"}
 _IMAGES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _CONSTANTS = "<float[3] a = {0.5, 1.5, -2.0}, float[3] b = {0.25, -1.0, 3.0}>"
 _NORM = "y = InstanceNormalization<epsilon=0.01>(x, a, b)"

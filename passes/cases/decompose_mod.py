@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.passes._case import Case, Failure, Kind, Shapes
+from pipeline.passes.case import Case, Failure, Kind, Shapes
 
 _IMAGES = ({"x": (1, 4, 5, 4)}, {"x": (2, 4, 8, 7)}, {"x": (1, 4, 40, 33)})
 # exact multiples are the places where a wrong remainder shows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind, Shapes
+from pipeline.passes.case import Case, Kind, Shapes
 
 _LINES: tuple[Shapes, ...] = ({"x": (2,), "z": (2,)}, {"x": (500,), "z": (500,)})
 _ALL = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind, Shapes
+from pipeline.passes.case import Case, Kind, Shapes
 
 
 def _dft(name: str, text: str, *shapes: tuple[int, ...], **more: Any) -> Case:

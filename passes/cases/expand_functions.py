@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.passes._case import Case, Failure, Kind, Shapes
+from pipeline.passes.case import Case, Failure, Kind, Shapes
 
 _IMAGES = ({"x": (1, 4, 3, 8)}, {"x": (2, 4, 6, 8)}, {"x": (2, 4, 9, 8)})
 _X = "(float[n,4,h,8] x)"

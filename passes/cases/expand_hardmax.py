@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Failure, Kind, Shapes
+from pipeline.passes.case import Case, Failure, Kind, Shapes
 
 _MATRICES: tuple[Shapes, ...] = ({"x": (2, 3)}, {"x": (5, 4)})
 

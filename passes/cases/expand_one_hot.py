@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.passes._case import Case, Failure, Kind, Shapes
+from pipeline.passes.case import Case, Failure, Kind, Shapes
 
 _ROWS = ({"x": (2, 5)}, {"x": (3, 9)})
 _INDICES = ({"x": (2, 5), "i": (2, 3)}, {"x": (3, 9), "i": (4, 3)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Failure, Kind
+from pipeline.passes.case import Case, Failure, Kind
 
 _SHAPES = ({"x": (1, 2, 3, 4)}, {"x": (2, 2, 12, 9)}, {"x": (1, 2, 29, 40)})
 _NC = "nc = Shape<end=2>(x) s = Concat<axis=0>(nc, k)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind, Shapes
+from pipeline.passes.case import Case, Kind, Shapes
 
 _SMALL: Shapes = {"x": (3, 4), "i": (2, 4), "u": (2, 4)}
 _LARGE = {"x": (6, 4), "i": (9, 4), "u": (9, 4)}

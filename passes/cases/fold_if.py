@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.passes._case import Case, Failure, Kind, Shapes
+from pipeline.passes.case import Case, Failure, Kind, Shapes
 
 _IMAGES = ({"x": (1, 3, 5, 4)}, {"x": (2, 3, 8, 7)})
 _ROWS = ({"x": (5, 3, 2)}, {"x": (8, 3, 2)})

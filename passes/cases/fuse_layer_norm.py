@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _SHAPES = tuple({"x": (n, s, 4)} for n, s in ((1, 2), (2, 5), (3, 9)))
 _ONES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _UP = ({"x": (1, 8, 2, 3)}, {"x": (2, 8, 5, 4)}, {"x": (3, 8, 9, 16)})
 _DOWN = ({"x": (1, 3, 2, 4)}, {"x": (2, 3, 10, 6)}, {"x": (3, 3, 16, 32)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _X = ({"x": (1, 3)}, {"x": (4, 3)})
 _LAST = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 
 _X = ({"x": (1, 3, 4)}, {"x": (2, 3, 5)}, {"x": (5, 3, 9)})
 

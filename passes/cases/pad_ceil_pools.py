@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Failure, Kind
+from pipeline.passes.case import Case, Failure, Kind
 
 # every rest that a stride of 2 or 3 leaves
 _SIZES = tuple({"x": (1, 2, n, n + 1)} for n in (4, 5, 6, 9))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _X = ({"x": (1, 2, 4, 5)}, {"x": (3, 2, 4, 5)})
 _K = "<float[2,1,3,3] k = {1,2,3,4,5,6,7,8,9, 9,7,5,3,1,2,4,6,8}>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.passes._case import Case, Failure, Kind
+from pipeline.passes.case import Case, Failure, Kind
 
 _ROWS = ({"x": (1, 4)}, {"x": (3, 5)})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Failure, Kind, Shapes
+from pipeline.passes.case import Case, Failure, Kind, Shapes
 
 _IMAGES = ({"x": (1, 3, 6, 4)}, {"x": (2, 3, 8, 7)})
 _ROWS = ({"x": (2, 5)}, {"x": (3, 9)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _XY = ({"x": (2, 3, 4), "y": (2, 3, 5)}, {"x": (3, 2, 6), "y": (3, 2, 4)})
 

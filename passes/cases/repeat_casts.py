@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _IMAGES = ({"x": (1, 3, 4, 6)}, {"x": (2, 3, 5, 9)}, {"x": (2, 3, 8, 7)})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _SHAPES = tuple({"x": (n, 4)} for n in (1, 3, 9))
 _FIXED = ({"x": (2, 4)},)

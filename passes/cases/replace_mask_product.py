@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _SHAPES = tuple({"x": s, "m": s} for s in ((1, 2), (3, 5), (8, 7)))
 # as bits: -inf, 1 and -1000

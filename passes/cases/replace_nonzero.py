@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _XM = tuple({"x": s, "m": s} for s in ((1, 2), (3, 5), (8, 7)))
 _X = tuple({"x": x["x"]} for x in _XM)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _UP = ({"x": (1, 2, 2, 3)}, {"x": (2, 2, 5, 4)}, {"x": (1, 2, 7, 8)})
 _TWICE = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _LOW = "{-3.4028234663852886e38}"
 _NO_KERNEL = "build: Could not find any implementation for node {ForeignNode[...]}"

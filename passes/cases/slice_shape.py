@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _IMAGES = ({"x": (1, 3, 2, 4)}, {"x": (2, 3, 5, 7)}, {"x": (3, 3, 9, 8)})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _IMAGES = tuple({"x": (n, 2, h, w)} for n, h, w in ((1, 3, 4), (2, 5, 4), (2, 6, 7)))
 _BOTH = "strides=[2,2], dilations=[2,2]"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.passes._case import Case, Kind
+from pipeline.passes.case import Case, Kind
 
 _SHAPES = tuple({"x": (n, s, 4)} for n, s in ((1, 2), (2, 5), (3, 9)))
 _PLANES = tuple({"x": s} for s in ((1, 4, 2, 2), (2, 4, 3, 5), (2, 4, 9, 7)))

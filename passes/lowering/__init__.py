@@ -8,7 +8,7 @@ standard.
 
 from __future__ import annotations
 
-from pipeline.passes._base import Refused
+from pipeline.passes.infra import Refused
 from pipeline.passes.lowering import images, norms, quantize, reductions, split
 from pipeline.passes.lowering._site import Converter, Site, Steps
 

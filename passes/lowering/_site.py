@@ -10,8 +10,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx.defs import OpSchema
 
-from pipeline.passes._base import Refused
-from pipeline.passes._sizes import elements_of
+from pipeline.passes.infra import Refused
+from pipeline.passes.lib.sizes import elements_of
 
 
 @dataclass(frozen=True)

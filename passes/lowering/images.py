@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import Refused, values_of
-from pipeline.passes._chain import Chain
+from pipeline.passes.infra import Refused, values_of
+from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lowering._site import Converter, Site, Steps, numbers
 
 # GridSample-20 renamed them; TensorRT up to 11.1 reads the new names as nearest

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import Refused
-from pipeline.passes._chain import Chain
+from pipeline.passes.infra import Refused
+from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lowering._site import Converter, Site, Steps
 
 _HALVES = (np.float16, onnx.TensorProto.BFLOAT16)

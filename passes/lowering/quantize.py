@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import Refused, label
+from pipeline.passes.infra import Refused, label
 from pipeline.passes.lowering._site import Converter, Site, Steps, type_name
 
 _UINT8 = onnx.TensorProto.UINT8

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.passes._base import Refused
-from pipeline.passes._chain import Chain
+from pipeline.passes.infra import Refused
+from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lowering._site import Converter, Site, Steps, numbers
 
 # with noop_with_empty_axes the standard leaves open whether the others still square, take the

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes._base import Refused, label
-from pipeline.passes._chain import Chain
-from pipeline.passes._sizes import dims_of
+from pipeline.passes.infra import Refused, label
+from pipeline.passes.lib.chain import Chain
+from pipeline.passes.lib.sizes import dims_of
 from pipeline.passes.lowering._site import Converter, Site, Steps
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx
 from onnx import parser
 
-from pipeline.plugins._base import DOMAIN
+from pipeline.plugins.base import DOMAIN
 
 NAME = "CorrelationLookup"
 LEVELS = 4  # as many as RAFT has; the number of inputs of an ONNX function is fixed

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.plugins._base import DOMAIN
+from pipeline.plugins.base import DOMAIN
 from pipeline.plugins.correlation_lookup.function import LEVELS
 
 _CHUNK = 1 << 24  # elements of the second feature map that are gathered at a time

@@ -12,7 +12,7 @@ from typing import Any
 from onnxscript.values import Op, Opset
 
 from pipeline.errors import ExportError
-from pipeline.plugins._base import DOMAIN
+from pipeline.plugins.base import DOMAIN
 from pipeline.plugins.correlation_lookup.function import LEVELS, NAME, schema
 from pipeline.plugins.correlation_lookup.torch_op import correlation_lookup
 

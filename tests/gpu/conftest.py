@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import nets
+import gpu_nets as nets
 import pytest
-from engines import Built, Busy, Loaded, Reference, References, pack
-from test_gpu import TARGET
+from gpu_engines import Built, Busy, Loaded, Reference, References, pack
+from on_gpu import TARGET
 
 import pipeline
 

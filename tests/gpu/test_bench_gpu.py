@@ -10,11 +10,11 @@ import numpy as np
 import onnx.parser
 import pytest
 from helpers import Run
+from on_gpu import TARGET, WHY
 from onnx import numpy_helper
-from test_gpu import TARGET, WHY
 
-from pipeline.config import Config
-from pipeline.driver import run
+from pipeline.convert.driver import run
+from pipeline.spec.config import Config
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -84,7 +84,7 @@ def test_longer_work_takes_longer(cli: Run, convolution: Path) -> None:
 def test_memory_stays_as_it_is_after_the_first_hundred(convolution: Path) -> None:
     import engine_overhead
 
-    from pipeline.artifact import Artifact
+    from pipeline.artifact.artifact import Artifact
 
     found = engine_overhead.steady(Artifact.open(convolution), 2000, numpy=False)
     for name in ("gpu", "engine"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import (
+from gpu_engines import (
     Built,
     Busy,
     ByDlpack,
@@ -24,7 +24,7 @@ from engines import (
     sizes,
     streams,
 )
-from test_gpu import TARGET, WHY
+from on_gpu import TARGET, WHY
 
 import pipeline
 from pipeline import InputError
@@ -43,7 +43,7 @@ def read(pointer: int, like: np.ndarray, stream: int) -> np.ndarray:
     """Copies from the GPU in a stream's order; waits for that stream only."""
     from cuda.bindings import runtime as rt
 
-    from pipeline import _cuda
+    from pipeline.runtime import cuda as _cuda
 
     result = np.empty_like(like)
     _cuda.to_host(result.ctypes.data, pointer, like.nbytes, stream)
@@ -60,7 +60,9 @@ def test_values_and_no_copies(loaded: Loaded, reference: References, kind: Any, 
     for turn, (h, w) in enumerate(sizes(8)):
         x = kind(picture(h, w, turn))
         out = engine(x=x, stream=stream)
-        assert all(isinstance(array, pipeline._device_array.DeviceArray) for array in out.values())
+        assert all(
+            isinstance(array, pipeline.runtime.device_array.DeviceArray) for array in out.values()
+        )
         assert out["y"].shape == (1, 4, 2 * h, 2 * w)
         assert out["y"].nbytes == 4 * 4 * 4 * h * w
         same(hosted(out), right(x=picture(h, w, turn)))
@@ -172,7 +174,7 @@ def test_waits_for_the_producer(loaded: Loaded, reference: References, busy: Bus
 
 
 def test_ordered_with_the_default_stream(loaded: Loaded, reference: References, busy: Busy) -> None:
-    from pipeline import _cuda
+    from pipeline.runtime import cuda as _cuda
 
     engine, right = loaded("PICTURE"), reference("PICTURE")
     for turn, stream in enumerate((None, 0, 1, None)):
@@ -242,7 +244,7 @@ def test_outputs_are_not_overwritten(loaded: Loaded, reference: References) -> N
 
 
 def test_memory_is_used_again_in_order(loaded: Loaded, busy: Busy) -> None:
-    from pipeline import _cuda
+    from pipeline.runtime import cuda as _cuda
 
     engine = loaded("PICTURE")
     mine, theirs = handles()
@@ -360,7 +362,7 @@ def test_a_graph_takes_memory_of_a_pool(loaded: Loaded, reference: References) -
     """What cudaMallocAsync gives, as an input and an output."""
     from cuda.bindings import runtime as rt
 
-    from pipeline import _cuda
+    from pipeline.runtime import cuda as _cuda
 
     engine, right = loaded("PICTURE"), reference("PICTURE")
     engine.capture({"h": 20, "w": 20})

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import (
+from gpu_engines import (
     ROOT,
     Built,
     Loaded,
@@ -22,7 +22,7 @@ from engines import (
     sizes,
     streams,
 )
-from test_gpu import TARGET, WHY
+from on_gpu import TARGET, WHY
 
 import pipeline
 from pipeline import EngineError, InputError

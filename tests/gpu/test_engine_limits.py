@@ -11,21 +11,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import Built, Loaded, OnGpu, References, in_a_process, picture, same, sizes, streams
+from gpu_engines import (
+    Built,
+    Loaded,
+    OnGpu,
+    References,
+    in_a_process,
+    picture,
+    same,
+    sizes,
+    streams,
+)
+from gpu_nets import WIDE
 from helpers import refinish
-from nets import WIDE
-from test_gpu import TARGET, WHY
+from on_gpu import TARGET, WHY
 
 import pipeline
 from pipeline import EngineError, InputError, OutOfMemory
-from pipeline.artifact import Artifact
+from pipeline.artifact.artifact import Artifact
 from pipeline.errors import ArtifactError, TargetMissing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(TARGET is None, reason=WHY)]
 
 
 def test_memory_stays(loaded: Loaded) -> None:
-    from pipeline import _cuda
+    from pipeline.runtime import cuda as _cuda
 
     engine = loaded("PICTURE")
     stream = streams()[0]
@@ -54,7 +64,7 @@ class Ballast:
     """Takes the GPU's memory but for some bytes."""
 
     def __init__(self, leave: int) -> None:
-        from pipeline import _cuda
+        from pipeline.runtime import cuda as _cuda
 
         self._cuda = _cuda
         _cuda.synchronise()
@@ -109,7 +119,7 @@ def test_activations_too_large_for_the_gpu(loaded: Loaded, reference: References
 
 
 def test_closing_gives_the_memory_back(built: Built) -> None:
-    from pipeline import _cuda
+    from pipeline.runtime import cuda as _cuda
 
     def once() -> int:
         engine = pipeline.load(built("LARGE_OUTPUT"))

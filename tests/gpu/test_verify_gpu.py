@@ -1,7 +1,7 @@
 """verify on a GPU: engines that are right, and faults planted in real engines.
 
 An output that an engine leaves unwritten can't be planted in a real one; that such outputs are
-found is shown in tests/test_engine_checks.py.
+found is shown in tests/compare/test_engine_checks.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 from helpers import perturb, refinish
 from on_gpu import TARGET, mix_rows, needs_gpu, save_net
 
-from pipeline.cli import main
-from pipeline.compare import failures
-from pipeline.config import Config
-from pipeline.driver import Report, run, run_build, run_verify
-from pipeline.gpu import Gpu, find_gpu
-from pipeline.manifest import CheckInfo
-from pipeline.spec import Tolerance
+from pipeline.artifact.manifest import CheckInfo
+from pipeline.commands.main import main
+from pipeline.compare.runners import failures
+from pipeline.convert.driver import Report, run, run_build, run_verify
+from pipeline.machine.gpu import Gpu, find_gpu
+from pipeline.spec.config import Config
+from pipeline.spec.model import Tolerance
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -187,7 +187,7 @@ def test_fp16_has_a_tolerance_of_its_own(copy: Path, made: Report) -> None:
 def test_a_plan_of_another_gpu_is_not_compared(copy: Path) -> None:
     from dataclasses import replace
 
-    from pipeline.artifact import Artifact
+    from pipeline.artifact.artifact import Artifact
 
     target = replace(Artifact.open(copy).manifest.target, compute_capability="3.5")
     refinish(copy, target=target)

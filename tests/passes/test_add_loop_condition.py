@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from harness import PASSES, apply, own, run
+from pass_harness import PASSES, apply, own, run
 
 PASS = PASSES["add_loop_condition"]
 ONE = {"x": np.ones((1, 4), np.float32)}

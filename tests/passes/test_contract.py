@@ -10,15 +10,15 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from harness import PASSES, apply, apply_inferred, assert_same, inferred, run
+from pass_harness import PASSES, apply, apply_inferred, assert_same, inferred, run
 
-from pipeline.child import Child
+from pipeline.build.try_graph import Feed, Outcome, attempt
+from pipeline.commands.still_needed import apply as after_passes
+from pipeline.machine.child import Child
+from pipeline.machine.target import TARGETS, installed_version
 from pipeline.passes import DEFAULT_PASSES, Pass
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.cases import CASES
-from pipeline.still_needed import apply as after_passes
-from pipeline.target import TARGETS, installed_version
-from pipeline.trial import Feed, Outcome, attempt
 
 RTX = TARGETS["rtx-1.7"]
 Feeds = Sequence[Feed]

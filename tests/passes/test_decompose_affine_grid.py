@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from harness import PASSES, apply, assert_same, own, run
+from pass_harness import PASSES, apply, assert_same, own, run
 
 P = PASSES["decompose_affine_grid"]
 

@@ -11,9 +11,9 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 import torch
-from harness import PASSES, apply, assert_same, own, run
+from pass_harness import PASSES, apply, assert_same, own, run
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 
 P = PASSES["decompose_instance_norm"]
 POSITIVE = own("decompose_instance_norm", "positive")

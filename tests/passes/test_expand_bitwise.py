@@ -9,9 +9,9 @@ import onnx
 import onnx.numpy_helper
 import pytest
 import torch
-from harness import apply, own, run
+from pass_harness import apply, own, run
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.expand_bitwise import PASS
 
 BITWISE = {"BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor}

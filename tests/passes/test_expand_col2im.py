@@ -6,7 +6,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 import torch
-from harness import apply, assert_same, own, run
+from pass_harness import apply, assert_same, own, run
 
 from pipeline.passes.expand_col2im import PASS
 

@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from harness import apply, assert_same, own, run
+from pass_harness import apply, assert_same, own, run
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.expand_deform_conv import PASS
 
 POSITIVE = own("expand_deform_conv", "positive")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from harness import apply, run
+from pass_harness import apply, run
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.expand_dft import PASS
 
 

@@ -9,13 +9,13 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 import torch
-from harness import apply, run
+from pass_harness import apply, run
 from torch.nn import functional
 
+from pipeline.machine.target import TARGETS
 from pipeline.passes import expand_functions
-from pipeline.passes._case import Case
-from pipeline.rewrite import rewrite
-from pipeline.target import TARGETS
+from pipeline.passes.case import Case
+from pipeline.rewrite.rewrite import rewrite
 
 ATTENTION = (
     "(float[n,4,s,8] q, float[n,2,t,8] k, float[n,2,t,8] v) => (float[n,4,s,8] y)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from harness import apply, own, run
+from pass_harness import apply, own, run
 
 from pipeline.passes.expand_hardmax import PASS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 import pytest
-from harness import PASSES, apply, run
+from pass_harness import PASSES, apply, run
 
 P = PASSES["expand_one_hot"]
 

@@ -7,9 +7,9 @@ import onnx
 import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
-from harness import PASSES, apply, assert_same, own, run
+from pass_harness import PASSES, apply, assert_same, own, run
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 
 P = PASSES["expand_resize"]
 POSITIVE = own("expand_resize", "positive")

@@ -7,9 +7,9 @@ import onnx
 import onnx.parser
 import pytest
 import torch
-from harness import apply, assert_same, own, run
+from pass_harness import apply, assert_same, own, run
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.expand_scatter import PASS
 
 POSITIVE = own("expand_scatter", "positive")

@@ -7,11 +7,11 @@ import onnx
 import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
-from harness import PASSES, apply, inferred, own, run
+from pass_harness import PASSES, apply, inferred, own, run
 
-from pipeline.passes._known import depends_on_data, known
-from pipeline.rewrite import rewrite
-from pipeline.target import find_target
+from pipeline.machine.target import find_target
+from pipeline.passes.lib.known import depends_on_data, known
+from pipeline.rewrite.rewrite import rewrite
 
 P = PASSES["fold_if"]
 

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from harness import apply, assert_same, own, run
 from onnx.reference import ReferenceEvaluator
+from pass_harness import apply, assert_same, own, run
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.fuse_layer_norm import PASS
 
 POSITIVE = own("fuse_layer_norm", "positive")

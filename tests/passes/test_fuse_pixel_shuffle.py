@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from harness import PASSES, apply, assert_same, own, run
+from pass_harness import PASSES, apply, assert_same, own, run
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 
 P = PASSES["fuse_pixel_shuffle"]
 POSITIVE = [c for c in own("fuse_pixel_shuffle", "positive") if "If" not in c.name]

@@ -10,11 +10,11 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 import torch
-from harness import apply, assert_same, run
+from pass_harness import apply, assert_same, run
 from torch.nn import functional
 
 from pipeline.passes import expand_functions, lower_opset
-from pipeline.passes._case import Case, Shapes
+from pipeline.passes.case import Case, Shapes
 from pipeline.passes.lowering import CONVERTERS, NEWEST, SAME
 
 LEVELS = {

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import onnx
 import pytest
-from harness import PASSES
+from pass_harness import PASSES
 
-from pipeline.child import Child
-from pipeline.gpu import why_not
+from pipeline.build.try_graph import attempt
+from pipeline.commands.still_needed import apply
+from pipeline.machine.child import Child
+from pipeline.machine.gpu import why_not
+from pipeline.machine.target import TARGETS, installed_version
 from pipeline.passes import DEFAULT_PASSES, Pass
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.cases import CASES, MEASURED
-from pipeline.still_needed import apply
-from pipeline.target import TARGETS, installed_version
-from pipeline.trial import attempt
 
 OLD = TARGETS["tensorrt-8.6"]
 VERDICTS = MEASURED[OLD.name]

@@ -9,7 +9,7 @@ import onnx
 import onnx.parser
 import pytest
 import torch
-from harness import PASSES, apply, assert_same, run
+from pass_harness import PASSES, apply, assert_same, run
 
 PASS = PASSES["pad_ceil_pools"]
 # kernel, stride, padding: all for which torch has a result and a window may start too late

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from harness import PASSES, apply, own
+from pass_harness import PASSES, apply, own
 
-from pipeline.child import Child
-from pipeline.target import TARGETS, installed_version
-from pipeline.trial import attempt
+from pipeline.build.try_graph import attempt
+from pipeline.machine.child import Child
+from pipeline.machine.target import TARGETS, installed_version
 
 RTX = TARGETS["rtx-1.7"]
 

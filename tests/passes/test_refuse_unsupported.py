@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 import pytest
-from harness import PASSES, inferred
+from pass_harness import PASSES, inferred
 
-from pipeline.child import Child
+from pipeline.build.try_graph import attempt
+from pipeline.machine.child import Child
+from pipeline.machine.target import find_target
 from pipeline.passes import refuse_unsupported as module
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.cases import CASES
-from pipeline.target import find_target
-from pipeline.trial import attempt
 
 NAMES = ("refuse_unsupported", "refuse_unsupported_below_10", "refuse_unsupported_rtx")
 # graphs that can't be cases: they draw random numbers, ONNX Runtime lacks the op, or

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
-from harness import PASSES
+from pass_harness import PASSES
 
 P = PASSES["relabel_einsum"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx
 import onnx.parser
-from harness import PASSES, apply, own
+from pass_harness import PASSES, apply, own
 
+from pipeline.commands.still_needed import apply as apply_all
+from pipeline.machine.target import TARGETS
 from pipeline.passes import DEFAULT_PASSES
-from pipeline.still_needed import apply as apply_all
-from pipeline.target import TARGETS
 
 P = PASSES["repeat_casts"]
 

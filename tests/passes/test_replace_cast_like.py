@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from harness import PASSES, apply, own, run
+from pass_harness import PASSES, apply, own, run
 
 P = PASSES["replace_cast_like"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from harness import apply, assert_same, own, run
+from pass_harness import apply, assert_same, own, run
 
 from pipeline.passes.replace_compress import PASS
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from harness import apply, own, run
+from pass_harness import apply, own, run
 
 from pipeline.passes.replace_mask_product import PASS
 

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from harness import apply, assert_same, own, run
+from pass_harness import apply, assert_same, own, run
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.replace_nonzero import PASS
 
 POSITIVE = own("replace_nonzero", "positive")

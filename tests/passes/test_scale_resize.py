@@ -10,9 +10,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 import sympy
-from harness import PASSES, apply, assert_same, own, run
+from pass_harness import PASSES, apply, assert_same, own, run
 
-from pipeline.passes._sizes import dims_of, elements_of
+from pipeline.passes.lib.sizes import dims_of, elements_of
 
 P = PASSES["scale_resize"]
 POSITIVE = own("scale_resize", "positive")

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from harness import PASSES, apply, run
+from pass_harness import PASSES, apply, run
 
 P = PASSES["select_additive_mask"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 import pytest
-from harness import PASSES, apply, assert_same, own, run
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from pass_harness import PASSES, apply, assert_same, own, run
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 
 P = PASSES["slice_shape"]
 

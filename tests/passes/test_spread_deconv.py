@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from harness import PASSES, apply, assert_same, run
 from onnx import TensorProto, helper, numpy_helper
+from pass_harness import PASSES, apply, assert_same, run
 
 from pipeline.passes.spread_deconv import spread
 

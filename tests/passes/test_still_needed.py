@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from harness import PASSES, own
+from pass_harness import PASSES, own
 
-from pipeline.passes._base import Needs
-from pipeline.still_needed import Trial, _answer, _is_measured, still_needed
-from pipeline.target import TARGETS, installed_version
-from pipeline.trial import Outcome
+from pipeline.build.try_graph import Outcome
+from pipeline.commands.still_needed import Trial, _answer, _is_measured, still_needed
+from pipeline.machine.target import TARGETS, installed_version
+from pipeline.passes.infra import Needs
 
 RTX, OLD = TARGETS["rtx-1.7"], TARGETS["tensorrt-8.6"]
 CASE = own("slice_shape", "positive")[0]

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from harness import apply, assert_same, own, run
 from onnx.reference import ReferenceEvaluator
+from pass_harness import apply, assert_same, own, run
 
-from pipeline.passes._case import Case
+from pipeline.passes.case import Case
 from pipeline.passes.widen_mean_square import PASS
 
 POSITIVE = own("widen_mean_square", "positive")

@@ -42,7 +42,7 @@ extern "C" void run(const unsigned* grid, unsigned threads, size_t shared, float
 }}
 """
     )
-    include = Path(__file__).parent
+    include = Path(__file__).parents[1] / "support"
 
     def call(inputs: Tensors, radius: int) -> torch.Tensor:
         library = folder / f"kernel_{radius}.so"

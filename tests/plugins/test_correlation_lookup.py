@@ -14,17 +14,17 @@ import pytest
 import torch
 from lookup_inputs import arguments, feed, maps, one_node
 
-from pipeline.child import Child
-from pipeline.custom_ops import library_folder
+from pipeline.build.try_graph import attempt
 from pipeline.errors import InputError
-from pipeline.models._torchvision import import_torchvision
+from pipeline.machine.child import Child
+from pipeline.machine.libraries import import_torchvision
+from pipeline.machine.target import TARGETS
 from pipeline.models.raft import raft, raft_small
-from pipeline.plugins._base import DOMAIN
+from pipeline.plugins.base import DOMAIN
 from pipeline.plugins.correlation_lookup.function import LEVELS, NAME, function
 from pipeline.plugins.correlation_lookup.torch_op import OnDemandCorrelation, correlation_lookup
 from pipeline.plugins.correlation_lookup.translation import TRANSLATIONS
-from pipeline.target import TARGETS
-from pipeline.trial import attempt
+from pipeline.plugins.loading import library_folder
 
 RTX = TARGETS["rtx-1.7"]
 

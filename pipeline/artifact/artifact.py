@@ -1,0 +1,352 @@
+"""The folder that a conversion leaves, and how it is checked when it is used.
+
+    engine.plan      the engine, as any TensorRT runtime and trtexec load it
+    model.onnx       the rewritten model (with model.onnx.data beside it beyond 2 GB)
+    exported.onnx    the model as it was exported
+    half.onnx        in fp16: model.onnx with half precision written into it, as it was built
+    comparison/      inputs and outputs that were compared, in Polygraphy's JSON
+    reproduce.sh     repeats the comparison with Polygraphy alone
+    timing.cache     the builder's timings, for the next build (TensorRT-RTX has none)
+    manifest.json    what was done, with which versions, and the hash of every other file
+
+Each stage can be run alone, so any file but the manifest may still be missing; the manifest
+says which stages are done. How the folder gets into its place:
+`pipeline.machine.swap_folder.replacing`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from pipeline.artifact.manifest import FileInfo, Manifest
+from pipeline.errors import ArtifactError
+from pipeline.machine.swap_folder import fresh
+from pipeline.machine.target import Flavour
+from pipeline.spec.tensors import Tolerance
+
+PLAN = "engine.plan"
+MODEL = "model.onnx"
+EXPORTED = "exported.onnx"
+HALF = "half.onnx"
+COMPARISON = "comparison"
+REPRODUCE = "reproduce.sh"
+TIMING = "timing.cache"
+MANIFEST = "manifest.json"
+
+_CHUNK = 1 << 20
+_AGAIN = "; convert again"
+_BUILT = (PLAN, TIMING, REPRODUCE)
+# A folder is read again if it was replaced meanwhile; so many times in a row means a bug.
+_ATTEMPTS = 100
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An opened artifact.
+
+    The paths are only as good as the moment: a conversion may replace the folder at any time.
+    `read` gives a file's bytes that surely are those of this manifest.
+
+    Args:
+        path: the folder.
+        manifest: what it says of itself.
+        extra: files that the manifest does not list, relative to `path`. They are no error.
+    """
+
+    path: Path
+    manifest: Manifest
+    extra: tuple[str, ...] = ()
+
+    @staticmethod
+    def open(path: Path, *, check: bool = True, built: bool = True) -> Artifact:
+        """Reads an artifact's manifest and, with `check`, all of its files.
+
+        Manifest and files belong together even if the folder is replaced meanwhile.
+
+        Args:
+            built: check also what the build stage and those after it made.
+
+        Raises:
+            ArtifactError: there is no artifact, its manifest is cut or edited, or a file is
+                missing, cut, changed, or outside of the folder.
+        """
+        for _ in range(_ATTEMPTS):
+            with _pinned(path) as folder:
+                try:
+                    artifact = _open(path, check, built)
+                except ArtifactError:
+                    if _is_at(folder, path):
+                        raise
+                else:
+                    if _is_at(folder, path):
+                        return artifact
+        raise ArtifactError(f"{path}: is replaced again and again; wait for the conversions to end")
+
+    @property
+    def plan(self) -> Path:
+        """The engine's plan. Raises `ArtifactError` if the artifact holds none."""
+        return self._file(PLAN, "build")
+
+    @property
+    def model(self) -> Path:
+        """The rewritten model. Raises `ArtifactError` if the artifact holds none."""
+        return self._file(MODEL, "rewrite")
+
+    @property
+    def exported(self) -> Path:
+        """The model as exported. Raises `ArtifactError` if the artifact holds none."""
+        return self._file(EXPORTED, "export")
+
+    @property
+    def comparison(self) -> Path:
+        """The folder of stored inputs and outputs; it is not there before a comparison."""
+        return self.path / COMPARISON
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file that the manifest lists.
+
+        Raises:
+            ArtifactError: it lists no such file, or what is there is not what it lists.
+        """
+        if name not in self.manifest.files:
+            raise ArtifactError(f"{self.path}: its manifest lists no {name}")
+        path = _inside(self.path, name)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            advice = _advice(self.path, name)
+            raise ArtifactError(f"{path}: can't be read: {error.strerror}{advice}") from error
+        found = FileInfo(hashlib.sha256(content).hexdigest(), len(content))
+        _compare(path, found, self.manifest.files[name], _advice(self.path, name))
+        return content
+
+    def _file(self, name: str, stage: str) -> Path:
+        if name not in self.manifest.files:
+            raise ArtifactError(f"{self.path}: holds no {name} yet; run the {stage} stage first")
+        return self.path / name
+
+
+def finish(staging: Path, manifest: Manifest) -> Manifest:
+    """Writes the manifest of a folder that is otherwise complete; returns it as it was written.
+
+    Every other file in the folder is hashed and listed, whatever wrote it; what
+    ``manifest.files`` held before does not matter.
+
+    Raises:
+        ArtifactError: the folder holds something other than files and folders, or a value in
+            the manifest is not of its field's type.
+    """
+    files: dict[str, FileInfo] = {}
+    for name in _names(staging):
+        path = staging / name
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise ArtifactError(f"{name}: an artifact can only hold plain files; remove it")
+        files[name] = hash_file(path)
+    files.pop(MANIFEST, None)
+    text = replace(manifest, files=files).to_json()
+    fresh(staging / MANIFEST).write_text(text, encoding="ascii")
+    return Manifest.from_json(text)
+
+
+def hash_file(path: Path) -> FileInfo:
+    """sha256 (lower-case hex) and size in bytes, read in pieces of 1 MiB."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileInfo(digest.hexdigest(), size)
+
+
+@contextmanager
+def _pinned(path: Path) -> Iterator[int | None]:
+    """Holds the folder open, so that no new one can come by its inode number (not on Windows)."""
+    hint = "give the folder that a conversion left"
+    if os.name == "nt":
+        yield None
+        return
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path}: there is no such folder; {hint}") from error
+    except NotADirectoryError as error:
+        raise ArtifactError(f"{path}: is not a folder; {hint}") from error
+    except OSError as error:
+        raise ArtifactError(f"{path}: can't be read: {error.strerror}") from error
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _is_at(folder: int | None, path: Path) -> bool:
+    """True if the path still leads to the pinned folder."""
+    try:
+        return folder is None or os.path.samestat(os.fstat(folder), path.stat())
+    except OSError:
+        return False
+
+
+def _open(path: Path, check: bool, built: bool = True) -> Artifact:
+    name = path / MANIFEST
+    try:
+        text = name.read_bytes()
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path}: holds no {MANIFEST}, so it is no artifact") from error
+    except OSError as error:
+        raise ArtifactError(f"{name}: can't be read: {error.strerror}") from error
+    try:
+        manifest = Manifest.from_json(text, str(name))
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}{_AGAIN}") from error
+    for listed, stated in manifest.files.items():
+        file = _inside(path, listed)
+        if check and (built or not is_built(listed)):
+            check_file(file, stated, _advice(path, listed))
+    extra = set(_names(path)) - manifest.files.keys() - {MANIFEST}
+    return Artifact(path, manifest, tuple(sorted(extra)))
+
+
+def _names(folder: Path) -> list[str]:
+    """All that the folder holds but folders, with ``/``, sorted."""
+    found = []
+    for here, folders, files in os.walk(folder):
+        links = [name for name in folders if (Path(here) / name).is_symlink()]
+        found += [(Path(here) / name).relative_to(folder).as_posix() for name in files + links]
+    return sorted(found)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The path of a file that a manifest lists, if it is inside of the folder."""
+    parts = PurePosixPath(name).parts
+    if "/".join(parts) != name or ".." in parts or name.startswith("/") or not parts:
+        raise ArtifactError(f"{folder / MANIFEST}: files: {name!r} is no plain relative name")
+    if "\\" in name or ":" in name or "\0" in name:
+        raise ArtifactError(f"{folder / MANIFEST}: files: {name!r} holds a \\, : or NUL")
+    path = folder / name
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise ArtifactError(f"{path}: is a link to outside of the artifact{_AGAIN}")
+    return path
+
+
+def is_built(name: str) -> bool:
+    """Whether a file is made by the build stage or by one after it."""
+    return name in _BUILT or name.startswith(HALF) or name.startswith(f"{COMPARISON}/")
+
+
+def _advice(folder: Path, name: str) -> str:
+    """What to do about a file that is not as it was written."""
+    return f"; copy it again, or `pipeline build {folder}`" if is_built(name) else _AGAIN
+
+
+def check_file(path: Path, stated: FileInfo, advice: str) -> None:
+    """Raises `ArtifactError`, which ends with the advice, unless a file is what is stated."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ArtifactError(f"{path}: is not a plain file{advice}")
+        whole = status.st_size == stated.bytes
+        found = hash_file(path) if whole else FileInfo("", status.st_size)
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path}: is missing{advice}") from error
+    except OSError as error:
+        raise ArtifactError(f"{path}: can't be read: {error.strerror}") from error
+    _compare(path, found, stated, advice)
+
+
+def _compare(path: Path, found: FileInfo, stated: FileInfo, advice: str) -> None:
+    if found.bytes < stated.bytes:
+        raise ArtifactError(
+            f"{path}: is cut short: {found.bytes} of {stated.bytes} bytes are there{advice}"
+        )
+    if found != stated:
+        raise ArtifactError(f"{path}: its content was changed after it was written{advice}")
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """Stored inputs, and the outputs that one run gave for them, iteration by iteration.
+
+    Args:
+        inputs: Polygraphy's JSON of the inputs, relative to the artifact; shapes may differ
+            from iteration to iteration.
+        outputs: Polygraphy's JSON of a RunResults with as many iterations. Polygraphy only
+            warns of fewer, and leaves the rest of the inputs uncompared.
+        profile: index of the engine's profile that allows the inputs; None leaves the engine
+            out.
+    """
+
+    inputs: str
+    outputs: str
+    profile: int | None = 0
+
+
+def reproduce_script(
+    runs: Sequence[StoredRun],
+    tolerances: Mapping[str, Tolerance],
+    *,
+    flavour: Flavour,
+    models: Sequence[str] = (EXPORTED, MODEL),
+    plan: str | None = PLAN,
+    engine_tolerances: Mapping[str, Tolerance] | None = None,
+) -> str:
+    """The text of ``reproduce.sh``: repeats the comparison with Polygraphy's own commands.
+
+    ONNX Runtime runs the models without graph optimisations, so that it can't hide a rewrite;
+    with ``--engine`` TensorRT runs the plan as well, which needs a GPU. The script works from
+    any folder, runs everything, and ends with 1 if anything failed. Stored outputs are
+    Polygraphy's second run, to which ``rtol`` is relative.
+
+    Args:
+        runs: what to compare with.
+        tolerances: by output name.
+        engine_tolerances: the same of the engine; None means those of the models.
+        models: ONNX files of the artifact.
+        plan: the engine's plan, or None where there is none.
+    """
+    lines = [
+        "#!/bin/sh",
+        "# Repeats the comparison of this artifact. Needs polygraphy and onnxruntime.",
+        "# --engine compares the engine too; that needs TensorRT and a GPU it can run on.",
+        "# half.onnx is not run: ONNX Runtime on a CPU does not round as a GPU does (docs/gpu.md).",
+        'CDPATH= cd -- "$(dirname -- "$0")" || exit 2',
+        "failed=0",
+    ]
+    for run in runs:
+        for model in models:
+            options = ["--onnxrt", "--graph-optimization-level", "ORT_DISABLE_ALL"]
+            lines += ["", _command(model, options, run, tolerances) + " || failed=1"]
+    engine_runs = [(run, run.profile) for run in runs if run.profile is not None]
+    if plan is not None and engine_runs:
+        lines += ["", 'if [ "${1:-}" = --engine ]; then']
+        rtx = "1" if flavour == "tensorrt_rtx" else "0"
+        lines += [f"export POLYGRAPHY_USE_TENSORRT_RTX={rtx}"]
+        for run, profile in engine_runs:
+            options = ["--trt", "--model-type", "engine", "--optimization-profile", str(profile)]
+            lines += [
+                _command(plan, options, run, engine_tolerances or tolerances) + " || failed=1"
+            ]
+        lines += ["fi"]
+    return "\n".join([*lines, "", 'exit "$failed"', ""])
+
+
+def _command(
+    model: str, options: Sequence[str], run: StoredRun, tolerances: Mapping[str, Tolerance]
+) -> str:
+    # "./" keeps a name that begins with "-" from being read as an option
+    words = ["polygraphy", "run", f"./{model}", *options, "--validate"]
+    words += ["--load-inputs", f"./{run.inputs}", "--load-outputs", f"./{run.outputs}"]
+    for option in ("rtol", "atol"):
+        values = {name: repr(float(getattr(t, option))) for name, t in tolerances.items()}
+        same = len(set(values.values())) == 1
+        words += [f"--{option}"]
+        words += [*set(values.values())] if same else [f"{n}:{v}" for n, v in values.items()]
+    return shlex.join(words)

@@ -1,0 +1,380 @@
+"""What an artifact says of itself: ``manifest.json``, read and written through dataclasses.
+
+The dataclasses are the schema: a JSON object holds the fields of its dataclass, no fewer and no
+more, so a change to one of them needs another `SCHEMA`. They are classes of their own also where
+a spec has alike ones, so that a change of the spec does not change the schema unnoticed.
+
+A number that may be null is null where it is not finite; NaN and infinity never stand in the
+file. The last key, ``manifest_sha256``, is the hash of all others, so that an edit shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, NoReturn
+
+from pipeline.artifact.records import decode, encode, fail
+from pipeline.errors import ArtifactError
+from pipeline.machine.target import Flavour
+
+SCHEMA = 4
+_HASH = "manifest_sha256"
+
+Option = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights' file name and hash; both are None for random weights made from `seed`."""
+
+    file: str | None
+    sha256: str | None
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model: its name in the zoo, ``module:factory`` or a file, and what it was made with;
+    `inputs` and `dims` as text where the source declares none itself.
+    """
+
+    source: str
+    options: Mapping[str, Option]
+    weights: Weights
+    libraries: Mapping[str, str]
+    inputs: tuple[str, ...] = ()
+    dims: tuple[str, ...] = ()
+    ranges: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DimInfo:
+    """One dynamic dimension; `defaulted` names the fields that nobody declared."""
+
+    name: str
+    min: int
+    opt: int
+    max: int
+    multiple_of: int
+    offset: int = 0
+    defaulted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class InputInfo:
+    """One input; a size is a number, a dim's name or an expression of dims; `low`, `high`: range
+    of its random values."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ToleranceInfo:
+    """Within `atol`, or within `rtol` of the reference, in every element, and why these numbers;
+    `differing`: the share of integers that may differ."""
+
+    rtol: float
+    atol: float
+    why: str
+    differing: float = 0.0
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One output; a size is a number or an expression of dims; `tolerance`: its own, if it has
+    one."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    tolerance: ToleranceInfo | None = None
+
+
+@dataclass(frozen=True)
+class PaddingInfo:
+    """Padding round the model, inside of the engine: dim to the multiple that the model takes."""
+
+    multiples: Mapping[str, int]
+    mode: str
+    align: str
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """The TensorRT that the result is for; `version` is the one that built it, if any did.
+
+    `compute_capability` is that of the GPU that the plan was built on and runs on (``9.0``); None
+    where there is no plan, or a portable one (TensorRT-RTX).
+    """
+
+    name: str
+    flavour: Flavour
+    version: str | None
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True)
+class ProfileInfo:
+    """min, opt and max by dim."""
+
+    name: str
+    ranges: Mapping[str, tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class ExportInfo:
+    """`refinements`: dims narrowed, in words; `dynamic`: dim to how it was shown to be dynamic;
+    `notes`: what a source file states otherwise than it is.
+    """
+
+    opset: int
+    exporter: str
+    seconds: float
+    refinements: tuple[str, ...]
+    dynamic: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RewrittenNode:
+    """A node that a pass rewrote."""
+
+    node: str
+    op: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class RefusedNode:
+    """A node that a pass would have rewritten, and why it did not."""
+
+    node: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PassInfo:
+    """One pass: whether the target needs it, why it exists, and what it did.
+
+    `skipped`: the target needs it, but it was left out by request.
+    """
+
+    name: str
+    needed: bool
+    evidence: str
+    rewritten: tuple[RewrittenNode, ...]
+    refused: tuple[RefusedNode, ...]
+    skipped: bool = False
+
+
+@dataclass(frozen=True)
+class RewriteInfo:
+    """The passes in their order, and the graph's size before and after."""
+
+    passes: tuple[PassInfo, ...]
+    warnings: tuple[str, ...]
+    nodes_before: int
+    nodes_after: int
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """`validity` is what the target's runtime says of the plan; `layers`, the network's size;
+    `plugins`, what has to be loaded before the plan is; `plugin_hashes`, the sha256 of those that
+    are files, by the same names (a file of another content is not loaded); `peak_bytes` is of the
+    process that built; `optimization_level`, the builder's, None where it was left to TensorRT;
+    `timing_cache`, in words; `gpu`, the name of the GPU that it was built on, empty without one.
+    """
+
+    seconds: float
+    plan_bytes: int
+    validity: str
+    layers: int
+    warnings: tuple[str, ...]
+    plugins: tuple[str, ...] = ()
+    peak_bytes: int | None = None
+    optimization_level: int | None = None
+    timing_cache: str = "none"
+    gpu: str = ""
+    plugin_hashes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """How far two runs' values of one output are apart.
+
+    `max_abs` is the largest difference, `max_rel` the same over the largest value of the first
+    run; None where there are no numbers to compare. `why` is empty where it passed.
+    """
+
+    pair: tuple[str, str]
+    output: str
+    max_abs: float | None
+    max_rel: float | None
+    passed: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class PointInfo:
+    """One set of sizes; `why` is empty where it was compared."""
+
+    label: str
+    sizes: Mapping[str, int]
+    compared: bool
+    why: str
+    estimate_bytes: int
+    results: tuple[PairResult, ...]
+
+
+@dataclass(frozen=True)
+class CheckInfo:
+    """One check beside the numbers, such as determinism, of one run (see
+    `pipeline.compare.engine_checks`); `sizes` is empty where it is of several points; `detail`
+    says what was found, also where it passed.
+    """
+
+    name: str
+    run: str
+    sizes: Mapping[str, int]
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class ComparisonInfo:
+    """All points, those left out for their memory included; `notes` are of all of them; `passed`
+    is of the checks, too."""
+
+    memory_limit_bytes: int
+    points: tuple[PointInfo, ...]
+    passed: bool
+    notes: tuple[str, ...]
+    checks: tuple[CheckInfo, ...] = ()
+
+
+@dataclass(frozen=True)
+class StageInfo:
+    """What a stage took; `peak_bytes` is None where it was not measured."""
+
+    name: str
+    seconds: float
+    library_seconds: Mapping[str, float]
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """A file's hash and size."""
+
+    sha256: str
+    bytes: int
+
+
+def now() -> str:
+    """This moment, as ``created`` has it: UTC, ISO 8601, whole seconds."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The whole manifest. A stage that was not run yet is None.
+
+    Args:
+        tolerance: of the outputs that have none of their own; None until it is measured.
+        engine_tolerance: precision to the tolerance that all outputs of an engine of that
+            precision are held to, in place of the other tolerances.
+        engine_gpu: name of the GPU that the engine was compared on; empty where it was not.
+        reference: the run that everything is held against: ``torch``, or ``exported`` where an
+            ONNX file is the source.
+        rules: what sizes have to keep together, such as ``past + seq <= 128``.
+        keys: stage name to the hash of everything that its result depends on.
+        files: name relative to the artifact, with ``/``, to hash and size.
+    """
+
+    schema: int = SCHEMA
+    name: str
+    created: str
+    model: ModelInfo
+    dims: tuple[DimInfo, ...]
+    inputs: tuple[InputInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    reference: str = "torch"
+    rules: tuple[str, ...] = ()
+    padding: PaddingInfo | None
+    tolerance: ToleranceInfo | None
+    engine_tolerance: Mapping[str, ToleranceInfo] = field(default_factory=dict)
+    target: TargetInfo
+    precision: str
+    profiles: tuple[ProfileInfo, ...]
+    export: ExportInfo | None = None
+    rewrite: RewriteInfo | None = None
+    build: BuildInfo | None = None
+    comparison: ComparisonInfo | None = None
+    engine_compared: bool = False
+    engine_compared_why: str = "not compared yet"
+    engine_gpu: str = ""
+    stages: tuple[StageInfo, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, FileInfo] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The manifest as the text of ``manifest.json``.
+
+        Raises:
+            ArtifactError: a value is not of its field's type, or not finite where that must be.
+        """
+        content = encode(self)
+        decode(content, Manifest, "manifest.json", "")
+        return json.dumps({**content, _HASH: _hash(content)}, indent=2, allow_nan=False) + "\n"
+
+    @staticmethod
+    def from_json(text: str | bytes, where: str = "manifest.json") -> Manifest:
+        """Reads what `to_json` wrote; errors begin with `where`.
+
+        Raises:
+            ArtifactError: not JSON, of an unknown schema, a field that is missing, unknown or
+                of the wrong type, or changed since it was written.
+        """
+        try:
+            content = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+        except (ValueError, RecursionError) as error:
+            raise ArtifactError(f"{where}: is cut short or no JSON: {error}") from error
+        if not isinstance(content, dict):
+            fail(where, "", "expected an object")
+        schema = content.get("schema")
+        if type(schema) is int and schema != SCHEMA:
+            fail(where, "", f"schema {schema} is unknown here; this version reads {SCHEMA}")
+        stated = content.pop(_HASH, None)
+        manifest: Manifest = decode(content, Manifest, where, "")
+        if stated is None:
+            fail(where, _HASH, "is missing")
+        if stated != _hash(content):
+            fail(where, "", "was changed after it was written (its hash is another)")
+        return manifest
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return content

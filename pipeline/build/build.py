@@ -1,0 +1,345 @@
+"""ONNX -> plan, through Polygraphy over whichever TensorRT the target names.
+
+TensorRT runs in a child process: a graph that crashes it ends nothing else, and the process that
+asks never imports it. Only where a build failed and TensorRT's words name no node is it run a
+second time, telling everything that it does, which leaves a trail to the node.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from pipeline.artifact.artifact import HALF
+from pipeline.build.refusal import explain, readable
+from pipeline.build.refused_node import Graph, Said, find
+from pipeline.build.settings import DEFAULT_EFFORT, Effort, TimingCache, check_effort, configure
+from pipeline.errors import BuildError, InputError
+from pipeline.machine.child import Child, ChildDied, ChildFailed
+from pipeline.machine.polygraphy import collected
+from pipeline.machine.resources import Stopwatch
+from pipeline.machine.target import Target, require, use
+from pipeline.plugins.loading import Asked, find_plugins, library_folder, load_plugins, prepare
+from pipeline.rewrite.half import write_in_half
+from pipeline.spec.dims import Size
+from pipeline.spec.profiles import Profile
+from pipeline.spec.tensors import Precision
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16")
+_MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
+_PHASE, _PARSING, _LAYERS, _UNIT = "phase ", "parsing ", "layers ", "\x1f"
+# what the verbose run's trail is made of: "Parsing node: X [Op]", "Static check for parsing node:
+# X [Op]", "ForeignNode {...} metadata: [ONNX Layer: a][ONNX Layer: b]"
+_AT_NODE = re.compile(r"arsing node: (?P<name>.*) \[\w+\]$")
+_LAYER = re.compile(r"\[ONNX Layer: (?P<name>[^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A plan and what TensorRT said of it.
+
+    Args:
+        plugins: those asked for that a process has to load before it loads the plan.
+        timing_cache: what was kept of the timings, in words.
+        peak_memory: of the process that built, bytes.
+    """
+
+    version: str
+    plan_bytes: int
+    validity: str
+    layers: int
+    warnings: Sequence[str]
+    library_seconds: Mapping[str, float]
+    plugins: tuple[str, ...] = ()
+    peak_memory: int = 0
+    timing_cache: str = "none"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One build, as the child is told it."""
+
+    model: Path
+    plan: Path
+    target: Target
+    inputs: Mapping[str, Sequence[Size]]
+    profiles: Sequence[Profile]
+    precision: Precision
+    plugins: tuple[Asked, ...]
+    trail: Path
+    effort: Effort
+    verbose: bool = False
+
+    @property
+    def source(self) -> Path:
+        """The model that is built: for fp16 the copy that computes in half precision."""
+        return self.plan.with_name(HALF) if self.precision == "fp16" else self.model
+
+    @property
+    def spare(self) -> Path:
+        """Where a changed copy of it goes; beside it, for the external data."""
+        return self.source.with_name(f".{self.source.name}.parsed")
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """TensorRT's words where no engine came out."""
+
+    text: str
+
+
+def check_precision(precision: str) -> None:
+    """Raises `InputError` unless an engine can be built in that precision."""
+    if precision not in PRECISIONS:
+        raise InputError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
+
+
+def build(
+    model: Path,
+    plan: Path,
+    target: Target,
+    inputs: Mapping[str, Sequence[Size]],
+    profiles: Sequence[Profile],
+    precision: Precision = "fp32",
+    *,
+    plugins: Sequence[str] = (),
+    effort: Effort = DEFAULT_EFFORT,
+) -> Built:
+    """Builds an engine from an ONNX file and writes its bytes; no GPU is needed on RTX.
+
+    Args:
+        model: the ONNX file, its external data beside it.
+        plan: where the bytes go.
+        target: which TensorRT builds.
+        inputs: each input's shape by name.
+        profiles: one or more, with a range for every dim.
+        precision: ``fp32`` forbids TF32, ``tf32`` allows it, ``fp16`` also has convolutions,
+            matrix products and what follows them compute in half precision
+            (`pipeline.rewrite.half_rules`); what is built then is left beside the plan as
+            ``half.onnx``.
+        plugins: libraries, Python files, or names out of `pipeline.plugins.PLUGINS`.
+        effort: how hard the builder tries, and where it keeps its timings.
+
+    Raises:
+        TargetMissing: the target's TensorRT is not installed here.
+        InputError: no valid ONNX model, or a plugin that is not there or does not load.
+        BuildError: TensorRT refused or crashed, or a custom op has no plugin; tells what
+            `pipeline.build.refusal.explain` can find out. TensorRT's own words are in ``detail``.
+    """
+    check_precision(precision)
+    check_effort(effort, target)
+    require(target)
+    asked = find_plugins(plugins, target)
+    with library_folder(target) as env, tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+        trail, cache = Path(folder) / "trail", effort.timing_cache
+        job = _Job(
+            model.resolve(), plan.resolve(), target, inputs, profiles, precision, asked, trail,
+            replace(effort, timing_cache=cache and cache.resolve()),
+        )  # fmt: skip
+        try:
+            made, peak = _in_child(env, job)
+            if isinstance(made, Said):
+                made = _with_trail(env, job, made)
+        finally:
+            job.spare.unlink(missing_ok=True)
+    if isinstance(made, Said):
+        plan.unlink(missing_ok=True)
+        raise explain(job.source, target, made, profiles)
+    warnings = made.warnings
+    if any("not self-consistent" in warning for warning in warnings):
+        graph = Graph(job.source)
+        warnings = tuple(readable(warning, graph, profiles) for warning in warnings)
+    return replace(made, peak_memory=peak, warnings=warnings)
+
+
+def _in_child(env: Mapping[str, str], job: _Job) -> tuple[Built | Said, int]:
+    """What came of the job, and the child's peak memory."""
+    with Child(env) as child:
+        try:
+            made = child.call("pipeline.build.build:_build_here", job)
+        except ChildDied as died:
+            made = Said(died.words, died.how)
+        except ChildFailed as failed:
+            raise BuildError(f"target {job.target}: building {job.model.name}: {failed}") from None
+    if isinstance(made, _Refused):
+        made = Said(made.text)
+    return made, child.peak_memory
+
+
+def _with_trail(env: Mapping[str, str], job: _Job, said: Said) -> Said:
+    """What is known of a failure; for a second run's trail where the words name no node."""
+    said = replace(said, **_trail_of(job.trail))
+    if said.phase.startswith("plugin ") or (not said.died and find(Graph(job.source), said).nodes):
+        return said
+    again, _ = _in_child(env, replace(job, verbose=True))
+    return replace(said, **_trail_of(job.trail)) if isinstance(again, Said) else said
+
+
+def _build_here(job: _Job) -> Built | _Refused:
+    """In the child."""
+    with job.trail.open("w", buffering=1) as trail:
+
+        def doing(phase: str) -> None:
+            trail.write(f"{_PHASE}{phase}\n")
+
+        check_model(job.model)
+        said: list[str] = []
+        if job.source != job.model:
+            doing("half precision")
+            if not write_in_half(job.model, job.source):
+                said.append("nothing computes in half precision: half.onnx is model.onnx")
+        version = require(job.target)
+        trt = use(job.target)
+        brought, warnings = load_plugins(trt, job.plugins, job.target, doing)
+        # TensorRT keeps the first logger that a process gives it: it has to live as long
+        logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
+        first = _parser(trt, logger, job.target)
+        known = first[2].supports_operator
+        ready = prepare(trt, job.source, job.spare, job.target, brought, known)
+        if job.verbose:
+            return _tell_all(trt, ready.model, job, trail)
+        doing("parse")
+        watch = Stopwatch()
+        with collected() as messages:
+            try:
+                with watch("tensorrt parse"):
+                    builder, network, parser = _parse(ready.model, job.target)
+                config = _configure(trt, job, builder, network)
+                cache = TimingCache(job.effort.timing_cache, job.target)
+                cache.attach(config)
+                doing("build")
+                with watch("tensorrt build"):
+                    data = builder.build_serialized_network(network, config)
+            except Exception as error:
+                if type(error).__name__ != "PolygraphyException":
+                    raise
+                return _Refused("\n".join([*messages.errors, str(error)]))
+        if data is None:
+            return _Refused("\n".join([*messages.errors, "no engine came out"]))
+        layers = int(network.num_layers)
+        kept = cache.save()
+        said += [*warnings, *([cache.note] if cache.note else []), *messages.warnings]
+        del parser, network, config, builder, first
+        raw = memoryview(data)
+        job.plan.write_bytes(raw)
+        return Built(
+            version,
+            len(raw),
+            _validity(trt, job.target, bytes(raw)),
+            layers,
+            tuple(dict.fromkeys(said)),
+            dict(watch.seconds),
+            ready.plugins,
+            timing_cache=kept,
+        )
+
+
+def _configure(trt: Any, job: _Job, builder: Any, network: Any) -> Any:
+    ranges, precision, effort = job.profiles, job.precision, job.effort
+    return configure(trt, job.target, builder, network, job.inputs, ranges, precision, effort)
+
+
+def check_model(path: Path) -> None:
+    """onnx's checker on a file.
+
+    Raises:
+        InputError: it is not valid; the node is named where the checker names it.
+    """
+    try:
+        onnx.checker.check_model(str(path))
+    except Exception as error:  # the checker's, or protobuf's own
+        text = str(error)
+        node = re.search(r"[Nn]ame: (?P<name>.*?) ?OpType: (?P<op>\w+)", text)
+        who = f"{node['op']} node {node['name'] or 'without a name'}: " if node else ""
+        words = " ".join(text.partition("==> Context")[0].split())
+        raise InputError(
+            f"{path.name}: not a valid ONNX model: {who}{words}", detail=text
+        ) from None
+
+
+def _tell_all(trt: Any, model: Path, job: _Job, trail: Any) -> _Refused:
+    """Parses and builds once more, and writes which nodes TensorRT is at, as it goes."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def log(self, severity: Any, message: str) -> None:
+            del severity
+            for line in _trail_lines(message):
+                trail.write(f"{line}\n")
+
+    log = Log()
+    builder, network, parser = _parser(trt, log, job.target)
+    trail.write(f"{_PHASE}parse\n")
+    if parser.parse_from_file(str(model)):
+        config = _configure(trt, job, builder, network)
+        trail.write(f"{_PHASE}build\n")
+        builder.build_serialized_network(network, config)
+    return _Refused("")
+
+
+def _trail_lines(message: str) -> Iterator[str]:
+    for line in message.splitlines():
+        if at := _AT_NODE.search(line):
+            yield f"{_PARSING}{at['name']}"
+        elif layers := _LAYER.findall(line):
+            yield f"{_LAYERS}{_UNIT.join(layers)}"
+
+
+def _trail_of(path: Path) -> dict[str, Any]:
+    """The fields of `Said` that a trail tells."""
+    phase, parsing, layers = "", "", dict[str, None]()
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        if line.startswith(_PHASE):
+            phase, parsing = line.removeprefix(_PHASE), ""
+        elif line.startswith(_PARSING):
+            parsing = line.removeprefix(_PARSING)
+        # what the builder costs, it compiles only after all of them are costed
+        elif line.startswith(_LAYERS):
+            layers |= dict.fromkeys(line.removeprefix(_LAYERS).split(_UNIT))
+    return {"phase": phase, "parsing": parsing, "layers": tuple(layers)}
+
+
+def _parser(trt: Any, logger: Any, target: Target) -> tuple[Any, Any, Any]:
+    """A builder, a network and a parser, made without Polygraphy."""
+    flags = 1  # EXPLICIT_BATCH up to TensorRT 10, ignored afterwards
+    if target.strongly_typed and hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"):
+        flags |= 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    builder = trt.Builder(logger)
+    network = builder.create_network(flags)
+    return builder, network, trt.OnnxParser(network, logger)
+
+
+def _parse(model: Path, target: Target) -> tuple[Any, Any, Any]:
+    from polygraphy.backend.trt import network_from_onnx_path
+
+    return network_from_onnx_path(  # type: ignore[no-any-return]
+        str(model), strongly_typed=True if target.strongly_typed else None
+    )
+
+
+def _validity(trt: Any, target: Target, data: bytes) -> str:
+    """What the target's runtime says of the bytes where it can be asked without a GPU.
+
+    TensorRT-RTX answers INVALID with an empty set of diagnostics for a well-formed engine on a
+    machine without a GPU, and MALFORMED_ENGINE for other bytes. Only the header is looked at:
+    that the rest is whole is the manifest's hash's business.
+
+    Raises:
+        BuildError: the bytes are malformed.
+    """
+    if target.flavour != "tensorrt_rtx":
+        return "not asked: this TensorRT has no engine validity check"
+    from polygraphy.backend.trt import get_trt_logger
+
+    with collected():  # without a driver the runtime complains that it can't ask the GPU
+        validity, diagnostics = trt.Runtime(get_trt_logger()).get_engine_validity(data)
+    if int(diagnostics) & _MALFORMED:
+        raise BuildError(f"target {target}: TensorRT takes its own engine for malformed")
+    if "INVALID" in validity.name:  # what it says on a machine without a GPU, whatever the plan
+        return "well-formed (no diagnostics; without a GPU the runtime can't say more)"
+    return f"well-formed ({validity.name}, diagnostics {int(diagnostics)})"

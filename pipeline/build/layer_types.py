@@ -1,0 +1,106 @@
+"""Telling the layers of a weakly typed network (TensorRT 8.6, 10) the types that its graph has.
+
+With the FP16 flag alone TensorRT chooses per layer by speed, coordinates and normalisations
+included, whatever Casts stand in the graph. So each layer is told what the graph has it compute in
+(`pipeline/rewrite/half.py` writes that), and the builder to obey.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer as `types_of` sees it.
+
+    Args:
+        kind: TensorRT's layer type.
+        inputs, outputs: names of its floating-point tensors.
+        own: of a layer that decides its outputs' type itself (a constant, a Cast): True for half.
+    """
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    own: bool | None = None
+
+
+def types_of(layers: Sequence[Layer], half_inputs: frozenset[str]) -> list[bool | None]:
+    """What every layer's outputs are: True for half, None where it has no floating-point output.
+
+    Args:
+        layers: in an order in which every tensor is made before it is used.
+        half_inputs: the network's inputs that are half.
+    """
+    half = set(half_inputs)
+    types: list[bool | None] = []
+    for layer in layers:
+        own = layer.own
+        if own is None and layer.outputs:
+            own = bool(layer.inputs) and half.issuperset(layer.inputs)
+        types.append(own if layer.outputs else None)
+        if own:
+            half.update(layer.outputs)
+    return types
+
+
+def layers_of(trt: Any, network: Any) -> list[Layer]:
+    """The network's layers as `types_of` wants them."""
+    floats = {trt.float32, trt.float16}
+    layers = []
+    for number in range(network.num_layers):
+        layer = network.get_layer(number)
+        kind = layer.type.name
+        ins = [layer.get_input(n) for n in range(layer.num_inputs)]
+        outs = [layer.get_output(n) for n in range(layer.num_outputs)]
+        outs = [t for t in outs if t is not None and t.dtype in floats]
+        own = None
+        if outs and kind == "CONSTANT":
+            layer.__class__ = trt.IConstantLayer  # the bindings give the base class
+            own = np.asarray(layer.weights).dtype == np.float16
+        elif outs and kind == "CAST":
+            layer.__class__ = getattr(trt, "ICastLayer", trt.ILayer)
+            own = getattr(layer, "to_type", outs[0].dtype) == trt.float16
+        layers.append(
+            Layer(
+                kind,
+                tuple(t.name for t in ins if t is not None and t.dtype in floats),
+                tuple(t.name for t in outs),
+                own,
+            )
+        )
+    return layers
+
+
+def apply(trt: Any, config: Any, network: Any) -> Counter[str]:
+    """Allows half precision, and tells every layer its type; returns how many are of which. Only
+    for a network that is weakly typed.
+
+    Layers in half are told what they store, and no precision: told that too, TensorRT 8.6.0 has no
+    implementation for regions that it compiles ("[verify_output_type] Mismatched type for tensor
+    ..., f32 vs. expected type:f16"; docs/build-cost.md).
+    """
+    config.set_flag(trt.BuilderFlag.FP16)
+    config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+    inputs = [network.get_input(n) for n in range(network.num_inputs)]
+    layers = layers_of(trt, network)
+    types = types_of(layers, frozenset(t.name for t in inputs if t.dtype == trt.float16))
+    done: Counter[str] = Counter()
+    for number, (half, seen) in enumerate(zip(types, layers, strict=True)):
+        if half is None:
+            continue
+        done["half" if half else "float32"] += 1
+        layer, kind = network.get_layer(number), trt.float16 if half else trt.float32
+        if not half or seen.own is not None:
+            layer.precision = kind
+        for place in range(layer.num_outputs):
+            tensor = layer.get_output(place)
+            if tensor is not None and tensor.dtype in (trt.float32, trt.float16):
+                layer.set_output_type(place, kind)
+    return done

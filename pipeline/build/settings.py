@@ -1,0 +1,167 @@
+"""The builder's configuration: profiles, precision, effort, and the timing cache.
+
+What a build costs is its timing of kernels and its compiling of fused regions (docs/gpu.md). The
+timings are kept in a cache that travels with the artifact, so a second build, also on another
+machine with the same GPU, repeats none of them; the compiling is not cached by TensorRT.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.build import layer_types as _mixed
+from pipeline.errors import BuildError, InputError
+from pipeline.machine.swap_folder import write_whole
+from pipeline.machine.target import Target
+from pipeline.spec.dims import Size
+from pipeline.spec.profiles import Profile
+from pipeline.spec.tensors import Precision
+
+LEVELS = range(6)
+_CUDNN = "libcudnn_ops_infer.so.8"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard the builder tries, and what it remembers.
+
+    Args:
+        level: TensorRT's builder optimisation level, 0 (fast to build) to 5; None leaves it to
+            TensorRT (3).
+        timing_cache: a file to read timings from and to write them to; None for none.
+    """
+
+    level: int | None = None
+    timing_cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.level is not None and self.level not in LEVELS:
+            raise InputError(
+                f"optimisation level {self.level}: must be {LEVELS[0]} to {LEVELS[-1]}"
+            )
+
+
+DEFAULT_EFFORT = Effort()
+
+
+def check_effort(effort: Effort, target: Target) -> None:
+    """Raises `InputError` if the target times nothing when it builds."""
+    if target.flavour == "tensorrt_rtx" and effort.timing_cache is not None:
+        raise InputError(f"target {target}: times no kernels when it builds; leave the cache out")
+
+
+def configure(
+    trt: Any,
+    target: Target,
+    builder: Any,
+    network: Any,
+    inputs: Mapping[str, Sequence[Size]],
+    profiles: Sequence[Profile],
+    precision: Precision,
+    effort: Effort,
+) -> Any:
+    """A builder config for the network, whose layers it may tell their precision.
+
+    Raises:
+        BuildError: TensorRT takes a profile for invalid.
+    """
+    from polygraphy.backend.trt import Profile as PolygraphyProfile
+
+    ranges = []
+    for profile in profiles:
+        made = PolygraphyProfile()
+        for name, (low, opt, high) in profile.shapes(inputs).items():
+            made.add(name, low, opt, high)
+        ranges.append(made)
+    if target.flavour == "tensorrt_rtx":
+        from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
+
+        config = CreateConfigRTX(profiles=ranges)(builder, network)
+    else:
+        config = _classic_config(trt, target, builder, network, ranges, precision)
+    # add_optimization_profile gives -1 for a profile that contradicts the network, without an
+    # error, and Polygraphy does not look at it
+    if config.num_optimization_profiles != len(profiles):
+        raise BuildError(f"target {target}: TensorRT takes a profile for invalid")
+    # CreateConfig clears TF32 by default, CreateConfigRTX leaves it on: say it either way
+    (config.clear_flag if precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)
+    if effort.level is not None:
+        config.builder_optimization_level = effort.level
+    return config
+
+
+def _classic_config(
+    trt: Any, target: Target, builder: Any, network: Any, ranges: Sequence[Any], precision: str
+) -> Any:
+    """The config of a TensorRT that is not RTX, made without Polygraphy's CreateConfig.
+
+    That one gives every config a timing cache of its own; 8.6.0 aborted in the build when it was
+    given ours on top (seen on an H200 without cuDNN; see `TimingCache`).
+    """
+    config = builder.create_builder_config()
+    for made in ranges:
+        config.add_optimization_profile(made.fill_defaults(network).to_trt(builder, network))
+    if precision == "fp16":
+        _mixed.apply(trt, config, network)
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if target.version < (9,):
+        # Tactics of cuBLAS and cuDNN need these installed, and convolutions that are compiled at
+        # build time cost a large part of it (docs/build-cost.md). Later versions: not measured.
+        config.set_tactic_sources(0)
+        # every captured graph has a context of its own; later versions always allow that
+        config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
+    return config
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+class TimingCache:
+    """The timings of one build: those read, and afterwards those and the new ones.
+
+    TensorRT 8.6 asks cuDNN when it writes a cache, and ends the process where cuDNN's libraries are
+    missing ("Could not load library libcudnn_ops_infer.so.8", seen on an H200); there, nothing is
+    kept.
+
+    Args:
+        file: read if it is there, and written by `save`; None keeps nothing.
+    """
+
+    def __init__(self, file: Path | None, target: Target) -> None:
+        self._file = file
+        self._cache: Any = None  # TensorRT does not keep what it is given alive
+        self._before, self.note = b"", ""
+        if file is not None and target.version < (9,) and not _loads(_CUDNN):
+            self._file = None
+            self.note = f"timings not kept: TensorRT 8.6 needs cuDNN's {_CUDNN} for that"
+        elif file is not None and file.is_file():
+            self._before = file.read_bytes()
+
+    def attach(self, config: Any) -> None:
+        """Puts the cache into a build's config; this object has to outlive the build."""
+        if self._file is None:
+            return
+        self._cache = config.create_timing_cache(self._before)
+        if self._cache is not None and config.set_timing_cache(self._cache, False):
+            return
+        # another version or GPU, or damaged: TensorRT refuses it, and times without one
+        self.note = f"{self._file.name} is of another TensorRT or GPU, or damaged: not used"
+        self._cache = None
+        self._file.unlink(missing_ok=True)
+
+    def save(self) -> str:
+        """Writes the file after the build; what was kept, in words."""
+        if self._file is None or self._cache is None:
+            return f"none: {self.note}" if self.note else "none"
+        data = bytes(memoryview(self._cache.serialize()))
+        write_whole(self._file, data)
+        return f"{self._file.name}: {len(self._before)} bytes before, {len(data)} after"

@@ -1,0 +1,58 @@
+"""The command ``bench ARTIFACT``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.options import plugins
+from pipeline.errors import InputError
+
+Announce = Callable[[str], None]
+
+
+def add_command(add: Callable[..., Any]) -> None:
+    """Adds ``bench`` to the command line."""
+    sub = add("bench", bench, "Measure the engine of an artifact on the GPU here.")
+    sub.add_argument("artifact", type=Path, metavar="ARTIFACT")
+    sub.add_argument(
+        "--shape", action="append", default=[], metavar="DIM=SIZE,...",
+        help="measure at these sizes; dims left out take their opt (default: min, opt and max of "
+        "every profile)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--repeat", type=int, default=30, metavar="N",
+        help="timed calls at each size, at least (default: 30, and a second's worth)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--graph", action=argparse.BooleanOptionalAction, default=True,
+        help="also measure with CUDA graphs",
+    )  # fmt: skip
+    plugins(sub)
+    sub.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON here")
+
+
+def bench(arguments: argparse.Namespace, announce: Announce) -> int:
+    """``bench``: 0 if every size was measured, 1 if one was not."""
+    from pipeline.commands.bench.bench import bench, report_json, report_text
+    from pipeline.commands.bench.measure import Method
+
+    if arguments.repeat < 1:
+        raise InputError(f"--repeat {arguments.repeat}: must be 1 or more")
+    out: Path | None = arguments.out
+    if out is not None and not out.absolute().parent.is_dir():
+        raise InputError(f"--out {out}: there is no folder {out.absolute().parent}")
+    report = bench(
+        arguments.artifact,
+        shapes=arguments.shape,
+        method=Method(repeat=arguments.repeat),
+        graph=arguments.graph,
+        announce=announce,
+        plugins=arguments.plugin,
+    )
+    if out is not None:
+        out.write_text(f"{report_json(report)}\n")
+    print(report_json(report) if arguments.json else report_text(report))
+    return 0 if report.ok else 1

@@ -1,0 +1,319 @@
+"""Everything short of the build, to say what would stand in the way of a conversion.
+
+A conversion ends at the first error. This goes on behind it: dims are narrowed to what the model
+takes, dims that can't be dynamic are fixed, and the rest is looked at there, which is said.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.artifact.declared import dims_of
+from pipeline.artifact.manifest import ComparisonInfo, Manifest
+from pipeline.build.build import check_precision
+from pipeline.build.shape_inference import ORACLE
+from pipeline.commands.check.findings import (
+    SECTIONS,
+    Finding,
+    export_failure,
+    rule_findings,
+    shortened,
+)
+from pipeline.compare.problems import Problem, problems
+from pipeline.compare.stage import compare_stage
+from pipeline.compare.verdict import RANGE_HINT, TIES
+from pipeline.convert import stages
+from pipeline.convert.initial import chosen_profiles, draft
+from pipeline.errors import ConstraintError, InputError, PipelineError
+from pipeline.graph.memory import default_limit
+from pipeline.machine.target import find_target
+from pipeline.source.find import find_source
+from pipeline.spec.config import Config
+from pipeline.spec.dims import check_rules, kept_rules
+from pipeline.spec.model import ModelSpec
+from pipeline.spec.profiles import Profile, parse_sizes
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["SECTIONS", "CheckReport", "Finding", "check"]
+
+Announce = Callable[[str], None]
+# what is wrong, and behind it the node where the runs part (see `pipeline.compare.explain`)
+_WHY = re.compile(
+    r"(?P<why>off by .*?; the largest value is [^;]+|[^;]+)(?:; (?P<where>.*))?\Z", re.S
+)
+_RANGE, _TIES = (hint.removeprefix("; ") for hint in (RANGE_HINT, TIES))
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What was found.
+
+    Args:
+        name: the model's.
+        target: the target's name.
+        findings: in the order in which they were found.
+    """
+
+    name: str
+    target: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing stands in the way."""
+        return not any(finding.blocks for finding in self.findings)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What was exported: over which dims, what the manifest says, and the module, if any."""
+
+    spec: ModelSpec
+    manifest: Manifest
+    module: torch.nn.Module | None
+
+
+def check(config: Config, announce: Announce) -> CheckReport:
+    """Looks at dims, nodes and the comparison of a source; leaves nothing behind.
+
+    Args:
+        config: what would be converted; `out` and `force` don't matter.
+        announce: is told in words what begins.
+
+    Raises:
+        InputError: bad input, with which a conversion would not even begin.
+    """
+    spec = find_source(config)
+    target = find_target(config.target)
+    check_precision(config.precision)
+    chosen_profiles(config, spec)
+    for text in config.shapes:
+        check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")
+    found: list[Finding] = []
+    with tempfile.TemporaryDirectory(prefix="pipeline-check-") as name:
+        folder = Path(name)
+        ready = _exported(config, spec, folder, found, announce)
+        if ready is None:
+            why = "not looked at: there is no ONNX without the export"
+            found += [Finding("nodes", why), Finding("comparison", why)]
+        else:
+            from pipeline.commands.check.nodes import check_nodes
+
+            nodes, manifest = check_nodes(folder, ready.manifest, config, announce)
+            found += nodes
+            found += _compared(config, replace(ready, manifest=manifest), folder, announce)
+    return CheckReport(spec.name, target.name, tuple(_once(found)))
+
+
+def _exported(
+    config: Config, spec: ModelSpec, folder: Path, found: list[Finding], announce: Announce
+) -> _Ready | None:
+    """The export over what of its dims the model takes; None if there is none.
+
+    Where torch refuses it, it is tried again with the dims to blame fixed, then with all of them.
+    """
+    from pipeline.commands.check import dims
+
+    found += dims.declared(spec)
+    module: torch.nn.Module | None = None
+    base: dict[str, int] = {}
+    if spec.onnx is None:
+        from pipeline.export.module import made, placed
+
+        announce("trying sizes")
+        declared, (spec, module) = spec, made(spec, config.weights_path)
+        found += [Finding("dims", note) for note in placed(declared, module)]
+        more, spec, runs_at = dims.tried(spec, module, config.seed)
+        found += more
+        base.update(runs_at)
+    only = ""
+    for first in (True, False, False):
+        announce(f"export with {only} only" if only else "export")
+        narrower = Finding("dims", f"what follows is looked at with {only} only")
+        found += [narrower] if only else []
+        try:
+            return _export(config, spec, module, folder, found)
+        except ConstraintError as error:
+            text = str(error).removeprefix(f"model {spec.name}: ")
+            found += rule_findings(text, spec.dims)
+        except InputError:
+            raise
+        except PipelineError as error:
+            found.append(export_failure(error))
+        if only:
+            found.remove(narrower)
+        free = [name for name, dim in spec.dims.items() if not dim.static]
+        blamed = [name for name in free if any(f.blocks and f.dim == name for f in found)]
+        if not free or spec.padding is not None:
+            return None
+        names = blamed if first and blamed else free
+        before, spec = spec, dims.fixed(spec, names, base)
+        found += dims.never_fixed(spec, names)
+        if spec == before:
+            return None
+        only = ", ".join(f"{name}={dim.min}" for name, dim in spec.dims.items() if dim.static)
+    return None
+
+
+def _export(
+    config: Config,
+    spec: ModelSpec,
+    module: torch.nn.Module | None,
+    folder: Path,
+    found: list[Finding],
+) -> _Ready:
+    from pipeline.commands.check import dims
+
+    asked = spec
+    if module is not None:
+        more, spec, module = dims.traced(spec, module, config.seed)
+        found += more
+        spec = dims.declared_as_is(spec)
+    else:
+        spec = replace(spec, refine_dims=True)
+    asked_for = config.parsed_profiles() or spec.profiles
+    profiles = [profile for profile in asked_for if _allowed(profile, spec)]
+    shapes = [text for text in config.shapes if not _legal(text, spec)]
+    left_out = [f"profile {p.name}" for p in asked_for if p not in profiles]
+    for what in (*left_out, *(f"shape {text}" for text in shapes)):
+        found.append(Finding("dims", f"{what} is left out: not of these sizes"))
+    manifest, made, _ = stages.export_stage(
+        folder,
+        draft(config, spec),
+        spec,
+        profiles or [Profile("default")],
+        config.weights_path,
+        config.seed,
+    )
+    assert manifest.export is not None
+    if module is None:
+        found += dims.narrowings(
+            asked, dims_of(manifest), manifest.rules, manifest.export.refinements
+        )
+    return _Ready(spec, manifest, made)
+
+
+def _allowed(profile: Profile, spec: ModelSpec) -> bool:
+    try:
+        profile.resolve(spec.dims)
+    except InputError:
+        return False
+    return True
+
+
+def _compared(config: Config, ready: _Ready, folder: Path, announce: Announce) -> list[Finding]:
+    from pipeline.convert.reference import reference_module
+
+    manifest, spec = ready.manifest, ready.spec
+    module = None
+    if ready.module is not None:
+        module = reference_module(spec, manifest, config.weights_path, ready.module)
+    announce("compare")
+    try:
+        done, _ = compare_stage(
+            folder,
+            manifest,
+            module,
+            shapes=[text for text in config.shapes if _legal(text, spec)],
+            memory_limit=config.memory_limit or default_limit(),
+            seed=config.seed,
+            announce=announce,
+        )
+    except ConstraintError as error:
+        return rule_findings(str(error), spec.dims)
+    except PipelineError as error:
+        return [Finding("comparison", shortened(str(error)), blocks=True)]
+    assert done.comparison is not None
+    return comparison_findings(done.comparison)
+
+
+def _legal(text: str, spec: ModelSpec) -> bool:
+    try:
+        return kept_rules(spec.rules, parse_sizes(text, spec.dims))
+    except InputError:
+        return False
+
+
+def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
+    """What a comparison found: of each output and pair of runs the first sizes where it failed, and
+    each NaN once."""
+    found: list[Finding] = []
+    first: dict[tuple[str, ...], Problem] = {}
+    count: dict[tuple[str, ...], int] = {}
+    for problem in problems(comparison.points):
+        result = problem.result
+        # what TensorRT refuses at all sizes stands with the nodes
+        if result.pair[1] == ORACLE and "refuses the sizes" in result.why:
+            continue
+        key = (result.output, *result.pair, problem.cause)
+        first.setdefault(key, problem)
+        count[key] = count.get(key, 0) + problem.points
+    for seen, problem in first.items():
+        result, point = problem.result, problem.point
+        one, other = result.pair
+        match = _WHY.match(result.why)
+        why, where = (match["why"], match["where"] or "") if match else (result.why, "")
+        sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
+        times = f"{count[seen]} of {len(comparison.points)} sets of sizes"
+        first_at = f"first at {point.label} ({sizes}): {why}"
+        what = f"{result.output} of {other} is not that of {one} at {times}, {first_at}"
+        do = _mend(one, other)
+        for hint in (_RANGE, _TIES):
+            if where.startswith(hint):
+                do, where = hint, where.removeprefix(hint).removeprefix("; ")
+        found.append(Finding("comparison", what, where, do, blocks=True))
+    for beside in comparison.checks:
+        if not beside.passed:
+            at = ",".join(f"{k}={v}" for k, v in beside.sizes.items())
+            what = f"{beside.name} of {beside.run}{at and f' at {at}'}: {beside.detail}"
+            found.append(Finding("comparison", shortened(what), blocks=True))
+    compared = [point for point in comparison.points if point.compared]
+    if compared and not found:
+        far = max((r.max_abs or 0.0 for p in compared for r in p.results), default=0.0)
+        words = f"all runs agree within the tolerance at {len(compared)} sets of sizes; the "
+        words += f"largest error is {far:.3g}"
+        found.append(Finding("comparison", words))
+    for point in comparison.points:
+        if not point.compared:
+            sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
+            found.append(Finding("comparison", f"{sizes} was not compared: {point.why}"))
+    if not compared and any(point.why.startswith("needs") for point in comparison.points):
+        words = "nothing was compared: every point is over the memory limit"
+        found.append(Finding("comparison", words, do="raise --memory-limit", blocks=True))
+    return found + [Finding("comparison", note) for note in _grouped(comparison)]
+
+
+def _grouped(comparison: ComparisonInfo) -> list[str]:
+    """The notes; what is noted alike of several points, once."""
+    labels = [
+        f"{p.label} ({','.join(f'{k}={v}' for k, v in p.sizes.items())}): "
+        for p in comparison.points
+    ]
+    count: dict[str, int] = {}
+    for note in comparison.notes:
+        label = next((text for text in labels if note.startswith(text)), "")
+        text = re.sub(r" at \{[^}]*\}", "", note.removeprefix(label))  # the sizes once more
+        count[text] = count.get(text, 0) + bool(label)
+    return [f"at {n} sets of sizes: {text}" if n else text for text, n in count.items()]
+
+
+def _mend(one: str, other: str) -> str:
+    if other == ORACLE:
+        return "look at the output's sizes: TensorRT would give others than torch"
+    if one == "exported":
+        return "a pass changed the result: leave it out with --skip, and report it"
+    return (
+        "replace what is named in the model, or write its translation (pipeline/export/ops); "
+        "declare only the sizes at which it agrees"
+    )
+
+
+def _once(found: list[Finding]) -> list[Finding]:
+    return list(dict.fromkeys(found))

@@ -1,0 +1,146 @@
+"""The nodes of a check: what the passes do with them, and what TensorRT's parser says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from pipeline.artifact.artifact import EXPORTED, MODEL
+from pipeline.artifact.manifest import Manifest
+from pipeline.build.refusal import called, explain, origin_of
+from pipeline.build.refused_node import Said
+from pipeline.build.shape_inference import why_not_asked
+from pipeline.commands.check.findings import Finding, shortened
+from pipeline.convert import stages
+from pipeline.errors import PipelineError
+from pipeline.machine.child import Child, ChildDied, ChildFailed
+from pipeline.machine.target import Target, find_target, use
+from pipeline.plugins.loading import Asked, find_plugins, library_folder, load_plugins, prepare
+from pipeline.rewrite.choose import all_passes
+from pipeline.rewrite.lint import Finding as Fault
+from pipeline.rewrite.lint import lint
+from pipeline.spec.config import Config
+
+_EXPLICIT_BATCH = 1  # flag bit 0 up to TensorRT 10, ignored afterwards
+
+
+def check_nodes(
+    folder: Path, manifest: Manifest, config: Config, announce: Callable[[str], None]
+) -> tuple[list[Finding], Manifest]:
+    """Lints, rewrites and parses exported.onnx in `folder`.
+
+    Returns:
+        The findings, and the manifest with the rewrite where it came to one.
+    """
+    target = find_target(config.target)
+    announce("rewrite")
+    found: list[Finding] = []
+    try:
+        faults = lint(folder / EXPORTED, target, all_passes(config.passes))
+        found += _faults(faults.findings)
+        found += [Finding("nodes", shortened(text)) for text in faults.warnings]
+        manifest, _ = stages.rewrite_stage(
+            folder, manifest, target, own=config.passes, skip=config.skip, plugins=config.plugins
+        )
+    except PipelineError as error:
+        if not any(finding.blocks for finding in found):  # else it is said node by node
+            found.append(Finding("nodes", shortened(str(error)), blocks=True))
+    announce("parse")
+    if (folder / MODEL).is_file():
+        known = [finding.where.partition(",")[0] for finding in found if finding.blocks]
+        for finding in parsed(folder / MODEL, target, config.plugins):
+            said = any(f" {name}," in finding.what for name in known if name)
+            found.append(replace(finding, blocks=finding.blocks and not said))
+    return found, manifest
+
+
+def _faults(faults: Sequence[Fault]) -> list[Finding]:
+    """One finding for each node that nothing mends; those that a pass mends, by pass."""
+    found = []
+    mended: dict[tuple[str, str], list[Fault]] = {}
+    for fault in faults:
+        if fault.mended:
+            mended.setdefault((fault.how.partition(": ")[0], fault.op), []).append(fault)
+            continue
+        where = f"{fault.node}{fault.origin}"
+        what = f"{fault.op}: {fault.fault}"
+        found.append(Finding("nodes", shortened(what), where, fault.how, fault.certain))
+    for (name, op), group in mended.items():
+        what = f"1 {op} node would go wrong as it stands: pass {name} mends it"
+        if len(group) > 1:
+            what = f"{len(group)} {op} nodes would go wrong as they stand: pass {name} mends them"
+        found.append(Finding("nodes", what, f"{group[0].node}{group[0].origin}"))
+    return found
+
+
+def parsed(model: Path, target: Target, plugins: Sequence[str] = ()) -> list[Finding]:
+    """What the target's parser says of a model, as far as it can be asked here."""
+    if why := why_not_asked(target):
+        return [Finding("nodes", f"TensorRT's parser was not asked: {why}")]
+    spare = model.with_name(f".{model.name}.parsed")
+    others: list[int] = []
+    try:
+        asked = find_plugins(plugins, target)
+        with library_folder(target) as env, Child(env) as child:
+            try:
+                words = child.call(
+                    "pipeline.commands.check.nodes:parse_here", model, spare, target, asked
+                )
+                said = Said(words)
+            except ChildDied as died:
+                said = Said(died.words, died.how, "parse")
+            if said.text and not said.died and not spare.exists():
+                with suppress(ChildDied):  # TensorRT-RTX 1.7.1 crashes on some graphs
+                    others = child.call("pipeline.commands.check.nodes:unknown_here", model, target)
+    except (PipelineError, ChildFailed) as error:  # a custom op without its plugin
+        return [Finding("nodes", shortened(str(error)), blocks=True)]
+    finally:
+        spare.unlink(missing_ok=True)
+    if not said.text and not said.died:
+        return [Finding("nodes", f"{target.flavour} parses model.onnx")]
+    complaint = str(explain(model, target, said))
+    found = [Finding("nodes", shortened(complaint), blocks=True)]
+    nodes = onnx.load(model, load_external_data=False).graph.node
+    for node in (nodes[index] for index in others):
+        if f"{called(node)}," not in complaint and f"{called(node)}:" not in complaint:
+            what = f"target {target} refuses the {called(node)} too"
+            where = origin_of(node).removeprefix(", from ")
+            found.append(Finding("nodes", what, where, blocks=True))
+    return found
+
+
+def parse_here(model: Path, spare: Path, target: Target, asked: Sequence[Asked]) -> str:
+    """In the child: the parser's words; none where it takes the model."""
+    trt: Any = use(target)
+    brought, _ = load_plugins(trt, asked, target, lambda _: None)
+    parser, _alive = _parser(trt)
+    ready = prepare(trt, model, spare, target, brought, parser.supports_operator)
+    if parser.parse_from_file(str(ready.model)):
+        return ""
+    errors = (str(parser.get_error(n)) for n in range(parser.num_errors))
+    return "\n".join(errors) or "no reason given"
+
+
+def unknown_here(model: Path, target: Target) -> list[int]:
+    """In the child: numbers of the nodes that are in no part which the parser could take; none
+    before TensorRT 10, which can't be asked."""
+    parser, _alive = _parser(use(target))
+    if not hasattr(parser, "supports_model_v2"):
+        return []
+    parser.supports_model_v2(model.read_bytes(), str(model))
+    known = {n for k in range(parser.num_subgraphs) for n in parser.get_subgraph_nodes(k)}
+    count = len(onnx.load(model, load_external_data=False).graph.node)
+    return [n for n in range(count) if n not in known]
+
+
+def _parser(trt: Any) -> tuple[Any, Any]:
+    """A parser, and what has to live as long as it does."""
+    logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(_EXPLICIT_BATCH)
+    return trt.OnnxParser(network, logger), (builder, network, logger)

@@ -1,0 +1,36 @@
+"""The command ``locate ARTIFACT``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.options import plugins
+
+Announce = Callable[[str], None]
+
+
+def add_command(add: Callable[..., Any]) -> None:
+    """Adds ``locate`` to the command line."""
+    sub = add("locate", locate, "Where the engine of an artifact parts from ONNX Runtime.")
+    sub.add_argument("artifact", type=Path, metavar="ARTIFACT")
+    sub.add_argument(
+        "--shape", default="", metavar="DIM=SIZE,...",
+        help="at these sizes; dims left out take their opt",
+    )  # fmt: skip
+    plugins(sub)
+
+
+def locate(arguments: argparse.Namespace, announce: Announce) -> int:
+    """``locate``: 0 if the engine agrees, 1 if it does not."""
+    import json
+
+    from pipeline.compare.divergence.engine import locate_engine
+
+    agrees, text = locate_engine(
+        arguments.artifact, arguments.shape, announce, tuple(arguments.plugin)
+    )
+    print(json.dumps({"agrees": agrees, "found": text}) if arguments.json else text)
+    return 0 if agrees else 1

@@ -1,0 +1,320 @@
+"""The command line: a thin parser over `pipeline.convert.driver`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pipeline.commands import report as summary
+from pipeline.errors import InputError, PipelineError
+
+_INTERRUPTED = 130
+_HEARTBEAT = 15.0  # seconds of silence before a long stage says that it still runs
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line and ends with exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (`{self.prog} --help` lists what there is)")
+
+
+class Progress:
+    """Prints what begins to stderr, and that it still runs where that takes long."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._last = self._start
+        self._text = ""
+        self._done = threading.Event()
+
+    def __call__(self, text: str) -> None:
+        self._text, self._last = text, time.monotonic()
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._start:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def heartbeat(self) -> Iterator[None]:
+        """Prints a line for every 15 s of silence inside of the block."""
+
+        def beat() -> None:
+            while not self._done.wait(1.0):
+                if self._text and time.monotonic() - self._last >= _HEARTBEAT:
+                    self._last = time.monotonic()
+                    self._print(f"{self._text} ... still running")
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._done.set()
+            thread.join()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code (0, 1 failed, 2 bad input, 130 interrupted)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    _interrupt_on_sigterm()
+    try:
+        try:
+            return int(_run(command_parser().parse_args(words)))
+        finally:
+            sys.stdout.flush()  # here, not at exit, a reader that is gone is noticed
+    except PipelineError as error:
+        if debug:
+            traceback.print_exc()
+            if error.detail:
+                print(error.detail, file=sys.stderr)
+        hint = " (--debug shows the whole text)" if error.detail and not debug else ""
+        return _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted; what was there before is untouched", _INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output is gone: `pipeline models | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = "no space left" if full else error.strerror or str(error)
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{what}; what was there before is untouched", 1)
+    except MemoryError:
+        return _fail("out of memory; a lower --memory-limit leaves large sizes out", 1)
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"error: {text}", file=sys.stderr, flush=True)
+    return code
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _interrupt_on_sigterm() -> None:
+    """SIGTERM cleans up like Ctrl-C. Polygraphy turns a Ctrl-C inside of TensorRT into it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, interrupt)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    command: Callable[[argparse.Namespace, Progress], int] = arguments.command
+    progress = Progress()
+    with progress.heartbeat():
+        return command(arguments, progress)
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """The command line's parser; a parsed `command` is the function to call."""
+    from pipeline.commands import locate as cli_locate
+    from pipeline.commands import options as cli_options
+    from pipeline.commands import passes as cli_passes
+    from pipeline.commands import source_options as cli_source
+    from pipeline.commands.bench import command as cli_bench
+    from pipeline.commands.check import command as cli_check
+    from pipeline.machine.target import DEFAULT_TARGET, TARGETS
+
+    parser = _Parser(prog="pipeline", description="PyTorch to TensorRT through ONNX.")
+    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def add(name: str, command: Callable[[argparse.Namespace, Progress], int], text: str) -> Any:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        sub.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+        sub.add_argument("--json", action="store_true", help="print the report as JSON")
+        return sub
+
+    def model(sub: Any) -> None:
+        cli_source.add_options(sub)
+        sub.add_argument(
+            "--target", default=DEFAULT_TARGET, metavar="TARGET",
+            help=f"which TensorRT: {', '.join(TARGETS)} (default: {DEFAULT_TARGET})",
+        )  # fmt: skip
+        cli_options.profiles(sub)
+        cli_passes.choice(sub, only=False)
+        cli_options.plugins(sub)
+        sub.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
+
+    convert = add("convert", _convert, "Convert a model: export, rewrite, build, compare.")
+    cli_check.all_options(convert)
+    export = add("export", _export, "Export a model to ONNX, into a new artifact.")
+    check = add("check", _check, "Say what would stand in the way of a conversion; leave nothing.")
+    for sub in (convert, export, check):
+        model(sub)
+    for sub in (convert, export):
+        sub.add_argument("--out", type=Path, metavar="DIR", help="default: artifacts/NAME")
+        sub.add_argument(
+            "--force", action="store_true",
+            help="do it even if nothing changed, or the folder holds another source's artifact",
+        )  # fmt: skip
+    for sub in (convert, check):
+        cli_options.sizes(sub)
+    cli_options.effort(convert)
+    rewrite = add("rewrite", _rewrite, "Rewrite an ONNX file, or an artifact's, for a target.")
+    build = add("build", _build, "Build the engine of an artifact.")
+    verify = add("verify", _verify, "Compare what is in an artifact, here and now.")
+    inspect = add(
+        "inspect", _inspect,
+        "Print what an artifact holds; check that it is whole. Exit code 1 where its comparison "
+        "failed.",
+    )  # fmt: skip
+    for sub in (build, verify, inspect):
+        sub.add_argument("artifact", type=Path, metavar="ARTIFACT")
+    cli_passes.rewrite_options(rewrite)
+    cli_options.profiles(build)
+    cli_options.effort(build)
+    for sub in (rewrite, build, verify):
+        cli_options.plugins(sub)
+    cli_passes.add_commands(add)
+    cli_bench.add_command(add)
+    cli_locate.add_command(add)
+    cli_options.sizes(verify)
+    cli_check.verify_options(verify)
+    add("models", _models, "List the models that come with the pipeline.")
+    return parser
+
+
+def _convert(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.commands.check import command as cli_check
+    from pipeline.convert.driver import run
+
+    if arguments.whole_zoo:
+        return cli_check.convert_all(arguments, progress)
+    if arguments.time_limit:
+        raise InputError("--time-limit is for --all")
+    return _show(run(_config(arguments), progress), arguments)
+
+
+def _export(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.convert.driver import run_export
+
+    return _show(run_export(_config(arguments), progress), arguments)
+
+
+def _check(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.commands.check import command as cli_check
+
+    return cli_check.check(_config(arguments), arguments, progress)
+
+
+def _rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.commands import passes as cli_passes
+    from pipeline.convert.driver import run_rewrite
+
+    if arguments.source.suffix == ".onnx" or arguments.source.is_file():
+        return cli_passes.rewrite_file(arguments, progress)
+    if arguments.diff or arguments.out:
+        raise InputError(f"{arguments.source}: --diff and --out are for ONNX files; give the file")
+    report = run_rewrite(
+        arguments.source,
+        arguments.target,
+        progress,
+        own=arguments.own,
+        only=arguments.only,
+        skip=arguments.skip,
+        plugins=arguments.plugin,
+    )
+    return _show(report, arguments)
+
+
+def _build(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.commands import options as cli_options
+    from pipeline.convert.driver import run_build
+
+    report = run_build(
+        arguments.artifact, arguments.profile, arguments.precision, progress, arguments.plugin,
+        cli_options.chosen_effort(arguments),
+    )  # fmt: skip
+    return _show(report, arguments)
+
+
+def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.convert.driver import run_verify
+
+    report = run_verify(
+        arguments.artifact,
+        against=arguments.against,
+        torch_model=arguments.torch,
+        weights=arguments.weights,
+        shapes=arguments.shape,
+        memory_limit=arguments.memory_limit,
+        engine_tolerance=arguments.engine_tolerance,
+        announce=progress,
+        plugins=arguments.plugin,
+    )
+    return _show(report, arguments)
+
+
+def _inspect(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.artifact.artifact import Artifact
+    from pipeline.convert.driver import Report
+
+    del progress
+    artifact = Artifact.open(arguments.artifact)
+    return _show(Report(artifact.path, artifact.manifest), arguments)
+
+
+def _models(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.models import MODELS
+    from pipeline.source.zoo import find_spec
+
+    del progress
+    specs = {name: find_spec(name, {}) for name in MODELS}
+    if arguments.json:
+        print(
+            json.dumps({name: summary.spec_facts(spec) for name, spec in specs.items()}, indent=2)
+        )
+    else:
+        print(summary.models_table(specs))
+    return 0
+
+
+def _show(report: Any, arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        print(summary.report_json(report))
+    else:
+        print(summary.report_text(report))
+    return 0 if report.ok else 1
+
+
+def _config(arguments: argparse.Namespace) -> Any:
+    from pipeline.commands import options as cli_options
+    from pipeline.commands import source_options as cli_source
+    from pipeline.spec.config import Config
+
+    return Config(
+        **cli_source.config_fields(arguments),
+        out=getattr(arguments, "out", None),
+        target=arguments.target,
+        profiles=tuple(arguments.profile),
+        precision=arguments.precision or "fp32",
+        effort=cli_options.chosen_effort(arguments),
+        shapes=tuple(getattr(arguments, "shape", ())),
+        memory_limit=getattr(arguments, "memory_limit", None),
+        seed=arguments.seed,
+        passes=tuple(arguments.own),
+        skip=tuple(arguments.skip),
+        plugins=tuple(arguments.plugin),
+        force=getattr(arguments, "force", False),
+    )

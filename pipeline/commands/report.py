@@ -1,0 +1,245 @@
+"""What a person reads at the end: tables of a report, and the same as JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.artifact.declared import engine_tolerance_of, tolerances_of
+from pipeline.artifact.manifest import (
+    CheckInfo,
+    ComparisonInfo,
+    InputInfo,
+    Manifest,
+    PointInfo,
+    TensorInfo,
+)
+from pipeline.compare.problems import problems
+from pipeline.compare.runners import failures
+from pipeline.spec.dims import size_text
+from pipeline.spec.model import ModelSpec, Tolerance
+
+if TYPE_CHECKING:
+    from pipeline.convert.driver import Report
+
+
+def report_json(report: Report) -> str:
+    """The report as JSON: the manifest's content and what is not in it."""
+    content = {
+        "path": str(report.path),
+        "ok": report.ok,
+        "unchanged": report.unchanged,
+        "regressions": list(report.regressions),
+        "notes": list(report.notes),
+        "manifest": json.loads(report.manifest.to_json()),
+    }
+    return json.dumps(content, indent=2)
+
+
+def report_text(report: Report) -> str:
+    """The report as a few short tables."""
+    manifest = report.manifest
+    parts = [_head(report)]
+    if report.unchanged:
+        own = manifest.model.source
+        reads = f"; files that {own} reads by itself are not looked at" if ":" in own else ""
+        parts.append(
+            f"Nothing changed since it was made: nothing was done (--force converts again){reads}."
+        )
+        return "\n".join(parts)
+    parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
+    parts += report.notes
+    parts += [f"REGRESSION {line}" for line in report.regressions]
+    parts.append(_verdict(manifest))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _verdict(manifest: Manifest) -> str:
+    """One line if the comparison failed: what a reader of the last line alone has to know."""
+    comparison = manifest.comparison
+    if comparison is None or comparison.passed:
+        return ""
+    count = len(failures(comparison))
+    return f"the comparison FAILED: {count} problem{'' if count == 1 else 's'}"
+
+
+def _head(report: Report) -> str:
+    manifest = report.manifest
+    weights = manifest.model.weights
+    own = manifest.model.source
+    made = f"as {own} makes them" if ":" in own else "random"
+    seed = f", seed {weights.seed}" if weights.seed is not None else ""
+    source = weights.file or f"{made}{seed}"
+    version = f" ({manifest.target.flavour} {manifest.target.version})" if manifest.build else ""
+    return (
+        f"{report.path}: {manifest.name}, weights {source}, "
+        f"target {manifest.target.name}{version}, {manifest.precision}"
+    )
+
+
+def _stages(manifest: Manifest) -> str:
+    rows = [("stage", "seconds", "of it in libraries", "peak memory")]
+    for stage in manifest.stages:
+        libraries = ", ".join(f"{n} {s:.1f}" for n, s in stage.library_seconds.items())
+        peak = "-" if stage.peak_bytes is None else f"{stage.peak_bytes / 2**30:.2f} GiB"
+        rows.append((stage.name, f"{stage.seconds:.1f}", libraries or "-", peak))
+    return table(rows)
+
+
+def _dims(manifest: Manifest) -> str:
+    lines = []
+    for profile in manifest.profiles:
+        ranges = ", ".join(f"{k} {a}..{b}..{c}" for k, (a, b, c) in profile.ranges.items())
+        lines.append(f"profile {profile.name}: {ranges or 'all sizes fixed'}")
+    for dim in manifest.dims:
+        for word in dim.defaulted:
+            lines.append(f"{dim.name}: {word}={getattr(dim, word)} by default")
+    lines += [f"sizes keep together: {rule}" for rule in manifest.rules]
+    if manifest.export is not None:
+        lines += [f"dynamic {name}: {how}" for name, how in manifest.export.dynamic.items()]
+        lines += [f"narrowed: {text}" for text in manifest.export.refinements]
+        lines += [f"note: {text}" for text in manifest.export.notes]
+    tensors: list[InputInfo | TensorInfo] = [*manifest.inputs, *manifest.outputs]
+    for tensor in tensors:
+        sizes = ", ".join(str(size) for size in tensor.shape)
+        lines.append(f"{tensor.name}: {tensor.dtype} [{sizes}]")
+    return "\n".join(lines)
+
+
+def _passes(manifest: Manifest) -> str:
+    if manifest.rewrite is None:
+        return ""
+    lines = []
+    for done in manifest.rewrite.passes:
+        if done.skipped:
+            lines.append(f"pass {done.name}: SKIPPED by request, though the target needs it")
+        elif done.rewritten:
+            lines.append(f"pass {done.name}: {len(done.rewritten)} nodes rewritten")
+    passes = manifest.rewrite.passes
+    idle = sum(p.needed and not p.skipped and not p.rewritten for p in passes)
+    other = sum(not p.needed for p in passes)
+    lines.append(
+        f"{idle} more passes found nothing to do, {other} are not needed by {manifest.target.name}"
+    )
+    lines += [f"warning: {text}" for text in manifest.rewrite.warnings]
+    if manifest.build is not None:
+        built = manifest.build
+        lines.append(
+            f"engine: {built.plan_bytes / 2**20:.1f} MiB, {built.layers} layers before fusion, "
+            f"{built.validity}"
+        )
+        where = f"on {built.gpu} ({manifest.target.compute_capability})" if built.gpu else ""
+        level = built.optimization_level
+        effort = [where] if where else []
+        effort += [] if level is None else [f"at optimisation level {level}"]
+        effort += [] if built.timing_cache == "none" else [f"timing cache {built.timing_cache}"]
+        lines += [f"built {', '.join(effort)}"] if effort else []
+        lines += [f"the engine needs plugin {name} to be loaded" for name in built.plugins]
+    return "\n".join(lines)
+
+
+def _comparison(manifest: Manifest) -> str:
+    comparison = manifest.comparison
+    if comparison is None:
+        return "nothing compared yet"
+    head = ("compared at", "sizes", "largest error", "of the largest value", "")
+    rows: list[tuple[str, ...]] = [head]
+    rows += [_point_row(info) for info in comparison.points]
+    engine = "compared" if manifest.engine_compared else "NOT compared"
+    lines = [
+        table(rows),
+        *_errors(manifest.reference, comparison),
+        *_tolerances(manifest),
+        *comparison.notes,
+        *(_check_line(check) for check in comparison.checks if check.passed),
+        f"engine: {engine}: {manifest.engine_compared_why}",
+        *(f"FAILED {line}" for line in failures(comparison)),
+    ]
+    return "\n".join(lines)
+
+
+def _errors(reference: str, comparison: ComparisonInfo) -> list[str]:
+    """The largest error of every run against the reference, one line each: of what a tolerance can
+    be chosen by."""
+    worst: dict[str, tuple[float, str]] = {}
+    for info in comparison.points:
+        for result in info.results:
+            first, run = result.pair
+            if first != reference or result.max_abs is None:
+                continue
+            part = "" if result.max_rel is None else f", {result.max_rel:.2e} of its largest value"
+            text = f"{result.max_abs:.2e}{part} ({result.output} at {_sizes_text(info.sizes)})"
+            worst[run] = max(worst.get(run, (-1.0, "")), (result.max_abs, text))
+    return [f"error of {run} against {reference}: {text}" for run, (_, text) in worst.items()]
+
+
+def _check_line(check: CheckInfo) -> str:
+    at = f" at {_sizes_text(check.sizes)}" if check.sizes else ""
+    return f"{check.name} of {check.run}{at}: {check.detail}"
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    return ",".join(f"{k}={v}" for k, v in sizes.items())
+
+
+def _tolerances(manifest: Manifest) -> list[str]:
+    """One line for each tolerance, with the outputs that it is for where there are several."""
+    outputs: dict[Tolerance, list[str]] = {}
+    for name, tolerance in tolerances_of(manifest).items():
+        outputs.setdefault(tolerance, []).append(name)
+    lines = []
+    for t, names in outputs.items():
+        whose = f" of {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "")
+        whose = whose if len(outputs) > 1 else ""
+        lines.append(f"tolerance{whose}: {t}")
+    own = engine_tolerance_of(manifest)
+    if own is not None:
+        lines.append(f"tolerance of the engine: {own}")
+    return lines
+
+
+def _point_row(info: PointInfo) -> tuple[str, ...]:
+    sizes = _sizes_text(info.sizes)
+    if not info.compared:
+        return (info.label, sizes, "-", "-", f"not compared: {info.why}")
+    bad = len(problems([info]))
+    absolute = max((r.max_abs for r in info.results if r.max_abs is not None), default=None)
+    relative = max((r.max_rel for r in info.results if r.max_rel is not None), default=None)
+    return (
+        info.label,
+        sizes,
+        "-" if absolute is None else f"{absolute:.2e}",
+        "-" if relative is None else f"{relative:.2e}",
+        f"{bad} FAILED" if bad else "ok" if info.results else "nothing to compare",
+    )
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as text with aligned columns; the first row is the heading."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    lines = [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def spec_facts(spec: ModelSpec) -> dict[str, Any]:
+    """A spec in plain data."""
+    return {
+        "inputs": {i.name: [size_text(s) for s in i.shape] for i in spec.inputs},
+        "outputs": [o.name for o in spec.outputs],
+        "dims": {name: str(dim) for name, dim in spec.dims.items()},
+        "options": dict(spec.options),
+    }
+
+
+def models_table(specs: Mapping[str, ModelSpec]) -> str:
+    """The zoo as a table."""
+    rows = [("model", "dims", "options")]
+    for name, spec in specs.items():
+        dims = ", ".join(str(dim) for dim in spec.dims.values())
+        options = ", ".join(f"{key}={value}" for key, value in spec.options.items())
+        rows.append((name, dims, options))
+    return table(rows)

@@ -1,0 +1,148 @@
+"""What an eager run of a torch module computes, and a value of an ONNX file found in it."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from pipeline.compare.divergence.fingerprints import PLACES, Print
+
+if TYPE_CHECKING:
+    import torch
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_ATEN = re.compile(r"aten\.(\w+)")
+_NOWHERE = ("", 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A value that torch computed: by which op, under which lines of Python (file, line)."""
+
+    op: str
+    lines: frozenset[tuple[str, int]]
+    value: Print
+
+
+def torch_prints(call: Callable[[], object], seconds: float) -> list[Seen]:
+    """The floating-point tensors that every op of an eager run gives, in order.
+
+    Raises:
+        TimeoutError: it takes longer than `seconds`.
+
+    The ops are those that torch runs in the end, each at the sizes of this run: nothing is traced.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    seen: list[Seen] = []
+    end = time.monotonic() + seconds
+
+    class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            del types
+            if time.monotonic() > end:
+                raise TimeoutError
+            result = func(*args, **(kwargs or {}))
+            leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            tensors = [t for t in leaves if t.is_floating_point() or t.is_complex()]
+            if tensors:
+                lines = _lines()
+                seen.extend(Seen(str(func), lines, _print(t)) for t in tensors)
+            return result
+
+    with torch.inference_mode(), Recorder():  # type: ignore[no-untyped-call, unused-ignore]
+        call()
+    return seen
+
+
+def _lines() -> frozenset[tuple[str, int]]:
+    frame = sys._getframe(2)
+    lines = []
+    while frame.f_back is not None:
+        lines.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return frozenset(lines)
+
+
+def _print(tensor: torch.Tensor) -> Print:
+    import torch
+
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    shape = tuple(tensor.shape)
+    flat = tensor.detach().reshape(-1).to(torch.float32)
+    flat = torch.cat([flat, flat.new_zeros(1)])
+    sample = flat[torch.from_numpy(PLACES % flat.numel())]
+    facts = torch.stack([flat.amin(), flat.amax(), torch.linalg.vector_norm(flat)])
+    return Print(shape, torch.cat([sample, facts]).numpy())
+
+
+class Eager:
+    """The values of an eager run, found again by what they look like."""
+
+    def __init__(self, seen: Sequence[Seen]) -> None:
+        self._by_shape: dict[tuple[int, ...], list[Seen]] = defaultdict(list)
+        self._by_line: dict[tuple[str, int], list[Seen]] = defaultdict(list)
+        for one in seen:
+            self._by_shape[one.value.shape].append(one)
+            for line in one.lines:
+                self._by_line[line].append(one)
+
+    def apart(self, value: Print, node: onnx.NodeProto) -> float:
+        """How far the nearest value of the run is from this one; of the same line, if any is."""
+        same = self._by_shape.get(value.shape, [])
+        line = line_of(node)
+        same = [one for one in same if line in one.lines] or same
+        least = math.inf
+        for bound, one in sorted(((s.value.bound(value), s.value) for s in same), key=_first):
+            if bound >= least:
+                break
+            least = min(least, one.apart(value))
+        return least
+
+    def has(self, value: Print, node: onnx.NodeProto) -> bool:
+        """True if the line of the node has a value of this shape in the run, or the node's op; of
+        a node from no line (padding), if the run has the shape at all."""
+        if line_of(node) == _NOWHERE:
+            return value.shape in self._by_shape
+        op = _ATEN.search(_metadata(node).get("pkg.torch.onnx.fx_node", ""))
+        return any(
+            one.value.shape == value.shape or (op is not None and one.op.split(".")[1] == op[1])
+            for one in self._by_line.get(line_of(node), [])
+        )
+
+    def shape_like(self, value: Print, node: onnx.NodeProto) -> tuple[int, ...] | None:
+        """The shape in the eager run, at the node's line, that is most like the value's."""
+        here = self._by_line.get(line_of(node), [])
+        shapes = [one.value.shape for one in here if len(one.value.shape) == len(value.shape)]
+        return min(
+            reversed(shapes),
+            key=lambda shape: sum(a != b for a, b in zip(shape, value.shape, strict=True)),
+            default=None,
+        )
+
+
+def _first(pair: tuple[float, Print]) -> float:
+    return pair[0]
+
+
+def _metadata(node: onnx.NodeProto) -> dict[str, str]:
+    return {p.key: p.value for p in node.metadata_props}
+
+
+def line_of(node: onnx.NodeProto) -> tuple[str, int]:
+    """The innermost frame of the node's stack trace, as (file, line)."""
+    frames = _FRAME.findall(_metadata(node).get("pkg.torch.onnx.stack_trace", ""))
+    return (frames[-1][0], int(frames[-1][1])) if frames else _NOWHERE

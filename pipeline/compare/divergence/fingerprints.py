@@ -1,0 +1,250 @@
+"""Every value of a run in one look: its shape, its extremes, its norm and a sample of it.
+
+What a model computes inside is many times larger than memory; a `Print` of a value is 16 KiB
+whatever its size. The ONNX prints are made inside of the graph, so that one run gives all of them
+and no value is kept for longer than the model itself needs it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from pipeline.compare.divergence.flow import reads
+from pipeline.graph.files import infer_shapes
+
+_HALF = 2048
+_PREFIX = "pipeline/probe/probe/"
+# half of the sample is the beginning of the value, for small ones all of it; the rest is anywhere
+PLACES = np.concatenate(
+    [np.arange(_HALF), np.random.default_rng(0).integers(0, 1 << 40, _HALF)]
+).astype(np.int64)
+_NORM_NOISE = 1e-3  # a sum of squares over millions of float32 is no better
+_REAL = (
+    TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE,
+)  # fmt: skip
+_NO_NUMBERS = (
+    TensorProto.UNDEFINED, TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128,
+)  # fmt: skip
+_STOPPED = "terminate flag"
+_WAS_RUNNING = re.compile(r"while running (?P<op>\S+) node\. Name:'(?P<name>[^']*)'")
+_LOADING = re.compile(r"Node ?(?:\(|:|name: ?)(?P<name>[^()\s]+)\)?")
+
+
+@dataclass(frozen=True, eq=False)
+class Print:
+    """What is kept of a value.
+
+    Args:
+        shape: its shape.
+        numbers: float32 [4099]: the sample, taken of the flat value with a zero behind it (so
+            that an empty one has a sample too), then the least, the largest, the norm.
+    """
+
+    shape: tuple[int, ...]
+    numbers: np.ndarray
+
+    @property
+    def sample(self) -> np.ndarray:
+        return self.numbers[:-3]
+
+    @cached_property
+    def scale(self) -> float:
+        return float(np.abs(self.numbers[-3:-1]).max())
+
+    @cached_property
+    def even(self) -> bool:
+        """True if all elements in the sample are the same: then it is like many others."""
+        count = int(np.prod(self.shape))
+        inside = self.sample[PLACES % (count + 1) < count]
+        return not inside.size or bool((inside == inside[0]).all())
+
+    def bound(self, other: Print) -> float:
+        """A number that `apart` is not below, which costs less; the shapes are the same."""
+        (low, high), scale = self.numbers[-3:-1], self.scale
+        with np.errstate(invalid="ignore", over="ignore"):  # infinity less infinity is NaN
+            far = max(abs(low - other.numbers[-3]), abs(high - other.numbers[-2]))
+        return float(far) / scale * 0.999 if scale and np.isfinite([far, scale]).all() else 0.0
+
+    def apart(self, other: Print) -> float:
+        """How far `other` is from this one, in parts of this one's largest value; infinity where
+        shapes differ, or one of them has NaN or infinity where the other has not."""
+        if self.shape != other.shape:
+            return float("inf")
+        a, b = self.numbers[:-1].astype(np.float64), other.numbers[:-1].astype(np.float64)
+        usual = np.isfinite(a)
+        if not (usual == np.isfinite(b)).all():
+            return float("inf")
+        if not usual.all() and not np.array_equal(a[~usual], b[~usual], equal_nan=True):
+            return float("inf")
+        far = float(np.abs(a[usual] - b[usual]).max(initial=0.0))
+        largest = float(np.abs(a[usual]).max(initial=0.0))
+        norms = [float(p.numbers[-1]) for p in (self, other)]
+        rest = abs(norms[0] - norms[1]) / norms[0] if norms[0] and np.isfinite(norms).all() else 0.0
+        near = far / largest if largest else (float("inf") if far else 0.0)
+        return max(near, rest if rest > _NORM_NOISE else 0.0)
+
+
+@dataclass(frozen=True)
+class OnnxPrints:
+    """The prints of an ONNX model's values by name, or why it did not run.
+
+    Args:
+        values: what was computed.
+        real: those of them that are floating-point.
+        failed: the name of the node at which ONNX Runtime gave up, and its words.
+    """
+
+    values: Mapping[str, Print]
+    real: Collection[str] = ()
+    failed: tuple[str, str] | None = None
+
+
+def onnx_prints(
+    model: onnx.ModelProto, folder: Path, feed: Mapping[str, np.ndarray], seconds: float
+) -> OnnxPrints:
+    """The print of every tensor of the main graph, in ONNX Runtime without its optimisations.
+
+    Where a node fails at these sizes, the values that do not depend on it.
+
+    Args:
+        model: its nodes have names; it may be without its external weights.
+        folder: where these are.
+        feed: the inputs by name.
+        seconds: a run that takes longer is stopped; then there are no prints.
+    """
+    types = _tensor_types(model)
+    real = {name for name, kind in types.items() if kind in _REAL}
+    failed: tuple[str, str] | None = None
+    left = model
+    for _ in range(8):  # what does not run is left out; a second branch may fail as well
+        try:
+            return OnnxPrints(_run(_probed(left, types), folder, feed, seconds), real, failed)
+        except Exception as error:  # ONNX Runtime's own kinds, of no common base
+            text = " ".join(str(error).split())
+            if _STOPPED in text:
+                return OnnxPrints({}, real)
+            match = _WAS_RUNNING.search(text) or _LOADING.search(text)
+            name = match["name"] if match else ""
+            failed = failed or (name, text.split("Status Message: ")[-1])
+            left = _without(left, name)
+            if not left.graph.node:
+                break
+    return OnnxPrints({}, real, failed)
+
+
+def _run(
+    model: onnx.ModelProto, folder: Path, feed: Mapping[str, np.ndarray], seconds: float
+) -> dict[str, Print]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_cpu_mem_arena = False
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    options.log_severity_level = 4
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(folder)
+    )
+    names = [value.name for value in model.graph.output]
+    if not names:
+        return {}
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    known = {value.name for value in session.get_inputs()}
+    given = {name: array for name, array in feed.items() if name in known}
+    how = onnxruntime.RunOptions()
+    timer = threading.Timer(seconds, setattr, (how, "terminate", True))
+    timer.start()
+    try:
+        results = dict(zip(names, session.run(names, given, how), strict=True))
+    finally:
+        timer.cancel()
+    return {
+        name.removeprefix(f"{_PREFIX}shape/"): Print(
+            tuple(map(int, shape)), results[name.replace("/shape/", "/numbers/", 1)]
+        )
+        for name, shape in results.items()
+        if name.startswith(f"{_PREFIX}shape/")
+    }
+
+
+def _probed(model: onnx.ModelProto, types: Mapping[str, int]) -> onnx.ModelProto:
+    """A copy of the model whose outputs are the prints of all tensors of its main graph."""
+    probed = onnx.ModelProto()
+    probed.CopyFrom(model)
+    graph = probed.graph
+    del graph.output[:], graph.value_info[:], graph.node[:]
+    constants: dict[str, np.ndarray] = {
+        "flat": np.array([-1], np.int64),
+        "zero": np.zeros(1, np.float32),
+    }
+    for name, array in {**constants, "places": PLACES}.items():
+        graph.initializer.append(numpy_helper.from_array(array, _PREFIX + name))
+    for node in model.graph.node:
+        graph.node.append(node)
+        for name in node.output:
+            if name in types:
+                graph.node.extend(_probe(name, types[name], graph))
+    return probed
+
+
+def _probe(name: str, kind: int, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes that make a value's print, each beside its value so that it runs with it."""
+    nodes = []
+
+    def op(op_type: str, inputs: list[str], short: str, **attributes: Any) -> str:
+        output = f"{_PREFIX}{short}/{name}"
+        nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
+        return output
+
+    shape = op("Shape", [name], "shape")
+    wide = name
+    if kind != TensorProto.FLOAT:
+        wide = op("Cast", [name], "wide", to=TensorProto.FLOAT)
+    flat = op("Reshape", [wide, f"{_PREFIX}flat"], "flattened")
+    longer = op("Concat", [flat, f"{_PREFIX}zero"], "longer", axis=0)
+    size = op("Size", [longer], "size")
+    places = op("Mod", [f"{_PREFIX}places", size], "at")
+    sample = op("Gather", [longer, places], "sample")
+    facts = [op(f"Reduce{kind}", [longer], kind.lower()) for kind in ("Min", "Max", "L2")]
+    numbers = op("Concat", [sample, *facts], "numbers", axis=0)
+    graph.output.append(helper.make_tensor_value_info(shape, TensorProto.INT64, None))
+    graph.output.append(helper.make_tensor_value_info(numbers, TensorProto.FLOAT, None))
+    return nodes
+
+
+def _tensor_types(model: onnx.ModelProto) -> dict[str, int]:
+    """The values of the main graph that are known to be tensors of numbers, and their types."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    infer_shapes(copy)
+    graph = copy.graph
+    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.output)}
+    return {name: kind for name, kind in types.items() if kind not in _NO_NUMBERS}
+
+
+def _without(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """A copy without a node and what depends on it; without any node if it is not there."""
+    rest = onnx.ModelProto()
+    rest.CopyFrom(model)
+    del rest.graph.node[:], rest.graph.output[:]
+    gone: set[str] = set()
+    for node in model.graph.node:
+        if (name and node.name == name) or gone.intersection(reads(node)):
+            gone.update(node.output)
+        else:
+            rest.graph.node.append(node)
+    if not gone:
+        del rest.graph.node[:]
+    return rest

@@ -1,0 +1,320 @@
+"""Where a comparison's two runs part: the first ONNX node whose value differs, its module, line.
+
+torch's side is the module itself, run eagerly at the failing sizes: it has no size baked in. Its
+values have no names in ONNX, so a value of the ONNX counts as right if an op of the eager run, of
+the same source line where there is one, gave the same shape and numbers. Two ONNX files are
+compared value by value of the same name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import external_data_helper, numpy_helper
+
+from pipeline.artifact.manifest import RewriteInfo
+from pipeline.build.refusal import called, origin_of
+from pipeline.compare.divergence.eager import Eager, line_of, torch_prints
+from pipeline.compare.divergence.fingerprints import OnnxPrints, onnx_prints
+from pipeline.compare.divergence.flow import NOISE, Flow, Parting
+from pipeline.compare.runners import EXPORTED, REWRITTEN, TORCH
+from pipeline.graph.names import name_nodes
+
+if TYPE_CHECKING:
+    import torch
+
+_ROUNDING = 1e-5
+_SMALL = 1024
+_MANY = 8  # numbers of a constant that are shown
+# what holds sizes, besides integer constants
+_SIZES = (
+    "kernel_shape",
+    "strides",
+    "output_shape",
+    "shape",
+    "split",
+    "scales",
+    "sizes",
+    "hidden_size",
+)
+
+
+@dataclass
+class _Model:
+    """An ONNX file without its external weights, and its values at the failing sizes."""
+
+    path: Path
+    proto: onnx.ModelProto
+    prints: OnnxPrints
+    constants: dict[str, onnx.TensorProto] = field(default_factory=dict)
+
+    @staticmethod
+    def of(path: Path, feed: Mapping[str, np.ndarray], seconds: float) -> _Model:
+        proto = onnx.load(path, load_external_data=False)
+        name_nodes(proto.graph)
+        for tensor in proto.graph.initializer:  # ONNX Runtime wants to read shapes in the file
+            if external_data_helper.uses_external_data(tensor) and math.prod(tensor.dims) < _SMALL:
+                external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+                tensor.data_location = onnx.TensorProto.DEFAULT
+                del tensor.external_data[:]
+        model = _Model(path, proto, onnx_prints(proto, path.parent, feed, seconds))
+        model.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+        for node in proto.graph.node:
+            if node.op_type == "Constant":
+                for attribute in node.attribute:
+                    if attribute.name == "value":
+                        model.constants[node.output[0]] = attribute.t
+        return model
+
+    def array(self, name: str) -> np.ndarray | None:
+        """A constant of the main graph."""
+        tensor = self.constants.get(name)
+        if tensor is None:
+            return None
+        if external_data_helper.uses_external_data(tensor):
+            return numpy_helper.to_array(tensor, str(self.path.parent))
+        return numpy_helper.to_array(tensor)
+
+    def ends(self) -> list[str]:
+        """The outputs, or what the node that failed would have made."""
+        if self.prints.failed:
+            node = self.failing()
+            return list(node.output) if node is not None else []
+        return [value.name for value in self.proto.graph.output]
+
+    def failing(self) -> onnx.NodeProto | None:
+        name = self.prints.failed[0] if self.prints.failed else ""
+        return next((node for node in self.proto.graph.node if name and node.name == name), None)
+
+
+def locate(
+    pair: tuple[str, str],
+    feed: Mapping[str, np.ndarray],
+    exported: Path,
+    rewritten: Path | None = None,
+    *,
+    module: torch.nn.Module | None = None,
+    call: Callable[[], object] | None = None,
+    rewrite: RewriteInfo | None = None,
+    seconds: float = 120.0,
+) -> str:
+    """Where two runs part that disagree, or of which the second one fails, at these inputs.
+
+    Costs an eager run with every value looked at, and a run of each ONNX file that takes about
+    three times as long as a plain one; no value is kept.
+
+    Args:
+        pair: the runs, by the names of `pipeline.compare.runners`; the first is the one to
+            be held to.
+        feed: the inputs, by name, at the sizes at which they disagree.
+        exported, rewritten: the ONNX files; `rewritten` is needed if it is of the pair.
+        module: the torch reference, padding included; needed if torch is of the pair.
+        call: runs it on the inputs; without it the module takes them in the feed's order.
+        seconds: no run takes longer; one that would is stopped, and nothing is told.
+        rewrite: what the passes did, to name those that had to do with the node.
+
+    Returns:
+        What differs first, in one line; empty if it can't be told.
+    """
+    if pair[0] == TORCH and pair[1] in (EXPORTED, REWRITTEN) and module is not None:
+        path = exported if pair[1] == EXPORTED else rewritten
+        return _against_torch(path, feed, module, call, seconds) if path is not None else ""
+    if pair == (EXPORTED, REWRITTEN) and rewritten is not None:
+        return _between_files(exported, rewritten, feed, rewrite, seconds)
+    return ""
+
+
+def _against_torch(
+    path: Path,
+    feed: Mapping[str, np.ndarray],
+    module: torch.nn.Module,
+    call: Callable[[], object] | None,
+    seconds: float,
+) -> str:
+    import torch
+
+    def run() -> object:
+        return module(*(torch.from_numpy(np.array(array, order="C")) for array in feed.values()))
+
+    try:
+        eager = Eager(torch_prints(call or run, seconds))
+    except Exception:  # the model's own; that it fails is told by whoever compared
+        return ""
+    model = _Model.of(path, feed, seconds)
+    flow = Flow(model.proto.graph)
+    apart: dict[str, float] = {}
+    surely = set()
+    for place, node in enumerate(flow.nodes):
+        for name in node.output:
+            mine = model.prints.values.get(name)
+            if mine is None or mine.even or name not in model.prints.real or not flow.varies[place]:
+                continue
+            apart[name] = eager.apart(mine, node)
+            if eager.has(mine, node):
+                surely.add(name)
+    parting = _parting(flow, model, apart, surely)
+    if parting is None:
+        return _failure(model)
+    found = model.prints.values.get(parting.value)
+    there = eager.shape_like(found, parting.nodes[-1]) if found is not None else None
+    facts = [_fixed(model, parting, there), _other_weight(model, parting, module)]
+    return _told(model, parting, there, TORCH, facts)
+
+
+def _between_files(
+    exported: Path,
+    rewritten: Path,
+    feed: Mapping[str, np.ndarray],
+    rewrite: RewriteInfo | None,
+    seconds: float,
+) -> str:
+    old, new = _Model.of(exported, feed, seconds), _Model.of(rewritten, feed, seconds)
+    flow = Flow(new.proto.graph)
+    apart = {
+        name: value.apart(new.prints.values[name])
+        for name, value in old.prints.values.items()
+        if name in new.prints.values
+    }
+    parting = _parting(flow, new, apart, set(apart))
+    if parting is None:
+        return _failure(new)
+    was = old.prints.values.get(parting.value)
+    facts = [_other_constant(old, new, parting), _passes(parting, rewrite)]
+    return _told(new, parting, was.shape if was else None, EXPORTED, facts)
+
+
+def _parting(
+    flow: Flow, model: _Model, apart: dict[str, float], surely: set[str]
+) -> Parting | None:
+    prints = model.prints
+    kinds = {value.type.tensor_type.elem_type for value in model.proto.graph.output}
+    half = kinds & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+    noise = 4e-3 if half else NOISE
+    ends = model.ends()
+    poor = {n for n, p in prints.values.items() if n not in prints.real or p.even}
+    if prints.failed:
+        apart |= dict.fromkeys(ends, math.inf)
+        surely |= set(ends)
+    found = flow.parting(apart, ends, surely, noise, poor)
+    return found or flow.parting(apart, ends, apart, noise, poor)
+
+
+def _told(
+    model: _Model,
+    parting: Parting,
+    there: tuple[int, ...] | None,
+    first: str,
+    facts: Sequence[str],
+) -> str:
+    """The line: the node, its origin, what differs, and the facts."""
+    node, mine = parting.nodes[-1], model.prints.values.get(parting.value)
+    if mine is None:
+        return _failure(model, facts)
+    if there is None:
+        what = f"is like nothing that {first} has there"
+    elif there != mine.shape:
+        what = f"is {list(mine.shape)}, {first} has {list(there)}"
+    else:
+        what = f"has other numbers than {first}"
+    near = f"what it is made of agrees within {max(parting.inside, 1e-7):.0e}"
+    inside = "; ".join(fact for fact in (near, *facts) if fact)
+    line = f"first apart: {called(node)}{origin_of(node)}: {parting.value} {what} ({inside})"
+    failing = model.failing()
+    return line + (f"; further on {_failure(model)}" if failing is not None else "")
+
+
+def _failure(model: _Model, facts: Sequence[str] = ()) -> str:
+    node = model.failing()
+    if node is None or model.prints.failed is None:
+        return ""
+    inside = "; ".join(fact for fact in facts if fact)
+    inside = f" ({inside})" if inside else ""
+    return f"{called(node)}{origin_of(node)} fails: {model.prints.failed[1]}{inside}"
+
+
+def _of_one_line(parting: Parting) -> list[onnx.NodeProto]:
+    """The nodes to blame that come from the same line of the model as the last one."""
+    line = line_of(parting.nodes[-1])
+    return [node for node in parting.nodes if line_of(node) == line]
+
+
+def _fixed(model: _Model, parting: Parting, there: tuple[int, ...] | None) -> str:
+    """The numbers in the nodes that sizes may be baked into; those with the wrong size, if any."""
+    found: list[tuple[str, list[float]]] = []
+    for node in _of_one_line(parting):
+        for attribute in node.attribute:
+            if attribute.name in _SIZES:
+                value = onnx.helper.get_attribute_value(attribute)
+                numbers = list(value) if isinstance(value, list | tuple) else [value]
+                found.append((f"{attribute.name}={numbers}", numbers))
+        for name in node.input:
+            array = model.array(name)
+            if (
+                array is not None
+                and (array.dtype == np.int64 or not array.ndim)
+                and array.size <= _MANY
+            ):
+                numbers = array.reshape(-1).tolist()
+                if any(abs(number) > 1 for number in numbers):
+                    found.append((f"{name} = {numbers}", numbers))
+    mine = model.prints.values.get(parting.value)
+    wrong: set[float] = set()
+    if mine is not None and there is not None and len(there) == len(mine.shape):
+        wrong = {a for a, b in zip(mine.shape, there, strict=True) if a != b}
+    sizes = [text for text, numbers in found if wrong.intersection(numbers)]
+    if sizes:
+        return f"a size is baked in: {', '.join(dict.fromkeys(sizes))}"
+    texts = list(dict.fromkeys(text for text, _ in found))
+    return f"fixed in it: {', '.join(texts[:4])}" if texts else ""
+
+
+def _other_weight(model: _Model, parting: Parting, module: torch.nn.Module) -> str:
+    """A weight of the nodes that is not the module's of that name."""
+    weights = module.state_dict(keep_vars=True)
+    for name in dict.fromkeys(name for node in parting.nodes for name in node.input):
+        array = model.array(name)
+        own = weights.get(name, weights.get(f"inner.{name}"))  # inside of the padding
+        if array is None or own is None or tuple(own.shape) != array.shape:
+            continue
+        far = _far(own.detach().cpu().numpy(), array)
+        if far > _ROUNDING * np.abs(array).max():  # a batch norm is folded with rounding
+            return f"its {name} is off by up to {far:.3g} from the module's"
+    return ""
+
+
+def _other_constant(old: _Model, new: _Model, parting: Parting) -> str:
+    """A constant of the nodes that is another one in the other file."""
+    for name in dict.fromkeys(name for node in parting.nodes for name in node.input):
+        before, now = old.array(name), new.array(name)
+        if before is None or now is None:
+            continue
+        if before.shape != now.shape:
+            return f"its {name} is {list(now.shape)}, not {list(before.shape)}"
+        if far := _far(before, now):
+            return f"its {name} is off by up to {far:.3g} from {EXPORTED}'s"
+    return ""
+
+
+def _far(a: np.ndarray, b: np.ndarray) -> float:
+    if not a.size or a.dtype.kind not in "biuf":
+        return 0.0
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+
+
+def _passes(parting: Parting, rewrite: RewriteInfo | None) -> str:
+    """The passes that rewrote the nodes to blame: a new node is called ``<old name>/<short>``."""
+    if rewrite is None:
+        return ""
+    names = set()
+    for node in parting.nodes:
+        parts = node.name.split("/")
+        names |= {"/".join(parts[:n]) for n in range(1, len(parts) + 1)}
+        names |= set(node.output)
+    done = [p.name for p in rewrite.passes if any(c.node in names for c in p.rewritten)]
+    return f"rewritten by {', '.join(done)}" if done else "no pass rewrote it"

@@ -1,0 +1,242 @@
+"""Running an artifact's engine for the comparison: through the runtime that users load it with."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.artifact.artifact import PLAN
+from pipeline.artifact.declared import profiles_of
+from pipeline.artifact.manifest import CheckInfo, Manifest
+from pipeline.artifact.stored import Feed
+from pipeline.compare import runners as compare
+from pipeline.compare.engine_checks import Checked, Fitting, Run, Subject, check_engine
+from pipeline.compare.rows import ROWS, Batch, Part, check_rows
+from pipeline.compare.runners import Announce, Job, Runs
+from pipeline.errors import OutOfMemory
+from pipeline.machine.gpu import find_gpu, why_not
+from pipeline.machine.resources import Stopwatch
+from pipeline.machine.target import Target, installed_version
+from pipeline.spec.profiles import Point, Profile
+
+
+def why_not_run(folder: Path, target: Target, manifest: Manifest) -> str:
+    """Why the engine can't be run here; an empty text where it can."""
+    if not (folder / PLAN).is_file():
+        return "no engine was built"
+    return why_not(target) or _other_software(target, manifest) or _other_gpu(manifest)
+
+
+def _other_software(target: Target, manifest: Manifest) -> str:
+    built, here = manifest.target.version, installed_version(target)
+    if here is None:
+        return f"{target.flavour} is not installed here; {target.get}"
+    if built != here:
+        return f"built with {target.flavour} {built}, here is {here}"
+    if not all(_found(name) for name in ("cuda.bindings", "cuda.core")):
+        return "cuda-python is not installed here; pip install 'trt-pipeline[runtime]'"
+    return ""
+
+
+def _other_gpu(manifest: Manifest) -> str:
+    gpu, wanted = find_gpu(), manifest.target.compute_capability
+    if isinstance(gpu, str) or wanted is None:
+        return gpu if isinstance(gpu, str) else ""
+    here = ".".join(map(str, gpu.capability))
+    return "" if wanted == here else f"built for compute capability {wanted}, {gpu.name} has {here}"
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
+
+
+def engine_name(profiles: Sequence[Profile], number: int) -> str:
+    """What an engine's run in one of its profiles is called."""
+    one = len(profiles) == 1
+    return compare.ENGINE if one else f"{compare.ENGINE}-{profiles[number].name}"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that was opened for the comparison.
+
+    Args:
+        loaded: see `pipeline.runtime.engine`.
+        profiles: in the plan's order.
+    """
+
+    loaded: Any
+    profiles: Sequence[Profile]
+
+    def name(self, number: int) -> str:
+        """What its run in a profile is called."""
+        return engine_name(self.profiles, number)
+
+    def subject(self, number: int) -> Subject:
+        """The engine in one profile."""
+        return Subject(self.name(number), self._run(number, False), self._run(number, True))
+
+    def _run(self, number: int, poison: bool) -> Callable[[Feed], dict[str, np.ndarray]]:
+        def run(feed: Feed) -> dict[str, np.ndarray]:
+            self.loaded.profile, self.loaded.poison = number, poison
+            return {name: np.asarray(value) for name, value in self.loaded(dict(feed)).items()}
+
+        return run
+
+
+@contextmanager
+def opened(folder: Path, manifest: Manifest, plugins: Sequence[str] = ()) -> Iterator[Engine]:
+    """The engine of a folder whose manifest may not be written yet; freed afterwards.
+
+    Args:
+        plugins: files that it may load; see `pipeline.load`.
+
+    Raises:
+        PipelineError: it does not load; see `pipeline.runtime.engine`.
+    """
+    from pipeline.runtime.engine import open_plan
+
+    plan = (folder / PLAN).read_bytes()
+    with open_plan(plan, manifest, where=PLAN, plugins=plugins) as loaded:
+        yield Engine(loaded, profiles_of(manifest))
+
+
+@dataclass
+class EngineRuns:
+    """What came of an engine.
+
+    Args:
+        runs: its outputs in each profile, {} where the profile forbids the point.
+        checks: beside the numbers.
+        idle: profiles in which no point was run.
+        notes: points, and sizes of checks, that did not fit into the GPU's memory; checks that
+            were not done.
+    """
+
+    runs: Runs = field(default_factory=dict)
+    checks: list[CheckInfo] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, found: Checked) -> None:
+        """Takes over what came of checks."""
+        self.checks += found.checks
+        self.notes += found.notes
+
+    @property
+    def missing(self) -> str:
+        """What was not compared, in words; empty where every profile was."""
+        return f"no size of profile {', '.join(self.idle)} was compared" if self.idle else ""
+
+
+def run_engine(
+    engine: Engine,
+    points: Sequence[Point],
+    feeds: Sequence[Feed],
+    job: Job,
+    batch: Batch | None,
+    forgiven: Collection[Part],
+    announce: Announce,
+    watch: Stopwatch,
+) -> EngineRuns:
+    """Runs the engine in every profile at every point that the profile allows, and checks it.
+
+    Args:
+        engine: see `opened`.
+        points, feeds: the sizes and the inputs.
+        job: what it is held to.
+        batch: the batch whose rows are checked, if there is one.
+        forgiven: what the model means to do with rows; see `pipeline.compare.rows`.
+
+    Raises:
+        RunFailed: it fails at a point.
+    """
+    done = EngineRuns()
+    for number, profile in enumerate(engine.profiles):
+        subject = engine.subject(number)
+        allowed = [n for n, point in enumerate(points) if profile.allows(point.sizes)]
+        some = [points[n] for n in allowed]
+        run = map(
+            within_memory(subject.name, subject.run, done.notes), (feeds[n] for n in allowed), some
+        )
+        found = compare.collect(subject.name, run, some, announce, watch)
+        outputs: list[Feed] = [{} for _ in points]
+        for n, output in zip(allowed, found, strict=True):
+            outputs[n] = output
+        done.runs[subject.name] = outputs
+        mine = [n for n in allowed if outputs[n]]
+        done.idle += [] if mine else [profile.name]
+        announce(f"{subject.name}: again, in another order, row by row")
+        with watch("engine checks"):
+            ran = [points[n] for n in mine]
+            inputs, first = [feeds[n] for n in mine], [outputs[n] for n in mine]
+            held_to = job.tolerances(subject.name)
+            done.add(check_engine(subject, ran, inputs, first, held_to))
+            if batch is not None and ran:
+                done.add(_rows(subject, batch, profile, ran, job, forgiven))
+    return done
+
+
+def within_memory(
+    name: str, run: Run, notes: list[str]
+) -> Callable[[Feed, Point], dict[str, np.ndarray]]:
+    """Runs the engine; nothing, and a note, where the GPU's memory does not suffice."""
+
+    def tried(feed: Feed, point: Point) -> dict[str, np.ndarray]:
+        try:
+            return run(feed)
+        except OutOfMemory as error:
+            notes.append(f"{name} was not compared at {point}: {error}")
+            return {}
+
+    return tried
+
+
+def _rows(
+    subject: Subject,
+    batch: Batch,
+    profile: Profile,
+    points: Sequence[Point],
+    job: Job,
+    forgiven: Collection[Part],
+) -> Checked:
+    """The rows of a batch near the profile's opt, else at the first sizes with two rows that fit
+    into the GPU's memory; a note in its place where there are none."""
+    name = batch.dim.name
+    low, opt, high = profile.ranges[name]
+    opts = [point for point in points if point.sizes == profile.sizes(1)]
+    tries = [(point.sizes, max(opt, point.sizes[name])) for point in [*opts, *points]]
+    tries += [(point.sizes, low) for point in points]  # as few rows as there can be
+    fits = Fitting(ROWS, subject.name)
+    done = Checked()
+    tried: list[tuple[dict[str, int], int | None]] = []
+    for at, near in tries:
+        found = batch.at(at, low, near, high)
+        if found is None or found in tried:
+            continue
+        tried.append(found)
+        sizes, smaller = found
+        with fits.at(",".join(f"{k}={v}" for k, v in sizes.items())):
+            check = check_rows(
+                subject.name, lambda feeds: map(subject.run, feeds), batch, sizes, smaller,
+                job.tolerances(subject.name), forgiven=forgiven,
+            )  # fmt: skip
+            done.checks.append(check.info)
+        if done.checks:
+            break
+    if not tried:
+        done.notes.append(
+            f"{ROWS} of {subject.name} were not checked: profile {profile.name} allows no two "
+            "rows at the sizes that ran"
+        )
+    done.notes += fits.notes()
+    return done

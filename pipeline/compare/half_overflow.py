@@ -1,0 +1,75 @@
+"""Where a model leaves half precision: the first value beyond 65504, and its node."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from pipeline.artifact.stored import Feed
+from pipeline.build.refusal import called, origin_of
+from pipeline.compare.runners import run_onnx
+from pipeline.graph.files import save_model
+from pipeline.machine.polygraphy import collected
+from pipeline.rewrite.half import _UNROUNDED, write_rounded
+
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+def first_overflow(model: Path, feed: Feed) -> str:
+    """The first value that half precision does not hold, in one line; empty where there is none,
+    or where it can't be told.
+
+    Costs one run of the model; of each value only its largest magnitude is kept.
+
+    Args:
+        model: the one that is to be in half precision.
+        feed: the inputs by name.
+    """
+    with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+        path = Path(folder) / model.name
+        try:
+            write_rounded(model, path, plain=True)
+            proto = onnx.load(path)
+            values = _watch(proto.graph)
+            save_model(proto, path, external=any(path.parent.glob(f"{path.name}.*")))
+            with collected():
+                outputs = next(run_onnx(path, [feed]))
+        except Exception:  # the libraries' own: this is advice, and the comparison's words stand
+            return ""
+    for source, largest in values.items():
+        size = outputs[largest]
+        if not float(size) <= _LARGEST:
+            name = source.partition(_UNROUNDED)[0].removesuffix("/half")
+            node = next((n for n in proto.graph.node if source in n.output), None)
+            if node is not None:
+                node.output[list(node.output).index(source)] = name
+            who = f"the {called(node)}{origin_of(node)}" if node is not None else f"input {name}"
+            return f"first beyond half precision: {who}: {name} is up to {float(size):.3g}"
+    return ""
+
+
+def _watch(graph: onnx.GraphProto) -> dict[str, str]:
+    """Makes the largest magnitude of all that is cast to half precision an output of a graph that
+    `rounded` made; its name by the value's, in the graph's order."""
+    names: dict[str, str] = {}
+    floats = {v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
+    floats |= {
+        v.name for v in graph.value_info if v.type.tensor_type.elem_type == TensorProto.FLOAT
+    }
+    floats |= {name for node in graph.node for name in node.output if _UNROUNDED in name}
+    for node in list(graph.node):
+        to = next((a.i for a in node.attribute if a.name == "to"), 0)
+        source = node.input[0] if node.input else ""
+        if node.op_type != "Cast" or to != TensorProto.FLOAT16 or source not in floats:
+            continue
+        names[source] = f"{source}/largest"
+        graph.node.append(helper.make_node("Abs", [source], [f"{source}/magnitude"]))
+        graph.node.append(
+            helper.make_node("ReduceMax", [f"{source}/magnitude"], [names[source]], keepdims=0)
+        )
+        graph.output.append(helper.make_tensor_value_info(names[source], TensorProto.FLOAT, []))
+    return names

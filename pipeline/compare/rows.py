@@ -1,0 +1,252 @@
+"""Whether each row of a batch stands for itself, in torch, in ONNX Runtime and in the engine.
+
+Rows may depend on each other where the model means it. The reference is the judge of that: what it
+shows, too, is told and no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.artifact.manifest import CheckInfo, PointInfo
+from pipeline.artifact.stored import Feed
+from pipeline.compare.engine_checks import apart
+from pipeline.errors import OutOfMemory
+from pipeline.spec.dims import Dim, Size, kept_rules, size_text
+from pipeline.spec.expressions import DimExpr
+from pipeline.spec.tensors import Input, Tolerance
+
+RunAll = Callable[[Sequence[Feed]], Iterable[Feed]]
+Part = tuple[str, str]  # what is wrong, and in which output
+ROWS = "batch rows"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Which dim counts the rows of a batch, and which tensors have a row for each.
+
+    Args:
+        dim: the batch.
+        inputs: all inputs.
+        rows: names of the inputs and outputs that have the batch as their first axis; the others
+            have nothing to do with it.
+        rules: what sizes have to keep together.
+    """
+
+    dim: Dim
+    inputs: tuple[Input, ...]
+    rows: frozenset[str]
+    rules: tuple[str, ...] = ()
+
+    def at(
+        self, sizes: Mapping[str, int], low: int, near: int, high: int
+    ) -> tuple[dict[str, int], int | None] | None:
+        """Sizes with at least two rows, and a smaller batch that is legal, too, if there is one;
+        None where there are no such sizes.
+
+        Args:
+            sizes: legal ones, of all dims.
+            low, high: the batches to choose from; `low` is a legal one.
+            near: the one that is wanted.
+        """
+        least = low if low > 0 else low + self.dim.multiple_of
+        few = {**sizes, self.dim.name: least}
+        for rows in (near, least + self.dim.multiple_of):
+            found = {**sizes, self.dim.name: rows}
+            if least < rows <= high and kept_rules(self.rules, found):
+                return found, least if kept_rules(self.rules, few) else None
+        return (few, None) if 1 < least <= high and kept_rules(self.rules, few) else None
+
+
+def find_batch(
+    inputs: Sequence[Input],
+    outputs: Mapping[str, Sequence[Size | str]],
+    rules: Sequence[str] = (),
+) -> Batch | None:
+    """The dim that is the first axis, and no other, of inputs and outputs; None without one.
+
+    Tensors without the dim are left alone (a position, a mask for all rows).
+    """
+    shapes: dict[str, Sequence[Size | str]] = {**{i.name: i.shape for i in inputs}, **outputs}
+    first = [i.shape[0] for i in inputs if i.shape]
+    for dim in dict.fromkeys(size for size in first if isinstance(size, Dim)):
+        rows = {
+            name
+            for name, shape in shapes.items()
+            if shape and size_text(shape[0]) == dim.name and not _uses(shape[1:], dim)
+        }
+        others = [shape for name, shape in shapes.items() if name not in rows]
+        if not any(_uses(shape, dim) for shape in others) and rows & outputs.keys():
+            return Batch(dim, tuple(inputs), frozenset(rows), tuple(rules))
+    return None
+
+
+def _uses(shape: Sequence[Size | str], dim: Dim) -> bool:
+    return any(dim.name in DimExpr(size_text(size)).names for size in shape)
+
+
+def cheap_sizes(
+    batch: Batch, points: Sequence[PointInfo], memory_limit: int
+) -> tuple[dict[str, int], int | None] | None:
+    """The cheapest sizes to check the rows at, made from those of the points that were run, and
+    the smaller batch; None where all are over the memory limit."""
+    name = batch.dim.name
+    for info in sorted((p for p in points if p.compared), key=lambda p: p.estimate_bytes):
+        found = batch.at(info.sizes, batch.dim.min, batch.dim.min, batch.dim.max)
+        if found is None:
+            continue
+        grows = max(found[0][name] / max(info.sizes[name], 1), 1.0)
+        if info.estimate_bytes * grows <= memory_limit:
+            return found
+    return None
+
+
+def why_no_rows(batch: Batch | None, points: Sequence[PointInfo]) -> str:
+    """Why no rows are checked where there is no batch, or `cheap_sizes` finds nothing."""
+    if batch is None:
+        return "no dim is the first axis, and no other, of what goes in and comes out"
+    ran = [info.sizes for info in points if info.compared]
+    if not ran:
+        return "no size was compared"
+    if any(batch.at(sizes, batch.dim.min, batch.dim.min, batch.dim.max) for sizes in ran):
+        return "two rows are over the memory limit"
+    return f"dim {batch.dim.name} allows no two rows"
+
+
+@dataclass(frozen=True)
+class RowsFound:
+    """The check, and what was found against it: how far, by part and output; also where that is
+    forgiven."""
+
+    info: CheckInfo
+    against: Mapping[Part, float]
+
+
+def check_rows(
+    name: str,
+    run: RunAll,
+    batch: Batch,
+    sizes: Mapping[str, int],
+    smaller: int | None,
+    tolerance: Mapping[str, Tolerance],
+    *,
+    forgiven: Collection[Part] = (),
+    seed: int = 0,
+) -> RowsFound:
+    """Whether each row of a batch stands for itself, within the tolerance.
+
+    The same sample in every row has to give the same rows; a row has to stay as it is with other
+    samples in the other rows, at another place, and in a smaller batch.
+
+    Args:
+        name: of the run.
+        run: the outputs, one feed after the other.
+        batch: see `find_batch`.
+        sizes: of all dims; at least two rows.
+        smaller: another size of the batch, or None.
+        tolerance: by output name.
+        forgiven: parts that the reference fails, too, in the same output: told, no fault.
+        seed: for the inputs' values.
+
+    Raises:
+        OutOfMemory: an engine's sizes do not fit into the GPU's memory.
+    """
+    feed = {i.name: i.sample(sizes, seed) for i in batch.inputs}
+    feeds = [
+        feed,
+        _with_rows(feed, batch, lambda a: np.repeat(a[:1], len(a), axis=0)),
+        _with_rows(feed, batch, lambda a: a[::-1]),
+    ]
+    feeds += [] if smaller is None else [_with_rows(feed, batch, lambda a: a[:smaller])]
+    try:
+        plain, same, reverse, *less = [dict(outputs) for outputs in run(feeds)]
+    except OutOfMemory:  # says nothing about the rows
+        raise
+    except Exception as error:  # every library has its own
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return RowsFound(CheckInfo(ROWS, name, dict(sizes), False, f"fails: {first}"), {})
+    against: dict[Part, float] = {}
+    for key in sorted(batch.rows & plain.keys()):
+        a, b, c = plain[key], same[key], reverse[key]
+        parts = [
+            ("the same sample in every row gives other rows", np.repeat(b[:1], len(b), 0), b),
+            ("a row changes with the samples in the other rows", b[:1], a[:1]),
+            ("a row changes with its place", a, c[::-1]),
+        ]
+        for outputs in less:
+            parts.append(("a row changes with the batch's size", a[:smaller], outputs[key]))
+        for part, want, got in parts:
+            far, within = apart(want, got, tolerance[key])
+            if not within:
+                against[part, key] = far
+    return RowsFound(_info(name, sizes, against, forgiven), against)
+
+
+def _info(
+    name: str, sizes: Mapping[str, int], against: Mapping[Part, float], forgiven: Collection[Part]
+) -> CheckInfo:
+    bad = _told({part: far for part, far in against.items() if part not in forgiven})
+    meant = _told({part: far for part, far in against.items() if part in forgiven})
+    text = bad or ("" if meant else "each row stands for itself")
+    if meant:
+        text += f"{'; ' if bad else ''}as the model has it: {meant}"
+    return CheckInfo(ROWS, name, dict(sizes), not bad, text)
+
+
+def _told(against: Mapping[Part, float]) -> str:
+    """Each part with the output that is the furthest off, and how many others there are."""
+    parts: dict[str, list[tuple[float, str]]] = {}
+    for (part, key), far in against.items():
+        parts.setdefault(part, []).append((far, key))
+    texts = []
+    for part, found in parts.items():
+        far, key = max(found, key=lambda pair: pair[0])
+        more = f", and {len(found) - 1} more outputs" if len(found) > 1 else ""
+        texts.append(f"{part}: {key} by up to {far:.3g}{more}")
+    return "; ".join(texts)
+
+
+def _with_rows(
+    feed: Feed, batch: Batch, change: Callable[[np.ndarray], np.ndarray]
+) -> dict[str, np.ndarray]:
+    return {k: np.ascontiguousarray(change(v)) if k in batch.rows else v for k, v in feed.items()}
+
+
+def check_models(
+    batch: Batch,
+    sizes: Mapping[str, int],
+    smaller: int | None,
+    models: Mapping[str, RunAll],
+    torch_run: RunAll | None,
+    tolerance: Mapping[str, Tolerance],
+    seed: int = 0,
+) -> tuple[list[CheckInfo], frozenset[Part]]:
+    """The rows of the ONNX files, and what of them the model means.
+
+    Args:
+        batch, sizes, smaller, tolerance, seed: see `check_rows`.
+        models: run by name; the first is the exported model. Where rows depend on each other in
+            it, torch is asked whether that is meant, if it is there; without torch it is.
+        torch_run: the torch module.
+
+    Returns:
+        One check a model, and what is forgiven to an engine: parts, each in one output.
+    """
+    checks: list[CheckInfo] = []
+    forgiven: frozenset[Part] = frozenset()
+    for name, run in models.items():
+        found = check_rows(
+            name, run, batch, sizes, smaller, tolerance, forgiven=forgiven, seed=seed
+        )
+        if not checks and found.against:
+            meant = found.against
+            if torch_run is not None:
+                judge = check_rows("torch", torch_run, batch, sizes, smaller, tolerance, seed=seed)
+                meant = judge.against
+            forgiven = frozenset(meant)
+            found = RowsFound(_info(name, sizes, found.against, forgiven), found.against)
+        checks.append(found.info)
+    return checks, forgiven

@@ -1,0 +1,347 @@
+"""The comparisons: torch against ONNX, ONNX against rewritten ONNX, ONNX against the engine.
+
+Polygraphy runs and compares; this module decides where (sizes from the dims), leaves out what
+does not fit into memory and says so, and refuses what Polygraphy lets pass: another name,
+dtype or shape of an output, NaN, infinity, and a tolerance so wide that zeros would pass.
+
+ONNX Runtime runs with its graph optimisations off, so that it can't hide what a pass did.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.artifact.manifest import CheckInfo, ComparisonInfo, PairResult, PointInfo
+from pipeline.artifact.stored import Feed
+from pipeline.compare.problems import Problem, problems, with_worst
+from pipeline.compare.verdict import RANGE_HINT, failed, judge, origins_of
+from pipeline.compare.weak_parts import weak_parts
+from pipeline.errors import CompareError, PipelineError
+from pipeline.graph.memory import Estimator
+from pipeline.machine.polygraphy import collected
+from pipeline.machine.resources import Stopwatch
+from pipeline.rewrite.half import write_rounded
+from pipeline.spec.dims import Size, shape_at
+from pipeline.spec.model import Tolerance, padded_name
+from pipeline.spec.profiles import Point, Profile
+
+if TYPE_CHECKING:
+    import torch
+
+Announce = Callable[[str], None]
+# name of a run -> one {output: array} a point
+Runs = dict[str, Sequence[Feed]]
+
+_MISSING = "torch's outputs are not stored for them; run torch again (--torch)"
+_NONE_KEPT = "none that was chosen keeps the rules; give the profile other ranges"
+_STATE_IT = "state one (engine_tolerance in the spec, or --engine-tolerance RTOL,ATOL)"
+_OVERFLOW = "fp16 overflows beyond 65504: build the engine with --precision tf32"
+TORCH, EXPORTED, REWRITTEN, HALF, ENGINE = "torch", "exported", "rewritten", "half", "engine"
+
+
+class RunFailed(CompareError):
+    """A run that ended in an error.
+
+    Args:
+        run: its name.
+        point: the number of the point that it failed at.
+    """
+
+    def __init__(self, message: str, *, run: str, point: int, detail: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.run, self.point = run, point
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is compared, and where.
+
+    Args:
+        inputs, outputs: shapes by name, in terms of the dims.
+        tolerance: by output name.
+        points: the sizes.
+        memory_limit: bytes that a run may take by its estimate.
+        padding: dim name to the multiple that the model inside is padded to.
+        profiles: each has to be compared somewhere, if memory allows it.
+        precision: the engine's.
+        engine_tolerance: of all outputs of an engine, and of half.onnx, in place of `tolerance`.
+    """
+
+    inputs: Mapping[str, Sequence[Size | str]]
+    outputs: Mapping[str, Sequence[Size | str]]
+    tolerance: Mapping[str, Tolerance]
+    points: Sequence[Point]
+    memory_limit: int
+    padding: Mapping[str, int] = field(default_factory=dict)
+    profiles: Sequence[Profile] = ()
+    precision: str = "fp32"
+    engine_tolerance: Tolerance | None = None
+
+    def tolerances(self, run: str) -> Mapping[str, Tolerance]:
+        """What the outputs of a run are held to, by name."""
+        if self.engine_tolerance is None or not in_precision(run):
+            return self.tolerance
+        return dict.fromkeys(self.outputs, self.engine_tolerance)
+
+    @property
+    def untold(self) -> bool:
+        """True if nobody said how far an engine of this precision may be off."""
+        return self.precision != "fp32" and self.engine_tolerance is None
+
+    def symbols(self, point: Point) -> dict[str, int]:
+        """The sizes of all names in the ONNX file: the dims, and the dims as padded."""
+        padded = {padded_name(n): -(-point.sizes[n] // m) * m for n, m in self.padding.items()}
+        return {**point.sizes, **padded}
+
+    def shapes(self, point: Point) -> dict[str, tuple[int, ...]]:
+        return {name: shape_at(shape, point.sizes) for name, shape in self.inputs.items()}
+
+
+@dataclass
+class Plan:
+    """Which points are run, and why the others are not; made before anything runs."""
+
+    run: list[Point] = field(default_factory=list)
+    infos: list[PointInfo] = field(default_factory=list)
+    shapes: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def plan_points(job: Job, model: Path) -> Plan:
+    """Sorts the points into those that fit into memory and those that don't.
+
+    The shapes that ONNX's shape inference finds for the outputs are held against the declared
+    ones at every point, also at those too large to run.
+    """
+    estimator = Estimator(model)
+    plan = Plan()
+    for point in job.points:
+        plan.shapes.append(job.shapes(point))
+        estimate = estimator.at(plan.shapes[-1], job.symbols(point))
+        wrong = []
+        if estimate.failure:
+            plan.notes.append(f"{point}: output sizes not checked ahead: {estimate.failure}")
+        if estimate.unknown:
+            plan.notes.append(
+                f"{point}: the memory of {estimate.unknown} tensors of unknown size is not counted"
+            )
+        for name, shape in job.outputs.items():
+            want, got = shape_at(shape, point.sizes), estimate.output_shapes.get(name, ("?",))
+            if want != got and all(isinstance(size, int) for size in got):
+                wrong.append(failed((TORCH, "shape inference"), name, f"shape {got}, not {want}"))
+        fits = estimate.peak_bytes <= job.memory_limit
+        need, limit = _readable(estimate.peak_bytes), _readable(job.memory_limit)
+        why = "" if fits else f"needs about {need}, the limit is {limit}"
+        if fits:
+            plan.run.append(point)
+        plan.infos.append(
+            PointInfo(point.label, dict(point.sizes), fits, why, estimate.peak_bytes, tuple(wrong))
+        )
+    return plan
+
+
+def run_torch(
+    module: torch.nn.Module, names: Sequence[str], feeds: Sequence[Feed]
+) -> Iterator[dict[str, np.ndarray]]:
+    """The module's outputs by name, one point after the other, in eval mode without gradients."""
+    import torch
+
+    with torch.inference_mode():
+        for feed in feeds:
+            result = module(*(torch.from_numpy(array.copy()) for array in feed.values()))
+            flat = result if isinstance(result, (tuple, list)) else (result,)
+            if len(flat) != len(names) or not all(isinstance(t, torch.Tensor) for t in flat):
+                raise CompareError(
+                    f"the model returns {type(result).__name__} where the spec names the outputs "
+                    f"{', '.join(names)}: return a tensor, or a tuple of that many tensors"
+                )
+            arrays = [t.detach().cpu().contiguous().numpy() for t in flat]  # a crop is a view
+            yield dict(zip(names, arrays, strict=True))
+
+
+def run_onnx(model: Path, feeds: Sequence[Feed]) -> Iterator[dict[str, np.ndarray]]:
+    """The ONNX model's outputs by name in ONNX Runtime on the CPU, unoptimised."""
+    import onnxruntime
+    from polygraphy.backend.onnxrt import OnnxrtRunner
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_cpu_mem_arena = False  # memory goes back after each point
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    with OnnxrtRunner(session, name=model.stem) as runner:
+        for feed in feeds:
+            yield {name: np.asarray(v) for name, v in runner.infer(dict(feed)).items()}
+
+
+def run_half(model: Path, feeds: Sequence[Feed], *, plain: bool) -> Iterator[dict[str, np.ndarray]]:
+    """The outputs of a model in half precision, rounded wherever a GPU rounds (`_half.rounded`).
+
+    Args:
+        plain: it is not in half precision yet.
+    """
+    with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+        path = Path(folder) / model.name
+        write_rounded(model, path, plain=plain)
+        yield from run_onnx(path, feeds)
+
+
+def is_engine(run: str) -> bool:
+    """True for the run of an engine, in whichever profile."""
+    return run == ENGINE or run.startswith(f"{ENGINE}-")
+
+
+def in_precision(run: str) -> bool:
+    """True for a run in the engine's precision: that of an engine, and of half.onnx."""
+    return run == HALF or is_engine(run)
+
+
+def collect(
+    name: str,
+    results: Iterator[dict[str, np.ndarray]],
+    points: Sequence[Point],
+    announce: Announce,
+    watch: Stopwatch,
+) -> list[dict[str, np.ndarray]]:
+    """Runs through `results`, announcing each point before it and timing it under `name`.
+
+    Raises:
+        RunFailed: the run failed at a point; names the run and the sizes.
+    """
+    done = []
+    for point in points:
+        announce(f"{name} at {point}")
+        try:
+            with watch(name), collected() as messages:
+                done.append(next(results))
+        except PipelineError:
+            raise
+        except Exception as error:  # every library has its own; the point is to name the sizes
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            text = "\n".join([*messages.errors, str(error)])
+            hint = RANGE_HINT if name == TORCH else ""
+            message = f"{name} fails at {point}: {first}{hint}"
+            raise RunFailed(message, run=name, point=len(done), detail=text) from error
+    return done
+
+
+def conclude(
+    plan: Plan, runs: Runs, pairs: Sequence[tuple[str, str]], job: Job, notes: Sequence[str] = ()
+) -> ComparisonInfo:
+    """Judges every pair of runs at every point that was run."""
+    infos = []
+    index = 0
+    for info in plan.infos:
+        ran, results = info.compared, list(info.results)
+        if ran and not pairs:
+            infos.append(_alone(info, runs, index))
+        else:
+            origins = origins_of({run: all_[index] for run, all_ in runs.items()} if ran else {})
+            for first, second in pairs if ran else ():
+                left, right = runs[first][index], runs[second][index]
+                if left and right:  # an engine's profile does not cover every point
+                    judged = judge(first, second, left, right, job.tolerances(second), origins)
+                    results += [_told(result, job) for result in judged]
+            if ran:
+                results += _stated(job, info, runs, index)
+            infos.append(replace(info, results=tuple(results)))
+        index += ran
+    if job.untold and len(plan.run) > 1:
+        infos = with_worst(infos, _STATE_IT)
+    notes = [*plan.notes, *notes, *(_uncompared(infos, job) if pairs else ())]
+    if pairs:
+        notes += weak_parts(runs[pairs[0][0]], job.tolerance)
+    if job.untold and any(in_precision(run) for run in runs):
+        notes.append(f"no tolerance is stated for {job.precision} engines: held to the fp32 one")
+    comparison = ComparisonInfo(job.memory_limit, tuple(infos), True, tuple(notes))
+    return replace(comparison, passed=not failures(comparison))
+
+
+def _told(result: PairResult, job: Job) -> PairResult:
+    """The result, with what to do where an engine's precision may be to blame."""
+    run, why = result.pair[1], result.why
+    if result.passed or not in_precision(run):
+        return result
+    if job.precision == "fp16" and why.startswith(f"{run} has NaN"):
+        why += f" where {result.pair[0]} has none: {_OVERFLOW}"
+    elif job.untold and result.max_rel is not None:
+        why += f"; {job.precision} has no tolerance of its own: {_STATE_IT}"
+    return replace(result, why=why)
+
+
+def with_checks(comparison: ComparisonInfo, checks: Sequence[CheckInfo]) -> ComparisonInfo:
+    """The comparison with the checks beside the numbers, each of which has to pass."""
+    good = comparison.passed and all(check.passed for check in checks)
+    return replace(comparison, checks=tuple(checks), passed=good)
+
+
+def _stated(job: Job, info: PointInfo, runs: Runs, index: int) -> list[PairResult]:
+    """Outputs of the first run whose shape is not the declared one."""
+    name, arrays = next((n, run[index]) for n, run in runs.items())
+    return [
+        failed(("declared", name), output, f"shape {got}, not {shape_at(shape, info.sizes)}")
+        for output, shape in job.outputs.items()
+        if output in arrays and (got := arrays[output].shape) != shape_at(shape, info.sizes)
+    ]
+
+
+def _alone(info: PointInfo, runs: Runs, index: int) -> PointInfo:
+    """A point of an ONNX file that nothing was rewritten in: not compared, but NaN is noticed."""
+    wrong = [
+        failed((EXPORTED, EXPORTED), name, f"has NaN or infinity{RANGE_HINT}")
+        for name, array in runs[EXPORTED][index].items()
+        if array.dtype.kind == "f" and not np.isfinite(array).all()
+    ]
+    why = "one run only: there is nothing to hold it against"
+    return replace(info, compared=False, why=why, results=(*info.results, *wrong))
+
+
+def _uncompared(infos: Sequence[PointInfo], job: Job) -> list[str]:
+    """What is missing, one line for each profile of which no size was compared."""
+    lines = []
+    for profile in job.profiles:
+        mine = [info for info in infos if profile.allows(info.sizes)]
+        if not mine:
+            lines.append(f"profile {profile.name}: none of its sizes was compared: {_NONE_KEPT}")
+        elif not any(info.compared for info in mine):
+            dear = all(info.estimate_bytes > job.memory_limit for info in mine)
+            what = "all need more memory than the limit" if dear else _MISSING
+            lines.append(f"profile {profile.name}: none of its sizes was compared: {what}")
+    return lines
+
+
+def failures(comparison: ComparisonInfo) -> list[str]:
+    """What failed, one line each."""
+    lines = [_line(problem) for problem in problems(comparison.points)]
+    points = comparison.points
+    if not any(p.compared for p in points) and any(p.why.startswith("needs") for p in points):
+        lines.append("nothing was compared: every point is over the memory limit")
+    lines += [note for note in comparison.notes if note.endswith((_MISSING, _NONE_KEPT))]
+    for check in comparison.checks:
+        if not check.passed:
+            at = ",".join(f"{k}={v}" for k, v in check.sizes.items())
+            lines.append(f"{check.name} of {check.run}{f' ({at})' if at else ''}: {check.detail}")
+    return lines
+
+
+def _line(problem: Problem) -> str:
+    info, result, more = problem.point, problem.result, problem.points - 1
+    sizes = ",".join(f"{k}={v}" for k, v in info.sizes.items())
+    rest = f" and {more} more size{'s' if more > 1 else ''}" if more else ""
+    run, held = result.pair[1], result.pair[0]
+    return f"{result.output} of {run} against {held} at {info.label} ({sizes}){rest}: {result.why}"
+
+
+def profile_of(point: Point, profiles: Sequence[Profile]) -> int | None:
+    """The first profile that allows the point's sizes; None if none does."""
+    return next((n for n, p in enumerate(profiles) if p.allows(point.sizes)), None)
+
+
+def _readable(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"

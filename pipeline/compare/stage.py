@@ -1,0 +1,373 @@
+"""The comparison as a stage: what is in an artifact's folder, against torch and against itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.artifact.artifact import (
+    COMPARISON,
+    EXPORTED,
+    HALF,
+    MODEL,
+    PLAN,
+    REPRODUCE,
+    StoredRun,
+    hash_file,
+    reproduce_script,
+)
+from pipeline.artifact.declared import (
+    dims_of,
+    engine_tolerance_of,
+    engine_tolerances_of,
+    inputs_of,
+    profiles_of,
+    tolerances_of,
+)
+from pipeline.artifact.manifest import CheckInfo, ComparisonInfo, Manifest
+from pipeline.artifact.stored import (
+    Feed,
+    StoredPoint,
+    copy_run,
+    store_run,
+    stored_feeds,
+    stored_points,
+)
+from pipeline.build.shape_inference import check_sizes
+from pipeline.compare import explain
+from pipeline.compare import runners as compare
+from pipeline.compare.engine_runs import engine_name, opened, run_engine, why_not_run
+from pipeline.compare.rows import (
+    ROWS,
+    Batch,
+    Part,
+    RunAll,
+    cheap_sizes,
+    check_models,
+    find_batch,
+    why_no_rows,
+)
+from pipeline.compare.runners import Job, Plan, RunFailed, Runs, profile_of
+from pipeline.convert.keys import versions
+from pipeline.convert.stages import Announce
+from pipeline.errors import ArtifactError, InputError
+from pipeline.machine.gpu import Gpu, find_gpu
+from pipeline.machine.resources import Stopwatch
+from pipeline.machine.swap_folder import fresh
+from pipeline.machine.target import bind_polygraphy, find_target
+from pipeline.spec.dims import solve_sizes
+from pipeline.spec.profiles import Point, Profile, parse_sizes, points
+
+if TYPE_CHECKING:
+    import torch
+
+# Folders beside those of the profiles: points that no profile allows, and points whose stored
+# outputs wait for a machine with more memory
+OUTSIDE, LATER = RESERVED = ("outside", "later")
+
+
+def compare_stage(
+    folder: Path,
+    manifest: Manifest,
+    module: torch.nn.Module | None,
+    *,
+    shapes: Sequence[str] = (),
+    memory_limit: int,
+    seed: int,
+    announce: Announce,
+    plugins: Sequence[str] = (),
+    place: Path | None = None,
+) -> tuple[Manifest, Mapping[str, float]]:
+    """Compares torch, exported.onnx, model.onnx, in fp16 half.onnx, and, where a GPU can run it,
+    engine.plan.
+
+    Args:
+        folder: the artifact's; inputs and outputs are stored in it.
+        manifest: what it declares.
+        module: the torch reference, padding included; None takes torch's stored outputs, at
+            all sizes that they were stored for.
+        shapes: further sizes, as text; only with a `module`.
+        memory_limit: bytes that a run may take by its estimate.
+        seed: for the inputs' values.
+        plugins: files that the engine may load; see `pipeline.load`.
+        place: what errors call the folder, where that is a copy of the artifact's.
+
+    Raises:
+        ArtifactError: there is nothing to compare, or nothing stored to compare with.
+        CompareError: a run failed. Runs that disagree are no error here: the result says so.
+    """
+    if not (folder / EXPORTED).is_file():
+        raise ArtifactError("the artifact holds no exported.onnx: run `pipeline export` first")
+    if module is None and shapes and manifest.reference == compare.TORCH:
+        raise InputError("further sizes need the torch model: give --torch as well")
+    target = find_target(manifest.target.name)
+    bind_polygraphy(target)
+    base = manifest.reference
+    stored = stored_points(folder, base, place) if module is None and base == compare.TORCH else []
+    # of an ONNX file only the sizes that were asked for; the values are made anew
+    again = stored_feeds(folder) if base != compare.TORCH else [point.feed for point in stored]
+    job = _job(manifest, shapes, again, memory_limit)
+    plan = compare.plan_points(job, folder / EXPORTED)
+    watch = Stopwatch()
+    if (folder / MODEL).is_file():
+        announce("sizes by TensorRT's shape inference")
+        with watch("tensorrt parse"):
+            plan.notes += check_sizes(folder / MODEL, target, job, plan)
+    runs: Runs = {}
+    feeds: list[Feed]
+    later: list[StoredPoint] = []
+    if module is None and base == compare.TORCH:
+        plan, feeds, runs[compare.TORCH], later = _stored(stored, plan)
+    else:
+        feeds = [_sample(manifest, point, seed) for point in plan.run]
+    try:
+        if module is not None:
+            results = compare.run_torch(module, [o.name for o in manifest.outputs], feeds)
+            done = compare.collect(compare.TORCH, results, plan.run, announce, watch)
+            runs[compare.TORCH] = done
+        pairs, notes = _run_files(folder, manifest, plan, feeds, runs, announce, watch)
+    except RunFailed as error:
+        raise explain.failed_run(error, folder, manifest, module, feeds, seed) from error
+    with watch("batch rows"):
+        batch, checks, forgiven, unasked = _rows_of_models(
+            folder, manifest, plan, job, module, seed
+        )
+    engine_why = why_not_run(folder, target, manifest)
+    if not engine_why:
+        with opened(folder, manifest, plugins) as engine:
+            ran = run_engine(engine, plan.run, feeds, job, batch, forgiven, announce, watch)
+        runs.update(ran.runs)
+        checks += ran.checks
+        notes += ran.notes
+        pairs += [(held, name) for name in ran.runs for held in {compare.REWRITTEN: 0, base: 0}]
+        engine_why = ran.missing
+    with watch("polygraphy compare"):
+        info = compare.conclude(plan, runs, pairs, job, [*unasked, *notes])
+    if not info.passed:
+        info = explain.disagreement(info, folder, manifest, module, feeds, announce)
+    info = compare.with_checks(info, checks)
+    with watch("polygraphy store"):
+        left = _store(folder, manifest, plan.run, feeds, runs, later)
+    return _noted(manifest, replace(info, notes=(*info.notes, *left)), plan.run, engine_why), dict(
+        watch.seconds
+    )
+
+
+def _job(
+    manifest: Manifest,
+    shapes: Sequence[str],
+    stored: Sequence[Feed],
+    memory_limit: int,
+) -> Job:
+    """What is compared: at the profiles' sizes, at those asked for, and at those stored."""
+    dims = dims_of(manifest)
+    profiles = profiles_of(manifest)
+    inputs = {i.name: i.shape for i in inputs_of(manifest)}
+    extra: list[Mapping[str, int]] = [parse_sizes(text, dims) for text in shapes]
+    for feed in stored:
+        actual = {name: array.shape for name, array in feed.items()}
+        extra.append(solve_sizes(inputs, actual, manifest.rules, dims))
+    return Job(
+        inputs,
+        {o.name: o.shape for o in manifest.outputs},
+        tolerances_of(manifest),
+        points(dims, profiles, extra, manifest.rules),
+        memory_limit,
+        manifest.padding.multiples if manifest.padding else {},
+        profiles,
+        manifest.precision,
+        engine_tolerance_of(manifest),
+    )
+
+
+def _sample(manifest: Manifest, point: Point, seed: int) -> Feed:
+    return {i.name: i.sample(point.sizes, seed) for i in inputs_of(manifest)}
+
+
+def _run_files(
+    folder: Path,
+    manifest: Manifest,
+    plan: Plan,
+    feeds: Sequence[Feed],
+    runs: Runs,
+    announce: Announce,
+    watch: Stopwatch,
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Runs the ONNX files.
+
+    Where an engine is to be in half precision, half.onnx too: before the build, what it will be.
+
+    Returns the pairs to compare, and notes for the manifest.
+    """
+    exported, model, base = folder / EXPORTED, folder / MODEL, manifest.reference
+    name = compare.EXPORTED
+    results = compare.run_onnx(exported, feeds)
+    runs[name] = compare.collect(name, results, plan.run, announce, watch)
+    pairs, notes = [(base, name)] if base != name else [], []
+    if base == name:
+        notes.append("exported.onnx is the source itself: there is nothing to hold it against")
+    if not model.is_file():
+        notes.append("model.onnx was not there: only exported.onnx was compared")
+    elif hash_file(model) == hash_file(exported):
+        runs[compare.REWRITTEN] = runs[name]
+        notes.append("model.onnx is exported.onnx to the byte (no pass was needed): run once")
+    else:
+        results = compare.run_onnx(model, feeds)
+        rewritten = compare.collect(compare.REWRITTEN, results, plan.run, announce, watch)
+        runs[compare.REWRITTEN] = rewritten
+        pairs += dict.fromkeys([(name, compare.REWRITTEN), (base, compare.REWRITTEN)])
+    if manifest.precision == "fp16" and model.is_file():
+        built = (folder / HALF).is_file()
+        if not built:
+            notes.append("half.onnx is not built yet: what it will be of model.onnx was compared")
+        results = compare.run_half(folder / HALF if built else model, feeds, plain=not built)
+        runs[compare.HALF] = compare.collect(compare.HALF, results, plan.run, announce, watch)
+        pairs.append((base, compare.HALF))
+    return pairs, notes
+
+
+def _rows_of_models(
+    folder: Path,
+    manifest: Manifest,
+    plan: Plan,
+    job: Job,
+    module: torch.nn.Module | None,
+    seed: int,
+) -> tuple[Batch | None, list[CheckInfo], frozenset[Part], list[str]]:
+    """The batch, if there is one; the checks of the ONNX files' rows at the cheapest sizes; what of
+    it the model means; and a note where there are no checks."""
+    outputs = {o.name: o.shape for o in manifest.outputs}
+    batch = find_batch(inputs_of(manifest), outputs, manifest.rules)
+    found = batch and cheap_sizes(batch, plan.infos, job.memory_limit)
+    if not batch or not found:
+        why = why_no_rows(batch, plan.infos)
+        return batch, [], frozenset(), [f"{ROWS} were not checked: {why}"]
+    sizes, smaller = found
+    exported, model = folder / EXPORTED, folder / MODEL
+    models: dict[str, RunAll] = {compare.EXPORTED: partial(compare.run_onnx, exported)}
+    if model.is_file() and hash_file(model) != hash_file(exported):
+        models[compare.REWRITTEN] = partial(compare.run_onnx, model)
+    torch_run = module and partial(compare.run_torch, module, list(outputs))
+    checks, forgiven = check_models(batch, sizes, smaller, models, torch_run, job.tolerance, seed)
+    return batch, checks, forgiven, []
+
+
+def _groups(
+    profiles: Sequence[Profile], run: Sequence[Point]
+) -> Iterator[tuple[str, int | None, list[int]]]:
+    """(folder name, profile number, indices of its points), for each profile that has points."""
+    numbers = [profile_of(point, profiles) for point in run]
+    for number in [*range(len(profiles)), None]:
+        mine = [n for n, own in enumerate(numbers) if own == number]
+        if mine:
+            yield (OUTSIDE if number is None else profiles[number].name), number, mine
+
+
+def _store(
+    folder: Path,
+    manifest: Manifest,
+    run: Sequence[Point],
+    feeds: Sequence[Feed],
+    runs: Runs,
+    later: Sequence[StoredPoint],
+) -> list[str]:
+    """Stores inputs and outputs in Polygraphy's format, and the script that compares them again;
+    what was stored before goes.
+
+    Returns a note for every run whose outputs in a profile are left out, since not all of them are
+    there: Polygraphy wants outputs for all inputs of a file.
+    """
+    notes = []
+    shutil.rmtree(folder / COMPARISON, ignore_errors=True)
+    if later:
+        waiting = [point.outputs for point in later]
+        place = folder / COMPARISON / LATER
+        store_run(place, [point.feed for point in later], compare.TORCH, waiting)
+    stored = []
+    profiles = profiles_of(manifest)
+    for name, number, mine in _groups(profiles, run):
+        for runner, outputs in runs.items():
+            missing = sum(not outputs[n] for n in mine)
+            if missing:  # an engine's profile without these sizes, or too little memory
+                if number is not None and runner == engine_name(profiles, number):
+                    notes.append(
+                        f"outputs of {runner} are not stored: {missing} of {len(mine)} sizes of "
+                        f"profile {name} did not run"
+                    )
+                continue
+            place = folder / COMPARISON / name
+            if runner == compare.REWRITTEN and outputs is runs[compare.EXPORTED]:
+                copy_run(place / f"{compare.EXPORTED}.json", place / f"{runner}.json")
+                continue
+            store_run(place, [feeds[n] for n in mine], runner, [outputs[n] for n in mine])
+        base = f"{COMPARISON}/{name}"
+        stored.append(StoredRun(f"{base}/inputs.json", f"{base}/{manifest.reference}.json", number))
+    text = reproduce_script(
+        stored,
+        tolerances_of(manifest),
+        flavour=manifest.target.flavour,
+        models=[name for name in (EXPORTED, MODEL) if (folder / name).is_file()],
+        plan=PLAN if (folder / PLAN).is_file() else None,
+        engine_tolerances=engine_tolerances_of(manifest),
+    )
+    script = fresh(folder / REPRODUCE)
+    script.write_text(text)
+    script.chmod(0o755)
+    return notes
+
+
+def _stored(
+    stored: Sequence[StoredPoint], plan: Plan
+) -> tuple[Plan, list[Feed], list[Feed], list[StoredPoint]]:
+    """The plan cut down to the points that torch's outputs are stored for, with their inputs and
+    outputs, and what is stored for points that don't fit into memory here."""
+    found = {_shapes(point.feed): point for point in stored}
+    new = Plan(notes=plan.notes)
+    feeds: list[Feed] = []
+    outputs: list[Feed] = []
+    later: list[StoredPoint] = []
+    for info, shapes in zip(plan.infos, plan.shapes, strict=True):
+        point = found.get(tuple(sorted(shapes.items())))
+        compared, why = info.compared, info.why
+        if point is not None and not compared:
+            later.append(point)
+        elif point is not None:
+            new.run.append(Point(info.label, info.sizes))
+            feeds.append(point.feed)
+            outputs.append(point.outputs)
+        elif compared:
+            compared, why = False, "torch's outputs are not stored for it"
+        new.infos.append(replace(info, compared=compared, why=why))
+        new.shapes.append(shapes)
+    return new, feeds, outputs, later
+
+
+def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple(sorted((name, array.shape) for name, array in feed.items()))
+
+
+def _noted(
+    manifest: Manifest, info: ComparisonInfo, run: Sequence[Point], engine_why: str
+) -> Manifest:
+    """The manifest with the result, and with the sizes that showed each dim to be dynamic."""
+    assert manifest.export is not None
+    dynamic = {}
+    gpu = find_gpu()
+    gpu_name = gpu.name if isinstance(gpu, Gpu) and not engine_why else ""
+    here = versions(("onnxruntime", "polygraphy", "numpy"))  # perhaps not where it was exported
+    for name, text in manifest.export.dynamic.items():
+        sizes = sorted({point.sizes[name] for point in run})
+        dynamic[name] = f"{text.split(';')[0]}; ran at {', '.join(map(str, sizes))}"
+    return replace(
+        manifest,
+        comparison=info,
+        engine_compared=not engine_why,
+        engine_compared_why=engine_why or f"compared on {gpu_name}",
+        engine_gpu=gpu_name,
+        export=replace(manifest.export, dynamic=dynamic),
+        versions={**manifest.versions, **{f"compare:{k}": v for k, v in here.items()}},
+    )

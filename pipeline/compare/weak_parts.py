@@ -1,0 +1,73 @@
+"""Parts of an output whose values are so small that its tolerance could hide a fault in them.
+
+A tolerance is one for a whole output. Where this holds numbers of several kinds, such as a
+detector's boxes in pixels and its scores, what rounding does to the large ones is allowed to the
+small ones, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pipeline.artifact.stored import Feed
+from pipeline.spec.tensors import Tolerance
+
+_SHARE = 0.1  # of a part's root mean square: a larger atol could hide a fault
+_TOLD = 5  # indices
+
+
+def weak_parts(
+    outputs: Sequence[Feed], tolerances: Tolerance | Mapping[str, Tolerance]
+) -> list[str]:
+    """One sentence for each output with such parts.
+
+    A part is one index of axis 1 (channels), or of the last axis of an output of up to three
+    axes, where these have one size at all points. Outputs that are small all over are
+    `pipeline.compare.verdict`'s to refuse.
+
+    Args:
+        outputs: the reference's, by point.
+        tolerances: one for all, or by output.
+    """
+    found = []
+    for name in dict.fromkeys(name for feed in outputs for name in feed):
+        tolerance = tolerances if isinstance(tolerances, Tolerance) else tolerances.get(name)
+        arrays = [o[name] for o in outputs if name in o and o[name].size]
+        if not arrays or arrays[0].dtype.kind != "f" or tolerance is None or not tolerance.atol:
+            continue
+        rank = arrays[0].ndim
+        for axis in sorted({1, rank - 1} if rank <= 3 else {1}):
+            if not 0 < axis < rank or len({a.shape[axis] for a in arrays}) > 1:
+                continue
+            size = _root_mean_square(arrays, axis)
+            weak = np.flatnonzero(size * _SHARE < tolerance.atol)
+            if 0 < len(weak) < len(size):
+                found.append(_sentence(name, axis, weak, len(size), tolerance, size[weak].max()))
+                break
+    return found
+
+
+def _root_mean_square(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """Of each index of the axis, over all points."""
+    total, count = 0.0, 0
+    for array in arrays:
+        rest = tuple(n for n in range(array.ndim) if n != axis)
+        wide = array.astype(np.float32) if array.dtype == np.float16 else array
+        with np.errstate(over="ignore"):
+            total = total + np.square(wide).sum(rest, dtype=np.float64)
+        count += array.size // array.shape[axis]
+    return np.asarray(np.sqrt(total / count))
+
+
+def _sentence(
+    name: str, axis: int, weak: np.ndarray, of: int, tolerance: Tolerance, largest: float
+) -> str:
+    which = ", ".join(map(str, weak[:_TOLD])) + (", ..." if len(weak) > _TOLD else "")
+    return (
+        f"{name}: {len(weak)} of {of} along axis {axis} ({which}) are so small (root mean square "
+        f"up to {largest:.2g}) that atol={tolerance.atol:g} could hide a fault in them; give them "
+        "as an output of their own, or state a tolerance that fits them (--tolerance RTOL,ATOL, or "
+        "tolerance= of the Output)"
+    )

@@ -1,0 +1,200 @@
+"""What each stage's result depends on, as a hash, so that a second run knows what changed.
+
+A stage's key holds the key of the stage before. Changes that are noticed: the pipeline's own
+code, the file that holds the spec, its options and weights, the versions of torch and of every
+library that the spec names, the target and its version, the kind of GPU that a plan is built for,
+profiles, precision, tolerances, sizes.
+A spec that is handed over as an object is another one each time, unless it has a `key`. Of one's
+own pass or plugin the file itself is looked at, not what it imports. What a model of the zoo
+reads beside its weights file is not looked into: `force` is for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from pipeline.artifact.artifact import hash_file
+from pipeline.artifact.manifest import Weights
+from pipeline.errors import InputError
+from pipeline.machine.gpu import find_gpu
+from pipeline.machine.target import Target, installed_version
+from pipeline.source.zoo import source_file
+from pipeline.spec.config import Config
+from pipeline.spec.dims import size_text
+from pipeline.spec.model import ModelSpec
+from pipeline.spec.profiles import Profile
+
+EXPORT, REWRITE, BUILD, COMPARE = STAGES = ("export", "rewrite", "build", "compare")
+_PACKAGES = {
+    "export": ("torch", "onnx", "onnxscript", "onnx-ir"),
+    "rewrite": ("onnx", "onnx-graphsurgeon", "onnx-ir", "onnxruntime"),
+    "build": ("polygraphy",),
+    "compare": ("torch", "onnxruntime", "polygraphy", "numpy"),
+}
+_PACKAGE = Path(__file__).parents[1]
+
+
+def stage_keys(
+    config: Config, spec: ModelSpec, target: Target, profiles: tuple[Profile, ...]
+) -> dict[str, str]:
+    """The key of every stage, in order.
+
+    Raises:
+        InputError: the weights file can't be read.
+    """
+    own: dict[str, object] = {
+        "export": {
+            "pipeline": pipeline_hash(),
+            "source": _source(config, spec),
+            "spec": _describe(spec),
+            "weights": asdict(weights_info(config, spec)),
+            "libraries": versions(spec.libraries),
+            # from a stated tolerance to a measured one: it is measured in the export
+            "measured": [spec.tolerance is None, *(o.tolerance is None for o in spec.outputs)],
+        },
+        "rewrite": {
+            "target": target.name,
+            "passes": [_file_hash(Path(path)) for path in config.passes],
+            "skip": sorted(config.skip),
+            "plugins": _plugins(config),
+        },
+        "build": {
+            "installed": installed_version(target),
+            "profiles": [asdict(profile) for profile in profiles],
+            "precision": config.precision,
+            "level": config.effort.level,
+            "gpu": _built_for(target),
+        },
+        "compare": {
+            "shapes": config.shapes,
+            "seed": config.seed,
+            "memory": config.memory_limit,
+            "tolerance": [spec.tolerance and asdict(spec.tolerance)]
+            + [o.tolerance and asdict(o.tolerance) for o in spec.outputs],
+            "engine tolerance": {p: asdict(t) for p, t in spec.engine_tolerance.items()},
+        },
+    }
+    keys: dict[str, str] = {}
+    before = platform.python_version()
+    for stage in STAGES:
+        content = [before, own[stage], versions(_PACKAGES[stage])]
+        text = json.dumps(content, sort_keys=True, default=str)
+        keys[stage] = before = hashlib.sha256(text.encode()).hexdigest()
+    return keys
+
+
+def _built_for(target: Target) -> object:
+    """What of the GPU here a plan depends on; nothing for a portable one."""
+    gpu = find_gpu()
+    return None if target.flavour == "tensorrt_rtx" or isinstance(gpu, str) else gpu.capability
+
+
+def _plugins(config: Config) -> list[tuple[str, str | None]]:
+    """Plugins by name, or by the hash of their file."""
+    return [
+        (name, _file_hash(Path(name)) if Path(name).is_file() else None) for name in config.plugins
+    ]
+
+
+def _source(config: Config, spec: ModelSpec) -> object:
+    """What tells one `build` from another.
+
+    A function's closure, and what it reads when it runs, can't be told from outside: a spec that
+    is handed over as an object without a key of its own never equals an earlier one.
+    """
+    if spec.onnx is not None:
+        from pipeline.source.onnx.spec import source_files
+
+        return [_file_hash(file) for file in source_files(spec.onnx)]
+    if not isinstance(config.model, str) and spec.key is None:
+        return uuid.uuid4().hex
+    return [spec.key, _file_hash(source_file(spec))]
+
+
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Installed versions by package; packages that are not installed are left out."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def pipeline_hash() -> str:
+    """The hash of the pipeline's own Python files (passes, plugins and models included)."""
+    digest = hashlib.sha256()
+    for folder in (_PACKAGE, *(_PACKAGE / name for name in ("passes", "plugins", "models"))):
+        files = (path for end in ("*.py", "*.cu") for path in folder.resolve().rglob(end))
+        for path in sorted(files):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _describe(spec: ModelSpec) -> Mapping[str, object]:
+    return {
+        "name": spec.name,
+        "options": dict(spec.options),
+        "inputs": [
+            (i.name, i.dtype, i.low, i.high, [size_text(size) for size in i.shape])
+            for i in spec.inputs
+        ],
+        "dims": [asdict(dim) for dim in spec.dims.values()],
+        "outputs": [(o.name, [size_text(s) for s in o.shape or ()]) for o in spec.outputs],
+        "rules": list(spec.rules),
+        "arguments": repr(spec.arguments),
+        "padding": asdict(spec.padding) if spec.padding else None,
+        "refine_dims": spec.refine_dims,
+    }
+
+
+def holds_weights(source: object) -> bool:
+    """True for a source that is a file with its weights in it."""
+    return isinstance(source, str) and source.endswith((".pt2", ".onnx"))
+
+
+def weights_info(config: Config, spec: ModelSpec) -> Weights:
+    """Where the weights come from, for the manifest.
+
+    Raises:
+        InputError: the file can't be read.
+    """
+    path = config.weights_path
+    if path is None and holds_weights(config.model):
+        return Weights(Path(str(config.model)).name, _file_hash(Path(str(config.model))), None)
+    if path is None:
+        return Weights(None, None, spec.seed)
+    if path.is_dir():
+        return Weights(path.resolve().name, _folder_hash(path), None)
+    if not path.is_file():
+        raise InputError(f"weights {path}: no such file")
+    return Weights(path.name, _file_hash(path), None)
+
+
+def _folder_hash(path: Path) -> str:
+    """The hash of all files in a checkpoint's folder, by name and content."""
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    if not files:
+        raise InputError(f"weights {path}: the folder is empty")
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(path).as_posix()}\0{_file_hash(file)}\0".encode())
+    return digest.hexdigest()
+
+
+def _file_hash(path: Path | None) -> str | None:
+    try:
+        return hash_file(path).sha256 if path is not None else None
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror}") from error

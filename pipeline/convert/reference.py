@@ -1,0 +1,67 @@
+"""The torch module that an artifact is held against."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.artifact.declared import inputs_of, padding_of
+from pipeline.artifact.manifest import Manifest
+from pipeline.convert.keys import holds_weights, weights_info
+from pipeline.errors import InputError
+from pipeline.source.find import find_source
+from pipeline.spec.config import Config
+from pipeline.spec.model import ModelSpec, Output
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reference_module(
+    spec: ModelSpec,
+    manifest: Manifest,
+    weights: Path | None,
+    module: torch.nn.Module | None = None,
+) -> torch.nn.Module:
+    """What the ONNX has to equal: the module (made now unless given), padding round it."""
+    from pipeline.export.export import reference
+    from pipeline.export.module import built
+
+    if module is None:
+        spec, module = built(spec, weights)
+    padding = padding_of(manifest)  # it may have been refined, like the dims
+    declared = replace(
+        spec,
+        inputs=inputs_of(manifest),
+        outputs=tuple(Output(o.name) for o in manifest.outputs),
+        padding=padding,
+    )
+    return reference(declared, module, {o.name: o.shape for o in manifest.outputs})
+
+
+def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) -> torch.nn.Module:
+    """The torch reference of an artifact, made anew."""
+    info = manifest.model
+    if spec is None and info.source.startswith("spec:"):
+        raise InputError(
+            f"the model of this artifact, {info.source}, was handed over as an object: from "
+            "Python, give pipeline.convert.driver.run_verify its spec"
+        )
+    stated = info.weights.file
+    if stated is not None and weights is None and not holds_weights(info.source):
+        raise InputError(f"this artifact was made with the weights {stated}: give --weights")
+    config = Config(
+        info.source,
+        options=info.options,
+        weights=weights,
+        inputs=info.inputs,
+        dims=info.dims,
+        ranges=info.ranges,
+    )
+    spec = spec or find_source(config)
+    if spec.onnx is not None:
+        raise InputError(f"{info.source}: there is no torch model behind an ONNX file")
+    if weights_info(config, spec) != info.weights:
+        raise InputError(f"weights {weights}: not those that the artifact was made with")
+    return reference_module(spec, manifest, weights)

@@ -1,0 +1,108 @@
+"""What of an artifact that is already there can be used again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.artifact.artifact import COMPARISON, MANIFEST, PLAN, Artifact, check_file, is_built
+from pipeline.artifact.manifest import Manifest
+from pipeline.convert.keys import STAGES
+from pipeline.errors import ArtifactError, InputError
+
+
+def refuse_other(place: Path, source: str) -> None:
+    """Raises `InputError` where the artifact at `place` was made from another source.
+
+    A folder whose manifest does not say what it was made from counts as no artifact.
+    """
+    try:
+        there = json.loads((place / MANIFEST).read_bytes())["model"]["source"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return
+    if isinstance(there, str) and not same_source(there, source):
+        raise InputError(
+            f"{place} holds what was made from {there}, not from {source}: give another folder "
+            "(--out DIR), or --force to replace it"
+        )
+
+
+def same_source(one: str, other: str) -> bool:
+    """Whether two texts name the same source; paths are taken from the current folder.
+
+    A spec that was handed over as an object (``spec:NAME``) is known by its name only.
+    """
+    return _plain(one) == _plain(other)
+
+
+def _plain(source: str) -> tuple[Path | str, str]:
+    if source.endswith((".onnx", ".pt2")):
+        return Path(source).resolve(), ""
+    where, _, name = source.rpartition(":")
+    return (Path(where).resolve() if where.endswith(".py") else where), name
+
+
+def still(folder: Path, manifest: Manifest, place: Path) -> None:
+    """Raises `InputError` unless what was carried into `folder` is the artifact of `manifest`.
+
+    It was read before the place was locked, and may have been replaced since.
+    """
+    if Manifest.from_json((folder / MANIFEST).read_bytes()) != manifest:
+        raise InputError(f"{place}: another conversion replaced it meanwhile; run again")
+
+
+def drop_damaged(folder: Path, manifest: Manifest) -> list[str]:
+    """Removes what the build stage and those after it made, where it is not what the manifest
+    lists, so that no later manifest vouches for it; with stored inputs or torch's outputs goes all
+    that is stored beside them.
+
+    Args:
+        folder: what was carried over.
+
+    Returns:
+        What was removed or missing, the plan aside.
+    """
+    found: dict[str, None] = {}
+    for name, stated in manifest.files.items():
+        path = folder / name
+        if not is_built(name):
+            continue
+        try:
+            check_file(path, stated, "")
+        except ArtifactError:
+            stored = name.startswith(f"{COMPARISON}/") and path.stem in ("inputs", "torch")
+            path = path.parent if stored else path
+            found[path.relative_to(folder).as_posix()] = None
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    return [name for name in found if name != PLAN]
+
+
+def sizes_compared(manifest: Manifest) -> set[tuple[tuple[str, int], ...]]:
+    """The sizes that the manifest says were compared."""
+    found = manifest.comparison.points if manifest.comparison is not None else ()
+    return {tuple(sorted(point.sizes.items())) for point in found if point.compared}
+
+
+def previous(place: Path) -> Artifact | None:
+    """The artifact that is there, if it is whole."""
+    if not (place / MANIFEST).is_file():
+        return None
+    try:
+        return Artifact.open(place)
+    except ArtifactError:
+        return None
+
+
+def first_changed(old: Artifact | None, keys: Mapping[str, str]) -> int:
+    """The index of the first stage whose result can't be taken from the artifact."""
+    if old is None:
+        return 0
+    for index, stage in enumerate(STAGES):
+        if old.manifest.keys.get(stage) != keys[stage]:
+            return index
+    return len(STAGES)

@@ -1,0 +1,293 @@
+"""torch -> ONNX: torch.export first (its errors are the truth about the dims), then ONNX.
+
+torch.onnx.export on a module can hide constraint errors by taking the suggested fixes in
+silence, so it is given the ExportedProgram, and what comes out is held against what was asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import torch
+
+from pipeline.errors import ConstraintError, ExportError
+from pipeline.export.module import made, placed, with_outputs
+from pipeline.export.ops.exporter import add_functions, to_onnx
+from pipeline.export.output_sizes import check_names, true_shapes
+from pipeline.export.padding import PaddedModule, add_padding, inner_inputs
+from pipeline.export.proof import unproved
+from pipeline.export.symbols import SymbolNames, apply_names, output_shapes
+from pipeline.export.tolerance import with_tolerance
+from pipeline.export.trace import trace
+from pipeline.graph.ceil_pools import with_true_pools
+from pipeline.machine.resources import Stopwatch
+from pipeline.probe.eager import quiet
+from pipeline.probe.evaluate import legal_sizes
+from pipeline.probe.narrow import explained, narrowed
+from pipeline.probe.plain_sizes import plain_size
+from pipeline.spec.dims import Dim, DimExpr, evaluate, shape_at, size_text
+from pipeline.spec.model import ModelSpec
+
+OPSET = 18
+_AT = ("min", "opt", "max")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model as ONNX, and the torch module that it came from.
+
+    Args:
+        spec: the spec, its dims refined where that was allowed.
+        module: the torch module that was exported, without padding.
+        path: the ONNX file.
+        opset: the file's opset.
+        output_shapes: each output's shape in terms of the dims.
+        refinements: what was narrowed and why, in words.
+        free: for each dynamic dim, the ONNX inputs and axes where it is free.
+        library_seconds: time inside torch, by name of what was called.
+        notes: inputs that are given by place; guards of torch.export that are not proved to hold
+            at every size.
+    """
+
+    spec: ModelSpec
+    module: torch.nn.Module
+    path: Path
+    opset: int
+    output_shapes: Mapping[str, Sequence[int | str]]
+    refinements: Sequence[str] = ()
+    free: Mapping[str, str] = field(default_factory=dict)
+    library_seconds: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) -> Exported:
+    """Exports a model to ONNX at opset 18, its dims dynamic and named.
+
+    Args:
+        spec: the model.
+        weights: a weights file, or None for the spec's seeded random weights.
+        path: where the ONNX file goes; weights beyond 2 GB go into ``<path>.data`` beside it.
+        seed: for the example inputs' values.
+
+    Raises:
+        ConstraintError: the model does not take every size of a dim; says which rule, which
+            line of the model and what to declare.
+        ExportError: anything else that torch refuses, or an ONNX that is not what was asked.
+        InputError: bad weights.
+    """
+    watch = Stopwatch()
+    with watch("model"):
+        declared, (spec, module) = spec, made(spec, weights)
+        notes = tuple(placed(declared, module))
+    with watch("trying sizes"):
+        spec, narrower = narrowed(spec, module, seed)
+        spec, module = with_outputs(spec, module, seed)
+        spec = with_tolerance(spec, module, seed)
+    spec, program, refinements = _traced(spec, module, seed, watch)
+    refinements = [*narrower, *refinements]
+    notes += tuple(f"guard {line}" for line in unproved(program, inner_inputs(spec), spec.rules))
+    names = SymbolNames.of(program, inner_inputs(spec))
+    inner_shapes = output_shapes(program, names)
+    if len(inner_shapes) != len(spec.outputs):
+        raise ExportError(
+            f"model {spec.name} returns {len(inner_shapes)} tensors; the spec names "
+            f"{len(spec.outputs)} outputs"
+        )
+    check_names(spec, inner_shapes)
+    dims = {dim.name: dim for i in inner_inputs(spec) for dim in i.dims}
+    inner_shapes = [[plain_size(size, dims, spec.rules) for size in s] for s in inner_shapes]
+    inner_shapes = true_shapes(spec, module, inner_shapes, seed)
+    with watch("torch.onnx.export"):
+        _to_onnx(program, spec, path)
+    model = onnx.load(path, load_external_data=False)
+    add_functions(model)
+    named = dict(zip((o.name for o in spec.outputs), inner_shapes, strict=True))
+    apply_names(model, names, named, spec.dims)
+    shapes: dict[str, list[int | str]] = dict(
+        zip((o.name for o in spec.outputs), inner_shapes, strict=True)
+    )
+    if spec.padding is not None:
+        shapes = add_padding(model, spec)
+    free = _check_inputs(model, spec)
+    notes += _not_in_outputs(spec, shapes)
+    _check_outputs(spec, shapes)
+    _check_inferred(model, spec, shapes)
+    onnx.save(model, path)
+    try:
+        onnx.checker.check_model(path, full_check=False)
+    except onnx.checker.ValidationError as error:
+        first = str(error).strip().splitlines()[0]
+        raise ExportError(
+            f"model {spec.name}: torch.onnx.export wrote a bad ONNX: {first}", detail=str(error)
+        ) from error
+    opset = next(i.version for i in model.opset_import if i.domain in ("", "ai.onnx"))
+    if opset != OPSET:
+        raise ExportError(f"model {spec.name}: torch wrote opset {opset}, asked for {OPSET}")
+    return Exported(
+        spec, module, path, opset, shapes, tuple(refinements), free, dict(watch.seconds), notes
+    )
+
+
+def _traced(
+    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
+) -> tuple[ModelSpec, torch.export.ExportedProgram, list[str]]:
+    """`trace`; where torch fails without saying which sizes the model takes, they are tried."""
+    try:
+        return trace(spec, module, seed, watch)
+    except ConstraintError:
+        raise
+    except ExportError as error:
+        reason = explained(spec, module, seed)
+        if reason is None:
+            raise
+        raise ConstraintError(str(reason), detail=f"{error}\n{error.detail}") from error
+
+
+def reference(
+    spec: ModelSpec, module: torch.nn.Module, output_shapes: Mapping[str, Sequence[int | str]]
+) -> torch.nn.Module:
+    """What the ONNX has to equal: the module, with the spec's padding round it.
+
+    Args:
+        spec: the spec.
+        module: what the spec builds.
+        output_shapes: by output name, in terms of the dims.
+    """
+    if spec.padding is None:
+        return module
+    return PaddedModule(module, spec, [output_shapes[o.name] for o in spec.outputs])
+
+
+def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path) -> None:
+    try:
+        with quiet():
+            to_onnx(
+                program,
+                path,
+                opset=OPSET,
+                input_names=[i.name for i in spec.inputs],
+                output_names=[o.name for o in spec.outputs],
+            )
+    except ExportError as error:
+        raise ExportError(f"model {spec.name}: {error}", detail=error.detail) from error
+    except Exception as error:  # an OnnxExporterError, or what the exporter stumbled over
+        cause = next(iter(str(error.__cause__ or error).strip().splitlines()), repr(error))
+        raise ExportError(
+            f"model {spec.name}: torch.onnx.export: {cause}", detail=str(error)
+        ) from error
+
+
+def _not_in_outputs(spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]) -> tuple[str, ...]:
+    """What to look at twice: the first axis of an input, a batch, that no output has."""
+    used = {n for shape in shapes.values() for size in shape for n in DimExpr(str(size)).names}
+    first = {i.shape[0] for i in spec.inputs if i.shape and isinstance(i.shape[0], Dim)}
+    return tuple(
+        f"no output's size has {dim.name}, the first axis of an input, in it"
+        for dim in sorted(first, key=lambda d: d.name)
+        if dim.name not in used and not dim.static
+    )
+
+
+def _check_inputs(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, str]:
+    """Raises unless every input is as declared; returns where each dim is free."""
+    free: dict[str, list[str]] = {}
+    got = [value.name for value in model.graph.input]
+    if got != [i.name for i in spec.inputs]:
+        raise ExportError(f"model {spec.name}: the ONNX has the inputs {', '.join(got)}")
+    for value, declared in zip(model.graph.input, spec.inputs, strict=True):
+        for axis, (dim, size) in enumerate(
+            zip(value.type.tensor_type.shape.dim, declared.shape, strict=True)
+        ):
+            where = f"{value.name} axis {axis}"
+            if isinstance(size, (Dim, DimExpr)) and any(not d.static for d in size.dims):
+                if not dim.dim_param or (isinstance(size, Dim) and dim.dim_param != size.name):
+                    found = dim.dim_param or dim.dim_value
+                    raise ExportError(f"{where}: {size_text(size)} is baked in as {found}")
+                dim.dim_param = size_text(size)
+                for part in size.dims:
+                    free.setdefault(part.name, []).append(where)
+            elif dim.dim_value != shape_at([size], {n: d.min for n, d in spec.dims.items()})[0]:
+                raise ExportError(f"{where}: {dim.dim_param or dim.dim_value} instead of {size}")
+    return {name: ", ".join(places) for name, places in free.items()}
+
+
+def _check_outputs(spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]) -> None:
+    """Raises unless torch's output shapes are those that the spec declares."""
+    dims = spec.dims
+    # min, opt and max may all be even: a run of sizes tells h//2 from (h + 1)//2
+    probes = [{name: getattr(dim, at) for name, dim in dims.items()} for at in _AT]
+    runs = {name: legal_sizes(dim, 64)[:32] for name, dim in dims.items()}
+    probes += [
+        {n: run[(k + i) % len(run)] for i, (n, run) in enumerate(runs.items())} for k in range(32)
+    ]
+    for output in spec.outputs:
+        if output.shape is None:
+            continue
+        for sizes in probes:
+            want, got = shape_at(output.shape, sizes), shape_at(shapes[output.name], sizes)
+            if want != got:
+                raise ExportError(
+                    f"output {output.name}: torch gives {list(shapes[output.name])}, that is "
+                    f"{got} at {sizes}; the spec declares {want}"
+                )
+
+
+def _check_inferred(
+    model: onnx.ModelProto, spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]
+) -> None:
+    """Raises if ONNX's own shape inference finds another output size than torch at some sizes.
+
+    A size that was baked into a node (the kernel of a pool that stands for
+    adaptive_avg_pool2d) shows so; where inference can't tell a size, nothing is said.
+    """
+    bare = with_true_pools(_weightless(model))
+    dims = spec.dims
+    for at in _AT:
+        sizes = {name: getattr(dim, at) for name, dim in dims.items()}
+        probe = onnx.ModelProto()
+        probe.CopyFrom(bare)
+        for value, declared in zip(probe.graph.input, spec.inputs, strict=False):
+            for dim, size in zip(
+                value.type.tensor_type.shape.dim, shape_at(declared.shape, sizes), strict=True
+            ):
+                dim.dim_value = size
+        inferred = onnx.shape_inference.infer_shapes(probe, data_prop=True)
+        for value in inferred.graph.output:
+            for axis, (dim, want) in enumerate(
+                zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=False)
+            ):
+                if not dim.HasField("dim_value") or not DimExpr(str(want)).names <= dims.keys():
+                    continue
+                if dim.dim_value != evaluate(want, sizes):
+                    raise ExportError(
+                        f"output {value.name} axis {axis}: the ONNX gives {dim.dim_value} at "
+                        f"{sizes}, torch {want}: a size of the example is baked into a node"
+                    )
+
+
+def _weightless(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy without known shapes, and with inputs in place of weights that can't be a shape."""
+    bare = onnx.ModelProto()
+    bare.ir_version = model.ir_version
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    graph = bare.graph
+    graph.name = model.graph.name
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    for value in model.graph.output:
+        new = graph.output.add()
+        new.name = value.name
+        new.type.tensor_type.elem_type = value.type.tensor_type.elem_type
+    for tensor in model.graph.initializer:
+        if math.prod(tensor.dims) <= 64 and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            graph.initializer.append(tensor)
+        else:
+            graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+    return bare

@@ -1,0 +1,122 @@
+"""Floor division and modulo of sizes and integer tensors.
+
+torch's exporter writes ``a // b`` of two sizes as ONNX's integer Div, which truncates: at w = 9
+``-(-w // 8) * 8`` gives 8 in place of 16. ONNX's Mod has the sign of the divisor as in Python, but
+TensorRT-RTX's builder takes the result for one that may be negative: RAFT-small that pads itself
+fails with ``Resize shape dims should be non-negative``. So no operand here is ever negative: for
+b > 0
+
+    floor(a / b) = max(a, 0) div b - (max(-a, 0) + b - 1) div b
+    a mod b = (max(a, 0) + b - max(-a, 0) mod b) mod b
+
+and just Div and Mod where torch knows that a can't be negative.
+
+``operator.floordiv`` and ``operator.mod`` are the keys under which torch 2.13 dispatches them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from onnx import TensorProto
+from onnxscript.function_libs.torch_lib.ops import core  # the exporter's own; torch 2.13
+
+from pipeline.errors import ExportError
+from pipeline.export.ops.sizes import Value, as_size, bounds, ints, known, op, times
+
+aten: Any = torch.ops.aten
+
+
+def floordiv(a: Any, b: Any) -> Any:
+    """``a // b`` of two sizes: scalars int64, one of them may be a Python int.
+
+    Raises:
+        ExportError: the divisor is not known to be positive or negative.
+    """
+    a, b = _positive_divisor(a, b)
+    if _least(a) >= 0:
+        return op.Div(_scalar(a), _scalar(b))
+    return _floor(_scalar(a), _scalar(b))
+
+
+def mod(a: Any, b: Any) -> Any:
+    """``a % b`` of two sizes: the divisor's sign.
+
+    Raises:
+        ExportError: the divisor is not known to be positive.
+    """
+    if _least(b) <= 0:
+        raise ExportError("% by a size that is not known to be positive")
+    a, b, low = _scalar(a), _scalar(b), _least(a)
+    return op.Mod(a, b) if low >= 0 else _mod(a, b, op.Constant(value_int=0))
+
+
+def remainder(x: Value, other: float) -> Value:
+    """``remainder.Scalar`` of an integer tensor; of any other the exporter's own."""
+    if x.dtype not in _INTEGERS or not isinstance(other, int) or other <= 0:
+        return core.aten_remainder_scalar(x, other)
+    zero, divisor = (op.CastLike(op.Constant(value_int=n), x) for n in (0, other))
+    return _mod(x, divisor, zero)
+
+
+def _mod(a: Value, b: Value, zero: Value) -> Value:
+    below = op.Mod(op.Max(op.Neg(a), zero), b)
+    return op.Mod(op.Add(op.Max(a, zero), op.Sub(b, below)), b)
+
+
+def _floor(a: Value, b: Value) -> Value:
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    above = op.Div(op.Max(a, zero), b)
+    below = op.Div(op.Sub(op.Add(op.Max(op.Neg(a), zero), b), one), b)
+    return op.Sub(above, below)
+
+
+def _positive_divisor(a: Any, b: Any) -> tuple[Any, Any]:
+    if _least(b) > 0:
+        return a, b
+    if isinstance(b, int) and b < 0:
+        return (-a if isinstance(a, int) else op.Neg(a)), -b
+    raise ExportError("// by a size that is not known to be positive")
+
+
+def _scalar(value: Any) -> Value:
+    return op.Constant(value_int=value) if isinstance(value, int) else value
+
+
+def _least(value: Any) -> float:
+    """The least that a size can be, as far as torch knows."""
+    return bounds(value if isinstance(value, int) else known(value))[0]
+
+
+def trunc(value: Any) -> Any:
+    """``int(size * factor)`` and the truncation of any other float of sizes.
+
+    A product of a size and a number is computed as `times` does it.
+    """
+    product = value.producer()
+    node = None if product is None else product.meta.get("node")
+    if node is not None and node.target is operator.mul:
+        numbers = [a for a in node.args if isinstance(a, (int, float))]
+        makers = [v.producer() for v in product.inputs]
+        casts = [m for m in makers if m is not None and m.op_type == "Cast"]
+        if len(numbers) == len(casts) == 1 and numbers[0] > 0:
+            (size,) = casts[0].inputs
+            symbol = known(size)
+            if isinstance(symbol, torch.SymInt):
+                return op.Squeeze(times(as_size(size), numbers[0], bounds(symbol)[1]), ints(0))
+    return op.Cast(value, to=TensorProto.INT64)  # towards zero, as ONNX's Cast is
+
+
+_INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+# torch's exporter makes another op of them where a float has an int beside it
+OF_INTEGERS = (aten.remainder.Scalar,)
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    operator.floordiv: floordiv,
+    operator.mod: mod,
+    math.trunc: trunc,
+    aten.remainder.Scalar: remainder,
+}

@@ -1,0 +1,127 @@
+"""Adaptive pools to sizes above 1: torch's exporter bakes the example's window into the graph.
+
+Row i of the output is over the input's rows ``i * in // out`` up to, not including,
+``ceil((i + 1) * in / out)`` (aten/src/ATen/native/AdaptivePooling.h). Their number is up to the
+size, so that no pool with a fixed kernel does it. ``interpolate(mode="area")`` is the same op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.export.ops.axes import apply_matrices, in_float32
+from pipeline.export.ops.sizes import (
+    FLOAT,
+    Size,
+    Value,
+    as_size,
+    ints,
+    op,
+    rank,
+    size,
+    steps,
+    tensor,
+)
+
+aten: Any = torch.ops.aten
+
+
+def adaptive_avg_pool(x: Value, output_size: Sequence[Any]) -> Value:
+    """Averages over the intervals of every axis, as a product with a matrix an axis.
+
+    A NaN or an infinity in the input reaches every output of its row and column (0 * inf is
+    NaN), where torch keeps it to its own windows.
+    """
+    spatial = len(output_size)
+    outs = [as_size(s) for s in output_size]
+    ins = [size(x, axis - spatial) for axis in range(spatial)]
+    batched = rank(x) == spatial + 2
+    if batched and all(isinstance(out, int) and out == 1 for out in outs):
+        return op.GlobalAveragePool(x)
+    if batched and _all_ints([*ins, *outs]):
+        kernel = [i // o for i, o in zip(ins, outs, strict=True)]
+        if [k * o for k, o in zip(kernel, outs, strict=True)] == ins:
+            return op.AveragePool(x, kernel_shape=kernel, strides=kernel)
+    pairs = zip(ins, outs, strict=True)
+    matrices = [None if _same(i, o) else _averages(i, o) for i, o in pairs]
+    return in_float32(x, lambda y: apply_matrices(y, matrices))
+
+
+def adaptive_max_pool(x: Value, output_size: Sequence[Any]) -> tuple[Value, Value]:
+    """Largest values over the intervals, axis by axis, and no indices.
+
+    The rows of each interval are gathered side by side, the last one again where an interval is
+    shorter than the longest: that takes about the input's memory again, and no mask.
+    The second output is a placeholder: `pipeline.export.ops.exporter` sees to it that nobody
+    reads it.
+    """
+    spatial = len(output_size)
+    outs = [as_size(s) for s in output_size]
+    placeholder = op.Constant(value_int=-1)
+    if rank(x) == spatial + 2 and _all_ints(outs) and all(out == 1 for out in outs):
+        return op.GlobalMaxPool(x), placeholder
+    first = rank(x) - spatial
+    for n, out in enumerate(outs):
+        axis = first + n
+        rows = op.Gather(x, _windows(size(x, n - spatial), out), axis=axis)
+        x = _shaped(op.ReduceMax(rows, ints(axis + 1), keepdims=0), x)
+    return x, placeholder
+
+
+def _shaped(new: Value, old: Value) -> Value:
+    """Tells the exporter what it can't infer here: the sizes of the axes that are left to do."""
+    if new.shape is None:
+        new.shape = old.shape
+    return new
+
+
+def _all_ints(sizes: Sequence[Size]) -> bool:
+    return all(isinstance(s, int) for s in sizes)
+
+
+def _same(one: Size, other: Size) -> bool:
+    return isinstance(one, int) and isinstance(other, int) and one == other
+
+
+def _intervals(length: Size, out: Size) -> tuple[Value, Value]:
+    """First and last row of each interval: int64 [out, 1] each."""
+    i = op.Unsqueeze(steps(out), ints(1))
+    products = op.Mul(i, tensor(length))
+    first = op.Div(products, tensor(out))
+    last = op.Div(op.Add(products, op.Sub(tensor(length), ints(1))), tensor(out))
+    return first, last
+
+
+def _averages(length: Size, out: Size) -> Value:
+    """The averaging matrix: float32 [out, in]."""
+    first, last = _intervals(length, out)
+    row = op.Unsqueeze(steps(length), ints(0))
+    inside = op.And(op.GreaterOrEqual(row, first), op.LessOrEqual(row, last))
+    count = op.Cast(op.Add(op.Sub(last, first), ints(1)), to=FLOAT)
+    return op.Div(op.Cast(inside, to=FLOAT), count)
+
+
+def _windows(length: Size, out: Size) -> Value:
+    """Which rows each output looks at, the last one repeated: int64 [out, longest]."""
+    first, last = _intervals(length, out)
+    if isinstance(length, int) and isinstance(out, int):
+        longest: Size = -(-length // out) + 1
+    else:  # ceil(in / out) + 1 is enough: an interval begins and ends inside of a row
+        above = op.Sub(op.Add(tensor(length), tensor(out)), ints(1))
+        longest = op.Add(op.Div(above, tensor(out)), ints(1))
+    row = op.Add(first, op.Unsqueeze(steps(longest), ints(0)))
+    return op.Min(row, last)
+
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.adaptive_avg_pool1d.default: adaptive_avg_pool,
+    aten.adaptive_avg_pool2d.default: adaptive_avg_pool,
+    aten.adaptive_avg_pool3d.default: adaptive_avg_pool,
+    aten.adaptive_max_pool1d.default: adaptive_max_pool,
+    aten.adaptive_max_pool2d.default: adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: adaptive_max_pool,
+}
+WITHOUT_INDICES = frozenset(t for t, f in TRANSLATIONS.items() if f is adaptive_max_pool)

@@ -1,0 +1,58 @@
+"""median and cumprod, for which torch's exporter has nothing (torch 2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from onnx import TensorProto
+
+from pipeline.errors import ExportError
+from pipeline.export.ops.sizes import Value, ints, op, rank, size, tensor
+
+aten: Any = torch.ops.aten
+_LONGEST = 3840  # TensorRT's TopK takes no more
+
+
+def median(x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """``median.dim``: the lower of the two middle ones, by sorting; and where it stands.
+
+    Of equal values torch promises no place either. NaNs are not told apart from numbers.
+
+    Raises:
+        ExportError: the axis is longer than TensorRT can sort.
+    """
+    length = size(x, dim)
+    if isinstance(length, int) and length > _LONGEST:
+        raise ExportError(f"median of {length} values: TensorRT sorts {_LONGEST} at most")
+    axis = dim % rank(x)
+    values, places = op.TopK(x, tensor(length), axis=axis, largest=0, sorted=1)
+    middle = op.Div(op.Sub(tensor(length), ints(1)), ints(2))
+    found = [op.Gather(t, middle, axis=axis) for t in (values, places)]
+    if keepdim:
+        return found[0], found[1]
+    return op.Squeeze(found[0], ints(axis)), op.Squeeze(found[1], ints(axis))
+
+
+def cumprod(x: Value, dim: int, dtype: int = -1) -> Value:
+    """``cumprod``: products over the lower triangle; takes memory for the axis squared."""
+    if dtype != -1 and dtype is not None:
+        x = op.Cast(x, to=dtype)
+    axis = dim % rank(x)
+    length = tensor(size(x, axis))
+    square = op.Concat(length, length, axis=0)
+    ones = op.Expand(op.Cast(ints(1), to=TensorProto.FLOAT), square)
+    kept = op.Cast(op.Trilu(ones, upper=0), to=TensorProto.BOOL)  # [n, n]: row i keeps 0 ... i
+    after = rank(x) - axis - 1
+    if after:
+        kept = op.Unsqueeze(kept, ints(*range(2, 2 + after)))
+    wide = op.Unsqueeze(x, ints(axis))  # [..., 1, n, ...]
+    one = op.CastLike(op.Constant(value_float=1.0), x)
+    return op.ReduceProd(op.Where(kept, wide, one), ints(axis + 1), keepdims=0)
+
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.median.dim: median,
+    aten.cumprod.default: cumprod,
+}

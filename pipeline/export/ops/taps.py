@@ -1,0 +1,152 @@
+"""bilinear, bicubic and trilinear resizes by a scale factor whose sizes float32 gets wrong.
+
+ONNX's Resize takes ``floor(size * scale)`` in float32, torch ``int(size * scale)`` in float64: with
+a factor of 0.7 an input of 90 becomes 62 in torch and 63 in ONNX. Sizes in place of the scale would
+change the coordinates, which torch computes from the factor. So where a size within the dim's range
+comes out wrong, the neighbouring rows are gathered and mixed; every other resize stays the
+exporter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from onnxscript.function_libs.torch_lib.ops import nn  # the exporter's own; torch 2.13
+
+from pipeline.export.ops.axes import in_float32
+from pipeline.export.ops.resize import aligned_step, resized_axes, step_between
+from pipeline.export.ops.sizes import (
+    FLOAT,
+    INT64,
+    Value,
+    floats,
+    ints,
+    largest,
+    op,
+    products,
+    rank,
+    size,
+    steps,
+    tensor,
+)
+
+aten: Any = torch.ops.aten
+
+
+def bilinear(
+    x: Value,
+    output_size: Sequence[Any] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+) -> Value:
+    """``upsample_bilinear2d.vec``."""
+    if scale_factors is None or _sizes_agree(x, scale_factors):
+        return nn.aten_upsample_bilinear2d_vec(x, output_size, align_corners, scale_factors)
+    return _mixed(x, scale_factors, align_corners, _linear_taps)
+
+
+def bicubic(
+    x: Value,
+    output_size: Sequence[Any] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+) -> Value:
+    """``upsample_bicubic2d.vec``."""
+    if scale_factors is None or _sizes_agree(x, scale_factors):
+        return nn.aten_upsample_bicubic2d_vec(x, output_size, align_corners, scale_factors)
+    return _mixed(x, scale_factors, align_corners, _cubic_taps)
+
+
+def trilinear(
+    x: Value,
+    output_size: Sequence[Any] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+) -> Value:
+    """``upsample_trilinear3d.vec``."""
+    if scale_factors is None or _sizes_agree(x, scale_factors):
+        return nn.aten_upsample_trilinear3d_vec(x, output_size, align_corners, scale_factors)
+    return _mixed(x, scale_factors, align_corners, _linear_taps)
+
+
+def _sizes_agree(x: Value, scale_factors: Sequence[float]) -> bool:
+    """Whether float32 gives torch's size for every size that the axes can have."""
+    for n, factor in enumerate(scale_factors):
+        axis = rank(x) - len(scale_factors) + n
+        known = size(x, axis)
+        most = int(known if isinstance(known, int) else min(largest(x, axis), 1 << 15))
+        sizes = np.arange(most + 1, dtype=np.float32)
+        found = np.floor(sizes * np.float32(factor)).astype(np.int64)
+        wrong = found != products(factor, most)
+        if wrong[known] if isinstance(known, int) else wrong.any():
+            return False
+    return True
+
+
+Taps = list[tuple[int, Value]]  # which row beside the nearest lower one, and its weight [out]
+
+
+def _mixed(
+    x: Value,
+    scale_factors: Sequence[float],
+    align_corners: bool,
+    taps: Callable[[Value], Taps],
+) -> Value:
+    def resize(y: Value) -> Value:
+        for axis, before, after, factor in resized_axes(x, None, scale_factors):
+            position = op.Cast(steps(after), to=FLOAT)
+            if align_corners:
+                place = op.Mul(position, aligned_step(before, after))
+            else:
+                half = floats(0.5)
+                step = step_between(before, after, factor)
+                place = op.Sub(op.Mul(op.Add(position, half), step), half)
+                if taps is _linear_taps:
+                    place = op.Relu(place)
+            low = op.Floor(place)
+            row, last = op.Cast(low, to=INT64), op.Sub(tensor(before), ints(1))
+            column = ints(-1, *[1] * (rank(x) - axis - 1))
+            total = None
+            for offset, weight in taps(op.Sub(place, low)):
+                index = op.Max(op.Min(op.Add(row, ints(offset)), last), ints(0))
+                part = op.Mul(op.Gather(y, index, axis=axis), op.Reshape(weight, column))
+                total = part if total is None else op.Add(total, part)
+            y = total
+        return y
+
+    return in_float32(x, resize)
+
+
+def _linear_taps(t: Value) -> Taps:
+    return [(0, op.Sub(floats(1.0), t)), (1, t)]
+
+
+def _cubic_taps(t: Value) -> Taps:
+    """Keys' cubic with a = -0.75."""
+    rest = op.Sub(floats(1.0), t)
+    return [
+        (-1, _far(op.Add(t, floats(1.0)))),
+        (0, _near(t)),
+        (1, _near(rest)),
+        (2, _far(op.Add(rest, floats(1.0)))),
+    ]
+
+
+def _near(d: Value) -> Value:
+    inner = op.Sub(op.Mul(floats(1.25), d), floats(2.25))
+    return op.Add(op.Mul(op.Mul(inner, d), d), floats(1.0))
+
+
+def _far(d: Value) -> Value:
+    inner = op.Add(op.Mul(op.Sub(d, floats(5.0)), d), floats(8.0))
+    return op.Mul(floats(-0.75), op.Sub(op.Mul(inner, d), floats(4.0)))
+
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.upsample_bilinear2d.vec: bilinear,
+    aten.upsample_bicubic2d.vec: bicubic,
+    aten.upsample_trilinear3d.vec: trilinear,
+}

@@ -1,0 +1,118 @@
+"""torch.export's output sizes, held against the dims and against what the model itself gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from pipeline.errors import ExportError, InputError
+from pipeline.export.padding import inner_inputs
+from pipeline.export.symbols import quotient
+from pipeline.probe.eager import output_sizes
+from pipeline.probe.evaluate import legal_sizes
+from pipeline.spec.dims import Dim, DimExpr, evaluate, kept_rules
+from pipeline.spec.model import ModelSpec
+
+
+def check_names(spec: ModelSpec, shapes: Sequence[Sequence[int | str]]) -> None:
+    """Raises if an output's size is no integer expression of the dims."""
+    known = {dim.name for i in inner_inputs(spec) for dim in i.dims}
+    for output, shape in zip(spec.outputs, shapes, strict=True):
+        for axis, size in enumerate(shape):
+            where = f"model {spec.name}: output {output.name} axis {axis}"
+            try:
+                unknown = DimExpr(str(size)).names - known
+            except InputError:
+                raise ExportError(
+                    f"{where}: its size is {size}, which is no integer expression of the dims"
+                ) from None
+            if unknown:
+                raise ExportError(
+                    f"{where}: its size is {size}, and {', '.join(sorted(unknown))} is up to the "
+                    "data: no shape can be declared; return a tensor of a fixed size, or a mask"
+                )
+
+
+def true_shapes(
+    spec: ModelSpec, module: torch.nn.Module, shapes: Sequence[Sequence[int | str]], seed: int
+) -> list[list[int | str]]:
+    """The output shapes, each held against what the module itself gives at many sizes.
+
+    torch's formula can be wrong (2.13: a pool with ``ceil_mode``); then a quotient that
+    gives the module's sizes takes its place.
+
+    Raises:
+        ExportError: there is none.
+    """
+    inputs = inner_inputs(spec)
+    dims = {dim.name: dim for i in inputs for dim in i.dims}
+    probes = [{name: getattr(dim, at) for name, dim in dims.items()} for at in ("opt", "max")]
+    texts = " ".join(str(size) for shape in shapes for size in shape)
+    if re.search(r"//|%|m(in|ax)\(", texts):
+        period = max((int(n) for n in re.findall(r"\d+", texts)), default=1)
+        probes += _diagonal(dims, min(max(16, 2 * period), 64))
+    seen = []
+    for sizes in probes:
+        if not kept_rules(spec.rules, sizes):
+            continue
+        got = output_sizes(inputs, module, seed, sizes)
+        if got is not None and len(got) == len(shapes):
+            seen.append((sizes, got))
+    result = []
+    for index, (output, shape) in enumerate(zip(spec.outputs, shapes, strict=True)):
+        new = list(shape)
+        for axis, size in enumerate(shape):
+            points = [(sizes, got[index][axis]) for sizes, got in seen if len(got[index]) > axis]
+            wrong = [(sizes, got) for sizes, got in points if _value(size, sizes) != got]
+            if not wrong:
+                continue
+            fit = _fit(dims, size, points)
+            if fit is None:
+                raise ExportError(
+                    f"model {spec.name}: output {output.name} axis {axis}: torch.export takes its "
+                    f"size for {size}, but the model gives {wrong[0][1]} at {wrong[0][0]}"
+                )
+            new[axis] = fit
+        result.append(new)
+    return result
+
+
+def _diagonal(dims: Mapping[str, Dim], count: int) -> list[dict[str, int]]:
+    """Sets of sizes: every dim through its smallest ones and some others, each in its own step."""
+    runs = {name: legal_sizes(dim, 2 * count)[: count + 4] for name, dim in dims.items()}
+    runs = {n: [*run, *legal_sizes(dims[n], 8)[4:]] for n, run in runs.items()}
+    most = max(map(len, runs.values()))
+    return [
+        {n: run[(k + i) % len(run)] for i, (n, run) in enumerate(runs.items())} for k in range(most)
+    ]
+
+
+def _value(size: int | str, sizes: Mapping[str, int]) -> int | None:
+    try:
+        return evaluate(size, sizes)
+    except InputError:  # a division that is not exact
+        return None
+
+
+def _fit(
+    dims: Mapping[str, Dim], size: int | str, points: Sequence[tuple[Mapping[str, int], int]]
+) -> str | None:
+    """A quotient of the one dim in a wrong formula that gives all of the sizes seen."""
+    names = DimExpr(str(size)).names
+    if len(names) != 1:
+        return None
+    (name,) = names
+    at = {sizes[name]: got for sizes, got in points}
+    if any(at[sizes[name]] != got for sizes, got in points):  # another dim has a part in it
+        return None
+    few = len(at) < len(legal_sizes(dims[name], 1 << 14))
+    pairs = np.array(sorted(at.items()))
+    found = quotient(pairs[:, 0], pairs[:, 1])
+    if found is None or (few and len(at) < 3 * found[2]):
+        return None
+    a, b, c = found
+    top = (name if a == 1 else f"{a}*{name}") + (f" {'+' if b > 0 else '-'} {abs(b)}" if b else "")
+    return top if c == 1 else f"({top})//{c}"

@@ -1,0 +1,284 @@
+"""Sizes in an ONNX file: torch's symbols renamed to the dims, shapes at given dim sizes.
+
+torch names sizes by its own symbols (``s17``, ``8*s17``, ``(s17//2)``). They are replaced by
+the dims' names, so that the file says ``h`` where the spec says ``h``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import sympy
+from sympy.printing.str import StrPrinter
+
+from pipeline.errors import ExportError, InputError
+from pipeline.probe.evaluate import legal_sizes, result_of
+from pipeline.spec.dims import Dim, DimExpr, size_text
+from pipeline.spec.tensors import Input
+
+if TYPE_CHECKING:
+    import torch
+
+_ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
+_LARGEST = 64  # divisor of a size
+_MOST = 1 << 14  # sizes of a dim at which a quotient is fitted
+_MOST_TRIED = 1 << 14  # combinations of sizes at which an expression may be constant
+
+
+@dataclass(frozen=True)
+class SymbolNames:
+    """For each of torch's symbols, the text that stands for it: ``h``, or ``h/8``.
+
+    `dims` by name are needed only to write floating-point sizes as quotients of integers.
+    """
+
+    texts: Mapping[str, str]
+    dims: Mapping[str, Dim] = field(default_factory=dict)
+
+    @staticmethod
+    def of(program: torch.export.ExportedProgram, inputs: Sequence[Input]) -> SymbolNames:
+        """Reads the symbols off the program's inputs.
+
+        Raises:
+            ExportError: torch fixed a dim, or tied it to another one.
+        """
+        values = _user_inputs(program)
+        texts: dict[str, str] = {}
+        exprs: dict[str, str] = {}
+        for value, declared in zip(values, inputs, strict=True):
+            for axis, (got, want) in enumerate(zip(value.shape, declared.shape, strict=True)):
+                if isinstance(want, int) or all(dim.static for dim in want.dims):
+                    continue
+                where = f"{declared.name} axis {axis}"
+                if isinstance(got, int):
+                    raise ExportError(f"{where}: torch.export fixed {size_text(want)} at {got}")
+                if isinstance(want, DimExpr):
+                    symbol = str(got.node._expr)
+                    if re.fullmatch(r"[a-z]+\d+", symbol):
+                        exprs[symbol] = want.text
+                    continue
+                expr = got.node.expr
+                symbols = sorted(expr.free_symbols, key=str)
+                factor = expr / symbols[0] if len(symbols) == 1 else None
+                if factor is None or not factor.is_Integer:
+                    raise ExportError(f"{where}: torch.export turned {want.name} into {expr}")
+                text = want.name if factor == 1 else f"{want.name}/{factor}"
+                if texts.setdefault(str(symbols[0]), text) != text:
+                    raise ExportError(
+                        f"{where}: torch.export takes {want.name} to equal {texts[str(symbols[0])]}"
+                    )
+        texts = {**exprs, **texts}
+        return SymbolNames(texts, {dim.name: dim for i in inputs for dim in i.dims})
+
+    def size(self, expr: Any) -> int | str:
+        """A size of torch's (a number or a sympy expression) in terms of the dims."""
+        if isinstance(expr, int) or getattr(expr, "is_Integer", False):
+            return int(expr)
+        subs = {}
+        expr = expr.replace(lambda e: type(e).__name__ in _ROUNDED, self._quotient)
+        for symbol in expr.free_symbols:
+            known = self.texts.get(str(symbol))
+            if not known:
+                return self.text(str(expr))  # a size that only the data decide
+            subs[symbol] = _symbolic(known)
+        text: str = _Printer().doprint(sympy.together(expr.subs(subs)))
+        try:
+            DimExpr(text)
+        except InputError:
+            return self.text(str(expr))
+        return text
+
+    def _quotient(self, expr: Any) -> Any:
+        """``TruncToInt(1.5*ToFloat(s))`` as ``(3*s)//2``, if that is so at every size."""
+        if len(expr.free_symbols) != 1:
+            return expr
+        (symbol,) = expr.free_symbols
+        name, _, step = self.texts.get(str(symbol), "").partition("/")
+        if name not in self.dims:  # also an expression of dims
+            return expr
+        sizes = np.array(legal_sizes(self.dims[name], _MOST)) // int(step or 1)
+        values = result_of(str(expr), {str(symbol): sizes})
+        found = None if values is None else quotient(sizes, values)
+        if found is None:
+            return expr
+        a, b, c = found
+        from torch.utils._sympy.functions import FloorDiv
+
+        return FloorDiv(a * symbol + b, c)
+
+    def text(self, text: str) -> str:
+        """`text` with the symbols replaced, not simplified."""
+
+        def replacement(match: re.Match[str]) -> str:
+            name = self.texts.get(match[0], match[0])
+            return name if re.fullmatch(r"\w+", name) else f"({name})"
+
+        return re.sub(r"\b[a-z]\d+\b", replacement, text)
+
+
+def quotient(sizes: np.ndarray, values: np.ndarray) -> tuple[int, int, int] | None:
+    """(a, b, c) so that ``(a*size + b)//c`` is the value at each size, c being the least; or None.
+
+    Args:
+        sizes: in ascending order.
+        values: as many.
+    """
+    if len(sizes) < 2:
+        return None
+    slope = float(values[-1] - values[0]) / float(sizes[-1] - sizes[0])
+    for c in range(1, _LARGEST + 1):
+        for a in (round(slope * c) + more for more in (0, 1, -1)):
+            rest = values * c - a * sizes
+            low, high = int(rest.max()), int(rest.min()) + c - 1
+            if a > 0 and low <= high:
+                return a, min(max(0, low), high), c
+    return None
+
+
+def _symbolic(text: str) -> Any:
+    """An expression of dims in sympy's terms."""
+    names = {n: sympy.Symbol(n, integer=True, positive=True) for n in DimExpr(text).names}
+    code = compile(text, "<size>", "eval")  # DimExpr lets arithmetic and min, max through alone
+    words = {"min": sympy.Min, "max": sympy.Max}
+    return eval(code, {"__builtins__": {}}, {**words, **names})
+
+
+class _Printer(StrPrinter):  # type: ignore[misc]
+    """Writes expressions as `DimExpr` reads them."""
+
+    def _print_floor(self, expr: Any) -> str:
+        top, bottom = sympy.fraction(sympy.together(expr.args[0]))
+        return f"(({self._print(top)})//({self._print(bottom)}))"
+
+    def _print_FloorDiv(self, expr: Any) -> str:
+        top, bottom = sympy.fraction(sympy.together(expr.args[0] / expr.args[1]))
+        return f"(({self._print(top)})//({self._print(bottom)}))"
+
+    def _print_Max(self, expr: Any) -> str:
+        return f"max({', '.join(self._print(a) for a in expr.args)})"
+
+    def _print_Min(self, expr: Any) -> str:
+        return f"min({', '.join(self._print(a) for a in expr.args)})"
+
+    def _print_Mod(self, expr: Any) -> str:
+        left, right = (self._print(a) for a in expr.args)
+        return f"(({left}) % ({right}))"
+
+    _print_PythonMod = _print_Mod
+
+
+def _user_inputs(program: torch.export.ExportedProgram) -> list[Any]:
+    names = program.graph_signature.user_inputs
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    return [values[str(name)] for name in names]
+
+
+def output_shapes(
+    program: torch.export.ExportedProgram, names: SymbolNames
+) -> list[list[int | str]]:
+    """The shape of every output in terms of the dims, in order.
+
+    Raises:
+        ExportError: an output is not a tensor.
+    """
+    import torch
+
+    (node,) = (n for n in program.graph.nodes if n.op == "output")
+    wanted = list(program.graph_signature.user_outputs)
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes}
+    shapes = []
+    for name in wanted:
+        value = values.get(str(name))
+        if not isinstance(value, torch.Tensor):
+            raise ExportError(f"output {name} of the model is not a tensor ({node.name})")
+        if value.dtype.is_complex:
+            raise ExportError(
+                f"output {name} of the model is complex, and TensorRT has no such numbers: return "
+                "torch.view_as_real of it"
+            )
+        shapes.append([names.size(s if isinstance(s, int) else s.node.expr) for s in value.shape])
+    return shapes
+
+
+def apply_names(
+    model: onnx.ModelProto,
+    names: SymbolNames,
+    outputs: Mapping[str, Sequence[int | str]],
+    dims: Mapping[str, Dim] | None = None,
+) -> None:
+    """Renames every symbolic size of the graph, in place; outputs get the given shapes.
+
+    Args:
+        dims: by name; a size that is the same at all of theirs may be a number in the graph.
+
+    Raises:
+        ExportError: the graph has a number where an output's size is not always that.
+    """
+    cache: dict[str, str] = {}
+    for value in values_of(model.graph):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if value.name in outputs:
+                size = outputs[value.name][axis]
+                if isinstance(size, str) and dim.HasField("dim_value"):
+                    if _always(size, dims or {}) == dim.dim_value:
+                        continue
+                    raise ExportError(
+                        f"output {value.name} axis {axis}: {size} is baked in as {dim.dim_value}"
+                    )
+                if isinstance(size, str):
+                    dim.dim_param = size
+            elif dim.dim_param:
+                text = dim.dim_param
+                if text not in cache:
+                    cache[text] = _input_name(names, text)
+                dim.dim_param = cache[text]
+
+
+def _always(size: str, dims: Mapping[str, Dim]) -> int | None:
+    """What an expression is at every size of its dims; None where it varies, or nobody knows."""
+    expression = DimExpr(size)
+    used = sorted(expression.names)
+    if not dims.keys() >= expression.names:
+        return None
+    ranges = [range(dims[n].min, dims[n].max + 1, dims[n].multiple_of) for n in used]
+    if math.prod(map(len, ranges)) > _MOST_TRIED:
+        return None
+    try:
+        every = (dict(zip(used, sizes, strict=True)) for sizes in product(*ranges))
+        values = {expression.value(sizes) for sizes in every}
+    except InputError:  # a division that is not exact
+        return None
+    return values.pop() if len(values) == 1 else None
+
+
+def _input_name(names: SymbolNames, text: str) -> str:
+    """``8*s17`` is ``h`` where s17 is ``h/8``; other texts get the symbols replaced."""
+    match = re.fullmatch(r"(?:(\d+)\*)?([a-z]\d+)", text)
+    if match:
+        stands_for = names.texts.get(match[2], "")
+        name, _, step = stands_for.partition("/")
+        if step.isdigit() or re.fullmatch(r"\w+", stands_for):  # a dim, or the part of one
+            if (match[1] or "1") == (step or "1"):
+                return name
+        elif stands_for and not match[1]:
+            return stands_for
+    return names.text(text)
+
+
+def values_of(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    """Every value of a graph and its subgraphs that carries a type."""
+    yield from graph.input
+    yield from graph.output
+    yield from graph.value_info
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in [attribute.g, *attribute.graphs]:
+                if inner.node:
+                    yield from values_of(inner)

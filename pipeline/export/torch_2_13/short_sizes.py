@@ -1,0 +1,290 @@
+"""Sizes kept short while a model is traced.
+
+torch 2.13 spends minutes on sizes that grow: a convolution with TensorFlow's "same" padding (timm's
+``tf_`` models, mixnet, efficientnet_pytorch) makes ``(s + max(0, 2*ceil(s/2) + 1 - s) - 3)//2 + 1``
+of a size s, which is ``(s + 1)//2`` and which torch's sympy doesn't simplify; five of them in one
+another take 120 s, nearly all in the guards. Windows that are padded up in each stage (Swin) do
+the same. Under `short_sizes` a long expression of sizes is replaced by a short one, and a long
+condition by True or False, if it is equal at every declared size:
+
+- the sizes are those of the dims as declared, not what torch has concluded of them;
+- all of them are evaluated; where they are too many, nothing is replaced;
+- a quotient must also be equal at greater sizes (`_WIDE`), so that it is not merely a line through
+  the few that are declared;
+- a size that only the data decide, or that is not an input's, is left alone.
+
+So a formula may be wrong at sizes that are not declared. These are refused at run time.
+
+torch itself writes ``(s//2)//-2``, in code that rounds up by ``-(n // -2)``, as ``s//-4``, which is
+another number at odd s (`FloorDiv.eval`, torch 2.13). Short sizes make that more frequent, so under
+`short_sizes` a negative divisor is written as a positive one of the negative size.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import sympy
+from sympy.core.cache import clear_cache
+from torch.fx.experimental.sym_node import SymNode
+from torch.utils._sympy.functions import FloorDiv
+
+from pipeline.probe.evaluate import Symbol, result_of
+from pipeline.spec.dims import Dim, Size
+
+Sizes = Mapping[tuple[str, int], Size]  # declared, by argument of ``forward`` and axis
+Symbols = tuple[tuple[str, Size], ...]  # torch's symbols, each with what is declared there
+Columns = dict[str, np.ndarray]
+
+_SOURCE = re.compile(r"L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\]")
+_LONG = 6  # operations from which on an expression is looked at
+_MOST = 1 << 19  # combinations of sizes that are evaluated; 64..320 twice and a batch up to 7
+_PROBES = 256  # combinations that may say at once that nothing is equal
+_WIDE = 1 << 12  # sizes at which a quotient is fitted, at the least
+_LARGEST = 1024  # divisor of a size
+_EXACT = 1 << 62  # what int64 holds, and a sign
+
+
+@dataclass(frozen=True)
+class _Shortened:
+    sizes: Sizes
+    known: dict[tuple[Any, Any], Any] = field(default_factory=dict)  # by environment, expression
+
+
+_entered: ContextVar[_Shortened | None] = ContextVar("_entered", default=None)
+_lock = threading.Lock()
+_nodes: Any = SymNode
+_divisions: Any = FloorDiv
+_init: Callable[..., None] = SymNode.__init__
+_eval: Callable[..., Any] = _divisions.eval.__func__
+_users = 0  # of the exchanged `SymNode.__init__`
+
+
+@contextmanager
+def short_sizes(sizes: Sizes) -> Iterator[None]:
+    """While it is entered, sizes that are traced in this thread are short where that is equal.
+
+    Args:
+        sizes: what is declared, by the argument of the model's ``forward`` and the axis.
+
+    `SymNode.__init__` is torch's one place where a size gets its expression. It is exchanged for
+    all threads, and back when the last one has left; in the others it is torch's own.
+    """
+    token = _entered.set(_Shortened(dict(sizes)))
+    _use(+1)
+    try:
+        yield
+    finally:
+        _use(-1)
+        _entered.reset(token)
+
+
+def _use(more: int) -> None:
+    global _users  # noqa: PLW0603
+    with _lock:
+        _users += more
+        _nodes.__init__ = _short_init if _users else _init
+        _divisions.eval = classmethod(_positive_divisor if _users else _eval)
+        clear_cache()  # sympy's, of what `eval` gave before
+
+
+def _positive_divisor(cls: Any, base: Any, divisor: Any) -> Any:
+    """`FloorDiv.eval`, with ``a//-b`` as ``-a//b``."""
+    if divisor.is_Integer and divisor < 0:
+        return cls(-base, -divisor)
+    return _eval(cls, base, divisor)
+
+
+def _short_init(
+    node: Any, expr: Any, shape_env: Any, pytype: type, *args: Any, **kwargs: Any
+) -> None:
+    """`SymNode.__init__`, with the shorter expression."""
+    here = _entered.get()
+    if here and shape_env is not None and pytype in (int, bool) and isinstance(expr, sympy.Basic):
+        key = (shape_env, expr)
+        if key not in here.known:
+            here.known[key] = _known_shorter(expr, shape_env, here.sizes)
+        expr = here.known[key]
+    _init(node, expr, shape_env, pytype, *args, **kwargs)
+
+
+def shorter(expr: Any, symbols: Symbols) -> Any:
+    """The expression, or a shorter one that is equal at every declared size.
+
+    Args:
+        expr: sympy's, of integers or a condition.
+        symbols: those in it.
+    """
+    columns = _columns(symbols)
+    if columns is None:
+        return expr
+    if len(columns) > 1:
+        count = len(next(iter(columns.values())))
+        few = {name: column[:: -(-count // _PROBES)] for name, column in columns.items()}
+        if _equal(expr, few) is None:
+            return expr
+    found = _equal(expr, columns)
+    if found is None:
+        return expr
+    # whatever was fitted: it has to have these values
+    want, got = _values(expr, columns), _values(found, columns)
+    return expr if want is None or got is None or not np.array_equal(want, got) else found
+
+
+def _known_shorter(expr: Any, env: Any, sizes: Sizes) -> Any:
+    """`shorter`, for what is long and only of sizes of these inputs."""
+    if expr.is_Atom or expr.count_ops() < _LONG:
+        return expr
+    symbols = _declared(expr, env, sizes)
+    if symbols is None:
+        return expr
+    hints = {symbol: env.backed_var_to_val.get(symbol) for symbol in expr.free_symbols}
+    if None in hints.values():
+        return expr
+    hint = expr.xreplace(hints)
+    if len(hints) > 1 and not _condition(expr) and hint not in hints.values():
+        return expr  # no size is it, at the example's own sizes
+    short = shorter(expr, symbols)
+    # always so, if the example's sizes are declared ones
+    return short if short is expr or short.xreplace(hints) == hint else expr
+
+
+def _declared(expr: Any, env: Any, sizes: Sizes) -> Symbols | None:
+    """What is declared for each symbol; None if one is not the size of an input given here."""
+    found = []
+    for symbol in sorted(expr.free_symbols, key=str):
+        declared = [_of_source(source.name, sizes) for source in env.var_to_sources.get(symbol, ())]
+        if not declared or any(d is None or d != declared[0] for d in declared):
+            return None
+        found.append((str(symbol), declared[0]))
+    return tuple(found) or None  # type: ignore[arg-type]  # no None in it
+
+
+def _of_source(name: str, sizes: Sizes) -> Size | None:
+    match = _SOURCE.fullmatch(name)
+    return sizes.get((match[1] + (match[2] or ""), int(match[3]))) if match else None
+
+
+def _condition(expr: Any) -> bool:
+    return bool(expr.is_Boolean or expr.is_Relational)
+
+
+@lru_cache(maxsize=64)
+def _columns(symbols: Symbols) -> Columns | None:
+    """The symbols' values at every declared set of sizes; None if these are too many."""
+    dims: dict[str, Dim] = {}
+    for _, size in symbols:
+        dims.update({d.name: d for d in getattr(size, "dims", ()) if isinstance(d, Dim)})
+    every = [range(d.min, d.max + 1, d.multiple_of) for d in dims.values()]
+    if not dims or math.prod(map(len, every)) > _MOST:
+        return None
+    meshes = np.meshgrid(*(np.array(v, np.int64) for v in every), indexing="ij")
+    at = dict(zip(dims, (m.ravel() for m in meshes), strict=True))
+    rows = np.stack([Symbol(size).at(at) for _, size in symbols], axis=1)
+    return dict(zip((name for name, _ in symbols), np.unique(rows, axis=0).T, strict=True))
+
+
+def _values(expr: Any, columns: Columns) -> np.ndarray | None:
+    """The expression's values, one a set of sizes; None if they can't be told exactly."""
+    highest = {name: int(np.abs(column).max()) for name, column in columns.items()}
+    if _bound(expr, highest) >= _EXACT:
+        return None
+    result = result_of(str(expr), columns)
+    if result is None:
+        return None
+    length = len(next(iter(columns.values())))
+    return np.broadcast_to(np.asarray(result), (length,))
+
+
+def _bound(expr: Any, highest: Mapping[str, int]) -> float:
+    """What no part of the expression is greater than in absolute value."""
+    if expr.is_Symbol:
+        return highest[str(expr)]
+    if expr.is_Atom:
+        return abs(float(expr)) if expr.is_number else 1
+    parts = [_bound(arg, highest) for arg in expr.args]
+    kind = type(expr).__name__
+    if kind == "Pow" and expr.exp.is_Integer and 0 < expr.exp < 9:
+        return parts[0] ** int(expr.exp)
+    if kind == "Mul":
+        return math.prod(max(part, 1.0) for part in parts)
+    if kind in _NOT_GREATER or expr.is_Boolean or expr.is_Relational:
+        return max(parts) + 1
+    return sum(parts) if kind == "Add" else math.inf
+
+
+_NOT_GREATER = frozenset(
+    # than one of their arguments, by more than 1
+    "FloorDiv CleanDiv CeilDiv Mod PythonMod Max Min ceiling floor ToFloat IntTrueDiv "  # noqa: SIM905
+    "CeilToInt FloorToInt TruncToInt RoundToInt Abs Identity".split()
+)
+
+
+def _equal(expr: Any, columns: Columns) -> Any:
+    """A short expression that has the same values at these sizes; None if there is none."""
+    values = _values(expr, columns)
+    if values is None:
+        return None
+    same = bool((values == values[0]).all())
+    if _condition(expr):
+        return (sympy.true if values[0] else sympy.false) if same else None
+    if values.dtype.kind != "i":
+        return None
+    if same:
+        return sympy.Integer(int(values[0]))
+    for symbol in sorted(expr.free_symbols, key=str):
+        if np.array_equal(values, columns[str(symbol)]):
+            return symbol
+    return _as_quotient(expr, columns) if len(columns) == 1 else None
+
+
+def _as_quotient(expr: Any, columns: Columns) -> Any:
+    """``m*((a*s + b)//c) + e`` or that less s; at all sizes given, those between and beyond."""
+    (symbol,), ((name, sizes),) = expr.free_symbols, columns.items()
+    step = int(np.gcd.reduce(np.diff(sizes)))
+    most = max(int(sizes[-1]) + 1, int(sizes[0]) + _WIDE * step)
+    wide = np.arange(int(sizes[0]), most, step)
+    values = _values(expr, {name: wide})
+    if values is None:
+        return None
+    found = _fitted(symbol, wide, values)
+    if found is None:  # ``7*((s + 6)//7) - s``, what is padded
+        padded = _fitted(symbol, wide, values + wide)
+        found = None if padded is None else padded - symbol
+    return found if found is not None and found.count_ops() < expr.count_ops() else None
+
+
+def _fitted(symbol: Any, sizes: np.ndarray, values: np.ndarray) -> Any:
+    m = int(np.gcd.reduce(np.diff(values)))
+    if not m:
+        return None
+    e = int(values[0]) % m
+    found = _line(sizes, (values - e) // m)
+    if found is None:
+        return None
+    a, b, c = found
+    return m * FloorDiv(a * symbol + b, c) + e
+
+
+def _line(sizes: np.ndarray, values: np.ndarray) -> tuple[int, int, int] | None:
+    """(a, b, c) with ``(a*size + b)//c`` the value at each size, c being the least up to
+    `_LARGEST`; None if there is none."""
+    rise, run = int(values[-1] - values[0]), int(sizes[-1] - sizes[0])
+    for c in range(1, _LARGEST + 1):
+        a = round(rise * c / run)
+        if a < 1 or abs(rise * c - a * run) >= c:  # then the ends alone say no
+            continue
+        rest = values * c - a * sizes
+        low, high = int(rest.max()), int(rest.min()) + c - 1
+        if low <= high:
+            return a, min(max(0, low), high), c
+    return None

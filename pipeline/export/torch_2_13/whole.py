@@ -1,0 +1,232 @@
+"""``int(size)`` and ``int(size / size)`` kept symbolic while a model is traced.
+
+Window attention, as nearly all of the Swin family has it, writes ``B = int(windows.shape[0] / (H *
+W / window_size / window_size))``. Python's ``int`` must return a number, so torch.export bakes the
+batch in (torch 2.13). Under `whole_numbers` the name ``int`` means, in the model's own modules, a
+type that leaves a symbolic size symbolic, and of a quotient of sizes takes the whole part as
+integers (`pipeline.export.torch_2_13.quotients` says when that is Python's). Every other call, and
+every other float (``int(h * 0.7)``, ``int(n ** 0.5)``), is Python's own ``int``.
+
+Only the name is changed, in the namespaces of modules whose source can be read and says ``int``
+only to call it, in isinstance, or where it is read once at import: where a function hands the type
+itself on (``dtype=int``, ``type(n) is int``), its module is left as it is. So is code without a
+source (``exec``, a notebook), and a namespace that has an ``int`` of its own.
+
+The namespaces are shared by all threads. There the type is Python's ``int`` for everything but
+symbolic sizes, and for those too in a thread that is not under `whole_numbers` itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from pipeline.export.torch_2_13.quotients import whole_part
+from pipeline.spec.dims import Size
+
+Sizes = Mapping[tuple[str, int], Size]  # declared, by argument of ``forward`` and axis
+Namespace = dict[str, Any]
+
+_SOURCE = re.compile(r"L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\]")
+_MENTIONED = re.compile(r"\bint\s*\(|\bmap\s*\(\s*int\b")
+_FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "sympy", "onnx", "pipeline", "builtins"}
+_STEPS = 2  # from a module to those whose functions it uses, and on to theirs
+_TAKES_THE_TYPE = ("isinstance", "issubclass", "map")
+
+_sizes: ContextVar[Sizes | None] = ContextVar("_sizes", default=None)
+_lock = threading.Lock()
+_entered: dict[int, int] = {}  # how often a namespace is in use, by its id
+
+
+class _Meta(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, builtins.int)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, builtins.int)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and isinstance(args[0], (torch.SymInt, torch.SymFloat)):
+            return whole(args[0])
+        return builtins.int(*args, **kwargs)
+
+
+class _Int(builtins.int, metaclass=_Meta):
+    """``int``, but for symbolic sizes."""
+
+
+def whole(value: torch.SymInt | torch.SymFloat) -> Any:
+    """``int(value)``: a SymInt where that is the same at every declared size."""
+    sizes = _sizes.get()
+    if sizes is None or value.node.expr.is_number:
+        return builtins.int(value)
+    if isinstance(value, torch.SymInt):
+        return value
+    env, expr = value.node.shape_env, value.node.expr
+    symbols = []
+    for symbol in sorted(expr.free_symbols, key=str):
+        source = next(iter(env.var_to_sources.get(symbol, ())), None)
+        match = None if source is None else _SOURCE.fullmatch(source.name)
+        size = sizes.get((match[1] + (match[2] or ""), builtins.int(match[3]))) if match else None
+        if size is None:
+            return builtins.int(value)
+        symbols.append((str(symbol), size))
+    found = whole_part(expr, tuple(symbols))
+    if found is None:
+        return builtins.int(value)
+    parts = {
+        symbol: env.create_symintnode(symbol, hint=builtins.int(env.backed_var_to_val[symbol]))
+        for symbol in found.free_symbols
+    }
+    # by Python's operators, for torch to trace them
+    return sympy_interp(PythonReferenceAnalysis, parts, found)
+
+
+@contextmanager
+def whole_numbers(module: torch.nn.Module, sizes: Sizes) -> Iterator[None]:
+    """While it is entered, ``int`` in the model's modules keeps the declared sizes symbolic.
+
+    Args:
+        module: the model.
+        sizes: what is declared, by the argument of its ``forward`` and the axis.
+    """
+    taken: list[Namespace] = []
+    token = _sizes.set(dict(sizes))
+    try:
+        for namespace in _namespaces(module):
+            _enter(namespace)
+            taken.append(namespace)
+        yield
+    finally:
+        for namespace in taken:
+            _leave(namespace)
+        _sizes.reset(token)
+
+
+def _enter(namespace: Namespace) -> None:
+    with _lock:
+        count = _entered.get(id(namespace), 0)
+        if count == 0:
+            namespace["int"] = _Int
+        _entered[id(namespace)] = count + 1
+
+
+def _leave(namespace: Namespace) -> None:
+    with _lock:
+        _entered[id(namespace)] -= 1
+        if _entered[id(namespace)] == 0:
+            del _entered[id(namespace)]
+            if namespace.get("int") is _Int:
+                del namespace["int"]
+
+
+def _namespaces(module: torch.nn.Module) -> list[Namespace]:
+    """Of the model's modules and of those whose functions they use."""
+    found: dict[int, Namespace] = {}
+    edge = [
+        vars(kind)["forward"].__globals__
+        for part in module.modules()
+        for kind in type(part).__mro__
+        if isinstance(vars(kind).get("forward"), FunctionType)
+    ]
+    for _ in range(_STEPS + 1):
+        fresh = {id(n): n for n in edge if id(n) not in found and not _foreign(n)}
+        found.update(fresh)
+        edge = [used for n in fresh.values() for v in list(n.values()) for used in _used(v)]
+    return [n for n in found.values() if n.get("int", _Int) is _Int and _only_called(n)]
+
+
+def _used(value: Any) -> list[Namespace]:
+    """The namespace of a function, class or module."""
+    if isinstance(value, FunctionType):
+        return [value.__globals__]
+    if isinstance(value, type):
+        value = sys.modules.get(value.__module__)
+    return [vars(value)] if isinstance(value, ModuleType) else []
+
+
+def _foreign(namespace: Namespace) -> bool:
+    name = str(namespace.get("__name__", ""))
+    if name.startswith("pipeline.models."):
+        return False
+    return name != "__main__" and name.split(".", maxsplit=1)[0] in _FOREIGN
+
+
+def _only_called(namespace: Namespace) -> bool:
+    file = namespace.get("__file__")
+    try:
+        return file is not None and _fits(Path(file), Path(file).stat().st_mtime_ns)
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _fits(file: Path, changed: int) -> bool:
+    """True if the functions in a file call ``int`` and do nothing else with it but ask for it."""
+    del changed  # when: a part of the cache's key
+    if file.suffix != ".py":
+        return False
+    text = file.read_text(encoding="utf-8")
+    if not _MENTIONED.search(text):
+        return False
+    uses = _Uses()
+    uses.visit(ast.parse(text))
+    return uses.fit
+
+
+class _Uses(ast.NodeVisitor):
+    """Looks for a use of ``int`` as a value, in what runs after the import."""
+
+    def __init__(self) -> None:
+        self.fit = True
+        self._inside = False
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if node.id == "int" and (self._inside or not isinstance(node.ctx, ast.Load)):
+            self.fit = False
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if not (isinstance(node.func, ast.Name) and node.func.id == "int"):
+            self.visit(node.func)
+        asks = isinstance(node.func, ast.Name) and node.func.id in _TAKES_THE_TYPE
+        for value in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            kinds = value.elts if isinstance(value, ast.Tuple) else [value]
+            for kind in kinds if asks else [value]:
+                if not (asks and isinstance(kind, ast.Name)):
+                    self.visit(kind)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.visit(node.target)
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_arg(self, node: ast.arg) -> None:
+        self.fit = self.fit and node.arg != "int"
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
+        for outer in getattr(node, "decorator_list", []):
+            self.visit(outer)
+        self.visit(node.args)
+        before, self._inside = self._inside, True
+        for part in node.body if isinstance(node.body, list) else [node.body]:
+            self.visit(part)
+        self._inside = before
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _function
+
+    def visit_Global(self, node: ast.Global) -> None:
+        self.fit = self.fit and "int" not in node.names

@@ -1,0 +1,324 @@
+"""torch.export of a spec's model, with dims refined as the model asks where the spec allows it.
+
+The example sizes are small, odd and different from each other, so that nothing holds by chance.
+A model that fails there on its own (h must be a multiple of 8) is tried again at rounder
+sizes, where torch can say by its guards what the model asks of the sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+
+from pipeline.errors import ConstraintError, ExportError
+from pipeline.export.padding import inner_inputs
+from pipeline.export.torch_2_13.recurrent import dynamic_time
+from pipeline.export.torch_2_13.short_sizes import short_sizes
+from pipeline.export.torch_2_13.tracing import SymbolicSteps
+from pipeline.export.torch_2_13.whole import whole_numbers
+from pipeline.export.trace_rules import branched, in_words, keep_opt, one_sided, tell_baked
+from pipeline.machine.resources import Stopwatch
+from pipeline.probe.eager import dims_of, example_args, examples, matters, quiet, runs, tries
+from pipeline.probe.evaluate import Broken, broken_guards, good_sizes, legal_sizes
+from pipeline.probe.narrow import constraint_error
+from pipeline.probe.refine import outer, refine
+from pipeline.probe.rules import (
+    GuardLog,
+    Rule,
+    find_rules,
+    fitted,
+    fixed_dims,
+    model_line,
+    root_name,
+)
+from pipeline.spec.dims import Dim, DimExpr, Size
+from pipeline.spec.model import ModelSpec
+from pipeline.spec.tensors import Input
+
+_ROUNDS = 6  # how often a refined dim is tried again: multiple, then range, then another dim
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def trace(
+    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
+) -> tuple[ModelSpec, torch.export.ExportedProgram, list[str]]:
+    """Exports the module inside the spec's padding.
+
+    Args:
+        spec: the spec.
+        module: what it builds.
+        seed: for the example inputs' values.
+        watch: gets the seconds inside torch.
+
+    Returns:
+        The spec with its dims refined, the program, and the refinements in words.
+
+    Raises:
+        ConstraintError: the model does not take every size of a dim.
+        ExportError: torch can't export it for another reason.
+    """
+    refinements: list[str] = []
+    for _ in range(_ROUNDS):
+        program, rules = _rules(spec, module, seed, watch)
+        for skip in (1, 2) if one_sided(rules, spec) else ():
+            with contextlib.suppress(ExportError):  # then the first one says why
+                rounder = _rules(spec, module, seed, watch, skip)
+                if not one_sided(rounder[1], spec):
+                    program, rules = rounder
+                    break
+        if program is not None and not rules:
+            return spec, program, refinements
+        rules = [outer(rule, spec) for rule in rules]
+        rules = [keep_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
+        if not all(rule.refined and spec.auto(rule.dim) for rule in rules):
+            raise constraint_error(spec, rules)
+        spec = refine(spec, rules)
+        refinements += [str(rule) for rule in rules]
+    raise ExportError(
+        f"model {spec.name}: torch.export asks for one more rule after {_ROUNDS} rounds: "
+        + "; ".join(refinements)
+    )
+
+
+def _rules(
+    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch, skip: int = 0
+) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
+    """`_attempt`; a rule says so where the model itself takes other sizes."""
+    program, rules = _attempt(spec, module, seed, watch, skip)
+    return program, [branched(rule, spec, module, seed) for rule in rules]
+
+
+def _attempt(
+    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch, skip: int = 0
+) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
+    """A program, or the rules for want of which there is none.
+
+    `skip`: how many of the example sizes to leave out, if so many are there.
+    """
+    inputs = inner_inputs(spec)
+    first: ExportError | None = None
+    example_sizes = examples(inputs, spec.rules)
+    example_sizes = example_sizes[skip:] or example_sizes
+    for sizes in example_sizes:
+        log = GuardLog(Path(_TORCH))
+        try:
+            with watch("torch.export"), log:
+                program = _torch_export(inputs, module, seed, sizes)
+        except ConstraintError as error:
+            relaxed, broken = _relaxed(spec, inputs, module, seed, sizes, watch)
+            if relaxed is not None:
+                return relaxed, []
+            rules = _explain(inputs, module, str(error), log) or broken
+            if not rules:
+                lines = [line.strip(" -") for line in str(error).strip().splitlines()]
+                raise ExportError(
+                    f"model {spec.name}: torch.export: {' '.join(lines[:2])}", detail=str(error)
+                ) from error
+            return None, tell_baked(rules, inputs, module, seed, sizes, example_sizes)
+        except ExportError as error:
+            first = first or error
+            if not runs(inputs, module, seed, sizes):
+                continue
+            relaxed, broken = _relaxed(spec, inputs, module, seed, sizes, watch)
+            if relaxed is None and not broken:  # torch can't export what the model can do
+                raise
+            return relaxed, broken
+        rules = _broken_rules(program, spec, module, seed, log)
+        if first is not None and not rules:
+            raise ExportError(
+                f"{first} (the model fails at {in_words(example_sizes[0])}, and exports from an "
+                f"example at {in_words(sizes)} without saying which sizes it takes)",
+                detail=first.detail,
+            )
+        return program, rules
+    assert first is not None
+    raise first
+
+
+def _torch_export(
+    inputs: Sequence[Input],
+    module: torch.nn.Module,
+    seed: int,
+    sizes: Mapping[str, int],
+    *,
+    relaxed: bool = False,
+) -> torch.export.ExportedProgram:
+    """One call of torch.export.export; `relaxed` leaves it to us to check the guards.
+
+    So does a size that is more than a multiple of a dim (``past + seq``, ``2*k + 1``), for which
+    torch has no word.
+
+    Raises:
+        ConstraintError: with torch's own text.
+        ExportError: anything else, with the model's line.
+    """
+    roots: dict[str, Any] = {}
+
+    def torch_dim(size: Dim | DimExpr) -> Any:
+        if isinstance(size, DimExpr):
+            return torch.export.Dim.DYNAMIC
+        if relaxed or size.offset:
+            return torch.export.Dim.DYNAMIC(min=size.min, max=size.max)
+        return _torch_dim(size, roots)
+
+    shapes: Any = tuple(
+        {axis: torch_dim(size) for axis, size in enumerate(i.shape) if _dynamic(size)}
+        for i in inputs
+    )
+    parameters = inspect.signature(module.forward).parameters.values()
+    fixed = [p for p in parameters if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+    if len(fixed) < len(parameters) and len(fixed) < len(inputs):  # forward(self, x, *rest)
+        shapes = (*shapes[: len(fixed)], shapes[len(fixed) :])
+    declared = _declared(inputs, module)
+    try:
+        with (
+            torch.no_grad(),
+            quiet(),
+            dynamic_time(),
+            SymbolicSteps(),
+            whole_numbers(module, declared),
+            short_sizes(declared),
+        ):
+            return torch.export.export(
+                module, example_args(inputs, seed, sizes), dynamic_shapes=shapes, strict=False
+            )
+    except Exception as error:
+        text = str(error)
+        if "Suggested fixes:" in text or "code specialized it to be a constant" in text:
+            raise ConstraintError(text) from error
+        line = model_line(traceback.extract_tb(error.__traceback__), _TORCH)
+        place = f" at {line}" if line else ""
+        first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+        raise ExportError(f"torch.export failed{place}: {first}", detail=text) from error
+
+
+def _declared(inputs: Sequence[Input], module: torch.nn.Module) -> dict[tuple[str, int], Size]:
+    """The inputs' sizes by torch's name of the argument of ``forward`` and the axis."""
+    names: list[str] = []
+    for name, parameter in inspect.signature(module.forward).parameters.items():
+        many = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+        names += [f"{name}[{n}]" for n in range(len(inputs))] if many else [name]
+    return {
+        (name, axis): size
+        for name, i in zip(names, inputs, strict=False)
+        for axis, size in enumerate(i.shape)
+    }
+
+
+def _dynamic(size: Size) -> TypeGuard[Dim | DimExpr]:
+    if isinstance(size, DimExpr):
+        return not all(dim.static for dim in size.dims)
+    return isinstance(size, Dim) and not size.static
+
+
+def _relaxed(
+    spec: ModelSpec,
+    inputs: Sequence[Input],
+    module: torch.nn.Module,
+    seed: int,
+    sizes: Mapping[str, int],
+    watch: Stopwatch,
+) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
+    """The program, if what torch.export refuses the model for makes no difference; or the rules.
+
+    A guard may only have chosen a faster way (``x[:, : n // 2]`` is taken for contiguous where
+    the example has n = 1 or an odd n), and torch can't tell that from a rule of the model. A
+    guard that can't be evaluated is a rule here: only torch could have checked it.
+    """
+    log = GuardLog(Path(_TORCH))
+    with contextlib.suppress(ExportError), watch("torch.export"), log:
+        program = _torch_export(inputs, module, seed, sizes, relaxed=True)
+        rules = _broken_rules(program, spec, module, seed, log, unread=True)
+        return (None, rules) if rules else (program, [])
+    return None, []
+
+
+def _torch_dim(size: Dim, roots: dict[str, Any]) -> Any:
+    """torch's Dim for a dim: itself, or ``k*_name`` for multiples; one object a name."""
+    step = size.multiple_of
+    if size.name not in roots:
+        root = torch.export.Dim(root_name(size), min=size.min // step, max=size.max // step)
+        roots[size.name] = step * root if step > 1 else root
+    return roots[size.name]
+
+
+def _explain(
+    inputs: Sequence[Input], module: torch.nn.Module, text: str, log: GuardLog
+) -> list[Rule]:
+    """The rules behind a constraint violation, each with the model's line that asks for it."""
+    dims = {name: dim for name, dim in dims_of(inputs).items() if not dim.static}
+    arguments = {
+        at: size.name for at, size in _declared(inputs, module).items() if isinstance(size, Dim)
+    }
+    rules = find_rules(text, dims) or fixed_dims(text, arguments, dims)
+    return [
+        replace(rule, line=log.line_of(arguments, rule.dim, legal_sizes(dims[rule.dim], 1 << 12)))
+        for rule in rules
+    ]
+
+
+def _broken_rules(
+    program: torch.export.ExportedProgram,
+    spec: ModelSpec,
+    module: torch.nn.Module,
+    seed: int,
+    log: GuardLog,
+    *,
+    unread: bool = False,
+) -> list[Rule]:
+    """The rules that torch.export needed but did not check (see `pipeline.probe.evaluate`).
+
+    `unread`: a guard that can't be evaluated is one, whatever it does at the sizes that are tried.
+    """
+    inputs, tolerance = inner_inputs(spec), spec.tolerance
+    assert tolerance is not None  # given or measured
+    tried: dict[tuple[int, ...], bool] = {}
+
+    def differs(guard: Broken) -> bool:
+        sets = tries(inputs, guard, program, spec.rules)
+        return not sets or any(map(differs_at, sets))  # what can't be tried is taken to matter
+
+    def differs_at(sizes: Mapping[str, int]) -> bool:
+        key = tuple(sizes.values())
+        if key not in tried:
+            with torch.no_grad(), quiet():
+                args = example_args(inputs, seed, sizes)
+                tried[key] = matters(program, module, args, tolerance)
+        return tried[key]
+
+    broken = [
+        guard
+        for guard in broken_guards(program, inputs, spec.rules)
+        if (unread and not guard.readable) or differs(guard)
+    ]
+    rules = []
+    for dim in dims_of(inputs).values():
+        own = [guard for guard in broken if guard.dims == (dim,) and guard.readable]
+        # the guard that most sizes break first; one that is broken with it says nothing new
+        own.sort(key=lambda g: len(good_sizes(program, inputs, dim, [g])))
+        kept: list[Broken] = []
+        for guard in own:
+            good = good_sizes(program, inputs, dim, kept)
+            left = guard.sizes[np.isin(guard.sizes[:, 0], good)]
+            if len(left) and differs(replace(guard, sizes=left)):
+                kept.append(guard)
+        if kept:
+            good = good_sizes(program, inputs, dim, kept)
+            rule = fitted(dim, good, f"{dim.name}: {kept[0].words} must hold")
+            rules.append(replace(rule, line=log.line_for(kept[0].text)))
+    if rules:
+        return rules
+    for guard in broken:
+        names = " and ".join(dim.name for dim in guard.dims)
+        declare = f"ranges of {names} that keep it: no Dim says it"
+        words = f"{guard.words} must hold"
+        rules.append(Rule(guard.dims[0].name, words, declare, None, log.line_for(guard.text)))
+    return rules

@@ -1,0 +1,160 @@
+"""The weights that an ONNX file keeps outside: whether they are there, and bringing them along.
+
+A file can name any path of the machine as its external data. Nothing is read before every place is
+known to be a file inside of the model's folder, links followed.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path, PureWindowsPath
+from typing import BinaryIO
+
+import onnx
+from onnx import TensorProto, external_data_helper, helper
+
+from pipeline.errors import InputError
+from pipeline.graph.files import _tensors
+
+_BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}  # others are whole bytes
+_ALIGNED = 64  # bytes; where a tensor begins in the data file
+_CHUNK = 16 << 20
+
+
+def load_model(path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """The model with all its weights in memory, and the names of its external data files.
+
+    Raises:
+        InputError: no such file, no ONNX model, or external data that `outside_files` refuses.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except Exception as error:  # protobuf's own error, or the system's
+        raise InputError(f"{path}: not an ONNX model: {error}") from error
+    if not model.opset_import or not model.HasField("graph"):
+        raise InputError(f"{path}: not an ONNX model")
+    names = tuple(outside_files(path, model))
+    external_data_helper.load_external_data_for_model(model, str(path.parent))
+    return model, names
+
+
+def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:
+    """The external data files, each inside of the model's folder and long enough."""
+    found: dict[str, Path] = {}
+    for function in model.functions:
+        for tensor in _tensors(onnx.GraphProto(node=function.node)):
+            if external_data_helper.uses_external_data(tensor):
+                raise InputError(f"{path}: function {function.name} has external data: inline it")
+    for tensor in _tensors(model.graph):
+        if not external_data_helper.uses_external_data(tensor):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of entries that it does not know
+                info = external_data_helper.ExternalDataInfo(tensor)
+            offset, length = int(info.offset or 0), int(info.length or 0)
+        except ValueError as error:
+            raise InputError(
+                f"{path}: the place of {tensor.name}'s external data is damaged: {error}"
+            ) from error
+        location = str(info.location or "")
+        if location not in found:
+            found[location] = _inside(path, location, tensor.name)
+        need, size = _bytes(tensor), found[location].stat().st_size
+        if length and length != need:
+            raise InputError(
+                f"{path}: tensor {tensor.name} takes {need} bytes, and {length} of its external "
+                f"data {location} are said to hold it"
+            )
+        if offset < 0 or offset + need > size:
+            raise InputError(
+                f"{path}: its external data {location} is cut short: {tensor.name} is in bytes "
+                f"{offset} to {offset + need}, and the file has {size}"
+            )
+    return found
+
+
+def _inside(path: Path, location: str, tensor: str) -> Path:
+    """The file of a location, if it is one inside of the model's folder."""
+    if not location:
+        raise InputError(f"{path}: tensor {tensor} has external data of no name")
+    windows = PureWindowsPath(location)
+    if Path(location).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
+        raise InputError(
+            f"{path}: external data {location!r} is outside of the model's folder: refused; put "
+            "the file beside the model, and save the model with that name"
+        )
+    folder = path.parent.resolve()
+    place = path.parent / location
+    real = place.resolve()
+    if not real.is_relative_to(folder):
+        raise InputError(
+            f"{path}: external data {location!r} is a symbolic link that leads out of the model's "
+            f"folder, to {real}: refused; if you trust it, copy model and data into one folder "
+            "(cp -L)"
+        )
+    if not real.exists():
+        raise InputError(
+            f"{path}: its external data {location} is not there: it belongs beside the model"
+        )
+    if not real.is_file():
+        raise InputError(f"{path}: its external data {location} is no file")
+    return real
+
+
+def _bytes(tensor: TensorProto) -> int:
+    """What a tensor's elements take as raw data."""
+    count: int = math.prod(tensor.dims)
+    try:
+        bits = _BITS.get(TensorProto.DataType.Name(tensor.data_type))
+        width: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    except (KeyError, ValueError):
+        raise InputError(f"tensor {tensor.name} is of an unknown type {tensor.data_type}") from None
+    return -(-count * bits // 8) if bits else count * width
+
+
+def gather(source: Path, model: onnx.ModelProto, outside: Mapping[str, Path], path: Path) -> None:
+    """Copies the external data of a model into one file beside `path`; the model says so."""
+    location = f"{path.name}.data"
+    target = path.with_name(location)
+    if target.resolve() in outside.values():
+        raise InputError(f"{source}: its external data is {target} itself: give another place")
+    target.unlink(missing_ok=True)
+    if not outside:
+        return
+    done: dict[tuple[str, int, int], int] = {}
+    with target.open("wb") as out:
+        for tensor in _tensors(model.graph):
+            if not external_data_helper.uses_external_data(tensor):
+                continue
+            info = external_data_helper.ExternalDataInfo(tensor)
+            length = _bytes(tensor)
+            key = (str(info.location), int(info.offset or 0), length)
+            if key not in done:
+                out.write(bytes(-out.tell() % _ALIGNED))
+                done[key] = out.tell()
+                _copy(outside[key[0]], key[1], length, out)
+            _place(tensor, location, done[key], length)
+
+
+def _copy(source: Path, offset: int, length: int, out: BinaryIO) -> None:
+    with source.open("rb") as data:
+        data.seek(offset)
+        left = length
+        while left:
+            chunk = data.read(min(left, _CHUNK))
+            if not chunk:
+                raise InputError(f"{source}: it became shorter while it was copied")
+            out.write(chunk)
+            left -= len(chunk)
+
+
+def _place(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    del tensor.external_data[:]
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, str(value)

@@ -1,0 +1,245 @@
+"""How much memory a run of an ONNX model takes at given input shapes, without running it.
+
+The shapes of all tensors are inferred with the inputs' sizes put in (`_static_sizes`); the
+estimate is the largest sum of tensors that are alive at once in graph order, plus the weights.
+Kernels' own workspaces (im2col of a convolution) are not in it: `SLACK` is what the measured peaks
+needed on top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.inliner
+from onnx import external_data_helper, helper
+
+from pipeline.errors import InputError, PipelineError
+from pipeline.graph.ceil_pools import with_true_pools
+from pipeline.graph.sizes import symbolic as _symbolic_sizes
+from pipeline.graph.sizes.carried import SMALL, Sizes, body_key, element_count
+from pipeline.graph.sizes.static import StaticSizes
+from pipeline.spec.dims import evaluate
+
+SLACK = 1.25
+_infer = _symbolic_sizes.infer  # for pipeline.source.onnx.outputs
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Peak memory in bytes, output shapes where known, how many tensors' sizes stayed unknown.
+
+    `failure` says in words why shape inference gave up, if it did.
+    """
+
+    peak_bytes: int
+    output_shapes: Mapping[str, tuple[int | str, ...]]
+    unknown: int
+    failure: str = ""
+
+
+def default_limit() -> int:
+    """Half of the memory that is free here, at most 6 GiB: a comparison must not choke a laptop."""
+    return min(available_memory() // 2, 6 * 2**30)
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated here without swapping, as far as the system says."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return 4 * 2**30
+
+
+class Estimator:
+    """Estimates one ONNX model at many shapes; the file is read once, its weights left outside.
+
+    Args:
+        path: the ONNX file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        model = onnx.load(path, load_external_data=False)
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
+        weights = {tensor.name for tensor in model.graph.initializer}
+        self._inputs = {value.name for value in model.graph.input} - weights
+        self._weights = _shed_weights(model, path.parent)
+        model = with_true_pools(model)
+        self._graph = model.graph
+        self._sizes = StaticSizes(model)
+
+    @property
+    def graph(self) -> onnx.GraphProto:
+        """The graph that is estimated: functions inlined, weights among the inputs."""
+        return self._graph
+
+    @property
+    def inputs(self) -> Collection[str]:
+        """The names of the graph's inputs that are no weights."""
+        return self._inputs
+
+    def sizes(self, shapes: Mapping[str, Sequence[int]]) -> Sizes:
+        """The sizes of all tensors at these input shapes, by input name.
+
+        Raises:
+            PipelineError: shape inference gives up.
+        """
+        return self._sizes.at({value.name: _typed(value, shapes) for value in self._graph.input})
+
+    def at(
+        self, shapes: Mapping[str, Sequence[int]], symbols: Mapping[str, int] | None = None
+    ) -> Estimate:
+        """The estimate at these input shapes.
+
+        Args:
+            shapes: by input name.
+            symbols: sizes of the names in the file's own ``dim_param``s; what those say is
+                taken where shape inference gives up, and no output shapes are known then.
+
+        Raises:
+            PipelineError: shape inference gives up, and there are no `symbols`.
+        """
+        failure = ""
+        try:
+            sizes = self.sizes(shapes)
+        except PipelineError as error:
+            failure = f"shape inference fails at {_readable(shapes)}: {error}"
+            if symbols is None:
+                raise PipelineError(failure) from error
+            sizes = _declared(self._graph, symbols)
+        peak, unknown = _peak(self._graph, sizes, self._inputs)
+        outputs = {
+            value.name: tuple(_dims(sizes.types[value.name]))
+            for value in self._graph.output
+            if not failure and value.name in sizes.types
+            if sizes.types[value.name].tensor_type.HasField("shape")
+        }
+        return Estimate(self._weights + int(peak * SLACK), outputs, unknown, failure)
+
+
+def _typed(value: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -> onnx.TypeProto:
+    """An input's type with its sizes put in."""
+    found = onnx.TypeProto()
+    found.CopyFrom(value.type)
+    if value.name in shapes and found.HasField("tensor_type"):
+        tensor, shape = found.tensor_type, shapes[value.name]
+        if tensor.HasField("shape") and len(tensor.shape.dim) != len(shape):
+            raise PipelineError(
+                f"{value.name}: rank {len(shape)}, expected {len(tensor.shape.dim)}"
+            )
+        found.CopyFrom(helper.make_tensor_type_proto(tensor.elem_type, shape))
+    return found
+
+
+def _readable(shapes: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name}: {list(shape)}" for name, shape in shapes.items())
+
+
+def _declared(graph: onnx.GraphProto, symbols: Mapping[str, int]) -> Sizes:
+    """What the file says of its tensors, with numbers for the names in their sizes."""
+    found = Sizes()
+    for value in [*graph.input, *graph.value_info, *graph.output]:
+        kind = found.types[value.name] = onnx.TypeProto()
+        kind.CopyFrom(value.type)
+        for dim in kind.tensor_type.shape.dim:
+            with contextlib.suppress(InputError):
+                if dim.dim_param:
+                    dim.dim_value = evaluate(dim.dim_param, symbols)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.g.node:
+                inner = _declared(attribute.g, symbols)
+                found.bodies[body_key(node, attribute.name)] = inner
+    return found
+
+
+def _shed_weights(model: onnx.ModelProto, folder: Path) -> int:
+    """Turns large initializers into inputs, in place; returns the bytes of all initializers.
+
+    Small ones that lie outside of the file are read: they may be shapes.
+    """
+    total = 0
+    kept = []
+    for tensor in model.graph.initializer:
+        count = int(np.prod(tensor.dims, dtype=np.int64))
+        total += _bytes(tensor.data_type, count)
+        if count > SMALL:
+            model.graph.input.append(
+                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+            continue
+        copy = onnx.TensorProto()
+        copy.CopyFrom(tensor)
+        if external_data_helper.uses_external_data(copy):
+            with contextlib.suppress(OSError, ValueError, onnx.checker.ValidationError):
+                external_data_helper.load_external_data_for_tensor(copy, str(folder))
+                copy.data_location = onnx.TensorProto.DEFAULT
+        kept.append(copy)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    for node in model.graph.node:
+        del node.metadata_props[:]
+    return total
+
+
+def _bytes(elem_type: int, count: int) -> int:
+    return count * int(helper.tensor_dtype_to_np_dtype(elem_type).itemsize) if elem_type else 0
+
+
+def _dims(kind: onnx.TypeProto) -> Iterator[int | str]:
+    for dim in kind.tensor_type.shape.dim:
+        yield dim.dim_value if dim.HasField("dim_value") else dim.dim_param
+
+
+def _size(kind: onnx.TypeProto | None) -> int | None:
+    """Bytes; None where a size is unknown, or it is no tensor."""
+    count = None if kind is None else element_count(kind)
+    return None if kind is None or count is None else _bytes(kind.tensor_type.elem_type, count)
+
+
+def _peak(graph: onnx.GraphProto, sizes: Sizes, inputs: Collection[str]) -> tuple[int, int]:
+    """(largest sum of live tensors in bytes, number of tensors of unknown size)."""
+    last: dict[str, int] = {}
+    for index, node in enumerate(graph.node):
+        for name in _reads(node):
+            last[name] = index
+    for value in graph.output:
+        last[value.name] = len(graph.node)
+    alive = {name: _size(sizes.types.get(name)) or 0 for name in inputs if name in last}
+    total = sum(alive.values())
+    peak, unknown = total, 0
+    for index, node in enumerate(graph.node):
+        inner = 0
+        for attribute in node.attribute:
+            body = sizes.bodies.get(body_key(node, attribute.name))
+            if body is not None:  # a branch that is not taken takes nothing
+                body_inputs = [v.name for v in attribute.g.input]
+                body_peak, body_unknown = _peak(attribute.g, body, body_inputs)
+                inner, unknown = max(inner, body_peak), unknown + body_unknown
+        for name in node.output:
+            size = _size(sizes.types.get(name))
+            unknown += size is None and bool(name)
+            alive[name] = size or 0
+            total += alive[name]
+        peak = max(peak, total + inner)
+        for name in {*_reads(node), *node.output}:
+            if name in alive and last.get(name, -1) <= index:
+                total -= alive.pop(name)
+    return peak, unknown
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    yield from node.input
+    for attribute in node.attribute:
+        for body in [attribute.g, *attribute.graphs]:
+            for inner in body.node:
+                yield from _reads(inner)

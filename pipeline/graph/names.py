@@ -1,0 +1,79 @@
+"""Names and inputs of a model, made so that passes can rely on them; nothing is computed anew."""
+
+from __future__ import annotations
+
+import onnx
+
+from pipeline.graph.files import nodes_of
+
+
+def fix_defaults(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Inputs that have an initializer of their name are inputs no more, as TensorRT reads them.
+
+    Returns:
+        A warning, if the file (of IR version 4 or later) means them as defaults that a caller
+        may replace. Before IR version 4 every initializer was listed among the inputs.
+    """
+    constants = {tensor.name for tensor in model.graph.initializer}
+    places = [n for n, value in enumerate(model.graph.input) if value.name in constants]
+    names = [model.graph.input[n].name for n in places]
+    for n in reversed(places):
+        del model.graph.input[n]
+    old, model.ir_version = model.ir_version, max(model.ir_version, 4)
+    if not names or old < 4:
+        return ()
+    return (
+        f"{', '.join(names)}: inputs with a default in the file; TensorRT takes the default for a "
+        "constant, and so does the rewrite: they are inputs no more",
+    )
+
+
+def name_apart(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
+    """Renames initializers of a body (of If, Loop, Scan) that hide a tensor from outside."""
+    own = {t.name for t in graph.initializer} | {v.name for v in graph.input}
+    own |= {name for node in graph.node for name in node.output}
+    taken = set(outer | own)
+    for tensor in graph.initializer:
+        if tensor.name not in outer:
+            continue
+        number, old = 1, tensor.name
+        while f"{old}_{number}" in taken:
+            number += 1
+        tensor.name = f"{old}_{number}"
+        taken.add(tensor.name)
+        _rename(graph, old, tensor.name)
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                name_apart(inner, frozenset(taken))
+
+
+def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Readers in a graph and in its bodies read `new`, but where a body has its own `old`."""
+    for value in (*graph.output, *graph.value_info):
+        if value.name == old:
+            value.name = new
+    for node in graph.node:
+        for n, name in enumerate(node.input):
+            if name == old:
+                node.input[n] = new
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                own = {t.name for t in inner.initializer} | {v.name for v in inner.input}
+                if old not in own | {name for n in inner.node for name in n.output}:
+                    _rename(inner, old, new)
+
+
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Gives nodes without a name, or with one that came before, a name of their own."""
+    taken = {node.name for node in nodes_of(graph)}
+    seen = {""}
+    for node in nodes_of(graph):
+        if node.name in seen:
+            base = f"{node.name or node.op_type}_{next(iter(node.output), 'none')}"
+            number, name = 1, base
+            while name in taken:
+                number, name = number + 1, f"{base}_{number}"
+            node.name = name
+            taken.add(name)
+        seen.add(node.name)

@@ -1,0 +1,239 @@
+"""The sizes of all tensors of an ONNX graph whose inputs have known sizes.
+
+One walk in graph order: the types of each node's results come from onnx's own shape inference of
+that op, and where all that it reads is small and known, the results themselves from onnx's
+reference implementation. So what a graph computes of sizes (Shape, Mod, Div, Where, Concat) is
+known where a Reshape, Resize or Pad reads it; ONNX Runtime's symbolic inference stops at Mod.
+
+A size that is up to the data (NonZero) stays unknown. A small tensor that holds such a size is
+carried in several versions, with other numbers in place of what is unknown; what comes out alike
+in all versions is known, the rest is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.shape_inference import infer_node_outputs
+
+from pipeline.errors import PipelineError
+from pipeline.graph.sizes.bodies import BODIES, add_weights
+from pipeline.graph.sizes.carried import (
+    SMALL,
+    Carried,
+    Sizes,
+    Types,
+    Value,
+    body_key,
+    common,
+    element_count,
+    known_dims,
+    settled,
+)
+from pipeline.graph.sizes.symbolic import contributed
+
+_UNKNOWN = 1 << 20  # stands for an unknown size in the last version; 0 and 1 in the first two
+_RANDOM = ("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout")
+# functions without an inference of their own
+_LIKE_FIRST = ("GroupNormalization", "MeanVarianceNormalization")
+
+
+class StaticSizes:
+    """Infers the sizes in one model, its functions inlined, at many sizes of its inputs."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._graph = model.graph
+        self._opsets = {_domain(o.domain): o.version for o in model.opset_import}
+        self._imports = [helper.make_opsetid(d, v) for d, v in self._opsets.items()]
+        self._evaluators: dict[bytes, ReferenceEvaluator] = {}
+        self._weights = Sizes()
+        add_weights(self._graph, self._weights)
+        self._numbers = itertools.count(_UNKNOWN)
+
+    def at(self, inputs: Types) -> Sizes:
+        """The sizes with these types of the graph's inputs.
+
+        Raises:
+            PipelineError: the sizes do not fit each other at a node; names it.
+        """
+        self._numbers = itertools.count(_UNKNOWN, 7)
+        sizes = Sizes({**self._weights.types, **inputs}, dict(self._weights.values))
+        self._walk(self._graph, sizes)
+        return sizes
+
+    def _walk(self, graph: onnx.GraphProto, sizes: Sizes) -> None:
+        for node in graph.node:
+            if node.op_type in BODIES and not _domain(node.domain):
+                results = BODIES[node.op_type](node, sizes, self._walk)
+            else:
+                results = self._results(node, sizes)
+            for name, (kind, value) in zip(node.output, results, strict=False):
+                if name and kind is not None:
+                    sizes.types[name] = kind
+                if name and value is not None:
+                    sizes.values[name] = value
+
+    def _results(self, node: onnx.NodeProto, sizes: Sizes) -> Sequence[Carried]:
+        for attribute in node.attribute:
+            if attribute.g.node:
+                sizes.bodies[body_key(node, attribute.name)] = Sizes()  # all in it is unknown
+        types = self._types(node, sizes)
+        if _domain(node.domain):
+            return [(kind, None) for kind in types]
+        if node.op_type in ("Shape", "Size"):
+            return [(types[0], self._shape(node, sizes.types.get(node.input[0])))]
+        return list(zip(types, self._values(node, types, sizes), strict=True))
+
+    def _types(self, node: onnx.NodeProto, sizes: Sizes) -> list[onnx.TypeProto | None]:
+        values = [sizes.values[name] for name in node.input if name in sizes.values]
+        versions = max(map(len, values), default=1)
+        if versions == 1:
+            return self._inferred(node, sizes, 0)
+        found = []
+        for version in range(versions):
+            with contextlib.suppress(PipelineError):  # a number that stands for the unknown
+                found.append(self._inferred(node, sizes, version))
+        if len(found) < 2:
+            return self._inferred(node, sizes, None)
+        return [common(kinds) for kinds in zip(*found, strict=True)]
+
+    def _inferred(
+        self, node: onnx.NodeProto, sizes: Sizes, version: int | None
+    ) -> list[onnx.TypeProto | None]:
+        """With one version of the known values, or without those that have several (None)."""
+        types = {n: sizes.types.get(n, onnx.TypeProto()) for n in node.input if n}
+        data = {}
+        for name in types:
+            value = sizes.values.get(name, ())
+            if len(value) == 1 or (value and version is not None):
+                array = value[(version or 0) % len(value)]
+                if node.op_type == "Range":  # one element will do, whatever its rank
+                    array = array.reshape(array.shape if array.size > 1 else ())
+                data[name] = numpy_helper.from_array(array, name)
+        domain = _domain(node.domain)
+        schema = _schema(node.op_type, self._opsets.get(domain, 1), domain)
+        try:
+            if schema is None:
+                return contributed(node, types, list(data.values()))
+            if node.op_type in _LIKE_FIRST:
+                return [types[node.input[0]]]
+            found = infer_node_outputs(
+                schema, _spelled_out(node), types, data, opset_imports=self._imports
+            )
+        except Exception as error:  # onnx's InferenceError is a RuntimeError, or a ValueError
+            if any(not kind.WhichOneof("value") for kind in types.values()):
+                return [None] * len(node.output)  # it wants the type of what is unknown
+            raise PipelineError(f"{_title(node)}: {_first_line(error)}") from error
+        results = [found.get(name) for name in node.output]
+        if node.op_type == "Reshape":
+            _check_count(node, types[node.input[0]], results[0], version)
+        return results
+
+    def _shape(self, node: onnx.NodeProto, kind: onnx.TypeProto | None) -> Value | None:
+        if kind is None or not kind.tensor_type.HasField("shape"):
+            return None
+        sizes = known_dims(kind)
+        if None in sizes:
+            stand_ins = [next(self._numbers) if n is None else n for n in sizes]
+            versions = [[k if n is None else n for n in sizes] for k in (0, 1)]
+            arrays = [np.array(v, np.int64) for v in (*versions, stand_ins)]
+        else:
+            arrays = [np.array(sizes, np.int64)]
+        if node.op_type == "Size":
+            return settled([a.prod(dtype=np.int64) for a in arrays])
+        ends = {a.name: a.i for a in node.attribute}
+        return settled([a[ends.get("start", 0) : ends.get("end", len(sizes))] for a in arrays])
+
+    def _values(
+        self, node: onnx.NodeProto, types: Sequence[onnx.TypeProto | None], sizes: Sizes
+    ) -> Sequence[Value | None]:
+        nothing = [None] * len(node.output)
+        known = [sizes.values.get(name) for name in node.input if name]
+        if any(value is None for value in known) or node.op_type.startswith(_RANDOM):
+            return nothing
+        if (not known and node.op_type != "Constant") or not all(map(_small, types)):
+            return nothing
+        versions = max((len(value) for value in known if value), default=1)
+        runs = []
+        for version in range(versions):
+            feed = {n: v[version % len(v)] for n, v in sizes.values.items() if n in node.input}
+            try:
+                with np.errstate(all="ignore"):
+                    runs.append(self._evaluator(node).run(None, feed))
+            except Exception:  # an op or a type that the reference does not know: no value
+                return nothing
+        values = [settled(versions) for versions in zip(*runs, strict=True)]
+        named = dict(zip((name for name in node.output if name), values, strict=False))
+        pairs = ((named.get(name), kind) for name, kind in zip(node.output, types, strict=True))
+        return [value if _fits(value, kind) else None for value, kind in pairs]
+
+    def _evaluator(self, node: onnx.NodeProto) -> ReferenceEvaluator:
+        key = node.SerializeToString()
+        if key not in self._evaluators:
+            names = [onnx.ValueInfoProto(name=n) for n in dict.fromkeys(node.input) if n]
+            results = [onnx.ValueInfoProto(name=n) for n in node.output if n]
+            graph = helper.make_graph([node], "node", names, results)
+            model = helper.make_model(graph, opset_imports=self._imports)
+            self._evaluators[key] = ReferenceEvaluator(model)
+        return self._evaluators[key]
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+@cache
+def _schema(op: str, version: int, domain: str) -> Any:
+    return onnx.defs.get_schema(op, version, domain) if onnx.defs.has(op, version, domain) else None
+
+
+def _spelled_out(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A STFT with its default: onnx 1.23 infers the size of ``onesided=0`` if it is left out."""
+    if node.op_type != "STFT" or any(a.name == "onesided" for a in node.attribute):
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.attribute.append(helper.make_attribute("onesided", 1))
+    return copy
+
+
+def _title(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name or ', '.join(node.output)!r}"
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].removeprefix("[ShapeInferenceError] ")
+
+
+def _small(kind: onnx.TypeProto | None) -> bool:
+    count = element_count(kind) if kind is not None and kind.tensor_type.elem_type else None
+    return count is not None and count <= SMALL
+
+
+def _fits(value: Value | None, kind: onnx.TypeProto | None) -> bool:
+    """False for a result that the reference computes in another type or shape than inferred."""
+    if value is None or kind is None:
+        return False
+    array, tensor = value[0], kind.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    return array.dtype == dtype and list(array.shape) == known_dims(kind)
+
+
+def _check_count(
+    node: onnx.NodeProto, source: onnx.TypeProto, result: onnx.TypeProto | None, version: int | None
+) -> None:
+    """onnx infers the result of a Reshape without holding its elements against the input's."""
+    if version or result is None:
+        return
+    have, want = element_count(source), element_count(result)
+    if None not in (have, want) and have != want:
+        raise PipelineError(f"{_title(node)}: {have} elements do not fit into {known_dims(result)}")

@@ -1,0 +1,63 @@
+"""Whether a GPU here can run what a target builds, asked of the driver itself.
+
+The driver library is asked directly, so that neither torch nor a working TensorRT runtime is
+needed to know. Source: CUDA Driver API (cuInit, cuDeviceGetCount, cuDeviceGetAttribute).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from pipeline.machine.target import Target
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+# What an engine of TensorRT-RTX 1.7 can be loaded on (NVIDIA's support matrix; an H200, 9.0,
+# was refused)
+_RTX_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The first GPU: its name and compute capability."""
+
+    name: str
+    capability: tuple[int, int]
+
+
+def find_gpu() -> Gpu | str:
+    """The first GPU, or in words why there is none."""
+    for library in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            cuda = ctypes.CDLL(library)
+            break
+        except OSError:
+            continue
+    else:
+        return "no NVIDIA driver is installed here"
+    code = cuda.cuInit(0)
+    if code:
+        return f"the NVIDIA driver does not start here (cuInit gives {code})"
+    device, count = ctypes.c_int(), ctypes.c_int()
+    if cuda.cuDeviceGetCount(ctypes.byref(count)) or count.value == 0:
+        return "the NVIDIA driver sees no GPU here"
+    cuda.cuDeviceGet(ctypes.byref(device), 0)
+    name = ctypes.create_string_buffer(100)
+    cuda.cuDeviceGetName(name, len(name), device)
+    numbers = []
+    for attribute in (_MAJOR, _MINOR):
+        number = ctypes.c_int()
+        cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+        numbers.append(number.value)
+    return Gpu(name.value.decode(errors="replace"), (numbers[0], numbers[1]))
+
+
+def why_not(target: Target, gpu: Gpu | None = None) -> str:
+    """Why the GPU (the first one here) can't run the target's engines; empty where it can."""
+    found = gpu or find_gpu()
+    if isinstance(found, str):
+        return found
+    if target.flavour == "tensorrt_rtx" and found.capability not in _RTX_CAPABILITIES:
+        major, minor = found.capability
+        return f"TensorRT-RTX does not run on {found.name} (compute capability {major}.{minor})"
+    return ""

@@ -1,0 +1,250 @@
+"""What a module asks of two dims together: that they are equal, or a bound on their product."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from pipeline.probe.rules import Rule
+from pipeline.probe.runs import Refusal, Runs, legal_range
+from pipeline.spec.dims import SizeRule
+
+_SIDE = 6  # sizes of each of two dims that are tried with each other
+_COMBINATIONS = 16
+_LARGEST_MODULUS = 256
+_EQUAL = 4  # equal sizes that run where others do and do not
+_ROUND = 6  # products that are tried for being a bound
+
+
+def depends(
+    runs: Runs, base: Mapping[str, int], name: str, size: int, values: Mapping[str, Sequence[int]]
+) -> list[str]:
+    """The other dims of which one size or another makes `size` run, which fails at the base.
+
+    Args:
+        runs: the module.
+        base: sizes of all dims at which it runs.
+        name: the dim.
+        size: its size, which is refused with the others at the base.
+        values: other sizes to try, by dim.
+    """
+    others = [n for n in values if n != name]
+    for other in others:
+        near = [size, size + base[other] - base[name]]
+        if base[name]:
+            near.append(size * base[other] // base[name])
+        for n in dict.fromkeys([*near, *values[other]]):
+            if runs.takes({**base, name: size, other: n}):
+                return [other]
+    if len(others) > 1:  # a cube: all have to be equal
+        for some in (
+            o for k in range(2, len(others) + 1) for o in itertools.combinations(others, k)
+        ):
+            if runs.takes({**base, name: size, **dict.fromkeys(some, size)}):
+                return list(some)
+    return []
+
+
+def combinations(
+    runs: Runs, base: Mapping[str, int], taken: Mapping[str, Sequence[int]]
+) -> list[tuple[str, ...]]:
+    """The sets of dims whose sizes, each taken alone, fail together."""
+    seed = np.random.default_rng(0)
+    names = list(taken)
+    every = [{n: taken[n][-1] for n in names}, {n: taken[n][0] for n in names}]
+    every += [{n: taken[n][-(k == m)] for k, n in enumerate(names)} for m in range(len(names))]
+    every += [
+        # more small ones, for these take less time to run
+        {n: taken[n][int(seed.random() ** 3 * len(taken[n]))] for n in names}
+        for _ in range(_COMBINATIONS)
+    ]
+    found: list[tuple[str, ...]] = []
+    for sizes in every:
+        full = {**base, **sizes}
+        if runs.takes(full) is not False:
+            continue
+        involved = tuple(names)
+        for name in names:  # leaves out each dim that can be at its base without a difference
+            fewer = tuple(n for n in involved if n != name)
+            if runs.takes({**base, **{n: full[n] for n in fewer}}) is False:
+                involved = fewer
+        if len(involved) > 1 and involved not in found:
+            found.append(involved)
+    return found
+
+
+def equal_rules(runs: Runs, base: Mapping[str, int], group: Sequence[str]) -> list[Rule]:
+    """That three dims or more are equal, if sizes other than the base's run only so."""
+    a, *others = group
+    sizes = [n for n in _few(legal_range(runs.dims[a])) if n != base[a]]
+    ran = [n for n in sizes if runs.takes({**base, **dict.fromkeys(group, n)})]
+    told = [runs.refused.get(runs.key({**base, a: n})) for n in (*ran, *sizes)]
+    refused = next((refusal for refusal in told if refusal is not None), None)
+    if not ran or refused is None:
+        return []
+    names = " and ".join(group)
+    return [
+        Rule(
+            a,
+            f"{other} must equal {a}: {a}={refused.sizes[a]} with the others at {base[other]} "
+            f"fails: {refused.error}",
+            f"one Dim for {names}",
+            None,
+            refused.line,
+            f"{a} == {other}",
+        )
+        for other in others
+    ]
+
+
+def joint_rule(
+    runs: Runs, base: Mapping[str, int], pair: tuple[str, str], values: Mapping[str, Sequence[int]]
+) -> Rule:
+    """The rule that two dims keep together, the others held at the base."""
+    a, b = pair
+    few = {}
+    for n in pair:
+        near = (base[n] * k // 4 for k in (1, 2, 8, 12, 16))  # multiples that it may have to be of
+        few[n] = sorted({*_few(values[n]), *(size for size in near if size in values[n])})
+    for x, y in itertools.product(few[a], few[b]):
+        runs.takes({**base, a: x, b: y})
+    _along_lines(runs, base, pair, few)
+    _try_products(runs, base, pair)
+    good, bad = _points(runs, base, pair)
+    text = next(_separating(a, b, good, bad), "")
+    if not text and len(good) >= _EQUAL and all(x == y for x, y in good):
+        text = f"{a} == {b}"  # what fails though it is equal, fails for another reason
+    refused = _refusal(runs, base, pair, bad)
+    why = f": {a}={refused.sizes[a]}, {b}={refused.sizes[b]} fails: {refused.error}"
+    if text in (f"{a} == {b}", f"{b} == {a}"):
+        words, declare = f"{b} must equal {a}", f"one Dim for both {a} and {b}"
+    elif text:
+        words, declare = f"{text} must hold", f'rules=("{text}",)'
+    else:
+        words = f"{a} and {b} depend on each other ({len(good)} of the {len(good) + len(bad)} "
+        words += f"pairs that were tried run, {a}={good[0][0]}, {b}={good[0][1]} among them)"
+        declare = f"ranges of {a} and {b} of which every pair runs: no Dim says it"
+        equal = [x for x, y in good if x == y]
+        rare = len(good) - len(equal) < len(bad) / 2
+        if len(equal) >= _EQUAL and rare and all(x < min(equal) for x, y in bad if x == y):
+            words += "; equal sizes run"
+            declare, text = f"one Dim for both {a} and {b}", f"{a} == {b}"
+    return Rule(a, words + why, declare, None, refused.line, text)
+
+
+def _few(sizes: Sequence[int]) -> list[int]:
+    picked = {round(k * (len(sizes) - 1) / (_SIDE - 1)) for k in range(_SIDE)}
+    return [sizes[k] for k in sorted(picked)]
+
+
+def _along_lines(
+    runs: Runs, base: Mapping[str, int], pair: tuple[str, str], few: Mapping[str, Sequence[int]]
+) -> None:
+    """Tries equal sizes and the base's ratio, and finds the border along each line of the grid."""
+    a, b = pair
+    for x in dict.fromkeys([*few[a], *few[b]]):
+        for y in dict.fromkeys((x, x + base[b] - base[a], x * base[b] // max(base[a], 1))):
+            runs.takes({**base, a: x, b: y})
+    for x in few[a]:
+        line = [n for n in few[b] if runs.takes({**base, a: x, b: n}) is not None]
+        for low, high in itertools.pairwise(line):
+            _border(runs, {**base, a: x}, b, low, high)
+
+
+def _border(runs: Runs, sizes: Mapping[str, int], name: str, low: int, high: int) -> None:
+    first = runs.takes({**sizes, name: low})
+    legal = legal_range(runs.dims[name])
+    i, j = legal.index(low), legal.index(high)
+    if first is runs.takes({**sizes, name: high}):
+        return
+    while j - i > 1:
+        result = runs.takes({**sizes, name: legal[(i + j) // 2]})
+        if result is None:
+            return
+        i, j = ((i + j) // 2, j) if result is first else (i, (i + j) // 2)
+
+
+def _points(
+    runs: Runs, base: Mapping[str, int], pair: tuple[str, str]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The pairs of sizes that ran and that failed, the other dims at the base."""
+    names = list(runs.dims)
+    a, b = (names.index(n) for n in pair)
+    found: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+    for key, ok in runs.results.items():
+        if all(n in pair or key[k] == base[n] for k, n in enumerate(names)):
+            found[not ok].append((key[a], key[b]))
+    return found
+
+
+def _separating(
+    a: str, b: str, good: Sequence[tuple[int, int]], bad: Sequence[tuple[int, int]]
+) -> Iterator[str]:
+    """Texts of rules that all that ran keep, and all that failed break."""
+    for text in _candidates(a, b, np.array(good), np.array(bad)):
+        rule = SizeRule(text)
+        if all(rule.kept({a: x, b: y}) for x, y in good) and not any(
+            rule.kept({a: x, b: y}) for x, y in bad
+        ):
+            yield text
+
+
+def _candidates(a: str, b: str, good: np.ndarray, bad: np.ndarray) -> Iterator[str]:
+    """The rules of two dims that are thought of, simple ones first; their numbers from what ran."""
+    yield f"{a} == {b}"
+    (x, y), (u, v) = good.T, bad.T
+    yield f"{a} == {b} + {x[0] - y[0]}" if x[0] > y[0] else f"{b} == {a} + {y[0] - x[0]}"
+    for n in range(2, 9):
+        yield f"{a} == {n}*{b}"
+        yield f"{b} == {n}*{a}"
+    for p, q in ((a, b), (b, a)):
+        yield f"{p} <= {q}"
+        yield f"{p} < {q}"
+        for n in range(2, 9):
+            yield f"{p} <= {n}*{q}"
+            yield f"{p} < {n}*{q}"
+    for text, ran, failed in (
+        (f"{a} + {b}", x + y, u + v), (f"{a}*{b}", x * y, u * v), (f"{a} - {b}", x - y, u - v),
+    ):  # fmt: skip
+        if ran.max() < failed.min():
+            yield f"{text} <= {ran.max()}"
+        if ran.min() > failed.max():
+            yield f"{text} >= {ran.min()}"
+        modulus = math.gcd(*(int(n - ran[0]) for n in ran))
+        if 2 <= modulus <= _LARGEST_MODULUS:
+            yield f"({text}) % {modulus} == {ran[0] % modulus}"
+
+
+def _try_products(runs: Runs, base: Mapping[str, int], pair: tuple[str, str]) -> None:
+    """Where the product of two dims may be bounded: tries round products between what ran and
+    what failed, since a bound is rather 10000 than 9999."""
+    a, b = pair
+    good, bad = _points(runs, base, pair)
+    if not good or not bad:
+        return
+    low, high = max(x * y for x, y in good), min(x * y for x, y in bad)
+    tried = 0
+    for unit in sorted((p**n for p in (2, 10) for n in range(1, 25)), reverse=True):
+        product = (high - 1) // unit * unit
+        if product <= low or tried == _ROUND:
+            continue
+        for x in sorted(legal_range(runs.dims[a]), key=lambda n: abs(n - math.sqrt(product))):
+            sizes = {**base, a: x, b: product // max(x, 1)}
+            if x and product % x == 0 and runs.legal(sizes):
+                tried += 1
+                if runs.takes(sizes) is False:
+                    high = product
+                else:
+                    low = product
+                break
+
+
+def _refusal(
+    runs: Runs, base: Mapping[str, int], pair: tuple[str, str], bad: Sequence[tuple[int, int]]
+) -> Refusal:
+    a, b = pair
+    x, y = min(bad, key=lambda p: (abs(p[0] - base[a]) + abs(p[1] - base[b]), p))
+    return runs.refused[runs.key({**base, a: x, b: y})]

@@ -1,0 +1,353 @@
+"""What sizes a model really takes, found by running it, without torch.export.
+
+torch.export tells a rule only where the model's code or an operator's meta function makes a guard
+of it; of a check in Python, a table's length or a kernel's own condition it may say nothing, or
+crash. So each dim is tried at its range's ends, at runs of consecutive sizes and over the range,
+the others held at sizes where the module runs; then dims are tried together.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pipeline.probe.eager import examples
+from pipeline.probe.joint import combinations, depends, equal_rules, joint_rule
+from pipeline.probe.rules import Rule, fitted
+from pipeline.probe.runs import Refusal, Runs, Way, legal_range
+from pipeline.probe.search import Search
+from pipeline.spec.dims import Dim
+from pipeline.spec.tensors import Input
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Probe", "Probed", "Refusal", "probe", "probe_way"]
+
+_ROUND = (64, 32, 16, 8, 4, 2)
+# sizes that image models are made for
+_COMMON = (
+    224, 256, 64, 128, 512, 96, 192, 384, 32, 320, 299, 160, 112, 240, 288, 336, 448, 518, 640,
+    768, 1024, 48, 16, 33, 65, 129, 257, 31, 63, 127, 255,
+)  # fmt: skip
+_SMALL = (128, 96)  # where 64 is too small
+_BATCHES = (1, 2, 4, 8, 16, 3, 6, 5, 10, 12, 32)
+_BATCHED = 6  # sizes that each of these batches is tried with
+_LISTED = 6  # sizes that a message lists
+_JOINT_ROUNDS = 2  # rules of several dims may hide others
+_RETRIED = 3  # refused sizes at which the other dims are changed
+_FEW = 0.1  # of the sizes that run: so many may be given up for a rule that a Dim says
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found of one dim.
+
+    Args:
+        dim: the dim as it was declared.
+        taken: its sizes that ran, the others held.
+        refused: its sizes that failed, with the model's own error.
+        rule: the narrower dim; None if every size that was tried runs.
+    """
+
+    dim: Dim
+    taken: tuple[int, ...]
+    refused: tuple[Refusal, ...]
+    rule: Rule | None
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What was found of a module.
+
+    Args:
+        base: sizes of all dims at which it runs; None if it ran nowhere.
+        probes: one for each dynamic dim; none if it ran nowhere.
+        joint: what dims have to keep together; no Dim says it.
+        tried: how many sets of sizes were tried.
+        with_values: how many of them with values, the others as shapes alone.
+        seconds: how long it took.
+        complete: False if the time was over before everything was tried.
+    """
+
+    base: Mapping[str, int] | None
+    probes: tuple[Probe, ...]
+    joint: tuple[Rule, ...]
+    tried: int
+    with_values: int
+    seconds: float
+    complete: bool
+
+    @property
+    def rules(self) -> list[Rule]:
+        """Those of single dims, then those of several."""
+        return [p.rule for p in self.probes if p.rule is not None] + list(self.joint)
+
+    @property
+    def words(self) -> str:
+        """What was tried, in one line."""
+        alone = self.tried - self.with_values
+        text = f"{self.tried} sets of sizes tried in {self.seconds:.1f} s"
+        text += f", {alone} of them as shapes alone" if alone else ""
+        text += "" if self.complete else ", the time was over before all were"
+        return text if self.rules else f"every size that was tried runs: {text}"
+
+
+def probe(
+    inputs: Sequence[Input],
+    module: torch.nn.Module,
+    seed: int,
+    rules: Sequence[str] = (),
+    budget_seconds: float = 20.0,
+) -> Probed:
+    """Finds what sizes a module takes, by running it.
+
+    Args:
+        inputs: in the order of the module's arguments.
+        module: called with one tensor an input.
+        seed: for the inputs' values.
+        rules: what the sizes have to keep together; sizes that break one are not tried.
+        budget_seconds: about how long it may take.
+    """
+    import torch
+
+    from pipeline.probe.torch_runner import TorchWay
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small inputs: more threads only wait for each other
+    try:
+        return probe_way(inputs, TorchWay(inputs, module, seed), rules, budget_seconds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def probe_way(
+    inputs: Sequence[Input], way: Way, rules: Sequence[str], budget_seconds: float
+) -> Probed:
+    """`probe` for a model that is run another way."""
+    runs = Runs(inputs, way, rules, budget_seconds)
+    dims = {name: dim for name, dim in runs.dims.items() if not dim.static}
+    runs.share(0.4)
+    base = _base(runs, dims)
+    if base is None:
+        return _done(runs, None, (), _nowhere(runs, dims))
+    searches: dict[str, Search] = {}
+    for k, (name, dim) in enumerate(dims.items()):
+        runs.share(0.8 / (len(dims) - k + 1))
+        searches[name] = _searched(runs, dim, base)
+    unsettled = [name for name, search in searches.items() if search.bad and not search.settled]
+    for k, name in enumerate(unsettled):  # what was tried is not run again
+        runs.share(0.9 / (len(unsettled) - k))
+        searches[name] = _searched(runs, dims[name], base)
+    runs.share(1.0)
+    joint: list[Rule] = []
+    vague: set[str] = set()
+    for _ in range(_JOINT_ROUNDS):
+        found = _joint(runs, dims, base, searches)
+        joint += found.values()
+        runs.rules = (*runs.rules, *(rule.size_rule for rule in found.values() if rule.size_rule))
+        for name in {n for names in found for n in names}:
+            searches[name] = _searched(runs, dims[name], base, _tied(name, joint))
+        vague |= {n for names, rule in found.items() for n in names if not rule.size_rule}
+        if vague:
+            break
+    probes = []
+    for name, dim in dims.items():
+        search, tied = searches[name], _tied(name, joint)
+        refused = tuple(
+            runs.refused[runs.key({**base, name: n, **dict.fromkeys(tied, n)})] for n in search.bad
+        )
+        rule = None if name in vague else _rule(dim, search, refused)
+        probes.append(Probe(dim, tuple(search.good), refused, rule))
+    return _done(runs, base, tuple(probes), joint)
+
+
+def _done(
+    runs: Runs, base: Mapping[str, int] | None, probes: tuple[Probe, ...], joint: Sequence[Rule]
+) -> Probed:
+    return Probed(
+        base, probes, tuple(joint), len(runs.results), runs.with_values, runs.seconds,
+        not runs.out_of_time,
+    )  # fmt: skip
+
+
+def _searched(runs: Runs, dim: Dim, base: Mapping[str, int], equal: Sequence[str] = ()) -> Search:
+    """The search over one dim, the dims `equal` always of its size, the others at the base."""
+
+    def takes(size: int) -> bool | None:
+        return runs.takes({**base, dim.name: size, **dict.fromkeys(equal, size)})
+
+    search = Search(legal_range(dim), base[dim.name], takes, lambda: runs.ended)
+    search.explore()
+    return search
+
+
+def _base(runs: Runs, dims: Mapping[str, Dim]) -> dict[str, int] | None:
+    """Sizes at which the module runs: with values if it can be told so, else by shapes alone."""
+    late = []
+    for sizes in _candidates(runs, dims):
+        if not runs.affordable(sizes):
+            late.append(sizes)
+        elif runs.takes(sizes):
+            return sizes
+        if runs.ended:
+            break
+    runs.share(0.5)
+    return next((sizes for sizes in late if runs.takes(sizes)), None)
+
+
+def _candidates(runs: Runs, dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]:
+    """Sets of sizes at which the module may run, likely and small ones first."""
+    opts = {name: dim.opt for name, dim in runs.dims.items()}
+    small = {n: next((k for k in legal_range(d)[:3] if k > 1), d.min) for n, d in dims.items()}
+    first = {i.shape[0].name for i in runs.inputs if i.shape and isinstance(i.shape[0], Dim)}
+    batches = [n for n in dims if n in first]
+    rest = [n for n in dims if n not in first] or batches
+    few = {**opts, **{n: small[n] for n in batches if rest is not batches}}
+    every = [{**few, **{n: _near(dims[n], k, 64) for n in rest}} for k in _ROUND]
+    every += [{**few, **dict.fromkeys(rest, k)} for k in _SMALL]
+    every += [few, opts]
+    every += [{**few, **{n: _near(dims[n], k, dims[n].opt) for n in rest}} for k in _ROUND]
+    every += [{**few, **dict.fromkeys(rest, k)} for k in _COMMON]
+    every += examples(runs.inputs, runs.rules)
+    every += [{name: getattr(dim, at) for name, dim in runs.dims.items()} for at in ("min", "max")]
+    batched = [
+        {**sizes, **dict.fromkeys(batches, n)}
+        for sizes in (opts, *every[:_BATCHED], *every[-2:])
+        for n in _BATCHES
+        if batches
+    ]
+    seen: set[tuple[int, ...]] = set()
+
+    def fresh(sizes: Mapping[str, int]) -> bool:
+        key = runs.key(sizes)
+        new = key not in seen and runs.legal(sizes)
+        seen.add(key)
+        return new
+
+    for k, sizes in enumerate(every + batched):
+        if not fresh(sizes):
+            continue
+        yield sizes
+        if k < len(_ROUND) + len(_SMALL):
+            continue
+        told = runs.refused.get(runs.key(sizes))
+        for number in dict.fromkeys(map(int, re.findall(r"\d+", told.error if told else ""))):
+            asked = {**sizes, **dict.fromkeys(rest, number)}  # "Expected size 224"
+            if fresh(asked):
+                yield asked
+
+
+def _near(dim: Dim, multiple: int, wanted: int) -> int:
+    """The multiple nearest to a size that is legal to the dim; its opt if there is none."""
+    low, high = -(-dim.min // multiple) * multiple, dim.max // multiple * multiple
+    size = min(max(round(wanted / multiple) * multiple, low), high)
+    return size if size in legal_range(dim) else dim.opt
+
+
+def _nowhere(runs: Runs, dims: Mapping[str, Dim]) -> list[Rule]:
+    first = next(iter(runs.refused.values()), None)
+    if first is None:
+        return []
+    at = ", ".join(f"{name}={size}" for name, size in first.sizes.items())
+    words = (
+        f"the model runs at none of the {len(runs.results)} sets of sizes that were tried: "
+        f"at {at}: {first.error}"
+    )
+    name = next(iter(dims), next(iter(runs.dims)))
+    return [Rule(name, words, "ranges that hold a size that it takes", None, first.line)]
+
+
+def _joint(
+    runs: Runs, dims: Mapping[str, Dim], base: Mapping[str, int], searches: dict[str, Search]
+) -> dict[tuple[str, ...], Rule]:
+    """What dims have to keep together, by the dims."""
+    if len(dims) < 2:
+        return {}
+    taken = {n: s.run() for n, s in searches.items()}
+    values = {
+        n: list(dict.fromkeys((run[0], run[-1], run[len(run) // 2], dims[n].opt)))
+        for n, run in taken.items()
+    }
+    groups: list[tuple[str, ...]] = []
+    for name, search in searches.items():
+        border = [search.low - search.step, search.high + search.step]
+        sizes = [n for n in border if n in search.bad]
+        sizes += sorted(search.bad, key=lambda n: abs(n - base[name]))[:_RETRIED]
+        # these keep what multiples the dims also have to be of
+        sizes += sorted(search.bad, key=lambda n: -math.gcd(n, base[name]))[:_RETRIED]
+        for size in dict.fromkeys(sizes):
+            if others := depends(runs, base, name, size, values):
+                groups.append((name, *others))
+                break
+    groups = groups or combinations(runs, base, taken)
+    found: dict[tuple[str, ...], Rule] = {}
+    for group in groups:
+        if len(group) > 2 and (equal := equal_rules(runs, base, group)):
+            return {(group[0], *rule.size_rule.split(" == ")[1:]): rule for rule in equal}
+        for other in group[1:]:
+            first, second = (n for n in dims if n in (group[0], other))
+            if (first, second) not in found:
+                legal = {n: legal_range(dims[n]) for n in (first, second)}
+                found[first, second] = joint_rule(runs, base, (first, second), legal)
+    return found
+
+
+def _tied(name: str, joint: Sequence[Rule]) -> list[str]:
+    """The dims that must equal this one."""
+    group = {name}
+    for _ in joint:
+        for rule in joint:
+            left, equal, right = rule.size_rule.partition(" == ")
+            if equal and left.isidentifier() and right.isidentifier() and group & {left, right}:
+                group |= {left, right}
+    return sorted(group - {name})
+
+
+def _rule(dim: Dim, search: Search, refused: Sequence[Refusal]) -> Rule | None:
+    """The rule behind the sizes that one dim takes."""
+    if not search.bad:
+        return None
+    name, outside = dim.name, search.outside()
+    told = min(refused, key=lambda r: abs(r.sizes[name] - search.base))
+    why = f": {name}={told.sizes[name]} fails: {told.error}"
+    if not search.settled:
+        words = (
+            f"{name} can't be {_listed(search.bad)}{why}; the time was over before a rule was found"
+        )
+        return Rule(name, words, "a smaller range, or more time to try sizes", None, told.line)
+    if len(outside) <= max(1, _FEW * len(search.good)):
+        rule = fitted(dim, search.run(), "")
+        also = f" (though {_listed(outside)} runs too)" if outside else ""
+        return replace(rule, words=f"{rule.words}{also}{why}", line=told.line)
+    if found := search.residues():
+        return _residue_rule(dim, *found, why, told.line)
+    words = (
+        f"{name} can't be {_listed(search.bad)}: {len(search.bad)} of the {len(search.tested)} "
+        f"sizes that were tried fail"
+    )
+    return Rule(name, words + why, f"sizes of {name} that run: no Dim says it", None, told.line)
+
+
+def _residue_rule(dim: Dim, modulus: int, a: int, b: int, why: str, line: str) -> Rule:
+    """The rule that ``dim % modulus`` is not in a..b (round the end where a > b)."""
+    name, failing = dim.name, (b - a) % modulus + 1
+    first = (b + 1) % modulus  # of the residues that run
+    shifted = f"({name} + {modulus - first}) % {modulus}" if first else f"{name} % {modulus}"
+    text = f"{shifted} < {modulus - failing}"
+    if failing == 1:
+        text = f"{name} % {modulus} != {a}"
+    words, declare, refined = f"{text} must hold{why}", f'rules=("{text}",)', None
+    if 2 * failing > modulus:  # most fail: a step is near enough
+        kept = 0 if (-first) % modulus < modulus - failing else first
+        good = [n for n in legal_range(dim) if n % modulus == kept]
+        rule = fitted(dim, good, "")
+        refined, declare = rule.refined, f"{rule.declare}, or {declare}"
+    return Rule(name, words, declare, refined, line, text)
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes[:_LISTED])) + (", ..." if len(sizes) > _LISTED else "")

@@ -1,0 +1,180 @@
+"""Whether a model runs at given sizes, told with values or by shapes, in bounded time.
+
+How it is run is a `Way`: a torch module's is in `pipeline.probe.torch_runner`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.errors import InputError
+from pipeline.probe.eager import dims_of, elements
+from pipeline.spec.dims import Dim, kept_rules, shape_at
+from pipeline.spec.tensors import Input
+
+_FIRST = 1 << 19  # elements of the inputs up to which the first run is one with values
+_CHECKED = 3  # kinds of refusals that are held against the shapes alone
+_LONG = 1 / 80  # of the time: a longer run than that goes by shapes alone
+_NO_MEMORY = re.compile("bad_alloc|allocate memory|out of memory|BFCArena", re.IGNORECASE)
+_LONGEST = 160  # characters of a model's error
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Sizes at which the model fails.
+
+    Args:
+        sizes: of all dims.
+        error: the first line of the model's error.
+        line: ``file:line in function: code`` of the model.
+    """
+
+    sizes: Mapping[str, int]
+    error: str
+    line: str
+
+
+class Way(Protocol):
+    """How a model is run at sizes."""
+
+    def run(self, sizes: Mapping[str, int]) -> None:
+        """Runs it with values; raises what it raises where it does not take the sizes."""
+
+    def shapes(self, sizes: Mapping[str, int]) -> bool | Refusal | None:
+        """True if the shapes alone go through; None if that can't be told."""
+
+    def line(self, error: Exception) -> str:
+        """The line of the model that an error comes from; an empty text if that can't be told."""
+
+
+def legal_range(dim: Dim) -> range:
+    """The legal sizes of a dim."""
+    return range(dim.min, dim.max + 1, dim.multiple_of)
+
+
+class Runs:
+    """Runs a model at sizes, each set of sizes once, until the time is over.
+
+    A run with values is what counts. Where it would take too long (its time is taken to grow
+    with the square of the inputs' elements), the inputs go through as shapes without values, as
+    long as that has told the same wherever both were tried.
+
+    Args:
+        inputs: the model's inputs, in order.
+        way: how it is run.
+        rules: what the sizes have to keep together; others are not tried.
+        seconds: after these, nothing more is tried.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Input],
+        way: Way,
+        rules: Sequence[str],
+        seconds: float,
+    ) -> None:
+        self.inputs, self.dims, self.rules = inputs, dims_of(inputs), rules
+        self.results: dict[tuple[int, ...], bool] = {}
+        self.refused: dict[tuple[int, ...], Refusal] = {}
+        self.with_values = 0
+        self.out_of_time = False
+        self._way, self._seconds = way, seconds
+        self._begin = time.perf_counter()
+        self._until = self._begin + seconds
+        self._costs: list[tuple[int, float]] = []
+        self._shapes_tell = True  # shapes without values tell what values tell
+        self._shapes_checked = False
+        self._checked: set[str] = set()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._begin
+
+    @property
+    def ended(self) -> bool:
+        """True if the time of the present share is over."""
+        return time.perf_counter() > self._until
+
+    def share(self, part: float) -> None:
+        """Lets the next runs use this part of the time that is left."""
+        now, end = time.perf_counter(), self._begin + self._seconds
+        self._until = now + max(end - now, 0.0) * part
+
+    def key(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(sizes[name] for name in self.dims)
+
+    def legal(self, sizes: Mapping[str, int]) -> bool:
+        """True if the sizes are those of the dims and keep the rules."""
+        if any(sizes[n] not in legal_range(dim) for n, dim in self.dims.items()):
+            return False
+        try:
+            shapes = [shape_at(i.shape, sizes) for i in self.inputs]
+        except InputError:  # an expression that is no whole number there
+            return False
+        return kept_rules(self.rules, sizes) and all(n >= 0 for s in shapes for n in s)
+
+    def takes(self, sizes: Mapping[str, int]) -> bool | None:
+        """True if the model runs at these sizes; None if that can't be told, or not in time."""
+        key = self.key(sizes)
+        if not self.legal(sizes):
+            return None
+        if key in self.results:
+            return self.results[key]
+        if self.ended:
+            self.out_of_time = True
+            return None
+        result = self._with_values(sizes) if self.affordable(sizes) else self._by_shapes(sizes)
+        if result is not None:
+            self.results[key] = result
+        return result
+
+    def affordable(self, sizes: Mapping[str, int]) -> bool:
+        """True if a run with values is not too long."""
+        count = elements(self.inputs, sizes)
+        if not self._costs:
+            return count <= _FIRST
+        likely = min(s * max(1.0, count / n) ** 2 for n, s in self._costs)
+        return count <= self._costs[0][0] or likely <= max(self._seconds * _LONG, 0.05)
+
+    def _with_values(self, sizes: Mapping[str, int]) -> bool | None:
+        begin = time.perf_counter()
+        try:
+            self._way.run(sizes)
+        except MemoryError:
+            return None
+        except Exception as error:
+            if _NO_MEMORY.search(str(error)):
+                return None
+            self.refused[self.key(sizes)] = refusal(sizes, error, self._way.line(error))
+            # only some refusals are in the shapes: an index out of a table is not
+            kind = re.sub(r"\d+", "", self.refused[self.key(sizes)].error)
+            if self._shapes_tell and kind not in self._checked and len(self._checked) < _CHECKED:
+                self._checked.add(kind)
+                self._shapes_tell = self._way.shapes(sizes) is not True
+            self.with_values += 1
+            return False
+        self.with_values += 1
+        self._costs.append((max(elements(self.inputs, sizes), 1), time.perf_counter() - begin))
+        if not self._shapes_checked:
+            self._shapes_checked = True
+            self._shapes_tell = self._shapes_tell and self._way.shapes(sizes) is True
+        return True
+
+    def _by_shapes(self, sizes: Mapping[str, int]) -> bool | None:
+        if not self._shapes_tell:
+            return None
+        result = self._way.shapes(sizes)
+        if isinstance(result, Refusal):
+            self.refused[self.key(sizes)] = result
+        return None if result is None else result is True
+
+
+def refusal(sizes: Mapping[str, int], error: Exception, line: str) -> Refusal:
+    """What the model said, and where."""
+    first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    first = first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."
+    return Refusal(dict(sizes), first, line)

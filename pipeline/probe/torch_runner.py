@@ -1,0 +1,70 @@
+"""How a torch module is run at sizes, for `probe.probe`: with values, or as shapes alone."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pipeline.probe.eager import example_args, quiet, untouched
+from pipeline.probe.rules import model_line
+from pipeline.probe.runs import Refusal, refusal
+from pipeline.spec.dims import shape_at
+from pipeline.spec.tensors import Input
+
+_TORCH = str(Path(torch.__file__).parent)
+# what FakeTensorMode can't tell, which says nothing about the model
+_NOT_TOLD = tuple(
+    getattr(fake_tensor, name)
+    for name in (
+        "DataDependentOutputException",
+        "DynamicOutputShapeException",
+        "UnsupportedFakeTensorException",
+        "UnsupportedOperatorException",
+    )
+    if hasattr(fake_tensor, name)
+)
+
+
+class TorchWay:
+    """Runs a torch module; see `pipeline.probe.runs.Way`.
+
+    Args:
+        inputs: the module's inputs, in order.
+        module: called with one tensor an input.
+        seed: for the inputs' values.
+    """
+
+    def __init__(self, inputs: Sequence[Input], module: torch.nn.Module, seed: int) -> None:
+        self._inputs, self._module, self._seed = inputs, module, seed
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def run(self, sizes: Mapping[str, int]) -> None:
+        with torch.no_grad(), quiet(), untouched(self._module):
+            self._module(*example_args(self._inputs, self._seed, sizes))
+
+    def shapes(self, sizes: Mapping[str, int]) -> bool | Refusal | None:
+        try:
+            with torch.no_grad(), quiet(), untouched(self._module), self._fake:
+                self._module(
+                    *(
+                        torch.empty(
+                            shape_at(i.shape, sizes),
+                            dtype=torch.from_numpy(np.empty(0, i.dtype)).dtype,
+                        )
+                        for i in self._inputs
+                    )
+                )
+        except _NOT_TOLD:
+            return None
+        except Exception as error:
+            return refusal(sizes, error, self.line(error))
+        return True
+
+    def line(self, error: Exception) -> str:
+        return model_line(traceback.extract_tb(error.__traceback__), _TORCH)

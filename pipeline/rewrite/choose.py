@@ -1,0 +1,94 @@
+"""Which passes run: the default ones, a user's own, and the choice among them."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.errors import InputError
+from pipeline.passes import DEFAULT_PASSES, Pass
+from pipeline.passes.infra import EVERY
+
+
+def load_pass(path: Path) -> Pass:
+    """A user's own pass from a Python file.
+
+    The file defines ``run(graph: onnx_graphsurgeon.Graph) -> PassResult``, or a whole
+    ``PASS = Pass(...)`` where it wants to say which targets need it. Each time that it runs,
+    the contract is checked on it.
+
+    Raises:
+        InputError: no such file, it does not run (its own error and line), or defines neither.
+    """
+    if not path.is_file():
+        raise InputError(f"pass {path}: no such file")
+    spec = importlib.util.spec_from_file_location(f"_own_pass_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"pass {path}: not a Python file (its name has to end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        lines = [
+            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
+        ]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else "?")
+        raise InputError(
+            f"pass {path}: line {line}: {type(error).__name__}: {error}",
+            detail=traceback.format_exc(),
+        ) from error
+    made, run = getattr(module, "PASS", None), getattr(module, "run", None)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    source = f"{path.name}, sha256 {digest[:16]}"
+    if isinstance(made, Pass):
+        return replace(made, own=True, evidence=(*made.evidence, source))
+    if not callable(run):
+        raise InputError(
+            f"pass {path}: define run(graph) -> PassResult, or PASS = Pass(...); CONTRIBUTING.md "
+            "has an example"
+        )
+    summary = next(iter((run.__doc__ or module.__doc__ or "").strip().splitlines()), path.stem)
+    return Pass(path.stem, run, EVERY, summary, (source,), own=True)
+
+
+def all_passes(own: Iterable[Path | str] = ()) -> tuple[Pass, ...]:
+    """The passes in their order; a user's own come first, after functions are inlined.
+
+    Raises:
+        InputError: see `load_pass`; or two passes have the same name.
+    """
+    mine = tuple(load_pass(Path(path)) for path in own)
+    passes = (*DEFAULT_PASSES[:1], *mine, *DEFAULT_PASSES[1:])
+    names = [p.name for p in passes]
+    for p in mine:
+        if names.count(p.name) > 1:
+            raise InputError(f"pass {p.name}: another pass has that name; rename the file")
+    return passes
+
+
+def to_skip(passes: Sequence[Pass], only: Sequence[str], skip: Sequence[str]) -> frozenset[str]:
+    """The names of the passes to leave out.
+
+    Args:
+        only: if there are any, all others are left out, but not a user's own.
+        skip: these are left out.
+
+    Raises:
+        InputError: there is no pass of such a name; the nearest are listed.
+    """
+    names = [p.name for p in passes]
+    for name in (*only, *skip):
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=3, cutoff=0.3)
+            hint = f"the nearest: {', '.join(near)}" if near else f"known: {', '.join(names)}"
+            raise InputError(f"unknown pass {name!r}; {hint} (`pipeline passes` lists them)")
+    both = sorted({*only} & {*skip})
+    if both:
+        raise InputError(f"pass {both[0]}: chosen by --only and left out by --skip")
+    others = {p.name for p in passes if p.name not in only and not p.own} if only else set()
+    return frozenset({*skip, *others})

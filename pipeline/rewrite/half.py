@@ -1,0 +1,230 @@
+"""Half precision written into a graph, as Casts round the nodes that compute in it.
+
+So precision is the same on every TensorRT: on those that are strongly typed (11, RTX) there is no
+other way, and those with an FP16 flag (8.6, 10) choose by speed alone unless each layer is told
+(`pipeline/build/layer_types.py`). Names stay: a tensor keeps its name where it is float32, and is
+called ``<name>/half`` in half precision; inputs, outputs and what bodies of If, Loop and Scan
+read are float32 as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from pipeline.graph.files import infer_shapes, inner_nodes, nodes_of, save_model
+from pipeline.rewrite.half_rules import Plan, plan
+
+_SIZES = ("Shape", "Size")
+_UNROUNDED = "/unrounded"
+
+
+def write_in_half(source: Path, destination: Path) -> int:
+    """Writes a copy of a model that computes in half precision where that is safe.
+
+    Args:
+        source: an ONNX file, with its external data beside it.
+        destination: in an existing folder.
+
+    Returns:
+        How many nodes compute in half precision.
+    """
+    model, outside = _loaded(source)
+    count = in_half(model)
+    save_model(model, destination, external=outside)
+    return count
+
+
+def write_rounded(source: Path, destination: Path, *, plain: bool) -> None:
+    """The same for `rounded`.
+
+    Args:
+        source: what `write_in_half` wrote; or the model before it, which is `plain` then.
+    """
+    model, outside = _loaded(source)
+    if plain:
+        in_half(model)
+    save_model(rounded(model), destination, external=outside)
+
+
+def _loaded(path: Path) -> tuple[onnx.ModelProto, bool]:
+    """A model with its weights, and whether it keeps them outside."""
+    light = onnx.load(path, load_external_data=False)
+    outside = any(t.data_location == TensorProto.EXTERNAL for t in light.graph.initializer)
+    return onnx.load(path) if outside else light, outside
+
+
+def in_half(model: onnx.ModelProto) -> int:
+    """Changes a model in place, with its weights in memory; how many nodes compute in half now."""
+    infer_shapes(model)
+    graph = model.graph
+    given = {value.name for value in graph.input}  # an initializer is a default only
+    tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in given}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            tensors[node.output[0]] = node.attribute[0].t
+    tensors = {n: t for n, t in tensors.items() if t.data_type == TensorProto.FLOAT}
+    made = plan(
+        graph.node,
+        _dtypes(graph),
+        {name: _reader(tensor) for name, tensor in tensors.items()},
+    )
+    if made.half:
+        _Writer(graph, tensors, made).write()
+    return len(made.half)
+
+
+def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with the values that one in half precision has on a GPU, for ONNX Runtime on a CPU.
+
+    That one computes chains of nodes in half precision in float32, and rounds where they end: an
+    overflow inside does not show. Here every node computes in float32, as tensor cores sum up, and
+    what it gives is rounded by Casts, which ONNX Runtime keeps.
+
+    Args:
+        model: as `in_half` leaves it, with its weights in memory.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    infer_shapes(made)
+    dtypes = _dtypes(made.graph)
+    functions = {(function.domain, function.name) for function in made.functions}
+    taken = {name for node in nodes_of(made.graph) for name in (*node.input, *node.output)}
+    apart = _UNROUNDED
+    while any(apart in name for name in taken):
+        apart += "_"
+    nodes: list[onnx.NodeProto] = []
+    for number, node in enumerate(made.graph.node):
+        halves = [
+            n for n, name in enumerate(node.output) if dtypes.get(name) == TensorProto.FLOAT16
+        ]
+        whole = (node.domain, node.op_type) in functions or any(True for _ in inner_nodes(node))
+        if not halves or whole or node.op_type in ("Cast", "Constant"):
+            nodes.append(node)
+            continue
+        floats: dict[str, str] = {}
+        for slot, name in enumerate(node.input):
+            if dtypes.get(name) == TensorProto.FLOAT16:
+                if name not in floats:
+                    floats[name] = f"{name}{apart}{number}"
+                    nodes.append(_cast(name, floats[name], TensorProto.FLOAT))
+                node.input[slot] = floats[name]
+        nodes.append(node)
+        for slot in halves:
+            name = node.output[slot]
+            node.output[slot] = f"{name}{apart}"
+            nodes.append(_cast(node.output[slot], name, TensorProto.FLOAT16))
+    _put(made.graph, nodes)
+    return made
+
+
+def _cast(source: str, output: str, to: int) -> onnx.NodeProto:
+    return helper.make_node("Cast", [source], [output], name=output, to=to)
+
+
+def _put(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+    new = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(new)
+
+
+def _reader(tensor: TensorProto) -> Callable[[], np.ndarray]:
+    return lambda: numpy_helper.to_array(tensor)
+
+
+def _dtypes(graph: onnx.GraphProto) -> dict[str, int]:
+    found = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.HasField("tensor_type"):
+            found[value.name] = value.type.tensor_type.elem_type
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            found[node.output[0]] = node.attribute[0].t.data_type
+    return found
+
+
+class _Writer:
+    def __init__(self, graph: onnx.GraphProto, tensors: dict[str, TensorProto], made: Plan) -> None:
+        self._graph, self._tensors, self._plan = graph, tensors, made
+        self._taken = {name for node in nodes_of(graph) for name in (*node.input, *node.output)}
+        self._taken |= {v.name for v in (*graph.input, *graph.output, *graph.initializer)}
+        self._dtypes = _dtypes(graph)
+        self._half: dict[str, str] = {}  # name to its name in half precision
+        self._new: list[onnx.NodeProto] = []
+        self._read_as_float = self._float_readers()
+
+    def write(self) -> None:
+        for place, node in enumerate(self._graph.node):
+            if place not in self._plan.half:
+                if node.op_type in _SIZES and node.input[0] in self._half:
+                    node.input[0] = self._half[node.input[0]]
+                self._new.append(node)
+                continue
+            for slot in self._plan.slots[place]:
+                node.input[slot] = self._in_half(node.input[slot], node)
+            outputs = list(node.output)
+            self._new.append(node)
+            for number, name in enumerate(outputs):
+                if self._dtypes.get(name) != TensorProto.FLOAT:  # left out, or indices
+                    continue
+                node.output[number] = self._half[name] = self._name(name)
+                if name in self._read_as_float:
+                    self._cast(node, node.output[number], name, TensorProto.FLOAT)
+        kept = {name for node in self._new for name in (*node.input, *node.output)}
+        kept |= {value.name for value in (*self._graph.input, *self._graph.output)}
+        self._replace(kept | set(self._inner_reads()))
+
+    def _float_readers(self) -> set[str]:
+        """What somebody reads as float32."""
+        found = {value.name for value in self._graph.output} | set(self._inner_reads())
+        for place, node in enumerate(self._graph.node):
+            slots = self._plan.slots.get(place, ())
+            if node.op_type not in _SIZES:
+                found.update(name for n, name in enumerate(node.input) if n not in slots)
+        return found
+
+    def _inner_reads(self) -> Iterator[str]:
+        """What the bodies of nodes read."""
+        for node in self._graph.node:
+            for inner in inner_nodes(node):
+                yield from inner.input
+
+    def _in_half(self, name: str, reader: onnx.NodeProto) -> str:
+        if name not in self._half:
+            half = self._half[name] = self._name(name)
+            if name in self._tensors:
+                array = numpy_helper.to_array(self._tensors[name]).astype(np.float16)
+                self._graph.initializer.append(numpy_helper.from_array(array, half))
+            else:
+                self._cast(reader, name, half, TensorProto.FLOAT16)
+        return self._half[name]
+
+    def _cast(self, at: onnx.NodeProto, source: str, output: str, to: int) -> None:
+        cast = helper.make_node("Cast", [source], [output], name=f"{at.name}/{output}", to=to)
+        cast.metadata_props.extend(at.metadata_props)
+        self._new.append(cast)
+
+    def _name(self, name: str) -> str:
+        new, number = f"{name}/half", 1
+        while new in self._taken:
+            number += 1
+            new = f"{name}/half_{number}"
+        self._taken.add(new)
+        return new
+
+    def _replace(self, kept: set[str]) -> None:
+        """Puts the nodes into the graph, and leaves out weights and types that nothing has."""
+        graph = self._graph
+        constants = {n.output[0] for n in self._new if n.op_type == "Constant"}
+        read = {name for node in self._new for name in node.input} | set(self._inner_reads())
+        read |= {value.name for value in graph.output}
+        nodes = [n for n in self._new if n.output[0] not in constants or n.output[0] in read]
+        _put(graph, nodes)
+        for held in (graph.initializer, graph.value_info):
+            for place in reversed(range(len(held))):
+                if held[place].name not in kept:
+                    del held[place]

@@ -1,0 +1,290 @@
+"""Which nodes of a float32 graph compute in half precision: what torch.autocast does, and what it
+leaves to the author of the model.
+
+Half precision everywhere goes wrong silently: a pixel coordinate of 200 is off by up to 1/16 px, a
+rotary angle of 100 by 1/32, a variance overflows. So, of the standard ops:
+
+* Convolutions and matrix products compute in half precision.
+* Ops that only move or gate values (`_FOLLOW`) do where all their inputs are in half already. Of
+  constants, numbers and the biases of products take part in that; a whole tensor of them makes the
+  result float32, as a float32 parameter does under autocast: the grid that a detector adds.
+* Everything else is float32: sums, means, exponentials, divisions, softmax, sampling.
+* What meets a constant that half precision does not hold is float32: -3.4e38 would be -inf, 1e-7 0.
+* What becomes a sampling grid, an integer, an angle or the scale of a resize stays float32
+  (`_STEER`), and so do what is sampled and what custom ops and the bodies of If, Loop and Scan
+  read: back to the convolutions that it comes from, of which the results are taken as float32, and
+  to the matrix products, which compute in float32 then (through those that multiply no weights).
+
+Source of the lists: torch/csrc/autocast (https://pytorch.org/docs/stable/amp.html,
+"CUDA Op-Specific Behavior").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from pipeline.graph.files import inner_nodes
+
+_STANDARD = ("", "ai.onnx")
+_HALF = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+# those of them that may compute in half where the result has to be float32
+_CONVERTS = frozenset({"Conv", "ConvTranspose"})
+_FOLLOW = frozenset(
+    {
+        "Abs", "Add", "AveragePool", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten",
+        "Gather", "GatherElements", "GatherND", "GlobalMaxPool", "HardSigmoid",
+        "HardSwish", "Identity", "LeakyRelu", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pad",
+        "Relu", "Reshape", "Resize", "Sigmoid", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub",
+        "Tanh", "Tile", "Transpose", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+# those of them that compute with all their inputs alike
+_ARITHMETIC = frozenset({"Add", "Max", "Min", "Mul", "Sub"})
+# ops that only move values: of a constant they leave a constant
+_MOVE = frozenset(
+    {
+        "Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze",
+        "Tile", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+# ops whose inputs, and all that these are made of, stay float32
+_STEER = frozenset(
+    {
+        "Ceil", "Cos", "DeformConv", "Floor", "GridSample", "MaxRoiPool", "Mod",
+        "NonMaxSuppression", "RoiAlign", "Round", "Sin", "Tan",
+    }
+)  # fmt: skip
+# inputs that are float32 whatever the op computes in, by op
+_FIXED: Mapping[str, frozenset[int]] = {"Resize": frozenset({1, 2})}
+_INTEGERS = frozenset(
+    {
+        onnx.TensorProto.INT8, onnx.TensorProto.INT16, onnx.TensorProto.INT32,
+        onnx.TensorProto.INT64, onnx.TensorProto.UINT8, onnx.TensorProto.UINT16,
+        onnx.TensorProto.UINT32, onnx.TensorProto.UINT64,
+    }
+)  # fmt: skip
+_LARGEST = float(np.finfo(np.float16).max)
+_BIAS = 64.0  # beyond it half precision is off by more than 1/64
+_SMALLEST = float(np.finfo(np.float16).tiny)  # below it half precision loses digits, then all
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `plan` says.
+
+    Args:
+        half: the nodes, by their places, that compute in half precision.
+        slots: of those the inputs, by their places in the node, that are read in half.
+    """
+
+    half: frozenset[int]
+    slots: Mapping[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A node as the rules see it: the float32 tensors that it reads and makes."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    slots: tuple[int, ...]
+    steers: frozenset[str]  # what it reads that stays float32, with all that this is made of
+    fits: bool  # half precision holds the numbers in its attributes
+
+
+def plan(
+    nodes: Sequence[onnx.NodeProto],
+    dtypes: Mapping[str, int],
+    constants: Mapping[str, Callable[[], np.ndarray]],
+) -> Plan:
+    """The nodes of a graph that compute in half precision.
+
+    Args:
+        nodes: in an order in which every tensor is made before it is used.
+        dtypes: of the tensors, as far as known (`onnx.TensorProto.DataType`); those unknown stay
+            as they are.
+        constants: the float32 initializers and Constant nodes' outputs.
+    """
+    seen = [_view(node, dtypes) for node in nodes]
+    steered = _steer(seen, frozenset(constants))
+    users: dict[str, list[_Node]] = {}
+    for node in seen:
+        for name in node.inputs:
+            users.setdefault(name, []).append(node)
+    values = _Values(constants)
+    products = frozenset(
+        name
+        for node in seen
+        if node.op in _CONVERTS or (node.op in _HALF and steered.isdisjoint(node.outputs))
+        for name in node.outputs
+    )
+    fed = _feeding(seen, products)
+    made_by = {name: node.op for node in seen if node.op in _HALF for name in node.outputs}
+    half: set[str] = set()  # tensors that are there in half precision
+    found: set[int] = set()
+    for place, node in enumerate(seen):
+        if not node.outputs or values.follow(node):
+            continue
+        own = [name in half for name in node.inputs if name not in values.made]
+        follows = node.op in _FOLLOW and not _squares(node)
+        follows = follows and not values.promotes(node, made_by)
+        fits = node.fits and all(values.fits(name, node.op in _HALF) for name in node.inputs)
+        computes = (
+            fits
+            and bool(node.inputs)
+            and (node.op in _HALF or (follows and bool(own) and all(own)))
+        )
+        if not steered.isdisjoint(node.outputs) and node.op not in _CONVERTS:
+            computes = False
+        if computes:
+            found.add(place)
+        # what matrix products read is there in half for all who follow them, too
+        handed = node.op == "Softmax" and not fed.isdisjoint(node.outputs)
+        read = follows and fits and _read_in_half(node, users, products)
+        if computes or handed or read:
+            half.update(name for name in node.outputs if name not in steered)
+    return Plan(frozenset(found), {place: seen[place].slots for place in found})
+
+
+class _Values:
+    """What is known of constants, and of what is made of them by moving alone."""
+
+    def __init__(self, constants: Mapping[str, Callable[[], np.ndarray]]) -> None:
+        self._read = constants
+        self.made = set(constants)
+        self._sources: dict[str, tuple[str, ...]] = {name: (name,) for name in constants}
+        self._bounds: dict[str, tuple[float, float]] = {}
+
+    def follow(self, node: _Node) -> bool:
+        """True for a node that makes a constant; its outputs count as constants from now on."""
+        if all(name in self.made for name in node.outputs):
+            return True
+        if node.op not in _MOVE or not node.inputs or not self.made.issuperset(node.inputs):
+            return False
+        sources = tuple(dict.fromkeys(s for name in node.inputs for s in self._sources[name]))
+        for name in node.outputs:
+            self.made.add(name)
+            self._sources[name] = sources
+        return True
+
+    def fits(self, name: str, weight: bool) -> bool:
+        """True if half precision holds it: weights may lose digits of small values, as they do
+        under autocast."""
+        for source in self._sources.get(name, ()):
+            low, high = self._bound(source)
+            if high > _LARGEST or (not weight and low < _SMALLEST) or 0 < high < _SMALLEST:
+                return False
+        return True
+
+    def promotes(self, node: _Node, products: Mapping[str, str]) -> bool:
+        """True if it computes with a tensor of constants that is more than a number, and no bias.
+
+        Args:
+            products: the results of matrix products, with their ops.
+        """
+        if node.op not in _ARITHMETIC:
+            return False
+        made_by = next((products[name] for name in node.inputs if name in products), "")
+        for name in node.inputs:
+            sources = self._sources.get(name, ())
+            if any(self._read[source]().size > 1 for source in sources) and not (
+                node.op == "Add" and made_by and self._is_bias(name, made_by)
+            ):
+                return True
+        return False
+
+    def _is_bias(self, name: str, op: str) -> bool:
+        """One number a channel, none of them large: not the positions that a detector adds."""
+        if name not in self._read:
+            return False
+        shape = self._read[name]().shape
+        axis = len(shape) - 1 if op in ("MatMul", "Gemm") else len(shape) - 3
+        others = [size for n, size in enumerate(shape) if n != axis]
+        return axis >= 0 and set(others) <= {1} and self._bound(name)[1] <= _BIAS
+
+    def _bound(self, name: str) -> tuple[float, float]:
+        """The smallest magnitude that is not 0, and the largest."""
+        if name not in self._bounds:
+            magnitudes = np.abs(self._read[name]())
+            some = magnitudes[magnitudes > 0]
+            low = float(some.min()) if some.size else np.inf
+            self._bounds[name] = (low, float(magnitudes.max()) if magnitudes.size else 0.0)
+        return self._bounds[name]
+
+
+def _view(node: onnx.NodeProto, dtypes: Mapping[str, int]) -> _Node:
+    def is_float(name: str) -> bool:
+        return dtypes.get(name) == onnx.TensorProto.FLOAT
+
+    op = node.op_type if node.domain in _STANDARD else f"{node.domain}.{node.op_type}"
+    fixed = _FIXED.get(op, frozenset())
+    slots = tuple(n for n, name in enumerate(node.input) if is_float(name) and n not in fixed)
+    outputs = tuple(name for name in node.output if is_float(name))
+    if op in _HALF | _FOLLOW and any(n and n not in dtypes for n in (*node.input, *node.output)):
+        op = f"{op} of unknown type"
+    inside = list(inner_nodes(node))
+    steers = {name for n, name in enumerate(node.input) if n in fixed and is_float(name)}
+    if _is_steering(node) or inside:
+        read = (*node.input, *(name for each in inside for name in each.input))
+        steers.update(name for name in read if is_float(name))
+    numbers = [abs(a.f) for a in node.attribute if a.type == onnx.AttributeProto.FLOAT]
+    fits = all(not number or _SMALLEST <= number <= _LARGEST for number in numbers)
+    return _Node(op, tuple(node.input[n] for n in slots), outputs, slots, frozenset(steers), fits)
+
+
+def _is_steering(node: onnx.NodeProto) -> bool:
+    if node.domain not in _STANDARD:
+        return True
+    to = next((a.i for a in node.attribute if a.name == "to"), 0)
+    return node.op_type in _STEER or (node.op_type == "Cast" and to in _INTEGERS)
+
+
+def _squares(node: _Node) -> bool:
+    """x * x overflows from 256 on."""
+    return node.op == "Mul" and len(set(node.inputs)) == 1
+
+
+def _read_in_half(
+    node: _Node, users: Mapping[str, Sequence[_Node]], products: frozenset[str]
+) -> bool:
+    """True if a matrix product in half reads it, and all others only move or gate it: a sum goes on
+    in float32, as under autocast."""
+    readers = [user for name in node.outputs for user in users.get(name, ())]
+    own = [not products.isdisjoint(user.outputs) for user in readers]
+    return any(own) and all(
+        in_half or (user.op in _FOLLOW and user.op not in _ARITHMETIC)
+        for in_half, user in zip(own, readers, strict=True)
+    )
+
+
+def _feeding(nodes: Sequence[_Node], products: frozenset[str]) -> frozenset[str]:
+    """The tensors that products in half read, and those whose every reader follows up to such."""
+    found: set[str] = set()
+    other: set[str] = set()
+    for node in reversed(nodes):
+        good = not products.isdisjoint(node.outputs) or (
+            node.op in _FOLLOW and bool(node.outputs) and found.issuperset(node.outputs)
+        )
+        if not node.outputs:  # Shape and IsNaN take no numbers from it
+            continue
+        (found if good else other).update(node.inputs)
+        found.difference_update(other.intersection(node.inputs))
+    return frozenset(found)
+
+
+def _steer(nodes: Sequence[_Node], constants: Collection[str]) -> frozenset[str]:
+    """The tensors that the inputs of a steering op are made of, up to products with weights."""
+    found: set[str] = set()
+    for node in reversed(nodes):
+        found.update(node.steers)
+        weighs = node.op in _HALF and (
+            node.op != "MatMul" or any(name in constants for name in node.inputs)
+        )
+        if not weighs and not found.isdisjoint(node.outputs):
+            found.update(node.inputs)
+    return frozenset(found)

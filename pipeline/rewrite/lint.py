@@ -1,0 +1,107 @@
+"""What a target would make of an ONNX file: every node that would break or go wrong there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from pipeline.graph.files import nodes_of
+from pipeline.graph.names import name_nodes
+from pipeline.machine.target import Target
+from pipeline.passes import Change, Pass
+from pipeline.rewrite.rewrite import PassRecord, rewrite
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One node with a problem.
+
+    Args:
+        node, op: the node's name and op.
+        origin: the torch module and source line that it came from, or nothing.
+        fault: what the target does with it as it stands.
+        mended: whether the rewrite mends it.
+        how: the pass and what it makes of the node, or why nothing can be made.
+        certain: False where the node may come out right as it is.
+    """
+
+    node: str
+    op: str
+    origin: str
+    fault: str
+    mended: bool
+    how: str
+    certain: bool = True
+
+
+@dataclass(frozen=True)
+class LintResult:
+    """All findings, the passes' warnings, and the opset before the rewrite."""
+
+    target: str
+    findings: tuple[Finding, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if the rewrite mends everything that was found."""
+        return all(f.mended or not f.certain for f in self.findings)
+
+
+def lint(source: Path, target: Target, passes: Sequence[Pass]) -> LintResult:
+    """Runs the target's passes on the model without writing anything.
+
+    Clean-up passes and the inlining of functions find no faults and are left out.
+
+    Raises:
+        InputError, RewriteError: see `pipeline.rewrite.rewrite.rewrite`.
+    """
+    result = rewrite(source, None, target, passes)
+    model = onnx.load(source, load_external_data=False)  # rewrite() has found it good
+    name_nodes(model.graph)
+    nodes = {node.name: node for node in nodes_of(model.graph)}
+    findings = [
+        _finding(nodes, record, change, mended, p)
+        for record, p in zip(result.passes, passes, strict=True)
+        if not p.clean_up and p.name != "inline_functions"
+        for mended, changes in ((True, record.rewritten), (False, record.refused))
+        for change in changes
+    ]
+    findings += _custom(model)
+    return LintResult(target.name, tuple(findings), result.warnings)
+
+
+def _custom(model: onnx.ModelProto) -> list[Finding]:
+    """Nodes of other domains that no function of the file stands for."""
+    from pipeline.build.refusal import origin_of
+
+    known = {(f.domain, f.name) for f in model.functions}
+    return [
+        Finding(
+            node.name,
+            f"{node.domain}::{node.op_type}",
+            origin_of(node),
+            "is no op of the standard: the parser asks for a plugin",
+            False,
+            "build with the library that holds its plugin: --plugin libfoo.so",
+        )
+        for node in nodes_of(model.graph)
+        if node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in known
+    ]
+
+
+def _finding(
+    nodes: dict[str, onnx.NodeProto], record: PassRecord, change: Change, mended: bool, p: Pass
+) -> Finding:
+    from pipeline.build.refusal import origin_of
+
+    name = change.node
+    while name not in nodes and "/" in name:  # a node that an earlier pass made
+        name = name.rpartition("/")[0]
+    how = f"{record.name}: {change.detail}" if mended else change.detail
+    origin = origin_of(nodes[name]) if name in nodes else ""
+    fault = record.fault or record.summary
+    return Finding(change.node, change.op, origin, fault, mended, how, mended or not p.tolerable)

@@ -1,0 +1,277 @@
+"""The rewrite stage: an ONNX file in, one out that the target's parser reads right.
+
+Runs the passes that the target needs, in order, on one onnx-graphsurgeon graph, and checks the
+graph after each that changed something. Graph-surgeon keeps the graph but loses what hangs on
+it (metadata of nodes, values and the model, attribute types that it does not know), so its
+result is written back into the source's own model: a node that no pass touched stays the very
+same, a new node ``<name>/<short>`` inherits the metadata of ``<name>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from pipeline.errors import InputError, RewriteError
+from pipeline.graph.external_data import load_model
+from pipeline.graph.files import check, copy_model, nodes_of, save_model
+from pipeline.graph.names import fix_defaults, name_apart, name_nodes
+from pipeline.machine.target import Target
+from pipeline.passes import DEFAULT_PASSES, Change, Pass, inline_functions
+from pipeline.rewrite.surgeon import Surgeon
+
+OLDEST_OPSET = 11  # older ones spell much differently, and no pass was tried on them
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one pass did: whether the target needs it, why it exists, and the nodes it changed.
+
+    Args:
+        skipped: the target needs it, but the caller left it out.
+        diff: where asked for: for each node that is gone or new, a line of ONNX text after
+            ``- `` or ``+ ``.
+    """
+
+    name: str
+    needed: bool
+    summary: str
+    needs: tuple[str, ...]
+    evidence: tuple[str, ...]
+    fault: str = ""
+    clean_up: bool = False
+    skipped: bool = False
+    rewritten: tuple[Change, ...] = ()
+    refused: tuple[Change, ...] = ()
+    diff: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RewriteResult:
+    """What the stage did; plain data, for the manifest.
+
+    Args:
+        target: the target's name.
+        opset: of the standard ONNX domain, as it is in the result.
+        changed: False if the destination is a byte-identical copy of the source.
+        nodes_before, nodes_after: nodes of the graph and of the bodies of If, Loop and Scan.
+        passes: one record a pass, in order, those that the target does not need included.
+        refused: the nodes that the target would fail or go wrong on and that no pass mends
+            (`Pass.tolerable` refusals are warnings instead).
+        warnings: one sentence each.
+    """
+
+    target: str
+    opset: int
+    changed: bool
+    nodes_before: int
+    nodes_after: int
+    passes: tuple[PassRecord, ...]
+    refused: tuple[Change, ...]
+    warnings: tuple[str, ...]
+
+
+def rewrite(
+    source: Path,
+    destination: Path | None,
+    target: Target,
+    passes: Sequence[Pass] = DEFAULT_PASSES,
+    *,
+    skip: Collection[str] = (),
+    keep_functions: Collection[str] = (),
+    diff: bool = False,
+) -> RewriteResult:
+    """Rewrites an ONNX file for a target.
+
+    Weights go to ``<destination name>.data`` where the source had them outside or they pass
+    1.5 GiB. Where nothing changes, the destination is a plain copy, with its external data under
+    the same names.
+
+    Args:
+        source: the ONNX file, with its external data beside it.
+        destination: the file to write, in an existing folder; not the source. None writes
+            nothing.
+        target: decides which passes run.
+        passes: in order.
+        skip: names of passes not to run though the target needs them.
+        keep_functions: names of model-local functions that stay, since the target gets a plugin
+            for them.
+        diff: fill in `PassRecord.diff`.
+
+    Raises:
+        InputError: the source is not there, is no valid ONNX model, is of an opset that no pass
+            was tried on, or is the destination.
+        RewriteError: a pass broke the graph or its contract; it and those before it are named.
+    """
+    model, external = load_model(source)
+    if destination is not None:
+        _check_places(source, destination, external)
+    opset = check_source(model, source)
+    before = sum(1 for _ in nodes_of(model.graph))
+    name_nodes(model.graph)
+    name_apart(model.graph)
+    fixed = fix_defaults(model)
+    own_inline = inline_functions.keeping(frozenset(keep_functions))
+    passes = [own_inline if p.name == own_inline.name else p for p in passes]
+    surgeon: Surgeon | None = None
+    done: list[str] = []
+    records = []
+    for p in passes:
+        needed, skipped = p.needed_by(target), p.name in skip
+        changes: tuple[tuple[Change, ...], tuple[Change, ...]] = ((), ())
+        lines: tuple[str, ...] = ()
+        if needed and not skipped:
+            surgeon = surgeon or Surgeon(model)
+            old = _texts(surgeon.model) if diff else {}
+            changes = surgeon.run(p, done)
+            lines = _diff(old, _texts(surgeon.model)) if diff else ()
+            done.append(p.name)
+        records.append(
+            PassRecord(
+                p.name, needed, p.summary, tuple(map(str, p.targets)), p.evidence, p.fault,
+                p.clean_up, needed and skipped, *changes, lines,
+            )
+        )  # fmt: skip
+    model = model if surgeon is None else surgeon.model
+    changed = any(record.rewritten for record in records)
+    if destination is not None and changed:
+        save_model(model, destination, external=bool(external))
+    elif destination is not None:
+        copy_model(source, destination, external)
+    opset = opset_of(model)
+    return RewriteResult(
+        target=target.name,
+        opset=opset,
+        changed=changed,
+        nodes_before=before,
+        nodes_after=sum(1 for _ in nodes_of(model.graph)),
+        passes=tuple(records),
+        refused=_final(records, passes),
+        warnings=(*fixed, *_warnings(records, passes, opset, target), *_narrowed(model, target)),
+    )
+
+
+def raise_refused(result: RewriteResult) -> None:
+    """Raises `RewriteError` if there are nodes that the target can't take and no pass mends."""
+    if result.refused:
+        words = "; ".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused[:3])
+        more = f" (and {len(result.refused) - 3} more)" if len(result.refused) > 3 else ""
+        raise RewriteError(
+            f"target {result.target} would fail or go wrong on {words}{more}",
+            detail="\n".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused),
+        )
+
+
+def check_source(model: onnx.ModelProto, source: Path) -> int:
+    """The model's opset.
+
+    Raises:
+        InputError: the checker refuses the model (the node is named), or no pass was tried on
+            its opset.
+    """
+    opset, newest = opset_of(model), onnx.defs.onnx_opset_version()
+    if not OLDEST_OPSET <= opset <= newest:
+        what = f"write it at {OLDEST_OPSET} to {newest}; 18 is best"
+        if 0 < opset < OLDEST_OPSET:
+            what = f"onnx.version_converter.convert_version(model, 17) brings it up, or {what}"
+        elif opset > newest:
+            what = f"this onnx {onnx.__version__} knows up to {newest}: a newer one, or {what}"
+        raise InputError(f"{source}: its opset {opset} is out of range: {what}")
+    if model.graph.sparse_initializer:
+        name = model.graph.sparse_initializer[0].values.name
+        raise InputError(f"{source}: {name} is a sparse initializer: write it as a dense one")
+    try:
+        check(model)
+    except onnx.checker.ValidationError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        node = next((line for line in lines if "Bad node spec" in line), "")
+        where = f" ({node.removeprefix('==> Context: ')})" if node else ""
+        raise InputError(
+            f"{source}: onnx.checker refuses it: {lines[0]}{where}", detail=str(error)
+        ) from error
+    return opset
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the standard ONNX domain that the model is written in; 0 without one."""
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def _check_places(source: Path, destination: Path, external: Collection[str]) -> None:
+    if source.resolve() == destination.resolve():
+        raise InputError(f"{source}: the rewritten model can't have the same name as the source")
+    outside = (destination.parent / f"{destination.name}.data").resolve()
+    if outside in {(source.parent / name).resolve() for name in external}:
+        raise InputError(f"{destination}: {outside.name} is the source's external data")
+
+
+def _final(records: Sequence[PassRecord], passes: Sequence[Pass]) -> tuple[Change, ...]:
+    tolerable = {p.name for p in passes if p.tolerable}
+    return tuple(c for r in records if r.name not in tolerable for c in r.refused)
+
+
+def _warnings(
+    records: Sequence[PassRecord], passes: Sequence[Pass], opset: int, target: Target
+) -> tuple[str, ...]:
+    tolerable = {p.name for p in passes if p.tolerable}
+    warnings = [
+        f"{record.name} leaves {change.op} {change.node!r} as it is: {change.detail}"
+        for record in records
+        for change in record.refused
+        if record.name in tolerable
+    ]
+    if opset > target.max_opset:
+        warnings.append(
+            f"the model's opset {opset} is above {target.max_opset}, the highest that {target} "
+            "is known to read as the standard says"
+        )
+    return tuple(warnings)
+
+
+def _narrowed(model: onnx.ModelProto, target: Target) -> tuple[str, ...]:
+    """Warnings where the target computes in less than the model says."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    ins = [value for value in model.graph.input if value.name not in constants]
+
+    def of(kind: int, values: Iterable[onnx.ValueInfoProto]) -> str:
+        return ", ".join(v.name for v in values if v.type.tensor_type.elem_type == kind)
+
+    warnings = []
+    wide = of(onnx.TensorProto.INT64, ins)
+    if wide and target.flavour == "tensorrt" and target.version < (10,):
+        warnings.append(
+            f"{wide}: int64 is int32 on {target}; values beyond 2**31 - 1 come out wrong there "
+            "without an error"
+        )
+    wide = of(onnx.TensorProto.DOUBLE, [*ins, *model.graph.output])
+    if wide:
+        warnings.append(
+            f"{wide}: float64 is float32 on {target}; what needs more than 7 digits comes out "
+            "wrong there without an error, which ONNX Runtime does not show"
+        )
+    return tuple(warnings)
+
+
+def _texts(model: onnx.ModelProto) -> Mapping[str, str]:
+    """Every node as one line of ONNX text, by name; a node with a body is shown without it."""
+    texts = {}
+    for node in nodes_of(model.graph):
+        bare = onnx.NodeProto()
+        bare.CopyFrom(node)
+        del bare.metadata_props[:]
+        bare.doc_string = ""
+        for place in reversed(range(len(bare.attribute))):
+            if bare.attribute[place].HasField("g"):
+                del bare.attribute[place]
+        texts[node.name] = " ".join(onnx.printer.to_text(bare).split())
+    return texts
+
+
+def _diff(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
+    gone = {name for name, text in before.items() if after.get(name) != text}
+    new = {name for name, text in after.items() if before.get(name) != text}
+    lines = [f"- {before[name]}" for name in before if name in gone]
+    return (*lines, *(f"+ {after[name]}" for name in after if name in new))

@@ -1,0 +1,241 @@
+"""The output shapes of an ONNX file in terms of its dims, found by running it.
+
+What the file states is a guess of its exporter's: names that say nothing (``Addoutput_dim_2``),
+the name of an input's axis for what is four times as large, or a number that was baked in.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import onnx
+import sympy
+
+from pipeline.errors import ExportError, InputError
+from pipeline.graph.memory import _infer
+from pipeline.probe.fit import Point, doubts, formula, holds_at
+from pipeline.probe.onnx_runner import Runs, Sizes, steps
+from pipeline.source.onnx.legal import by_values, mixed, with_rules
+from pipeline.source.onnx.opening import without_weights
+from pipeline.spec.dims import Dim, SizeRule
+from pipeline.spec.expressions import DimExpr
+from pipeline.spec.model import ModelSpec
+
+# ops whose result has a size that is up to the data, and ops that can hold a size of an example
+_BY_DATA = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
+_MAYBE = (*_BY_DATA, "Loop", "If", "Range", "SequenceAt")
+_BAKES = ("Reshape", "Expand", "Tile", "Resize", "ConstantOfShape", "Slice", "Pad")
+_ROUNDS = 6
+
+Stated = Mapping[str, Sequence[int | str]]
+
+
+def output_shapes(
+    spec: ModelSpec, model: onnx.ModelProto, runs: Runs, base: Sizes, stated: Stated
+) -> tuple[dict[str, list[int | str]], list[str]]:
+    """Each output's shape in terms of the dims, and notes on what the file stated wrongly.
+
+    Args:
+        spec: the spec, its dims such that the file takes every size.
+        model: the file.
+        runs: runs of it.
+        base: small sizes at which it runs.
+        stated: what the file says of each output that has a shape, in terms of the dims.
+
+    Raises:
+        ExportError: a size is up to the data, is no formula that is known here, or is not the
+            number that the file states.
+    """
+    _check_data(spec, model, runs, base)
+    dims = {name: dim for name, dim in spec.dims.items() if not dim.static}
+    for sizes in (*_lines(dims, base), *mixed(spec, base)):
+        kept = with_rules(spec, sizes)
+        if kept is not None and not runs.over:
+            runs.at(kept)
+    legal = {name: steps(dim, 160) for name, dim in dims.items()}
+    for name in dims:
+        legal[name] = [n for n in legal[name] if n >= base[name]]
+    shapes: dict[str, list[int | str]] = {}
+    notes: list[str] = []
+    inferred: list[dict[str, list[str]]] = []
+    for place, name in enumerate(runs.outputs):
+        ranks = {len(seen[place]) for _, seen in runs.points()}
+        if len(ranks) > 1:
+            raise ExportError(
+                f"model {spec.name}: output {name} has no fixed rank: {sorted(ranks)}"
+            )
+        shapes[name] = []
+        for axis in range(ranks.pop()):
+            where = f"model {spec.name}: output {name} axis {axis}"
+            said = stated[name][axis] if axis < len(stated.get(name, ())) else ""
+            size = _settled(where, place, axis, runs, base, legal, said)
+            if size is None:
+                inferred = inferred or [_inferred(model)]
+                size = _translated(inferred[0].get(name, []), axis, dims)
+                if size is None or not holds_at(size, _seen(runs, place, axis)):
+                    raise ExportError(_unknown(spec, model, name, axis, _seen(runs, place, axis)))
+            note = _held(where, model, name, said, size, runs, _seen(runs, place, axis))
+            notes += [note] if note else []
+            shapes[name].append(size)
+    used = {n for shape in shapes.values() for s in shape for n in DimExpr(str(s)).names}
+    firsts = {i.shape[0].name for i in spec.inputs if i.shape and isinstance(i.shape[0], Dim)}
+    used |= {n for rule in spec.rules for n in SizeRule(rule).names}
+    notes += [f"no output's size depends on {n}" for n in sorted(firsts & dims.keys() - used)]
+    return shapes, notes
+
+
+def _lines(dims: Mapping[str, Dim], base: Sizes) -> list[dict[str, int]]:
+    """Sizes that differ from `base` in one dim: a few in a row, some far ones, opt and max."""
+    found = [dict(base)]
+    for name, dim in dims.items():
+        near = [base[name] + k * dim.multiple_of for k in (1, 2, 3, 5, 8, 13, 17, 33, 65)]
+        far = [dim.opt, dim.legal(dim.opt, odd=True), dim.max]
+        found += [{**base, name: n} for n in [*near, *far] if dim.min <= n <= dim.max]
+    return found
+
+
+def _seen(runs: Runs, place: int, axis: int) -> list[Point]:
+    return [(sizes, shapes[place][axis]) for sizes, shapes in runs.points()]
+
+
+def _settled(
+    where: str,
+    place: int,
+    axis: int,
+    runs: Runs,
+    base: Sizes,
+    legal: Mapping[str, Sequence[int]],
+    said: int | str,
+) -> int | str | None:
+    """The formula of one size, tried out where another rounding would show."""
+    for _ in range(_ROUNDS):
+        points = _seen(runs, place, axis)
+        found = said if said != "" and holds_at(said, points) else formula(points, base)
+        if found is None or isinstance(found, int) or runs.over:
+            return found
+        before = len(points)
+        for sizes in itertools.islice(doubts(found, base, legal), 12):
+            broken = runs.fails(sizes)
+            if broken is not None:
+                raise ExportError(f"{where}: the file {broken}")
+        if len(runs.points()) == before or holds_at(found, _seen(runs, place, axis)):
+            return found
+    return None
+
+
+def _check_data(spec: ModelSpec, model: onnx.ModelProto, runs: Runs, base: Sizes) -> None:
+    """Raises if other values at the same sizes give other sizes."""
+    first = runs.at(base)
+    others = [
+        runs.fresh(base, runs.seed + n, scale) for n, scale in ((1, 1.0), (2, 30.0), (0, 0.0))
+    ]
+    for other in others:
+        for place, name in enumerate(runs.outputs):
+            shapes = [seen[place] for seen in (first, other) if isinstance(seen, tuple)]
+            if len(set(shapes)) > 1:
+                a, b = shapes
+                axis = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
+                raise ExportError(_by_data(spec, model, name, axis, f"{a[axis]} or {b[axis]}"))
+            axis = next((n for n, size in enumerate(shapes[0] if shapes else ()) if size == 0), -1)
+            if axis >= 0 and all(base.values()) and _maker(model, name, _BY_DATA):
+                raise ExportError(_by_data(spec, model, name, axis, "0"))
+
+
+def _by_data(spec: ModelSpec, model: onnx.ModelProto, name: str, axis: int, seen: str) -> str:
+    maker = _maker(model, name, _MAYBE)
+    by = f", by {maker}" if maker else ""
+    return (
+        f"model {spec.name}: output {name} axis {axis} is up to the data{by} ({seen} with other "
+        "values at the same sizes): no shape can be declared; cut the graph before it, or let it "
+        "give a fixed number (TopK, a mask)" + ("" if maker else by_values(spec))
+    )
+
+
+def _maker(model: onnx.ModelProto, output: str, ops: Sequence[str]) -> str:
+    """The nearest node of one of these ops on the way to an output: ``NonZero 'n3'``."""
+    producers = {name: node for node in model.graph.node for name in node.output}
+    queue, seen = [output], {output}
+    while queue:
+        node = producers.get(queue.pop(0))
+        if node is None:
+            continue
+        if node.op_type in ops:
+            return f"{node.op_type} {node.name or node.output[0]!r}".strip()
+        fresh = [name for name in node.input if name and name not in seen]
+        seen.update(fresh)
+        queue += fresh
+    return ""
+
+
+def _held(
+    where: str,
+    model: onnx.ModelProto,
+    output: str,
+    said: int | str,
+    size: int | str,
+    runs: Runs,
+    points: Sequence[Point],
+) -> str:
+    """Holds what the file states of a size against the runs; a note where it is only a name.
+
+    Raises:
+        ExportError: the file states a number that is not so, or a dim where a number comes out.
+    """
+    del runs
+    if said == "" or holds_at(said, points):
+        return ""
+    wrong = next((p for p in points if not holds_at(said, [p])), points[0])
+    at = ", ".join(f"{n}={v}" for n, v in wrong[0].items())
+    if isinstance(said, int) or isinstance(size, int):
+        node = _maker(model, output, _BAKES)
+        hint = f"; a size of the example may be baked into {node}" if node else ""
+        raise ExportError(
+            f"{where}: the file states {said}, and a run gives {wrong[1]} at {at}{hint}; "
+            "export it anew with these dims dynamic, or state the true size"
+        )
+    return f"output {where.partition(': output ')[2]}: the file states {said}; it is {size}"
+
+
+def _unknown(
+    spec: ModelSpec, model: onnx.ModelProto, name: str, axis: int, points: Sequence[Point]
+) -> str:
+    some = "; ".join(
+        f"{value} at {', '.join(f'{n}={s}' for n, s in sizes.items())}"
+        for sizes, value in points[:4]
+    )
+    maker = _maker(model, name, _BY_DATA)
+    why = f"; it may be up to the data, by {maker}" if maker else by_values(spec)
+    where = f"model {spec.name}: output {name} axis {axis}"
+    return f"{where}: no formula of the dims was found for its size ({some}){why}"
+
+
+def _inferred(model: onnx.ModelProto) -> dict[str, list[str]]:
+    """The outputs' sizes as ONNX Runtime's symbolic shape inference writes them."""
+    bare = without_weights(model)
+    del bare.graph.value_info[:]
+    for value in bare.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    try:
+        outputs = _infer(bare, {}).graph.output
+    except Exception:  # it gives up in many ways
+        return {}
+    return {
+        v.name: [d.dim_param or str(d.dim_value) for d in v.type.tensor_type.shape.dim]
+        for v in outputs
+    }
+
+
+def _translated(texts: Sequence[str], axis: int, dims: Mapping[str, Dim]) -> str | None:
+    """``floor(h/2 - 1/2) + 1`` as ``(h - 1)//2 + 1``."""
+    from pipeline.export.symbols import _Printer
+
+    if axis >= len(texts):
+        return None
+    symbols = {name: sympy.Symbol(name, integer=True, positive=True) for name in dims}
+    try:
+        expression = sympy.sympify(texts[axis], locals=symbols)
+        text: str = _Printer().doprint(expression)
+        return text if DimExpr(text).names <= dims.keys() else None
+    except (InputError, sympy.SympifyError, TypeError, SyntaxError):
+        return None

@@ -1,0 +1,80 @@
+"""A tolerance measured on an ONNX file, for a source that states none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.artifact.stored import Feed
+from pipeline.compare.runners import run_onnx
+from pipeline.errors import InputError
+from pipeline.spec.dims import kept_rules
+from pipeline.spec.model import ModelSpec
+from pipeline.spec.noise import EQUAL, Noise
+
+_HOW = "rounding of the inputs"
+_NOTHING = "no input can be rounded, and a few units in the last place are assumed: rounding"
+_ASSUMED = 4  # units in the last place of the root mean square
+
+
+def with_onnx_tolerance(spec: ModelSpec, path: Path, seed: int) -> ModelSpec:
+    """The spec with a tolerance for every output, if it states none: what ONNX Runtime's outputs
+    move by where its floating-point inputs move by their rounding.
+
+    Args:
+        spec: the spec of an ONNX file.
+        path: the file, as it is in the artifact.
+        seed: for the inputs' values.
+
+    Raises:
+        InputError: no tolerance can be measured.
+    """
+    if spec.tolerance is not None:
+        return spec
+    sizes = _sizes(spec)
+    feed = spec.sample(sizes, seed)
+    rounded = any(array.dtype.kind == "f" for array in feed.values())
+    plain, moved = run_onnx(path, [feed, _moved(feed)])
+    outputs = []
+    for output in spec.outputs:
+        a, b = plain[output.name], moved[output.name]
+        where = f"model {spec.name}: output {output.name}"
+        real = a.dtype.kind == "f"
+        measured = EQUAL
+        if real and not np.isfinite(a).all():
+            raise InputError(
+                f"{where} is NaN or infinite at {', '.join(f'{n}={s}' for n, s in sizes.items())}: "
+                "there is nothing to compare; give the inputs a range (--range NAME=LOW..HIGH)"
+            )
+        if real:
+            noise = Noise.between(b, a, float(np.finfo(a.dtype).eps))
+            if not rounded:
+                noise = replace(noise, off=max(noise.off, _ASSUMED * noise.eps * noise.rms))
+            measured = noise.tolerance(where, _HOW if rounded else _NOTHING)
+        outputs.append(replace(output, tolerance=output.tolerance or measured))
+    widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
+    return replace(spec, outputs=tuple(outputs), tolerance=widest)
+
+
+def _sizes(spec: ModelSpec) -> Mapping[str, int]:
+    """The smallest sizes or the opts, whatever keeps the rules; not 1 where there are others."""
+    small = {name: dim.legal(max(dim.min, 2)) for name, dim in spec.dims.items()}
+    for sizes in (small, {name: dim.opt for name, dim in spec.dims.items()}):
+        if kept_rules(spec.rules, sizes):
+            return sizes
+    raise InputError(f"model {spec.name}: neither its smallest sizes nor its opts keep its rules")
+
+
+def _moved(feed: Feed) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        name: (array * (1 + np.finfo(array.dtype).eps * rng.standard_normal(array.shape))).astype(
+            array.dtype
+        )
+        if array.dtype.kind == "f"
+        else array
+        for name, array in feed.items()
+    }

@@ -1,0 +1,67 @@
+"""Finding a model's spec by name, and what its files are."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pipeline.errors import InputError
+from pipeline.models import MODELS
+from pipeline.spec.model import ModelSpec
+
+Factory = Callable[..., ModelSpec]
+
+
+def find_spec(
+    model: str | ModelSpec, options: Mapping[str, object], weights: Path | None = None
+) -> ModelSpec:
+    """The spec of that name, made with these options of its factory.
+
+    Args:
+        model: the name, or a spec.
+        options: of the factory.
+        weights: for a factory that takes it (a checkpoint's folder may say the model's sizes).
+
+    Raises:
+        InputError: no such model (the known ones are listed), or no such option.
+    """
+    if isinstance(model, ModelSpec):
+        if options:
+            raise InputError(f"model {model.name} is a spec: options are for models by name")
+        return model
+    factory = find_factory(model)
+    parameters = inspect.signature(factory).parameters
+    known = {name: p for name, p in parameters.items() if name != "weights"}
+    for name, value in options.items():
+        if name not in known:
+            raise InputError(
+                f"model {model}: no option {name!r}; its options: {', '.join(known) or 'none'}"
+            )
+        want = type(known[name].default)
+        if type(value) is not want:
+            raise InputError(f"model {model}: option {name}={value!r}: expected {want.__name__}")
+    more = {"weights": weights} if "weights" in parameters else {}
+    return factory(**options, **more)
+
+
+def find_factory(name: str) -> Factory:
+    """The factory of a model of the zoo."""
+    if name not in MODELS:
+        close = difflib.get_close_matches(name, MODELS, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise InputError(f"unknown model {name!r}{hint}; known: {', '.join(MODELS)}")
+    module, _, attribute = MODELS[name].partition(":")
+    factory: Factory = getattr(importlib.import_module(module), attribute)
+    return factory
+
+
+def source_file(spec: ModelSpec) -> Path | None:
+    """The Python file that the spec's module is built in, if it is in a file."""
+    try:
+        found = inspect.getsourcefile(spec.build)
+    except TypeError:
+        return None
+    return Path(found) if found and Path(found).is_file() else None

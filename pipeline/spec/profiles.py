@@ -1,0 +1,211 @@
+"""Optimisation profiles made from dims, and the sizes at which a conversion is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.errors import InputError
+from pipeline.spec.dims import Dim, Size, SizeRule, kept_rules, shape_at
+
+Range = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """min, opt and max of every dim, for which TensorRT builds one set of kernels.
+
+    Dims that are left out take their own range.
+    """
+
+    name: str
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+    @staticmethod
+    def parse(text: str, name: str) -> Profile:
+        """Reads ``h=135:440:2160,w=512`` (one number fixes a dim).
+
+        Raises:
+            InputError: the text is not of that form.
+        """
+        ranges: dict[str, Range] = {}
+        for part in text.split(","):
+            key, equals, value = (text.strip() for text in part.partition("="))
+            try:
+                numbers = [int(number) for number in value.split(":")]
+            except ValueError:
+                numbers = []
+            if not equals or not key or len(numbers) not in (1, 3):
+                raise InputError(f"profile {text!r}: {part!r} is not DIM=MIN:OPT:MAX or DIM=SIZE")
+            if key in ranges:
+                raise InputError(f"profile {text!r}: {key} is given twice")
+            low, opt, high = numbers if len(numbers) == 3 else numbers * 3
+            ranges[key] = (low, opt, high)
+        return Profile(name, ranges)
+
+    def resolve(self, dims: Mapping[str, Dim]) -> Profile:
+        """The profile with a range for every dim, each checked against its dim.
+
+        Raises:
+            InputError: an unknown dim, or a range that its dim does not allow.
+        """
+        for name in self.ranges.keys() - dims.keys():
+            known = ", ".join(dims) or "none"
+            raise InputError(f"profile {self.name}: no dim {name!r}; the model's dims: {known}")
+        ranges: dict[str, Range] = {}
+        for name, dim in dims.items():
+            low, opt, high = self.ranges.get(name, (dim.min, dim.opt, dim.max))
+            if low > high:
+                raise InputError(f"profile {self.name}: {name}: min={low} is greater than {high}")
+            if not low <= opt <= high:
+                raise InputError(f"profile {self.name}: {name}: opt={opt} is outside {low}..{high}")
+            for size in (low, opt, high):
+                dim.check(size, f"profile {self.name}")
+            ranges[name] = (low, opt, high)
+        return Profile(self.name, ranges)
+
+    def sizes(self, which: int) -> dict[str, int]:
+        """The dims' sizes at min (0), opt (1) or max (2)."""
+        return {name: range_[which] for name, range_ in self.ranges.items()}
+
+    def shapes(
+        self, inputs: Mapping[str, Sequence[Size]]
+    ) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """min, opt and max shape by input name."""
+        return {
+            name: tuple(shape_at(shape, self.sizes(which)) for which in range(3))
+            for name, shape in inputs.items()
+        }
+
+    def check_shapes(self, inputs: Mapping[str, Sequence[Size]]) -> None:
+        """Raises `InputError` if an input's size is no min, opt and max in this order.
+
+        Dims are always; an expression such as ``64 - h`` is not.
+        """
+        for name, (low, opt, high) in self.shapes(inputs).items():
+            for axis, (a, b, c) in enumerate(zip(low, opt, high, strict=True)):
+                if not 0 <= a <= b <= c:
+                    raise InputError(
+                        f"profile {self.name}: {name} axis {axis} is {inputs[name][axis]}: {a}, "
+                        f"{b}, {c} at min, opt, max; an input's size must grow with its dims"
+                    )
+
+    def allows(self, sizes: Mapping[str, int]) -> bool:
+        """True if every dim's size is within this profile."""
+        return all(low <= sizes[name] <= high for name, (low, _, high) in self.ranges.items())
+
+
+@dataclass(frozen=True)
+class Point:
+    """One set of sizes to verify at, and why it was chosen."""
+
+    label: str
+    sizes: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.label} ({','.join(f'{k}={v}' for k, v in self.sizes.items())})"
+
+
+def parse_sizes(text: str, dims: Mapping[str, Dim]) -> dict[str, int]:
+    """Reads ``h=441,w=1023`` into legal sizes; dims left out take their opt.
+
+    Raises:
+        InputError: not of that form, an unknown dim, or an illegal size.
+    """
+    sizes = {name: dim.opt for name, dim in dims.items()}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        if key not in dims:
+            known = ", ".join(dims) or "none"
+            raise InputError(f"shape {text!r}: no dim {key!r}; the model's dims: {known}")
+        if not value.isascii() or not value.isdigit():
+            raise InputError(f"shape {text!r}: {part!r} is not DIM=SIZE")
+        dims[key].check(int(value), f"shape {text!r}")
+        sizes[key] = int(value)
+    return sizes
+
+
+def points(
+    dims: Mapping[str, Dim],
+    profiles: Sequence[Profile],
+    extra: Sequence[Mapping[str, int]] = (),
+    rules: Sequence[str] = (),
+) -> tuple[Point, ...]:
+    """The sizes at which to verify a model: of each profile min, opt, max, between them, odd.
+
+    Sizes between lie halfway (below opt) and a quarter of the way (above it, where sizes get
+    dear) in the logarithm for the first dim and less far for the others, so that dims of the
+    same range differ, and are odd where an odd size is legal. The mixed corners (one dim at its
+    min, the others at their max, and the other way round) tell swapped axes apart. Sizes that
+    break a rule are changed until they keep it, once for each dim of the rule, which stays. A set
+    of sizes is listed once.
+    """
+    found: list[Point] = []
+
+    def add(label: str, sizes: Mapping[str, int]) -> None:
+        if all(point.sizes != sizes for point in found):
+            found.append(Point(label, dict(sizes)))
+
+    for profile in profiles:
+        tag = f"{profile.name}: " if len(profiles) > 1 else ""
+        low, opt, high = (profile.sizes(which) for which in range(3))
+
+        def between(a: Mapping[str, int], b: Mapping[str, int], part: float) -> dict[str, int]:
+            sizes = {}
+            for place, (name, dim) in enumerate(dims.items()):
+                part *= 1 if place == 0 else 0.75  # dims of the same range get different sizes
+                start, end = max(a[name], 1), max(b[name], 1)
+                size = dim.legal(round(start ** (1 - part) * end**part), odd=True)
+                lowest, _, highest = profile.ranges[name]  # noqa: B023
+                sizes[name] = size if lowest <= size <= highest else a[name]
+            return sizes
+
+        wanted: dict[str, Mapping[str, int]]
+        wanted = {"min": low, "odd, below opt": between(low, opt, 0.5), "opt": opt}
+        if len(dims) > 1:
+            first = next(iter(dims))
+            for name in dims if len(dims) > 2 else [first]:
+                wanted[f"{name} min, rest max"] = {**high, name: low[name]}
+            wanted[f"{first} max, rest min"] = {**low, first: high[first]}
+        wanted |= {"odd, above opt": between(opt, high, 0.25), "max": high}
+        for name, dim in dims.items():  # torch.export takes a dynamic size to be no 1, unguarded
+            if low[name] < 1 <= high[name] and dim.legal(1) == 1:
+                wanted[f"{name} 1"] = {**opt, name: 1}
+        for label, sizes in wanted.items():
+            for more, kept in near_rules(sizes, dims, profile, rules):
+                add(f"{tag}{label}{more}", kept)
+    for sizes in extra:
+        add("asked for", sizes)
+    return tuple(found)
+
+
+def near_rules(
+    sizes: Mapping[str, int], dims: Mapping[str, Dim], profile: Profile, rules: Sequence[str]
+) -> list[tuple[str, dict[str, int]]]:
+    """The sizes, or sizes near them that keep the rules: the nearest where a rule is on one dim;
+    for each dim of another rule those with its size as it is and the others as large as the rules
+    let them be."""
+    if kept_rules(rules, sizes):
+        return [("", dict(sizes))]
+    parsed = [SizeRule(text) for text in rules]
+    moved = dict(sizes)
+    for name, dim in dims.items():
+        own = [str(rule) for rule in parsed if rule.names == {name}]
+        low, _, high = profile.ranges[name]
+        kept = [n for n in range(low, high + 1, dim.multiple_of) if kept_rules(own, {name: n})]
+        moved[name] = min(kept, key=lambda n: abs(n - sizes[name]), default=sizes[name])
+    sizes = moved
+    if kept_rules(rules, sizes):
+        return [("", moved)]
+    names = {n for rule in parsed if not rule.kept(sizes) for n in rule.names}
+    found = []
+    for keep in (name for name in dims if name in names):
+        near = {**sizes, **{n: profile.ranges[n][0] for n in names if n != keep}}
+        for name in (n for n in dims if n in names and n != keep):
+            low, _, high = profile.ranges[name]
+            legal = range(low, high + 1, dims[name].multiple_of)
+            good = [n for n in legal if n <= sizes[name] and kept_rules(rules, {**near, name: n})]
+            near[name] = max(good, default=low)
+        if kept_rules(rules, near):
+            found.append((f", {keep} kept", near))
+    return found

@@ -1,0 +1,210 @@
+"""Nested inputs and outputs of a model, and the flat named tensors that ONNX has in their place.
+
+A model may take tuples, dicts and dataclasses of tensors, and return them. A tensor is named
+after its place: ``past[0]["key"]`` is ``past_0_key``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.spec.tensors import Input
+
+Path = tuple[str | int, ...]
+
+
+def children(value: Any) -> list[tuple[str | int, Any]] | None:
+    """The parts of a tuple, list, dict or dataclass, each with its place; None for a leaf.
+
+    A mapping comes first: transformers' outputs are both, and leave out what is None.
+    """
+    if isinstance(value, Mapping):
+        return [(str(key), part) for key, part in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Input)):
+        return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    return None
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every leaf with its path; None is no leaf, but nothing."""
+    parts = children(value)
+    if parts is None:
+        if value is not None:
+            yield path, value
+        return
+    for place, part in parts:
+        yield from leaves(part, (*path, place))
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """The same structure with other leaves."""
+    parts = children(value)
+    if parts is None:
+        return None if value is None else function(value)
+    new = [mapped(part, function) for _, part in parts]
+    if isinstance(value, Mapping):
+        pairs = dict(zip(value, new, strict=True))
+        kind: Any = type(value)
+        return kind(pairs)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*new)
+    if isinstance(value, (tuple, list)):
+        return type(value)(new)
+    return dataclasses.replace(value, **{str(p): n for (p, _), n in zip(parts, new, strict=True)})
+
+
+def name_of(path: Path, alone: str) -> str:
+    """``("past", 0, "key")`` as ``past_0_key``; `alone` where there is no path or no word in it."""
+    words = [re.sub(r"\W+", "_", str(place)).strip("_") for place in path]
+    text = "_".join(word for word in words if word)
+    if not text or text[0].isdigit():
+        return f"{alone}_{text}" if text else alone
+    return text
+
+
+def flat_inputs(inputs: Any) -> tuple[Any, tuple[Input, ...]]:
+    """The inputs in order, each with a name, and the structure with names in their place.
+
+    Args:
+        inputs: a tuple or list (positional arguments) or a dict (keyword arguments) of `Input`
+            and of tuples, lists, dicts and dataclasses of them.
+
+    Returns:
+        The structure, None where it is a flat tuple; and the inputs.
+
+    Raises:
+        InputError: a leaf is no `Input`.
+    """
+    if not isinstance(inputs, (tuple, list, Mapping)):
+        raise InputError(
+            f"inputs={inputs!r}: give a tuple of Input (positional arguments) or a dict of them "
+            "(keyword arguments)"
+        )
+    found = []
+    for path, leaf in leaves(inputs):
+        if not isinstance(leaf, Input):
+            place = "".join(f"[{part!r}]" for part in path)
+            raise InputError(f"inputs{place} is {leaf!r}, not an Input")
+        found.append(leaf if leaf.name else dataclasses.replace(leaf, name=name_of(path, "input")))
+    flat = isinstance(inputs, (tuple, list)) and all(isinstance(i, Input) for i in inputs)
+    names = iter(found)
+    return None if flat else mapped(inputs, lambda _: next(names).name), tuple(found)
+
+
+def call_with(arguments: Any, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments, made of the structure of names and the values by name."""
+    built = mapped(arguments, lambda name: values[name])
+    return ((), dict(built)) if isinstance(built, Mapping) else (tuple(built), {})
+
+
+def by_name_or_place(name: str, forward: Callable[..., Any], arguments: Any) -> tuple[Any, str]:
+    """Keyword arguments as they are, if ``forward`` has arguments of these names; the same by place
+    where it has no names that could be asked for (``*args``), and a note that says so.
+
+    Args:
+        name: of the model.
+        forward: the module's.
+        arguments: the structure of names; what is no mapping comes back as it is.
+
+    Raises:
+        InputError: a name that is none of the names that ``forward`` has; they are listed.
+    """
+    if not isinstance(arguments, Mapping):
+        return arguments, ""
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):
+        return tuple(arguments.values()), _placed(arguments, "does not say what it takes")
+    parameters = signature.parameters.values()
+    kinds = [p.kind for p in parameters]
+    known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    unknown = [word for word in arguments if word not in known]
+    first = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not unknown and inspect.Parameter.POSITIONAL_ONLY in kinds:
+        ordered = list(arguments) == first[: len(arguments)]  # else the call is refused
+        return (tuple(arguments.values()) if ordered else arguments), ""
+    if not unknown or inspect.Parameter.VAR_KEYWORD in kinds:
+        return arguments, ""
+    rest = inspect.Parameter.VAR_POSITIONAL in kinds
+    if rest and list(arguments)[: len(first)] == first:
+        why = f"is forward{signature}, which names none of them"
+        return tuple(arguments.values()), _placed(unknown, why)
+    close = difflib.get_close_matches(unknown[0], known, n=1)
+    raise InputError(
+        f"model {name}: its forward has no argument {unknown[0]!r}"
+        f"{f' (did you mean {close[0]!r}?)' if close else ''}; its arguments: "
+        f"{', '.join(known) or 'none'}"
+    )
+
+
+def _placed(names: Iterable[str], why: str) -> str:
+    return f"{', '.join(names)}: given by place, since the model's forward {why}"
+
+
+def check_signature(name: str, forward: Callable[..., Any], arguments: Any, count: int) -> None:
+    """Raises `InputError` where ``forward`` can't be called with these arguments.
+
+    Args:
+        name: of the model.
+        forward: the module's.
+        arguments: the structure of names, or None for `count` positional ones.
+        count: how many inputs there are.
+    """
+    args, kwargs = ((None,) * count, {}) if arguments is None else call_with(arguments, _Any())
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"model {name}: its forward{signature} can't be called with the inputs as declared: "
+            f"{error}"
+        ) from error
+
+
+class _Any(Mapping[str, None]):
+    """A mapping in which every name stands."""
+
+    def __getitem__(self, name: str) -> None:
+        return None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def output_names(result: Any, is_tensor: Callable[[Any], bool]) -> list[str]:
+    """A name for every tensor in what a model returned.
+
+    Raises:
+        InputError: something in it is no tensor; says where.
+    """
+    names: list[str] = []
+    for path, leaf in leaves(result):
+        if not is_tensor(leaf):
+            place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+            raise InputError(
+                f"output{place} is of type {type(leaf).__name__}, not a tensor: return tensors, "
+                "or tuples, dicts and dataclasses of them"
+            )
+        names.append(name_of(path, "output"))
+    if not names:
+        raise InputError("the model returns no tensor")
+    twice: Sequence[str] = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise InputError(f"two outputs would be called {twice[0]}: name them in the spec")
+    return names

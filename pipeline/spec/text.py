@@ -1,0 +1,262 @@
+"""Inputs and dims as text: ``image:1x3x{h}x{w}``, ``h=135:440:2160/8``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from pipeline.errors import InputError
+from pipeline.spec.dims import Dim, DimExpr, Size
+from pipeline.spec.structure import Path, name_of
+from pipeline.spec.tensors import Input
+
+INPUT_FORM = (
+    "NAME:SIZExSIZE...[:DTYPE[:LOW..HIGH]], e.g. image:1x3x{h}x{w} or ids:{b}x{s}:int64:0..1000"
+)
+DIM_FORM = (
+    "NAME=MIN:OPT:MAX[/MULTIPLE[+OFFSET]], e.g. h=135:440:2160/8; :MAX alone is enough; of an ONNX "
+    "file also NAME=EXPRESSION of other dims, e.g. t=past+seq"
+)
+
+_PLACE = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]|\[(['\"])(.+?)\3\]")
+_DIM = re.compile(r"(\d*)(?::(\d*))?:(\d+)(?:/(\d+)(?:\+(\d+))?)?\Z")
+
+
+def parse_dim(text: str, *, auto: bool = True) -> Dim:
+    """Reads ``h=135:440:2160/8``; a min or opt that is left out takes its default.
+
+    Args:
+        text: the dim.
+        auto: the pipeline may narrow it.
+
+    Raises:
+        InputError: not of that form, or no legal dim.
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    match = _DIM.match(value)
+    if not equals or not match:
+        hint = ""
+        if equals and value.isdigit():
+            hint = (
+                f"; a size that is fixed is a number in --input; a largest one is {name}=:{value}"
+            )
+        raise InputError(f"dim {text!r} is not {DIM_FORM}{hint}")
+    low, opt, high, multiple, offset = (None if not n else int(n) for n in match.groups())
+    assert high is not None
+    return Dim(
+        name,
+        **{key: n for key, n in (("min", low), ("opt", opt)) if n is not None},
+        max=high,
+        multiple_of=1 if multiple is None else multiple,
+        offset=offset or 0,
+        auto=auto,
+    )
+
+
+def parse_dims(texts: Sequence[str], *, auto: bool = True) -> dict[str, Dim]:
+    """Reads several dims, by name.
+
+    Raises:
+        InputError: a text is not of the form, or a name is given twice.
+    """
+    dims: dict[str, Dim] = {}
+    for text in texts:
+        dim = parse_dim(text, auto=auto)
+        if dim.name in dims:
+            raise InputError(f"dim {dim.name} is given twice")
+        dims[dim.name] = dim
+    return dims
+
+
+def split_dims(texts: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The dims that have a range, as they are, and the expressions of those that have none.
+
+    Args:
+        texts: such as ``seq=1:8:64`` and ``t=past+seq``.
+
+    Raises:
+        InputError: a name is given twice, once with an expression.
+    """
+    ranges: list[str] = []
+    expressions: dict[str, str] = {}
+    names: list[str] = []
+    for text in texts:
+        name, _, value = (part.strip() for part in text.partition("="))
+        names.append(name)
+        if _is_expression(value):
+            expressions[name] = value
+        else:
+            ranges.append(text)
+    for name in expressions:
+        if names.count(name) > 1:
+            raise InputError(f"dim {name} is given twice")
+    return ranges, expressions
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        return bool(DimExpr(text).names)
+    except InputError:
+        return False
+
+
+BOOL_FORM = "a bool's is 1..2 (all true), 0..0 (all false) or 0..1 (both)"
+_BOOLS: dict[tuple[float, float], tuple[float, float]] = {
+    (1, 2): (1.0, 2.0), (1, 1): (1.0, 2.0), (0, 0): (-2.0, -1.0),
+    (0, 1): (-1.0, 1.0), (-1, 1): (-1.0, 1.0),
+}  # fmt: skip
+
+
+def bool_range(name: str, low: float, high: float) -> tuple[float, float]:
+    """What a bool's range as text is for `Input.sample`, for which a positive value is true.
+
+    1..2 is all true, as there; 1..1 too. 0..0 is all false. 0..1 is both, half of each, as
+    -1..1 is, the range of an `Input` that has none; (0, 1) of an `Input` would all be positive.
+
+    Raises:
+        InputError: another range.
+    """
+    if (low, high) not in _BOOLS:
+        raise InputError(f"input {name}: {low:g}..{high:g} is no range of a bool; {BOOL_FORM}")
+    return _BOOLS[low, high]
+
+
+def parse_range(text: str) -> tuple[str, tuple[float, float]]:
+    """Reads ``ids=0..1000``.
+
+    Raises:
+        InputError: not of that form.
+    """
+    name, equals, values = (part.strip() for part in text.partition("="))
+    try:
+        low, high = (float(part) for part in values.split(".."))
+    except ValueError as error:
+        raise InputError(f"range {text!r} is not INPUT=LOW..HIGH, such as ids=0..1000") from error
+    if not equals or not name:
+        raise InputError(f"range {text!r} is not INPUT=LOW..HIGH, such as ids=0..1000")
+    return name, (low, high)
+
+
+def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
+    """Reads inputs into what `ModelSpec.inputs` takes: a dict of keyword arguments.
+
+    A name may be a place in a nested argument: ``past[0][1]:...`` and ``batch.image:...`` are
+    parts of the arguments ``past`` and ``batch``, tuples where the places are numbers and dicts
+    where they are words.
+
+    Raises:
+        InputError: a text is not of the form (the character is pointed at), a dim that is not
+            declared, or places that don't fit together.
+    """
+    tree: dict[str | int, Any] = {}
+    used: set[str] = set()
+    for text in texts:
+        path, new = _parse_input(text, dims)
+        used.update(dim.name for dim in new.dims)
+        node = tree
+        for place in path[:-1]:
+            node = node.setdefault(place, {})
+            if not isinstance(node, dict):
+                _clash(text)
+        if path[-1] in node:
+            _clash(text)
+        node[path[-1]] = new
+    for name in [name for name in dims if name not in used]:
+        raise InputError(f"dim {name} is declared, but no input has a size of {name}")
+    return {name: _nested(part, str(name)) for name, part in tree.items()}
+
+
+def _clash(text: str) -> NoReturn:
+    raise InputError(f"input {text!r}: its place is taken by another input")
+
+
+def _nested(part: Any, where: str) -> Any:
+    """Tuples where the places are 0, 1, ...; dicts where they are words."""
+    if not isinstance(part, dict):
+        return part
+    places = list(part)
+    if all(isinstance(place, int) for place in places):
+        if sorted(places) != list(range(len(places))):
+            raise InputError(f"input {where}: its parts are {sorted(places)}, not 0 to the last")
+        return tuple(_nested(part[n], f"{where}[{n}]") for n in range(len(places)))
+    if any(isinstance(place, int) for place in places):
+        raise InputError(f"input {where}: has both numbered and named parts")
+    return {name: _nested(part[name], f"{where}.{name}") for name in places}
+
+
+def _parse_input(text: str, dims: Mapping[str, Dim]) -> tuple[Path, Input]:
+    place, colon, rest = text.partition(":")
+    path = _path(place, text)
+    if not colon:
+        _point(text, len(text), f"expected ':' and a shape; the form is {INPUT_FORM}")
+    shape_text, _, more = rest.partition(":")
+    dtype, _, range_text = more.partition(":")
+    values = {}
+    if range_text:
+        match = re.fullmatch(r"(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?)", range_text)
+        try:
+            values = dict(zip(("low", "high"), map(float, match.groups()), strict=True))  # type: ignore[union-attr]
+        except (AttributeError, ValueError):
+            _point(text, len(text) - len(range_text), "expected LOW..HIGH")
+    shape = _shape(text, len(place) + 1, shape_text, dims)
+    name = name_of(path, "input")
+    if dtype == "bool" and values:
+        ends = bool_range(place, values["low"], values["high"])
+        values = dict(zip(("low", "high"), ends, strict=True))
+    elif dtype and "float" not in dtype and dtype != "bool" and not range_text:
+        values = {"low": 0.0, "high": 2.0}
+    return path, Input(name, shape, dtype or "float32", **values)
+
+
+def _path(place: str, text: str) -> Path:
+    path: list[str | int] = []
+    at = 0
+    while at < len(place):
+        match = _PLACE.match(place, at)
+        if not match:
+            _point(text, at, "expected a name such as image, past[0] or batch.image")
+        word, number, _, key = match.groups()
+        path.append(int(number) if number else word or key)
+        at = match.end()
+    if not path or isinstance(path[0], int):
+        _point(text, 0, "expected the name of an argument of forward")
+    return tuple(path)
+
+
+def _shape(text: str, start: int, shape: str, dims: Mapping[str, Dim]) -> tuple[Size, ...]:
+    """Reads ``1x3x{h}x{w}``; nothing is a scalar."""
+    sizes: list[Size] = []
+    at = 0
+    while at < len(shape):
+        match = re.match(r"(\d+)|\{([^{}]*)\}", shape[at:])
+        if not match:
+            _point(text, start + at, "expected a number or {dim}")
+        if match[1]:
+            sizes.append(int(match[1]))
+        else:
+            sizes.append(_size(text, start + at + 1, match[2].strip(), dims))
+        at += match.end()
+        if at < len(shape):
+            if shape[at] != "x":
+                _point(text, start + at, "expected 'x' between sizes")
+            at += 1
+            if at == len(shape):
+                _point(text, start + at, "expected a size after 'x'")
+    return tuple(sizes)
+
+
+def _size(text: str, at: int, inner: str, dims: Mapping[str, Dim]) -> Size:
+    try:
+        expr = DimExpr(inner)
+    except InputError as error:
+        _point(text, at, str(error))
+    for name in sorted(expr.names):
+        if name not in dims:
+            known = f"; declared: {', '.join(dims)}" if dims else ""
+            _point(text, at, f"dim {name} is not declared: add --dim {name}=MIN:OPT:MAX{known}")
+    return dims.get(inner) or DimExpr(inner, tuple(dims[n] for n in sorted(expr.names)))
+
+
+def _point(text: str, at: int, what: str) -> NoReturn:
+    raise InputError(f"input {text!r}, character {at + 1} ({text[at : at + 8]!r}): {what}")

@@ -1,0 +1,730 @@
+"""The artifact: its manifest, what tampering does, readers during swaps, the script."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from pipeline.artifact import artifact as artifact_module
+from pipeline.artifact.artifact import (
+    EXPORTED,
+    MANIFEST,
+    MODEL,
+    PLAN,
+    REPRODUCE,
+    Artifact,
+    StoredRun,
+    finish,
+    hash_file,
+    reproduce_script,
+)
+from pipeline.artifact.manifest import (
+    BuildInfo,
+    CheckInfo,
+    ComparisonInfo,
+    DimInfo,
+    ExportInfo,
+    FileInfo,
+    InputInfo,
+    Manifest,
+    ModelInfo,
+    PaddingInfo,
+    PairResult,
+    PassInfo,
+    PointInfo,
+    ProfileInfo,
+    RefusedNode,
+    RewriteInfo,
+    RewrittenNode,
+    StageInfo,
+    TargetInfo,
+    TensorInfo,
+    ToleranceInfo,
+    Weights,
+    now,
+)
+from pipeline.errors import ArtifactError
+from pipeline.machine.swap_folder import replacing
+from pipeline.spec.tensors import Tolerance
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BARE = Manifest(
+    name="raft",
+    created="2025-01-31T12:00:00+00:00",
+    model=ModelInfo("raft", {}, Weights(None, None, 0), {}),
+    dims=(),
+    inputs=(),
+    outputs=(),
+    padding=None,
+    tolerance=ToleranceInfo(1e-3, 1e-4, "measured"),
+    target=TargetInfo("rtx-1.7", "tensorrt_rtx", None),
+    precision="fp32",
+    profiles=(),
+)
+FULL = dataclasses.replace(
+    BARE,
+    model=ModelInfo(
+        "module:factory",
+        {"small": True, "updates": 12, "scale": 1.0, "kind": "ä"},
+        Weights("w.safetensors", "ab" * 32, None),
+        {"torchvision": "0.28.0"},
+    ),
+    dims=(DimInfo("h", 136, 440, 2160, 8), DimInfo("w", 136, 1024, 3840, 8)),
+    inputs=(InputInfo("image", "float32", (1, 3, "h", "w"), -1.0, 1.0),),
+    outputs=(TensorInfo("flow", "float32", (1, 2, "h", "8*(w//8)")),),
+    padding=PaddingInfo({"h": 8}, "replicate", "center"),
+    engine_tolerance={"fp16": ToleranceInfo(1e-2, 1e-3, "measured on a GPU")},
+    target=TargetInfo("tensorrt-8.6", "tensorrt", "8.6.0", "9.0"),
+    profiles=(ProfileInfo("all", {"h": (136, 440, 2160)}),),
+    export=ExportInfo(18, "torch.export", 12.5, ("h: multiples of 8",), {"h": "two sizes ran"}),
+    rewrite=RewriteInfo(
+        (
+            PassInfo(
+                "lower_resize",
+                True,
+                "NVIDIA/TensorRT#3560",
+                (RewrittenNode("/up/Resize", "Resize", "to sizes"),),
+                (RefusedNode("/up2/Resize", "Resize", "antialias"),),
+            ),
+        ),
+        ("a warning",),
+        100,
+        90,
+    ),
+    build=BuildInfo(
+        3.0,
+        1000,
+        "(INVALID, 0)",
+        80,
+        (),
+        ("foo.so",),
+        None,
+        2,
+        "h200.cache, 0 bytes before",
+        "NVIDIA H200",
+        {"foo.so": "0" * 64},
+    ),
+    comparison=ComparisonInfo(
+        1 << 30,
+        (
+            PointInfo(
+                "min",
+                {"h": 136},
+                True,
+                "",
+                1000,
+                (
+                    PairResult(("torch", "exported"), "flow", 1e-6, 0.0, True, ""),
+                    PairResult(("exported", "rewritten"), "flow", None, None, False, "NaN"),
+                ),
+            ),
+            PointInfo("max", {"h": 2160}, False, "needs 3 GiB", 3 << 30, ()),
+        ),
+        False,
+        ("a note",),
+        (CheckInfo("determinism", "engine", {"h": 136}, True, "3 runs are equal to the bit"),),
+    ),
+    engine_compared=True,
+    engine_compared_why="compared on NVIDIA H200",
+    engine_gpu="NVIDIA H200",
+    stages=(StageInfo("export", 12.5, {"torch": 12.0}, None),),
+    versions={"python": "3.11"},
+    keys={"export": "cd" * 32},
+)
+
+
+def make(path: Path, mark: str = "one", manifest: Manifest = FULL) -> Manifest:
+    with replacing(path, keep=False) as staging:
+        (staging / PLAN).write_bytes(mark.encode() * 1000)
+        (staging / MODEL).write_text(mark)
+        (staging / EXPORTED).write_text(mark)
+        (staging / "comparison").mkdir()
+        (staging / "comparison" / "inputs.json").write_text("[]")
+        return finish(staging, dataclasses.replace(manifest, name=mark))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    path = tmp_path / "raft"
+    make(path)
+    return path
+
+
+def refusal(path: Path) -> str:
+    """What opening says; always one line that ends with what to do."""
+    with pytest.raises(ArtifactError) as caught:
+        Artifact.open(path)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert said.startswith(str(path))
+    return said
+
+
+# manifest
+
+
+@pytest.mark.parametrize("manifest", [BARE, FULL])
+def test_round_trip(manifest: Manifest) -> None:
+    text = manifest.to_json()
+    assert Manifest.from_json(text) == manifest
+    assert Manifest.from_json(text).to_json() == text
+
+
+def test_the_keys_are_the_documented_ones() -> None:
+    """Downstream apps read these; a change needs another schema number."""
+    content = json.loads(FULL.to_json())
+    stands = " ".join(content)
+    assert stands == (
+        "schema name created model dims inputs outputs reference rules padding tolerance "
+        "engine_tolerance target precision profiles export rewrite build comparison "
+        "engine_compared engine_compared_why engine_gpu stages versions keys files manifest_sha256"
+    )
+    assert content["dims"][0] == {
+        "name": "h",
+        "min": 136,
+        "opt": 440,
+        "max": 2160,
+        "multiple_of": 8,
+        "offset": 0,
+        "defaulted": [],
+    }
+    assert content["padding"] == {"multiples": {"h": 8}, "mode": "replicate", "align": "center"}
+    assert content["tolerance"] == {
+        "rtol": 1e-3, "atol": 1e-4, "why": "measured", "differing": 0.0,
+    }  # fmt: skip
+    assert content["profiles"] == [{"name": "all", "ranges": {"h": [136, 440, 2160]}}]
+
+
+def test_what_is_not_finite_is_null() -> None:
+    pair = PairResult(("a", "b"), "y", math.nan, math.inf, False, "NaN")
+    point = PointInfo("min", {}, True, "", 0, (pair,))
+    text = dataclasses.replace(FULL, comparison=ComparisonInfo(0, (point,), False, ())).to_json()
+    comparison = Manifest.from_json(text).comparison
+    assert comparison is not None
+    assert comparison.points[0].results[0] == PairResult(("a", "b"), "y", None, None, False, "NaN")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"tolerance": ToleranceInfo(0.0, math.inf, "")},
+            "tolerance.atol: expected a finite number",
+        ),
+        ({"precision": 16}, "precision: expected a string"),
+        ({"engine_compared": 1}, "engine_compared: expected true or false"),
+        ({"stages": (StageInfo("a", np.float32(1), {}, None),)}, r"stages\[0\].seconds: expected"),
+        ({"versions": {1: "a"}}, "versions: expected an object"),
+    ],
+)
+def test_a_wrong_value_is_not_written(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArtifactError, match=said):
+        dataclasses.replace(FULL, **changes).to_json()
+
+
+def at(content: Any, path: list[str | int]) -> Any:
+    for key in path:
+        content = content[key]
+    return content
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (
+            ["comparison", "points", 1, "sizes"],
+            [],
+            "comparison.points[1].sizes: expected an object",
+        ),
+        (["comparison", "points", 0, "sizes", "h"], 1.0, "points[0].sizes.h: expected an integer"),
+        (["comparison", "points", 0, "compared"], 1, "points[0].compared: expected true or false"),
+        (["comparison", "points"], {}, "comparison.points: expected a list"),
+        (["comparison", "points", 0, "results", 0, "pair"], ["a"], "pair: expected a list of 2"),
+        (["comparison", "memory_limit_bytes"], True, "memory_limit_bytes: expected an integer"),
+        (["inputs", 0, "shape", 2], 1.5, "inputs[0].shape[2]: expected an integer or a string"),
+        (["model", "options", "small"], None, "model.options.small: expected an integer or"),
+        (["target", "flavour"], "tvm", "target.flavour: expected 'tensorrt' or 'tensorrt_rtx'"),
+        (["target", "flavour"], [], "target.flavour: expected 'tensorrt' or 'tensorrt_rtx'"),
+        (["tolerance", "rtol"], "0.1", "tolerance.rtol: expected a finite number"),
+        (["tolerance", "rtol"], 10**400, "tolerance.rtol: expected a finite number"),
+        (["dims", 0, "min"], "136", "dims[0].min: expected an integer"),
+        (["export"], 3, "export: expected an object"),
+        (["schema"], "1", "schema: expected an integer"),
+        (["schema"], 2, "schema 2 is unknown here; this version reads 4"),
+        (["name"], "other", "was changed after it was written"),
+        (["manifest_sha256"], "0" * 64, "was changed after it was written"),
+        (["manifest_sha256"], None, "manifest_sha256: is missing"),
+    ],
+)
+def test_a_wrong_field_is_named(path: list[str | int], value: Any, said: str) -> None:
+    content = json.loads(FULL.to_json())
+    at(content, path[:-1])[path[-1]] = value
+    with pytest.raises(ArtifactError) as caught:
+        Manifest.from_json(json.dumps(content))
+    assert str(caught.value).startswith("manifest.json: ")
+    assert said in str(caught.value)
+
+
+def test_an_artifact_of_an_older_schema_has_to_be_converted_again(place: Path) -> None:
+    content = json.loads((place / MANIFEST).read_text())
+    content["schema"] = 2
+    del content["engine_gpu"]
+    (place / MANIFEST).write_text(json.dumps(content))
+    assert refusal(place).endswith("schema 2 is unknown here; this version reads 4; convert again")
+
+
+def test_missing_and_unknown_fields_are_named() -> None:
+    content = json.loads(FULL.to_json())
+    del content["comparison"]["points"][1]["why"]
+    with pytest.raises(ArtifactError, match=r"comparison\.points\[1\]\.why: is missing"):
+        Manifest.from_json(json.dumps(content))
+    content["comparison"]["points"][1].update(why="", because="")
+    with pytest.raises(ArtifactError, match=r"comparison\.points\[1\]\.because: is unknown"):
+        Manifest.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", "[" * 10**5, "\ud800", b"\xff\xfe\xff"),
+        *('{"a": NaN}', '{"a":1,"a":2}', "9" * 5000),
+    ],
+)
+def test_no_json(text: str | bytes) -> None:
+    with pytest.raises(ArtifactError, match=r"^manifest\.json: "):
+        Manifest.from_json(text)
+
+
+def test_infinity_in_json_is_no_number() -> None:
+    text = FULL.to_json().replace('"rtol": 0.001', '"rtol": 1e999')
+    with pytest.raises(ArtifactError, match=r"tolerance\.rtol: expected a finite number"):
+        Manifest.from_json(text)
+
+
+def test_now() -> None:
+    assert len(now()) == len("2025-01-31T12:00:00+00:00")
+    assert now().endswith("+00:00")
+
+
+# artifact
+
+
+def test_open(place: Path) -> None:
+    artifact = Artifact.open(place)
+    assert artifact.manifest.name == "one"
+    assert list(artifact.manifest.files) == ["comparison/inputs.json", PLAN, EXPORTED, MODEL]
+    assert artifact.manifest.files[PLAN] == hash_file(place / PLAN)
+    assert artifact.plan.read_bytes() == artifact.read(PLAN) == b"one" * 1000
+    assert (artifact.model, artifact.exported) == (place / MODEL, place / EXPORTED)
+    assert artifact.comparison.is_dir()
+    assert artifact.extra == ()
+
+
+def test_what_finish_returns_is_what_is_read(tmp_path: Path) -> None:
+    assert make(tmp_path / "raft") == Artifact.open(tmp_path / "raft").manifest
+
+
+def test_a_partial_artifact_says_what_to_run(tmp_path: Path) -> None:
+    with replacing(tmp_path / "raft", keep=False) as staging:
+        (staging / EXPORTED).touch()
+        finish(staging, BARE)
+    artifact = Artifact.open(tmp_path / "raft")
+    assert artifact.exported.stat().st_size == 0
+    with pytest.raises(ArtifactError, match=r"holds no engine\.plan yet; run the build stage"):
+        _ = artifact.plan
+    with pytest.raises(ArtifactError, match=r"lists no engine\.plan"):
+        artifact.read(PLAN)
+
+
+def test_the_next_stage_adds_to_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "raft"
+    make(path, manifest=BARE)
+    with replacing(path, keep=True) as staging:
+        before = Artifact.open(staging).manifest
+        (staging / REPRODUCE).write_text("#!/bin/sh\n")
+        finish(staging, dataclasses.replace(before, engine_compared=True))
+    after = Artifact.open(path).manifest
+    assert after.files.keys() == before.files.keys() | {REPRODUCE}
+    assert after.engine_compared
+
+
+def test_extra_files_are_reported(place: Path) -> None:
+    (place / "notes.txt").touch()
+    (place / "comparison" / "more.json").touch()
+    (place / "folder link").symlink_to("/usr")
+    assert Artifact.open(place).extra == ("comparison/more.json", "folder link", "notes.txt")
+
+
+def test_odd_names(tmp_path: Path) -> None:
+    with replacing(tmp_path / "raft", keep=False) as staging:
+        for name in ("ü \n'\"", "-x", "..data", os.fsdecode(b"\xff")):
+            (staging / name).write_text(name[:1], errors="surrogateescape")
+        finish(staging, BARE)
+    assert len(Artifact.open(tmp_path / "raft").manifest.files) == 4
+
+
+@pytest.mark.parametrize("kind", ["link", "folder link", "pipe"])
+def test_finish_takes_plain_files_only(tmp_path: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "odd")
+    else:
+        (tmp_path / "odd").symlink_to("/etc/passwd" if kind == "link" else "/usr")
+    with pytest.raises(ArtifactError, match="odd: an artifact can only hold plain files"):
+        finish(tmp_path, BARE)
+
+
+# tampering
+
+AGAIN = "copy it again, or `pipeline build {}`"
+
+
+def test_no_such_folder(place: Path) -> None:
+    assert "there is no such folder" in refusal(place / "none")
+    assert "is not a folder" in refusal(place / MODEL)
+    assert "holds no manifest.json" in refusal(place / "comparison")
+
+
+@pytest.mark.parametrize("name", [PLAN, MODEL, "comparison/inputs.json"])
+def test_a_flipped_bit(place: Path, name: str) -> None:
+    content = bytearray((place / name).read_bytes())
+    for index in {0, len(content) // 2, len(content) - 1}:
+        content[index] ^= 1
+        (place / name).write_bytes(content)
+        advice = "convert again" if name == MODEL else AGAIN.format(place)
+        assert refusal(place) == (
+            f"{place}/{name}: its content was changed after it was written; {advice}"
+        )
+        with pytest.raises(ArtifactError, match="its content was changed"):
+            Artifact.open(place, check=False).read(name)
+        content[index] ^= 1
+
+
+def test_a_cut_plan(place: Path) -> None:
+    os.truncate(place / PLAN, 10)
+    said = f"{place}/{PLAN}: is cut short: 10 of 3000 bytes are there; {AGAIN.format(place)}"
+    assert refusal(place) == said
+    with pytest.raises(ArtifactError, match="is cut short: 10 of 3000"):
+        Artifact.open(place, check=False).read(PLAN)
+
+
+def test_a_grown_plan(place: Path) -> None:
+    os.truncate(place / PLAN, 4000)
+    assert "its content was changed" in refusal(place)
+
+
+def test_a_missing_file(place: Path) -> None:
+    (place / PLAN).unlink()
+    assert refusal(place) == f"{place}/{PLAN}: is missing; {AGAIN.format(place)}"
+    with pytest.raises(ArtifactError, match="can't be read: No such file"):
+        Artifact.open(place, check=False).read(PLAN)
+
+
+def test_something_else_than_a_file(place: Path) -> None:
+    (place / PLAN).unlink()
+    os.mkfifo(place / PLAN)
+    assert "is not a plain file" in refusal(place)
+    (place / PLAN).unlink()
+    (place / PLAN).mkdir()
+    assert "is not a plain file" in refusal(place)
+
+
+def test_an_edited_manifest(place: Path) -> None:
+    text = (place / MANIFEST).read_text()
+    (place / MANIFEST).write_text(
+        text.replace('"engine_compared": true', '"engine_compared": false')
+    )
+    assert refusal(place) == (
+        f"{place}/manifest.json: was changed after it was written (its hash is another); "
+        "convert again"
+    )
+
+
+def test_a_manifest_cut_anywhere(place: Path) -> None:
+    content = (place / MANIFEST).read_bytes()
+    assert len(content) > 3000
+    for length in range(0, len(content) - 1, 50):
+        (place / MANIFEST).write_bytes(content[:length])
+        assert "is cut short or no JSON" in refusal(place)
+
+
+def resign(place: Path, files: dict[str, FileInfo]) -> None:
+    """Writes a manifest whose own hash is right, but with these files."""
+    (place / MANIFEST).write_text(dataclasses.replace(FULL, files=files).to_json())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../secret", "comparison/../../secret", "/etc/passwd", "comparison/.."),
+        *("", ".", "./model.onnx", "a//b", "a/", "..\\secret", "C:secret", "a\0b"),
+    ],
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_names_that_lead_out_of_the_folder(place: Path, name: str, check: bool) -> None:
+    secret = place.parent / "secret"
+    secret.write_text("secret")
+    resign(place, {name: hash_file(secret)})
+    with pytest.raises(ArtifactError, match=r"is no plain relative name|holds a "):
+        Artifact.open(place, check=check)
+
+
+@pytest.mark.parametrize("target", ["../secret", "loop"])
+def test_links(place: Path, target: str) -> None:
+    secret = place.parent / "secret"
+    secret.write_text("secret")
+    (place / "loop").symlink_to(target)
+    resign(place, {"loop": hash_file(secret)})
+    assert "outside of the artifact" in refusal(place) or "can't be read" in refusal(place)
+
+
+def test_a_linked_folder_that_leads_out(place: Path) -> None:
+    secret = place.parent / "outside" / "secret"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    (place / "linked").symlink_to("../outside")
+    resign(place, {"linked/secret": hash_file(secret)})
+    assert "is a link to outside of the artifact" in refusal(place)
+
+
+def test_an_artifact_behind_a_link(place: Path) -> None:
+    latest = place.with_name("latest")
+    latest.symlink_to("raft")
+    assert Artifact.open(latest).manifest.name == "one"
+
+
+# readers during swaps
+
+WRITER = """
+    import sys, time
+    from pathlib import Path
+    from pipeline import _folder
+    from tests.test_artifact import make
+    if sys.argv[2] == "no exchange":
+        _folder._find_exchange = lambda: None
+    for turn in range(150):
+        make(Path(sys.argv[1]), f"turn {turn}")
+        if turn == 0:
+            print("ready", flush=True)
+        time.sleep(0.005)
+"""
+
+
+def start_writer(place: Path, how: str) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WRITER), str(place), how],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
+def test_a_reader_never_sees_a_half(place: Path) -> None:
+    """`open` gives files that belong to their manifest, and never fails, however often the
+    folder is replaced meanwhile."""
+    child = start_writer(place, "exchange")
+    seen = set()
+    while child.poll() is None:
+        seen.add(Artifact.open(place).manifest.name)
+    assert child.returncode == 0
+    assert len(seen) > 10
+
+
+def test_without_exchange_a_reader_finds_the_whole_or_nothing(place: Path) -> None:
+    child = start_writer(place, "no exchange")
+    seen = set()
+    while child.poll() is None:
+        try:
+            seen.add(Artifact.open(place).manifest.name)
+        except ArtifactError as error:
+            assert "there is no such folder" in str(error)
+    assert child.returncode == 0
+    assert len(seen) > 10
+
+
+def test_a_handle_notices_that_the_folder_was_replaced(place: Path) -> None:
+    artifact = Artifact.open(place)
+    make(place, "two")
+    with pytest.raises(ArtifactError, match="its content was changed"):
+        artifact.read(PLAN)
+
+
+def test_a_folder_that_is_always_replaced(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifact_module, "_is_at", lambda *_: False)
+    assert "is replaced again and again" in refusal(place)
+
+
+# reproduce.sh
+
+
+def save_model(path: Path, factor: float) -> None:
+    node = helper.make_node("Mul", ["x", "k"], ["y"])
+    shape: list[int | str] = [1, "h", "w"]
+    graph = helper.make_graph(
+        [node],
+        "times",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [helper.make_tensor("k", TensorProto.FLOAT, [], [factor])],
+    )
+    opset = helper.make_opsetid("", 18)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=9), path)
+
+
+def save_runs(folder: Path, factor: float) -> list[StoredRun]:
+    from polygraphy.comparator import RunResults
+    from polygraphy.json import save_json
+
+    random = np.random.default_rng(0)
+    inputs = [
+        {"x": random.random((1, h, w), dtype=np.float32)} for h, w in ((3, 4), (5, 7), (16, 9))
+    ]
+    results = RunResults()
+    results.add([{"y": i["x"] * np.float32(factor)} for i in inputs], runner_name="torch")
+    folder.mkdir()
+    save_json(inputs, str(folder / "all inputs.json"))
+    results.save(str(folder / "it's torch's.json"))
+    return [StoredRun("comparison/all inputs.json", "comparison/it's torch's.json")]
+
+
+def run_script(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the script from elsewhere; polygraphy is the one beside this Python."""
+    where = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["sh", str(path), *arguments],
+        cwd="/",
+        env={**os.environ, "PATH": where, "CDPATH": "/usr"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+SCRIPTS = (  # the factors of exported.onnx, of model.onnx and of what is stored; whether it passes
+    (2.0, 2.0, 2.0, True),
+    (2.1, 2.0, 2.0, False),
+    (2.0, 2.1, 2.0, False),
+    (2.0, 2.0, 2.1, False),
+    (math.nan, math.nan, math.nan, False),
+)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> list[subprocess.CompletedProcess[str]]:
+    """All `SCRIPTS`, two at once: each starts Python twice. They are written one by one, since
+    Polygraphy's first use of an array is not safe from two threads."""
+    places = []
+    for exported, model, stored, _ in SCRIPTS:
+        folder = tmp_path_factory.mktemp("script") / "- an 'odd' $(name)"
+        folder.mkdir()
+        save_model(folder / EXPORTED, exported)
+        save_model(folder / MODEL, model)
+        runs = save_runs(folder / "comparison", stored)
+        text = reproduce_script(runs, {"y": Tolerance(1e-4, 1e-5, "-")}, flavour="tensorrt_rtx")
+        (folder / REPRODUCE).write_text(text)
+        places.append(folder / REPRODUCE)
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run_script, places))
+
+
+@pytest.mark.parametrize("number", range(len(SCRIPTS)), ids=lambda n: str(SCRIPTS[n]))
+def test_the_script_repeats_the_comparison(
+    ended: list[subprocess.CompletedProcess[str]], number: int
+) -> None:
+    exported, model, stored, passes = SCRIPTS[number]
+    done = ended[number]
+    assert done.returncode == (0 if passes else 1), done.stdout + done.stderr
+    # both models ran, also if the first one failed
+    outputs = done.stdout.split("] RUNNING |")[1:]
+    assert ["Passed: 3/3" in output for output in outputs] == [exported == stored, model == stored]
+
+
+def test_the_script_fails_where_a_file_is_missing(tmp_path: Path) -> None:
+    runs = [StoredRun("comparison/inputs.json", "comparison/torch.json")]
+    (tmp_path / REPRODUCE).write_text(
+        reproduce_script(runs, {"y": Tolerance(0.0, 0.0, "-")}, flavour="tensorrt", models=[MODEL])
+    )
+    assert run_script(tmp_path / REPRODUCE).returncode == 1
+
+
+def commands(text: str, recorder: Path, *arguments: str) -> list[list[str]]:
+    """The polygraphy commands that a script runs, each with the flavour's switch first."""
+    program = recorder / "polygraphy"
+    program.write_text(
+        '#!/bin/sh\nprintf "%s\\n" "${POLYGRAPHY_USE_TENSORRT_RTX-unset}" "$@" end\n'
+    )
+    program.chmod(0o755)
+    (recorder / REPRODUCE).write_text(text)
+    ended = subprocess.run(
+        ["sh", str(recorder / REPRODUCE), *arguments],
+        env={"PATH": f"{recorder}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [part.splitlines() for part in ended.stdout.split("\nend\n") if part]
+
+
+@pytest.mark.parametrize(("flavour", "switch"), [("tensorrt_rtx", "1"), ("tensorrt", "0")])
+def test_the_engine_runs_only_when_asked_for(tmp_path: Path, flavour: Any, switch: str) -> None:
+    runs = [
+        StoredRun("comparison/a.json", "comparison/b.json", 0),
+        StoredRun("comparison/c.json", "comparison/d.json", 1),
+        StoredRun("comparison/e.json", "comparison/f.json", None),
+    ]
+    text = reproduce_script(runs, {"y": Tolerance(1e-3, 0, "-")}, flavour=flavour)
+    plain = commands(text, tmp_path)
+    assert [(c[0], c[2]) for c in plain] == [("unset", f"./{m}") for m in (EXPORTED, MODEL)] * 3
+    engine = commands(text, tmp_path, "--engine")[len(plain) :]
+    assert [(c[0], c[2], c[c.index("--optimization-profile") + 1]) for c in engine] == [
+        (switch, f"./{PLAN}", "0"),
+        (switch, f"./{PLAN}", "1"),
+    ]
+    without = reproduce_script(runs, {"y": Tolerance(1e-3, 0, "-")}, flavour=flavour, plan=None)
+    assert len(commands(without, tmp_path, "--engine")) == len(plain)
+
+
+def test_polygraphy_takes_the_engine_command(tmp_path: Path) -> None:
+    """No GPU here: Polygraphy only says what it would run."""
+    (tmp_path / PLAN).touch()
+    run = StoredRun("comparison/a.json", "comparison/b.json", 1)
+    text = reproduce_script(
+        [run], {"y": Tolerance(1e-3, 0, "-")}, flavour="tensorrt_rtx", models=()
+    )
+    command = commands(text, tmp_path, "--engine")[0]
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("polygraphy"), *command[1:], "--gen", "-"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "TrtRunner(" in ended.stdout
+    assert "optimization_profile=1" in ended.stdout
+    assert "rtol={'': 0.001}, atol={'': 0.0}" in ended.stdout
+
+
+@pytest.mark.parametrize("change", [lambda t: t, lambda t: t.replace("CDPATH= ", "")])
+def test_the_script_is_plain_sh(tmp_path: Path, change: Callable[[str], str]) -> None:
+    text = reproduce_script([], {"y": Tolerance(0, 0, "-")}, flavour="tensorrt")
+    (tmp_path / REPRODUCE).write_text(change(text))
+    assert subprocess.run(["sh", "-n", str(tmp_path / REPRODUCE)], check=False).returncode == 0

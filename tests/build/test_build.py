@@ -1,0 +1,306 @@
+"""Building: what comes out, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import inspect
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.parser
+import pytest
+import tiny
+from helpers import files_under, refinish
+
+from pipeline.build import build as build_module
+from pipeline.build.build import build, check_precision
+from pipeline.build.settings import Effort, TimingCache, configure
+from pipeline.convert.driver import run, run_export
+from pipeline.errors import BuildError, InputError, TargetMissing
+from pipeline.machine.target import TARGETS, installed_version, use
+from pipeline.spec.config import Config
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import ModelSpec
+from pipeline.spec.profiles import Profile
+
+RTX = TARGETS["rtx-1.7"]
+H = Dim("h", 2, 4, 8)
+ALL = [Profile("all").resolve({"h": H})]
+TEXT = """<ir_version: 8, opset_import: ["" : 18]>
+g (float[1,h] x) => (float[1,h] y) {{ {0} }}"""
+PRODUCT = TEXT.replace(" {{", " <float[1,1] k = {{0.5}}> {{").replace("[1,h]", "[h,1]")
+
+
+def model(tmp_path: Path, body: str, text: str = TEXT) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text.format(body)), path)
+    return path
+
+
+def built(path: Path, **changes: Any) -> build_module.Built:
+    words = {"target": RTX, "inputs": {"x": (1, H)}, "profiles": ALL, **changes}
+    return build(path, path.with_name("engine.plan"), **words)
+
+
+def here(path: Path, profiles: list[Profile]) -> Any:
+    """What the child process does, in this one, so that TensorRT's calls can be looked at."""
+    return build_module._build_here(
+        build_module._Job(
+            path, path.with_name("engine.plan"), RTX, {"x": (1, H)}, profiles, "fp32", (),
+            path.with_name("trail"), Effort(),
+        )
+    )  # fmt: skip
+
+
+def test_engine_is_well_formed_without_a_gpu(tmp_path: Path) -> None:
+    done = built(model(tmp_path, "y = Relu(x)"))
+    plan = tmp_path / "engine.plan"
+    assert done.version == installed_version(RTX)
+    assert done.plan_bytes == plan.stat().st_size > 1000
+    assert done.validity.startswith("well-formed (")
+    assert set(done.library_seconds) == {"tensorrt parse", "tensorrt build"}
+    assert done.plugins == ()
+    assert done.peak_memory > 50 << 20
+    trt = use(RTX)
+    _, diagnostics = trt.Runtime(trt.Logger(trt.Logger.ERROR)).get_engine_validity(
+        plan.read_bytes()
+    )
+    assert int(diagnostics) & 32 == 0
+
+
+def test_malformed_bytes_are_told() -> None:
+    with pytest.raises(BuildError, match="takes its own engine for malformed"):
+        build_module._validity(use(RTX), RTX, b"no engine" * 100)
+
+
+def exported_and_built(spec: ModelSpec, tmp_path: Path) -> None:
+    """Builds what torch exports, with no pass between."""
+    run_export(Config(spec, out=tmp_path / "a"))
+    path = tmp_path / "a" / "exported.onnx"
+    profile = Profile("all").resolve(spec.dims)
+    built(path, inputs={i.name: i.shape for i in spec.inputs}, profiles=[profile])
+
+
+def test_unsupported_op_names_node_module_and_line(tmp_path: Path) -> None:
+    def forward(x: Any) -> Any:
+        return x + x[:, :, :3, :3].nonzero().sum()  # the line
+
+    lines, first = inspect.getsourcelines(forward)
+    line = first + next(n for n, text in enumerate(lines) if "the line" in text)
+    with pytest.raises(BuildError) as caught:
+        exported_and_built(tiny.of(forward), tmp_path)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith("target rtx-1.7 refuses the NonZero node node_")
+    assert f", from module (top) at {__file__}:{line}: " in text
+    assert "(slice_2 [1, 3, 3, 3] -> " in text
+    assert "UNSUPPORTED_NODE" in caught.value.detail
+    assert caught.value.exit_code == 1
+
+
+def test_module_inside_of_a_module_is_named(tmp_path: Path) -> None:
+    import torch
+
+    class Inner(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x[:, :, :3, :3].nonzero().sum()
+
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Sequential(torch.nn.ReLU(), Inner())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x)
+
+    spec = tiny.of(lambda x: x)
+    object.__setattr__(spec, "build", lambda _: Outer())
+    with pytest.raises(BuildError, match=r"from module head\.1 at .*test_build\.py:\d+: "):
+        exported_and_built(spec, tmp_path)
+
+
+def test_unsupported_op_without_metadata(tmp_path: Path) -> None:
+    body = "n = NonZero(x) m = Cast<to=1>(n) s = ReduceSum<keepdims=0>(m) y = Add(x, s)"
+    with pytest.raises(
+        BuildError, match=r"target rtx-1\.7 refuses the NonZero node that makes n: "
+    ):
+        built(model(tmp_path, body))
+    assert not (tmp_path / "engine.plan").exists()
+
+
+def test_parsed_but_not_built(tmp_path: Path) -> None:
+    # TopK beyond 3840 parses, and fails only in the builder
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+g (float[1,h] x) => (float[1,4000] y, int64[1,4000] i)
+<int64[1] k = {{4000}}> {{ y, i = TopK(x, k) {0} }}"""
+    dim = Dim("h", 4000, 4500, 5000)
+    path = model(tmp_path, "", text)
+    with pytest.raises(
+        BuildError, match=r"the TopK node that makes y: K exceeds the maxi"
+    ) as caught:
+        built(path, inputs={"x": (1, dim)}, profiles=[Profile("all").resolve({"h": dim})])
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "engine.plan").exists()
+
+
+def test_operator_of_nobody(tmp_path: Path) -> None:
+    text = TEXT.replace('"" : 18', '"" : 18, "mine" : 1')
+    with pytest.raises(BuildError, match="no plugin for the mine::Foo node that makes y: "):
+        built(model(tmp_path, "y = mine.Foo(x)", text))
+
+
+def test_no_onnx_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"nonsense")
+    with pytest.raises(InputError, match=r"^model\.onnx: not a valid ONNX model: "):
+        built(path)
+
+
+@pytest.mark.parametrize(
+    "profiles",
+    [
+        [Profile("bad", {"h": (8, 4, 2)})],
+        [Profile("good", {"h": (2, 4, 8)}), Profile("bad", {"h": (4, 2, 8)})],
+    ],
+)
+def test_invalid_profile_does_not_go_unnoticed(tmp_path: Path, profiles: list[Profile]) -> None:
+    with pytest.raises(BuildError, match="profile"):
+        built(model(tmp_path, "y = Relu(x)"), profiles=profiles)
+    assert not (tmp_path / "engine.plan").exists()
+
+
+def test_profile_that_contradicts_the_network(tmp_path: Path) -> None:
+    text = TEXT.replace("[1,h]", "[1,4]")  # the size is fixed, the profile wants another
+    with pytest.raises(BuildError):
+        built(model(tmp_path, "y = Relu(x)", text), profiles=[Profile("bad", {"h": (5, 6, 7)})])
+
+
+def test_profile_that_tensorrt_does_not_add(tmp_path: Path, monkeypatch: Any) -> None:
+    from polygraphy.backend.trt import Profile as PolygraphyProfile
+
+    use(RTX)
+
+    def unchecked(_: Any, builder: Any, network: Any) -> Any:
+        del network
+        made = builder.create_optimization_profile()
+        made.set_shape("x", (1, 8), (1, 4), (1, 2))
+        return made  # add_optimization_profile gives -1, and the build would do without it
+
+    monkeypatch.setattr(PolygraphyProfile, "to_trt", unchecked)
+    with pytest.raises(BuildError, match="takes a profile for invalid"):
+        here(model(tmp_path, "y = Relu(x)"), ALL)
+
+
+def test_several_profiles_are_in_the_engine(tmp_path: Path, monkeypatch: Any) -> None:
+    seen = []
+    real = build_module._configure
+
+    def config(*words: Any) -> Any:
+        seen.append(real(*words))
+        return seen[-1]
+
+    monkeypatch.setattr(build_module, "_configure", config)
+    profiles = [Profile("a", {"h": (2, 2, 2)}), Profile("b", {"h": (3, 4, 8)})]
+    here(model(tmp_path, "y = Relu(x)"), profiles)
+    assert seen[0].num_optimization_profiles == 2
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True)])
+def test_tf32_is_said_either_way(tmp_path: Path, precision: Any, allowed: bool) -> None:
+    trt = use(RTX)
+    path = model(tmp_path, "y = Relu(x)")
+    builder, network, parser = build_module._parse(path, RTX)
+    config = configure(trt, RTX, builder, network, {"x": (1, H)}, ALL, precision, Effort())
+    assert config.get_flag(trt.BuilderFlag.TF32) is allowed
+    del parser
+
+
+def test_effort_that_a_target_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"optimisation level 6: must be 0 to 5"):
+        Effort(6)
+    with pytest.raises(InputError, match=r"rtx-1\.7: times no kernels"):
+        built(model(tmp_path, "y = Relu(x)"), effort=Effort(timing_cache=tmp_path / "cache"))
+    assert built(model(tmp_path, "y = Relu(x)"), effort=Effort(0)).timing_cache == "none"
+
+
+def test_unknown_precision() -> None:
+    with pytest.raises(InputError, match="unknown precision 'int8'; known: fp32, tf32, fp16"):
+        check_precision("int8")
+
+
+def test_half_precision_is_left_beside_the_plan(tmp_path: Path) -> None:
+    path = model(tmp_path, "a = MatMul(x, k) y = Relu(a)", PRODUCT)
+    inputs = {"x": (H, 1)}
+    built(path, inputs=inputs)
+    assert not (tmp_path / "half.onnx").exists()
+    built(path, inputs=inputs, precision="fp16")
+    half = onnx.load(tmp_path / "half.onnx")
+    assert [n.op_type for n in half.graph.node] == ["Cast", "MatMul", "Relu", "Cast"]
+
+
+def test_what_fails_in_half_precision_names_its_node(tmp_path: Path) -> None:
+    path = model(tmp_path, "a = MatMul(x, k) b = Relu(a) y = Unique(b)", PRODUCT)
+    with pytest.raises(BuildError, match="refuses the Unique node that makes y"):
+        built(path, inputs={"x": (H, 1)}, precision="fp16")
+
+
+@pytest.mark.parametrize("name", ["tensorrt-8.6", "tensorrt-10", "tensorrt-11"])
+def test_target_that_is_not_installed(tmp_path: Path, name: str) -> None:
+    target = TARGETS[name]
+    if installed_version(target):
+        pytest.skip("a TensorRT is installed here")
+    with pytest.raises(TargetMissing) as caught:
+        built(model(tmp_path, "y = Relu(x)"), target=target)
+    assert str(caught.value) == (
+        f"target {name}: tensorrt is not installed here; pip install 'tensorrt=="
+        f"{name.split('-')[1]}.*', or build on a machine that has it: `pipeline export`, "
+        "`pipeline rewrite` and `pipeline verify --torch` need none (docs/gpu.md)"
+    )
+    assert caught.value.exit_code == 2
+
+
+def test_full_disk_is_the_callers_matter(tmp_path: Path) -> None:
+    path = model(tmp_path, "y = Relu(x)")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        build(path, Path("/dev/full"), RTX, {"x": (1, H)}, ALL)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_crash_kills_nothing_else(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 23]>
+g (float16[1,2,h,64] x) => (float16[1,2,h,64] y) {{ [at] y = Attention(x, x, x) {0} }}"""
+    crashing = model(tmp_path, "", text)
+    with pytest.raises(BuildError, match="process died: Segmentation fault"):
+        built(crashing, inputs={"x": (1, 2, H, 64)})
+    assert built(model(tmp_path, "y = Relu(x)")).plan_bytes > 1000
+
+
+def test_crash_ends_the_command_with_one_line(tmp_path: Path, cli: Any) -> None:
+    run(Config(tiny.of(lambda x: x * 2, shape=(1, 2, H, 64)), out=tmp_path / "a"))
+    text = """<ir_version: 10, opset_import: ["" : 23]>
+g (float[1,2,h,64] x) => (float[1,2,h,64] y)
+{{ t = Attention(x, x, x) y = Attention(t, t, t) {0} }}"""
+    model(tmp_path, "", text).replace(tmp_path / "a" / "model.onnx")
+    refinish(tmp_path / "a")
+    before = files_under(tmp_path)
+    code, _, errors = cli("build", tmp_path / "a")
+    assert code == 1
+    assert "error: target rtx-1.7: TensorRT's process died: Segmentation fault" in errors
+    assert errors.count("error: ") == 1
+    assert files_under(tmp_path) == before
+
+
+def test_timings_are_not_kept_where_8_6_would_end_the_process(tmp_path: Path) -> None:
+    try:
+        ctypes.CDLL("libcudnn_ops_infer.so.8")
+    except OSError:
+        cache = TimingCache(tmp_path / "timing.cache", TARGETS["tensorrt-8.6"])
+        cache.attach(None)  # the config is not touched
+        assert cache.save() == (
+            "none: timings not kept: TensorRT 8.6 needs cuDNN's libcudnn_ops_infer.so.8 for that"
+        )
+        assert cache.note
+    else:
+        pytest.skip("cuDNN 8 is installed here")

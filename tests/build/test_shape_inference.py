@@ -1,0 +1,84 @@
+"""The shape oracle: sizes that the target would give, held against the declared ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+
+from pipeline.build.shape_inference import ORACLE, check_sizes, output_sizes, why_not_asked
+from pipeline.compare.runners import Job, plan_points
+from pipeline.machine.target import TARGETS
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Tolerance
+from pipeline.spec.profiles import Profile, points
+
+RTX = TARGETS["rtx-1.7"]
+pytestmark = pytest.mark.skipif(bool(why_not_asked(RTX)), reason=why_not_asked(RTX))
+H, W = Dim("h", 4, 8, 40), Dim("w", 4, 10, 40)
+
+
+def save(folder: Path, body: str, outputs: str = "float[1,3,p,q] y") -> Path:
+    path = folder / "m.onnx"
+    head = '<ir_version: 8, opset_import: ["" : 18]>'
+    model = onnx.parser.parse_model(f"{head} g (float[1,3,h,w] x) => ({outputs}) {body}")
+    onnx.save(model, path)
+    return path
+
+
+def ask(path: Path, output: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
+    """Failures and notes."""
+    dims = {"h": H, "w": W}
+    job = Job(
+        {"x": (1, 3, H, W)}, {"y": output}, Tolerance(0, 1e-5, "none"),
+        points(dims, [Profile("all").resolve(dims)], []), 1 << 30,
+    )  # fmt: skip
+    plan = plan_points(job, path)
+    notes = check_sizes(path, RTX, job, plan)
+    return [r.why for i in plan.infos for r in i.results if ORACLE in r.pair[1]], notes
+
+
+def test_right_sizes(tmp_path: Path) -> None:
+    path = save(tmp_path, "{ y = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) }")
+    wrong, notes = ask(path, (1, 3, "h//2", "w//2"))
+    assert not wrong
+    count = len(points_of())
+    assert notes[0].endswith(f"right at {count} of {count}")
+
+
+def points_of() -> list[object]:
+    dims = {"h": H, "w": W}
+    return list(points(dims, [Profile("all").resolve(dims)], []))
+
+
+def test_a_baked_size_is_found_and_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, "<int64[4] s = {1, 3, 8, 10}> { y = Reshape(x, s) }")
+    wrong, notes = ask(path, (1, 3, "h", "w"))
+    assert len(wrong) == len(points_of()) - 1  # all but opt
+    assert all("TensorRT refuses the sizes" in why for why in wrong)
+    assert "right at 1 of" in notes[0]
+
+
+def test_a_formula_that_is_wrong_at_some_sizes_is_found(tmp_path: Path) -> None:
+    path = save(tmp_path, "{ y = MaxPool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>(x) }")
+    wrong, _ = ask(path, (1, 3, "h//2", "w//2"))
+    assert wrong
+    assert all("shape (1, 3, " in why for why in wrong)
+
+
+def test_sizes_beyond_any_memory_are_asked_all_the_same(tmp_path: Path) -> None:
+    path = save(tmp_path, "{ t = Transpose<perm=[0,1,3,2]>(x) y = MatMul(x, t) }")
+    (sizes,) = output_sizes(path, [{"x": (1, 3, 20000, 30000)}], RTX)
+    assert sizes == {"y": (1, 3, 20000, 20000)}
+
+
+def test_sizes_that_depend_on_the_data_are_left_open(tmp_path: Path) -> None:
+    body = "<float z = {0.0}> { g = Greater(x, z) y = NonZero(g) }"
+    (sizes,) = output_sizes(save(tmp_path, body, "int64[4,k] y"), [{"x": (1, 3, 4, 4)}], RTX)
+    assert (isinstance(sizes, str) and "NonZero" in sizes) or -1 in sizes["y"]
+
+
+def test_the_other_flavour_needs_a_gpu() -> None:
+    assert why_not_asked(TARGETS["tensorrt-10"])

@@ -1,0 +1,374 @@
+"""`pipeline check`: modules that break in different ways, and what it says of each."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from helpers import Run, files_under, refused
+from tiny import TOLERANCE, of
+
+from pipeline.artifact.manifest import CheckInfo, ComparisonInfo, PairResult, PointInfo
+from pipeline.build.shape_inference import ORACLE
+from pipeline.commands.check.check import CheckReport, Finding, check, comparison_findings
+from pipeline.commands.check.command import check_text
+from pipeline.commands.check.findings import rule_findings
+from pipeline.probe.rules import Rule
+from pipeline.spec.config import Config
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def checked(spec: ModelSpec, **how: Any) -> CheckReport:
+    return check(Config(spec, **how), quiet)
+
+
+def blocking(report: CheckReport, section: str = "") -> list[Finding]:
+    return [f for f in report.findings if f.blocks and section in ("", f.section)]
+
+
+def said(report: CheckReport, section: str) -> str:
+    return "\n".join(f"{f.what} {f.where} {f.do}" for f in report.findings if f.section == section)
+
+
+def wide(forward: Any, outputs: Sequence[str] = ("y",), **how: Any) -> ModelSpec:
+    """A spec of an image [1, 3, h, w] of 16..64."""
+    h, w = Dim("h", 16, 32, 64, **how), Dim("w", 16, 32, 64, **how)
+    names = tuple(map(Output, outputs))
+    return of(forward, shape=(1, 3, h, w), outputs=names)
+
+
+def eights(x: torch.Tensor) -> torch.Tensor:
+    small = torch.nn.functional.avg_pool2d(x, 8)
+    return x + torch.nn.functional.interpolate(small, scale_factor=8.0)
+
+
+def test_nothing_in_the_way_and_nothing_left_behind(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    code, output, errors = cli("check", "tiny", "--shape", "h=7")
+    assert code == 0, output + errors
+    assert output.startswith("tiny, for rtx-1.7\n\ndims\n  h: 5..40, opt 18\n")
+    assert output.endswith("\n\nnothing stands in the way\n")
+    for part in (
+        "every size that was tried runs",
+        "proved over the range",
+        "tensorrt_rtx parses model.onnx",
+        "all runs agree within the tolerance at ",
+        "output sizes by TensorRT's own shape inference: right at",
+    ):
+        assert part in output
+    assert [line for line in output.splitlines() if line.startswith("!")] == []
+    own = [name for name in files_under(tmp_path) if "torchinductor" not in name]  # torch's cache
+    assert own == ["scratch"]
+
+
+def test_a_multiple_is_named_and_the_rest_looked_at_there() -> None:
+    report = checked(wide(eights))
+    found = blocking(report)
+    assert [f.dim for f in found] == ["h", "w"]
+    assert all(f.section == "dims" and "must be a multiple of 8" in f.what for f in found)
+    assert "test_check.py" in found[0].where and "in eights: return x + " in found[0].where
+    assert 'Dim("h", min=16, opt=32, max=64, multiple_of=8)' in found[0].do
+    assert 'padding=Padding({"h": 8})' in found[0].do
+    assert "what follows holds for h in 16..64 in steps of 8" in said(report, "dims")
+    assert "all runs agree" in said(report, "comparison")
+    assert check_text(report).endswith("\n2 things stand in the way")
+
+
+def test_a_dim_that_may_be_narrowed_is_in_nobodys_way() -> None:
+    report = checked(wide(eights, auto=True))
+    assert report.ok
+    assert "nothing: narrowed to Dim(" in said(report, "dims")
+
+
+def test_a_dim_is_narrowed_only_where_it_is() -> None:
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.nn.functional.avg_pool2d(x, (8, 1)).repeat_interleave(8, 2)
+
+    told = said(checked(wide(rows, auto=True)), "dims")
+    assert 'narrowed to Dim("h", min=16, opt=32, max=64, multiple_of=8)' in told
+    assert 'narrowed to Dim("w"' not in told
+    assert "is narrowed" not in told
+    assert "w: 16..64, opt 32; may be narrowed to what the model takes" in told
+
+
+def test_defaults_are_said() -> None:
+    h = Dim("h", max=64)
+    report = checked(of(lambda x: x * 2, shape=(1, 3, h, 8)))
+    assert report.ok
+    assert "h: 1..64, opt 8 (min and opt by default)" in said(report, "dims")
+
+
+def test_what_torch_export_alone_asks_for_is_all_told() -> None:
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        torch._check(x.shape[2] % 4 == 0)  # not a check of the eager run's
+        torch._check(x.shape[3] % 2 == 0)
+        return x * 2
+
+    report = checked(wide(halves))
+    assert {f.dim for f in blocking(report, "dims")} == {"h", "w"}
+    assert "all runs agree" in said(report, "comparison")
+
+
+def test_a_baked_size_is_fixed_and_the_rest_looked_at() -> None:
+    def baked(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(int(x.shape[2]), 1)
+
+    report = checked(wide(baked))
+    (found,) = blocking(report)
+    assert "h is baked in" in found.what
+    assert "in baked: return x + torch.ones(int(x.shape[2]), 1)" in found.where
+    assert "keep it symbolic" in found.do
+    assert "what follows is looked at with h=64 only" in said(report, "dims")
+    assert "all runs agree within the tolerance at 5 sets of sizes" in said(report, "comparison")
+
+
+class Joined(torch.nn.Module):
+    """A decoder's step, `past` [b, p] before `x` [b, 4]; with `empty`, no past is taken."""
+
+    def __init__(self, empty: bool) -> None:
+        super().__init__()
+        self.empty = empty
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+        if self.empty and past.shape[1] > 0:
+            raise ValueError("no past, please")
+        return torch.cat([past, x], 1) + len(list(range(past.shape[1])))
+
+
+def joined(empty: bool, p: Dim) -> CheckReport:
+    b = Dim("b", 1, 2, 8)
+    inputs = (Input("x", (b, 4)), Input("past", (b, p)))
+    return checked(ModelSpec("joined", lambda _: Joined(empty), inputs, (Output("y"),), TOLERANCE))
+
+
+def test_a_dim_that_has_to_be_0_can_not_be_fixed() -> None:
+    report = joined(True, Dim("p", 0, 3, 7))
+    assert blocking(report)[0].what == "p must be 0: p=1 fails: no past, please"
+    assert blocking(report)[0].do == "declare no input of that size: every Dim has a size above 0"
+    assert "p can't be fixed at 0, the only size of it at which the" in said(report, "dims")
+    assert "there is no ONNX without the export" in said(report, "comparison")
+
+
+def test_a_dim_whose_opt_is_0_is_fixed_above_it() -> None:
+    report = joined(False, Dim("p", 0, 0, 7))
+    (found,) = blocking(report)
+    assert found.what == "p must be 0: the model fixes it"
+    assert "what follows is looked at with p=1 only" in said(report, "dims")
+    assert "all runs agree" in said(report, "comparison")
+
+
+def test_a_way_that_is_up_to_the_data() -> None:
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x * 2
+        return x - 1
+
+    report = checked(wide(branch))
+    (found,) = blocking(report)
+    assert found.section == "nodes"
+    assert "Could not guard on data-dependent expression" in found.what
+    assert found.where.endswith("in branch: if x.sum() > 0:")
+    assert "torch.where" in found.do
+    assert "not looked at" in said(report, "comparison")
+    assert "every size that was tried runs" in said(report, "dims")
+
+
+def test_an_output_whose_size_is_up_to_the_data() -> None:
+    report = checked(wide(torch.nonzero))
+    (found,) = blocking(report)
+    assert "output y axis 0: its size is u0" in found.what
+
+
+def test_a_node_that_nothing_mends_does_not_hide_the_rest() -> None:
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return eights(x) * torch.linalg.det(x[:, :, :4, :4])[..., None, None]
+
+    report = checked(wide(both))
+    assert [f.section for f in blocking(report)] == ["dims", "dims", "nodes"]
+    (node,) = blocking(report, "nodes")
+    assert node.what.startswith("Det: ")
+    assert "tests/support/tiny.py:" in node.where
+    assert "TensorRT has no determinant" in node.do
+    assert "target rtx-1.7 refuses the Det node" in said(report, "nodes")  # by its own parser
+    assert "all runs agree" in said(report, "comparison")
+    without = checked(wide(both), target="tensorrt-8.6")
+    assert "TensorRT's parser was not asked: tensorrt is not installed" in said(without, "nodes")
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: torch.nn.functional.adaptive_avg_pool2d(x, (6, 5)),
+        lambda x: torch.nn.functional.interpolate(x, size=(7, 9), mode="area"),
+        lambda x: torch.fft.rfft2(x).abs() / 64,
+    ],
+    ids=["adaptive pool", "area", "fft"],
+)
+def test_what_the_pipeline_mends_is_in_nobodys_way(forward: Any) -> None:
+    spec = wide(forward)
+    if "fft" in forward.__code__.co_names:
+        spec = replace(spec, tolerance=replace(TOLERANCE, atol=1e-4))
+    report = checked(spec)
+    assert report.ok, check_text(report)
+    if "fft" in forward.__code__.co_names:
+        assert "pass expand_dft mends" in said(report, "nodes")
+
+
+def test_runs_that_disagree() -> None:
+    def skewed(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.compiler.is_exporting() else x * 2 + 0.01
+
+    report = checked(wide(skewed))
+    (found,) = blocking(report)
+    assert found.section == "comparison"
+    assert "y of exported is not that of torch at 7 of 7 sets of sizes, first at min" in found.what
+    assert "off by up to 0.01" in found.what
+
+
+def test_one_nan_stands_in_the_way_once() -> None:
+    """Also where a pass rewrites a node, so that there are three pairs of runs."""
+
+    def logarithm(x: torch.Tensor) -> torch.Tensor:
+        return (torch.nn.functional.instance_norm(x) - 50).log()
+
+    report = checked(wide(logarithm), target="tensorrt-8.6")
+    (found,) = blocking(report)
+    assert "at 7 of 7 sets of sizes, first at min (h=16,w=16): torch has NaN" in found.what
+    assert found.do.startswith("if its inputs' values are to blame, give the Input a range")
+    assert found.where == ""
+
+
+def test_comparison_findings_are_told_once_with_their_node() -> None:
+    def point(size: int, *results: PairResult, compared: bool = True) -> PointInfo:
+        return PointInfo(f"at {size}", {"h": size}, compared, "too large", 1, results)
+
+    why = "off by up to 3; the largest value is 4; Add node a, from module m at f.py:3: off by 3"
+    bad = PairResult(("torch", "exported"), "y", 3.0, 0.5, False, why)
+    refuses = PairResult(("torch", ORACLE), "y", None, None, False, "TensorRT refuses the sizes: x")
+    shape = PairResult(("torch", ORACLE), "y", None, None, False, "shape (1,), not (2,)")
+    notes = ("at 1 (h=1): weird at {'x': (1, 3)}: so", "at 2 (h=2): weird at {'x': (2, 3)}: so")
+    points = (point(1, bad, refuses), point(2, bad, shape), point(3, compared=False))
+    found = comparison_findings(ComparisonInfo(1, points, False, notes))
+    first, second, *others = found
+    assert first.what.endswith("2 of 3 sets of sizes, first at at 1 (h=1): off by up to 3; the "
+                               "largest value is 4")  # fmt: skip
+    assert first.where == "Add node a, from module m at f.py:3: off by 3"
+    assert "1 of 3" in second.what and "shape (1,), not (2,)" in second.what
+    assert [f.what for f in others] == [
+        "h=3 was not compared: too large", "at 2 sets of sizes: weird: so",
+    ]  # fmt: skip
+
+
+def test_a_check_beside_the_numbers_that_fails() -> None:
+    passed = CheckInfo("batch rows", "exported", {"b": 2}, True, "each row stands for itself")
+    failed = replace(passed, run="rewritten", passed=False, detail="a row changes with its place")
+    ran = PairResult(("torch", "exported"), "y", 0.0, 0.0, True, "")
+    points = (PointInfo("min", {"b": 1}, True, "", 1, (ran,)),)
+    (found,) = comparison_findings(ComparisonInfo(1, points, False, (), (passed, failed)))
+    assert found.blocks
+    assert found.what == "batch rows of rewritten at b=2: a row changes with its place"
+
+
+def test_rules_are_read_as_they_are_printed() -> None:
+    rules = [
+        Rule("h", "h must be a multiple of 8", 'Dim("h", max=8)', None, "/a b/m.py:3 in f: g(x)"),
+        Rule("w", "w is baked in: the model makes a number of it; so", "a number", None),
+        Rule("b", "b must equal h", "one Dim for both; see there", None, "m.py:4 in f: x(1, (2))"),
+    ]
+    found = rule_findings("; ".join(map(str, rules)), {"h", "w", "b"})
+    assert [f.dim for f in found] == ["h", "w", "b"]
+    assert [f.what for f in found] == [r.words for r in rules]
+    assert [f.where for f in found] == [r.line for r in rules]
+    assert [f.do for f in found] == [f"declare {r.declare}" for r in rules]
+    (other,) = rule_findings("something else", {"h"})
+    assert other.what == "something else" and other.blocks
+
+
+def test_an_onnx_file(tmp_path: Path, cli: Run) -> None:
+    head = '<ir_version: 8, opset_import: ["" : 18]>'
+    text = f"{head} g (float[1, n] x) => (float[1, n] y) {{ y = Relu(x) }}"
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "relu.onnx")
+    code, output, errors = cli("check", "relu.onnx", "--dim", "n=2:8:16")
+    assert code == 0, output + errors
+    assert "n: 2..16, opt 8" in output
+    assert "tensorrt_rtx parses model.onnx" in output
+
+
+def test_an_onnx_file_with_a_shape_baked_in(tmp_path: Path, cli: Run) -> None:
+    """A dim that a conversion narrows by itself does not stand in the way."""
+    head = '<ir_version: 8, opset_import: ["" : 18]>'
+    text = f"{head} g (float[n, 4] x) => (float[a, 4] y) <int64[2] s = {{4, 4}}> "
+    onnx.save(onnx.parser.parse_model(text + "{ y = Reshape(x, s) }"), tmp_path / "baked.onnx")
+    code, output, errors = cli("check", "baked.onnx", "--dim", "n=2:4:8")
+    assert code == 0, output + errors
+    assert "nothing: narrowed to n in 4..4" in output
+    assert "what follows holds for n in 4..4" in output
+
+
+def test_several_inputs_that_must_have_one_size() -> None:
+    class Sum(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a + b
+
+    def summed(auto: bool) -> CheckReport:
+        h, w = Dim("h", 16, 32, 64, auto=auto), Dim("w", 8, 16, 48, auto=auto)
+        inputs = (Input("a", (1, h)), Input("b", (1, w)))
+        return checked(ModelSpec("sum", lambda _: Sum(), inputs, (Output("y"),), TOLERANCE))
+
+    (found,) = blocking(summed(False))
+    assert "w must equal h" in found.what
+    assert "one Dim for both" in found.do
+    report = summed(True)  # which a conversion does by itself
+    assert report.ok, check_text(report)
+    assert "nothing: one Dim for both h and w" in said(report, "dims")
+    assert "what follows holds for h in 16..48 only" in said(report, "dims")
+    assert "all runs agree" in said(report, "comparison")
+
+
+def test_profiles_and_shapes_that_a_narrowed_dim_has_not() -> None:
+    report = checked(wide(eights), profiles=("h=17:18:19",), shapes=("h=20", "h=24"))
+    assert "profile profile0 is left out: not of these sizes" in said(report, "dims")
+    assert "shape h=20 is left out" in said(report, "dims")
+    assert "shape h=24" not in said(report, "dims")
+
+
+def test_json_and_exit_code(cli: Run) -> None:
+    code, output, _ = cli("check", "skewed", "--json")
+    assert code == 1
+    told = json.loads(output)
+    assert told["ok"] is False
+    assert {f["section"] for f in told["findings"]} == {"dims", "nodes", "comparison"}
+    assert sum(f["blocks"] for f in told["findings"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ((), "no SOURCE"),
+        (("nothing",), "unknown model"),
+        (("tiny", "--shape", "h=4"), "outside 5..40"),
+        (("tiny", "--profile", "h=4"), "outside 5..40"),
+        (("tiny", "--target", "none"), "unknown target"),
+        (("tiny", "--weights", "none.pth"), "none.pth"),
+        (("tiny", "--out", "a"), "--out"),
+        (("none.py:f",), "none.py: no such file"),
+    ],
+)
+def test_bad_input(cli: Run, words: tuple[str, ...], part: str) -> None:
+    code, output, errors = cli("check", *words)
+    refused((code, output, errors.splitlines()[-1] + "\n"), part)

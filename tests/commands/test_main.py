@@ -1,0 +1,186 @@
+"""The command line: tables and JSON for results, progress, tracebacks, help."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import HERE, Run, command, files_under, perturb, refused
+
+from pipeline.artifact.artifact import Artifact
+from pipeline.convert.driver import Report
+from pipeline.models import MODELS
+
+COMMANDS = ("convert", "export", "rewrite", "build", "verify", "inspect", "models")
+
+
+def test_convert_prints_tables_and_progress(cli: Run, tmp_path: Path) -> None:
+    code, output, errors = cli("convert", "tiny", "--out", "a", "--option", "channels=2")
+    assert code == 0, errors
+    assert all(line.startswith("[") for line in errors.splitlines())
+    for stage in ("export", "rewrite", "build", "compare", "package"):
+        assert any(line.endswith(f"] {stage}") for line in errors.splitlines())
+    for part in ("a: tiny, weights random, seed 0, target rtx-1.7", "well-formed", "tolerance:"):
+        assert part in output
+    assert "h=5,w=5" in output
+    assert "dynamic h: free in x axis 2; ran at 5, " in output
+    assert Artifact.open(tmp_path / "a").manifest.model.options == {"channels": 2}
+    code, output, errors = cli("convert", "tiny", "--out", "a", "--option", "channels=2")
+    assert (code, errors) == (0, "")
+    assert "Nothing changed since it was made" in output
+
+
+def test_default_place(cli: Run, tmp_path: Path) -> None:
+    assert cli("export", "tiny")[0] == 0
+    assert files_under(tmp_path / "artifacts") == [
+        "tiny",
+        "tiny/exported.onnx",
+        "tiny/manifest.json",
+    ]
+
+
+def test_json_alone_is_on_stdout(cli: Run, artifact: Path) -> None:
+    for words in (
+        ("convert", "tiny", "--out", artifact, "--force", "--json"),
+        ("convert", "tiny", "--out", artifact, "--json"),
+        ("inspect", artifact, "--json"),
+        ("verify", artifact, "--json"),
+        ("rewrite", artifact, "--json"),
+        ("build", artifact, "--json", "--profile", "h=8:16:24", "--profile", "h=8"),
+        ("verify", artifact, "--torch", "--json", "--shape", "h=9"),
+    ):
+        code, output, _ = cli(*words)
+        assert code == 0
+        content = json.loads(output)
+        assert content["ok"] is True
+        assert content["path"] == str(artifact)
+        stored = json.loads((artifact / "manifest.json").read_text())
+        stored.pop("manifest_sha256")
+        told = content["manifest"]
+        told.pop("manifest_sha256")
+        assert told == stored
+
+
+def test_failed_comparison_ends_with_1(cli: Run, artifact: Path, converted: Report) -> None:
+    before = (artifact / "manifest.json").read_bytes()
+    code, output, errors = cli("convert", "skewed", "--out", artifact, "--force")
+    assert code == 1
+    assert output == ""
+    assert "error: model skewed: y of exported against torch at min (h=5,w=5): off by" in errors
+    assert "Traceback" not in errors
+    assert (artifact / "manifest.json").read_bytes() == before
+    perturb(artifact)
+    code, output, _ = cli("verify", artifact)
+    assert code == 1
+    assert "FAILED y of rewritten against torch at min (h=5,w=5): off by up to 0." in output
+    code, output, _ = cli("verify", artifact, "--json")
+    assert code == 1
+    assert json.loads(output)["ok"] is False
+    code, output, _ = cli("verify", artifact, "--against", converted.path)
+    assert code == 1
+    assert "REGRESSION y at stored (h=5,w=5)" in output
+
+
+def test_debug_shows_the_traceback(cli: Run) -> None:
+    for words in (("--debug", "convert", "nothing"), ("convert", "nothing", "--debug")):
+        code, output, errors = cli(*words)
+        assert code == 2
+        assert output == ""
+        assert "Traceback (most recent call last)" in errors
+        assert errors.splitlines()[-1].startswith("error: unknown model")
+
+
+def test_detail_is_pointed_to_and_shown(cli: Run, artifact: Path) -> None:
+    _, _, errors = cli("convert", "skewed", "--out", artifact, "--force")
+    assert errors.splitlines()[-1].endswith("(--debug shows the whole text)")
+    _, _, errors = cli("convert", "skewed", "--out", artifact, "--force", "--debug")
+    assert "at max (h=40,w=40)" in errors
+
+
+@pytest.mark.parametrize("verb", ["", *COMMANDS])
+def test_help(cli: Run, capsys: Any, verb: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli(*([verb] if verb else []), "--help")
+    assert ended.value.code == 0
+    output, errors = capsys.readouterr()
+    assert errors == ""
+    assert output.startswith("usage: pipeline")
+    if not verb:
+        assert all(name in output for name in COMMANDS)
+    else:
+        assert "--json" in output
+
+
+def test_models(cli: Run) -> None:
+    code, output, errors = cli("models")
+    assert (code, errors) == (0, "")
+    assert "raft_small" in output
+    assert "updates=12" in output
+    code, output, _ = cli("models", "--json")
+    assert code == 0
+    options = {"updates": 12, "correlation": "volume", "update": "split"}
+    assert json.loads(output)["raft"]["options"] == options
+
+
+def test_inspect(cli: Run, artifact: Path) -> None:
+    code, output, errors = cli("inspect", artifact)
+    assert (code, errors) == (0, "")
+    for part in ("profile default: h 5..18..40", "y: float32 [1, 4, h, w]", "engine: NOT compared"):
+        assert part in output
+
+
+def test_inspect_fails_where_the_comparison_did(cli: Run, artifact: Path) -> None:
+    perturb(artifact)
+    assert cli("verify", artifact)[0] == 1
+    code, output, errors = cli("inspect", artifact)
+    assert (code, errors) == (1, "")
+    assert "FAILED y of rewritten" in output
+    assert output.endswith("\n\nthe comparison FAILED: 14 problems\n")
+    code, output, _ = cli("inspect", artifact, "--json")
+    assert code == 1
+    assert json.loads(output)["ok"] is False
+
+
+def test_inspect_of_what_was_not_compared_yet(cli: Run) -> None:
+    assert cli("export", "tiny", "--out", "a")[0] == 0
+    code, output, _ = cli("inspect", "a")
+    assert code == 0
+    assert output.endswith("nothing compared yet\n")
+
+
+@pytest.mark.parametrize("words", [["models"], ["inspect"], ["models", "--help"]])
+def test_reader_that_went_away(converted: Report, words: list[str]) -> None:
+    if words == ["inspect"]:
+        words = [*words, str(converted.path)]
+    read, write = os.pipe()
+    os.close(read)
+    process = command(*words, stdout=write)
+    os.close(write)
+    _, errors = process.communicate(timeout=60)
+    assert errors == ""
+    assert process.returncode in (0, 1)
+
+
+def test_as_a_module_and_as_a_program() -> None:
+    for line in (
+        [sys.executable, "-m", "pipeline", "models", "--json"],
+        [sys.executable, "-m", "pipeline", "convert", "nothing"],
+    ):
+        done = subprocess.run(
+            line,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+            timeout=60,
+            check=False,
+        )
+        if "models" in line:
+            assert done.returncode == 0
+            assert set(json.loads(done.stdout)) == set(MODELS)
+        else:
+            refused((done.returncode, done.stdout, done.stderr), "unknown model 'nothing'")

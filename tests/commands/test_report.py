@@ -1,0 +1,107 @@
+"""What a person and a machine read at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import tiny
+
+from pipeline.artifact.manifest import ComparisonInfo, PairResult, PointInfo
+from pipeline.commands import report as summary
+from pipeline.commands.report import models_table, report_json, report_text, table
+from pipeline.convert.driver import Report, run_export
+from pipeline.spec.config import Config
+
+
+def test_table_is_aligned() -> None:
+    text = table([("a", "longer"), ("value", "x"), ("v", "")])
+    assert text.splitlines() == ["a      longer", "-----  ------", "value  x", "v"]
+
+
+def test_finished_report(converted: Report) -> None:
+    text = report_text(converted)
+    for part in (
+        "export", "rewrite", "build", "compare", "torch.export", "tensorrt build",
+        "profile default: h 5..18..40, w 5..22..40", "y: float32 [1, 4, h, w]",
+        "are not needed by rtx-1.7", "engine: NOT compared: ", "compared at", "min", "h=5,w=5",
+        "tolerance: rtol 0.0001 or atol 1e-05 (float32 rounding of one convolution)",
+    ):  # fmt: skip
+        assert part in text
+    assert "FAILED" not in text
+    assert "REGRESSION" not in text
+
+
+def test_json_is_the_manifest_and_more(converted: Report) -> None:
+    content = json.loads(report_json(dataclasses.replace(converted, regressions=["worse"])))
+    assert content["manifest"] == json.loads((converted.path / "manifest.json").read_text())
+    assert content["ok"] is False
+    assert content["regressions"] == ["worse"]
+    assert content["unchanged"] is False
+
+
+def test_what_failed_and_what_was_left_out(converted: Report) -> None:
+    points = (
+        PointInfo(
+            "min", {"h": 5}, True, "", 1,
+            (
+                PairResult(("torch", "exported"), "y", 0.25, 0.5, False, "off by up to 0.25"),
+                PairResult(("torch", "rewritten"), "y", None, None, False, "has NaN"),
+            ),
+        ),
+        PointInfo("opt", {"h": 9}, True, "", 1, ()),
+        PointInfo("max", {"h": 40}, False, "needs about 67.0 GiB, the limit is 6.0 GiB", 1, ()),
+    )  # fmt: skip
+    comparison = ComparisonInfo(1, points, False, ("a note",))
+    manifest = dataclasses.replace(converted.manifest, comparison=comparison)
+    report = Report(Path("a"), manifest, regressions=["y got worse"])
+    assert not report.ok
+    lines = report_text(report).splitlines()
+    (low,) = [line for line in lines if line.startswith("min ")]
+    assert low.split() == ["min", "h=5", "2.50e-01", "5.00e-01", "2", "FAILED"]
+    assert any("not compared: needs about 67.0 GiB" in line for line in lines)
+    assert "FAILED y of exported against torch at min (h=5): off by up to 0.25" in lines
+    assert "REGRESSION y got worse" in lines
+    assert "a note" in lines
+    # a point without any result was not checked at all, and must not look like one that passed
+    (opt,) = [line for line in lines if line.startswith("opt ")]
+    assert not opt.endswith("ok")
+
+
+def test_how_the_engine_was_built(converted: Report) -> None:
+    manifest = converted.manifest
+    assert manifest.build is not None
+    build = dataclasses.replace(
+        manifest.build, gpu="NVIDIA H200", optimization_level=2, timing_cache="a.cache, 7 bytes"
+    )
+    target = dataclasses.replace(manifest.target, compute_capability="9.0")
+    text = report_text(Report(Path("a"), dataclasses.replace(manifest, build=build, target=target)))
+    assert (
+        "built on NVIDIA H200 (9.0), at optimisation level 2, timing cache a.cache, 7 bytes\n"
+        in text
+    )
+    plain = dataclasses.replace(manifest.build, optimization_level=None, timing_cache="none")
+    text = report_text(Report(Path("a"), dataclasses.replace(manifest, build=plain)))
+    assert "\nbuilt " not in text
+
+
+def test_unfinished_and_unchanged(tmp_path: Path, converted: Report) -> None:
+    report = run_export(Config(tiny.conv(), out=tmp_path / "a"))
+    text = report_text(report)
+    assert "nothing compared yet" in text
+    assert "engine:" not in text
+    assert "target rtx-1.7, fp32" in text
+    text = report_text(dataclasses.replace(converted, unchanged=True))
+    assert text.count("\n") == 1
+    assert "--force converts again" in text
+
+
+def test_models() -> None:
+    text = models_table({"tiny": tiny.conv()})
+    assert text.splitlines()[2].split() == [
+        "tiny", "h", "in", "5..40,", "w", "in", "5..40", "channels=4",
+    ]  # fmt: skip
+    facts = summary.spec_facts(tiny.conv())
+    assert json.loads(json.dumps(facts)) == facts
+    assert [str(size) for size in facts["inputs"]["x"]] == ["1", "3", "h", "w"]

@@ -1,0 +1,512 @@
+"""The engine's way through the comparison, ONNX Runtime in the engine's place.
+
+It shows what becomes of an engine's outputs, checks and errors. That real engines run is in
+tests/gpu/test_verify_gpu.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from helpers import perturb, refinish
+
+from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.manifest import CheckInfo, Manifest
+from pipeline.commands.report import report_json, report_text
+from pipeline.compare import engine_runs, regression
+from pipeline.compare import stage as verify
+from pipeline.compare.engine_runs import Engine, opened, why_not_run
+from pipeline.compare.runners import failures, run_onnx
+from pipeline.convert.driver import Report, run, run_verify
+from pipeline.errors import CompareError, OutOfMemory
+from pipeline.machine.gpu import Gpu
+from pipeline.machine.target import TARGETS
+from pipeline.spec.config import Config
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Output, Tolerance
+from pipeline.spec.profiles import Profile
+
+RTX = TARGETS["rtx-1.7"]
+GPU = Gpu("some GPU", (8, 9))
+Fault = Callable[["Stand", dict[str, np.ndarray]], None]
+
+
+class Stand:
+    """model.onnx where an engine is expected, with its outputs changed by `fault`."""
+
+    def __init__(self, model: Path, fault: Fault) -> None:
+        self.model, self.fault = model, fault
+        self.poison, self.profile = False, None
+        self.calls = 0
+
+    def __call__(self, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        (outputs,) = run_onnx(self.model, [feed])
+        self.calls += 1
+        self.fault(self, outputs)
+        return outputs
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
+    """Puts ONNX Runtime, with a fault, in the place of every engine."""
+
+    def put(fault: Fault) -> None:
+        @contextlib.contextmanager
+        def opened(
+            folder: Path, manifest: Manifest, plugins: Sequence[str] = ()
+        ) -> Iterator[Engine]:
+            del plugins
+            yield Engine(Stand(folder / "model.onnx", fault), engine_runs.profiles_of(manifest))
+
+        for module in (verify, regression):
+            monkeypatch.setattr(module, "opened", opened)
+            monkeypatch.setattr(module, "why_not_run", lambda *_: "")
+        monkeypatch.setattr(verify, "find_gpu", lambda: GPU)
+
+    return put
+
+
+def none(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+    del stand, outputs
+
+
+def checks(report: Report) -> dict[tuple[str, str], CheckInfo]:
+    assert report.manifest.comparison is not None
+    return {(check.run, check.name): check for check in report.manifest.comparison.checks}
+
+
+def failed(report: Report) -> list[str]:
+    assert report.manifest.comparison is not None
+    return failures(report.manifest.comparison)
+
+
+def test_what_the_manifest_and_the_summary_say(
+    artifact: Path, stand: Callable[[Fault], None]
+) -> None:
+    stand(none)
+    report = run_verify(artifact)
+    assert report.ok
+    manifest = report.manifest
+    assert manifest.engine_compared and manifest.engine_gpu == "some GPU"
+    assert manifest.engine_compared_why == "compared on some GPU"
+    assert [check for check in checks(report) if check[0] == "engine"] == [
+        ("engine", "determinism"), ("engine", "unwritten outputs"), ("engine", "shuffled order"),
+    ]  # fmt: skip
+    assert (artifact / "comparison" / "default" / "engine.json").is_file()
+    text = report_text(report)
+    assert "determinism of engine: 3 runs at each of 7 sizes: equal to the bit" in text
+    assert "error of engine against torch: " in text
+    assert "engine: compared: compared on some GPU" in text
+    content = json.loads((artifact / "manifest.json").read_text())
+    assert content["comparison"]["checks"][0]["passed"] is True
+
+
+def test_profiles_are_forced_and_named(tmp_path: Path, stand: Callable[[Fault], None]) -> None:
+    seen = []
+
+    def note(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        seen.append((stand.profile, outputs["y"].shape[2] > 12))
+
+    stand(note)
+    profiles = (Profile("small", {"h": (5, 8, 12), "w": (5, 8, 12)}), Profile("large"))
+    report = run(Config(tiny.conv(profiles=profiles), out=tmp_path / "a"))
+    assert set(seen) == {(0, False), (1, False), (1, True)}
+    assert {run for run, _ in checks(report)} == {"engine-small", "engine-large"}
+    assert (tmp_path / "a" / "comparison" / "small" / "engine-small.json").is_file()
+
+
+def test_a_check_that_fails_fails_verify(artifact: Path, stand: Callable[[Fault], None]) -> None:
+    def chance(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        if stand.calls > 20:
+            outputs["y"] += 0.1 * (stand.calls % 2)
+
+    stand(chance)
+    report = run_verify(artifact)
+    assert not report.ok
+    assert not checks(report)["engine", "determinism"].passed
+    assert any(line.startswith("determinism of engine (h=") for line in failed(report))
+    assert "FAILED determinism of engine (h=" in report_text(report)
+    assert not Artifact.open(artifact).manifest.comparison.passed  # type: ignore[union-attr]
+
+
+def test_a_conversion_ends_with_the_check_that_failed(
+    tmp_path: Path, stand: Callable[[Fault], None]
+) -> None:
+    def hole(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        if stand.poison:
+            outputs["y"].view(np.uint8).reshape(-1)[-4:] = 0xFF
+
+    stand(hole)
+    with pytest.raises(CompareError, match=r"unwritten outputs of engine \(h=5,w=5\): 1 of 100"):
+        run(Config(tiny.conv(), out=tmp_path / "a"))
+    assert not (tmp_path / "a").exists()
+
+
+def test_rows_that_an_engine_mixes(tmp_path: Path, stand: Callable[[Fault], None]) -> None:
+    b, w = Dim("b", 1, 3, 4), Dim("w", 4, 6, 9)
+    spec = tiny.of(lambda x: x.tanh(), shape=(b, 3, w), outputs=(Output("y", (b, 3, w)),))
+
+    def mix(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        del stand
+        if len(outputs["y"]) == 3:
+            outputs["y"][0] = outputs["y"].mean(axis=0)
+
+    stand(none)
+    good = run(Config(spec, out=tmp_path / "a"))
+    assert checks(good)["engine", "batch rows"].sizes == {"b": 3, "w": 6}  # the profile's opt
+    assert checks(good)["exported", "batch rows"].sizes == {"b": 2, "w": 4}  # the cheapest
+    before = len(checks(good))
+    stand(mix)
+    report = run_verify(tmp_path / "a")
+    assert len(checks(report)) == before
+    bad = checks(report)["engine", "batch rows"]
+    assert not bad.passed and "a row changes with" in bad.detail
+    assert checks(report)["exported", "batch rows"].passed
+
+
+def test_overflow_of_an_fp16_engine(artifact: Path, stand: Callable[[Fault], None]) -> None:
+    def overflow(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        del stand
+        outputs["y"][..., -1] = np.inf
+
+    stand(overflow)
+    refinish(artifact, precision="fp16")
+    (line, *_) = failed(run_verify(artifact, engine_tolerance=Tolerance(1e-2, 1e-2, "wide")))
+    assert "engine has NaN or infinity where rewritten has none: fp16 overflows" in line
+    assert re.search(r"`pipeline locate ARTIFACT --shape h=\d+,w=\d+` finds where", line)
+
+
+def test_a_size_that_does_not_fit_into_the_gpu(
+    artifact: Path, stand: Callable[[Fault], None]
+) -> None:
+    def full(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        del stand
+        if outputs["y"].size >= 4 * 40 * 40:
+            raise OutOfMemory("at h=40, w=40: 9 GiB are wanted, 1 GiB is free")
+
+    stand(full)
+    report = run_verify(artifact)
+    assert report.ok and report.manifest.engine_compared
+    assert report.manifest.comparison is not None
+    (note,) = [n for n in report.manifest.comparison.notes if "was not compared" in n]
+    assert note.startswith("engine was not compared at max (h=40,w=40): at h=40, w=40: 9 GiB")
+    told = checks(report)["engine", "determinism"].detail
+    assert told == "3 runs at each of 6 sizes: equal to the bit"
+    notes = report.manifest.comparison.notes
+    assert "outputs of engine are not stored: 1 of 7 sizes of profile default did not run" in notes
+    assert not (artifact / "comparison" / "default" / "engine.json").exists()
+
+    def always(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        del stand, outputs
+        raise OutOfMemory("full")
+
+    stand(always)
+    manifest = run_verify(artifact).manifest
+    assert not manifest.engine_compared
+    assert manifest.engine_compared_why == "no size of profile default was compared"
+
+
+def test_checks_that_do_not_fit_into_the_gpu(
+    artifact: Path, stand: Callable[[Fault], None]
+) -> None:
+    """The comparison fits, and what comes after it does not: somebody else took the memory."""
+
+    def full(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        if stand.calls > 7 and outputs["y"].size >= room:
+            raise OutOfMemory("9 GiB are wanted, 1 GiB is free")
+
+    def seen(report: Report) -> tuple[set[str], list[str]]:
+        assert report.manifest.comparison is not None
+        done = {check.name for check in report.manifest.comparison.checks if check.run == "engine"}
+        return done, [n for n in report.manifest.comparison.notes if "not done" in n]
+
+    room = 4 * 40 * 40
+    stand(full)
+    report = run_verify(artifact)
+    assert report.ok and report.manifest.engine_compared and not failed(report)
+    done, notes = seen(report)
+    assert done == {"determinism", "unwritten outputs", "shuffled order"}
+    assert notes[0] == (
+        "determinism of engine: not done at max (h=40,w=40): 9 GiB are wanted, 1 GiB is free"
+    )
+    assert len(notes) == 3
+    assert notes[0] in report_text(report)
+    room = 0
+    report = run_verify(artifact)
+    assert report.ok and report.manifest.engine_compared
+    done, notes = seen(report)
+    assert not done and len(notes) == 3
+    start = (
+        "determinism of engine: not done, no size fits into the GPU's memory: at min (h=5,w=5), "
+    )
+    assert notes[0].startswith(start)
+    assert notes[0] in report_text(report) and "determinism of engine: 3 runs" not in report_text(
+        report
+    )
+
+
+def test_rows_that_do_not_fit_into_the_gpu(tmp_path: Path, stand: Callable[[Fault], None]) -> None:
+    b, w = Dim("b", 1, 3, 4), Dim("w", 4, 6, 9)
+    spec = tiny.of(lambda x: x.tanh(), shape=(b, 3, w), outputs=(Output("y", (b, 3, w)),))
+
+    stand(none)
+    whole = run(Config(spec, out=tmp_path / "a")).manifest.comparison
+    assert whole is not None
+    before = 7 * sum(point.compared for point in whole.points)  # once, and six times in checks
+
+    def full(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+        if stand.calls > before and len(outputs["y"]) >= rows:
+            raise OutOfMemory("9 GiB are wanted")
+
+    rows = 3
+    stand(full)
+    report = run_verify(tmp_path / "a")
+    assert report.ok
+    assert {name for run, name in checks(report) if run == "engine"} == {
+        "determinism", "unwritten outputs", "shuffled order", "batch rows",
+    }  # fmt: skip
+    assert checks(report)["engine", "batch rows"].sizes["b"] == 2
+    assert checks(report)["engine", "batch rows"].passed
+    assert report.manifest.comparison is not None
+    notes = [n for n in report.manifest.comparison.notes if n.startswith("batch rows of engine")]
+    assert notes[0] == "batch rows of engine: not done at b=3,w=6: 9 GiB are wanted"
+    assert not [n for n in report.manifest.comparison.notes if n.startswith("determinism")]
+    rows = 1
+    report = run_verify(tmp_path / "a")
+    assert report.ok and ("engine", "batch rows") not in checks(report)
+    assert report.manifest.comparison is not None
+    (note,) = [n for n in report.manifest.comparison.notes if n.startswith("batch rows of engine")]
+    assert note.startswith(
+        "batch rows of engine: not done, no size fits into the GPU's memory: at b=3,w=6, "
+    )
+    assert note.endswith(": 9 GiB are wanted")
+
+
+def test_why_no_rows_are_checked(tmp_path: Path, stand: Callable[[Fault], None]) -> None:
+    def notes(report: Report) -> list[str]:
+        assert report.manifest.comparison is not None
+        return [n for n in report.manifest.comparison.notes if n.startswith("batch rows")]
+
+    stand(none)
+    fixed = tiny.of(lambda x: x.tanh(), shape=(1, 3, Dim("w", 4, 6, 9)))
+    assert notes(run(Config(fixed, out=tmp_path / "a"))) == [
+        "batch rows were not checked: no dim is the first axis, and no other, of what goes in and "
+        "comes out"
+    ]
+    b, w = Dim("b", 1, 3, 4), Dim("w", 4, 6, 9)
+    profiles = (Profile("one", {"b": (1, 1, 1)}), Profile("all"))
+    spec = tiny.of(lambda x: x.tanh(), shape=(b, 3, w), outputs=(Output("y", (b, 3, w)),))
+    spec = dataclasses.replace(spec, profiles=profiles)
+    done = run(Config(spec, out=tmp_path / "b"))
+    assert notes(done) == [
+        "batch rows of engine-one were not checked: profile one allows no two rows at the sizes "
+        "that ran"
+    ]
+    assert ("engine-all", "batch rows") in checks(done)
+    assert done.manifest.comparison is not None
+    least = min(point.estimate_bytes for point in done.manifest.comparison.points)
+    tight = notes(run_verify(tmp_path / "b", memory_limit=least))
+    assert tight[0] == "batch rows were not checked: two rows are over the memory limit"
+
+
+def test_the_script_holds_the_engine_to_its_own_tolerance(
+    artifact: Path, stand: Callable[[Fault], None]
+) -> None:
+    stand(none)
+    refinish(artifact, precision="tf32")
+    run_verify(artifact, engine_tolerance=Tolerance(0.02, 0.03, "wide"))
+    lines = (artifact / "reproduce.sh").read_text().splitlines()
+    engine = [line for line in lines if "--trt" in line]
+    others = [line for line in lines if "--onnxrt" in line]
+    assert engine and all("--rtol 0.02 --atol 0.03" in line for line in engine)
+    assert others and all("--rtol 0.0001 --atol 1e-05" in line for line in others)
+
+
+class TestAgainst:
+    """The regression check with engines."""
+
+    @pytest.fixture
+    def old(self, artifact: Path, tmp_path: Path, stand: Callable[[Fault], None]) -> Path:
+        import shutil
+
+        stand(none)
+        run_verify(artifact)
+        return Path(shutil.copytree(artifact, tmp_path / "old"))
+
+    def test_the_same_engine(self, artifact: Path, old: Path) -> None:
+        report = run_verify(artifact, against=old)
+        assert report.ok and report.regressions == []
+        said = f"no regression against {old}: 7 sizes compared, engine compared"
+        assert list(report.notes) == [said]
+        assert report_text(report).endswith(f"\n\n{said}")
+        assert json.loads(report_json(report))["notes"] == [said]
+
+    @pytest.mark.parametrize("room", [4 * 40 * 40, 0])
+    def test_an_old_size_that_does_not_fit_into_the_gpu(
+        self, artifact: Path, old: Path, stand: Callable[[Fault], None], room: int
+    ) -> None:
+        def full(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+            del stand
+            if outputs["y"].size >= room:
+                raise OutOfMemory("9 GiB are wanted, 1 GiB is free")
+
+        stand(full)
+        report = run_verify(artifact, against=old)
+        notes = [line for line in report.notes if "was not compared" in line]
+        where = "new engine was not compared at stored (h=40,w=40): 9 GiB are wanted, 1 GiB is free"
+        assert where in notes and len(notes) == (1 if room else 7)
+        if room:
+            assert report.ok and report.notes[-1].endswith("7 sizes compared, engine compared")
+        else:
+            assert report.regressions == [
+                "the engine was compared, is not any more: no size of profile default was compared"
+            ]
+
+    def test_an_engine_that_got_worse(
+        self, artifact: Path, old: Path, stand: Callable[[Fault], None]
+    ) -> None:
+        def off(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+            del stand
+            outputs["y"] += np.float32(7e-6)  # within atol=1e-5
+
+        stand(off)
+        report = run_verify(artifact, against=old)
+        assert report.manifest.comparison is not None and report.manifest.comparison.passed
+        assert len(report.regressions) == 7
+        line = report.regressions[0]
+        assert line.startswith("y of the engine at stored (h=5,w=5): its error grew from ")
+        assert line.endswith("% of the tolerance")
+
+    def test_an_engine_that_is_wrong(
+        self, artifact: Path, old: Path, stand: Callable[[Fault], None]
+    ) -> None:
+        def off(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
+            del stand
+            outputs["y"] += np.float32(0.25)
+
+        stand(off)
+        lines = run_verify(artifact, against=old).regressions
+        assert len(lines) == 7
+        assert lines[0].startswith("y of the engine at stored (h=5,w=5): off torch by up to 0.25, ")
+        assert ", the old one by " in lines[0]
+
+    def test_an_engine_that_is_not_compared_any_more(
+        self, artifact: Path, old: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr(verify, "why_not_run", lambda *_: "no GPU")
+        lines = run_verify(artifact, against=old).regressions
+        assert lines == ["the engine was compared, is not any more: no GPU"]
+
+    def test_a_model_that_got_worse_within_the_tolerance(
+        self, artifact: Path, converted: Report
+    ) -> None:
+        perturb(artifact, by=1.5e-6)
+        report = run_verify(artifact, against=converted.path)
+        assert report.manifest.comparison is not None and report.manifest.comparison.passed
+        assert not report.ok
+        assert "y of the model at stored (h=" in report.regressions[0]
+        assert ": its error grew from " in report.regressions[0]
+
+    def test_a_wider_tolerance_of_the_engine(self, artifact: Path, old: Path) -> None:
+        wide = Tolerance(1e-3, 1e-3, "wide")
+        lines = run_verify(artifact, against=old, engine_tolerance=wide).regressions
+        assert lines == [
+            "tolerance of y of the engine widened: rtol 0.0001 to 0.001, atol 1e-05 to 0.001"
+        ]
+
+
+@pytest.mark.parametrize("shared", [-np.inf, np.nan])
+def test_one_infinity_does_not_hide_what_is_wrong_elsewhere(shared: float) -> None:
+    want = np.array([1, 2, shared], np.float32)
+    tolerance = Tolerance(1e-3, 1e-3, "test")
+    assert regression._error(want, want.copy(), tolerance) == (0, 0)
+    far, part = regression._error(want, np.array([1, 3, shared], np.float32), tolerance)
+    assert (far, part) == (1, pytest.approx(500))
+
+
+class TestWhyNot:
+    """Why an engine is not run."""
+
+    @pytest.fixture
+    def manifest(self, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
+        monkeypatch.setattr(engine_runs, "why_not", lambda _: "")
+        monkeypatch.setattr(engine_runs, "find_gpu", lambda: GPU)
+        return Artifact.open(artifact).manifest
+
+    def test_nothing_is_in_the_way(self, artifact: Path, manifest: Manifest) -> None:
+        assert why_not_run(artifact, RTX, manifest) == ""
+
+    def test_no_engine(self, artifact: Path, manifest: Manifest) -> None:
+        (artifact / "engine.plan").unlink()
+        assert why_not_run(artifact, RTX, manifest) == "no engine was built"
+
+    def test_another_gpu(self, artifact: Path, manifest: Manifest) -> None:
+        for wanted, why in (
+            ("8.9", ""),
+            ("9.0", "built for compute capability 9.0, some GPU has 8.9"),
+        ):
+            target = dataclasses.replace(manifest.target, compute_capability=wanted)
+            changed = dataclasses.replace(manifest, target=target)
+            assert why_not_run(artifact, RTX, changed) == why
+
+    def test_another_tensorrt(
+        self, artifact: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        built = manifest.target.version
+        monkeypatch.setattr(engine_runs, "installed_version", lambda _: "1.7.9")
+        why = why_not_run(artifact, RTX, manifest)
+        assert why == f"built with tensorrt_rtx {built}, here is 1.7.9"
+        monkeypatch.setattr(engine_runs, "installed_version", lambda _: None)
+        assert why_not_run(artifact, RTX, manifest).startswith("tensorrt_rtx is not installed here")
+
+    def test_no_cuda_python(
+        self, artifact: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine_runs, "_found", lambda name: name != "cuda.core")
+        assert why_not_run(artifact, RTX, manifest).startswith("cuda-python is not installed here")
+
+    def test_it_is_said_in_the_manifest(self, artifact: Path, manifest: Manifest) -> None:
+        """Without a stand-in: the real reason of this machine, whatever it is."""
+        del manifest
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(verify, "why_not_run", lambda *_: "built for another GPU")
+            done = run_verify(artifact).manifest
+        assert not done.engine_compared
+        assert (done.engine_compared_why, done.engine_gpu) == ("built for another GPU", "")
+
+
+def test_opened_goes_through_the_runtime(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan that is in the folder, with its manifest; closed afterwards."""
+    from pipeline.runtime import engine as runtime
+
+    calls: list[Any] = []
+
+    class Loaded:
+        def __enter__(self) -> Loaded:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            calls.append("closed")
+
+    def open_plan(plan: bytes, manifest: Manifest, *, where: str, plugins: Sequence[str]) -> Loaded:
+        calls.append((plan, manifest, where, plugins))
+        return Loaded()
+
+    monkeypatch.setattr(runtime, "open_plan", open_plan)
+    manifest = Artifact.open(artifact).manifest
+    with opened(artifact, manifest, ["a.so"]) as engine:
+        assert [profile.name for profile in engine.profiles] == ["default"]
+        assert calls == [
+            ((artifact / "engine.plan").read_bytes(), manifest, "engine.plan", ["a.so"])
+        ]
+    assert calls[-1] == "closed"

@@ -1,0 +1,154 @@
+"""What an engine of another precision is held to, and what is said where nobody stated it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+import tiny
+
+from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.declared import engine_tolerance_of, with_tolerances
+from pipeline.artifact.manifest import PairResult, ToleranceInfo
+from pipeline.compare.runners import Job, conclude, failures, plan_points
+from pipeline.compare.verdict import judge
+from pipeline.convert.driver import run_export, run_verify
+from pipeline.errors import InputError
+from pipeline.spec.config import Config
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Tolerance
+from pipeline.spec.profiles import Point
+from pipeline.spec.tensors import Precision
+
+F32 = np.float32
+TIGHT = Tolerance(1e-5, 1e-6, "float32 rounding")
+WIDE = Tolerance(1e-2, 1e-3, "measured: fp16 rounding")
+N = Dim("n", 1, 2, 4)
+TEXT = """<ir_version: 8, opset_import: ["" : 18]>
+g (float[n,4] x) => (float[n,4] y) { y = Relu(x) }"""
+
+
+def judged(
+    tmp_path: Path, engine: Any, precision: Precision, tolerance: Tolerance | None = None
+) -> tuple[list[PairResult], list[str], tuple[str, ...]]:
+    """The results of an engine's profile against values of 1, what failed, and the notes."""
+    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")
+    job = Job(
+        {"x": (N, 4)}, {"y": ("n", 4)}, {"y": TIGHT}, [Point("opt", {"n": 2})], 2**20,
+        precision=precision, engine_tolerance=tolerance,
+    )  # fmt: skip
+    plan = plan_points(job, tmp_path / "model.onnx")
+    good = np.ones((2, 4), F32)
+    runs = {"torch": [{"y": good}], "exported": [{"y": good}]}
+    runs["engine-small"] = [{"y": (good * engine).astype(F32)}]
+    pairs = [("torch", "exported"), ("torch", "engine-small")]
+    info = conclude(plan, runs, pairs, job)
+    (point,) = info.points
+    assert info.passed is (not failures(info))
+    return list(point.results), failures(info), info.notes
+
+
+def test_an_engine_is_held_to_its_own_tolerance_and_nothing_else_is(tmp_path: Path) -> None:
+    (exported, engine), failed, notes = judged(tmp_path, 1.005, "fp16", WIDE)
+    assert exported.passed and engine.passed and not failed and not notes
+    (_, engine), failed, _ = judged(tmp_path, 1.02, "fp16", WIDE)
+    assert not engine.passed
+    assert engine.why == "off by up to 0.02; the largest value is 1"
+    # the wider one is the engine's alone
+    off = {"y": np.full((2, 4), 1.005, F32)}
+    job = Job({}, {"y": ("n", 4)}, {"y": TIGHT}, [], 0, precision="fp16", engine_tolerance=WIDE)
+    (result,) = judge("torch", "exported", {"y": np.ones((2, 4), F32)}, off, job.tolerances("e"))
+    assert not result.passed
+    assert job.tolerances("engine") == job.tolerances("engine-a") == {"y": WIDE}
+
+
+def test_without_one_it_is_held_to_the_others_and_the_error_is_told(tmp_path: Path) -> None:
+    (_, engine), failed, notes = judged(tmp_path, 1.005, "fp16")
+    assert not engine.passed
+    assert engine.max_abs == pytest.approx(0.005, rel=1e-3)
+    assert failed == [
+        "y of engine-small against torch at opt (n=2): off by up to 0.005; the largest value is 1; "
+        "fp16 has no tolerance of its own: state one (engine_tolerance in the spec, or "
+        "--engine-tolerance RTOL,ATOL)"
+    ]
+    assert notes == ("no tolerance is stated for fp16 engines: held to the fp32 one",)
+    # nothing of that where it is an fp32 engine that is off
+    (_, engine), failed, notes = judged(tmp_path, 1.005, "fp32")
+    assert not engine.passed and "tolerance" not in failed[0] and not notes
+
+
+def test_integers_have_no_tolerance_to_state(tmp_path: Path) -> None:
+    """An argmax in fp16: other labels where two values tie."""
+    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")
+    job = Job(
+        {"x": (N, 4)}, {"y": ("n", 4)}, {"y": TIGHT}, [Point(p, {"n": 2}) for p in ("a", "b")],
+        2**20, precision="fp16",
+    )  # fmt: skip
+    plan = plan_points(job, tmp_path / "model.onnx")
+    labels = np.zeros((2, 4), np.int64)
+    other = labels.copy()
+    other[0, 0] = 3
+    runs = {"torch": [{"y": labels}] * 2, "half": [{"y": other}] * 2}
+    info = conclude(plan, runs, [("torch", "half")], job)
+    assert failures(info)[0].startswith("y of half against torch at a (n=2): 1 of 8 int64 values")
+    assert "differing=0.001" in failures(info)[0] and "state one" not in failures(info)[0]
+    stated = dataclasses.replace(job, engine_tolerance=Tolerance(1e-2, 1e-2, "ties", 0.1))
+    assert conclude(plan, runs, [("torch", "half")], stated).passed is False  # 1 of 8
+    runs["half"] = [{"y": np.tile(other, (1, 2))}] * 2
+    runs["torch"] = [{"y": np.tile(labels, (1, 2))}] * 2
+    (result,) = judge("torch", "half", runs["torch"][0], {"y": other[:, :0]}, TIGHT)
+    assert not result.passed
+    more = np.tile(labels, (1, 5))
+    few = more.copy()
+    few[0, :4] = 1
+    (result,) = judge("torch", "half", {"y": more}, {"y": few}, stated.tolerances("half"))
+    assert result.passed and result.max_abs == 1.0
+    with pytest.raises(InputError, match=r"differing=0\.2: must be a share of 0 to 0\.1"):
+        Tolerance(0, 0, "-", 0.2)
+
+
+def test_overflow_is_called_so(tmp_path: Path) -> None:
+    (_, engine), _, _ = judged(tmp_path, np.inf, "fp16", WIDE)
+    assert not engine.passed
+    assert engine.why == (
+        "engine-small has NaN or infinity where torch has none: fp16 overflows beyond 65504: "
+        "build the engine with --precision tf32"
+    )
+    (_, engine), _, _ = judged(tmp_path, np.nan, "fp32")
+    assert engine.why == "engine-small has NaN or infinity"
+
+
+@pytest.mark.parametrize("stated", [{"fp8": WIDE}, {"fp16": 1e-2}])
+def test_a_spec_states_them_by_precision(stated: Any) -> None:
+    with pytest.raises(InputError, match=r"engine_tolerance .*give a Tolerance by precision"):
+        dataclasses.replace(tiny.conv(), engine_tolerance=stated)
+
+
+def test_what_is_given_goes_before_what_the_spec_states(tmp_path: Path) -> None:
+    stated = {"fp16": TIGHT, "tf32": TIGHT}
+    spec = dataclasses.replace(tiny.conv(), engine_tolerance=stated)
+    config = Config(spec, out=tmp_path / "a", precision="tf32", engine_tolerance=WIDE)
+    manifest = run_export(config).manifest
+    assert manifest.engine_tolerance["fp16"] == ToleranceInfo(1e-5, 1e-6, TIGHT.why)
+    assert engine_tolerance_of(manifest) == WIDE
+    assert engine_tolerance_of(dataclasses.replace(manifest, precision="fp32")) is None
+    # when a conversion takes an artifact up again, the spec's are the ones that hold
+    assert engine_tolerance_of(with_tolerances(manifest, spec)) == TIGHT
+
+
+def test_verify_writes_it_down(artifact: Path, cli: Any) -> None:
+    said = "given with --engine-tolerance"
+    code, out, err = cli("verify", artifact, "--engine-tolerance", "1e-2,1e-3")
+    assert code == 0, err
+    manifest = Artifact.open(artifact).manifest
+    assert manifest.engine_tolerance == {"fp32": ToleranceInfo(1e-2, 1e-3, said)}
+    assert f"tolerance of the engine: rtol 0.01 or atol 0.001 ({said})" in out
+    assert manifest.keys == {}  # the next conversion holds it to the spec's again
+    assert run_verify(artifact).manifest.engine_tolerance == manifest.engine_tolerance
+    code, _, err = cli("verify", artifact, "--engine-tolerance", "2,1e-3")
+    assert code == 2 and "rtol=2.0: 1 or more passes anything" in err

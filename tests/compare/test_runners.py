@@ -1,0 +1,343 @@
+"""Judging two runs, what is left out, and what is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from pipeline.artifact import stored
+from pipeline.compare import runners as compare
+from pipeline.compare.runners import Job, collect, conclude, plan_points, profile_of
+from pipeline.compare.verdict import judge
+from pipeline.convert.driver import quiet
+from pipeline.errors import CompareError, PipelineError
+from pipeline.machine.resources import Stopwatch
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Tolerance
+from pipeline.spec.profiles import Point, Profile
+
+TOLERANCE = Tolerance(1e-3, 1e-4, "test")
+F32 = np.float32
+
+
+def verdict(a: Any, b: Any, tolerance: Tolerance = TOLERANCE) -> tuple[bool, str]:
+    (result,) = judge("a", "b", {"y": np.asarray(a)}, {"y": np.asarray(b)}, tolerance)
+    assert result.passed is (result.why == "")
+    return result.passed, result.why
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "passed"),
+    [
+        ([1.0, 100.0], [1.0, 100.09], True),  # within rtol
+        ([1.0, 100.0], [1.0, 100.11], False),
+        ([1.0, 0.0], [1.0, 0.00009], True),  # within atol
+        ([1.0, 0.0], [1.0, 0.00011], False),
+        ([1.0, 1.0], [1.00105, 1.0], False),  # either is enough, not their sum
+        ([1.0, -1.0], [1.0, 1.0], False),
+    ],
+)
+def test_either_tolerance_holds_for_every_element(a: Any, b: Any, passed: bool) -> None:
+    assert verdict(np.array(a, F32), np.array(b, F32))[0] is passed
+
+
+def test_rtol_is_of_the_reference() -> None:
+    wide = Tolerance(0.5, 1e-6, "test")
+    assert verdict(np.array([2.0], F32), np.array([1.01], F32), wide)[0]
+    assert not verdict(np.array([1.01], F32), np.array([2.0], F32), wide)[0]
+
+
+def test_one_element_among_many() -> None:
+    a = np.ones((1, 2, 100, 100), F32)
+    b = a.copy()
+    b[0, 1, 99, 99] = 1.01
+    passed, why = verdict(a, b)
+    assert not passed
+    assert why == "off by up to 0.01; the largest value is 1"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_never_pass(bad: float) -> None:
+    good, poor = np.array([1.0, 2.0], F32), np.array([1.0, bad], F32)
+    assert verdict(good, poor) == (False, "b has NaN or infinity")
+    assert verdict(poor, good) == (False, "a has NaN or infinity")
+    assert verdict(poor, poor) == (False, "a has NaN or infinity")
+
+
+@pytest.mark.filterwarnings("error")
+def test_tolerance_under_which_zeros_pass_says_nothing() -> None:
+    small = np.full(5, 1e-5, F32)
+    passed, why = verdict(small, small)
+    assert not passed
+    assert why.startswith("says nothing: all of a is below atol=0.0001")
+    assert verdict(np.zeros(5, F32), np.zeros(5, F32))[0] is False
+    assert verdict(np.zeros(5, np.int64), np.zeros(5, np.int64))[0]
+    assert verdict(np.zeros((0, 3), F32), np.zeros((0, 3), F32))[0]
+
+
+def test_shape_and_dtype_are_held_to() -> None:
+    one = np.ones((2, 3), F32)
+    assert verdict(one, one.T.copy()) == (False, "shape (3, 2), not (2, 3)")
+    assert verdict(one, np.ones((1, 3), F32)) == (False, "shape (1, 3), not (2, 3)")
+    assert verdict(one, one.astype(np.float64)) == (False, "dtype float64, not float32")
+    assert verdict(one, one.astype(np.float16)) == (False, "dtype float16, not float32")
+
+
+@pytest.mark.filterwarnings("error")
+def test_integers_and_bools() -> None:
+    n = np.array([1, 2, 300], np.int64)
+    assert verdict(n, n.copy())[0]
+    assert verdict(n, n.astype(np.int32))[0]  # as TensorRT up to 9 gives them
+    assert not verdict(n.astype(np.int32), n)[0]
+    assert not verdict(n, n + np.array([0, 0, 1]))[0]
+    small = np.array([0, 255], np.uint8)
+    assert verdict(small, small)[0]
+    assert not verdict(small, small[::-1].copy())[0]
+    b = np.array([True, False])
+    assert verdict(b, b)[0]
+    assert not verdict(b, ~b)[0]
+
+
+def test_names_have_to_be_the_same() -> None:
+    a = np.ones(3, F32)
+    results = judge("a", "b", {"y": a, "z": a}, {"z": a, "w": a}, TOLERANCE)
+    assert {r.output: r.why for r in results} == {
+        "y": "only a has it",
+        "z": "",
+        "w": "only b has it",
+    }
+
+
+TEXT = """<ir_version: 8, opset_import: ["" : 18]>
+g (float[n,4] x) => (float[n,4] y) { y = Relu(x) }"""
+N = Dim("n", 1, 10, 10**6)
+POINTS = [Point(label, {"n": n}) for label, n in (("min", 1), ("opt", 10), ("max", 10**6))]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(TEXT), path)
+    return path
+
+
+def job(limit: int = 2**20, outputs: Any = None, points: Any = None) -> Job:
+    return Job({"x": (N, 4)}, outputs or {"y": ("n", 4)}, TOLERANCE, points or POINTS, limit)
+
+
+def test_points_over_the_limit_are_left_out_with_the_estimate(model: Path) -> None:
+    plan = plan_points(job(), model)
+    assert [p.label for p in plan.run] == ["min", "opt"]
+    large = plan.infos[2]
+    assert not large.compared
+    assert large.estimate_bytes == pytest.approx(2 * 16 * 10**6 * 1.25, rel=0.01)
+    assert large.why == "needs about 38.1 MiB, the limit is 1.0 MiB"
+    assert plan.shapes[2] == {"x": (10**6, 4)}
+
+
+def test_output_shape_is_checked_also_where_nothing_runs(model: Path) -> None:
+    plan = plan_points(job(outputs={"y": ("2*n", 4)}), model)
+    for info, n in zip(plan.infos, (1, 10, 10**6), strict=True):
+        (result,) = info.results
+        assert not result.passed
+        assert result.why == f"shape ({n}, 4), not ({2 * n}, 4)"
+    result_info = conclude(plan, {"a": [{}, {}], "b": [{}, {}]}, [("a", "b")], job())
+    assert not result_info.passed
+
+
+def test_conclusion_takes_every_pair_at_every_point(model: Path) -> None:
+    plan = plan_points(job(), model)
+    good = [{"y": np.ones((n, 4), F32)} for n in (1, 10)]
+    bad = {"y": np.full((10, 4), 2, F32)}
+    runs = {"a": good, "b": good, "c": [good[0], bad]}
+    assert conclude(plan, runs, [("a", "b")], job()).passed
+    info = conclude(plan, runs, [("a", "b"), ("a", "c")], job(), ["a note"])
+    assert not info.passed
+    assert info.notes == ("a note",)
+    assert compare.failures(info) == [
+        "y of c against a at opt (n=10): off by up to 1; the largest value is 1"
+    ]
+    assert [len(p.results) for p in info.points] == [2, 2, 0]
+
+
+def test_one_nan_is_one_problem(model: Path) -> None:
+    """In all pairs and at all points; of another run, or elsewhere, it is another problem."""
+    plan = plan_points(job(), model)
+    good = [{"y": np.ones((n, 4), F32)} for n in (1, 10)]
+    bad = [{"y": np.where(np.arange(4) == 1, np.nan, run["y"]).astype(F32)} for run in good]
+    worse = [{"y": np.where(np.arange(4) < 2, np.nan, run["y"]).astype(F32)} for run in good]
+    pairs = [("torch", "exported"), ("exported", "rewritten"), ("torch", "rewritten")]
+
+    def told(torch: Any, exported: Any, rewritten: Any) -> list[str]:
+        runs = {"torch": torch, "exported": exported, "rewritten": rewritten}
+        info = conclude(plan, runs, pairs, job())
+        assert not info.passed
+        return [line.partition("; ")[0] for line in compare.failures(info)]
+
+    one = "y of exported against torch at min (n=1) and 1 more size: torch has NaN or infinity"
+    assert told(bad, bad, bad) == told(bad, good, good) == [one]
+    assert told(bad, worse, worse) == [f"{one}, and exported has others"]
+    assert told(bad, bad, worse) == [
+        one,
+        "y of rewritten against exported at min (n=1) and 1 more size: torch has NaN or infinity, "
+        "and rewritten has others",
+    ]
+    assert told(good, good, bad) == [
+        "y of rewritten against exported at min (n=1) and 1 more size: rewritten has NaN or "
+        "infinity"
+    ]
+    assert told(bad, good, bad[:1] + worse[1:]) == [
+        one,
+        "y of rewritten against exported at opt (n=10): rewritten has NaN or infinity",
+    ]
+
+
+def test_what_is_no_nan_stays_beside_one(model: Path) -> None:
+    plan = plan_points(job(), model)
+    ones, twos = ([{"y": np.full((n, 4), size, F32)} for n in (1, 10)] for size in (1, 2))
+    nan = {"y": np.full((1, 4), np.inf, F32)}
+    runs = {"torch": [nan, ones[1]], "exported": [nan, ones[1]], "rewritten": [nan, twos[1]]}
+    pairs = [("torch", "exported"), ("exported", "rewritten"), ("torch", "rewritten")]
+    info = conclude(plan, runs, pairs, job())
+    off = "at opt (n=10): off by up to 1; the largest value is 1"
+    first, *others = compare.failures(info)
+    assert first.startswith("y of exported against torch at min (n=1): torch has NaN or infinity; ")
+    assert others == [f"y of rewritten against {run} {off}" for run in ("exported", "torch")]
+    assert [sum(not r.passed for r in p.results) for p in info.points] == [3, 2, 0]  # all are kept
+
+
+def test_an_output_that_says_nothing_is_one_problem(model: Path) -> None:
+    plan = plan_points(job(), model)
+    zeros = [{"y": np.zeros((n, 4), F32)} for n in (1, 10)]
+    pairs = [("torch", "exported"), ("exported", "rewritten"), ("torch", "rewritten")]
+    runs = {"torch": zeros, "exported": zeros, "rewritten": zeros}
+    (line,) = compare.failures(conclude(plan, runs, pairs, job()))
+    assert line.startswith("y of exported against torch at min (n=1) and 1 more size: says nothing")
+
+
+def test_nothing_compared_does_not_pass(model: Path) -> None:
+    plan = plan_points(job(limit=1), model)
+    info = conclude(plan, {"a": [], "b": []}, [("a", "b")], job())
+    assert not info.passed
+    assert compare.failures(info) == ["nothing was compared: every point is over the memory limit"]
+
+
+def test_a_run_that_fails_names_the_sizes(model: Path) -> None:
+    feeds = [{"x": np.ones((1, 4), F32)}, {"x": np.ones((10, 5), F32)}]
+    said: list[str] = []
+    with pytest.raises(CompareError, match=r"exported fails at opt \(n=10\): ") as caught:
+        collect("exported", compare.run_onnx(model, feeds), POINTS[:2], said.append, Stopwatch())
+    assert "\n" not in str(caught.value)
+    assert said == ["exported at min (n=1)", "exported at opt (n=10)"]
+    (short,) = collect("a", iter([{"y": feeds[0]["x"]}]), POINTS[:1], quiet, Stopwatch())
+    assert short["y"].shape == (1, 4)
+    with pytest.raises(CompareError, match="a fails at opt"):  # fewer results than points
+        collect("a", iter([short]), POINTS[:2], quiet, Stopwatch())
+
+
+def test_own_errors_pass_through() -> None:
+    def refuse() -> Any:
+        raise PipelineError("said already")
+        yield
+
+    with pytest.raises(PipelineError, match=r"^said already$"):
+        collect("a", refuse(), POINTS[:1], quiet, Stopwatch())
+
+
+def test_onnx_runs_unoptimised(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    seen = []
+    real = onnxruntime.InferenceSession
+
+    def session(path: str, options: Any, **words: Any) -> Any:
+        seen.append(options.graph_optimization_level)
+        return real(path, options, **words)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    (out,) = compare.run_onnx(model, [{"x": -np.ones((2, 4), F32)}])
+    assert (out["y"] == 0).all()
+    assert seen == [onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL]
+
+
+def test_torch_is_put_into_inference_mode() -> None:
+    import torch
+
+    class Two(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            assert torch.is_inference_mode_enabled()
+            return x + 1, x.sum()
+
+    (out,) = compare.run_torch(Two(), ["a", "b"], [{"x": np.ones((2, 2), F32)}])
+    assert out["a"].dtype == F32
+    assert out["b"] == 4
+    with pytest.raises(CompareError, match="the spec names the outputs a:"):
+        list(compare.run_torch(Two(), ["a"], [{"x": np.ones((2, 2), F32)}]))
+
+
+def test_profile_of_a_point() -> None:
+    profiles = [Profile("a", {"n": (1, 2, 3)}), Profile("b", {"n": (3, 4, 9)})]
+    assert [profile_of(Point("p", {"n": n}), profiles) for n in (1, 3, 4, 10)] == [0, 0, 1, None]
+
+
+def test_what_is_stored_comes_back(tmp_path: Path) -> None:
+    feeds = [{"x": np.ones((n, 2), F32), "n": np.array([n], np.int64)} for n in (1, 5)]
+    stored.save_feeds(feeds, tmp_path / "inputs.json")
+    stored.save_run("torch", feeds, tmp_path / "torch.json")
+    for loaded in (
+        stored.load_feeds(tmp_path / "inputs.json"),
+        stored.load_run(tmp_path / "torch.json"),
+    ):
+        assert len(loaded) == 2
+        for got, want in zip(loaded, feeds, strict=True):
+            assert got.keys() == want.keys()
+            for name, array in want.items():
+                assert got[name].dtype == array.dtype
+                np.testing.assert_array_equal(got[name], array)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "passes"),
+    [
+        ([200000, 1], [200000, 1], True),
+        ([200000, 1], [200010, 1], False),  # within rtol as a float
+        ([2**62], [-(2**62)], False),  # the difference overflows
+        ([True, False], [True, True], False),
+    ],
+)
+def test_integers_and_booleans_have_to_be_equal(a: list[int], b: list[int], passes: bool) -> None:
+    wide = Tolerance(1e-2, 1e2, "wide")
+    (result,) = judge("a", "b", {"y": np.array(a)}, {"y": np.array(b)}, wide)
+    assert result.passed is passes
+    assert bool(result.why) is not passes
+    assert result.max_abs is not None and (result.max_abs > 0) is not passes
+
+
+def test_views_are_compared_and_stored_like_arrays() -> None:
+    """A crop is a view, and Polygraphy refuses to reshape what is not contiguous."""
+    whole = np.arange(1, 65, dtype=F32).reshape(8, 8)
+    cut = {"y": whole[1:5, 2:7]}
+    assert not cut["y"].flags["C_CONTIGUOUS"]
+    (same,) = judge("a", "b", cut, {"y": whole[1:5, 2:7]}, Tolerance(0, 1e-6, "equal"))
+    (moved,) = judge("a", "b", cut, {"y": whole[1:5, 1:6]}, Tolerance(0, 1e-6, "equal"))
+    assert same.passed and not moved.passed
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_one_wrong_element_of_many_is_noticed(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((3, 1 << 20)).astype(dtype)
+    tolerance = Tolerance(1e-3, 1e-3, "a test")
+    near = (a * (1 + 5e-4 * np.sign(rng.standard_normal(a.shape)))).astype(dtype)
+    (result,) = judge("a", "b", {"y": a}, {"y": near}, tolerance)
+    assert result.passed, result.why
+    wrong = near.copy()
+    wrong[2, 77] = a[2, 77] * dtype(1.01) + dtype(0.01)
+    (result,) = judge("a", "b", {"y": a}, {"y": wrong}, tolerance)
+    assert not result.passed
+    assert result.max_abs == pytest.approx(float(abs(wrong[2, 77] - a[2, 77])), rel=1e-2)

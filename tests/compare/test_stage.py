@@ -1,0 +1,339 @@
+"""verify: an artifact's own stored outputs, torch again, another artifact, and Polygraphy alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import tiny
+from helpers import perturb, refinish
+from on_gpu import save_net
+
+from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.manifest import ComparisonInfo, Manifest, ToleranceInfo
+from pipeline.artifact.stored import stored_points
+from pipeline.commands.report import report_text
+from pipeline.compare import runners as compare
+from pipeline.compare.runners import failures
+from pipeline.convert.driver import Report, run, run_build, run_rewrite, run_verify
+from pipeline.errors import ArtifactError, CompareError, InputError
+from pipeline.spec.config import Config
+
+
+def compared(manifest: Manifest) -> ComparisonInfo:
+    assert manifest.comparison is not None
+    return manifest.comparison
+
+
+def sizes(report: Report) -> set[tuple[int, ...]]:
+    return {tuple(p.sizes.values()) for p in compared(report.manifest).points if p.compared}
+
+
+def test_fresh_artifact_passes_on_stored_outputs(artifact: Path, converted: Report) -> None:
+    report = run_verify(artifact)
+    assert report.ok
+    assert report.manifest == Artifact.open(artifact).manifest
+    assert sizes(report) == sizes(converted)
+    assert len(sizes(report)) == 7
+    assert report.manifest.keys == converted.manifest.keys
+
+
+def test_perturbed_model_fails(artifact: Path) -> None:
+    perturb(artifact)
+    report = run_verify(artifact)
+    assert not report.ok
+    failed = compare.failures(compared(report.manifest))
+    assert any(line.startswith("y of rewritten against torch at min (h=5,w=5)") for line in failed)
+    assert not any("y of exported against torch" in line for line in failed)
+    # the failure stands in the artifact, and the next conversion does not take it for good
+    assert not compared(Artifact.open(artifact).manifest).passed
+    assert report.manifest.keys == {}
+
+
+def test_small_perturbation_fails_too(artifact: Path) -> None:
+    perturb(artifact, by=3e-4)
+    assert not run_verify(artifact).ok
+
+
+def test_perturbed_export_fails_against_torch(artifact: Path) -> None:
+    perturb(artifact, name="exported.onnx")
+    failed = compare.failures(compared(run_verify(artifact).manifest))
+    assert any(line.startswith("y of exported against torch") for line in failed)
+
+
+def test_tampered_files_are_refused(artifact: Path) -> None:
+    path = artifact / "comparison" / "default" / "torch.json"
+    path.write_text(path.read_text().replace("1", "2", 1))
+    with pytest.raises(ArtifactError, match=r"torch\.json: its content was changed"):
+        run_verify(artifact)
+
+
+def test_sizes_asked_for_are_repeated(tmp_path: Path) -> None:
+    first = run(Config(tiny.conv(), out=tmp_path / "a", shapes=("h=11,w=33",)))
+    report = run_verify(tmp_path / "a")
+    assert (11, 33) in sizes(report)
+    assert sizes(report) == sizes(first)
+
+
+def test_sizes_asked_for_of_an_onnx_file_are_repeated(tmp_path: Path) -> None:
+    config = Config(
+        str(save_net(tmp_path / "net.onnx")), out=tmp_path / "a", shapes=("b=4,h=11,w=33",),
+        dims=("b=1:3:5", "h=8:24:40", "w=8:24:40"),
+    )  # fmt: skip
+    asked = {tuple(p.sizes.values()) for p in compared(run(config).manifest).points}
+    assert (4, 11, 33) in asked
+    again = {tuple(p.sizes.values()) for p in compared(run_verify(tmp_path / "a").manifest).points}
+    assert again == asked
+
+
+def test_what_does_not_fit_here_is_kept_for_later(artifact: Path, converted: Report) -> None:
+    estimates = {p.label: p.estimate_bytes for p in compared(converted.manifest).points}
+    report = run_verify(artifact, memory_limit=estimates["opt"])
+    assert report.ok
+    assert sizes(report) < sizes(converted)
+    (left_out,) = [p for p in compared(report.manifest).points if p.label == "max"]
+    assert left_out.why.startswith("needs about ")
+    # the artifact claims less now: the next conversion compares again
+    assert report.manifest.keys == {}
+    assert sizes(run_verify(artifact)) == sizes(converted)
+    assert not (artifact / "comparison" / "later").exists()
+
+
+def test_nothing_compared_is_a_failure(artifact: Path) -> None:
+    report = run_verify(artifact, memory_limit=10)
+    assert not report.ok
+    assert "nothing was compared" in compare.failures(compared(report.manifest))[0]
+
+
+@pytest.mark.usefixtures("zoo")
+def test_torch_runs_again(artifact: Path) -> None:
+    shutil.rmtree(artifact / "comparison")
+    refinish(artifact)
+    said = f"{artifact}: no outputs of torch are stored to compare with; give --torch to run it"
+    with pytest.raises(ArtifactError, match=f"^{re.escape(said)}$"):  # no copy's name
+        run_verify(artifact)
+    report = run_verify(artifact, torch_model=True, shapes=("h=7",))
+    assert report.ok
+    assert (7, 22) in sizes(report)
+    assert run_verify(artifact).ok
+    perturb(artifact)
+    assert not run_verify(artifact, torch_model=True).ok
+
+
+@pytest.mark.usefixtures("zoo")
+def test_torch_needs_the_same_weights(tmp_path: Path) -> None:
+    import torch
+
+    state = tiny.conv().build(None).state_dict()
+    good, other = tmp_path / "good.pth", tmp_path / "other.pth"
+    torch.save({key: value * 2 for key, value in state.items()}, good)
+    torch.save(state, other)
+    run(Config("tiny", out=tmp_path / "a", weights=good))
+    assert run_verify(tmp_path / "a").ok
+    assert run_verify(tmp_path / "a", torch_model=True, weights=good).ok
+    with pytest.raises(InputError, match=r"made with the weights good\.pth: give --weights"):
+        run_verify(tmp_path / "a", torch_model=True)
+    with pytest.raises(InputError, match="not those that the artifact was made with"):
+        run_verify(tmp_path / "a", torch_model=True, weights=other)
+
+
+def test_torch_needs_a_model_of_the_zoo(tmp_path: Path) -> None:
+    run(Config(tiny.conv(), out=tmp_path / "a"))
+    with pytest.raises(InputError, match="spec:tiny, was handed over"):
+        run_verify(tmp_path / "a", torch_model=True)
+
+
+def test_sizes_need_torch_and_have_to_be_legal(artifact: Path) -> None:
+    before = (artifact / "manifest.json").read_bytes()
+    with pytest.raises(InputError, match="give --torch as well"):
+        run_verify(artifact, shapes=("h=6",))
+    with pytest.raises(InputError, match="h=41"):
+        run_verify(artifact, torch_model=True, shapes=("h=41",))
+    assert (artifact / "manifest.json").read_bytes() == before
+
+
+def test_renamed_output_is_found(artifact: Path) -> None:
+    for name in ("exported.onnx", "model.onnx"):
+        model = onnx.load(artifact / name)
+        output = model.graph.output[0]
+        for node in model.graph.node:
+            for index, value in enumerate(node.output):
+                if value == output.name:
+                    node.output[index] = "z"
+        output.name = "z"
+        onnx.save(model, artifact / name)
+    refinish(artifact)
+    report = run_verify(artifact)
+    lines = compare.failures(compared(report.manifest))
+    assert any("y of exported" in line and "only torch has it" in line for line in lines)
+    assert any("z of exported" in line and "only exported has it" in line for line in lines)
+
+
+def test_model_that_does_not_run(artifact: Path) -> None:
+    (artifact / "model.onnx").write_bytes(b"nonsense")
+    before = refinish(artifact)
+    with pytest.raises(CompareError, match=r"rewritten fails at min \(h=5,w=5\)") as caught:
+        run_verify(artifact)
+    assert "\n" not in str(caught.value)
+    assert Artifact.open(artifact).manifest == before
+
+
+class TestAgainst:
+    """The regression check between two artifacts."""
+
+    def test_same_artifact(self, artifact: Path, converted: Report) -> None:
+        report = run_verify(artifact, against=converted.path)
+        assert report.ok
+        assert report.regressions == []
+        start = f"no regression against {converted.path}: 7 sizes compared, engine "
+        assert report.notes[-1].startswith(start)
+
+    def test_old_one_that_is_no_artifact(self, artifact: Path, tmp_path: Path) -> None:
+        with pytest.raises(ArtifactError, match="no such folder"):
+            run_verify(artifact, against=tmp_path / "none")
+
+    def test_perturbed_weights(self, artifact: Path, converted: Report) -> None:
+        perturb(artifact, name="exported.onnx")
+        perturb(artifact)
+        (line, *more) = run_verify(artifact, against=converted.path).regressions
+        assert line.startswith("y at stored (h=5,w=5): off by up to 0.")
+        assert len(more) == 6
+
+    def test_another_model_that_is_right_in_itself(self, tmp_path: Path, converted: Report) -> None:
+        import torch
+
+        state = tiny.conv().build(None).state_dict()
+        torch.save({key: value * 1.01 for key, value in state.items()}, tmp_path / "w.pth")
+        run(Config(tiny.conv(), out=tmp_path / "a", weights=tmp_path / "w.pth"))
+        report = run_verify(tmp_path / "a", against=converted.path)
+        assert compared(report.manifest).passed
+        assert not report.ok
+        assert len(report.regressions) == 7
+
+    def test_narrowed_dims(self, artifact: Path, converted: Report) -> None:
+        dims = Artifact.open(artifact).manifest.dims
+        narrow = (dataclasses.replace(dims[0], max=30), dims[1])
+        profiles = tuple(
+            dataclasses.replace(p, ranges={**p.ranges, "h": (5, 18, 30)})
+            for p in Artifact.open(artifact).manifest.profiles
+        )
+        shutil.rmtree(artifact / "comparison")
+        refinish(artifact, dims=narrow, profiles=profiles)
+        with pytest.MonkeyPatch.context() as patch:
+            from pipeline.models import MODELS
+
+            patch.setitem(MODELS, "tiny", "tiny:conv")
+            report = run_verify(artifact, against=converted.path, torch_model=True)
+        assert compared(report.manifest).passed
+        lines = report.regressions
+        assert any(line.startswith("dim narrowed: h in 5..40 is now h in 5..30") for line in lines)
+        assert any("an input of the old artifact is refused" in line for line in lines)
+        assert any("h=40" in line for line in lines)
+
+    def test_narrower_profile(self, artifact: Path, converted: Report) -> None:
+        profiles = tuple(
+            dataclasses.replace(p, ranges={**p.ranges, "h": (5, 18, 30)})
+            for p in Artifact.open(artifact).manifest.profiles
+        )
+        refinish(artifact, profiles=profiles)
+        lines = run_verify(artifact, against=converted.path).regressions
+        assert lines == ["profile default: no profile allows its max h=40,w=40 any more"]
+
+    def test_renamed_output(self, tmp_path: Path, converted: Report) -> None:
+        spec = tiny.conv()
+        other = dataclasses.replace(spec.outputs[0], name="flow")
+        run(Config(dataclasses.replace(spec, outputs=(other,)), out=tmp_path / "a"))
+        lines = run_verify(tmp_path / "a", against=converted.path).regressions
+        assert lines[0].startswith("outputs: y was ('float32', ")
+        assert any("y at stored (h=5,w=5): only old has it" in line for line in lines)
+
+    def test_another_input(self, tmp_path: Path, converted: Report) -> None:
+        spec = tiny.conv()
+        other = dataclasses.replace(spec.inputs[0], name="image")
+        run(Config(dataclasses.replace(spec, inputs=(other,)), out=tmp_path / "a"))
+        lines = run_verify(tmp_path / "a", against=converted.path).regressions
+        assert lines[0].startswith("inputs: x was ")
+
+    def test_widened_tolerance(self, artifact: Path, converted: Report) -> None:
+        refinish(artifact, tolerance=ToleranceInfo(1e-2, 1e-5, "easier"))
+        report = run_verify(artifact, against=converted.path)
+        assert compared(report.manifest).passed
+        (line,) = report.regressions
+        assert line == "tolerance of y widened: rtol 0.0001 to 0.01, atol 1e-05 to 1e-05"
+
+    def test_for_another_target(self, artifact: Path, converted: Report) -> None:
+        run_rewrite(artifact, "tensorrt-8.6")
+        report = run_verify(artifact, against=converted.path)
+        assert report.ok
+
+
+def reproduce(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [str(folder / "reproduce.sh"), *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path},
+        cwd="/",
+        timeout=100,
+        check=False,
+    )
+
+
+def test_script_of_a_real_artifact(artifact: Path) -> None:
+    assert shutil.which("polygraphy", path=str(Path(sys.executable).parent))
+    done = reproduce(artifact)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") >= 2
+    perturb(artifact)
+    done = reproduce(artifact)
+    assert done.returncode == 1
+    assert "FAILED" in done.stdout + done.stderr
+
+
+def test_stored_points_are_those_of_the_spec(converted: Report) -> None:
+    points = stored_points(converted.path, "torch")
+    want = {tuple(p.sizes.values()) for p in compared(converted.manifest).points}
+    assert {p.feed["x"].shape[2:] for p in points} == want
+    for point in points:
+        h, w = point.feed["x"].shape[2:]
+        assert (point.feed["x"] == tiny.conv().sample({"h": h, "w": w}, 0)["x"]).all()
+        assert point.outputs["y"].shape == (1, 4, h, w)
+
+
+def test_a_profile_of_which_nothing_is_stored_does_not_pass(artifact: Path) -> None:
+    run_build(artifact, ["h=5:18:40,w=5:22:40", "h=30:33:36,w=7"])
+    report = run_verify(artifact)
+    assert not report.ok
+    assert report.manifest.comparison is not None
+    (line,) = failures(report.manifest.comparison)
+    assert line.startswith("profile profile1: none of its sizes was compared: torch's outputs")
+    assert "profile1" in report_text(report)
+
+
+def test_a_profile_that_is_too_dear_is_noted_and_no_failure(tmp_path: Path) -> None:
+    config = Config(tiny.conv(), out=tmp_path / "a", profiles=("h=5:6:7,w=5:6:7", "h=40,w=40"))
+    first = run(config).manifest.comparison
+    assert first is not None and not any("none of its sizes" in note for note in first.notes)
+    costs = sorted(point.estimate_bytes for point in first.points)
+    report = run(dataclasses.replace(config, memory_limit=costs[-1] - 1))
+    assert report.ok and report.manifest.comparison is not None
+    (note,) = [n for n in report.manifest.comparison.notes if "none of its sizes" in n]
+    assert note.startswith("profile profile1:") and note.endswith("need more memory than the limit")
+    assert note in report_text(report)
+
+
+class TestAgainstCoverage:
+    def test_precision_and_lost_sizes(self, artifact: Path, converted: Report) -> None:
+        old = run_verify(artifact)
+        assert old.ok
+        run_build(artifact, precision="tf32")
+        lines = run_verify(artifact, against=converted.path).regressions
+        assert lines == ["precision was fp32, is tf32"]

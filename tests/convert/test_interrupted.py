@@ -1,0 +1,83 @@
+"""Killed conversions, and two at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+from helpers import command, files_under
+
+from pipeline.artifact.artifact import Artifact
+from pipeline.convert.driver import run
+from pipeline.spec.config import Config
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGKILL, "export"),
+        (signal.SIGKILL, "build"),
+        (signal.SIGKILL, "package"),
+        (signal.SIGINT, "compare"),
+    ],
+)
+def test_killed_conversion_leaves_the_old_artifact(
+    artifact: Path, number: signal.Signals, moment: str
+) -> None:
+    before = Artifact.open(artifact).manifest
+    source: list[object] = ["tiny"]
+    if moment != "export":  # as far as there without torch, which takes seconds to import
+        source = [artifact.parent.parent / "relu.onnx", "--dim", "n=2:8:32"]
+        text = "g (float[1, n] x) => (float[1, n] y) { y = Relu(x) }"
+        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
+        onnx.save(model, str(source[0]))
+    words = ("convert", *source, "--out", artifact, "--force")
+    process = command(*words, stdout=subprocess.DEVNULL)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.rstrip().endswith(moment):
+            os.kill(process.pid, number)
+            break
+    errors = process.stderr.read()
+    code = process.wait(timeout=60)
+    if number == signal.SIGINT:
+        assert code == 130
+        assert errors.count("error: ") == 1
+        assert "error: interrupted; what was there before is untouched\n" in errors
+        assert "Traceback" not in errors
+        assert files_under(artifact.parent)[0] == artifact.name
+    elif moment != "package":
+        assert code == -number
+    after = Artifact.open(artifact)
+    assert after.extra == ()
+    if moment != "package":  # there the new one may just have come
+        assert after.manifest == before
+
+
+@pytest.mark.usefixtures("zoo")
+def test_the_next_run_clears_what_a_killed_one_left(artifact: Path) -> None:
+    shutil.copytree(artifact, artifact.parent / ".tiny.tmp-1-0123abcd")
+    run(Config("tiny", out=artifact, shapes=("h=6",)))
+    assert files_under(artifact.parent)[0] == "tiny"
+
+
+def test_two_conversions_into_one_place(tmp_path: Path) -> None:
+    place = tmp_path / "a"
+    first = command("convert", "tiny", "--out", place)
+    assert first.stderr is not None
+    assert first.stderr.readline().rstrip().endswith("export")  # it holds the place now
+    second = command("convert", "tiny", "--out", place, "--option", "channels=2")
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert errors.startswith(
+        f"error: {place}: another conversion is writing to it (pid {first.pid})"
+    )
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 0, errors
+    assert Artifact.open(place).manifest.model.options == {"channels": 4}

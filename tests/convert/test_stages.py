@@ -1,0 +1,186 @@
+"""What a stage leaves, what it makes stale, and how it is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+from helpers import files_under, refinish
+
+from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.declared import dims_of, inputs_of, profiles_of, tolerances_of
+from pipeline.convert import stages
+from pipeline.convert.driver import Report, run_rewrite
+from pipeline.errors import ArtifactError, RewriteError
+from pipeline.machine.gpu import Gpu
+from pipeline.machine.resources import Stopwatch, peak_memory, reset_peak_memory
+from pipeline.machine.target import TARGETS
+from pipeline.spec.dims import Dim
+
+RTX = TARGETS["rtx-1.7"]
+
+
+@pytest.mark.parametrize(
+    ("since", "gone", "parts"),
+    [
+        (
+            "rewrite",
+            {
+                "model.onnx", "engine.plan", "reproduce.sh",
+                "comparison/default/exported.json", "comparison/default/inputs.json",
+                "comparison/default/rewritten.json", "comparison/default/torch.json",
+            },
+            ["rewrite", "build", "comparison"],
+        ),
+        (
+            "build",
+            {
+                "engine.plan", "reproduce.sh",
+                "comparison/default/exported.json", "comparison/default/rewritten.json",
+            },
+            ["build", "comparison"],
+        ),
+        (
+            "compare",
+            {
+                "reproduce.sh",
+                "comparison/default/exported.json", "comparison/default/rewritten.json",
+            },
+            ["comparison"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_stale_goes(artifact: Path, since: str, gone: set[str], parts: list[str]) -> None:
+    before = set(files_under(artifact))
+    manifest = stages.forget(artifact, Artifact.open(artifact).manifest, since)
+    assert before - set(files_under(artifact)) == gone
+    for part in ("rewrite", "build", "comparison"):
+        assert (getattr(manifest, part) is None) is (part in parts)
+    assert manifest.engine_compared_why == "not compared yet"
+    names = {"comparison": "compare"}
+    assert {names.get(part, part) for part in parts}.isdisjoint(s.name for s in manifest.stages)
+
+
+def test_engine_of_an_older_comparison_is_not_claimed(artifact: Path) -> None:
+    refinish(artifact, engine_compared=True, engine_compared_why="compared")
+    manifest = run_rewrite(artifact).manifest
+    assert manifest.engine_compared is False
+
+
+def test_the_gpu_that_a_plan_is_for(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> None:
+    monkeypatch.setattr(stages, "find_gpu", lambda: Gpu("some GPU", (8, 9)))
+    # TensorRT-RTX's plans are portable, whatever is there; others are for the GPU they are built on
+    assert stages._built_on(RTX) == (None, "")
+    assert stages._built_on(TARGETS["tensorrt-8.6"]) == ("8.9", "some GPU")
+    manifest = Artifact.open(artifact).manifest
+    assert manifest.target.compute_capability is None
+    assert manifest.build is not None and manifest.build.gpu == ""
+    manifest = dataclasses.replace(
+        manifest,
+        engine_gpu="some GPU",
+        target=dataclasses.replace(manifest.target, compute_capability="8.9"),
+    )
+    for since, left in (("compare", "8.9"), ("build", None)):
+        manifest = stages.forget(artifact, manifest, since)
+        assert (manifest.engine_gpu, manifest.target.compute_capability) == ("", left)
+
+
+def test_a_stage_needs_the_one_before(artifact: Path) -> None:
+    manifest = Artifact.open(artifact).manifest
+    (artifact / "model.onnx").unlink()
+    with pytest.raises(ArtifactError, match=r"no model\.onnx: run `pipeline rewrite` first"):
+        stages.build_stage(artifact, manifest, "fp32")
+    (artifact / "exported.onnx").unlink()
+    with pytest.raises(ArtifactError, match=r"no exported\.onnx: run `pipeline export` first"):
+        stages.rewrite_stage(artifact, manifest, RTX)
+
+
+def test_refused_nodes_stop_the_rewrite(artifact: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[1,3,a,b,c,d] x, float[3] s, float[3] b) => (float[1,3,a,b,c,d] y)
+    { y = InstanceNormalization(x, s, b) }"""
+    onnx.save(onnx.parser.parse_model(text), artifact / "exported.onnx")
+    manifest = refinish(artifact)
+    with pytest.raises(
+        RewriteError, match=r"target tensorrt-8\.6 would fail or go wrong on Inst.*4 spatial axes"
+    ):
+        run_rewrite(artifact, "tensorrt-8.6")
+    assert Artifact.open(artifact).manifest == manifest
+
+
+def test_declared_is_what_the_spec_had(converted: Report) -> None:
+    import tiny
+
+    spec, manifest = tiny.conv(), converted.manifest
+    assert dims_of(manifest) == spec.dims
+    assert inputs_of(manifest) == spec.inputs
+    assert set(tolerances_of(manifest).values()) == {spec.tolerance}
+    (profile,) = profiles_of(manifest)
+    assert profile.resolve(spec.dims) == profile
+
+
+def test_integer_inputs_keep_their_range(converted: Report) -> None:
+    manifest = converted.manifest
+    declared = dataclasses.replace(manifest.inputs[0], dtype="int64", low=0, high=9)
+    (back,) = inputs_of(dataclasses.replace(manifest, inputs=(declared,)))
+    values = back.sample({"h": 8, "w": 8}, 0)
+    assert values.dtype == "int64"
+    assert values.min() >= 0
+    assert values.max() == 8
+    assert dims_of(manifest)["h"] == Dim("h", 5, 18, 40)
+
+
+def test_stages_are_measured(converted: Report) -> None:
+    manifest = converted.manifest
+
+    def work() -> tuple[object, dict[str, float]]:
+        time.sleep(0.05)
+        return manifest, {"library": 0.01}
+
+    said: list[str] = []
+    done = stages.measured("build", said.append, work)  # type: ignore[arg-type]
+    assert said == ["build"]
+    info = done.stages[-1]
+    assert [s.name for s in done.stages].count("build") == 1
+    assert info.name == "build"
+    assert 0.05 <= info.seconds < 5
+    assert info.library_seconds == {"library": 0.01}
+
+
+def test_library_time_is_part_of_a_stage(converted: Report) -> None:
+    for stage in converted.manifest.stages:
+        assert sum(stage.library_seconds.values()) <= stage.seconds
+    build = converted.manifest.build
+    assert build is not None
+    assert 0 < build.seconds <= converted.manifest.stages[2].seconds
+
+
+def test_stopwatch_adds_up_also_when_it_fails() -> None:
+    watch = Stopwatch()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), watch("a"):
+            time.sleep(0.01)
+            1 / 0  # noqa: B018
+    assert 0.02 <= watch.seconds["a"] < 1
+
+
+def test_peak_memory_is_of_the_stretch() -> None:
+    if peak_memory() is None:
+        pytest.skip("not known on this system")
+    reset_peak_memory()
+    before = peak_memory()
+    block = bytearray(200 * 2**20)
+    block[::4096] = b"x" * len(block[::4096])
+    during = peak_memory()
+    del block
+    assert before is not None
+    assert during is not None
+    assert during - before > 150 * 2**20
+    reset_peak_memory()
+    after = peak_memory()
+    assert after is not None
+    assert after < during - 150 * 2**20

@@ -1,0 +1,257 @@
+"""Measured tolerances: wide enough for a right conversion, too narrow for a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper
+
+from pipeline.compare.runners import TORCH
+from pipeline.compare.verdict import judge
+from pipeline.errors import InputError
+from pipeline.export.export import Exported, export
+from pipeline.export.module import built
+from pipeline.export.tolerance import with_tolerance
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+
+H = Dim("h", 8, 16, 40)
+
+
+class Net(torch.nn.Module):
+    """Convolutions and norms; two outputs, of which one is integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 16, 3, padding=1),
+            torch.nn.GroupNorm(4, 16),
+            torch.nn.GELU(),
+            torch.nn.Conv2d(16, 16, 3, padding=1),
+            torch.nn.GroupNorm(4, 16),
+            torch.nn.SiLU(),
+            torch.nn.Conv2d(16, 5, 1),
+        )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.layers(x)
+        return {"y": y, "class": y.argmax(1)}
+
+
+class Half(Net):
+    """Keeps a tensor that is no parameter: it can't run in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = torch.full((1, 5, 1, 1), 0.25)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"y": torch.addcmul(self.offset, self.layers(x), self.offset)}
+
+
+class Chaos(torch.nn.Module):
+    """The logistic map: a rounding error doubles in each of forty steps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 0.25 + 0.5
+        for _ in range(40):
+            x = 3.99 * x * (1 - x)
+        return x
+
+
+def seeded(make: Callable[[], torch.nn.Module]) -> Callable[[Path | None], torch.nn.Module]:
+    def build(_: Path | None) -> torch.nn.Module:
+        torch.manual_seed(3)
+        return make()
+
+    return build
+
+
+def spec_of(make: Callable[[], torch.nn.Module], **more: Any) -> ModelSpec:
+    return ModelSpec("m", seeded(make), (Input("x", (1, 3, H, H)),), **more)
+
+
+@pytest.fixture(scope="module", params=[Net, Half])
+def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    folder = tmp_path_factory.mktemp(request.param.__name__)
+    return export(spec_of(request.param), None, folder / "m.onnx")
+
+
+def passes(done: Exported, model: Path, sizes: dict[str, int]) -> bool:
+    feed = done.spec.sample(sizes, 7)
+    with torch.no_grad():
+        want = done.module(torch.from_numpy(feed["x"]))[0].numpy()
+    (got, *_) = onnxruntime.InferenceSession(model).run(None, feed)
+    tolerance = done.spec.outputs[0].tolerance
+    assert tolerance is not None
+    (result,) = judge(TORCH, "model", {"y": want}, {"y": got}, tolerance)
+    return result.passed
+
+
+def test_a_right_conversion_is_within_it(done: Exported) -> None:
+    tolerance = done.spec.outputs[0].tolerance
+    assert tolerance is not None and tolerance == done.spec.tolerance
+    assert tolerance.why.startswith("measured: ")
+    assert 1e-7 < tolerance.atol < 2e-4
+    for h in (8, 13, 16, 39, 40):
+        assert passes(done, done.path, {"h": h})
+
+
+def test_the_model_is_as_it_was(done: Exported) -> None:
+    assert {p.dtype for p in done.module.parameters()} == {torch.float32}
+    fresh = spec_of(Net).build(None).state_dict()
+    assert all(
+        torch.equal(v, fresh[k.removeprefix("model.")]) for k, v in done.module.state_dict().items()
+    )
+
+
+def epsilon(model: onnx.ModelProto) -> None:
+    """Every norm's epsilon, ten times as large."""
+    found = 0
+    for node in [*model.graph.node, *(n for f in model.functions for n in f.node)]:
+        for attribute in node.attribute:
+            if attribute.name == "epsilon":
+                attribute.f *= 10
+                found += 1
+    assert found
+
+
+def weight(model: onnx.ModelProto) -> None:
+    """The largest weight of the last layer, by 1 %."""
+    tensor = next(t for t in model.graph.initializer if t.name.endswith("layers.6.weight"))
+    values = numpy_helper.to_array(tensor).copy()
+    values.flat[np.abs(values).argmax()] *= 1.01
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+
+def activation(model: onnx.ModelProto) -> None:
+    """GELU by its tanh form."""
+    erf = next(n for n in model.graph.node if n.op_type == "Erf")
+    erf.op_type = "Tanh"
+
+
+@pytest.mark.parametrize("fault", [epsilon, weight, activation])
+def test_a_planted_fault_is_outside_of_it(
+    done: Exported, tmp_path: Path, fault: Callable[[onnx.ModelProto], None]
+) -> None:
+    model = onnx.load(done.path)
+    fault(model)
+    onnx.save(model, tmp_path / "wrong.onnx")
+    assert not passes(done, tmp_path / "wrong.onnx", {"h": 16})
+
+
+def test_what_is_stated_stays() -> None:
+    own = Tolerance(1e-3, 1e-3, "mine")
+    spec, module = built(spec_of(Net, tolerance=own), None)
+    assert with_tolerance(spec, module, 0) is spec
+    spec = spec_of(Net, outputs=(Output("y", tolerance=own), Output("class")))
+    spec, module = built(spec, None)
+    measured = with_tolerance(spec, module, 0)
+    assert measured.outputs[0].tolerance is own
+    exact = measured.outputs[1].tolerance
+    assert exact is not None and exact.atol == 0 and "have to be equal" in exact.why
+
+
+def test_none_is_given_where_rounding_grows_without_end(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        export(spec_of(Chaos), None, tmp_path / "m.onnx")
+    text = str(caught.value)
+    assert "model m: output output: float32 rounding alone moves it by" in text
+    assert "no tolerance can be measured; say one" in text
+    stated = Tolerance(1e-1, 1.0, "chaos")
+    assert (
+        export(spec_of(Chaos, tolerance=stated), None, tmp_path / "m.onnx").spec.tolerance == stated
+    )
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [lambda x: x / 0, lambda x: torch.log(x - 2), lambda x: torch.full_like(x, torch.inf) - x],
+    ids=["inf", "nan", "infinity"],
+)
+def test_none_is_given_for_what_is_no_number(forward: Callable[[Any], Any], tmp_path: Path) -> None:
+    class Bad(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return forward(x)
+
+    with pytest.raises(InputError, match="output output is NaN or infinite at h=9"):
+        export(spec_of(Bad), None, tmp_path / "m.onnx")
+
+
+class Keeps(torch.nn.Module):
+    """Makes a table at the first run of a size, and keeps it, in the type of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Conv2d(3, 3, 1)
+        self.register_buffer("scale", torch.tensor(0.1), persistent=False)
+        self.tables: dict[int, torch.Tensor] = {}
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.last is None or self.last.shape[-1] != x.shape[-1]:
+            self.last = torch.linspace(0, 1, x.shape[-1], dtype=x.dtype)
+        self.tables.setdefault(x.shape[-1], self.last)
+        return self.layer(x * self.scale) + self.tables[x.shape[-1]]
+
+
+def test_what_a_module_keeps_is_not_changed() -> None:
+    """The run in float64 leaves no float64 behind."""
+    spec, module = built(spec_of(Keeps), None)
+    before = {k: v.clone() for k, v in [*module.named_parameters(), *module.named_buffers()]}
+    spec = with_tolerance(spec, module, 0)
+    assert spec.tolerance is not None
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        assert value.dtype == torch.float32 and torch.equal(value, before[name])
+    for h in (8, 9, 16, 24):
+        with torch.no_grad():
+            assert module(torch.rand(1, 3, h, h)).dtype == torch.float32
+
+
+class _Filled(torch.nn.Module):
+    """Half of the logits filled as masks are."""
+
+    def __init__(self, fill: float) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.linear = torch.nn.Linear(16, 32)
+        self.fill = fill
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).masked_fill(torch.arange(32) % 2 == 0, self.fill)
+
+
+@pytest.mark.parametrize("fill", [-1e4, -1e9, -3.4028234663852886e38])
+def test_a_masks_filling_says_nothing_of_what_is_beside_it(fill: float) -> None:
+    module = _Filled(fill).eval()
+    dim = Dim("n", 2, 8, 16)
+    spec = ModelSpec("m", lambda _: module, (Input("x", (dim, 16)),), (Output("y"),))
+    tolerance = with_tolerance(spec, module, 0).outputs[0].tolerance
+    assert tolerance is not None
+    y = module(torch.randn(8, 16, generator=torch.Generator().manual_seed(0)))
+    y = y.detach().numpy()
+    wrong = y.copy()
+    wrong[:, 1::2] *= 1.01
+    assert judge("a", "b", {"y": y}, {"y": y}, tolerance)[0].passed
+    assert not judge("a", "b", {"y": y}, {"y": wrong}, tolerance)[0].passed
+
+
+def test_whole_numbers_have_to_be_equal() -> None:
+    class Best(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.argmax(-1).float() + 20_000
+
+    module = Best()
+    spec = ModelSpec("m", lambda _: module, (Input("x", (Dim("n", 2, 8, 16), 16)),), (Output("y"),))
+    tolerance = with_tolerance(spec, module, 0).outputs[0].tolerance
+    assert tolerance is not None
+    y = np.array([20_003.0, 20_007.0], np.float32)
+    assert not judge("a", "b", {"y": y}, {"y": y + 1}, tolerance)[0].passed

@@ -1,0 +1,248 @@
+"""Long sizes and conditions replaced by short ones: only where they are equal at every size."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+import onnxruntime
+import pytest
+import sympy
+import torch
+from torch.fx.experimental.sym_node import SymNode
+from torch.nn import functional
+from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv, Max, Mod
+
+from pipeline.errors import ExportError
+from pipeline.export import trace
+from pipeline.export.export import export
+from pipeline.export.torch_2_13 import short_sizes as module
+from pipeline.export.torch_2_13.short_sizes import short_sizes, shorter
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+
+S, T = sympy.Symbol("s0", integer=True, positive=True), sympy.Symbol("s1", integer=True)
+H, W = Dim("h", 9, 24, 72), Dim("w", 10, 31, 64)
+HIGH, WIDE = Dim("h", 17, 24, 80), Dim("w", 18, 31, 72)
+TORCHS = SymNode.__init__
+
+
+def same_padding(size, kernel=3, stride=2):
+    """What a convolution with TensorFlow's padding makes of a size."""
+    pad = Max(0, stride * (CeilToInt(IntTrueDiv(size, stride)) - 1) + kernel - size)
+    return FloorDiv(size + pad - kernel, stride) + 1
+
+
+def windows(size, side=7):
+    return size + Mod(side - Mod(size, side), side)
+
+
+def numbers(expr, sizes):
+    return [int(expr.xreplace({S: sympy.Integer(n)})) for n in sizes]
+
+
+@pytest.mark.parametrize(
+    ("expr", "want"),
+    [
+        (same_padding(S), "((s0 + 1)//2)"),
+        (same_padding(same_padding(S), kernel=5), "((s0 + 3)//4)"),
+        (windows(FloorDiv(S + 3, 4)), "7*(((s0 + 27)//28))"),
+        (Max(0, 2 * CeilToInt(IntTrueDiv(S, 2)) + 1 - S), "-s0 + 2*(((s0 + 1)//2)) + 1"),
+        (windows(windows(S)) - windows(S) + S, "s0"),
+        (Max(3, Mod(windows(S), 7) + 3), "3"),
+        (Max(0, S - 60) + Max(0, 3 - FloorDiv(S, 9)) + 5, None),  # no quotient
+    ],
+)
+def test_a_size_is_shorter_and_equal(expr, want) -> None:
+    got = shorter(expr, (("s0", H),))
+    assert str(got) == (str(expr) if want is None else want)
+    assert numbers(got, range(9, 73)) == numbers(expr, range(9, 73))
+
+
+def test_one_size_that_differs_is_enough() -> None:
+    """The largest declared size: below it, all are equal."""
+    for expr in (same_padding(S) + Max(0, S - 71), windows(S) - windows(S) % 7 + Max(0, S - 71)):
+        assert shorter(expr, (("s0", H),)) is expr
+    condition = sympy.Gt(same_padding(S) + Mod(S, 2), 4)
+    assert shorter(condition, (("s0", H),)) is sympy.true
+    assert shorter(sympy.Ne(same_padding(S) + FloorDiv(S, 70), 37), (("s0", H),)) is not sympy.true
+    several = Max(FloorDiv(4 * S * T, 4 * T), Max(0, S + T - 135))
+    assert str(several) != "s0"
+    assert shorter(several, (("s0", H), ("s1", W))) is S
+    several = FloorDiv(4 * S * T, 3 * T + Max(1, 64 - T)) + Max(0, S + T - 135)
+    assert shorter(several, (("s0", H), ("s1", W))) is several
+
+
+def test_the_declared_sizes_count() -> None:
+    expr = Mod(S, 8) + Mod(S + 8, 4) + FloorDiv(S, 2)
+    assert shorter(expr, (("s0", H),)) is expr
+    got = shorter(expr, (("s0", Dim("h", 8, 24, 80, 8)),))
+    assert got.count_ops() < expr.count_ops()
+    assert numbers(got, range(8, 81, 8)) == numbers(expr, range(8, 81, 8))
+    two = Dim("a", 1, 2, 9) + Dim("b", 0, 2, 70)
+    assert str(shorter(same_padding(S), (("s0", two),))) == "((s0 + 1)//2)"
+
+
+def test_too_many_sizes_are_left_alone() -> None:
+    expr = same_padding(S)
+    assert shorter(expr, (("s0", Dim("h", 1, 64, 1 << 18)),)) is not expr
+    assert shorter(expr, (("s0", Dim("h", 1, 64, 1 << 20)),)) is expr
+    # int64 would lose the highest bits
+    big = FloorDiv((1 << 62) * (S + 3), 1 << 62) + Mod(S, 5) * 0 + Max(1, S)
+    assert shorter(big, (("s0", H),)) is big
+
+
+@pytest.mark.parametrize("kind", ["a quotient off by one", "a wrong symbol"])
+def test_a_wrong_fit_is_not_taken(monkeypatch, kind) -> None:
+    if kind == "a wrong symbol":
+        monkeypatch.setattr(module, "_as_quotient", lambda expr, _: next(iter(expr.free_symbols)))
+    else:
+        right = module._line
+        monkeypatch.setattr(
+            module, "_line", lambda *args: right(*args) and (*right(*args)[:1], 0, right(*args)[2])
+        )
+    expr = same_padding(S)
+    assert shorter(expr, (("s0", H),)) is expr
+
+
+class Same(torch.nn.Module):
+    """Convolutions with TensorFlow's padding, as timm writes it."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = torch.nn.ModuleList(
+            torch.nn.Conv2d(3, 3, 5 if n % 2 else 3, 2) for n in range(count)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv in self.convs:
+            (k, _), (h, w) = conv.kernel_size, x.shape[-2:]
+            pads = [max((-(n // -2) - 1) * 2 + k - n, 0) for n in (h, w)]
+            left = [pads[1] // 2, pads[1] - pads[1] // 2, pads[0] // 2, pads[0] - pads[0] // 2]
+            x = conv(functional.pad(x, left))
+        return x
+
+
+def spec_of(count: int) -> ModelSpec:
+    return ModelSpec(
+        "same", lambda _: Same(count), (Input("x", (Dim("b", 1, 2, 3), 3, HIGH, WIDE)),),
+        (Output("y"),), Tolerance(1e-4, 1e-5, "a test"),
+    )  # fmt: skip
+
+
+def differing(spec, run) -> int:
+    """At how many sizes the numbers differ: every residue by 32, and the ends."""
+    net, wrong = spec.build(None).eval(), 0
+    for h in [*range(17, 50), 79, 80]:
+        x = spec.sample({"b": 1 + h % 3, "h": h, "w": 18 + (7 * h) % 55}, 3)["x"]
+        with torch.no_grad():
+            want = net(torch.from_numpy(x)).numpy()
+        got = run(x)
+        wrong += got.shape != want.shape or not np.allclose(got, want, rtol=1e-4, atol=1e-5)
+    return wrong
+
+
+def test_in_onnx_runtime_at_every_residue(tmp_path) -> None:
+    spec = spec_of(4)
+    done = export(spec, None, tmp_path / "m.onnx")
+    assert done.spec.dims == spec.dims
+    session = onnxruntime.InferenceSession(str(done.path))
+    assert differing(spec, lambda x: session.run(None, {"x": x})[0]) == 0
+
+
+def test_a_wrong_one_would_show_in_the_numbers(monkeypatch) -> None:
+    """What is padded on the left is 1 at odd sizes and 0 at even ones; the example's are odd."""
+    spec = spec_of(1)
+    pads: list[str] = []
+
+    def wrong(expr, symbols):
+        if numbers_of(expr) == {0, 1}:
+            pads.append(str(expr))
+            return sympy.Integer(1)
+        return shorter(expr, symbols)
+
+    def numbers_of(expr) -> set[int]:
+        if expr.is_Relational or expr.is_Boolean or len(expr.free_symbols) != 1:
+            return set()
+        (symbol,) = expr.free_symbols
+        return {int(expr.xreplace({symbol: sympy.Integer(n)})) for n in range(18, 73)}
+
+    def differing_with(function) -> int:
+        monkeypatch.setattr(module, "shorter", function)
+        monkeypatch.setattr(module, "_LONG", 5)
+        program = trace._torch_export(
+            spec.inputs, spec.build(None).eval(), 0, {"b": 2, "h": 41, "w": 43}, relaxed=True
+        )
+        return differing(spec, lambda x: program.module()(torch.from_numpy(x)).detach().numpy())
+
+    assert differing_with(shorter) == 0
+    assert differing_with(wrong) > 0
+    assert len(pads) >= 2
+
+
+def test_rounding_up_by_a_negative_divisor() -> None:
+    """torch's own merging of divisions, which rounds twice in the wrong direction."""
+    half = FloorDiv(S, 2)
+    sizes = list(range(9, 30))
+    right = [n // 2 // -2 for n in sizes]
+    assert numbers(FloorDiv(half, -2), sizes) != right
+    with short_sizes({}):
+        assert numbers(FloorDiv(half, -2), sizes) == right
+    assert numbers(FloorDiv(half, -2), sizes) != right  # torch's own again
+
+
+def test_it_is_undone() -> None:
+    evaluate = module.FloorDiv.__dict__["eval"].__func__
+    with pytest.raises(ZeroDivisionError), short_sizes({}), short_sizes({}):
+        assert SymNode.__init__ is not TORCHS
+        raise ZeroDivisionError
+    assert SymNode.__init__ is TORCHS
+
+    entered, left = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with short_sizes({}):
+            entered.set()
+            left.wait(10)
+
+    thread = threading.Thread(target=other)
+    with short_sizes({}):
+        thread.start()
+        assert entered.wait(10)
+    assert SymNode.__init__ is not TORCHS  # the other is still in it
+    left.set()
+    thread.join()
+    assert SymNode.__init__ is TORCHS
+    assert module.FloorDiv.__dict__["eval"].__func__ is evaluate
+
+
+class Counted(torch.nn.Module):
+    """A size that only the data decide, in a long expression."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = x.flatten().nonzero().shape[0]
+        return x.new_zeros(max(0, 0) + (n + 3) // 2 * 2 + (n + 1) // 3 + (n + 5) // 7)
+
+
+def test_what_only_the_data_decide_is_left_alone() -> None:
+    program = trace._torch_export([Input("x", (3, HIGH))], Counted(), 0, {"h": 41})
+    (shape,) = (n.args[0][0].meta["val"].shape for n in program.graph.nodes if n.op == "output")
+    assert "u0" in str(shape[0])
+    assert str(shape[0].node.expr).count("//") == 3
+
+
+def test_torch_alone_takes_many_times_longer(monkeypatch) -> None:
+    spec, seconds = spec_of(3), {}
+    net = spec.build(None).eval()
+    for way in ("warm", "short", "torch"):
+        if way == "torch":
+            monkeypatch.setattr(trace, "short_sizes", lambda _: contextlib.nullcontext())
+        start = time.process_time()
+        with contextlib.suppress(ExportError if way == "torch" else ()):  # "not all values of h"
+            trace._torch_export(spec.inputs, net, 0, {"b": 2, "h": 41, "w": 38})
+        seconds[way] = time.process_time() - start
+    print(seconds)
+    assert seconds["torch"] > 3 * seconds["short"]

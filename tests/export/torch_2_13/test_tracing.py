@@ -1,0 +1,82 @@
+"""linspace and affine_grid over symbolic sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.errors import ExportError
+from pipeline.export.export import export
+from pipeline.export.torch_2_13 import tracing
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+
+H, W, D = Dim("h", 2, 24, 61), Dim("w", 5, 32, 67), Dim("d", 3, 4, 9)
+
+
+class Wrap(torch.nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def spec_of(function, shape) -> ModelSpec:
+    return ModelSpec(
+        "m", lambda _: Wrap(function), (Input("x", shape),), (Output("y"),),
+        Tolerance(1e-5, 1e-5, "a test"),
+    )  # fmt: skip
+
+
+def grid(align):
+    def function(x):
+        theta = torch.eye(2, 3)[None] + 0.1 * x.mean((1, 2, 3)) * torch.ones(1, 2, 3)
+        return functional.affine_grid(theta, x.shape, align_corners=align)
+
+    return function
+
+
+def volume(x):
+    theta = torch.eye(3, 4)[None] + 0.1 * x.mean()
+    return functional.affine_grid(theta, list(x.shape), align_corners=False)
+
+
+CASES = {
+    "linspace": (lambda x: x + torch.linspace(-1, 1, x.shape[3]), (1, 3, H, W)),
+    "linspace by name": (lambda x: x + torch.linspace(3, 7.5, steps=x.shape[3]), (1, 3, H, W)),
+    "affine_grid": (grid(False), (1, 3, H, W)),
+    "affine_grid, corners": (grid(True), (1, 3, H, W)),
+    "cdist": (lambda x: torch.cdist(x[0], x[0] + 1), (1, 3, H, 4)),
+    "cdist, p=1": (lambda x: torch.cdist(x[0], x[0] + 1, 1), (1, 3, H, 4)),
+    "chunk in two": (lambda x: torch.cat([c.mean(3) for c in x.chunk(2, 3)], 1), (1, 3, H, W)),
+    "affine_grid of a volume": (volume, (1, 3, D, H, W)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sizes_stay_symbolic(tmp_path, monkeypatch, name) -> None:
+    function, shape = CASES[name]
+    spec = spec_of(function, shape)
+    done = export(spec, None, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(done.path))
+    for sizes in ({"h": 2, "w": 5, "d": 3}, {"h": 3, "w": 67, "d": 9}, {"h": 61, "w": 20, "d": 4}):
+        sizes = {k: v for k, v in sizes.items() if k in spec.dims}  # noqa: PLW2901
+        x = spec.sample(sizes, 3)["x"]
+        want = function(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-5, atol=1e-6)
+
+    monkeypatch.setattr(tracing, "_OTHERS", {})
+    with pytest.raises(ExportError):
+        export(spec, None, tmp_path / "n.onnx")
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 255, 1024])
+def test_linspace_is_torchs(steps) -> None:
+    for start, end in ((-1.0, 1.0), (0.0, 0.3), (5.0, -2.0)):
+        want = torch.linspace(start, end, steps)
+        torch.testing.assert_close(tracing.linspace(start, end, steps), want, rtol=2e-7, atol=1e-7)

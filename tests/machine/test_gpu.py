@@ -1,0 +1,44 @@
+"""How it is known which GPU there is, and whether it runs a target's engines."""
+
+from __future__ import annotations
+
+import pytest
+from on_gpu import runnable
+
+from pipeline.machine import gpu
+from pipeline.machine.gpu import Gpu, find_gpu, why_not
+from pipeline.machine.target import TARGETS
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"),
+    [((7, 0), False), ((7, 5), True), ((8, 6), True), ((9, 0), False), ((12, 0), True)],
+)
+def test_gpus_that_rtx_runs_on(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], runs: bool
+) -> None:
+    monkeypatch.setattr(gpu, "find_gpu", lambda: Gpu("some GPU", capability))
+    why = why_not(TARGETS["rtx-1.7"])
+    assert (why == "") is runs
+    if not runs:
+        major, minor = capability
+        assert why == (
+            f"TensorRT-RTX does not run on some GPU (compute capability {major}.{minor})"
+        )
+    assert why_not(TARGETS["tensorrt-8.6"]) == ""
+
+
+def test_no_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(_: str) -> None:
+        raise OSError("cannot open shared object file")
+
+    monkeypatch.setattr(gpu.ctypes, "CDLL", no_library)
+    assert find_gpu() == "no NVIDIA driver is installed here"
+    for target in TARGETS.values():
+        assert why_not(target) == "no NVIDIA driver is installed here"
+
+
+def test_a_reason_is_given_where_no_engine_runs() -> None:
+    target, why = runnable()
+    assert (target is None) is bool(why)
+    assert target is None or why_not(target) == ""

@@ -1,0 +1,102 @@
+"""Which of the declared sizes break a guard, and at which of them it is tried out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.probe import evaluate as guards
+from pipeline.probe.eager import elements, matters, tries
+from pipeline.probe.evaluate import Broken, broken_guards, legal_sizes, result_of
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, Tolerance
+
+H, W = Dim("h", 16, 64, 512), Dim("w", 20, 96, 640)
+IMAGE = Input("x", (1, 3, H, W))
+
+
+def traced(function, h=H, w=W):
+    class One(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    dims = {a + 2: torch.export.Dim.DYNAMIC(min=d.min, max=d.max) for a, d in enumerate((h, w))}
+    x = torch.rand(1, 3, 17, 21)
+    return torch.export.export(One(), (x,), dynamic_shapes=(dims,), strict=False)
+
+
+def rows(found: list[Broken]) -> set[tuple[int, int]]:
+    (guard,) = found
+    order = [[d.name for d in guard.dims].index(name) for name in ("h", "w")]
+    return {(int(row[order[0]]), int(row[order[1]])) for row in guard.sizes}
+
+
+@pytest.mark.parametrize(
+    "breaks",
+    [
+        lambda h, w: h == w + 64,
+        lambda h, w: (h + 5 * w) % 211 == 7,
+        lambda h, w: h * w == 40 * 99,
+    ],
+)
+def test_every_pair_that_breaks_a_guard_is_found(breaks) -> None:
+    program = traced(lambda x: x * 2 if breaks(*x.shape[2:]) else x)
+    want = {(h, w) for h in range(16, 513) for w in range(20, 641) if breaks(h, w)}
+    found = rows(broken_guards(program, [IMAGE]))
+    assert found <= want
+    assert len(found) >= 0.9 * len(want)
+
+
+def test_wide_ranges_are_scanned_whole_in_each_dim() -> None:
+    h, w = Dim("h", 16, 64, 9000), Dim("w", 20, 96, 9000)
+    program = traced(lambda x: x * 2 if x.shape[2] == x.shape[3] + 64 else x, h, w)
+    found = rows(broken_guards(program, [Input("x", (1, 3, h, w))]))
+    assert len(found) >= 40
+    assert all(a == b + 64 for a, b in found)
+
+
+def test_products_beyond_64_bits_are_right() -> None:
+    dims = [Dim(f"d{k}", 1, 2, 1 << 20) for k in range(5)]
+    grid = guards.size_grid(tuple(dims), ())
+    values = {f"s{k}": grid[:, k] for k in range(5)}
+    kept = guards.where_kept("s0*s1*s2*s3*s4 < 10**25", values)
+    assert kept.tolist() == [math.prod(map(int, row)) < 10**25 for row in grid]
+
+
+def test_a_division_by_zero_cannot_be_told() -> None:
+    assert result_of("s0//(s1 - 5) > 1", {"s0": np.arange(9), "s1": np.arange(9)}) is None
+    assert guards.where_kept("s0//(s1 - 5) > 1", {"s0": np.arange(9), "s1": np.arange(9)}) is None
+
+
+def test_tries_reach_from_the_smallest_to_the_largest_that_fits() -> None:
+    program = traced(lambda x: x * 2 if x.shape[2] % 7 == 0 else x)
+    (guard,) = broken_guards(program, [IMAGE])
+    assert [d.name for d in guard.dims] == ["h"]
+    assert guard.sizes[:, 0].tolist() == [n for n in legal_sizes(H, 1000) if n % 7 == 0]
+    sizes = tries([IMAGE], guard, program)
+    assert {s["h"] for s in sizes} == set(range(21, 512, 7))
+    assert {s["w"] for s in sizes} > {21, W.opt}
+    assert all(elements([IMAGE], s) <= 1 << 21 for s in sizes)
+
+
+def test_what_matters() -> None:
+    program = traced(lambda x: x * 1e-5)
+    x = torch.rand(1, 3, 20, 30)
+    loose = Tolerance(1e-2, 1e-1, "a test")
+    assert not matters(program, lambda x: x * 1e-5, [x], loose)
+    assert not matters(program, lambda x: x * 1.000001e-5, [x], loose)
+    assert not matters(program, lambda x: x.mul_(1e-5), [x], loose)
+    assert matters(program, lambda x: x * 1e-5, [x[:, :2]], loose)
+    for other in (
+        lambda x: x * 2e-5,
+        lambda x: (x * 1e-5)[:, :, 1:],
+        lambda x: (x * 1e-5).double(),
+        lambda x: x * float("nan"),
+        lambda x: (x, x),
+        lambda x: x.no_such_thing,
+    ):
+        assert matters(program, other, [x], loose)
+    assert matters(program, lambda x: x * 1.000001e-5, [x], Tolerance(0, 1e-12, "a test"))

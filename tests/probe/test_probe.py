@@ -1,0 +1,320 @@
+"""What sizes a module takes, found by running it: each kind of rule on a module that has it."""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pipeline.probe.eager import examples
+from pipeline.probe.probe import Probed, probe
+from pipeline.probe.rules import model_line
+from pipeline.spec.dims import Dim, kept_rules
+from pipeline.spec.tensors import Input
+
+B, H, W = Dim("b", 1, 2, 16), Dim("h", 1, 224, 1024), Dim("w", 1, 256, 1024)
+IMAGE = (B, 3, H, W)
+
+
+class UNet(nn.Module):
+    """Four levels, the skips joined as they are: each size has to halve four times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [3, 4, 4, 4, 4]
+        self.down = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)
+        )
+        self.up = nn.ModuleList(nn.Conv2d(8, 4, 3, padding=1) for _ in range(4))
+
+    def forward(self, x):
+        skips = []
+        for down in self.down:
+            x = down(x)
+            skips.append(x)
+            x = F.max_pool2d(x, 2)
+        for up in self.up:
+            x = up(torch.cat([F.interpolate(x, scale_factor=2), skips.pop()], 1))  # the skip
+        return x
+
+
+class Windows(nn.Module):
+    """Attention in windows of 7 patches of 4; a rest of a patch is dropped by the convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 4, 4, 4)
+
+    def forward(self, x):
+        x = self.patch(x)
+        b, c, h, w = x.shape
+        return x.view(b, c, h // 7, 7, w // 7, 7).transpose(3, 4)
+
+
+class Positions(nn.Module):
+    """A table of 100 positions: what is beyond it, shapes alone do not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(100, 8)
+
+    def forward(self, x):
+        return x + self.table(torch.arange(x.shape[1]))
+
+
+class Cached(nn.Module):
+    """A table of 128 positions for what came before and what comes now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(128, 8))
+
+    def forward(self, x, past):
+        start = past.shape[1]
+        now = x + self.table[torch.arange(start, start + x.shape[1])]
+        return torch.cat([past, now], 1)
+
+
+class Tokens(nn.Module):
+    """A table of 1600 positions for all of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(1600, 3))
+
+    def forward(self, x):
+        tokens = x.flatten(2).transpose(1, 2)
+        return tokens + self.table[torch.arange(tokens.shape[1])]
+
+
+class Remembers(nn.Module):
+    """Keeps a mask of the first size that it sees; each try has to see a fresh module."""
+
+    mask = None
+
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = torch.ones(x.shape[2:])
+        return x * self.mask
+
+
+def patches(x):
+    if x.shape[2] % 16 or x.shape[3] % 16:
+        raise ValueError("the image is no multiple of 16\nand so on")  # the line of patches
+    return F.avg_pool2d(x, 16)
+
+
+def odd(x):
+    y = F.interpolate(F.max_pool2d(x, 3, 2), scale_factor=2)
+    return torch.cat([x[:, :, 1:, 1:], y], 1)
+
+
+def reflected(x):
+    return F.pad(x, (10, 10, 10, 10), mode="reflect")
+
+
+def square(x):
+    return x @ x
+
+
+def batch_of_four(x):
+    return x.view(4, 3, *x.shape[2:])
+
+
+def clips(x):
+    return x.view(x.shape[0] // 4, 4, *x.shape[1:]).mean(1)
+
+
+def padded_inside(x):
+    h, w = x.shape[2:]
+    return F.avg_pool2d(F.pad(x, (0, -w % 8, 0, -h % 8)), 8)
+
+
+def one_row_left(x):
+    if x.shape[2] % 32 == 1:
+        raise ValueError("one row is left")
+    return x * 2
+
+
+def groups(x):
+    return x.flatten(2).unflatten(2, (64, -1))
+
+
+def uneven(x):
+    if x.shape[2] % 11 in (1, 4, 9):
+        raise ValueError("uneven")
+    return x * 2
+
+
+def never(x):
+    raise TypeError(f"no {x.ndim}-dimensional image")
+
+
+def wrap(function) -> nn.Module:
+    class Module(nn.Module):
+        def forward(self, *args):
+            return function(*args)
+
+    return Module()
+
+
+def tried(module, *shapes, rules=(), seconds=60.0, **options) -> Probed:
+    torch.manual_seed(0)
+    module = module() if isinstance(module, type) else wrap(module)
+    inputs = [Input(f"x{k}", shape, **options) for k, shape in enumerate(shapes or (IMAGE,))]
+    return probe(inputs, module, 0, rules, seconds)
+
+
+@pytest.mark.parametrize(
+    ("module", "rules"),
+    [
+        (UNet, {"h": (16, 1024, 16, 0), "w": (16, 1024, 16, 0)}),
+        (patches, {"h": (16, 1024, 16, 0), "w": (16, 1024, 16, 0)}),
+        (odd, {"h": (3, 1023, 2, 1), "w": (3, 1023, 2, 1)}),
+        (reflected, {"h": (11, 1024, 1, 0), "w": (11, 1024, 1, 0)}),
+        (batch_of_four, {"b": (4, 4, 1, 0)}),
+        (clips, {"b": (4, 16, 4, 0)}),
+    ],
+)
+def test_a_rule_that_a_dim_can_say_is_found_exactly(module, rules) -> None:
+    found = tried(module)
+    assert found.complete
+    assert not found.joint
+    said = {p.dim.name: p.rule.refined for p in found.probes if p.rule is not None}
+    assert {n: (d.min, d.max, d.multiple_of, d.offset) for n, d in said.items()} == rules
+    for p in found.probes:
+        assert p.taken
+        assert (p.rule is None) == (not p.refused)
+        if p.rule is not None:
+            assert " fails: " in p.rule.words
+            assert "test_probe.py:" in p.rule.line
+            p.rule.refined.check(p.rule.refined.opt)
+
+
+def test_the_rule_quotes_the_models_first_line_and_where_it_is() -> None:
+    rule = tried(patches).rules[0]
+    assert "h must be a multiple of 16: h=63 fails: the image is no multiple of 16" in rule.words
+    assert "\n" not in str(rule)
+    assert "the line of patches" in rule.line
+    assert 'Dim("h", min=16, opt=224, max=1024, multiple_of=16)' in rule.declare
+
+
+@pytest.mark.parametrize("module", [padded_inside, Remembers, nn.Identity])
+def test_no_rule_where_every_size_runs(module) -> None:
+    found = tried(module)
+    assert found.rules == []
+    assert found.words.startswith("every size that was tried runs")
+    for p in found.probes:  # runs of sizes that no multiple hides behind, and both ends
+        assert set(range(p.dim.min, min(p.dim.max, 64) + 1)) <= set(p.taken)
+        assert p.dim.max in p.taken
+
+
+def test_a_model_that_drops_a_rest_takes_more_than_multiples() -> None:
+    for rule, name in zip(tried(Windows).rules, "hw", strict=True):
+        assert rule.size_rule == f"{name} % 28 < 4"
+        assert (rule.refined.min, rule.refined.multiple_of, rule.refined.offset) == (28, 28, 0)
+
+
+def test_sizes_between_that_fail() -> None:
+    (rule,) = tried(one_row_left).rules
+    assert rule.size_rule == "h % 32 != 1"
+    assert rule.refined is None
+    (rule,) = tried(uneven).rules
+    assert (rule.refined, rule.size_rule) == (None, "")
+    assert "h can't be 1, 4, 9, " in rule.words
+    assert "of the" in rule.words
+    assert "sizes that were tried fail" in rule.words
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes", "text"),
+    [
+        (square, (), "h == w"),
+        (Cached, ((B, Dim("seq", 1, 16, 128), 8), (B, Dim("past", 0, 32, 128), 8)),
+         "seq + past <= 128"),
+        (Tokens, (), "h*w <= 1600"),
+        (groups, ((2, 3, Dim("h", 1, 64, 200), Dim("w", 1, 64, 200)),), "(h*w) % 64 == 0"),
+    ],
+)  # fmt: skip
+def test_what_two_dims_keep_together(module, shapes, text) -> None:
+    found = tried(module, *shapes)
+    (rule,) = found.rules
+    assert rule.size_rule == text
+    assert rule.refined is None
+    assert "one Dim for both h and w" in rule.declare if text == "h == w" else text in rule.declare
+    assert kept_rules([text], found.base)
+    # with the rule declared there is nothing more to say, and nothing that breaks it is tried
+    again = tried(module, *shapes, rules=(text,))
+    assert again.rules == []
+
+
+def test_equal_dims_have_their_own_rule_too() -> None:
+    def cells(x):
+        return (x @ x).unflatten(2, (8, -1))
+
+    rules = tried(cells).rules
+    assert [rule.size_rule for rule in rules] == ["", "", "h == w"]
+    assert all(rule.refined.multiple_of == 8 for rule in rules[:2])
+
+
+def test_values_are_what_counts() -> None:
+    """Shapes alone go through a table whatever its length."""
+    (rule,) = tried(Positions, (B, Dim("n", 1, 64, 2048), 8)).rules
+    assert (rule.refined.min, rule.refined.max) == (1, 100)
+    assert "index out of range" in rule.words
+
+
+def test_a_module_that_never_runs_is_said_so() -> None:
+    found = tried(never)
+    (rule,) = found.rules
+    assert found.base is None
+    assert "runs at none of the" in rule.words
+    assert "no 4-dimensional image" in rule.words
+    assert "test_probe.py:" in rule.line
+
+
+def test_a_size_that_only_the_error_tells_is_found() -> None:
+    def only(x):
+        assert x.shape[2] == 211 == x.shape[3], "expected an image of 211"
+        return x
+
+    found = tried(only)
+    assert {p.dim.name: p.rule.refined.min for p in found.probes if p.rule} == {"h": 211, "w": 211}
+
+
+def test_without_the_time_nothing_is_claimed() -> None:
+    found = tried(UNet, seconds=0.1)
+    assert not found.complete
+    assert found.seconds < 5
+    assert all(rule.refined is None for rule in found.rules)
+    assert "the time was over" in found.words
+
+
+def test_the_module_and_the_threads_are_left_as_they_were() -> None:
+    module, threads = Remembers(), torch.get_num_threads()
+    probe([Input("x", IMAGE)], module, 0, (), 5.0)
+    assert module.mask is None
+    assert torch.get_num_threads() == threads
+
+
+def test_a_library_whose_folder_begins_as_torchs_does_is_the_model() -> None:
+    frames = [
+        traceback.FrameSummary("/lib/torch/nn/module.py", 1, "call", line="f()"),
+        traceback.FrameSummary("/lib/torchvision/net.py", 2, "forward", line="g()"),
+        traceback.FrameSummary("/lib/torch/functional.py", 3, "cat", line="h()"),
+    ]
+    line = model_line(traceback.StackSummary.from_list(frames), "/lib/torch")
+    assert line == "/lib/torchvision/net.py:2 in forward: g()"
+
+
+@pytest.mark.parametrize(
+    "rules", [("h == w",), ("(h*w) % 64 == 0",), ("h == 2*w",), ("h % 28 < 4", "w % 28 < 4")]
+)
+def test_examples_keep_the_rules(rules) -> None:
+    for sizes in examples([Input("x", IMAGE)], rules):
+        assert kept_rules(rules, sizes)
+        assert sizes["b"] > 1

@@ -1,0 +1,268 @@
+"""What a conversion starts from: factories by module and by file, and those that are not there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Run, files_under, refused
+
+from pipeline.artifact.artifact import Artifact
+from pipeline.errors import InputError
+from pipeline.source.find import find_factory, find_source, name_for
+from pipeline.spec.config import Config
+from pipeline.spec.model import Input, ModelSpec
+
+NETS = '''
+import torch
+from pipeline.spec.model import Input, ModelSpec
+from pipeline.spec.dims import Dim
+
+
+def net(channels=4, kind="plain"):
+    """A module that keeps height and width, of multiples of 4 only."""
+    layer = torch.nn.Conv2d(3, channels, 3, padding=1)
+    return torch.nn.Sequential(layer, torch.nn.PixelUnshuffle(4), torch.nn.PixelShuffle(4))
+
+
+def plain(out=3):
+    return torch.nn.Linear(7, out)
+
+
+def spec(size: int = 7):
+    """A spec of its own."""
+    inputs = (Input("x", (Dim("n", 1, 3, 9), size)),)
+    return ModelSpec("own", lambda _: torch.nn.Linear(size, 2), inputs, seed=None)
+
+
+def raises():
+    raise RuntimeError("no checkpoint here\\nsecond line")
+
+
+def quits():
+    import no_such_library
+
+
+def number():
+    return 3
+
+
+def own_weights(weights=None):
+    module = plain()
+    if weights is not None:
+        with torch.no_grad():
+            module.weight.fill_(float(weights.read_text()))
+    return module
+
+
+class Holder:
+    @staticmethod
+    def make():
+        return plain()
+
+
+table = {"net": net}
+'''
+
+
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of factories in the working directory, forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "nets_of_a_test.py"
+    path.write_text(NETS)
+    before = set(sys.modules)
+    yield path
+    for name in set(sys.modules) - before:
+        if name.startswith(("nets_of_a_test", "package_of_a_test")):
+            del sys.modules[name]
+
+
+LINEAR = ("--input", "input:{n}x7", "--dim", "n=1:3:9")
+
+
+@pytest.mark.parametrize("form", ["nets_of_a_test:plain", "nets_of_a_test.py:plain"])
+def test_a_module_of_ones_own(cli: Run, nets: Path, form: str) -> None:
+    code, output, errors = cli("convert", form, *LINEAR, "--out", "a", "--option", "out=5")
+    assert code == 0, errors
+    manifest = Artifact.open(nets.parent / "a").manifest
+    assert manifest.model.source == form
+    assert [list(i.shape) for i in manifest.inputs] == [["n", 7]]
+    assert [list(o.shape) for o in manifest.outputs] == [["n", 5]]
+    assert manifest.profiles[0].ranges == {"n": (1, 3, 9)}
+    assert manifest.comparison is not None and manifest.comparison.passed
+    assert "measured" in output
+    again = ("convert", form, *LINEAR, "--out", "a", "--option", "out=5")
+    assert "Nothing changed" in cli(*again)[1]
+    nets.write_text(NETS.replace("Linear(7, out)", "Linear(7, out, bias=False)"))
+    sys.modules.pop("nets_of_a_test", None)
+    code, output, errors = cli(*again)
+    assert code == 0 and "Nothing changed" not in output, errors
+
+
+def test_dims_are_narrowed_unless_they_are_exact(cli: Run, nets: Path) -> None:
+    words = ("nets_of_a_test.py:net", "--input", "input:1x3x{h}x{w}", "--dim", "h=5:18:40",
+             "--dim", "w=8:16:40/8")  # fmt: skip
+    code, _, errors = cli("export", *words, "--out", "a")
+    assert code == 0, errors
+    manifest = Artifact.open(nets.parent / "a").manifest
+    assert [(d.name, d.min, d.max, d.multiple_of) for d in manifest.dims] == [
+        ("h", 8, 40, 4),
+        ("w", 8, 40, 8),
+    ]
+    assert manifest.export is not None and "h must be a multiple of 4" in str(
+        manifest.export.refinements
+    )
+    code, output, errors = cli("export", *words, "--out", "b", "--exact-dims")
+    assert (code, output) == (1, "")
+    assert "h must be a multiple of 4" in errors
+    assert not (nets.parent / "b").exists()
+
+
+def test_a_spec_of_ones_own(cli: Run, nets: Path) -> None:
+    code, _, errors = cli("export", "nets_of_a_test.py:spec", "--out", "a", "--option", "size=5")
+    assert code == 0, errors
+    assert [
+        list(i.shape) for i in Artifact.open(nets.parent / "a", check=False).manifest.inputs
+    ] == [["n", 5]]
+
+
+def test_a_class_attribute_and_a_package(nets: Path) -> None:
+    factory, file = find_factory("nets_of_a_test.py:Holder.make")
+    assert isinstance(factory(), torch.nn.Linear)
+    assert file == nets
+    package = nets.parent / "package_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "inner.py").write_text("from nets_of_a_test import plain\n")
+    factory, file = find_factory("package_of_a_test.inner:plain")
+    assert file == nets  # where it is written
+    assert find_factory("torch.nn:ReLU")[0] is torch.nn.ReLU
+
+
+def test_two_files_of_one_name_are_two(tmp_path: Path, nets: Path) -> None:
+    del nets
+    for n in (1, 2):
+        (tmp_path / str(n)).mkdir()
+        (tmp_path / str(n) / "nets_of_a_test_twice.py").write_text(f"def make():\n    return {n}\n")
+    paths = [tmp_path / str(n) / "nets_of_a_test_twice.py" for n in (1, 2)]
+    assert [find_factory(f"{path}:make")[0]() for path in paths] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["none.py:net"], ["source none.py: no such file"]),
+        (["nets_of_a_test.py"], ["name the factory in it, nets_of_a_test.py:FACTORY"]),
+        (["nets_of_a_test.py:nett"], ["has no 'nett' (did you mean net?)"]),
+        (["nets_of_a_test:Holder.mak"], ["has no 'mak' (did you mean make?)"]),
+        (["nets_of_a_test.py:table"], ["table is dict, not a factory"]),
+        (["no_such_package_of_a_test:f"], ["there is no module no_such_package_of_a_test"]),
+        (["nets_of_a_test.py:raises", *LINEAR], ["RuntimeError: no checkpoint here"]),
+        (["nets_of_a_test.py:quits"], ["ModuleNotFoundError: No module named 'no_such_library'"]),
+        (["nets_of_a_test.py:number", *LINEAR], ["int, not a torch.nn.Module"]),
+        (["nets_of_a_test.py:number"], ["makes int, no ModelSpec"]),
+        (["nets_of_a_test.py:plain"], ["say what it takes, one --input", "forward takes (input"]),
+        (["nets_of_a_test.py:spec", *LINEAR], ["makes a ModelSpec; leave --input out"]),
+        (["nets_of_a_test.py:spec", "--dim", "n=:9"], ["the factory's spec declares them"]),
+        (["nets_of_a_test.py:plain", *LINEAR, "--option", "outs=3"], ["no option 'outs'", "out"]),
+        (["nets_of_a_test.py:plain", "--input", "x:{n}x7"], ["character 4", "add --dim n="]),
+        (["nets_of_a_test.py:plain", "--input", "x:3x7", "--dim", "n=:9"], ["no input has a size"]),
+        (["nets_of_a_test.py:plain", "--input", "x:{n}x7", "--dim", "n=9"], ["n=:9"]),
+        (["nets_of_a_test.py:plain", "--input", "inptu:{n}x7", "--dim", "n=:9"],
+         ["model plain: its forward has no argument 'inptu' (did you mean 'input'?)"]),
+        (["broken.py:net"], ["source broken.py: its import raises SyntaxError"]),
+        (["failing.py:net"], ["source failing.py: its import raises ZeroDivisionError"]),
+        (["needs.py:net"], ["needs.py", "no_such_library"]),
+        (["tiny", "--input", "x:1x3"], ["--input is not for a spec: the spec declares them"]),
+        (["tiny", "--dim", "h=:9"], ["--dim is not for a spec"]),
+    ],
+)  # fmt: skip
+def test_bad_sources(cli: Run, nets: Path, words: list[str], parts: list[str]) -> None:
+    folder = nets.parent
+    (folder / "broken.py").write_text("def net(:\n")
+    (folder / "failing.py").write_text("1 / 0\n")
+    (folder / "needs.py").write_text("import no_such_library\n")
+    result = cli("convert", *words)
+    if result[2].startswith("["):  # the factory is called when the export begins
+        result = (result[0], result[1], result[2].split("\n", 1)[1])
+    refused(result, *parts)
+    assert not any(name.endswith((".onnx", ".json")) for name in files_under(folder))
+
+
+@pytest.mark.usefixtures("nets")
+def test_inputs_that_disagree_about_a_dim_are_refused() -> None:
+    config = Config(
+        "nets_of_a_test.py:plain", inputs=("a:{n}x3", "b:{n}x{m}"), dims=("n=:9", "m=:4")
+    )
+    spec = find_source(config)
+    assert spec.sizes_of({"a": (2, 3), "b": (2, 4)}) == {"n": 2, "m": 4}
+    with pytest.raises(InputError, match="b axis 0: n=3, but a axis 0 has n=2"):
+        spec.sizes_of({"a": (2, 3), "b": (3, 4)})
+
+
+def test_random_weights_are_seeded_and_files_are_loaded(nets: Path) -> None:
+    config = Config("nets_of_a_test.py:plain", inputs=("input:{n}x7",), dims=("n=:9",))
+    spec = find_source(config)
+    state = torch.random.get_rng_state()
+    one, two = spec.build(None), spec.build(None)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(one.weight, two.weight)
+    path = nets.parent / "w.pth"
+    torch.save({k: v + 1 for k, v in one.state_dict().items()}, path)
+    assert torch.equal(spec.build(path).weight, one.weight + 1)
+    with pytest.raises(InputError, match="are for another model"):
+        find_source(
+            Config(
+                "nets_of_a_test.py:plain", options={"out": 2}, inputs=("i:{n}x7",), dims=("n=:9",)
+            )
+        ).build(path)
+    (nets.parent / "w.txt").write_text("0.5")
+    own = Config("nets_of_a_test.py:own_weights", inputs=("input:{n}x7",), dims=("n=:9",))
+    assert (find_source(own).build(nets.parent / "w.txt").weight == 0.5).all()
+
+
+def test_names_of_artifacts() -> None:
+    assert name_for("timm:create_model", {"model_name": "resnet18", "n": 3}) == (
+        "create_model-resnet18"
+    )
+    assert name_for("a.b:C.make", {}) == "make"
+    assert name_for("f.py:net", {"path": "../../etc"}) == "net-.._.._etc"
+
+
+def test_a_changed_helper_beside_the_file_is_another_model(tmp_path: Path) -> None:
+    (tmp_path / "scale_of.py").write_text("SCALE = 1.0\n")
+    (tmp_path / "net_with_helper.py").write_text(
+        "import torch\nfrom scale_of import SCALE\n\n"
+        "class Net(torch.nn.Module):\n    def forward(self, x):\n        return x * SCALE\n"
+    )
+    script = (
+        "import sys\nfrom pipeline.spec.config import Config\n"
+        "from pipeline.source.find import find_source\n"
+        "config = Config('net_with_helper.py:Net', inputs=('x:{b}x3',), dims=('b=:8',))\n"
+        "print(find_source(config).key)\n"
+    )
+
+    def key() -> str:
+        return subprocess.run(
+            [sys.executable, "-B", "-c", script], cwd=tmp_path, capture_output=True, text=True,
+            check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        ).stdout  # fmt: skip
+
+    first = key()
+    assert key() == first
+    (tmp_path / "scale_of.py").write_text("SCALE = 7.0\n")
+    assert key() != first
+
+
+def test_the_range_of_a_bool_is_read_alike_in_both_options() -> None:
+    mask = ModelSpec("m", lambda _: torch.nn.Identity(), (Input("mask", (100,), "bool"),))
+    (true,) = find_source(Config(mask, ranges=("mask=1..2",))).inputs
+    assert true.sample({}, 0).all()
+    with pytest.raises(InputError, match=r"input mask: 0\.\.5 is no range of a bool; a bool's is"):
+        find_source(Config(mask, ranges=("mask=0..5",)))

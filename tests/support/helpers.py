@@ -1,0 +1,65 @@
+"""What tests do to artifacts, and the command line in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from pipeline.artifact.artifact import Artifact, finish
+from pipeline.artifact.manifest import Manifest
+
+HERE = Path(__file__).resolve().parent
+Run = Callable[..., tuple[int, str, str]]  # the `cli` fixture
+
+
+def refinish(folder: Path, **changes: object) -> Manifest:
+    """Makes the manifest true again after files were changed; also changes some of its fields."""
+    manifest = Artifact.open(folder, check=False).manifest
+    return finish(folder, dataclasses.replace(manifest, **changes))  # type: ignore[arg-type]
+
+
+def perturb(folder: Path, by: float = 0.05, name: str = "model.onnx") -> None:
+    """Adds to the weights of a model in an artifact, and makes the manifest true again."""
+    model = onnx.load(folder / name)
+    weights = next(
+        t
+        for t in model.graph.initializer
+        if t.data_type == onnx.TensorProto.FLOAT and len(t.dims) == 4
+    )
+    values = numpy_helper.to_array(weights) + np.float32(by)
+    weights.CopyFrom(numpy_helper.from_array(values, weights.name))
+    onnx.save(model, folder / name)
+    refinish(folder)
+
+
+def command(*words: object, **how: object) -> subprocess.Popen[str]:
+    """Starts the command line, the tiny specs known to it, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    line = [sys.executable, str(HERE / "tiny.py"), *map(str, words)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+    return subprocess.Popen(line, text=True, env=environment, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def files_under(folder: Path) -> list[str]:
+    """All that is in a folder, to see that nothing was written."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def refused(result: tuple[int, str, str], *parts: str) -> None:
+    """Exit code 2, one line on stderr that holds all `parts`, and nothing on stdout."""
+    code, output, errors = result
+    assert code == 2, errors
+    assert output == ""
+    assert errors.endswith("\n")
+    assert errors.count("\n") == 1
+    assert errors.startswith("error: ")
+    for part in parts:
+        assert part in errors, errors

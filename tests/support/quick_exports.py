@@ -1,0 +1,37 @@
+"""What torch's exporter makes anew at every export, kept between the exports of a test process.
+
+torch.onnx.export translates its table of some 500 ONNX functions at each call: 0.5 s of CPU, half
+of a small export, and the tests export hundreds of times. Every export gets a copy, so that what
+it registers is its own; tests/export/test_export.py holds the copy against torch's own table.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_REGISTRY = "torch.onnx._internal.exporter._registration"
+
+
+def keep_table() -> None:
+    """Keeps the table from the next export on, where torch's exporter has been imported."""
+    module = sys.modules.get(_REGISTRY)
+    if module is None or hasattr(module.ONNXRegistry, "made_anew"):
+        return
+    own = module.ONNXRegistry.from_torchlib.__func__
+
+    made: dict[Any, Any] = {}
+
+    def from_torchlib(registry: Any, **how: Any) -> Any:
+        # a library that is imported later brings ops that the table has only then (torchvision)
+        ops = len(sys.modules["torch"]._C._dispatch_get_all_op_names())
+        key = (ops, registry, *sorted(how.items()))
+        if key not in made:
+            made[key] = own(registry, **how)
+        kept, copy = made[key], registry()
+        vars(copy).update(vars(kept))
+        copy.functions = {target: list(known) for target, known in kept.functions.items()}
+        return copy
+
+    module.ONNXRegistry.made_anew = classmethod(own)
+    module.ONNXRegistry.from_torchlib = classmethod(from_torchlib)

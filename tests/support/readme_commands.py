@@ -1,0 +1,159 @@
+"""The README's commands that take long, run beside the other tests, most of which use one core.
+
+Those that a collected test asks for start with the tests, one after the other; a test that needs
+one waits for it (the `beside` fixture).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+SNIPPETS = [text for language, text in BLOCKS if language == "python"]
+COMMANDS = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+_LIMIT = 1200  # seconds
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, where it runs, and variables to set for it."""
+
+    line: Sequence[str]
+    folder: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and where it ran."""
+
+    code: int
+    output: str
+    errors: str
+    folder: Path
+
+
+def make(*words: str) -> list[str]:
+    """The command line of make, in the environment that the tests run in, and without the ARGS that
+    `make test` may have been given, which are pytest's."""
+    return ["make", "--no-print-directory", f"VENV={sys.prefix}", "ARGS=", *words]
+
+
+def run_make(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs make in the repository."""
+    with _alone(ROOT):
+        return subprocess.run(make(*words), cwd=ROOT, capture_output=True, text=True)
+
+
+def raft(_: Path) -> Command:
+    """`make convert MODEL=raft`."""
+    return Command(make(*shlex.split(COMMANDS[0])[1:]), ROOT)
+
+
+def snippet(number: int) -> Callable[[Path], Command]:
+    """One of the README's Python snippets, as it stands."""
+    return lambda folder: Command([sys.executable, "-c", SNIPPETS[number]], folder)
+
+
+def foreign(folder: Path) -> Command:
+    """The README's conversion of timm's model, its package not into the tests' environment."""
+    (block,) = (text for kind, text in BLOCKS if kind == "sh" and "timm" in text)
+    packages = folder.with_name("packages")
+    block = block.replace("pip install", f"pip install --target {packages}")
+    block = block.replace(".venv/bin/python", sys.executable)
+    path = os.pathsep.join([str(ROOT), str(packages)])
+    return Command(["sh", "-ec", block], folder, {"PYTHONPATH": path})
+
+
+KNOWN: dict[str, Callable[[Path], Command]] = {  # in this order
+    "raft": raft,
+    **{f"snippet{n}": snippet(n) for n in range(len(SNIPPETS))},
+    "foreign": foreign,
+}
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits until no other process of the tests runs a command in the folder."""
+    name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    with Path(tempfile.gettempdir(), f"beside-{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class Beside:
+    """Runs `KNOWN`'s commands, each once, in a thread; to be closed."""
+
+    def __init__(self) -> None:
+        self._place = tempfile.TemporaryDirectory(prefix="beside-")
+        self._pool = ThreadPoolExecutor(1)
+        self._futures: dict[str, Future[Done]] = {}
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+
+    def start(self, names: Iterable[str]) -> None:
+        """Those of `KNOWN` that are among the names, in `KNOWN`'s order."""
+        wanted = set(names)
+        for name in KNOWN:
+            if name in wanted and name not in self._futures:
+                self._futures[name] = self._pool.submit(self._run, name)
+
+    def done(self, name: str) -> Done:
+        """Waits for a command; starts it where that has not been done."""
+        self.start([name])
+        return self._futures[name].result()
+
+    def close(self) -> None:
+        """Ends what runs, and removes the commands' folders."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._pool.shutdown(cancel_futures=True)
+        self._place.cleanup()
+
+    def _run(self, name: str) -> Done:
+        folder = Path(self._place.name, name, "here")
+        folder.mkdir(parents=True)
+        command = KNOWN[name](folder)
+        with _alone(command.folder) if command.folder == ROOT else nullcontext():
+            return self._started(command, folder)
+
+    def _started(self, command: Command, folder: Path) -> Done:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the tests have ended")
+            process = self._process = subprocess.Popen(
+                command.line,
+                cwd=command.folder,
+                env={**os.environ, **command.variables},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        try:
+            output, errors = process.communicate(timeout=_LIMIT)
+        finally:
+            with self._lock:
+                self._process = None
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        return Done(process.returncode, output, errors, folder)
