@@ -25,10 +25,11 @@ convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifact
 test: setup ## Run all tests, in WORKERS processes (ARGS for pytest)
 	$(RUN) -m pytest -n $(WORKERS) $(ARGS)
 
-lint: setup ## Check style and types
+lint: setup ## Check style, types, and which room imports which
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
 
 bench: setup ## Measure the stages of a conversion (ARGS: models, default raft raft_small)
 	$(RUN) benchmarks/stages.py $(ARGS)

@@ -32,14 +32,15 @@ import numpy as np
 from onnx import TensorProto, helper, save
 
 import pipeline
-from pipeline.artifact.artifact import PLAN, Artifact
+from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
 from pipeline.artifact.manifest import now
-from pipeline.commands.bench.measure import size_text
 from pipeline.errors import EngineError, InputError, PipelineError
 from pipeline.machine.gpu import why_not
 from pipeline.machine.target import TARGETS, find_target, installed_version, use
 from pipeline.spec.dims import kept_rules, shape_at
+from pipeline.spec.file_names import PLAN
+from pipeline.spec.profiles import size_text
 
 TURNS = 2000
 GOAL = 20.0  # microseconds

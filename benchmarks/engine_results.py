@@ -20,8 +20,8 @@ from typing import Any
 
 from gpu_rates import RATES, RATES_OF
 
-from pipeline.commands.bench.measure import size_text
 from pipeline.errors import InputError
+from pipeline.spec.profiles import size_text
 
 KEY = ("model", "options", "sizes", "runner", "precision", "gpu")
 # Of the norm of torch's outputs: what is further off computes something else, or other weights

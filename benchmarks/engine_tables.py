@@ -30,7 +30,7 @@ from engine_results import (
     whose,
 )
 
-from pipeline.commands.bench.measure import size_text
+from pipeline.spec.profiles import size_text
 
 # Which of torch's numbers an engine of a precision is held against
 SAME_PRECISION = {

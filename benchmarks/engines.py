@@ -46,10 +46,11 @@ from torch_baselines import VARIANTS
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.declared import dims_of, profiles_of
-from pipeline.commands.bench.measure import Method, size_text, sizes_to_time
+from pipeline.commands.bench.measure import Method
 from pipeline.errors import PipelineError
 from pipeline.machine.gpu import find_gpu
 from pipeline.models import MODELS
+from pipeline.spec.profiles import size_text, sizes_to_time
 
 HERE = Path(__file__).resolve().parent
 DEFAULT = Path("bench-results/engines.json")

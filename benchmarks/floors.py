@@ -245,8 +245,8 @@ def count_artifact(place: Path, shapes: Sequence[str], trips: int | None) -> lis
     """One record for each size of an artifact's model."""
     from pipeline.artifact.artifact import Artifact
     from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
-    from pipeline.commands.bench.measure import sizes_to_time
     from pipeline.spec.dims import shape_at
+    from pipeline.spec.profiles import sizes_to_time
 
     artifact = Artifact.open(place)
     manifest = artifact.manifest

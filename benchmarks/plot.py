@@ -36,8 +36,8 @@ from engine_results import (
 )
 from engine_tables import RUNNERS, SAME_PRECISION
 
-from pipeline.commands.bench.measure import size_text
 from pipeline.errors import InputError, PipelineError
+from pipeline.spec.profiles import size_text
 
 COLOURS = {
     "engine graph": "C0", "engine": "C9", "naive ONNX graph": "C4", "naive ONNX": "C6",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.commands.bench.measure import size_text
+from pipeline.spec.profiles import size_text
 
 # Options of the zoo's models that say in which form a model is exported, and their values for the
 # model as its authors wrote it, which is what stands beside every engine of it.

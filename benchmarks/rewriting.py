@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.report import table
+from pipeline.commands.table import table
 from pipeline.machine.child import Child
 
 _VIT = """

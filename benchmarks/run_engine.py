@@ -23,9 +23,10 @@ from references import as_written, held_against, option_texts, reference_file
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
 from pipeline.artifact.manifest import Manifest
-from pipeline.commands.bench.measure import Method, WallClock, input_sets, sizes_to_time, timed
+from pipeline.commands.bench.measure import Method, WallClock, input_sets, timed
 from pipeline.errors import InputError, PipelineError
 from pipeline.models import MODELS
+from pipeline.spec.profiles import sizes_to_time
 
 Record = dict[str, Any]
 

@@ -45,17 +45,10 @@ from children import lines
 from references import held_against, keep, reference_file
 from torch_module import flat, half_type, module_of, store_half
 
-from pipeline.commands.bench.measure import (
-    Method,
-    WallClock,
-    input_sets,
-    size_text,
-    sizes_to_time,
-    timed,
-)
+from pipeline.commands.bench.measure import Method, WallClock, input_sets, timed
 from pipeline.errors import PipelineError
 from pipeline.spec.dims import Dim
-from pipeline.spec.profiles import Profile
+from pipeline.spec.profiles import Profile, size_text, sizes_to_time
 
 
 @dataclass(frozen=True)

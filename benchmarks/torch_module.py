@@ -46,7 +46,7 @@ def module_of(spec: Any, weights: Path | None) -> Any:
     from pipeline.export.module import flat_outputs, made
     from pipeline.export.padding import factors
     from pipeline.spec.dims import Dim
-    from pipeline.spec.model import amounts
+    from pipeline.spec.padding import amounts
 
     spec, module = made(spec, weights)
     if spec.padding is None:

@@ -75,8 +75,7 @@ def save_linear(path: Path, inputs: int, outputs: int, weights: Path | None = No
 
 
 def _build(inputs: int, outputs: int, weights: Path | None) -> torch.nn.Module:
-    from pipeline.export.program import ProgramModule
-    from pipeline.source.program.spec import load_program
+    from pipeline.export.program import ProgramModule, load_program
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "linear.pt2"

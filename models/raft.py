@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import Input, ModelSpec, Output, Padding, Tolerance
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.padding import Padding
 
 if TYPE_CHECKING:
     import torch

@@ -6,6 +6,7 @@ needs it (see `pipeline.passes.infra.Pass.needed_by`).
 
 from __future__ import annotations
 
+from pipeline.machine.target import Needs
 from pipeline.passes import (
     add_loop_condition,
     decompose_affine_grid,
@@ -43,7 +44,7 @@ from pipeline.passes import (
     spread_deconv,
     widen_mean_square,
 )
-from pipeline.passes.infra import Change, Needs, Pass, PassResult
+from pipeline.passes.infra import Change, Pass, PassResult
 
 __all__ = ["DEFAULT_PASSES", "Change", "Needs", "Pass", "PassResult"]
 

@@ -14,18 +14,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import (
-    FROM_10,
-    RTX,
-    Change,
-    Pass,
-    PassResult,
-    constant,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.machine.target import FROM_10, RTX
+from pipeline.passes.infra import Change, Pass, PassResult, constant, is_op, label, values_of, walk
 
 
 def run(graph: gs.Graph) -> PassResult:

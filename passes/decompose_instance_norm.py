@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from pipeline.machine.target import Needs
 from pipeline.passes.infra import (
-    Needs,
     Pass,
     PassResult,
     Refused,

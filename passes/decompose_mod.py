@@ -17,17 +17,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import (
-    FROM_10,
-    RTX,
-    Change,
-    Pass,
-    PassResult,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.machine.target import FROM_10, RTX
+from pipeline.passes.infra import Change, Pass, PassResult, is_op, label, values_of, walk
 from pipeline.passes.lib.chain import Chain
 
 _INTEGERS = (np.int32, np.int64)

@@ -24,8 +24,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from pipeline.machine.target import EVERY
 from pipeline.passes.infra import (
-    EVERY,
     Change,
     Pass,
     PassResult,

@@ -15,14 +15,8 @@ import math
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import (
-    EVERY,
-    Pass,
-    PassResult,
-    Refused,
-    each,
-    values_of,
-)
+from pipeline.machine.target import EVERY
+from pipeline.passes.infra import Pass, PassResult, Refused, each, values_of
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.dims import floor_div, is_half, join, size_of, widen, work_dtype
 from pipeline.passes.lib.values import Value

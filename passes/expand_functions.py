@@ -19,20 +19,8 @@ import onnx_graphsurgeon as gs
 from onnx.defs import OpSchema
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
-from pipeline.passes.infra import (
-    BELOW_10,
-    FROM_10,
-    RTX,
-    Change,
-    Needs,
-    Pass,
-    PassResult,
-    Refused,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.machine.target import BELOW_10, FROM_10, RTX, Needs
+from pipeline.passes.infra import Change, Pass, PassResult, Refused, is_op, label, values_of, walk
 from pipeline.passes.lower_opset import schema
 from pipeline.passes.lowering import CONVERTERS, SAME
 from pipeline.passes.lowering._fold import fold, type_number

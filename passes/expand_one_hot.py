@@ -13,16 +13,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import (
-    EVERY,
-    Change,
-    Pass,
-    PassResult,
-    Refused,
-    is_op,
-    label,
-    walk,
-)
+from pipeline.machine.target import EVERY
+from pipeline.passes.infra import Change, Pass, PassResult, Refused, is_op, label, walk
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.known import depends_on_data
 from pipeline.passes.lib.sizes import elements_of

@@ -19,17 +19,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from pipeline.passes.infra import (
-    EVERY,
-    Change,
-    Pass,
-    PassResult,
-    constant,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.machine.target import EVERY
+from pipeline.passes.infra import Change, Pass, PassResult, constant, is_op, label, values_of, walk
 
 _LIMIT = 1 << 20  # bytes
 _KEPT = (

@@ -20,16 +20,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import (
-    EVERY,
-    Change,
-    Pass,
-    PassResult,
-    drop_unused,
-    is_op,
-    label,
-    values_of,
-)
+from pipeline.machine.target import EVERY
+from pipeline.passes.infra import Change, Pass, PassResult, drop_unused, is_op, label, values_of
 from pipeline.passes.lib.known import depends_on_data, known
 
 

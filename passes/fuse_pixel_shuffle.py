@@ -19,9 +19,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import sympy
 
+from pipeline.machine.target import Needs
 from pipeline.passes.infra import (
     Change,
-    Needs,
     Pass,
     PassResult,
     drop_unused,

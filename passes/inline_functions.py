@@ -12,7 +12,8 @@ import onnx
 import onnx.inliner
 
 from pipeline.graph.files import lightened, with_weights
-from pipeline.passes.infra import EVERY, Change, Pass, PassResult
+from pipeline.machine.target import EVERY
+from pipeline.passes.infra import Change, Pass, PassResult
 
 
 def keeping(names: frozenset[str]) -> Pass:

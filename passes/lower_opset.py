@@ -20,19 +20,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx.defs import OpSchema
 
-from pipeline.passes.infra import (
-    BELOW_10,
-    FROM_10,
-    RTX,
-    Change,
-    Needs,
-    Pass,
-    PassResult,
-    Refused,
-    is_op,
-    label,
-    walk,
-)
+from pipeline.machine.target import BELOW_10, FROM_10, RTX, Needs
+from pipeline.passes.infra import Change, Pass, PassResult, Refused, is_op, label, walk
 from pipeline.passes.lowering import CONVERTERS, NEWEST, SAME, THROUGH_FLOAT32, Site
 from pipeline.passes.lowering._site import Converter, type_name
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import onnx
 
 from pipeline.graph.files import lightened, with_weights
-from pipeline.passes.infra import EVERY, Change, Pass, PassResult
+from pipeline.machine.target import EVERY
+from pipeline.passes.infra import Change, Pass, PassResult
 
 _RANDOM = (
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",

@@ -20,16 +20,13 @@ padding that was asked for and none beyond it: the former becomes a Pad, the lat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.graph.ceil_pools import POOLS, Axis, may_round_otherwise, pool_axes
+from pipeline.machine.target import FROM_10, RTX, Needs
 from pipeline.passes.infra import (
-    FROM_10,
-    RTX,
     Change,
-    Needs,
     Pass,
     PassResult,
     Refused,
@@ -38,28 +35,6 @@ from pipeline.passes.infra import (
     label,
     walk,
 )
-
-_OPS = ("MaxPool", "AveragePool", "LpPool")
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One axis of a pool: the window and the padding before and after the image, in elements."""
-
-    kernel: int
-    stride: int
-    begin: int
-    end: int
-
-    def ceil(self, size: int) -> int:
-        """The number of windows as TensorRT has it."""
-        rest = size + self.begin + self.end - self.kernel
-        return -(-rest // self.stride) + 1
-
-    def windows(self, size: int) -> int:
-        """Their number without one that starts in the padding at the end."""
-        count = self.ceil(size)
-        return count - 1 if (count - 1) * self.stride >= size + self.begin else count
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -73,45 +48,17 @@ def run(graph: gs.Graph) -> PassResult:
     """
     rewritten, refused = [], []
     for inner, node in walk(graph):
-        if not any(is_op(node, op) for op in _OPS) or not node.attrs.get("ceil_mode", 0):
+        if not any(is_op(node, op) for op in POOLS) or not node.attrs.get("ceil_mode", 0):
             continue
-        axes = _axes(node)
-        if axes is None or not _rounds_otherwise(node, axes):
+        axes = pool_axes(node.attrs)
+        shape = node.inputs[0].shape
+        if axes is None or not may_round_otherwise(axes, None if shape is None else shape[2:]):
             continue
         try:
             rewritten.append(Change(label(node), node.op, _rewrite(inner, node, axes)))
         except Refused as reason:
             refused.append(Change(label(node), node.op, str(reason)))
     return PassResult(tuple(rewritten), tuple(refused))
-
-
-def _axes(node: gs.Node) -> list[Axis] | None:
-    """None for dilations, and where ``auto_pad`` makes the sizes independent of rounding."""
-    kernel = [int(k) for k in node.attrs["kernel_shape"]]
-    strides = [int(s) for s in node.attrs.get("strides", [1] * len(kernel))]
-    pads = [0] * 2 * len(kernel)
-    auto_pad = node.attrs.get("auto_pad", "NOTSET")
-    if auto_pad == "NOTSET":
-        pads = [int(p) for p in node.attrs.get("pads", pads)]
-    dilated = any(int(d) != 1 for d in node.attrs.get("dilations", ()))
-    if dilated or auto_pad not in ("NOTSET", "VALID"):
-        return None
-    begin, end = pads[: len(kernel)], pads[len(kernel) :]
-    return [Axis(*numbers) for numbers in zip(kernel, strides, begin, end, strict=True)]
-
-
-def _rounds_otherwise(node: gs.Node, axes: list[Axis]) -> bool:
-    """True if the last window starts in the padding at the end, at some size that may come."""
-    shape = node.inputs[0].shape
-    sizes = [None] * len(axes) if shape is None else shape[2:]
-    return any(
-        axis.end + axis.stride > axis.kernel
-        and (
-            not isinstance(size, (int, np.integer))
-            or axis.windows(int(size)) != axis.ceil(int(size))
-        )
-        for size, axis in zip(sizes, axes, strict=True)
-    )
 
 
 def _rewrite(graph: gs.Graph, node: gs.Node, axes: list[Axis]) -> str:
@@ -123,7 +70,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node, axes: list[Axis]) -> str:
             )
     _check_sizes(node, axes)
     begin, end = [axis.begin for axis in axes], [axis.end for axis in axes]
-    wide = [min(axis.end + axis.stride, axis.kernel) - 1 for axis in axes]
+    wide = [axis.end_to_round_down for axis in axes]
     detail = "ceil_mode as padding at the end"
     if node.op == "AveragePool" and node.attrs.pop("count_include_pad", 0) and any(begin + end):
         _pad(graph, node, [0, 0, *begin, 0, 0, *end])

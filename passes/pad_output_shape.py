@@ -11,17 +11,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import (
-    BELOW_10,
-    Change,
-    Needs,
-    Pass,
-    PassResult,
-    Refused,
-    is_op,
-    label,
-    walk,
-)
+from pipeline.machine.target import BELOW_10, Needs
+from pipeline.passes.infra import Change, Pass, PassResult, Refused, is_op, label, walk
 
 
 def run(graph: gs.Graph) -> PassResult:

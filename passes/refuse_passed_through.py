@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import FROM_10, RTX, Change, Pass, PassResult, label
+from pipeline.machine.target import FROM_10, RTX
+from pipeline.passes.infra import Change, Pass, PassResult, label
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -18,18 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import (
-    BELOW_10,
-    RTX,
-    Change,
-    Needs,
-    Pass,
-    PassResult,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.machine.target import BELOW_10, RTX, Needs
+from pipeline.passes.infra import Change, Pass, PassResult, is_op, label, values_of, walk
 from pipeline.passes.lib.known import depends_on_data
 
 _LARGEST_K = 3840

@@ -10,17 +10,8 @@ import string
 
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import (
-    FROM_10,
-    RTX,
-    Change,
-    Needs,
-    Pass,
-    PassResult,
-    is_op,
-    label,
-    walk,
-)
+from pipeline.machine.target import FROM_10, RTX, Needs
+from pipeline.passes.infra import Change, Pass, PassResult, is_op, label, walk
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Change, Needs, Pass, PassResult, is_op, label, values_of, walk
+from pipeline.machine.target import Needs
+from pipeline.passes.infra import Change, Pass, PassResult, is_op, label, values_of, walk
 
 _SIZES = ("Shape", "Size")
 # keep integers that are made of sizes such

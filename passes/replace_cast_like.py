@@ -9,7 +9,8 @@ from __future__ import annotations
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import BELOW_10, Change, Pass, PassResult, is_op, label, walk
+from pipeline.machine.target import BELOW_10
+from pipeline.passes.infra import Change, Pass, PassResult, is_op, label, walk
 
 
 def run(graph: gs.Graph) -> PassResult:

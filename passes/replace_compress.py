@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.machine.target import EVERY
 from pipeline.passes.infra import (
-    EVERY,
     Change,
     Pass,
     PassResult,

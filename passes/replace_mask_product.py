@@ -18,8 +18,8 @@ from typing import Literal
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.machine.target import EVERY_READ
 from pipeline.passes.infra import (
-    EVERY_READ,
     Change,
     Pass,
     PassResult,

@@ -27,9 +27,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import sympy
 
+from pipeline.machine.target import BELOW_10, RTX
 from pipeline.passes.infra import (
-    BELOW_10,
-    RTX,
     Change,
     Pass,
     PassResult,

@@ -20,8 +20,8 @@ from typing import TypeAlias
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.machine.target import BELOW_10
 from pipeline.passes.infra import (
-    BELOW_10,
     Change,
     Pass,
     PassResult,

@@ -15,17 +15,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import (
-    BELOW_10,
-    Change,
-    Pass,
-    PassResult,
-    constant,
-    is_op,
-    label,
-    replace,
-    walk,
-)
+from pipeline.machine.target import BELOW_10
+from pipeline.passes.infra import Change, Pass, PassResult, constant, is_op, label, replace, walk
 
 # "to the end" in Slice, as the ONNX standard writes it
 _END = int(np.iinfo(np.int64).max)

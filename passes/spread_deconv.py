@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.machine.target import FROM_10, RTX
 from pipeline.passes.infra import (
-    FROM_10,
-    RTX,
     Change,
     Pass,
     PassResult,

@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from pipeline.machine.target import EVERY_READ
 from pipeline.passes.infra import (
-    EVERY_READ,
     Change,
     Pass,
     PassResult,

@@ -30,7 +30,8 @@ from pipeline.errors import (
 )
 from pipeline.runtime.engine import Engine, load
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import Input, ModelSpec, Output, Padding, Tolerance
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.padding import Padding
 from pipeline.spec.profiles import Profile
 
 if TYPE_CHECKING:

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import onnx
+from pipeline.machine.target import Needs, Target
 
-from pipeline.machine.target import Target
-
-if TYPE_CHECKING:  # the passes, and sympy with them, are no matter to the process that builds
-    from pipeline.passes.infra import Needs
+if TYPE_CHECKING:  # the runtime loads plugins where onnx need not be installed
+    import onnx
 
 DOMAIN = "trt_pipeline"
 

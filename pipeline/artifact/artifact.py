@@ -18,29 +18,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from pipeline.artifact.manifest import FileInfo, Manifest
+from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError
-from pipeline.machine.swap_folder import fresh
-from pipeline.machine.target import Flavour
-from pipeline.spec.tensors import Tolerance
+from pipeline.machine.files import FileInfo, fresh, hash_file
+from pipeline.spec.file_names import (
+    COMPARISON,
+    EXPORTED,
+    HALF,
+    MANIFEST,
+    MODEL,
+    PLAN,
+    REPRODUCE,
+    TIMING,
+)
 
-PLAN = "engine.plan"
-MODEL = "model.onnx"
-EXPORTED = "exported.onnx"
-HALF = "half.onnx"
-COMPARISON = "comparison"
-REPRODUCE = "reproduce.sh"
-TIMING = "timing.cache"
-MANIFEST = "manifest.json"
-
-_CHUNK = 1 << 20
 _AGAIN = "; convert again"
 _BUILT = (PLAN, TIMING, REPRODUCE)
 # A folder is read again if it was replaced meanwhile; so many times in a row means a bug.
@@ -155,17 +152,6 @@ def finish(staging: Path, manifest: Manifest) -> Manifest:
     return Manifest.from_json(text)
 
 
-def hash_file(path: Path) -> FileInfo:
-    """sha256 (lower-case hex) and size in bytes, read in pieces of 1 MiB."""
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return FileInfo(digest.hexdigest(), size)
-
-
 @contextmanager
 def _pinned(path: Path) -> Iterator[int | None]:
     """Holds the folder open, so that no new one can come by its inode number (not on Windows)."""
@@ -269,84 +255,3 @@ def _compare(path: Path, found: FileInfo, stated: FileInfo, advice: str) -> None
         )
     if found != stated:
         raise ArtifactError(f"{path}: its content was changed after it was written{advice}")
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """Stored inputs, and the outputs that one run gave for them, iteration by iteration.
-
-    Args:
-        inputs: Polygraphy's JSON of the inputs, relative to the artifact; shapes may differ
-            from iteration to iteration.
-        outputs: Polygraphy's JSON of a RunResults with as many iterations. Polygraphy only
-            warns of fewer, and leaves the rest of the inputs uncompared.
-        profile: index of the engine's profile that allows the inputs; None leaves the engine
-            out.
-    """
-
-    inputs: str
-    outputs: str
-    profile: int | None = 0
-
-
-def reproduce_script(
-    runs: Sequence[StoredRun],
-    tolerances: Mapping[str, Tolerance],
-    *,
-    flavour: Flavour,
-    models: Sequence[str] = (EXPORTED, MODEL),
-    plan: str | None = PLAN,
-    engine_tolerances: Mapping[str, Tolerance] | None = None,
-) -> str:
-    """The text of ``reproduce.sh``: repeats the comparison with Polygraphy's own commands.
-
-    ONNX Runtime runs the models without graph optimisations, so that it can't hide a rewrite;
-    with ``--engine`` TensorRT runs the plan as well, which needs a GPU. The script works from
-    any folder, runs everything, and ends with 1 if anything failed. Stored outputs are
-    Polygraphy's second run, to which ``rtol`` is relative.
-
-    Args:
-        runs: what to compare with.
-        tolerances: by output name.
-        engine_tolerances: the same of the engine; None means those of the models.
-        models: ONNX files of the artifact.
-        plan: the engine's plan, or None where there is none.
-    """
-    lines = [
-        "#!/bin/sh",
-        "# Repeats the comparison of this artifact. Needs polygraphy and onnxruntime.",
-        "# --engine compares the engine too; that needs TensorRT and a GPU it can run on.",
-        "# half.onnx is not run: ONNX Runtime on a CPU does not round as a GPU does (docs/gpu.md).",
-        'CDPATH= cd -- "$(dirname -- "$0")" || exit 2',
-        "failed=0",
-    ]
-    for run in runs:
-        for model in models:
-            options = ["--onnxrt", "--graph-optimization-level", "ORT_DISABLE_ALL"]
-            lines += ["", _command(model, options, run, tolerances) + " || failed=1"]
-    engine_runs = [(run, run.profile) for run in runs if run.profile is not None]
-    if plan is not None and engine_runs:
-        lines += ["", 'if [ "${1:-}" = --engine ]; then']
-        rtx = "1" if flavour == "tensorrt_rtx" else "0"
-        lines += [f"export POLYGRAPHY_USE_TENSORRT_RTX={rtx}"]
-        for run, profile in engine_runs:
-            options = ["--trt", "--model-type", "engine", "--optimization-profile", str(profile)]
-            lines += [
-                _command(plan, options, run, engine_tolerances or tolerances) + " || failed=1"
-            ]
-        lines += ["fi"]
-    return "\n".join([*lines, "", 'exit "$failed"', ""])
-
-
-def _command(
-    model: str, options: Sequence[str], run: StoredRun, tolerances: Mapping[str, Tolerance]
-) -> str:
-    # "./" keeps a name that begins with "-" from being read as an option
-    words = ["polygraphy", "run", f"./{model}", *options, "--validate"]
-    words += ["--load-inputs", f"./{run.inputs}", "--load-outputs", f"./{run.outputs}"]
-    for option in ("rtol", "atol"):
-        values = {name: repr(float(getattr(t, option))) for name, t in tolerances.items()}
-        same = len(set(values.values())) == 1
-        words += [f"--{option}"]
-        words += [*set(values.values())] if same else [f"{n}:{v}" for n, v in values.items()]
-    return shlex.join(words)

@@ -9,7 +9,8 @@ from typing import cast
 from pipeline.artifact.manifest import Manifest, ToleranceInfo
 from pipeline.errors import ArtifactError
 from pipeline.spec.dims import Dim, DimExpr, Size
-from pipeline.spec.model import Align, Input, ModelSpec, Padding, PaddingMode, Tolerance
+from pipeline.spec.model import Input, ModelSpec, Tolerance
+from pipeline.spec.padding import Align, Padding, PaddingMode
 from pipeline.spec.profiles import Profile
 
 

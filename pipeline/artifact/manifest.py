@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from pipeline.artifact.records import decode, encode, fail
 from pipeline.errors import ArtifactError
+from pipeline.machine.files import FileInfo
 from pipeline.machine.target import Flavour
 
 SCHEMA = 4
@@ -270,14 +271,6 @@ class StageInfo:
     seconds: float
     library_seconds: Mapping[str, float]
     peak_bytes: int | None
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """A file's hash and size."""
-
-    sha256: str
-    bytes: int
 
 
 def now() -> str:

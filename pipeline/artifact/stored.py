@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.artifact.artifact import COMPARISON
 from pipeline.errors import ArtifactError
+from pipeline.machine.files import fresh
 from pipeline.machine.polygraphy import collected
-from pipeline.machine.swap_folder import fresh
+from pipeline.spec.file_names import COMPARISON
+from pipeline.spec.tensors import Feed
 
-Feed = Mapping[str, np.ndarray]
 _FIRST = threading.Lock()
 
 

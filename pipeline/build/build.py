@@ -14,24 +14,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-
-from pipeline.artifact.artifact import HALF
+from pipeline.build.custom_nodes import prepare
 from pipeline.build.refusal import explain, readable
 from pipeline.build.refused_node import Graph, Said, find
-from pipeline.build.settings import DEFAULT_EFFORT, Effort, TimingCache, check_effort, configure
-from pipeline.errors import BuildError, InputError
+from pipeline.build.settings import TimingCache, configure
+from pipeline.errors import BuildError
+from pipeline.graph.files import check_model
 from pipeline.machine.child import Child, ChildDied, ChildFailed
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import Target, require, use
-from pipeline.plugins.loading import Asked, find_plugins, library_folder, load_plugins, prepare
+from pipeline.plugins.loading import Asked, find_plugins, library_folder, load_plugins
 from pipeline.rewrite.half import write_in_half
 from pipeline.spec.dims import Size
+from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
+from pipeline.spec.file_names import HALF
+from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile
 from pipeline.spec.tensors import Precision
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16")
 _MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
 _PHASE, _PARSING, _LAYERS, _UNIT = "phase ", "parsing ", "layers ", "\x1f"
 # what the verbose run's trail is made of: "Parsing node: X [Op]", "Static check for parsing node:
@@ -92,12 +93,6 @@ class _Refused:
     """TensorRT's words where no engine came out."""
 
     text: str
-
-
-def check_precision(precision: str) -> None:
-    """Raises `InputError` unless an engine can be built in that precision."""
-    if precision not in PRECISIONS:
-        raise InputError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
 
 
 def build(
@@ -243,24 +238,6 @@ def _build_here(job: _Job) -> Built | _Refused:
 def _configure(trt: Any, job: _Job, builder: Any, network: Any) -> Any:
     ranges, precision, effort = job.profiles, job.precision, job.effort
     return configure(trt, job.target, builder, network, job.inputs, ranges, precision, effort)
-
-
-def check_model(path: Path) -> None:
-    """onnx's checker on a file.
-
-    Raises:
-        InputError: it is not valid; the node is named where the checker names it.
-    """
-    try:
-        onnx.checker.check_model(str(path))
-    except Exception as error:  # the checker's, or protobuf's own
-        text = str(error)
-        node = re.search(r"[Nn]ame: (?P<name>.*?) ?OpType: (?P<op>\w+)", text)
-        who = f"{node['op']} node {node['name'] or 'without a name'}: " if node else ""
-        words = " ".join(text.partition("==> Context")[0].split())
-        raise InputError(
-            f"{path.name}: not a valid ONNX model: {who}{words}", detail=text
-        ) from None
 
 
 def _tell_all(trt: Any, model: Path, job: _Job, trail: Any) -> _Refused:

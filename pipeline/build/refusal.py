@@ -16,6 +16,7 @@ import onnx
 from pipeline.build.advice import KNOWN_TO_CRASH, declared_advice
 from pipeline.build.refused_node import Found, Graph, Said, find, flat, more
 from pipeline.errors import BuildError, PipelineError
+from pipeline.graph.origin import called, origin_of
 from pipeline.machine.target import Target
 from pipeline.spec.profiles import Profile
 
@@ -100,28 +101,6 @@ def readable(warning: str, graph: Graph, profiles: Sequence[Profile]) -> str:
         f"{found.why} ({graph.sizes(node)}; {_ranges(profiles, dims)})"
         f"{f'; {advice}' if advice else ''}"
     )
-
-
-def called(node: onnx.NodeProto) -> str:
-    """``Conv node /head/conv``; one without a name is called after what it makes."""
-    domain = f"{node.domain}::" if node.domain not in ("", "ai.onnx") else ""
-    name = node.name or f"that makes {next(iter(node.output), 'nothing')}"
-    return f"{domain}{node.op_type} node {name}"
-
-
-def origin_of(node: onnx.NodeProto) -> str:
-    """``, from module ... at file:line`` by the exporter's metadata, as far as it is there."""
-    metadata = {p.key: p.value for p in node.metadata_props}
-    parts = []
-    if scopes := metadata.get("pkg.torch.onnx.name_scopes"):
-        names = re.findall(r"'([^']*)'", scopes)
-        parts.append(f"module {names[-2] or '(top)'}" if len(names) > 1 else "")
-    if trace := metadata.get("pkg.torch.onnx.stack_trace"):
-        frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-        frames = [f for f in frames if "/torch/nn/" not in f[0]] or frames  # who called the layer
-        if frames:
-            parts.append(f"at {frames[-1][0]}:{frames[-1][1]}")
-    return f", from {' '.join(p for p in parts if p)}" if any(parts) else ""
 
 
 def _who(node: onnx.NodeProto) -> str:

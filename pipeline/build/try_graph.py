@@ -16,13 +16,13 @@ import numpy as np
 import onnx
 
 from pipeline.build import layer_types as _mixed
+from pipeline.graph.session import run_reference
 from pipeline.machine.child import Child, ChildDied
 from pipeline.machine.gpu import why_not
 from pipeline.machine.target import Target, use
 from pipeline.rewrite.half import in_half
-from pipeline.spec.tensors import Precision
+from pipeline.spec.tensors import Feed, Precision
 
-Feed = Mapping[str, np.ndarray]
 # of the largest value, what several products in half precision may be off
 _HALF = 2e-2
 _EXPLICIT_BATCH = 1  # flag bit 0 up to TensorRT 10, ignored afterwards
@@ -76,19 +76,6 @@ def attempt(
     except ChildDied as died:
         return Outcome("crash", f"{died.how}: {died.words.splitlines()[-1] if died.words else ''}")
     return Outcome(verdict, detail)
-
-
-def run_reference(model: bytes, feeds: Sequence[Feed]) -> list[dict[str, np.ndarray]]:
-    """ONNX Runtime's outputs by name, its graph optimisations off, so that they hide nothing."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    names = [o.name for o in session.get_outputs()]
-    return [dict(zip(names, session.run(None, dict(feed)), strict=True)) for feed in feeds]
 
 
 def static_sizes(

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from pipeline.artifact.manifest import now
-from pipeline.commands.report import table
-from pipeline.compare.runners import in_precision
+from pipeline.commands.table import table
+from pipeline.compare.run_names import in_precision
 from pipeline.errors import InputError, PipelineError
 from pipeline.machine.resources import Stopwatch
 

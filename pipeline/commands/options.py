@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pipeline.build.build import PRECISIONS
-from pipeline.build.settings import Effort
 from pipeline.plugins import PLUGINS
+from pipeline.spec.effort import Effort
+from pipeline.spec.precision import PRECISIONS
 
 
 def sizes(sub: Any) -> None:

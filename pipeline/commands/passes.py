@@ -186,7 +186,7 @@ def _still_needed(arguments: argparse.Namespace, announce: Announce) -> int:
 
 
 def _verdict_table(verdicts: Sequence[Verdict]) -> str:
-    from pipeline.commands.report import table
+    from pipeline.commands.table import table
 
     words = {
         "needed": "needed",

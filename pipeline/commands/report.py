@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifact.declared import engine_tolerance_of, tolerances_of
@@ -15,6 +15,7 @@ from pipeline.artifact.manifest import (
     PointInfo,
     TensorInfo,
 )
+from pipeline.commands.table import table
 from pipeline.compare.problems import problems
 from pipeline.compare.runners import failures
 from pipeline.spec.dims import size_text
@@ -213,16 +214,6 @@ def _point_row(info: PointInfo) -> tuple[str, ...]:
         "-" if relative is None else f"{relative:.2e}",
         f"{bad} FAILED" if bad else "ok" if info.results else "nothing to compare",
     )
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as text with aligned columns; the first row is the heading."""
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    lines = [
-        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
 
 
 def spec_facts(spec: ModelSpec) -> dict[str, Any]:

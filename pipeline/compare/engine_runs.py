@@ -11,19 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifact.artifact import PLAN
 from pipeline.artifact.declared import profiles_of
 from pipeline.artifact.manifest import CheckInfo, Manifest
-from pipeline.artifact.stored import Feed
+from pipeline.compare import run_names
 from pipeline.compare import runners as compare
 from pipeline.compare.engine_checks import Checked, Fitting, Run, Subject, check_engine
+from pipeline.compare.plan import Job
 from pipeline.compare.rows import ROWS, Batch, Part, check_rows
-from pipeline.compare.runners import Announce, Job, Runs
+from pipeline.compare.runners import Announce, Runs
 from pipeline.errors import OutOfMemory
 from pipeline.machine.gpu import find_gpu, why_not
 from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import Target, installed_version
+from pipeline.spec.file_names import PLAN
 from pipeline.spec.profiles import Point, Profile
+from pipeline.spec.tensors import Feed
 
 
 def why_not_run(folder: Path, target: Target, manifest: Manifest) -> str:
@@ -62,7 +64,7 @@ def _found(module: str) -> bool:
 def engine_name(profiles: Sequence[Profile], number: int) -> str:
     """What an engine's run in one of its profiles is called."""
     one = len(profiles) == 1
-    return compare.ENGINE if one else f"{compare.ENGINE}-{profiles[number].name}"
+    return run_names.ENGINE if one else f"{run_names.ENGINE}-{profiles[number].name}"
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.artifact.artifact import EXPORTED, MODEL
 from pipeline.artifact.declared import inputs_of
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
-from pipeline.artifact.stored import Feed
 from pipeline.compare.divergence.locate import locate
 from pipeline.compare.half_overflow import first_overflow
 from pipeline.compare.problems import problems
-from pipeline.compare.runners import HALF, REWRITTEN, TORCH, RunFailed, is_engine
+from pipeline.compare.run_names import HALF, REWRITTEN, TORCH, is_engine
+from pipeline.compare.runners import RunFailed
 from pipeline.errors import CompareError, ConstraintError
+from pipeline.spec.file_names import EXPORTED, MODEL
+from pipeline.spec.tensors import Feed
 
 if TYPE_CHECKING:
     import torch

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from pipeline.artifact.stored import Feed
-from pipeline.build.refusal import called, origin_of
-from pipeline.compare.runners import run_onnx
 from pipeline.graph.files import save_model
+from pipeline.graph.origin import called, origin_of
+from pipeline.graph.session import run_onnx
 from pipeline.machine.polygraphy import collected
-from pipeline.rewrite.half import _UNROUNDED, write_rounded
+from pipeline.rewrite.half import UNROUNDED, write_rounded
+from pipeline.spec.tensors import Feed
 
 _LARGEST = float(np.finfo(np.float16).max)
 
@@ -43,7 +43,7 @@ def first_overflow(model: Path, feed: Feed) -> str:
     for source, largest in values.items():
         size = outputs[largest]
         if not float(size) <= _LARGEST:
-            name = source.partition(_UNROUNDED)[0].removesuffix("/half")
+            name = source.partition(UNROUNDED)[0].removesuffix("/half")
             node = next((n for n in proto.graph.node if source in n.output), None)
             if node is not None:
                 node.output[list(node.output).index(source)] = name
@@ -60,7 +60,7 @@ def _watch(graph: onnx.GraphProto) -> dict[str, str]:
     floats |= {
         v.name for v in graph.value_info if v.type.tensor_type.elem_type == TensorProto.FLOAT
     }
-    floats |= {name for node in graph.node for name in node.output if _UNROUNDED in name}
+    floats |= {name for node in graph.node for name in node.output if UNROUNDED in name}
     for node in list(graph.node):
         to = next((a.i for a in node.attribute if a.name == "to"), 0)
         source = node.input[0] if node.input else ""

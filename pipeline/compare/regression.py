@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.artifact.artifact import HALF, MODEL, Artifact
+from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.declared import (
     dims_of,
     engine_tolerances_of,
@@ -16,18 +16,22 @@ from pipeline.artifact.declared import (
     tolerances_of,
 )
 from pipeline.artifact.manifest import Manifest
-from pipeline.artifact.stored import Feed, StoredRuns, stored_runs
+from pipeline.artifact.stored import StoredRuns, stored_runs
+from pipeline.compare import run_names
 from pipeline.compare import runners as compare
-from pipeline.compare.engine_checks import apart
 from pipeline.compare.engine_runs import opened, why_not_run, within_memory
-from pipeline.compare.runners import Announce, is_engine
+from pipeline.compare.run_names import is_engine
+from pipeline.compare.runners import Announce
 from pipeline.compare.verdict import judge
 from pipeline.errors import ArtifactError, InputError
+from pipeline.graph.session import run_onnx
 from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import bind_polygraphy, find_target
+from pipeline.spec.closeness import apart
 from pipeline.spec.dims import solve_sizes
+from pipeline.spec.file_names import HALF, MODEL
 from pipeline.spec.profiles import Point
-from pipeline.spec.tensors import Tolerance
+from pipeline.spec.tensors import Feed, Tolerance
 
 # An error that is still within the tolerance is worse than the old one where it takes this part of
 # the tolerance, and is so many times the old one: rounding in another order stays below it
@@ -87,7 +91,7 @@ def regression(
     lines += [f"an input of the old artifact is refused: {text}" for text in refused]
     bind_polygraphy(find_target(new.target.name))
     model = artifact.model if MODEL in new.files else artifact.exported
-    results = compare.run_onnx(model, [each.stored.feed for each in usable])
+    results = run_onnx(model, [each.stored.feed for each in usable])
     points = [each.point for each in usable]
     outputs = compare.collect("new model", results, points, announce, Stopwatch())
     last = _last_run(old)
@@ -137,7 +141,7 @@ def _half(
     outputs = compare.collect("new half", results, points, announce, Stopwatch())
     tolerance = engine_tolerances_of(before)
     for each, output in zip(usable, outputs, strict=True):
-        runs = [name for name in each.stored.outputs if name == compare.HALF]
+        runs = [name for name in each.stored.outputs if name == run_names.HALF]
         yield from _worse(HALF, before, each, output, runs, tolerance)
 
 
@@ -223,7 +227,7 @@ def _error(want: np.ndarray, got: np.ndarray | None, tolerance: Tolerance) -> tu
 
 def _last_run(artifact: Artifact) -> str:
     """The stored run that speaks for an artifact: its rewritten model's, else the exported's."""
-    return compare.REWRITTEN if MODEL in artifact.manifest.files else compare.EXPORTED
+    return run_names.REWRITTEN if MODEL in artifact.manifest.files else run_names.EXPORTED
 
 
 def _declarations(new: Manifest, old: Manifest) -> list[str]:

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.artifact.manifest import CheckInfo, PointInfo
-from pipeline.artifact.stored import Feed
-from pipeline.compare.engine_checks import apart
 from pipeline.errors import OutOfMemory
+from pipeline.spec.closeness import apart
 from pipeline.spec.dims import Dim, Size, kept_rules, size_text
 from pipeline.spec.expressions import DimExpr
-from pipeline.spec.tensors import Input, Tolerance
+from pipeline.spec.tensors import Feed, Input, Tolerance
 
 RunAll = Callable[[Sequence[Feed]], Iterable[Feed]]
 Part = tuple[str, str]  # what is wrong, and in which output

@@ -10,26 +10,27 @@ ONNX Runtime runs with its graph optimisations off, so that it can't hide what a
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.artifact.manifest import CheckInfo, ComparisonInfo, PairResult, PointInfo
-from pipeline.artifact.stored import Feed
+from pipeline.compare.plan import Job, Plan
 from pipeline.compare.problems import Problem, problems, with_worst
+from pipeline.compare.run_names import EXPORTED, TORCH, in_precision
 from pipeline.compare.verdict import RANGE_HINT, failed, judge, origins_of
 from pipeline.compare.weak_parts import weak_parts
 from pipeline.errors import CompareError, PipelineError
-from pipeline.graph.memory import Estimator
+from pipeline.graph.session import run_onnx
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.resources import Stopwatch
 from pipeline.rewrite.half import write_rounded
-from pipeline.spec.dims import Size, shape_at
-from pipeline.spec.model import Tolerance, padded_name
+from pipeline.spec.dims import shape_at
 from pipeline.spec.profiles import Point, Profile
+from pipeline.spec.tensors import Feed
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,6 @@ _MISSING = "torch's outputs are not stored for them; run torch again (--torch)"
 _NONE_KEPT = "none that was chosen keeps the rules; give the profile other ranges"
 _STATE_IT = "state one (engine_tolerance in the spec, or --engine-tolerance RTOL,ATOL)"
 _OVERFLOW = "fp16 overflows beyond 65504: build the engine with --precision tf32"
-TORCH, EXPORTED, REWRITTEN, HALF, ENGINE = "torch", "exported", "rewritten", "half", "engine"
 
 
 class RunFailed(CompareError):
@@ -56,94 +56,6 @@ class RunFailed(CompareError):
     def __init__(self, message: str, *, run: str, point: int, detail: str = "") -> None:
         super().__init__(message, detail=detail)
         self.run, self.point = run, point
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is compared, and where.
-
-    Args:
-        inputs, outputs: shapes by name, in terms of the dims.
-        tolerance: by output name.
-        points: the sizes.
-        memory_limit: bytes that a run may take by its estimate.
-        padding: dim name to the multiple that the model inside is padded to.
-        profiles: each has to be compared somewhere, if memory allows it.
-        precision: the engine's.
-        engine_tolerance: of all outputs of an engine, and of half.onnx, in place of `tolerance`.
-    """
-
-    inputs: Mapping[str, Sequence[Size | str]]
-    outputs: Mapping[str, Sequence[Size | str]]
-    tolerance: Mapping[str, Tolerance]
-    points: Sequence[Point]
-    memory_limit: int
-    padding: Mapping[str, int] = field(default_factory=dict)
-    profiles: Sequence[Profile] = ()
-    precision: str = "fp32"
-    engine_tolerance: Tolerance | None = None
-
-    def tolerances(self, run: str) -> Mapping[str, Tolerance]:
-        """What the outputs of a run are held to, by name."""
-        if self.engine_tolerance is None or not in_precision(run):
-            return self.tolerance
-        return dict.fromkeys(self.outputs, self.engine_tolerance)
-
-    @property
-    def untold(self) -> bool:
-        """True if nobody said how far an engine of this precision may be off."""
-        return self.precision != "fp32" and self.engine_tolerance is None
-
-    def symbols(self, point: Point) -> dict[str, int]:
-        """The sizes of all names in the ONNX file: the dims, and the dims as padded."""
-        padded = {padded_name(n): -(-point.sizes[n] // m) * m for n, m in self.padding.items()}
-        return {**point.sizes, **padded}
-
-    def shapes(self, point: Point) -> dict[str, tuple[int, ...]]:
-        return {name: shape_at(shape, point.sizes) for name, shape in self.inputs.items()}
-
-
-@dataclass
-class Plan:
-    """Which points are run, and why the others are not; made before anything runs."""
-
-    run: list[Point] = field(default_factory=list)
-    infos: list[PointInfo] = field(default_factory=list)
-    shapes: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def plan_points(job: Job, model: Path) -> Plan:
-    """Sorts the points into those that fit into memory and those that don't.
-
-    The shapes that ONNX's shape inference finds for the outputs are held against the declared
-    ones at every point, also at those too large to run.
-    """
-    estimator = Estimator(model)
-    plan = Plan()
-    for point in job.points:
-        plan.shapes.append(job.shapes(point))
-        estimate = estimator.at(plan.shapes[-1], job.symbols(point))
-        wrong = []
-        if estimate.failure:
-            plan.notes.append(f"{point}: output sizes not checked ahead: {estimate.failure}")
-        if estimate.unknown:
-            plan.notes.append(
-                f"{point}: the memory of {estimate.unknown} tensors of unknown size is not counted"
-            )
-        for name, shape in job.outputs.items():
-            want, got = shape_at(shape, point.sizes), estimate.output_shapes.get(name, ("?",))
-            if want != got and all(isinstance(size, int) for size in got):
-                wrong.append(failed((TORCH, "shape inference"), name, f"shape {got}, not {want}"))
-        fits = estimate.peak_bytes <= job.memory_limit
-        need, limit = _readable(estimate.peak_bytes), _readable(job.memory_limit)
-        why = "" if fits else f"needs about {need}, the limit is {limit}"
-        if fits:
-            plan.run.append(point)
-        plan.infos.append(
-            PointInfo(point.label, dict(point.sizes), fits, why, estimate.peak_bytes, tuple(wrong))
-        )
-    return plan
 
 
 def run_torch(
@@ -165,21 +77,6 @@ def run_torch(
             yield dict(zip(names, arrays, strict=True))
 
 
-def run_onnx(model: Path, feeds: Sequence[Feed]) -> Iterator[dict[str, np.ndarray]]:
-    """The ONNX model's outputs by name in ONNX Runtime on the CPU, unoptimised."""
-    import onnxruntime
-    from polygraphy.backend.onnxrt import OnnxrtRunner
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_cpu_mem_arena = False  # memory goes back after each point
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    with OnnxrtRunner(session, name=model.stem) as runner:
-        for feed in feeds:
-            yield {name: np.asarray(v) for name, v in runner.infer(dict(feed)).items()}
-
-
 def run_half(model: Path, feeds: Sequence[Feed], *, plain: bool) -> Iterator[dict[str, np.ndarray]]:
     """The outputs of a model in half precision, rounded wherever a GPU rounds (`_half.rounded`).
 
@@ -190,16 +87,6 @@ def run_half(model: Path, feeds: Sequence[Feed], *, plain: bool) -> Iterator[dic
         path = Path(folder) / model.name
         write_rounded(model, path, plain=plain)
         yield from run_onnx(path, feeds)
-
-
-def is_engine(run: str) -> bool:
-    """True for the run of an engine, in whichever profile."""
-    return run == ENGINE or run.startswith(f"{ENGINE}-")
-
-
-def in_precision(run: str) -> bool:
-    """True for a run in the engine's precision: that of an engine, and of half.onnx."""
-    return run == HALF or is_engine(run)
 
 
 def collect(
@@ -341,7 +228,3 @@ def _line(problem: Problem) -> str:
 def profile_of(point: Point, profiles: Sequence[Profile]) -> int | None:
     """The first profile that allows the point's sizes; None if none does."""
     return next((n for n, p in enumerate(profiles) if p.allows(point.sizes)), None)
-
-
-def _readable(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"

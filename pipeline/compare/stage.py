@@ -9,17 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.artifact.artifact import (
-    COMPARISON,
-    EXPORTED,
-    HALF,
-    MODEL,
-    PLAN,
-    REPRODUCE,
-    StoredRun,
-    hash_file,
-    reproduce_script,
-)
 from pipeline.artifact.declared import (
     dims_of,
     engine_tolerance_of,
@@ -29,18 +18,12 @@ from pipeline.artifact.declared import (
     tolerances_of,
 )
 from pipeline.artifact.manifest import CheckInfo, ComparisonInfo, Manifest
-from pipeline.artifact.stored import (
-    Feed,
-    StoredPoint,
-    copy_run,
-    store_run,
-    stored_feeds,
-    stored_points,
-)
-from pipeline.build.shape_inference import check_sizes
-from pipeline.compare import explain
+from pipeline.artifact.reproduce import StoredRun, reproduce_script
+from pipeline.artifact.stored import StoredPoint, copy_run, store_run, stored_feeds, stored_points
+from pipeline.compare import explain, run_names
 from pipeline.compare import runners as compare
 from pipeline.compare.engine_runs import engine_name, opened, run_engine, why_not_run
+from pipeline.compare.plan import Job, Plan, plan_points
 from pipeline.compare.rows import (
     ROWS,
     Batch,
@@ -51,23 +34,32 @@ from pipeline.compare.rows import (
     find_batch,
     why_no_rows,
 )
-from pipeline.compare.runners import Job, Plan, RunFailed, Runs, profile_of
-from pipeline.convert.keys import versions
-from pipeline.convert.stages import Announce
+from pipeline.compare.runners import RunFailed, Runs, profile_of
+from pipeline.compare.shape_oracle import check_sizes
 from pipeline.errors import ArtifactError, InputError
+from pipeline.graph.session import run_onnx
+from pipeline.machine.files import fresh, hash_file
 from pipeline.machine.gpu import Gpu, find_gpu
+from pipeline.machine.libraries import versions
+from pipeline.machine.progress import Announce
 from pipeline.machine.resources import Stopwatch
-from pipeline.machine.swap_folder import fresh
 from pipeline.machine.target import bind_polygraphy, find_target
 from pipeline.spec.dims import solve_sizes
+from pipeline.spec.file_names import (
+    COMPARISON,
+    EXPORTED,
+    HALF,
+    LATER,
+    MODEL,
+    OUTSIDE,
+    PLAN,
+    REPRODUCE,
+)
 from pipeline.spec.profiles import Point, Profile, parse_sizes, points
+from pipeline.spec.tensors import Feed
 
 if TYPE_CHECKING:
     import torch
-
-# Folders beside those of the profiles: points that no profile allows, and points whose stored
-# outputs wait for a machine with more memory
-OUTSIDE, LATER = RESERVED = ("outside", "later")
 
 
 def compare_stage(
@@ -102,16 +94,18 @@ def compare_stage(
     """
     if not (folder / EXPORTED).is_file():
         raise ArtifactError("the artifact holds no exported.onnx: run `pipeline export` first")
-    if module is None and shapes and manifest.reference == compare.TORCH:
+    if module is None and shapes and manifest.reference == run_names.TORCH:
         raise InputError("further sizes need the torch model: give --torch as well")
     target = find_target(manifest.target.name)
     bind_polygraphy(target)
     base = manifest.reference
-    stored = stored_points(folder, base, place) if module is None and base == compare.TORCH else []
+    stored = (
+        stored_points(folder, base, place) if module is None and base == run_names.TORCH else []
+    )
     # of an ONNX file only the sizes that were asked for; the values are made anew
-    again = stored_feeds(folder) if base != compare.TORCH else [point.feed for point in stored]
+    again = stored_feeds(folder) if base != run_names.TORCH else [point.feed for point in stored]
     job = _job(manifest, shapes, again, memory_limit)
-    plan = compare.plan_points(job, folder / EXPORTED)
+    plan = plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
     if (folder / MODEL).is_file():
         announce("sizes by TensorRT's shape inference")
@@ -120,15 +114,15 @@ def compare_stage(
     runs: Runs = {}
     feeds: list[Feed]
     later: list[StoredPoint] = []
-    if module is None and base == compare.TORCH:
-        plan, feeds, runs[compare.TORCH], later = _stored(stored, plan)
+    if module is None and base == run_names.TORCH:
+        plan, feeds, runs[run_names.TORCH], later = _stored(stored, plan)
     else:
         feeds = [_sample(manifest, point, seed) for point in plan.run]
     try:
         if module is not None:
             results = compare.run_torch(module, [o.name for o in manifest.outputs], feeds)
-            done = compare.collect(compare.TORCH, results, plan.run, announce, watch)
-            runs[compare.TORCH] = done
+            done = compare.collect(run_names.TORCH, results, plan.run, announce, watch)
+            runs[run_names.TORCH] = done
         pairs, notes = _run_files(folder, manifest, plan, feeds, runs, announce, watch)
     except RunFailed as error:
         raise explain.failed_run(error, folder, manifest, module, feeds, seed) from error
@@ -143,7 +137,7 @@ def compare_stage(
         runs.update(ran.runs)
         checks += ran.checks
         notes += ran.notes
-        pairs += [(held, name) for name in ran.runs for held in {compare.REWRITTEN: 0, base: 0}]
+        pairs += [(held, name) for name in ran.runs for held in {run_names.REWRITTEN: 0, base: 0}]
         engine_why = ran.missing
     with watch("polygraphy compare"):
         info = compare.conclude(plan, runs, pairs, job, [*unasked, *notes])
@@ -204,8 +198,8 @@ def _run_files(
     Returns the pairs to compare, and notes for the manifest.
     """
     exported, model, base = folder / EXPORTED, folder / MODEL, manifest.reference
-    name = compare.EXPORTED
-    results = compare.run_onnx(exported, feeds)
+    name = run_names.EXPORTED
+    results = run_onnx(exported, feeds)
     runs[name] = compare.collect(name, results, plan.run, announce, watch)
     pairs, notes = [(base, name)] if base != name else [], []
     if base == name:
@@ -213,20 +207,20 @@ def _run_files(
     if not model.is_file():
         notes.append("model.onnx was not there: only exported.onnx was compared")
     elif hash_file(model) == hash_file(exported):
-        runs[compare.REWRITTEN] = runs[name]
+        runs[run_names.REWRITTEN] = runs[name]
         notes.append("model.onnx is exported.onnx to the byte (no pass was needed): run once")
     else:
-        results = compare.run_onnx(model, feeds)
-        rewritten = compare.collect(compare.REWRITTEN, results, plan.run, announce, watch)
-        runs[compare.REWRITTEN] = rewritten
-        pairs += dict.fromkeys([(name, compare.REWRITTEN), (base, compare.REWRITTEN)])
+        results = run_onnx(model, feeds)
+        rewritten = compare.collect(run_names.REWRITTEN, results, plan.run, announce, watch)
+        runs[run_names.REWRITTEN] = rewritten
+        pairs += dict.fromkeys([(name, run_names.REWRITTEN), (base, run_names.REWRITTEN)])
     if manifest.precision == "fp16" and model.is_file():
         built = (folder / HALF).is_file()
         if not built:
             notes.append("half.onnx is not built yet: what it will be of model.onnx was compared")
         results = compare.run_half(folder / HALF if built else model, feeds, plain=not built)
-        runs[compare.HALF] = compare.collect(compare.HALF, results, plan.run, announce, watch)
-        pairs.append((base, compare.HALF))
+        runs[run_names.HALF] = compare.collect(run_names.HALF, results, plan.run, announce, watch)
+        pairs.append((base, run_names.HALF))
     return pairs, notes
 
 
@@ -248,9 +242,9 @@ def _rows_of_models(
         return batch, [], frozenset(), [f"{ROWS} were not checked: {why}"]
     sizes, smaller = found
     exported, model = folder / EXPORTED, folder / MODEL
-    models: dict[str, RunAll] = {compare.EXPORTED: partial(compare.run_onnx, exported)}
+    models: dict[str, RunAll] = {run_names.EXPORTED: partial(run_onnx, exported)}
     if model.is_file() and hash_file(model) != hash_file(exported):
-        models[compare.REWRITTEN] = partial(compare.run_onnx, model)
+        models[run_names.REWRITTEN] = partial(run_onnx, model)
     torch_run = module and partial(compare.run_torch, module, list(outputs))
     checks, forgiven = check_models(batch, sizes, smaller, models, torch_run, job.tolerance, seed)
     return batch, checks, forgiven, []
@@ -286,7 +280,7 @@ def _store(
     if later:
         waiting = [point.outputs for point in later]
         place = folder / COMPARISON / LATER
-        store_run(place, [point.feed for point in later], compare.TORCH, waiting)
+        store_run(place, [point.feed for point in later], run_names.TORCH, waiting)
     stored = []
     profiles = profiles_of(manifest)
     for name, number, mine in _groups(profiles, run):
@@ -300,8 +294,8 @@ def _store(
                     )
                 continue
             place = folder / COMPARISON / name
-            if runner == compare.REWRITTEN and outputs is runs[compare.EXPORTED]:
-                copy_run(place / f"{compare.EXPORTED}.json", place / f"{runner}.json")
+            if runner == run_names.REWRITTEN and outputs is runs[run_names.EXPORTED]:
+                copy_run(place / f"{run_names.EXPORTED}.json", place / f"{runner}.json")
                 continue
             store_run(place, [feeds[n] for n in mine], runner, [outputs[n] for n in mine])
         base = f"{COMPARISON}/{name}"

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.artifact.stored import Feed
-from pipeline.spec.tensors import Tolerance
+from pipeline.spec.tensors import Feed, Tolerance
 
 _SHARE = 0.1  # of a part's root mean square: a larger atol could hide a fault
 _TOLD = 5  # indices

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact.artifact import TIMING, Artifact, finish
+from pipeline.artifact.artifact import Artifact, finish
 from pipeline.artifact.declared import dims_of, engine_tolerance_info, with_tolerances
 from pipeline.artifact.manifest import Manifest, now
-from pipeline.build.build import check_precision
-from pipeline.build.settings import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.compare.regression import regression
 from pipeline.compare.runners import failures
 from pipeline.compare.stage import compare_stage
@@ -27,16 +25,21 @@ from pipeline.convert.reuse import (
     sizes_compared,
     still,
 )
-from pipeline.convert.stages import Announce, measured
+from pipeline.convert.stages import measured
 from pipeline.errors import CompareError, InputError
-from pipeline.graph.memory import default_limit
-from pipeline.machine.swap_folder import replacing, write_whole
+from pipeline.machine.files import write_whole
+from pipeline.machine.progress import Announce
+from pipeline.machine.resources import default_limit
+from pipeline.machine.swap_folder import replacing
 from pipeline.machine.target import find_target, require
 from pipeline.runtime.trust import check_given
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
+from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
+from pipeline.spec.file_names import TIMING
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
 from pipeline.spec.tensors import Precision, Tolerance
 

@@ -7,11 +7,12 @@ import re
 
 from pipeline.artifact.declared import engine_tolerance_info, tolerance_info
 from pipeline.artifact.manifest import Manifest, ModelInfo, TargetInfo, now
-from pipeline.compare.stage import RESERVED
-from pipeline.convert.keys import versions, weights_info
+from pipeline.convert.keys import weights_info
 from pipeline.errors import InputError
+from pipeline.machine.libraries import versions
 from pipeline.machine.target import find_target
 from pipeline.spec.config import Config
+from pipeline.spec.file_names import RESERVED
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.profiles import Profile
 

@@ -12,7 +12,6 @@ reads beside its weights file is not looked into: `force` is for that.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import platform
 import uuid
@@ -21,15 +20,16 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
-from pipeline.artifact.artifact import hash_file
 from pipeline.artifact.manifest import Weights
 from pipeline.errors import InputError
+from pipeline.machine.files import hash_file
 from pipeline.machine.gpu import find_gpu
+from pipeline.machine.libraries import versions
 from pipeline.machine.target import Target, installed_version
 from pipeline.source.zoo import source_file
 from pipeline.spec.config import Config
 from pipeline.spec.dims import size_text
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, holds_weights
 from pipeline.spec.profiles import Profile
 
 EXPORT, REWRITE, BUILD, COMPARE = STAGES = ("export", "rewrite", "build", "compare")
@@ -119,17 +119,6 @@ def _source(config: Config, spec: ModelSpec) -> object:
     return [spec.key, _file_hash(source_file(spec))]
 
 
-def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Installed versions by package; packages that are not installed are left out."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 @cache
 def pipeline_hash() -> str:
     """The hash of the pipeline's own Python files (passes, plugins and models included)."""
@@ -157,11 +146,6 @@ def _describe(spec: ModelSpec) -> Mapping[str, object]:
         "padding": asdict(spec.padding) if spec.padding else None,
         "refine_dims": spec.refine_dims,
     }
-
-
-def holds_weights(source: object) -> bool:
-    """True for a source that is a file with its weights in it."""
-    return isinstance(source, str) and source.endswith((".pt2", ".onnx"))
 
 
 def weights_info(config: Config, spec: ModelSpec) -> Weights:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from pipeline.artifact.declared import inputs_of, padding_of
 from pipeline.artifact.manifest import Manifest
-from pipeline.convert.keys import holds_weights, weights_info
+from pipeline.convert.keys import weights_info
 from pipeline.errors import InputError
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
-from pipeline.spec.model import ModelSpec, Output
+from pipeline.spec.model import ModelSpec, Output, holds_weights
 
 if TYPE_CHECKING:
     import torch

@@ -7,10 +7,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.artifact.artifact import COMPARISON, MANIFEST, PLAN, Artifact, check_file, is_built
+from pipeline.artifact.artifact import Artifact, check_file, is_built
 from pipeline.artifact.manifest import Manifest
 from pipeline.convert.keys import STAGES
 from pipeline.errors import ArtifactError, InputError
+from pipeline.spec.file_names import COMPARISON, MANIFEST, PLAN
 
 
 def refuse_other(place: Path, source: str) -> None:

@@ -16,16 +16,6 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from pipeline.artifact.artifact import (
-    COMPARISON,
-    EXPORTED,
-    HALF,
-    MODEL,
-    PLAN,
-    REPRODUCE,
-    TIMING,
-    hash_file,
-)
 from pipeline.artifact.declared import dims_of, inputs_of, profiles_of, tolerance_info
 from pipeline.artifact.manifest import (
     BuildInfo,
@@ -44,15 +34,17 @@ from pipeline.artifact.manifest import (
     TensorInfo,
 )
 from pipeline.build.build import build
-from pipeline.build.settings import DEFAULT_EFFORT, Effort, check_effort
-from pipeline.convert.keys import versions
 from pipeline.errors import ArtifactError
+from pipeline.machine.files import fresh, hash_file, write_whole
 from pipeline.machine.gpu import find_gpu
+from pipeline.machine.libraries import versions
+from pipeline.machine.progress import Announce
 from pipeline.machine.resources import Stopwatch, peak_memory, release_memory, reset_peak_memory
-from pipeline.machine.swap_folder import fresh, write_whole
 from pipeline.machine.target import Target, find_target
 from pipeline.plugins import PLUGINS
 from pipeline.spec.dims import size_text
+from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
+from pipeline.spec.file_names import COMPARISON, EXPORTED, HALF, MODEL, PLAN, REPRODUCE, TIMING
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.profiles import Profile
 from pipeline.spec.tensors import Precision
@@ -61,9 +53,8 @@ if TYPE_CHECKING:
     import torch
 
     from pipeline.export.export import Exported
-    from pipeline.source.onnx.spec import Imported
+    from pipeline.source.onnx.importing import Imported
 
-Announce = Callable[[str], None]
 PACKAGES = (
     "torch", "onnx", "onnxscript", "onnxruntime", "onnx-graphsurgeon", "polygraphy", "numpy",
 )  # fmt: skip
@@ -102,7 +93,7 @@ def export_stage(
     done: Exported | Imported
     spec = replace(spec, profiles=tuple(profiles))  # dims that must be equal become one, here too
     if spec.onnx is not None:
-        from pipeline.source.onnx.spec import import_onnx
+        from pipeline.source.onnx.importing import import_onnx
         from pipeline.source.onnx.tolerance import with_onnx_tolerance
 
         done = import_onnx(spec, fresh(folder / EXPORTED), seed=seed)

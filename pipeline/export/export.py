@@ -18,7 +18,7 @@ from pipeline.errors import ConstraintError, ExportError
 from pipeline.export.module import made, placed, with_outputs
 from pipeline.export.ops.exporter import add_functions, to_onnx
 from pipeline.export.output_sizes import check_names, true_shapes
-from pipeline.export.padding import PaddedModule, add_padding, inner_inputs
+from pipeline.export.padding import PaddedModule, add_padding
 from pipeline.export.proof import unproved
 from pipeline.export.symbols import SymbolNames, apply_names, output_shapes
 from pipeline.export.tolerance import with_tolerance
@@ -26,11 +26,11 @@ from pipeline.export.trace import trace
 from pipeline.graph.ceil_pools import with_true_pools
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.eager import quiet
-from pipeline.probe.evaluate import legal_sizes
-from pipeline.probe.narrow import explained, narrowed
+from pipeline.probe.grid import legal_sizes
 from pipeline.probe.plain_sizes import plain_size
+from pipeline.probe.refine import explained, narrowed
 from pipeline.spec.dims import Dim, DimExpr, evaluate, shape_at, size_text
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, inner_inputs
 
 OPSET = 18
 _AT = ("min", "opt", "max")

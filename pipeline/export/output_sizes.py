@@ -9,12 +9,11 @@ import numpy as np
 import torch
 
 from pipeline.errors import ExportError, InputError
-from pipeline.export.padding import inner_inputs
-from pipeline.export.symbols import quotient
 from pipeline.probe.eager import output_sizes
-from pipeline.probe.evaluate import legal_sizes
+from pipeline.probe.fit import quotient
+from pipeline.probe.grid import legal_sizes
 from pipeline.spec.dims import Dim, DimExpr, evaluate, kept_rules
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, inner_inputs
 
 
 def check_names(spec: ModelSpec, shapes: Sequence[Sequence[int | str]]) -> None:

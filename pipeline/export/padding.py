@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -23,25 +23,11 @@ from onnx import TensorProto, helper
 
 from pipeline.errors import ExportError, InputError
 from pipeline.spec.dims import Dim, DimExpr, Size, size_text
-from pipeline.spec.model import Input, ModelSpec, Padding, amounts, padded_name
+from pipeline.spec.model import ModelSpec
+from pipeline.spec.padding import Padding, amounts, padded_name
 
 _ONNX_MODES = {"replicate": "edge", "reflect": "reflect", "constant": "constant"}
 _PREFIX = "padding"
-
-
-def inner_inputs(spec: ModelSpec) -> tuple[Input, ...]:
-    """The inputs as the model inside the padding sees them: padded dims in place of the dims."""
-    inputs: tuple[Input, ...] = spec.inputs
-    if spec.padding is None:
-        return inputs
-    multiples = spec.padding.multiples
-
-    def inner(size: Size) -> Size:
-        if isinstance(size, Dim) and size.name in multiples:
-            return size.padded(multiples[size.name], padded_name(size.name))
-        return size
-
-    return tuple(replace(i, shape=tuple(inner(s) for s in i.shape)) for i in inputs)
 
 
 def crop_factor(size: Size | str, multiples: Mapping[str, int]) -> tuple[str, int] | None:

@@ -18,15 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.probe.evaluate import (
-    complete,
-    in_dims,
-    recorded,
-    result_of,
-    size_grid,
-    symbols_in,
-    where_kept,
-)
+from pipeline.export.guards import in_dims, recorded
+from pipeline.probe.evaluate import result_of, symbols_in, where_kept
+from pipeline.probe.grid import complete, size_grid
 from pipeline.spec.dims import Dim
 from pipeline.spec.tensors import Input
 
@@ -80,7 +74,7 @@ def unproved(
     at every declared size; one line each.
 
     Args:
-        program, inputs, rules: see `pipeline.probe.evaluate.broken_guards`.
+        program, inputs, rules: see `pipeline.export.guards.broken_guards`.
     """
     symbols, guards = recorded(program, inputs)
     every = {dim.name: dim for i in inputs for dim in i.dims}

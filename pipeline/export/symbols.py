@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,10 @@ import sympy
 from sympy.printing.str import StrPrinter
 
 from pipeline.errors import ExportError, InputError
-from pipeline.probe.evaluate import legal_sizes, result_of
+from pipeline.graph.names import values_of
+from pipeline.probe.evaluate import result_of
+from pipeline.probe.fit import quotient
+from pipeline.probe.grid import legal_sizes
 from pipeline.spec.dims import Dim, DimExpr, size_text
 from pipeline.spec.tensors import Input
 
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 _ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
-_LARGEST = 64  # divisor of a size
 _MOST = 1 << 14  # sizes of a dim at which a quotient is fitted
 _MOST_TRIED = 1 << 14  # combinations of sizes at which an expression may be constant
 
@@ -88,7 +90,7 @@ class SymbolNames:
             if not known:
                 return self.text(str(expr))  # a size that only the data decide
             subs[symbol] = _symbolic(known)
-        text: str = _Printer().doprint(sympy.together(expr.subs(subs)))
+        text: str = SizePrinter().doprint(sympy.together(expr.subs(subs)))
         try:
             DimExpr(text)
         except InputError:
@@ -123,25 +125,6 @@ class SymbolNames:
         return re.sub(r"\b[a-z]\d+\b", replacement, text)
 
 
-def quotient(sizes: np.ndarray, values: np.ndarray) -> tuple[int, int, int] | None:
-    """(a, b, c) so that ``(a*size + b)//c`` is the value at each size, c being the least; or None.
-
-    Args:
-        sizes: in ascending order.
-        values: as many.
-    """
-    if len(sizes) < 2:
-        return None
-    slope = float(values[-1] - values[0]) / float(sizes[-1] - sizes[0])
-    for c in range(1, _LARGEST + 1):
-        for a in (round(slope * c) + more for more in (0, 1, -1)):
-            rest = values * c - a * sizes
-            low, high = int(rest.max()), int(rest.min()) + c - 1
-            if a > 0 and low <= high:
-                return a, min(max(0, low), high), c
-    return None
-
-
 def _symbolic(text: str) -> Any:
     """An expression of dims in sympy's terms."""
     names = {n: sympy.Symbol(n, integer=True, positive=True) for n in DimExpr(text).names}
@@ -150,7 +133,7 @@ def _symbolic(text: str) -> Any:
     return eval(code, {"__builtins__": {}}, {**words, **names})
 
 
-class _Printer(StrPrinter):  # type: ignore[misc]
+class SizePrinter(StrPrinter):  # type: ignore[misc]
     """Writes expressions as `DimExpr` reads them."""
 
     def _print_floor(self, expr: Any) -> str:
@@ -270,15 +253,3 @@ def _input_name(names: SymbolNames, text: str) -> str:
         elif stands_for and not match[1]:
             return stands_for
     return names.text(text)
-
-
-def values_of(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    """Every value of a graph and its subgraphs that carries a type."""
-    yield from graph.input
-    yield from graph.output
-    yield from graph.value_info
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g, *attribute.graphs]:
-                if inner.node:
-                    yield from values_of(inner)

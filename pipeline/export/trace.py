@@ -19,28 +19,20 @@ import numpy as np
 import torch
 
 from pipeline.errors import ConstraintError, ExportError
-from pipeline.export.padding import inner_inputs
+from pipeline.export.guards import Broken, broken_guards, good_sizes, matters, tries
 from pipeline.export.torch_2_13.recurrent import dynamic_time
 from pipeline.export.torch_2_13.short_sizes import short_sizes
 from pipeline.export.torch_2_13.tracing import SymbolicSteps
 from pipeline.export.torch_2_13.whole import whole_numbers
+from pipeline.export.torch_messages import GuardLog, find_rules, fixed_dims, root_name
 from pipeline.export.trace_rules import branched, in_words, keep_opt, one_sided, tell_baked
 from pipeline.machine.resources import Stopwatch
-from pipeline.probe.eager import dims_of, example_args, examples, matters, quiet, runs, tries
-from pipeline.probe.evaluate import Broken, broken_guards, good_sizes, legal_sizes
-from pipeline.probe.narrow import constraint_error
-from pipeline.probe.refine import outer, refine
-from pipeline.probe.rules import (
-    GuardLog,
-    Rule,
-    find_rules,
-    fitted,
-    fixed_dims,
-    model_line,
-    root_name,
-)
+from pipeline.probe.eager import dims_of, example_args, examples, model_line, quiet, runs
+from pipeline.probe.grid import legal_sizes
+from pipeline.probe.refine import constraint_error, outer, refine
+from pipeline.probe.rules import Rule, fitted
 from pipeline.spec.dims import Dim, DimExpr, Size
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.tensors import Input
 
 _ROUNDS = 6  # how often a refined dim is tried again: multiple, then range, then another dim

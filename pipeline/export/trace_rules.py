@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from pipeline.export.padding import inner_inputs
 from pipeline.probe.eager import dims_of, examples, runs
-from pipeline.probe.evaluate import legal_sizes
+from pipeline.probe.grid import legal_sizes
 from pipeline.probe.rules import Rule
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.tensors import Input
 
 _BRANCH = "by another branch"

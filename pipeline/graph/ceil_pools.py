@@ -1,26 +1,134 @@
-"""True sizes of pools with ``ceil_mode``, for whoever infers shapes.
+"""The sizes that a pool with ``ceil_mode`` really has, as numbers.
 
-ONNX's shape inference below opset 22, and ONNX Runtime's, count a last window that starts in the
-padding; running such a pool does not (https://github.com/onnx/onnx/pull/5741). `pad_ceil_pools`
-writes it as a pool that rounds down, whose sizes everybody infers rightly.
+Below opset 22, ONNX's shape inference and ONNX Runtime's count a last window that starts in the
+padding. Running such a pool does not count it (https://github.com/onnx/onnx/pull/5741). A pool that
+rounds down, with more padding at the end, has the same windows, and every tool infers its sizes
+rightly: `pipeline.passes.pad_ceil_pools` rewrites the model so, `with_true_pools` a copy of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import onnx
 
-from pipeline.graph.files import nodes_of
+from pipeline.graph.files import inner_graphs, nodes_of
+from pipeline.graph.names import values_of
+
+POOLS = ("MaxPool", "AveragePool", "LpPool")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a pool: the window and the padding before and after the image, in elements."""
+
+    kernel: int
+    stride: int
+    begin: int
+    end: int
+
+    def ceil(self, size: int) -> int:
+        """The number of windows as TensorRT counts them."""
+        rest = size + self.begin + self.end - self.kernel
+        return -(-rest // self.stride) + 1
+
+    def windows(self, size: int) -> int:
+        """The number of windows without one that starts in the padding at the end."""
+        count = self.ceil(size)
+        return count - 1 if (count - 1) * self.stride >= size + self.begin else count
+
+    @property
+    def end_to_round_down(self) -> int:
+        """The padding at the end with which a pool that rounds down has `windows`."""
+        return min(self.end + self.stride, self.kernel) - 1
+
+
+def pool_axes(attributes: Mapping[str, Any]) -> list[Axis] | None:
+    """The axes of a pool by its attributes.
+
+    Returns:
+        None for dilations, and where ``auto_pad`` makes the sizes independent of rounding.
+    """
+    kernel = [int(k) for k in attributes["kernel_shape"]]
+    strides = [int(s) for s in attributes.get("strides", [1] * len(kernel))]
+    pads = [0] * 2 * len(kernel)
+    auto_pad = attributes.get("auto_pad", "NOTSET")
+    if auto_pad == "NOTSET":
+        pads = [int(p) for p in attributes.get("pads", pads)]
+    dilated = any(int(d) != 1 for d in attributes.get("dilations", ()))
+    if dilated or auto_pad not in ("NOTSET", "VALID"):
+        return None
+    begin, end = pads[: len(kernel)], pads[len(kernel) :]
+    return [Axis(*numbers) for numbers in zip(kernel, strides, begin, end, strict=True)]
+
+
+def may_round_otherwise(axes: Sequence[Axis], sizes: Sequence[Any] | None) -> bool:
+    """True if the last window starts in the padding at the end, at some size that may come.
+
+    Args:
+        axes: the pool's.
+        sizes: of the image, an int where the size is fixed; None where nothing is known.
+    """
+    return any(
+        axis.end + axis.stride > axis.kernel
+        and (
+            not isinstance(size, (int, np.integer))
+            or axis.windows(int(size)) != axis.ceil(int(size))
+        )
+        for size, axis in zip(sizes or [None] * len(axes), axes, strict=True)
+    )
 
 
 def with_true_pools(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, or a copy whose ceil-mode pools are written so that their sizes are inferred."""
+    """The model, or a copy whose ceil-mode pools round down, so that their sizes are inferred.
+
+    The copy is for shape inference only: it keeps the sizes, not the values, of averages that
+    count their padding. A pool stays as it is where the pass would refuse it: padding as large as
+    the window, or an output size that is stated wrongly.
+    """
     if not any(a.name == "ceil_mode" and a.i for n in nodes_of(model.graph) for a in n.attribute):
         return model
-    import onnx_graphsurgeon as gs
-
-    from pipeline.passes import pad_ceil_pools
-
-    graph = gs.import_onnx(model)
-    pad_ceil_pools.run(graph)
-    copy: onnx.ModelProto = gs.export_onnx(graph)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for graph in inner_graphs(copy.graph):
+        shapes = {value.name: _sizes(value) for value in values_of(graph)}
+        for node in graph.node:
+            if node.op_type in POOLS and node.domain in ("", "ai.onnx"):
+                _round_down(node, shapes)
     return copy
+
+
+def _sizes(value: onnx.ValueInfoProto) -> list[int | None]:
+    """The sizes behind batch and channels; None for one that is not fixed."""
+    shape = value.type.tensor_type.shape
+    return [d.dim_value if d.HasField("dim_value") else None for d in shape.dim][2:]
+
+
+def _round_down(node: onnx.NodeProto, shapes: Mapping[str, list[int | None]]) -> None:
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    if isinstance(attributes.get("auto_pad"), bytes):
+        attributes["auto_pad"] = attributes["auto_pad"].decode()
+    axes = pool_axes(attributes) if attributes.get("ceil_mode") else None
+    image = shapes.get(node.input[0]) or None
+    if axes is None or not may_round_otherwise(axes, image):
+        return
+    if any(max(axis.begin, axis.end) >= axis.kernel for axis in axes):
+        return
+    if list(_stated_otherwise(axes, image, shapes.get(node.output[0]))):
+        return
+    kept = [a for a in node.attribute if a.name not in ("ceil_mode", "auto_pad", "pads")]
+    pads = [*(axis.begin for axis in axes), *(axis.end_to_round_down for axis in axes)]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute("pads", pads)])
+
+
+def _stated_otherwise(
+    axes: Sequence[Axis], image: Sequence[int | None] | None, output: Sequence[int | None] | None
+) -> Iterator[Axis]:
+    """The axes whose output size is stated as another one than it is."""
+    for axis, size, stated in zip(axes, image or (), output or (), strict=False):
+        if size is not None and stated is not None and axis.windows(size) != stated:
+            yield axis

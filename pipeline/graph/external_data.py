@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, external_data_helper, helper
 
 from pipeline.errors import InputError
-from pipeline.graph.files import _tensors
+from pipeline.graph.files import tensors_in
 
 _BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}  # others are whole bytes
 _ALIGNED = 64  # bytes; where a tensor begins in the data file
@@ -46,10 +46,10 @@ def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:
     """The external data files, each inside of the model's folder and long enough."""
     found: dict[str, Path] = {}
     for function in model.functions:
-        for tensor in _tensors(onnx.GraphProto(node=function.node)):
+        for tensor in tensors_in(onnx.GraphProto(node=function.node)):
             if external_data_helper.uses_external_data(tensor):
                 raise InputError(f"{path}: function {function.name} has external data: inline it")
-    for tensor in _tensors(model.graph):
+    for tensor in tensors_in(model.graph):
         if not external_data_helper.uses_external_data(tensor):
             continue
         try:
@@ -128,7 +128,7 @@ def gather(source: Path, model: onnx.ModelProto, outside: Mapping[str, Path], pa
         return
     done: dict[tuple[str, int, int], int] = {}
     with target.open("wb") as out:
-        for tensor in _tensors(model.graph):
+        for tensor in tensors_in(model.graph):
             if not external_data_helper.uses_external_data(tensor):
                 continue
             info = external_data_helper.ExternalDataInfo(tensor)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 
-from pipeline.errors import RewriteError
+from pipeline.errors import InputError, RewriteError
 
 # protobuf ends at 2 GiB; the rest is room for the graph itself
 EXTERNAL_ABOVE = 3 << 29
@@ -50,10 +51,10 @@ def save_model(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
             size_threshold=_OUTSIDE_FROM,
         )
     else:
-        _write(model, path)
+        write_model(model, path)
 
 
-def _write(model: onnx.ModelProto, path: Path) -> None:
+def write_model(model: onnx.ModelProto, path: Path) -> None:
     """Writes a model as one file, tensor by tensor.
 
     SerializeToString needs twice the model's size on top of the model; this needs twice the
@@ -176,6 +177,15 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield from inner_nodes(node)
 
 
+def inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, and the bodies of its If, Loop and Scan."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from inner_graphs(inner)
+
+
 def inner_nodes(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     """The nodes in the subgraphs of a node."""
     for attribute in node.attribute:
@@ -183,7 +193,7 @@ def inner_nodes(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
             yield from nodes_of(graph)
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def tensors_in(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -191,4 +201,60 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield attribute.t
             yield from attribute.tensors
             for inner in (attribute.g, *attribute.graphs):
-                yield from _tensors(inner)
+                yield from tensors_in(inner)
+
+
+OLDEST_OPSET = 11  # older ones spell much differently, and no pass was tried on them
+
+
+def check_source(model: onnx.ModelProto, source: Path) -> int:
+    """The model's opset.
+
+    Raises:
+        InputError: the checker refuses the model (the node is named), or no pass was tried on
+            its opset.
+    """
+    opset, newest = opset_of(model), onnx.defs.onnx_opset_version()
+    if not OLDEST_OPSET <= opset <= newest:
+        what = f"write it at {OLDEST_OPSET} to {newest}; 18 is best"
+        if 0 < opset < OLDEST_OPSET:
+            what = f"onnx.version_converter.convert_version(model, 17) brings it up, or {what}"
+        elif opset > newest:
+            what = f"this onnx {onnx.__version__} knows up to {newest}: a newer one, or {what}"
+        raise InputError(f"{source}: its opset {opset} is out of range: {what}")
+    if model.graph.sparse_initializer:
+        name = model.graph.sparse_initializer[0].values.name
+        raise InputError(f"{source}: {name} is a sparse initializer: write it as a dense one")
+    try:
+        check(model)
+    except onnx.checker.ValidationError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        node = next((line for line in lines if "Bad node spec" in line), "")
+        where = f" ({node.removeprefix('==> Context: ')})" if node else ""
+        raise InputError(
+            f"{source}: onnx.checker refuses it: {lines[0]}{where}", detail=str(error)
+        ) from error
+    return opset
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the standard ONNX domain that the model is written in; 0 without one."""
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def check_model(path: Path) -> None:
+    """onnx's checker on a file.
+
+    Raises:
+        InputError: it is not valid; the node is named where the checker names it.
+    """
+    try:
+        onnx.checker.check_model(str(path))
+    except Exception as error:  # the checker's, or protobuf's own
+        text = str(error)
+        node = re.search(r"[Nn]ame: (?P<name>.*?) ?OpType: (?P<op>\w+)", text)
+        who = f"{node['op']} node {node['name'] or 'without a name'}: " if node else ""
+        words = " ".join(text.partition("==> Context")[0].split())
+        raise InputError(
+            f"{path.name}: not a valid ONNX model: {who}{words}", detail=text
+        ) from None

@@ -9,7 +9,6 @@ needed on top.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,11 @@ from onnx import external_data_helper, helper
 
 from pipeline.errors import InputError, PipelineError
 from pipeline.graph.ceil_pools import with_true_pools
-from pipeline.graph.sizes import symbolic as _symbolic_sizes
 from pipeline.graph.sizes.carried import SMALL, Sizes, body_key, element_count
 from pipeline.graph.sizes.static import StaticSizes
 from pipeline.spec.dims import evaluate
 
 SLACK = 1.25
-_infer = _symbolic_sizes.infer  # for pipeline.source.onnx.outputs
 
 
 @dataclass(frozen=True)
@@ -41,22 +38,6 @@ class Estimate:
     output_shapes: Mapping[str, tuple[int | str, ...]]
     unknown: int
     failure: str = ""
-
-
-def default_limit() -> int:
-    """Half of the memory that is free here, at most 6 GiB: a comparison must not choke a laptop."""
-    return min(available_memory() // 2, 6 * 2**30)
-
-
-def available_memory() -> int:
-    """Bytes that can be allocated here without swapping, as far as the system says."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return 4 * 2**30
 
 
 class Estimator:

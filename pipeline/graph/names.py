@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx
 
 from pipeline.graph.files import nodes_of
@@ -77,3 +79,15 @@ def name_nodes(graph: onnx.GraphProto) -> None:
             node.name = name
             taken.add(name)
         seen.add(node.name)
+
+
+def values_of(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    """Every value of a graph and its subgraphs that carries a type."""
+    yield from graph.input
+    yield from graph.output
+    yield from graph.value_info
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in [attribute.g, *attribute.graphs]:
+                if inner.node:
+                    yield from values_of(inner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 from typing import TYPE_CHECKING
 
@@ -37,3 +38,14 @@ def import_torchvision() -> None:
             library.define(schema)  # type: ignore[no-untyped-call]
         _libraries.append(library)
         importlib.import_module("torchvision")
+
+
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Installed versions by package; packages that are not installed are left out."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

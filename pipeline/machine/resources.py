@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,3 +53,19 @@ def release_memory() -> None:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # glibc's alone
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def default_limit() -> int:
+    """Half of the memory that is free here, at most 6 GiB: a comparison must not choke a laptop."""
+    return min(available_memory() // 2, 6 * 2**30)
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated here without swapping, as far as the system says."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return 4 * 2**30

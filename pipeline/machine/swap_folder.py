@@ -98,27 +98,6 @@ def replacing(path: Path, *, keep: bool, marker: str = "manifest.json") -> Itera
         ) from error
 
 
-def fresh(path: Path) -> Path:
-    """`path`, ready to be written as a new file: whatever was there is unlinked first.
-
-    Files in a folder from `replacing` may be hard links to the old folder's; writing those in
-    place would change the old folder.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    return path
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that is there whole or not at all, and leaves its other hard links alone."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(data)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turns the system's refusals into InputError, but for a full disk."""

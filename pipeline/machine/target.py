@@ -143,3 +143,57 @@ def use(target: Target) -> ModuleType:
 
 def _flag(target: Target) -> str:
     return "1" if target.flavour == "tensorrt_rtx" else "0"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """A range of versions of one flavour of TensorRT: ``since <= version < below``.
+
+    Args:
+        basis: how it is known: ``measured`` on a version in the range, ``read`` in its source or
+            in reports of others, or ``assumed`` (the parser is built from the same source).
+    """
+
+    flavour: Flavour
+    since: tuple[int, ...] = ()
+    below: tuple[int, ...] | None = None
+    basis: Literal["measured", "read", "assumed"] = "measured"
+
+    def covers(self, target: Target) -> bool:
+        return (
+            target.flavour == self.flavour
+            and target.version >= self.since
+            and (self.below is None or target.version < self.below)
+        )
+
+    def __str__(self) -> str:
+        since = f" from {_dotted(self.since)}" if self.since else ""
+        below = f" below {_dotted(self.below)}" if self.below else ""
+        basis = "" if self.basis == "measured" else f" ({self.basis})"
+        return f"{self.flavour}{since}{below}{basis}"
+
+
+# the ranges that most passes share; below 10 is measured on 8.6.0 (`cases/measured.py`); the
+# parsers of RTX 1.7 and of TensorRT 10 and 11 are built from one source, and 10 and 11 could not
+# be tried here
+BELOW_10 = Needs("tensorrt", below=(10,))
+
+
+FROM_10 = Needs("tensorrt", since=(10,), basis="assumed")
+
+
+RTX = Needs("tensorrt_rtx")
+
+
+EVERY = (RTX, FROM_10, BELOW_10)
+
+
+# for what no machine without a GPU can show
+EVERY_READ = (
+    Needs("tensorrt_rtx", basis="read"),
+    Needs("tensorrt", basis="read"),
+)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

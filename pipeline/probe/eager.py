@@ -7,26 +7,24 @@ import io
 import itertools
 import logging
 import math
+import os
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.probe.evaluate import Broken, legal_sizes, size_grid, spread
+from pipeline.probe.grid import legal_sizes
 from pipeline.spec.dims import Dim, kept_rules, shape_at
-from pipeline.spec.model import Input, Tolerance
+from pipeline.spec.model import Input
 
 if TYPE_CHECKING:
     import torch
 
-_ELEMENTS = 1 << 21  # of the inputs for which a broken guard is tried out
-_TOGETHER = 1 << 22  # of the inputs of all tries of a guard
-_FIRST = 1 << 23  # of the inputs at the smallest sizes that break it
 _EAGER = 1 << 18  # of the inputs up to which a model is run to see its output shapes
 _SEARCHED = 1 << 12  # sets of sizes among which one that keeps the rules is looked for
-_ROWS = 1 << 12  # sizes among which those to try are chosen
-_CLOSE = 1e-4  # of an output's largest value: a guard that changes more than this matters
 
 
 def example_args(
@@ -103,109 +101,6 @@ def elements(inputs: Sequence[Input], sizes: Mapping[str, int]) -> int:
     return sum(math.prod(shape_at(i.shape, sizes)) for i in inputs)
 
 
-def tries(
-    inputs: Sequence[Input],
-    guard: Broken,
-    program: torch.export.ExportedProgram,
-    rules: Sequence[str] = (),
-) -> list[dict[str, int]]:
-    """Sizes of all dims at which to try a broken guard out: the smallest that break it and
-    others up to the largest that is not too much to run, the other dims small and large."""
-    most = min(max(4000 // len(program.graph.nodes), 8), 128)
-    names = [dim.name for dim in guard.dims]
-    every = dims_of(inputs)
-    base = examples(inputs, rules)[0]
-    others = [
-        base,
-        {name: dim.max for name, dim in every.items()},
-        {name: dim.opt for name, dim in every.items()},
-        {name: dim.min for name, dim in every.items()},
-    ]
-    rows = guard.sizes[spread(len(guard.sizes), _ROWS)].tolist()
-    small = [row for row in rows if elements(inputs, _placed(base, names, row)) <= _ELEMENTS]
-    found = [] if small else [_placed(base, names, rows[0])]
-    for k, index in enumerate(spread(len(small), most)):
-        found.append(_placed(base, names, small[index]))
-        other = _placed(others[k % 4], names, small[index])
-        if elements(inputs, other) <= _ELEMENTS:
-            found.append(other)
-    found = [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
-    kept = [sizes for sizes in found if kept_rules(rules, sizes)]
-    return _affordable(inputs, kept or _completed(guard, every, rules))
-
-
-def _completed(
-    guard: Broken, every: Mapping[str, Dim], rules: Sequence[str]
-) -> list[dict[str, int]]:
-    """Some of the sizes that break a guard, with sizes of the other dims that keep the rules."""
-    names = list(every)
-    columns = [names.index(dim.name) for dim in guard.dims]
-    grid = size_grid(tuple(every.values()), tuple(rules))
-    broken = {tuple(row) for row in guard.sizes.tolist()}
-    rows = [row for row in grid.tolist() if tuple(row[k] for k in columns) in broken]
-    return [dict(zip(names, rows[k], strict=True)) for k in spread(len(rows), 16)]
-
-
-def _affordable(inputs: Sequence[Input], sets: Sequence[dict[str, int]]) -> list[dict[str, int]]:
-    """The smallest of these sets of sizes that are not too much together, 8 at least; and the
-    largest of all."""
-    ranked = sorted(sets, key=lambda sizes: elements(inputs, sizes))
-    total = 0
-    for n, sizes in enumerate(ranked):
-        total += elements(inputs, sizes)
-        if n >= 8 and total > _TOGETHER:
-            return [*ranked[:n], ranked[-1]]
-    return ranked
-
-
-def _placed(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]) -> dict[str, int]:
-    return {**sizes, **dict(zip(names, row, strict=True))}
-
-
-def matters(
-    program: torch.export.ExportedProgram,
-    module: torch.nn.Module,
-    args: Sequence[torch.Tensor],
-    tolerance: Tolerance,
-) -> bool:
-    """False if the exported program does as the module does at sizes that break a guard.
-
-    Many guards only chose a faster way (memory layouts, sizes of 1). Where the inputs are too
-    large to try, the guard is taken to matter.
-    """
-    if sum(arg.numel() for arg in args) > _FIRST:
-        return True
-    try:
-        want = _flat(module(*(arg.clone() for arg in args)))
-        got = _flat(program.module(check_guards=False)(*(arg.clone() for arg in args)))
-    except Exception:  # the model, or the graph, fails at these sizes
-        return True
-    return len(want) != len(got) or not all(
-        _same(a, b, tolerance) for a, b in zip(want, got, strict=True)
-    )
-
-
-def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:
-    """True if two outputs are equal but for the order of the sums: by the tolerance and by
-    the scale of what the model gives."""
-    import torch
-
-    if want.shape != got.shape or want.dtype != got.dtype:
-        return False
-    if torch.equal(want, got):
-        return True
-    if not want.dtype.is_floating_point:
-        return False
-    a, b = want.double().numpy(), got.double().numpy()
-    odd = ~np.isfinite(a)
-    if not np.array_equal(a[odd], b[odd], equal_nan=True) or not np.isfinite(b[~odd]).all():
-        return False
-    a, b = a[~odd], b[~odd]
-    off = abs(a - b)
-    near = (off <= tolerance.atol) | (off <= tolerance.rtol * abs(a))
-    return bool(near.all() and off.max(initial=0) <= _CLOSE * abs(a).max(initial=0))
-
-
 def output_sizes(
     inputs: Sequence[Input], module: torch.nn.Module, seed: int, sizes: Mapping[str, int]
 ) -> list[tuple[int, ...]] | None:
@@ -231,7 +126,7 @@ def output_sizes(
                             for i in inputs
                         )
                     )
-            return [tuple(int(n) for n in t.shape) for t in _flat(result)]
+            return [tuple(int(n) for n in t.shape) for t in flat_tensors(result)]
     except Exception:
         return None
 
@@ -251,7 +146,7 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
             vars(part).update(attributes)
 
 
-def _flat(result: Any) -> list[torch.Tensor]:
+def flat_tensors(result: Any) -> list[torch.Tensor]:
     from torch.utils._pytree import tree_leaves
 
     return list(tree_leaves(result))
@@ -280,3 +175,29 @@ def quiet() -> Iterator[None]:
         finally:
             for handler, level in handlers:
                 handler.setLevel(level)
+
+
+def model_line(stack: traceback.StackSummary, framework: str) -> str:
+    """The innermost frame that belongs to the model, as ``file:line in function: code``.
+
+    Frames of torch (`framework` is its folder), of the pipeline and of the standard library's
+    plumbing are passed over.
+    """
+    own = str(Path(__file__).parents[1])
+    inside = False
+    found = ""
+    framework = f"{framework}{os.sep}"  # torchvision's folder begins as torch's does
+    for frame in stack:
+        if frame.filename.startswith(framework):
+            inside = True
+        elif inside and not _plumbing(frame.filename, own):
+            found = f"{frame.filename}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}"
+    return found
+
+
+def _plumbing(filename: str, own: str) -> bool:
+    return (
+        filename.startswith((own, "<"))
+        or f"{Path(logging.__file__).parent}" in filename
+        or Path(filename).parent == Path(traceback.__file__).parent
+    )

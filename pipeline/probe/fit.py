@@ -14,6 +14,9 @@ from pipeline.spec.dims import evaluate
 Point = tuple[Mapping[str, int], int]  # the dims' sizes, and the size that was seen there
 
 
+_LARGEST_DIVISOR = 64  # of a size
+
+
 def holds_at(text: int | str, points: Sequence[Point]) -> bool:
     """True if the formula gives every size that was seen."""
     for sizes, value in points:
@@ -76,7 +79,6 @@ def _line(points: Sequence[Point], base: Mapping[str, int], name: str) -> dict[i
 
 def _quotient(line: Mapping[int, int]) -> tuple[int, int, int] | None:
     """(a, b, c) with ``(a*size + b)//c`` on the whole line."""
-    from pipeline.export.symbols import quotient
 
     pairs = np.array(sorted(line.items()))
     return quotient(pairs[:, 0], pairs[:, 1]) if len(pairs) > 1 else None
@@ -178,3 +180,22 @@ def _value(text: int | str, sizes: Mapping[str, int]) -> int | None:
         return evaluate(text, sizes)
     except InputError:
         return None
+
+
+def quotient(sizes: np.ndarray, values: np.ndarray) -> tuple[int, int, int] | None:
+    """(a, b, c) so that ``(a*size + b)//c`` is the value at each size, c being the least; or None.
+
+    Args:
+        sizes: in ascending order.
+        values: as many.
+    """
+    if len(sizes) < 2:
+        return None
+    slope = float(values[-1] - values[0]) / float(sizes[-1] - sizes[0])
+    for c in range(1, _LARGEST_DIVISOR + 1):
+        for a in (round(slope * c) + more for more in (0, 1, -1)):
+            rest = values * c - a * sizes
+            low, high = int(rest.max()), int(rest.min()) + c - 1
+            if a > 0 and low <= high:
+                return a, min(max(0, low), high), c
+    return None

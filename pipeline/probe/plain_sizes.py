@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.export.symbols import quotient
-from pipeline.probe.evaluate import result_of, size_grid
+from pipeline.probe.evaluate import result_of
+from pipeline.probe.fit import quotient
+from pipeline.probe.grid import size_grid
 from pipeline.spec.dims import Dim
 from pipeline.spec.expressions import DimExpr
 
@@ -17,7 +18,7 @@ from pipeline.spec.expressions import DimExpr
 def plain_size(size: int | str, dims: Mapping[str, Dim], rules: Sequence[str]) -> int | str:
     """``b`` for ``(b*h*w)//(h*w)``, ``2*h``, ``h//4``, ``(h + 1)//2``, where one of them it is.
 
-    It has to be that at every set of declared sizes that `pipeline.probe.evaluate.size_grid` gives:
+    It has to be that at every set of declared sizes that `pipeline.probe.grid.size_grid` gives:
     all there are, or, where they are too many, all sizes of each dim with some of the others.
 
     Args:

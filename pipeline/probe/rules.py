@@ -8,26 +8,12 @@ to the shape environment's log while the model is traced.
 
 from __future__ import annotations
 
-import logging
 import math
-import os
-import re
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import TracebackType
 
 from pipeline.errors import InputError
-from pipeline.probe.evaluate import holds, symbols_in
 from pipeline.spec.dims import Dim
-
-_LOGGER = "torch.fx.experimental.symbolic_shapes"
-_FIX = re.compile(r"^\s*(\w+) = (.+)$")
-_RANGE = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)\Z")
-_MULTIPLE = re.compile(r"(\d+)\*(\w+)(?: ([+-]) (\d+))?\Z")
-_SYMBOL = re.compile(r"create_symbol (\w+) = .* for L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\]")
-_GUARD = re.compile(r"eval (.+?) \[guard added\]")
 
 
 @dataclass(frozen=True)
@@ -56,99 +42,6 @@ class Rule:
         return f"{self.words}{place}; declare {self.declare}"
 
 
-def find_rules(message: str, dims: Mapping[str, Dim]) -> list[Rule]:
-    """The rules in the "Suggested fixes" of a constraint violation's text.
-
-    Args:
-        message: the exception's text.
-        dims: the dims that were exported, by name; a dim with a multiple of k was given to
-            torch as ``k*_name``.
-    """
-    _, _, fixes = message.partition("Suggested fixes:")
-    found = {m[1]: m[2] for line in fixes.splitlines() if (m := _FIX.match(line))}
-    rules = []
-    for dim in dims.values():
-        root, step = _root(dim)
-        for key in (root, dim.name):
-            fix = found.get(key)
-            if fix is not None and (rule := _rule(dim, step if key == root else 1, fix, found)):
-                rules.append(rule)
-                break
-    return rules
-
-
-_FIXED = re.compile(
-    r"L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\] as dynamic but your code specialized it to be "
-    r"a constant \((\d+)\)"
-)
-
-
-def fixed_dims(
-    message: str, arguments: Mapping[tuple[str, int], str], dims: Mapping[str, Dim]
-) -> list[Rule]:
-    """The rules where torch says that the model fixed a size that was given as ``DYNAMIC``.
-
-    Args:
-        message: the exception's text.
-        arguments: dim name by (argument name of ``forward``, axis).
-        dims: the dims by name.
-    """
-    rules = {}
-    for match in _FIXED.finditer(message):
-        name = arguments.get((match[1] + (match[2] or ""), int(match[3])), "")
-        if name in dims:
-            size = int(match[4])
-            words = f"{name} must be {size}: the model fixes it"
-            rules[name] = _refined(dims[name], words, (size, size), 1)
-    return list(rules.values())
-
-
-def root_name(dim: Dim) -> str:
-    """The name of torch's Dim of which `dim` is a multiple; its own where it is no multiple."""
-    return _root(dim)[0]
-
-
-def _root(dim: Dim) -> tuple[str, int]:
-    return (f"_{dim.name}", dim.multiple_of) if dim.multiple_of > 1 else (dim.name, 1)
-
-
-def _rule(  # noqa: PLR0911
-    dim: Dim, step: int, fix: str, found: Mapping[str, str]
-) -> Rule | None:
-    """The rule behind ``(dim - offset)/step = fix``; the offset is 0 where the step is 1."""
-    name, offset = dim.name, dim.offset if step > 1 else 0
-    if fix.isdigit():
-        size = int(fix) * step + offset
-        return _refined(dim, f"{name} must be {size}: the model fixes it", (size, size), 1)
-    if match := _RANGE.match(fix):
-        low = int(match[1]) * step + offset if match[1] else dim.min
-        high = int(match[2]) * step + offset if match[2] else dim.max
-        if (low, high) == (dim.min, dim.max):
-            return None
-        return _refined(
-            dim, f"{name} must be in {low}..{high}", (low, high), dim.multiple_of, dim.offset
-        )
-    if match := _MULTIPLE.match(fix):
-        multiple = int(match[1]) * step
-        more = int(f"{match[3] or ''}{match[4] or 0}") * step + offset
-        if match[2].lstrip("_") == name and match[2] != name:  # of a multiple: __h
-            inner = _RANGE.match(found.get(match[2], ""))
-            ends = (inner[1], inner[2]) if inner else (None, None)
-            low = max(dim.min, int(ends[0] or 1) * multiple + more) if inner else dim.min
-            high = min(dim.max, int(ends[1]) * multiple + more) if ends[1] else dim.max
-            words = f"{name} must be {form(multiple, more % multiple)}"
-            return _refined(dim, words, (low, high), multiple, more % multiple)
-        other = match[2].removeprefix("_")
-        text = f"{multiple}*{other}" + (f" {'+' if more > 0 else '-'} {abs(more)}" if more else "")
-        return _inexpressible(name, f"{name} must be {text}")
-    if fix in found or re.fullmatch(r"\w+", fix):
-        other = fix.removeprefix("_")
-        declare = f"one Dim for both {name} and {other}"
-        return Rule(name, f"{name} must equal {other}", declare, None)
-    text = fix if step == 1 else f"{step}*({fix})" + (f" + {offset}" if offset else "")
-    return _inexpressible(name, f"{name} must be of the form {text.replace(f'_{name}', 'n')}")
-
-
 def form(multiple: int, offset: int) -> str:
     """``odd``, ``a multiple of 8``, ``1 more than a multiple of 32``."""
     if offset == 0:
@@ -164,12 +57,12 @@ def fitted(dim: Dim, good: Sequence[int], words: str) -> Rule:
     """
     name = dim.name
     if not good:
-        return _inexpressible(name, words)
+        return inexpressible(name, words)
     if len(good) == 1:
-        return _refined(dim, f"{name} must be {good[0]}", (good[0], good[0]), 1)
+        return refined_rule(dim, f"{name} must be {good[0]}", (good[0], good[0]), 1)
     step = math.gcd(*(size - good[0] for size in good[1:]))
     if list(good) != list(range(good[0], good[-1] + 1, step)):
-        return _inexpressible(name, words)
+        return inexpressible(name, words)
     ends = (good[0], good[-1])
     if step > dim.multiple_of:
         said = f"{name} must be {form(step, good[0] % step)}"
@@ -177,14 +70,16 @@ def fitted(dim: Dim, good: Sequence[int], words: str) -> Rule:
             said += f" in {good[0]}..{good[-1]}"
     else:
         said = f"{name} must be in {good[0]}..{good[-1]}"
-    return _refined(dim, said, ends, step, good[0] % step)
+    return refined_rule(dim, said, ends, step, good[0] % step)
 
 
-def _inexpressible(name: str, words: str) -> Rule:
+def inexpressible(name: str, words: str) -> Rule:
     return Rule(name, words, "sizes of that form only: no Dim says it", None)
 
 
-def _refined(dim: Dim, words: str, ends: tuple[int, int], multiple: int, offset: int = 0) -> Rule:
+def refined_rule(
+    dim: Dim, words: str, ends: tuple[int, int], multiple: int, offset: int = 0
+) -> Rule:
     low = ends[0] + (offset - ends[0]) % multiple
     high = ends[1] - (ends[1] - offset) % multiple
     opt = min(max(dim.opt - (dim.opt - offset) % multiple, low), high)
@@ -201,94 +96,3 @@ def _refined(dim: Dim, words: str, ends: tuple[int, int], multiple: int, offset:
             return Rule(dim.name, words, text, None)
         return Rule(dim.name, words, f"a range that holds such a size; {dim} does not", None)
     return Rule(dim.name, words, declare, refined)
-
-
-class GuardLog:
-    """Records the guards that torch.export adds, each with the model's line that made it.
-
-    A context manager round torch.export.export; see `line_of`.
-    """
-
-    def __init__(self, framework: Path) -> None:
-        self._framework = str(framework)
-        self._symbols: dict[tuple[str, int], str] = {}
-        self._guards: list[tuple[str, str]] = []
-
-    def __enter__(self) -> GuardLog:
-        logger = logging.getLogger(_LOGGER)
-        self._saved = (logger.handlers, logger.level, logger.propagate)
-        handler = logging.Handler()
-        handler.emit = self._emit  # type: ignore[method-assign]
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.INFO)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        logger = logging.getLogger(_LOGGER)
-        logger.handlers, level, logger.propagate = self._saved
-        logger.setLevel(level)
-
-    def _emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if match := _SYMBOL.match(text):
-            self._symbols[match[2] + (match[3] or ""), int(match[4])] = match[1]
-        elif match := _GUARD.match(text):
-            line = model_line(traceback.extract_stack(), self._framework)
-            if line:
-                self._guards.append((match[1], line))
-
-    def line_of(
-        self, arguments: Mapping[tuple[str, int], str], dim: str, sizes: Sequence[int] = ()
-    ) -> str:
-        """The model's line that made the guard on `dim`, or an empty text.
-
-        Args:
-            arguments: dim name by (argument name of ``forward``, axis).
-            dim: the dim's name.
-            sizes: its sizes; a guard that one of them breaks is preferred, then one that ties
-                the dim to another one.
-        """
-        names = {s for at, s in self._symbols.items() if arguments.get(at) == dim}
-        on_it = [(g, line) for g, line in self._guards if names & symbols_in(g)]
-        for guard, line in on_it:
-            if symbols_in(guard) <= names and any(
-                holds(guard, dict.fromkeys(names, size)) is False for size in sizes
-            ):
-                return line
-        tying = [line for guard, line in on_it if not symbols_in(guard) <= names]
-        return next(iter(tying or [line for _, line in on_it]), "")
-
-    def line_for(self, guard: str) -> str:
-        """The model's line that made the guard of this text, or an empty text."""
-        return next((line for text, line in self._guards if text == guard), "")
-
-
-def model_line(stack: traceback.StackSummary, framework: str) -> str:
-    """The innermost frame that belongs to the model, as ``file:line in function: code``.
-
-    Frames of torch (`framework` is its folder), of the pipeline and of the standard library's
-    plumbing are passed over.
-    """
-    own = str(Path(__file__).parents[1])
-    inside = False
-    found = ""
-    framework = f"{framework}{os.sep}"  # torchvision's folder begins as torch's does
-    for frame in stack:
-        if frame.filename.startswith(framework):
-            inside = True
-        elif inside and not _plumbing(frame.filename, own):
-            found = f"{frame.filename}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}"
-    return found
-
-
-def _plumbing(filename: str, own: str) -> bool:
-    return (
-        filename.startswith((own, "<"))
-        or f"{Path(logging.__file__).parent}" in filename
-        or Path(filename).parent == Path(traceback.__file__).parent
-    )

@@ -11,8 +11,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pipeline.probe.eager import example_args, quiet, untouched
-from pipeline.probe.rules import model_line
+from pipeline.probe.eager import example_args, model_line, quiet, untouched
 from pipeline.probe.runs import Refusal, refusal
 from pipeline.spec.dims import shape_at
 from pipeline.spec.tensors import Input

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.errors import InputError
+from pipeline.machine.target import EVERY
 from pipeline.passes import DEFAULT_PASSES, Pass
-from pipeline.passes.infra import EVERY
 
 
 def load_pass(path: Path) -> Pass:

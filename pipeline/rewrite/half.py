@@ -20,7 +20,7 @@ from pipeline.graph.files import infer_shapes, inner_nodes, nodes_of, save_model
 from pipeline.rewrite.half_rules import Plan, plan
 
 _SIZES = ("Shape", "Size")
-_UNROUNDED = "/unrounded"
+UNROUNDED = "/unrounded"
 
 
 def write_in_half(source: Path, destination: Path) -> int:
@@ -94,7 +94,7 @@ def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
     dtypes = _dtypes(made.graph)
     functions = {(function.domain, function.name) for function in made.functions}
     taken = {name for node in nodes_of(made.graph) for name in (*node.input, *node.output)}
-    apart = _UNROUNDED
+    apart = UNROUNDED
     while any(apart in name for name in taken):
         apart += "_"
     nodes: list[onnx.NodeProto] = []

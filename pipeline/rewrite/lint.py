@@ -76,7 +76,7 @@ def lint(source: Path, target: Target, passes: Sequence[Pass]) -> LintResult:
 
 def _custom(model: onnx.ModelProto) -> list[Finding]:
     """Nodes of other domains that no function of the file stands for."""
-    from pipeline.build.refusal import origin_of
+    from pipeline.graph.origin import origin_of
 
     known = {(f.domain, f.name) for f in model.functions}
     return [
@@ -96,7 +96,7 @@ def _custom(model: onnx.ModelProto) -> list[Finding]:
 def _finding(
     nodes: dict[str, onnx.NodeProto], record: PassRecord, change: Change, mended: bool, p: Pass
 ) -> Finding:
-    from pipeline.build.refusal import origin_of
+    from pipeline.graph.origin import origin_of
 
     name = change.node
     while name not in nodes and "/" in name:  # a node that an earlier pass made

@@ -17,13 +17,11 @@ import onnx
 
 from pipeline.errors import InputError, RewriteError
 from pipeline.graph.external_data import load_model
-from pipeline.graph.files import check, copy_model, nodes_of, save_model
+from pipeline.graph.files import check_source, copy_model, nodes_of, opset_of, save_model
 from pipeline.graph.names import fix_defaults, name_apart, name_nodes
 from pipeline.machine.target import Target
 from pipeline.passes import DEFAULT_PASSES, Change, Pass, inline_functions
 from pipeline.rewrite.surgeon import Surgeon
-
-OLDEST_OPSET = 11  # older ones spell much differently, and no pass was tried on them
 
 
 @dataclass(frozen=True)
@@ -163,41 +161,6 @@ def raise_refused(result: RewriteResult) -> None:
             f"target {result.target} would fail or go wrong on {words}{more}",
             detail="\n".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused),
         )
-
-
-def check_source(model: onnx.ModelProto, source: Path) -> int:
-    """The model's opset.
-
-    Raises:
-        InputError: the checker refuses the model (the node is named), or no pass was tried on
-            its opset.
-    """
-    opset, newest = opset_of(model), onnx.defs.onnx_opset_version()
-    if not OLDEST_OPSET <= opset <= newest:
-        what = f"write it at {OLDEST_OPSET} to {newest}; 18 is best"
-        if 0 < opset < OLDEST_OPSET:
-            what = f"onnx.version_converter.convert_version(model, 17) brings it up, or {what}"
-        elif opset > newest:
-            what = f"this onnx {onnx.__version__} knows up to {newest}: a newer one, or {what}"
-        raise InputError(f"{source}: its opset {opset} is out of range: {what}")
-    if model.graph.sparse_initializer:
-        name = model.graph.sparse_initializer[0].values.name
-        raise InputError(f"{source}: {name} is a sparse initializer: write it as a dense one")
-    try:
-        check(model)
-    except onnx.checker.ValidationError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        node = next((line for line in lines if "Bad node spec" in line), "")
-        where = f" ({node.removeprefix('==> Context: ')})" if node else ""
-        raise InputError(
-            f"{source}: onnx.checker refuses it: {lines[0]}{where}", detail=str(error)
-        ) from error
-    return opset
-
-
-def opset_of(model: onnx.ModelProto) -> int:
-    """The version of the standard ONNX domain that the model is written in; 0 without one."""
-    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
 
 
 def _check_places(source: Path, destination: Path, external: Collection[str]) -> None:

@@ -17,10 +17,9 @@ from pipeline.errors import EngineError, OutOfMemory
 from pipeline.runtime import cuda as _cuda
 from pipeline.runtime.array_interface import Known
 from pipeline.runtime.bindings import Context, Plan
-from pipeline.runtime.by_data import Result, finish, prepare
 from pipeline.runtime.graphs import Captured, Graphs, capture
 from pipeline.runtime.hold import Held
-from pipeline.runtime.outputs import caller_memory
+from pipeline.runtime.outputs import Result, caller_memory, finish, prepare
 from pipeline.runtime.pool import DIRTY, QUIET, Lease, Pool
 from pipeline.runtime.sizes import Output, Shape, Sized, Sizes, words
 

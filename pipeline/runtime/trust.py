@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact.artifact import PLAN, Artifact, hash_file
+from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError, InputError, TargetMissing
+from pipeline.machine.files import hash_file
 from pipeline.machine.gpu import Gpu, why_not
 from pipeline.machine.target import Target, find_target, installed_version
 from pipeline.plugins import PLUGINS
+from pipeline.spec.file_names import PLAN
 
 if TYPE_CHECKING:
     from types import ModuleType

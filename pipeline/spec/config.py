@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.build.settings import DEFAULT_EFFORT, Effort
 from pipeline.errors import InputError
 from pipeline.machine.target import DEFAULT_TARGET
+from pipeline.spec.effort import DEFAULT_EFFORT, Effort
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.profiles import Profile
 from pipeline.spec.tensors import Precision, Tolerance

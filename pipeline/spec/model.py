@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.spec.dims import Dim, DimExpr, SizeRule, size_text, solve_sizes
+from pipeline.spec.dims import Dim, DimExpr, Size, SizeRule, size_text, solve_sizes
+from pipeline.spec.padding import Padding, amounts, padded_name
 from pipeline.spec.profiles import Profile
 from pipeline.spec.structure import flat_inputs
 from pipeline.spec.tensors import Input, Output, Precision, Tolerance
@@ -22,52 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Input", "ModelSpec", "Output", "Padding", "Tolerance"]
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # a folder is called after it
-Align = Literal["center", "end"]
-PaddingMode = Literal["replicate", "reflect", "constant"]
-
-
-@dataclass(frozen=True)
-class Padding:
-    """Padding round the model, for dims of which the model takes only some multiple.
-
-    The inputs are padded up to the next multiple, the outputs cropped back; both are part of
-    the ONNX graph and of the engine, so that every size from a dim's min to its max is legal
-    to the user.
-
-    Args:
-        multiples: dim name to the multiple that the model takes.
-        mode: what fills the padding, with torch.nn.functional.pad's words.
-        align: ``center`` puts the smaller half before (as RAFT's own InputPadder does),
-            ``end`` puts all of it behind.
-    """
-
-    multiples: Mapping[str, int]
-    mode: PaddingMode = "replicate"
-    align: Align = "center"
-
-    def __post_init__(self) -> None:
-        if not self.multiples:
-            raise InputError("padding: name at least one dim and the multiple that it takes")
-        for name, multiple in self.multiples.items():
-            if type(multiple) is not int or multiple < 2:
-                raise InputError(f"padding: {name}={multiple!r}: the multiple must be 2 or more")
-        if self.mode not in get_args(PaddingMode):
-            known = ", ".join(get_args(PaddingMode))
-            raise InputError(f"padding: unknown mode {self.mode!r}; known: {known}")
-        if self.align not in ("center", "end"):
-            raise InputError(f"padding: unknown align {self.align!r}; known: center, end")
-
-
-def padded_name(name: str) -> str:
-    """What the padded size of a dim is called inside the model."""
-    return f"{name}_padded"
-
-
-def amounts(size: int, multiple: int, align: str) -> tuple[int, int]:
-    """How many elements go before and behind `size` to reach the next multiple."""
-    total = -size % multiple
-    before = total // 2 if align == "center" else 0
-    return before, total - before
 
 
 @dataclass(frozen=True)
@@ -227,3 +182,23 @@ class ModelSpec:
     def sample(self, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
         """Random inputs at these dim sizes, by input name."""
         return {i.name: i.sample(sizes, seed) for i in self.inputs}
+
+
+def inner_inputs(spec: ModelSpec) -> tuple[Input, ...]:
+    """The inputs as the model inside the padding sees them: padded dims in place of the dims."""
+    inputs: tuple[Input, ...] = spec.inputs
+    if spec.padding is None:
+        return inputs
+    multiples = spec.padding.multiples
+
+    def inner(size: Size) -> Size:
+        if isinstance(size, Dim) and size.name in multiples:
+            return size.padded(multiples[size.name], padded_name(size.name))
+        return size
+
+    return tuple(replace(i, shape=tuple(inner(s) for s in i.shape)) for i in inputs)
+
+
+def holds_weights(source: object) -> bool:
+    """True for a source that is a file with its weights in it."""
+    return isinstance(source, str) and source.endswith((".pt2", ".onnx"))

@@ -133,3 +133,6 @@ class Output:
     name: str
     shape: tuple[Size, ...] | None = None
     tolerance: Tolerance | None = None
+
+
+Feed = Mapping[str, np.ndarray]

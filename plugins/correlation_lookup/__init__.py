@@ -5,7 +5,7 @@ ONNX, `trt_plugin` the TensorRT plugin, `cuda` and kernel.cu what the plugin run
 has the numbers.
 """
 
-from pipeline.passes.infra import FROM_10, RTX
+from pipeline.machine.target import FROM_10, RTX
 from pipeline.plugins.base import Plugin
 from pipeline.plugins.correlation_lookup.function import NAME, function
 from pipeline.plugins.correlation_lookup.trt_plugin import VERSION, register

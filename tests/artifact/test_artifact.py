@@ -20,25 +20,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from pipeline.artifact import artifact as artifact_module
-from pipeline.artifact.artifact import (
-    EXPORTED,
-    MANIFEST,
-    MODEL,
-    PLAN,
-    REPRODUCE,
-    Artifact,
-    StoredRun,
-    finish,
-    hash_file,
-    reproduce_script,
-)
+from pipeline.artifact.artifact import Artifact, finish
 from pipeline.artifact.manifest import (
     BuildInfo,
     CheckInfo,
     ComparisonInfo,
     DimInfo,
     ExportInfo,
-    FileInfo,
     InputInfo,
     Manifest,
     ModelInfo,
@@ -57,8 +45,11 @@ from pipeline.artifact.manifest import (
     Weights,
     now,
 )
+from pipeline.artifact.reproduce import StoredRun, reproduce_script
 from pipeline.errors import ArtifactError
+from pipeline.machine.files import FileInfo, hash_file
 from pipeline.machine.swap_folder import replacing
+from pipeline.spec.file_names import EXPORTED, MANIFEST, MODEL, PLAN, REPRODUCE
 from pipeline.spec.tensors import Tolerance
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,14 +15,16 @@ import tiny
 from helpers import files_under, refinish
 
 from pipeline.build import build as build_module
-from pipeline.build.build import build, check_precision
-from pipeline.build.settings import Effort, TimingCache, configure
+from pipeline.build.build import build
+from pipeline.build.settings import TimingCache, configure
 from pipeline.convert.driver import run, run_export
 from pipeline.errors import BuildError, InputError, TargetMissing
 from pipeline.machine.target import TARGETS, installed_version, use
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
+from pipeline.spec.effort import Effort
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile
 
 RTX = TARGETS["rtx-1.7"]

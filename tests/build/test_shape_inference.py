@@ -8,8 +8,9 @@ import onnx
 import onnx.parser
 import pytest
 
-from pipeline.build.shape_inference import ORACLE, check_sizes, output_sizes, why_not_asked
-from pipeline.compare.runners import Job, plan_points
+from pipeline.build.shape_inference import ORACLE, output_sizes, why_not_asked
+from pipeline.compare.plan import Job, plan_points
+from pipeline.compare.shape_oracle import check_sizes
 from pipeline.machine.target import TARGETS
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Tolerance

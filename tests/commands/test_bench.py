@@ -13,12 +13,12 @@ import onnx.parser
 import pytest
 from helpers import Run, refused
 
-from pipeline.commands.bench.measure import Method, WallClock, input_sets, sizes_to_time, timed
+from pipeline.commands.bench.measure import Method, WallClock, input_sets, timed
 from pipeline.errors import InputError
 from pipeline.machine.gpu import find_gpu
 from pipeline.source.zoo import find_spec
 from pipeline.spec.dims import Dim
-from pipeline.spec.profiles import Profile
+from pipeline.spec.profiles import Profile, sizes_to_time
 from pipeline.spec.tensors import Input
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

@@ -10,7 +10,8 @@ import tiny
 
 from pipeline.artifact.manifest import ComparisonInfo, PairResult, PointInfo
 from pipeline.commands import report as summary
-from pipeline.commands.report import models_table, report_json, report_text, table
+from pipeline.commands.report import models_table, report_json, report_text
+from pipeline.commands.table import table
 from pipeline.convert.driver import Report, run_export
 from pipeline.spec.config import Config
 

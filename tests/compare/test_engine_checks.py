@@ -14,20 +14,19 @@ import onnx.parser
 import pytest
 
 from pipeline.artifact.manifest import CheckInfo
-from pipeline.artifact.stored import Feed
 from pipeline.compare.engine_checks import (
     DETERMINISM,
     ORDER,
     UNWRITTEN,
     Checked,
     Subject,
-    apart,
     check_engine,
 )
-from pipeline.compare.runners import run_onnx
 from pipeline.errors import EngineError, OutOfMemory
+from pipeline.graph.session import run_onnx
+from pipeline.spec.closeness import apart
 from pipeline.spec.profiles import Point
-from pipeline.spec.tensors import Tolerance
+from pipeline.spec.tensors import Feed, Tolerance
 
 F32 = np.float32
 TOLERANCE = {"y": Tolerance(1e-3, 1e-4, "test"), "n": Tolerance(1e-3, 1e-4, "test")}

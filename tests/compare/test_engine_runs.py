@@ -25,9 +25,10 @@ from pipeline.commands.report import report_json, report_text
 from pipeline.compare import engine_runs, regression
 from pipeline.compare import stage as verify
 from pipeline.compare.engine_runs import Engine, opened, why_not_run
-from pipeline.compare.runners import failures, run_onnx
+from pipeline.compare.runners import failures
 from pipeline.convert.driver import Report, run, run_verify
 from pipeline.errors import CompareError, OutOfMemory
+from pipeline.graph.session import run_onnx
 from pipeline.machine.gpu import Gpu
 from pipeline.machine.target import TARGETS
 from pipeline.spec.config import Config

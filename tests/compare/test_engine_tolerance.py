@@ -15,7 +15,8 @@ import tiny
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.declared import engine_tolerance_of, with_tolerances
 from pipeline.artifact.manifest import PairResult, ToleranceInfo
-from pipeline.compare.runners import Job, conclude, failures, plan_points
+from pipeline.compare.plan import Job, plan_points
+from pipeline.compare.runners import conclude, failures
 from pipeline.compare.verdict import judge
 from pipeline.convert.driver import run_export, run_verify
 from pipeline.errors import InputError

@@ -22,8 +22,9 @@ from torch.nn import functional as F
 from pipeline.artifact.manifest import PassInfo, RewriteInfo, RewrittenNode
 from pipeline.compare.divergence.fingerprints import PLACES, Print, onnx_prints
 from pipeline.compare.divergence.locate import locate
-from pipeline.compare.runners import EXPORTED, REWRITTEN, TORCH, run_onnx
+from pipeline.compare.run_names import EXPORTED, REWRITTEN, TORCH
 from pipeline.export.export import export, reference
+from pipeline.graph.session import run_onnx
 from pipeline.machine.target import TARGETS
 from pipeline.probe.eager import quiet
 from pipeline.rewrite.rewrite import rewrite

@@ -14,14 +14,15 @@ import pytest
 import tiny
 
 from pipeline.artifact.manifest import PointInfo
-from pipeline.artifact.stored import Feed
 from pipeline.compare import rows as batch_rows
 from pipeline.compare.rows import Batch, cheap_sizes, check_models, check_rows, find_batch
-from pipeline.compare.runners import run_onnx, run_torch
+from pipeline.compare.runners import run_torch
 from pipeline.convert.driver import run
+from pipeline.graph.session import run_onnx
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim, Size
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.tensors import Feed
 
 B = Dim("b", 1, 4, 8)
 S = Dim("s", 1, 4, 16)

@@ -12,10 +12,12 @@ import pytest
 
 from pipeline.artifact import stored
 from pipeline.compare import runners as compare
-from pipeline.compare.runners import Job, collect, conclude, plan_points, profile_of
+from pipeline.compare.plan import Job, plan_points
+from pipeline.compare.runners import collect, conclude, profile_of
 from pipeline.compare.verdict import judge
 from pipeline.convert.driver import quiet
 from pipeline.errors import CompareError, PipelineError
+from pipeline.graph.session import run_onnx
 from pipeline.machine.resources import Stopwatch
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Tolerance
@@ -231,7 +233,7 @@ def test_a_run_that_fails_names_the_sizes(model: Path) -> None:
     feeds = [{"x": np.ones((1, 4), F32)}, {"x": np.ones((10, 5), F32)}]
     said: list[str] = []
     with pytest.raises(CompareError, match=r"exported fails at opt \(n=10\): ") as caught:
-        collect("exported", compare.run_onnx(model, feeds), POINTS[:2], said.append, Stopwatch())
+        collect("exported", run_onnx(model, feeds), POINTS[:2], said.append, Stopwatch())
     assert "\n" not in str(caught.value)
     assert said == ["exported at min (n=1)", "exported at opt (n=10)"]
     (short,) = collect("a", iter([{"y": feeds[0]["x"]}]), POINTS[:1], quiet, Stopwatch())
@@ -260,7 +262,7 @@ def test_onnx_runs_unoptimised(model: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return real(path, options, **words)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-    (out,) = compare.run_onnx(model, [{"x": -np.ones((2, 4), F32)}])
+    (out,) = run_onnx(model, [{"x": -np.ones((2, 4), F32)}])
     assert (out["y"] == 0).all()
     assert seen == [onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL]
 

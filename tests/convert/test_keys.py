@@ -19,7 +19,8 @@ from pipeline.machine.target import TARGETS
 from pipeline.source.zoo import find_spec
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import Input, ModelSpec, Padding, Tolerance
+from pipeline.spec.model import Input, ModelSpec, Tolerance
+from pipeline.spec.padding import Padding
 from pipeline.spec.profiles import Profile
 
 RTX = TARGETS["rtx-1.7"]

@@ -15,7 +15,6 @@ from helpers import command
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
-from pipeline.compare.runners import run_onnx
 from pipeline.convert import driver
 from pipeline.convert.driver import Report, run, run_build, run_verify
 from pipeline.errors import (
@@ -24,6 +23,7 @@ from pipeline.errors import (
     InputError,
     TargetMissing,
 )
+from pipeline.graph.session import run_onnx
 from pipeline.spec.config import Config
 
 

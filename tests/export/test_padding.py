@@ -12,16 +12,10 @@ import torch
 
 from pipeline.errors import ExportError
 from pipeline.export.export import Exported, export, reference
-from pipeline.export.padding import (
-    PaddedModule,
-    add_padding,
-    crop_factor,
-    factors,
-    inner_inputs,
-    outer_size,
-)
+from pipeline.export.padding import PaddedModule, add_padding, crop_factor, factors, outer_size
 from pipeline.spec.dims import Dim, evaluate
-from pipeline.spec.model import Input, ModelSpec, Output, Padding, Tolerance, amounts
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance, inner_inputs
+from pipeline.spec.padding import Padding, amounts
 
 NUMPY_MODES = {"replicate": "edge", "reflect": "reflect", "constant": "constant"}
 CASES = [

@@ -10,7 +10,9 @@ import sympy
 import torch
 
 from pipeline.errors import ExportError
-from pipeline.export.symbols import SymbolNames, apply_names, output_shapes, quotient, values_of
+from pipeline.export.symbols import SymbolNames, apply_names, output_shapes
+from pipeline.graph.names import values_of
+from pipeline.probe.fit import quotient
 from pipeline.spec.dims import Dim, evaluate
 from pipeline.spec.model import Input
 

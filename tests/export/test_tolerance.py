@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from pipeline.compare.runners import TORCH
+from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
 from pipeline.errors import InputError
 from pipeline.export.export import Exported, export

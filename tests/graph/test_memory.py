@@ -12,9 +12,11 @@ import pytest
 
 from pipeline.errors import PipelineError
 from pipeline.graph import memory
-from pipeline.graph.memory import Estimator, available_memory, default_limit
+from pipeline.graph.memory import Estimator
+from pipeline.graph.sizes import symbolic
 from pipeline.graph.sizes.carried import SMALL
 from pipeline.graph.sizes.static import StaticSizes
+from pipeline.machine.resources import available_memory, default_limit
 
 HEAD = '<ir_version: 8, opset_import: ["" : 18, "x.y" : 1]> '
 MIB = 2**20
@@ -164,8 +166,8 @@ def test_computed_sizes_are_followed(tmp_path) -> None:
     model.graph.input[0].CopyFrom(
         onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (2, 3, 201, 64))
     )
-    symbolic = memory._infer(model, {})
-    naive = next(v for v in symbolic.graph.value_info if v.name == "q")
+    inferred = symbolic.infer(model, {})
+    naive = next(v for v in inferred.graph.value_info if v.name == "q")
     assert not naive.type.tensor_type.shape.dim[2].HasField("dim_value")
     found = Estimator(tmp_path / "m.onnx")
     for height, padded in ((201, 204), (204, 204), (1, 4)):

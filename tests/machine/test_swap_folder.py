@@ -18,7 +18,8 @@ import pytest
 
 from pipeline.errors import InputError, PipelineError
 from pipeline.machine import swap_folder as _folder
-from pipeline.machine.swap_folder import LINK_FROM_BYTES, fresh, replacing
+from pipeline.machine.files import fresh
+from pipeline.machine.swap_folder import LINK_FROM_BYTES, replacing
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = "manifest.json"

@@ -16,7 +16,7 @@ from helpers import HERE, Run, refused
 from onnx import numpy_helper
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.compare.runners import TORCH
+from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
 from pipeline.convert.driver import run
 from pipeline.errors import InputError

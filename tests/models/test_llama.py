@@ -20,7 +20,7 @@ from llama_model import (
 )
 
 from pipeline.commands.still_needed import apply as apply_passes
-from pipeline.compare.runners import TORCH
+from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
 from pipeline.errors import InputError
 from pipeline.machine.target import TARGETS

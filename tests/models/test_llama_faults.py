@@ -23,8 +23,9 @@ from llama_model import (
 )
 from onnx import TensorProto, helper, numpy_helper
 
-from pipeline.compare.runners import TORCH, run_onnx
+from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
+from pipeline.graph.session import run_onnx
 
 pytestmark = pytest.mark.slow
 

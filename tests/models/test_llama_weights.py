@@ -11,9 +11,9 @@ import pytest
 import torch
 from llama_model import positions
 
-from pipeline.compare.runners import run_onnx
 from pipeline.convert.driver import run_export
 from pipeline.errors import InputError
+from pipeline.graph.session import run_onnx
 from pipeline.models.llama import llama
 from pipeline.models.transformers_library import import_transformers
 from pipeline.spec.config import Config

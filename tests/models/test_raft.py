@@ -16,11 +16,13 @@ from onnx import helper
 from readme_commands import Done
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.compare.runners import TORCH, run_onnx, run_torch
+from pipeline.compare.run_names import TORCH
+from pipeline.compare.runners import run_torch
 from pipeline.compare.verdict import judge
 from pipeline.convert.driver import run_rewrite
 from pipeline.export.export import reference
 from pipeline.graph.memory import Estimator
+from pipeline.graph.session import run_onnx
 from pipeline.models.raft import raft, raft_small
 from pipeline.spec.model import ModelSpec
 

@@ -13,10 +13,11 @@ from planted_faults import Fault, set_attribute, set_mode, transpose_weight
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.build.try_graph import attempt
-from pipeline.compare.runners import TORCH, run_onnx
+from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
 from pipeline.convert.driver import run
 from pipeline.errors import InputError
+from pipeline.graph.session import run_onnx
 from pipeline.machine.child import Child
 from pipeline.machine.target import TARGETS
 from pipeline.models.unet_sr import unet_sr

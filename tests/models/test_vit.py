@@ -16,10 +16,11 @@ from planted_faults import Fault, edit_weight, set_attribute, set_op, swap_weigh
 from pipeline.artifact.artifact import Artifact
 from pipeline.build.shape_inference import output_sizes
 from pipeline.build.try_graph import attempt
-from pipeline.compare.runners import TORCH, run_onnx
+from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
 from pipeline.convert.driver import run
 from pipeline.errors import InputError
+from pipeline.graph.session import run_onnx
 from pipeline.machine.child import Child
 from pipeline.machine.target import TARGETS
 from pipeline.models._vit_any_size import AnySize

@@ -9,8 +9,7 @@ from pass_harness import PASSES, own
 
 from pipeline.build.try_graph import Outcome
 from pipeline.commands.still_needed import Trial, _answer, _is_measured, still_needed
-from pipeline.machine.target import TARGETS, installed_version
-from pipeline.passes.infra import Needs
+from pipeline.machine.target import TARGETS, Needs, installed_version
 
 RTX, OLD = TARGETS["rtx-1.7"], TARGETS["tensorrt-8.6"]
 CASE = own("slice_shape", "positive")[0]

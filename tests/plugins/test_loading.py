@@ -13,6 +13,7 @@ import onnx.parser
 import pytest
 
 from pipeline.build.build import Built, build
+from pipeline.build.custom_nodes import prepare
 from pipeline.errors import BuildError, InputError
 from pipeline.machine.child import Child
 from pipeline.machine.target import TARGETS, use
@@ -23,7 +24,6 @@ from pipeline.plugins.loading import (
     find_plugins,
     library_folder,
     load_plugins,
-    prepare,
     provided_ops,
 )
 from pipeline.spec.dims import Dim

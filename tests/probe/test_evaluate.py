@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.export.guards import Broken, broken_guards, matters, tries
 from pipeline.probe import evaluate as guards
-from pipeline.probe.eager import elements, matters, tries
-from pipeline.probe.evaluate import Broken, broken_guards, legal_sizes, result_of
+from pipeline.probe import grid
+from pipeline.probe.eager import elements
+from pipeline.probe.evaluate import result_of
+from pipeline.probe.grid import legal_sizes
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, Tolerance
 
@@ -60,10 +63,10 @@ def test_wide_ranges_are_scanned_whole_in_each_dim() -> None:
 
 def test_products_beyond_64_bits_are_right() -> None:
     dims = [Dim(f"d{k}", 1, 2, 1 << 20) for k in range(5)]
-    grid = guards.size_grid(tuple(dims), ())
-    values = {f"s{k}": grid[:, k] for k in range(5)}
+    sizes = grid.size_grid(tuple(dims), ())
+    values = {f"s{k}": sizes[:, k] for k in range(5)}
     kept = guards.where_kept("s0*s1*s2*s3*s4 < 10**25", values)
-    assert kept.tolist() == [math.prod(map(int, row)) < 10**25 for row in grid]
+    assert kept.tolist() == [math.prod(map(int, row)) < 10**25 for row in sizes]
 
 
 def test_a_division_by_zero_cannot_be_told() -> None:

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pipeline.probe.eager import examples
+from pipeline.probe.eager import examples, model_line
 from pipeline.probe.probe import Probed, probe
-from pipeline.probe.rules import model_line
 from pipeline.spec.dims import Dim, kept_rules
 from pipeline.spec.tensors import Input
 

@@ -11,11 +11,13 @@ import torch
 
 from pipeline.errors import ConstraintError, ExportError, InputError
 from pipeline.export.export import export
+from pipeline.export.torch_messages import find_rules
 from pipeline.probe import evaluate as guards
 from pipeline.probe.evaluate import holds
-from pipeline.probe.rules import find_rules, fitted
+from pipeline.probe.rules import fitted
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import Input, ModelSpec, Output, Padding, Tolerance
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.padding import Padding
 
 H, W = Dim("h", 16, 64, 512), Dim("w", 16, 440, 512)
 H8, W8 = Dim("h", 16, 64, 512, 8), Dim("w", 16, 440, 512, 8)

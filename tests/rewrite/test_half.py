@@ -10,8 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.build import layer_types as _mixed
-from pipeline.build.try_graph import run_reference
-from pipeline.compare.runners import run_onnx
+from pipeline.graph.session import run_onnx, run_reference
 from pipeline.machine.target import TARGETS, use
 from pipeline.passes.case import Case
 from pipeline.passes.cases import CASES

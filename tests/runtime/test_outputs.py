@@ -16,8 +16,8 @@ from test_engine_loading import F32, Host, X
 from pipeline.errors import EngineError
 from pipeline.runtime import cuda as _cuda
 from pipeline.runtime.bindings import _allocator_class
-from pipeline.runtime.by_data import Done, prepare, take_over
 from pipeline.runtime.device_array import DeviceArray
+from pipeline.runtime.outputs import Done, prepare, take_over
 from pipeline.runtime.pool import DIRTY, Pool
 
 OWN, A, B = 100, 101, 102  # streams

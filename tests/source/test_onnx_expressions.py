@@ -11,7 +11,8 @@ from helpers import Run, refused
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.errors import ConstraintError, InputError
-from pipeline.source.onnx.spec import import_onnx, onnx_spec
+from pipeline.source.onnx.importing import import_onnx
+from pipeline.source.onnx.spec import onnx_spec
 from pipeline.spec.dims import Dim
 from pipeline.spec.text import split_dims
 

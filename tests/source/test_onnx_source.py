@@ -15,7 +15,8 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from pipeline.errors import ConstraintError, ExportError, InputError
 from pipeline.probe.fit import formula
-from pipeline.source.onnx.spec import Imported, import_onnx, onnx_spec
+from pipeline.source.onnx.importing import Imported, import_onnx
+from pipeline.source.onnx.spec import onnx_spec
 from pipeline.spec.dims import Dim, evaluate
 
 B, H, W = Dim("b", 1, 2, 8), Dim("h", 16, 64, 256), Dim("w", 16, 80, 256)

@@ -8,7 +8,8 @@ import torch
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr
-from pipeline.spec.model import Input, ModelSpec, Output, Padding, Tolerance, amounts
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.padding import Padding, amounts
 from pipeline.spec.profiles import Profile, points
 
 H, W = Dim("h", 16, 64, 512), Dim("w", 1, 440, 512)

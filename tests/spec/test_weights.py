@@ -11,11 +11,13 @@ import tiny
 import torch
 from safetensors.torch import save_file
 
-from pipeline.compare.runners import TORCH, run_onnx, run_torch
+from pipeline.compare.run_names import TORCH
+from pipeline.compare.runners import run_torch
 from pipeline.compare.verdict import judge
 from pipeline.convert.driver import run_export
 from pipeline.errors import InputError
 from pipeline.export.export import reference
+from pipeline.graph.session import run_onnx
 from pipeline.spec.config import Config
 from pipeline.spec.weights import load_weights, read_state_dict
 

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from pipeline.artifact.artifact import MODEL, PLAN, finish
+from pipeline.artifact.artifact import finish
 from pipeline.artifact.manifest import (
     BuildInfo,
     DimInfo,
@@ -29,11 +29,13 @@ from pipeline.artifact.manifest import (
     Weights,
     now,
 )
-from pipeline.build.settings import DEFAULT_EFFORT, configure
+from pipeline.build.settings import configure
 from pipeline.machine.gpu import find_gpu
 from pipeline.machine.target import Target, require, use
 from pipeline.runtime.engine import Engine
 from pipeline.spec.dims import Dim, DimExpr, Size
+from pipeline.spec.effort import DEFAULT_EFFORT
+from pipeline.spec.file_names import MODEL, PLAN
 from pipeline.spec.profiles import Profile
 
 ROOT = Path(__file__).resolve().parents[2]

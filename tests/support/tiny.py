@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import Input, ModelSpec, Output, Padding, Tolerance
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.padding import Padding
 from pipeline.spec.profiles import Profile
 
 TOLERANCE = Tolerance(1e-4, 1e-5, "float32 rounding of one convolution")

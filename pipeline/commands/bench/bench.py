@@ -19,16 +19,9 @@ import numpy as np
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
 from pipeline.artifact.manifest import Manifest, now
-from pipeline.commands.bench.measure import (
-    Method,
-    Timing,
-    input_sets,
-    size_text,
-    sizes_to_time,
-    timed,
-)
+from pipeline.commands.bench.measure import Method, Timing, input_sets, timed
 from pipeline.errors import EngineError, InputError
-from pipeline.spec.profiles import Point
+from pipeline.spec.profiles import Point, size_text, sizes_to_time
 
 if TYPE_CHECKING:
     from pipeline.runtime.engine import Engine

@@ -16,9 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.errors import InputError
-from pipeline.spec.dims import Dim, check_rules, shape_at
-from pipeline.spec.profiles import Point, Profile, near_rules, parse_sizes
+from pipeline.spec.dims import shape_at
 from pipeline.spec.tensors import Input
 
 _CACHE = 256 << 20  # bytes of inputs to go round in, where so many sets do: more than any cache
@@ -124,42 +122,3 @@ def input_sets(
     least, most = _SETS
     count = min(max(-(-_CACHE // max(one, 1)), least), most)
     return tuple({i.name: i.sample(sizes, seed) for i in inputs} for seed in range(count))
-
-
-def sizes_to_time(
-    dims: Mapping[str, Dim],
-    profiles: Sequence[Profile],
-    rules: Sequence[str],
-    shapes: Sequence[str] = (),
-) -> tuple[Point, ...]:
-    """The sizes that are asked for; without any, min, opt and max of every profile.
-
-    Raises:
-        InputError: a shape that is not of the form ``h=440,w=1024``, or not legal.
-    """
-    if shapes:
-        found = []
-        for text in shapes:
-            sizes = parse_sizes(text, dims)
-            check_rules(rules, sizes)
-            if not any(profile.allows(sizes) for profile in profiles):
-                known = "; ".join(f"{p.name}: {_ranges(p)}" for p in profiles)
-                raise InputError(f"shape {text!r}: no profile allows it ({known})")
-            found.append(Point("asked for", sizes))
-        return tuple({tuple(p.sizes.items()): p for p in found}.values())
-    every: dict[tuple[int, ...], Point] = {}
-    for profile in profiles:
-        tag = f"{profile.name}: " if len(profiles) > 1 else ""
-        for which, label in enumerate(("min", "opt", "max")):
-            for more, sizes in near_rules(profile.sizes(which), dims, profile, rules):
-                every.setdefault(tuple(sizes.values()), Point(f"{tag}{label}{more}", sizes))
-    return tuple(every.values())
-
-
-def size_text(sizes: Mapping[str, int]) -> str:
-    """``h=440,w=1024``, as --shape takes it."""
-    return ",".join(f"{name}={size}" for name, size in sizes.items())
-
-
-def _ranges(profile: Profile) -> str:
-    return ",".join(f"{name}={low}..{high}" for name, (low, _, high) in profile.ranges.items())

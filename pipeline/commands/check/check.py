@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from pipeline.artifact.declared import dims_of
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
-from pipeline.build.build import check_precision
 from pipeline.build.shape_inference import ORACLE
 from pipeline.commands.check.findings import (
     SECTIONS,
@@ -30,12 +29,13 @@ from pipeline.compare.verdict import RANGE_HINT, TIES
 from pipeline.convert import stages
 from pipeline.convert.initial import chosen_profiles, draft
 from pipeline.errors import ConstraintError, InputError, PipelineError
-from pipeline.graph.memory import default_limit
+from pipeline.machine.resources import default_limit
 from pipeline.machine.target import find_target
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules, kept_rules
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
 
 if TYPE_CHECKING:

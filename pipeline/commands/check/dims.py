@@ -44,8 +44,8 @@ def tried(
         The findings; the spec with its dims narrowed to what the module takes, as far as that can
         be said; and sizes at which it runs.
     """
-    from pipeline.export.padding import inner_inputs
     from pipeline.probe.probe import probe
+    from pipeline.spec.model import inner_inputs
 
     if all(dim.static for dim in spec.dims.values()):
         return [], spec, {}
@@ -150,9 +150,9 @@ def narrowings(
 
 def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Finding]:
     """torch.export's guards, evaluated over the dims' ranges."""
-    from pipeline.export.padding import inner_inputs
+    from pipeline.export.guards import broken_guards
     from pipeline.export.proof import unproved
-    from pipeline.probe.evaluate import broken_guards
+    from pipeline.spec.model import inner_inputs
 
     guards = {
         str(guard.expr)

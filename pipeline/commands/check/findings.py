@@ -89,7 +89,7 @@ def export_failure(error: PipelineError) -> Finding:
     if cause is not None:
         import torch
 
-        from pipeline.probe.rules import model_line
+        from pipeline.probe.eager import model_line
 
         stack = traceback.extract_tb(cause.__traceback__)
         place = model_line(stack, str(Path(torch.__file__).parent))

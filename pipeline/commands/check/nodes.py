@@ -10,21 +10,23 @@ from typing import Any
 
 import onnx
 
-from pipeline.artifact.artifact import EXPORTED, MODEL
 from pipeline.artifact.manifest import Manifest
-from pipeline.build.refusal import called, explain, origin_of
+from pipeline.build.custom_nodes import prepare
+from pipeline.build.refusal import explain
 from pipeline.build.refused_node import Said
 from pipeline.build.shape_inference import why_not_asked
 from pipeline.commands.check.findings import Finding, shortened
 from pipeline.convert import stages
 from pipeline.errors import PipelineError
+from pipeline.graph.origin import called, origin_of
 from pipeline.machine.child import Child, ChildDied, ChildFailed
 from pipeline.machine.target import Target, find_target, use
-from pipeline.plugins.loading import Asked, find_plugins, library_folder, load_plugins, prepare
+from pipeline.plugins.loading import Asked, find_plugins, library_folder, load_plugins
 from pipeline.rewrite.choose import all_passes
 from pipeline.rewrite.lint import Finding as Fault
 from pipeline.rewrite.lint import lint
 from pipeline.spec.config import Config
+from pipeline.spec.file_names import EXPORTED, MODEL
 
 _EXPLICIT_BATCH = 1  # flag bit 0 up to TensorRT 10, ignored afterwards
 

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from pipeline.compare.divergence.fingerprints import PLACES, Print
+from pipeline.graph.origin import NOWHERE, line_of, metadata_of
 
 if TYPE_CHECKING:
     import torch
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _ATEN = re.compile(r"aten\.(\w+)")
-_NOWHERE = ("", 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +114,9 @@ class Eager:
     def has(self, value: Print, node: onnx.NodeProto) -> bool:
         """True if the line of the node has a value of this shape in the run, or the node's op; of
         a node from no line (padding), if the run has the shape at all."""
-        if line_of(node) == _NOWHERE:
+        if line_of(node) == NOWHERE:
             return value.shape in self._by_shape
-        op = _ATEN.search(_metadata(node).get("pkg.torch.onnx.fx_node", ""))
+        op = _ATEN.search(metadata_of(node).get("pkg.torch.onnx.fx_node", ""))
         return any(
             one.value.shape == value.shape or (op is not None and one.op.split(".")[1] == op[1])
             for one in self._by_line.get(line_of(node), [])
@@ -136,13 +135,3 @@ class Eager:
 
 def _first(pair: tuple[float, Print]) -> float:
     return pair[0]
-
-
-def _metadata(node: onnx.NodeProto) -> dict[str, str]:
-    return {p.key: p.value for p in node.metadata_props}
-
-
-def line_of(node: onnx.NodeProto) -> tuple[str, int]:
-    """The innermost frame of the node's stack trace, as (file, line)."""
-    frames = _FRAME.findall(_metadata(node).get("pkg.torch.onnx.stack_trace", ""))
-    return (frames[-1][0], int(frames[-1][1])) if frames else _NOWHERE

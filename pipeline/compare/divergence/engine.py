@@ -19,20 +19,20 @@ from typing import cast
 import numpy as np
 import onnx
 
-from pipeline.artifact.artifact import MODEL, PLAN, Artifact
+from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
 from pipeline.artifact.manifest import Manifest, TensorInfo
-from pipeline.artifact.stored import Feed
 from pipeline.build.build import build
-from pipeline.build.refusal import called, origin_of
-from pipeline.build.settings import DEFAULT_EFFORT
-from pipeline.compare.runners import run_onnx
 from pipeline.errors import InputError
 from pipeline.graph.names import name_nodes
+from pipeline.graph.origin import called, origin_of
+from pipeline.graph.session import run_onnx
 from pipeline.machine.target import find_target
 from pipeline.spec.dims import check_rules
+from pipeline.spec.effort import DEFAULT_EFFORT
+from pipeline.spec.file_names import MODEL, PLAN
 from pipeline.spec.profiles import parse_sizes
-from pipeline.spec.tensors import Precision
+from pipeline.spec.tensors import Feed, Precision
 
 Announce = Callable[[str], None]
 Run = Callable[[Sequence[str] | None], Mapping[str, float]]

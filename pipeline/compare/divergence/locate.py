@@ -19,12 +19,12 @@ import onnx
 from onnx import external_data_helper, numpy_helper
 
 from pipeline.artifact.manifest import RewriteInfo
-from pipeline.build.refusal import called, origin_of
-from pipeline.compare.divergence.eager import Eager, line_of, torch_prints
+from pipeline.compare.divergence.eager import Eager, torch_prints
 from pipeline.compare.divergence.fingerprints import OnnxPrints, onnx_prints
 from pipeline.compare.divergence.flow import NOISE, Flow, Parting
-from pipeline.compare.runners import EXPORTED, REWRITTEN, TORCH
+from pipeline.compare.run_names import EXPORTED, REWRITTEN, TORCH
 from pipeline.graph.names import name_nodes
+from pipeline.graph.origin import called, line_of, origin_of
 
 if TYPE_CHECKING:
     import torch

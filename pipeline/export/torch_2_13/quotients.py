@@ -8,7 +8,7 @@ Python's ``a / (b / c)`` rounds twice, ``a*c // b`` does not. Both have the same
   by a power of 2), or the roundings are seen to do no harm at every size that there is.
 
 This is looked at for every size that is declared; where they are too many, for all sizes of each
-dim with some of the others (`pipeline.probe.evaluate.size_grid`). Anything else has no quotient
+dim with some of the others (`pipeline.probe.grid.size_grid`). Anything else has no quotient
 here: factors that are no whole numbers (``h * 0.7``), sums of floats, powers, negative numbers.
 Nor has a product with a number: sympy folds ``h * 0.1 * 10`` to ``1.0*h``, and Python's floats do
 not.
@@ -26,7 +26,9 @@ import numpy as np
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from pipeline.probe.evaluate import Symbol, result_of, size_grid
+from pipeline.export.guards import Symbol
+from pipeline.probe.evaluate import result_of
+from pipeline.probe.grid import size_grid
 from pipeline.spec.dims import Dim, Size
 
 _EXACT = 1 << 48  # integers up to here; float64 has 5 bits more, for

@@ -38,7 +38,8 @@ from sympy.core.cache import clear_cache
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.functions import FloorDiv
 
-from pipeline.probe.evaluate import Symbol, result_of
+from pipeline.export.guards import Symbol
+from pipeline.probe.evaluate import result_of
 from pipeline.spec.dims import Dim, Size
 
 Sizes = Mapping[tuple[str, int], Size]  # declared, by argument of ``forward`` and axis

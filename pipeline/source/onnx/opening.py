@@ -16,9 +16,8 @@ from onnx import TensorProto, external_data_helper, helper
 
 from pipeline.errors import InputError
 from pipeline.graph.external_data import outside_files
-from pipeline.graph.files import lightened, nodes_of
-from pipeline.plugins.loading import DOMAINS
-from pipeline.rewrite.rewrite import check_source
+from pipeline.graph.files import check_source, lightened, nodes_of
+from pipeline.graph.origin import DOMAINS
 
 PROTOBUF_ENDS = 2 << 30
 _FULL_CHECK = 64 << 20  # bytes of a graph without weights; shape inference copies it several times

@@ -13,7 +13,7 @@ import onnx
 import sympy
 
 from pipeline.errors import ExportError, InputError
-from pipeline.graph.memory import _infer
+from pipeline.graph.sizes.symbolic import infer
 from pipeline.probe.fit import Point, doubts, formula, holds_at
 from pipeline.probe.onnx_runner import Runs, Sizes, steps
 from pipeline.source.onnx.legal import by_values, mixed, with_rules
@@ -217,7 +217,7 @@ def _inferred(model: onnx.ModelProto) -> dict[str, list[str]]:
     for value in bare.graph.output:
         value.type.tensor_type.ClearField("shape")
     try:
-        outputs = _infer(bare, {}).graph.output
+        outputs = infer(bare, {}).graph.output
     except Exception:  # it gives up in many ways
         return {}
     return {
@@ -228,14 +228,14 @@ def _inferred(model: onnx.ModelProto) -> dict[str, list[str]]:
 
 def _translated(texts: Sequence[str], axis: int, dims: Mapping[str, Dim]) -> str | None:
     """``floor(h/2 - 1/2) + 1`` as ``(h - 1)//2 + 1``."""
-    from pipeline.export.symbols import _Printer
+    from pipeline.export.symbols import SizePrinter
 
     if axis >= len(texts):
         return None
     symbols = {name: sympy.Symbol(name, integer=True, positive=True) for name in dims}
     try:
         expression = sympy.sympify(texts[axis], locals=symbols)
-        text: str = _Printer().doprint(expression)
+        text: str = SizePrinter().doprint(expression)
         return text if DimExpr(text).names <= dims.keys() else None
     except (InputError, sympy.SympifyError, TypeError, SyntaxError):
         return None

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.artifact.stored import Feed
-from pipeline.compare.runners import run_onnx
 from pipeline.errors import InputError
+from pipeline.graph.session import run_onnx
 from pipeline.spec.dims import kept_rules
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
+from pipeline.spec.tensors import Feed
 
 _HOW = "rounding of the inputs"
 _NOTHING = "no input can be rounded, and a few units in the last place are assumed: rounding"

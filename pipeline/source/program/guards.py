@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.probe.evaluate import legal_sizes, size_grid, symbols_in, where_kept
+from pipeline.probe.evaluate import symbols_in, where_kept
+from pipeline.probe.grid import legal_sizes, size_grid
 from pipeline.probe.rules import fitted
 from pipeline.spec.dims import Dim, SizeRule
 

@@ -12,28 +12,19 @@ A ``.pt2`` is a program: loading one can run what its maker wrote into it. Take 
 
 from __future__ import annotations
 
-import json
-import logging
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
+from pipeline.export.program import KINDS, load_program
 from pipeline.source.program.dims import Axes, named_axes
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Tolerance
 
 if TYPE_CHECKING:
     import torch
-
-_KINDS = {
-    "SymIntArgument": "an integer",
-    "SymFloatArgument": "a float",
-    "SymBoolArgument": "a bool",
-}
-_NEVER_SAVED = "a .pt2 is written by torch.export.save"
 
 
 def program_spec(
@@ -51,7 +42,7 @@ def program_spec(
             is no tensor of numbers; a dim without a largest size (all of them are listed), or
             `dims` that the program does not have or not allow.
     """
-    from pipeline.artifact.artifact import hash_file
+    from pipeline.machine.files import hash_file
 
     program = load_program(path)
     _check(path, program)
@@ -76,106 +67,6 @@ def program_spec(
     )
 
 
-def load_program(path: Path) -> torch.export.ExportedProgram:
-    """The program in a file.
-
-    Raises:
-        InputError: there is none that this torch reads; says why.
-    """
-    version = _saved_with(path)
-    import torch
-
-    from pipeline.probe.eager import quiet
-
-    log = _Caught()
-    logger = logging.getLogger("torch.export")
-    logger.addFilter(log)
-    try:
-        with quiet():
-            return torch.export.load(path)
-    except Exception as error:  # whatever a file's content leads to
-        cause: BaseException = log.error or error
-        while cause.__cause__ or cause.__context__:
-            cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
-        first = next(iter(str(cause).strip().splitlines()), "") or type(cause).__name__
-        first = first.partition(". ")[0]
-        other = "" if version == torch.__version__ else f"; it was saved by torch {version}"
-        raise InputError(
-            f"{path}: torch {torch.__version__} can't load it: {first}{other}",
-            detail=str(error),
-        ) from error
-    finally:
-        logger.removeFilter(log)
-
-
-class _Caught(logging.Filter):
-    """Keeps the error that torch only logs, and its log out of the way."""
-
-    error: BaseException | None = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.exc_info:
-            self.error = self.error or record.exc_info[1]
-        return False
-
-
-def _saved_with(path: Path) -> str:
-    """The version of torch that saved the file, whose checksums are looked at (torch does not).
-
-    Raises:
-        InputError: the file holds no program.
-    """
-    if path.is_dir() or not path.exists():
-        raise InputError(f"{path}: {'a folder' if path.is_dir() else 'no such file'}")
-    try:
-        with path.open("rb") as file:
-            start = file.read(2)
-        if start != b"PK":
-            raise InputError(f"{path}: not a .pt2 file: {_NEVER_SAVED}")
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            _check_kind(path, names)
-            damaged = archive.testzip()
-            if damaged is not None:
-                raise InputError(f"{path}: damaged: {damaged} has a wrong checksum")
-            for name in names:
-                if re.search(r"(^|/)models/model\.json$", name):
-                    found = json.loads(archive.read(name)).get("torch_version")
-                    return str(found or "before 2.9")
-            return "before 2.8"
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, AttributeError) as error:
-        raise InputError(f"{path}: damaged or truncated: {error}") from error
-
-
-def _check_kind(path: Path, names: list[str]) -> None:
-    """Raises `InputError` unless an archive of these files is a saved program."""
-    models = [n for n in names if re.search(r"(^|/)models/[^/]+\.json$", n)]
-    if (
-        any(n.endswith("/model.json") for n in models)
-        or "serialized_exported_program.json" in names
-    ):
-        return
-    if models:
-        found = ", ".join(Path(n).stem for n in models)
-        what = f"a package of several programs ({found}); save the one alone, torch.export.save"
-    elif any("data/aotinductor/" in n for n in names):
-        what = "a package of compiled code (AOTInductor); save the program, torch.export.save"
-    elif any("/code/" in n for n in names):
-        what = (
-            "a TorchScript file, no saved program: export its model with torch.export and save it"
-        )
-    elif any(n.endswith("data.pkl") for n in names):
-        what = (
-            f"written by torch.save (weights, or a pickled module): {_NEVER_SAVED}; for weights "
-            "name the model's factory as the source, and the file with --weights"
-        )
-    else:
-        what = f"a zip archive without a program: {_NEVER_SAVED}"
-    raise InputError(f"{path}: {what}")
-
-
 def _check(path: Path, program: torch.export.ExportedProgram) -> None:
     """Raises `InputError` for a program that a conversion can't stand for."""
     signature = program.graph_signature
@@ -184,7 +75,7 @@ def _check(path: Path, program: torch.export.ExportedProgram) -> None:
             continue
         kind = type(spec.arg).__name__
         if kind not in ("TensorArgument", "ConstantArgument"):
-            what = _KINDS.get(kind, kind.removesuffix("Argument"))
+            what = KINDS.get(kind, kind.removesuffix("Argument"))
             raise InputError(
                 f"{path}: input {spec.arg.name} is {what} that varies: an engine takes tensors "
                 "only; export with a tensor or a constant in its place"

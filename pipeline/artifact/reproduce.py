@@ -1,0 +1,92 @@
+"""The script that repeats a comparison with Polygraphy's own commands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.machine.target import Flavour
+from pipeline.spec.file_names import EXPORTED, MODEL, PLAN
+from pipeline.spec.tensors import Tolerance
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """Stored inputs, and the outputs that one run gave for them, iteration by iteration.
+
+    Args:
+        inputs: Polygraphy's JSON of the inputs, relative to the artifact; shapes may differ
+            from iteration to iteration.
+        outputs: Polygraphy's JSON of a RunResults with as many iterations. Polygraphy only
+            warns of fewer, and leaves the rest of the inputs uncompared.
+        profile: index of the engine's profile that allows the inputs; None leaves the engine
+            out.
+    """
+
+    inputs: str
+    outputs: str
+    profile: int | None = 0
+
+
+def reproduce_script(
+    runs: Sequence[StoredRun],
+    tolerances: Mapping[str, Tolerance],
+    *,
+    flavour: Flavour,
+    models: Sequence[str] = (EXPORTED, MODEL),
+    plan: str | None = PLAN,
+    engine_tolerances: Mapping[str, Tolerance] | None = None,
+) -> str:
+    """The text of ``reproduce.sh``: repeats the comparison with Polygraphy's own commands.
+
+    ONNX Runtime runs the models without graph optimisations, so that it can't hide a rewrite;
+    with ``--engine`` TensorRT runs the plan as well, which needs a GPU. The script works from
+    any folder, runs everything, and ends with 1 if anything failed. Stored outputs are
+    Polygraphy's second run, to which ``rtol`` is relative.
+
+    Args:
+        runs: what to compare with.
+        tolerances: by output name.
+        engine_tolerances: the same of the engine; None means those of the models.
+        models: ONNX files of the artifact.
+        plan: the engine's plan, or None where there is none.
+    """
+    lines = [
+        "#!/bin/sh",
+        "# Repeats the comparison of this artifact. Needs polygraphy and onnxruntime.",
+        "# --engine compares the engine too; that needs TensorRT and a GPU it can run on.",
+        "# half.onnx is not run: ONNX Runtime on a CPU does not round as a GPU does (docs/gpu.md).",
+        'CDPATH= cd -- "$(dirname -- "$0")" || exit 2',
+        "failed=0",
+    ]
+    for run in runs:
+        for model in models:
+            options = ["--onnxrt", "--graph-optimization-level", "ORT_DISABLE_ALL"]
+            lines += ["", _command(model, options, run, tolerances) + " || failed=1"]
+    engine_runs = [(run, run.profile) for run in runs if run.profile is not None]
+    if plan is not None and engine_runs:
+        lines += ["", 'if [ "${1:-}" = --engine ]; then']
+        rtx = "1" if flavour == "tensorrt_rtx" else "0"
+        lines += [f"export POLYGRAPHY_USE_TENSORRT_RTX={rtx}"]
+        for run, profile in engine_runs:
+            options = ["--trt", "--model-type", "engine", "--optimization-profile", str(profile)]
+            lines += [
+                _command(plan, options, run, engine_tolerances or tolerances) + " || failed=1"
+            ]
+        lines += ["fi"]
+    return "\n".join([*lines, "", 'exit "$failed"', ""])
+
+
+def _command(
+    model: str, options: Sequence[str], run: StoredRun, tolerances: Mapping[str, Tolerance]
+) -> str:
+    # "./" keeps a name that begins with "-" from being read as an option
+    words = ["polygraphy", "run", f"./{model}", *options, "--validate"]
+    words += ["--load-inputs", f"./{run.inputs}", "--load-outputs", f"./{run.outputs}"]
+    for option in ("rtol", "atol"):
+        values = {name: repr(float(getattr(t, option))) for name, t in tolerances.items()}
+        same = len(set(values.values())) == 1
+        words += [f"--{option}"]
+        words += [*set(values.values())] if same else [f"{n}:{v}" for n, v in values.items()]
+    return shlex.join(words)

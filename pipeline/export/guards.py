@@ -1,0 +1,252 @@
+"""Guards of torch.export that some of the declared sizes break."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.probe.eager import dims_of, elements, examples, flat_tensors
+from pipeline.probe.evaluate import SYMBOL_NAME, holds, result_of, symbols_in, where_kept
+from pipeline.probe.grid import MOST_SIZES, legal_sizes, size_grid, spread
+from pipeline.spec.dims import Dim, DimExpr, Size, kept_rules, size_text
+from pipeline.spec.tensors import Input, Tolerance
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A guard that some of the declared sizes break.
+
+    Args:
+        text: the guard, in torch's symbols.
+        words: the guard, in the dims.
+        dims: the dims that it is on.
+        sizes: sizes that break it, one row a combination, in the order of `dims`, the one of
+            the fewest elements first.
+        readable: False if it can't be evaluated: then it is taken to be broken at every size.
+    """
+
+    text: str
+    words: str
+    dims: tuple[Dim, ...]
+    sizes: np.ndarray
+    readable: bool = True
+
+
+@dataclass(frozen=True)
+class Symbol:
+    size: Size  # what is declared where torch has the symbol
+    step: int = 1  # the symbol's value is that size divided by this
+
+    @property
+    def names(self) -> frozenset[str]:
+        return DimExpr(size_text(self.size)).names
+
+    def at(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Its values where the dims have these sizes."""
+        values: np.ndarray = result_of(size_text(self.size), columns)
+        return values // self.step
+
+    def __str__(self) -> str:
+        text = size_text(self.size)
+        text = f"({text})" if isinstance(self.size, DimExpr) else text
+        return text if self.step == 1 else f"({text}/{self.step})"
+
+
+def broken_guards(
+    program: torch.export.ExportedProgram, inputs: Sequence[Input], rules: Sequence[str] = ()
+) -> list[Broken]:
+    """The guards of a program that not all declared sizes keep, or that can't be evaluated.
+
+    Args:
+        program: what torch exported.
+        inputs: its inputs as declared.
+        rules: what sizes keep together; others are no matter.
+    """
+    symbols, guards = recorded(program, inputs)
+    every = {dim.name: dim for i in inputs for dim in i.dims}
+    found = []
+    for text in dict.fromkeys(guards):
+        used = sorted(symbols_in(text))
+        if not used and holds(text, {}):
+            continue
+        own = {name for n in used if n in symbols for name in symbols[n].names}
+        dims = tuple(dim for name, dim in every.items() if name in own or not own)
+        grid = size_grid(dims, tuple(rules))
+        kept = None
+        if used and all(name in symbols for name in used):
+            columns = dict(zip((dim.name for dim in dims), grid.T, strict=True))
+            kept = where_kept(text, {n: symbols[n].at(columns) for n in used})
+        bad = grid if kept is None else grid[~kept]
+        if len(bad):
+            found.append(Broken(text, in_dims(text, symbols), dims, bad, kept is not None))
+    return found
+
+
+def in_dims(text: str, symbols: Mapping[str, Symbol]) -> str:
+    """A guard's text with the dims in place of torch's symbols."""
+    return SYMBOL_NAME.sub(lambda m: str(symbols.get(m[0], m[0])), text)
+
+
+def good_sizes(
+    program: torch.export.ExportedProgram,
+    inputs: Sequence[Input],
+    dim: Dim,
+    guards: Sequence[Broken],
+) -> list[int]:
+    """The legal sizes of a dim that keep all of these guards, which are on this dim alone."""
+    symbols, _ = recorded(program, inputs)
+    own = {name: s for name, s in symbols.items() if s.names == {dim.name}}
+    sizes = np.array(legal_sizes(dim, MOST_SIZES))
+    good = np.ones(len(sizes), bool)
+    for guard in guards:
+        kept = where_kept(guard.text, {n: s.at({dim.name: sizes}) for n, s in own.items()})
+        good &= False if kept is None else kept
+    return [int(size) for size in sizes[good]]
+
+
+def recorded(
+    program: torch.export.ExportedProgram, inputs: Sequence[Input]
+) -> tuple[dict[str, Symbol], list[str]]:
+    """torch's symbols of the inputs' dims, and the texts of all guards."""
+    names = program.graph_signature.user_inputs
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    symbols: dict[str, Symbol] = {}
+    guards: list[str] = []
+    for name, declared in zip(names, inputs, strict=True):
+        value: Any = values[str(name)]
+        for size, dim in zip(value.shape, declared.shape, strict=True):
+            if isinstance(dim, int) or isinstance(size, int):
+                continue
+            symbols[str(size.node._expr)] = Symbol(dim)
+            expr = size.node.expr
+            if isinstance(dim, Dim) and len(expr.free_symbols) == 1:
+                (root,) = expr.free_symbols
+                factor = expr / root
+                if factor.is_Integer:
+                    symbols.setdefault(str(root), Symbol(dim, int(factor)))
+            guards = [str(g.expr) for g in size.node.shape_env.guards]
+    return symbols, guards
+
+
+_ELEMENTS = 1 << 21  # of the inputs for which a broken guard is tried out
+
+
+_TOGETHER = 1 << 22  # of the inputs of all tries of a guard
+
+
+_FIRST = 1 << 23  # of the inputs at the smallest sizes that break it
+
+
+_ROWS = 1 << 12  # sizes among which those to try are chosen
+
+
+_CLOSE = 1e-4  # of an output's largest value: a guard that changes more than this matters
+
+
+def tries(
+    inputs: Sequence[Input],
+    guard: Broken,
+    program: torch.export.ExportedProgram,
+    rules: Sequence[str] = (),
+) -> list[dict[str, int]]:
+    """Sizes of all dims at which to try a broken guard out: the smallest that break it and
+    others up to the largest that is not too much to run, the other dims small and large."""
+    most = min(max(4000 // len(program.graph.nodes), 8), 128)
+    names = [dim.name for dim in guard.dims]
+    every = dims_of(inputs)
+    base = examples(inputs, rules)[0]
+    others = [
+        base,
+        {name: dim.max for name, dim in every.items()},
+        {name: dim.opt for name, dim in every.items()},
+        {name: dim.min for name, dim in every.items()},
+    ]
+    rows = guard.sizes[spread(len(guard.sizes), _ROWS)].tolist()
+    small = [row for row in rows if elements(inputs, _placed(base, names, row)) <= _ELEMENTS]
+    found = [] if small else [_placed(base, names, rows[0])]
+    for k, index in enumerate(spread(len(small), most)):
+        found.append(_placed(base, names, small[index]))
+        other = _placed(others[k % 4], names, small[index])
+        if elements(inputs, other) <= _ELEMENTS:
+            found.append(other)
+    found = [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
+    kept = [sizes for sizes in found if kept_rules(rules, sizes)]
+    return _affordable(inputs, kept or _completed(guard, every, rules))
+
+
+def _completed(
+    guard: Broken, every: Mapping[str, Dim], rules: Sequence[str]
+) -> list[dict[str, int]]:
+    """Some of the sizes that break a guard, with sizes of the other dims that keep the rules."""
+    names = list(every)
+    columns = [names.index(dim.name) for dim in guard.dims]
+    grid = size_grid(tuple(every.values()), tuple(rules))
+    broken = {tuple(row) for row in guard.sizes.tolist()}
+    rows = [row for row in grid.tolist() if tuple(row[k] for k in columns) in broken]
+    return [dict(zip(names, rows[k], strict=True)) for k in spread(len(rows), 16)]
+
+
+def _affordable(inputs: Sequence[Input], sets: Sequence[dict[str, int]]) -> list[dict[str, int]]:
+    """The smallest of these sets of sizes that are not too much together, 8 at least; and the
+    largest of all."""
+    ranked = sorted(sets, key=lambda sizes: elements(inputs, sizes))
+    total = 0
+    for n, sizes in enumerate(ranked):
+        total += elements(inputs, sizes)
+        if n >= 8 and total > _TOGETHER:
+            return [*ranked[:n], ranked[-1]]
+    return ranked
+
+
+def _placed(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]) -> dict[str, int]:
+    return {**sizes, **dict(zip(names, row, strict=True))}
+
+
+def matters(
+    program: torch.export.ExportedProgram,
+    module: torch.nn.Module,
+    args: Sequence[torch.Tensor],
+    tolerance: Tolerance,
+) -> bool:
+    """False if the exported program does as the module does at sizes that break a guard.
+
+    Many guards only chose a faster way (memory layouts, sizes of 1). Where the inputs are too
+    large to try, the guard is taken to matter.
+    """
+    if sum(arg.numel() for arg in args) > _FIRST:
+        return True
+    try:
+        want = flat_tensors(module(*(arg.clone() for arg in args)))
+        got = flat_tensors(program.module(check_guards=False)(*(arg.clone() for arg in args)))
+    except Exception:  # the model, or the graph, fails at these sizes
+        return True
+    return len(want) != len(got) or not all(
+        _same(a, b, tolerance) for a, b in zip(want, got, strict=True)
+    )
+
+
+def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:
+    """True if two outputs are equal but for the order of the sums: by the tolerance and by
+    the scale of what the model gives."""
+    import torch
+
+    if want.shape != got.shape or want.dtype != got.dtype:
+        return False
+    if torch.equal(want, got):
+        return True
+    if not want.dtype.is_floating_point:
+        return False
+    a, b = want.double().numpy(), got.double().numpy()
+    odd = ~np.isfinite(a)
+    if not np.array_equal(a[odd], b[odd], equal_nan=True) or not np.isfinite(b[~odd]).all():
+        return False
+    a, b = a[~odd], b[~odd]
+    off = abs(a - b)
+    near = (off <= tolerance.atol) | (off <= tolerance.rtol * abs(a))
+    return bool(near.all() and off.max(initial=0) <= _CLOSE * abs(a).max(initial=0))

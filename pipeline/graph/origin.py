@@ -1,0 +1,59 @@
+"""How messages name an ONNX node, and the line of the model that it came from."""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+
+
+def called(node: onnx.NodeProto) -> str:
+    """``Conv node /head/conv``; one without a name is called after what it makes."""
+    domain = f"{node.domain}::" if node.domain not in ("", "ai.onnx") else ""
+    name = node.name or f"that makes {next(iter(node.output), 'nothing')}"
+    return f"{domain}{node.op_type} node {name}"
+
+
+def origin_of(node: onnx.NodeProto) -> str:
+    """``, from module ... at file:line`` by the exporter's metadata, as far as it is there."""
+    metadata = {p.key: p.value for p in node.metadata_props}
+    parts = []
+    if scopes := metadata.get("pkg.torch.onnx.name_scopes"):
+        names = re.findall(r"'([^']*)'", scopes)
+        parts.append(f"module {names[-2] or '(top)'}" if len(names) > 1 else "")
+    if trace := metadata.get("pkg.torch.onnx.stack_trace"):
+        frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
+        frames = [f for f in frames if "/torch/nn/" not in f[0]] or frames  # who called the layer
+        if frames:
+            parts.append(f"at {frames[-1][0]}:{frames[-1][1]}")
+    return f", from {' '.join(p for p in parts if p)}" if any(parts) else ""
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+NOWHERE = ("", 0)
+
+
+def metadata_of(node: onnx.NodeProto) -> dict[str, str]:
+    return {p.key: p.value for p in node.metadata_props}
+
+
+def line_of(node: onnx.NodeProto) -> tuple[str, int]:
+    """The innermost frame of the node's stack trace, as (file, line)."""
+    frames = _FRAME.findall(metadata_of(node).get("pkg.torch.onnx.stack_trace", ""))
+    return (frames[-1][0], int(frames[-1][1])) if frames else NOWHERE
+
+
+# where the ops of well-known domains come from
+DOMAINS: dict[str, str] = {
+    "com.microsoft": "ONNX Runtime's optimiser fused it: export without that optimiser",
+    "com.microsoft.nchwc": "ONNX Runtime's optimiser fused it: export without that optimiser",
+    "ai.onnx.contrib": "it is ONNX Runtime Extensions': leave pre- and post-processing out of the "
+    "graph",
+    "ai.onnx.ml": "it is classical machine learning, which TensorRT does not do: leave it out of "
+    "the graph",
+    "mmdeploy": "it is in MMDeploy's library: --plugin libmmdeploy_tensorrt_ops.so",
+    "org.pytorch.aten": "the exporter had no ONNX for this torch op and left a fallback: export "
+    "with torch.onnx.export(dynamo=True), or write its translation",
+}

@@ -1,0 +1,50 @@
+"""Files that are written whole, and their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_CHUNK = 1 << 20
+
+
+def hash_file(path: Path) -> FileInfo:
+    """sha256 (lower-case hex) and size in bytes, read in pieces of 1 MiB."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileInfo(digest.hexdigest(), size)
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """A file's hash and size."""
+
+    sha256: str
+    bytes: int
+
+
+def fresh(path: Path) -> Path:
+    """`path`, ready to be written as a new file: whatever was there is unlinked first.
+
+    Files in a folder from `replacing` may be hard links to the old folder's; writing those in
+    place would change the old folder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    return path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file that is there whole or not at all, and leaves its other hard links alone."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

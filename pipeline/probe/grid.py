@@ -1,0 +1,66 @@
+"""Sets of sizes: all legal ones where they are few enough, else a spread of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from pipeline.probe.evaluate import result_of
+from pipeline.spec.dims import Dim
+
+MOST_SIZES = 1 << 14  # sizes of a dim at which a guard is evaluated
+
+
+_GRID = 1 << 18  # combinations of sizes at which a guard on several dims is evaluated
+
+
+def complete(dims: Sequence[Dim]) -> bool:
+    """True if `size_grid` holds every combination of the dims' sizes."""
+    counts = [len(range(d.min, d.max + 1, d.multiple_of)) for d in dims]
+    return max(counts, default=0) <= MOST_SIZES and (len(counts) == 1 or math.prod(counts) <= _GRID)
+
+
+@lru_cache(maxsize=16)
+def size_grid(dims: tuple[Dim, ...], rules: tuple[str, ...]) -> np.ndarray:
+    """Combinations of legal sizes that keep the rules, those of few elements first, one row each.
+
+    All of them, or, where they are too many, all sizes of each dim with some of the others.
+    """
+    count, every = len(dims), [legal_sizes(dim, MOST_SIZES) for dim in dims]
+    if count == 1 or math.prod(map(len, every)) <= _GRID:
+        blocks = [every]
+    else:
+        probes = max(4, int((_GRID / max(map(len, every))) ** (1 / (count - 1))))
+        full = max(64, _GRID // probes ** (count - 1))
+        blocks = [
+            [legal_sizes(d, full if i == k else probes) for i, d in enumerate(dims)]
+            for k in range(count)
+        ]
+    meshes = [np.stack([m.ravel() for m in np.meshgrid(*b)], axis=1) for b in blocks]
+    rows = meshes[0] if len(meshes) == 1 else np.unique(np.concatenate(meshes), axis=0)
+    columns = dict(zip((dim.name for dim in dims), rows.T, strict=True))
+    for rule in rules:
+        kept = result_of(rule, columns)  # None for a rule on other dims
+        if kept is not None:
+            rows = rows[kept]
+            columns = dict(zip((dim.name for dim in dims), rows.T, strict=True))
+    found: np.ndarray = rows[np.argsort(rows.astype(float).prod(axis=1), kind="stable")]
+    return found
+
+
+def legal_sizes(dim: Dim, most: int) -> list[int]:
+    """The legal sizes of a dim in order; where there are more than `most`, half of them the
+    smallest, the others spread over the rest, the largest included."""
+    every = range(dim.min, dim.max + 1, dim.multiple_of)
+    return [every[k] for k in spread(len(every), most)]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` (4 or more) of `count` indices: half of them the first, the last included."""
+    if count <= most:
+        return list(range(count))
+    half = most // 2
+    return [*range(half), *(half + i * (count - half - 1) // (half - 1) for i in range(half))]

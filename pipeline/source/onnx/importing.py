@@ -1,0 +1,177 @@
+"""The export stage of an ONNX file: checked, its sizes named, written into the artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from pipeline.errors import InputError
+from pipeline.graph.external_data import gather
+from pipeline.graph.files import check_source, write_model
+from pipeline.graph.names import fix_defaults, values_of
+from pipeline.machine.resources import Stopwatch
+from pipeline.probe.onnx_runner import Runs, newest_ir
+from pipeline.source.onnx.dims import Named, graph_inputs, in_terms, named_dims, with_expressions
+from pipeline.source.onnx.legal import legal
+from pipeline.source.onnx.opening import open_onnx, without_weights
+from pipeline.source.onnx.outputs import output_shapes
+from pipeline.spec.dims import Dim
+from pipeline.spec.expressions import DimExpr
+from pipeline.spec.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An ONNX file brought into an artifact; the fields of `pipeline.export.export.Exported`.
+
+    Args:
+        spec: the spec, its dims narrowed where that was allowed.
+        path: the ONNX file in the artifact.
+        opset: the file's opset.
+        output_shapes: each output's shape in terms of the dims.
+        refinements: what was narrowed and why, in words.
+        free: for each dynamic dim, the inputs and axes where it is free.
+        library_seconds: time inside ONNX Runtime.
+        notes: what the file states otherwise than it is, one sentence each.
+        module: there is none.
+    """
+
+    spec: ModelSpec
+    path: Path
+    opset: int
+    output_shapes: Mapping[str, Sequence[int | str]]
+    refinements: Sequence[str] = ()
+    free: Mapping[str, str] = field(default_factory=dict)
+    library_seconds: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    module: None = None
+
+
+def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 60.0) -> Imported:
+    """Brings a spec's ONNX file into an artifact, and finds out what it does at which sizes.
+
+    External data are gathered in ``<path>.data``, tensor by tensor, never in memory as a whole.
+    The file is run in ONNX Runtime at small sizes, at min, opt, max and odd ones as far as they
+    are not too large: that it takes them, and what sizes its outputs have.
+
+    Args:
+        spec: made by `onnx_spec`.
+        path: the file to write, in an existing folder.
+        seed: for the inputs' values.
+        budget: seconds for the runs; what is left out then is tried by the comparison.
+
+    Raises:
+        InputError: the file is no good (see `open_onnx`), or ONNX Runtime does not load it.
+        ConstraintError: it does not take every size of a dim; says which rule, and the node.
+        ExportError: an output's size is up to the data, or is not what the file states.
+    """
+    if spec.onnx is None:
+        raise InputError(f"model {spec.name}: the spec has no ONNX file")
+    watch = Stopwatch()
+    file = open_onnx(spec.onnx)
+    model = file.model
+    named = named_dims(model.graph)
+    if spec.expressions.keys() <= named.places.keys():
+        named = with_expressions(spec.onnx, named, spec.expressions, spec.dims)
+    notes = [*file.notes, *fix_defaults(model)]
+    _check_spec(spec, model, named)
+    stated = _stated(model, named, spec)
+    _name_sizes(model, named)
+    with watch("copy"):
+        gather(spec.onnx, model, file.outside, path)
+        write_model(model, path)
+    newest = newest_ir(path)
+    if newest is not None:
+        notes.append(f"IR version {model.ir_version} lowered to {newest}, for ONNX Runtime")
+        model.ir_version = newest
+        write_model(model, path)
+    runs = Runs(path, spec.onnx, spec.inputs, spec.rules, seed, budget)
+    spec, refinements, base = legal(spec, runs, budget / 3)
+    shapes, more = output_shapes(spec, model, runs, base, stated)
+    if runs.over:
+        notes.append(f"the runs were ended after {budget:g} s: not all sizes meant were tried")
+    _set_shapes(model, spec, shapes)
+    opset = check_source(without_weights(model), path)
+    with watch("copy"):
+        write_model(model, path)
+    free = {n: where for n, where in named.places.items() if not spec.dims[n].static}
+    return Imported(
+        spec,
+        path,
+        opset,
+        shapes,
+        tuple(refinements),
+        free,
+        {"onnxruntime": runs.seconds},
+        (*notes, *more),
+    )
+
+
+def _check_spec(spec: ModelSpec, model: onnx.ModelProto, named: Named) -> None:
+    """Raises if the file is not the one any more that the spec was made of."""
+    same = [i.name for i in spec.inputs] == [v.name for v in graph_inputs(model.graph)]
+    same = same and spec.dims.keys() == named.places.keys()
+    if not same or [o.name for o in spec.outputs] != [v.name for v in model.graph.output]:
+        raise InputError(f"{spec.onnx}: the file was changed since the spec was made of it")
+
+
+def _stated(model: onnx.ModelProto, named: Named, spec: ModelSpec) -> dict[str, list[int | str]]:
+    """What the file says of its outputs' sizes; an empty text where that is nothing of the dims."""
+    known = spec.dims.keys()
+    stated: dict[str, list[int | str]] = {}
+    for value in model.graph.output:
+        stated[value.name] = []
+        for dim in value.type.tensor_type.shape.dim:
+            text = _in_dims(dim.dim_param, named)
+            try:
+                fine = bool(text) and DimExpr(text).names <= known
+            except InputError:
+                fine = False
+            size: int | str = text if fine else ""
+            stated[value.name].append(dim.dim_value if dim.dim_value > 0 else size)
+    return stated
+
+
+def _in_dims(text: str, named: Named) -> str:
+    """A ``dim_param`` of the file with the dims' names in it."""
+    text = text.strip()
+    if text in named.texts:
+        return named.texts[text]
+    return in_terms(text, named.texts)
+
+
+def _name_sizes(model: onnx.ModelProto, named: Named) -> None:
+    """Renames the sizes of inputs and of values inside to the dims, in place."""
+    for value in values_of(model.graph):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            shape = named.shapes.get(value.name)
+            if shape is not None and isinstance(shape[axis], str):
+                dim.dim_param = str(shape[axis])
+            elif dim.dim_param:
+                dim.dim_param = _in_dims(dim.dim_param, named)
+
+
+def _set_shapes(
+    model: onnx.ModelProto, spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]
+) -> None:
+    """Writes the outputs' shapes into the model, and a number for a dim of one size."""
+    for value in model.graph.output:
+        tensor = value.type.tensor_type
+        tensor.ClearField("shape")
+        tensor.shape.SetInParent()
+        for size in shapes[value.name]:
+            dim = tensor.shape.dim.add()
+            if isinstance(size, int):
+                dim.dim_value = size
+            else:
+                dim.dim_param = size
+    inputs = {i.name: i for i in spec.inputs}
+    for value in graph_inputs(model.graph):
+        for dim, size in zip(
+            value.type.tensor_type.shape.dim, inputs[value.name].shape, strict=True
+        ):
+            if isinstance(size, Dim) and size.static:
+                dim.dim_value = size.min
