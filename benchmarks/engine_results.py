@@ -27,6 +27,8 @@ from pipeline.measure import size_text
 KEY = ("model", "options", "sizes", "runner", "precision", "gpu")
 # Of the norm of torch's outputs: what is further off computes something else, or other weights
 APART = 0.05
+# torch.compile's modes with CUDA graphs; `compile`, its default mode, has none
+WITH_GRAPHS = ("graphs", "autotune")
 # Of a line of the file: a record has one line, a count of a model's operations a few
 WIDTH = 1000
 Record = dict[str, Any]
@@ -241,6 +243,6 @@ def best_compiled(
     """torch.compile's fastest at this precision, whatever its mode."""
     found = [
         find(records, runner=f"torch {kind}-{precision}", sizes=sizes)
-        for kind in ("compile", "autotune")
+        for kind in ("compile", *WITH_GRAPHS)
     ]
     return min(filter(None, found), key=lambda r: float(r["median_ms"]), default=None)
