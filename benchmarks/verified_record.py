@@ -22,7 +22,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -350,23 +350,24 @@ def _about_errors(record: Mapping[str, Any]) -> Iterator[str]:
                 tolerance = of_engine if in_precision and of_engine else stated[name]
                 if f"{pair} {name}" in point.get("failed", {}):
                     yield f"{where}: {pair} {name} failed"
-                elif tolerance is None or not _passes(*numbers, tolerance):
+                elif tolerance is None or not _passes(numbers, tolerance):
                     yield f"{where}: {pair} {name}: {numbers} is beyond the tolerance"
     if record["largest"] != largest(record["points"]):
         yield "largest: not the largest error of the points"
 
 
-def _passes(max_abs: float | None, max_rel: float | None, tolerance: Mapping[str, Any]) -> bool:
-    """False where no element's error can be within the tolerance.
+def _passes(numbers: Sequence[float | None], tolerance: Mapping[str, Any]) -> bool:
+    """False where ``[max_abs, max_rel]`` can't be of an output within the tolerance.
 
     Where the largest difference is over ``atol``, its element passed by ``rtol``; then the
     difference over the largest value is below ``rtol`` too. Integers have no ``max_rel``.
     """
+    max_abs, max_rel = numbers
     if max_abs is None or not math.isfinite(max_abs):
         return False
     if max_rel is None:
-        return max_abs == 0 or tolerance.get("differing", 0.0) > 0
-    return 0 <= max_abs <= tolerance["atol"] or 0 <= max_rel <= tolerance["rtol"]
+        return max_abs == 0 or bool(tolerance.get("differing"))
+    return bool(0 <= max_abs <= tolerance["atol"] or 0 <= max_rel <= tolerance["rtol"])
 
 
 def _about_checks(record: Mapping[str, Any]) -> Iterator[str]:
