@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from compact_json import compact
 from gpu_rates import RATES, RATES_OF
 
 from pipeline.errors import InputError
@@ -26,6 +27,10 @@ from pipeline.spec.profiles import size_text
 KEY = ("model", "options", "sizes", "runner", "precision", "gpu")
 # Of the norm of torch's outputs: what is further off computes something else, or other weights
 APART = 0.05
+# torch.compile's modes with CUDA graphs; `compile`, its default mode, has none
+WITH_GRAPHS = ("graphs", "autotune")
+# Of a line of the file: a record has one line, a count of a model's operations a few
+WIDTH = 1000
 Record = dict[str, Any]
 Whose = tuple[str, tuple[str, ...]] | None
 
@@ -56,7 +61,7 @@ class Results:
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_suffix(".new")
-        beside.write_text(json.dumps(self.content, indent=1) + "\n")
+        beside.write_text(compact(self.content, WIDTH))
         beside.replace(self.path)
 
 
@@ -238,6 +243,6 @@ def best_compiled(
     """torch.compile's fastest at this precision, whatever its mode."""
     found = [
         find(records, runner=f"torch {kind}-{precision}", sizes=sizes)
-        for kind in ("compile", "autotune")
+        for kind in ("compile", *WITH_GRAPHS)
     ]
     return min(filter(None, found), key=lambda r: float(r["median_ms"]), default=None)

@@ -17,6 +17,7 @@ from typing import Any
 import floors
 from engine_results import (
     APART,
+    WITH_GRAPHS,
     Record,
     apart,
     artifacts_of,
@@ -39,14 +40,18 @@ SAME_PRECISION = {
     "fp16": "torch under autocast to float16 (the engine: `--precision fp16`)",
 }
 OURS = ("engine graph", "engine")
-COLUMNS = ("eager", "compile", "autotune")
+COLUMNS = ("eager", "compile", *WITH_GRAPHS)
 RUNNERS = (
     *OURS, "naive ONNX graph", "naive ONNX", "onnxruntime CUDA",
-    "torch eager", "torch compile", "torch autotune",
+    "torch eager", "torch compile", "torch graphs", "torch autotune",
 )  # fmt: skip
 ORT_CLOCK = (
     "onnxruntime's times are by a wall clock around calls that wait for their results; the "
     "engine's and torch's are by CUDA events, without that wait."
+)
+NO_GRAPHS_NOTE = (
+    "Here torch.compile ran in its default mode, without CUDA graphs. Its modes with CUDA graphs "
+    "were not measured, so the ratio is not to torch's fastest mode."
 )
 APART_NOTE = (
     f"no ratio: outputs are off torch's in float32 by more than {APART:.0%} of their norm, or of "
@@ -93,10 +98,11 @@ def _speed(
     """Milliseconds, and the ratio to torch.compile's best; whether a floor is in it."""
     header = (
         "sizes", "artifact", "floor", "engine, CUDA graph", "engine", "naive ONNX",
-        "onnxruntime", "torch eager", "torch.compile", "max-autotune",
+        "onnxruntime", "torch eager", "torch.compile, no CUDA graphs",
+        "torch.compile, CUDA graphs", "max-autotune",
         "best torch.compile / engine", "engine / floor",
     )  # fmt: skip
-    rows, floored = [], False
+    rows, floored, slow = [], False, False
     for sizes in sizes_of(records):
         here = artifacts_of(r for r in records if r["sizes"] == sizes)
         for artifact, text in (here or {None: "-"}).items():
@@ -111,17 +117,19 @@ def _speed(
             naive = [find(records, runner=f"naive ONNX{more}", **of) for more in (" graph", "")]
             torch = [find(records, runner=f"torch {k}-{precision}", sizes=sizes) for k in COLUMNS]
             ort = find(records, runner="onnxruntime CUDA", **of)
+            ratio = _ratio(best, mine)
+            slow |= ratio != "-" and not any(torch[COLUMNS.index(k)] for k in WITH_GRAPHS)
             others = [next(filter(None, naive), None), ort, *torch]
             rows.append(
                 (
                     size_text(sizes) or "fixed", text, _number(floor),
                     *map(_median, [*made, *others]),
-                    _ratio(best, mine),
+                    ratio,
                     f"{mine['median_ms'] / floor:.1f}"
                     if mine and floor and not apart(mine) else "-",
                 )
             )  # fmt: skip
-    return _markdown(header, rows), floored
+    return _markdown(header, rows) + (f"\n\n{NO_GRAPHS_NOTE}" if slow else ""), floored
 
 
 def _ratio(best: Record | None, mine: Record | None) -> str:

@@ -41,10 +41,12 @@ from pipeline.spec.profiles import size_text
 
 COLOURS = {
     "engine graph": "C0", "engine": "C9", "naive ONNX graph": "C4", "naive ONNX": "C6",
-    "onnxruntime CUDA": "C5", "torch eager": "C7", "torch compile": "C1", "torch autotune": "C3",
+    "onnxruntime CUDA": "C5", "torch eager": "C7", "torch compile": "C1",
+    "torch graphs": "C2", "torch autotune": "C3",
 }  # fmt: skip
 WORDS = {
-    "engine graph": "engine, CUDA graph", "torch compile": "torch.compile",
+    "engine graph": "engine, CUDA graph", "torch compile": "torch.compile, no CUDA graphs",
+    "torch graphs": "torch.compile, CUDA graphs",
     "torch autotune": "torch.compile, max-autotune", "naive ONNX graph": "naive ONNX, CUDA graph",
 }  # fmt: skip
 MARKERS = "os^Dv*"

@@ -13,7 +13,8 @@ take minutes, and a variant that fails stops no other. Each size is compiled for
 |---|---|
 | eager-fp32, eager-tf32 | as it is; cuDNN may choose its algorithms (``cudnn.benchmark``) |
 | eager-fp16 | under ``torch.autocast`` to float16, tf32 allowed for what stays in float32 |
-| compile-... | ``torch.compile(dynamic=False)`` of the same |
+| compile-... | ``torch.compile(dynamic=False)`` of the same: without CUDA graphs |
+| graphs-... | ``torch.compile(mode="reduce-overhead")``: with CUDA graphs |
 | autotune-... | ``torch.compile(mode="max-autotune")``: with CUDA graphs and Triton's products |
 
 Under autocast the weights of matrix products and convolutions are stored in float16 beforehand (see
@@ -67,6 +68,9 @@ VARIANTS: dict[str, Variant] = {
     "compile-fp32": Variant("fp32", True),
     "compile-tf32": Variant("tf32", True),
     "compile-fp16": Variant("fp16", True),
+    "graphs-fp32": Variant("fp32", True, "reduce-overhead"),
+    "graphs-tf32": Variant("tf32", True, "reduce-overhead"),
+    "graphs-fp16": Variant("fp16", True, "reduce-overhead"),
     "autotune-fp32": Variant("fp32", True, "max-autotune"),
     "autotune-tf32": Variant("tf32", True, "max-autotune"),
     "autotune-fp16": Variant("fp16", True, "max-autotune"),

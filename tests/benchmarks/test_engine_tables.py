@@ -84,9 +84,9 @@ def test_what_is_not_known_to_compute_the_same_has_no_ratio(
 def test_the_table_holds_equal_precisions_together(results: engine_results.Results) -> None:
     text = engine_tables.tables(results.content)
     # nothing has a floor, and there is neither a naive engine nor an eager torch: no such columns
-    assert head_of(text, "torch.compile") == [
-        "sizes", "artifact", "engine, CUDA graph", "engine", "torch.compile", "max-autotune",
-        "best torch.compile / engine",
+    assert head_of(text, "torch.compile, no CUDA graphs") == [
+        "sizes", "artifact", "engine, CUDA graph", "engine", "torch.compile, no CUDA graphs",
+        "max-autotune", "best torch.compile / engine",
     ]  # fmt: skip
     assert cells_of(text, "| h=8,w=9 | a | 2.00 |") == [
         "h=8,w=9", "a", "2.00", "2.50", "6.00", "5.00", "**2.50**",
@@ -99,6 +99,24 @@ def test_the_table_holds_equal_precisions_together(results: engine_results.Resul
     assert engine_tables.ORT_CLOCK not in text
     results.add(result("onnxruntime CUDA", 3.0))
     assert engine_tables.ORT_CLOCK in engine_tables.tables(results.content)
+
+
+def test_a_ratio_to_torch_without_cuda_graphs_says_so(tmp_path: Path) -> None:
+    file = measured(
+        tmp_path / "a.json", "2026-01-02", result("engine graph", 2.0),
+        result("torch compile-tf32", 6.0),
+    )  # fmt: skip
+    text = engine_tables.tables(file.content)
+    assert cells_of(text, "| h=8,w=9 | a | 2.00 |")[-1] == "**3.00**"
+    assert engine_tables.NO_GRAPHS_NOTE in text
+    file.add(result("torch graphs-tf32", 3.0))
+    text = engine_tables.tables(file.content)
+    assert head_of(text, "torch.compile, CUDA graphs")[3:] == [
+        "torch.compile, no CUDA graphs", "torch.compile, CUDA graphs",
+        "best torch.compile / engine",
+    ]  # fmt: skip
+    assert cells_of(text, "| h=8,w=9 | a | 2.00 |")[3:] == ["6.00", "3.00", "**1.50**"]
+    assert engine_tables.NO_GRAPHS_NOTE not in text
 
 
 def head_of(text: str, column: str) -> list[str]:

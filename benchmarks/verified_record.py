@@ -1,0 +1,433 @@
+"""Records of artifacts that were verified on a GPU: the evidence of a manifest on a few lines.
+
+    python benchmarks/verified_record.py artifacts/raft/manifest.json [MANIFEST ...]
+        [--out docs/results/verified] [--command 'pipeline convert ...']
+
+After `pipeline verify` on a GPU the manifest of an artifact holds the whole comparison. A record
+keeps what proves it: versions, dims, sizes, errors, checks, and the hashes of the artifact's
+files. It leaves out the nodes that each pass rewrote, the seconds of each library and the text
+that is the same in every manifest.
+
+The script reads the manifest as plain JSON, so manifests of older versions can be converted too.
+It checks the manifest's own hash first, and every record before it is written (see `faults`).
+Exit code 1 if a manifest is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compact_json import compact
+
+FORM = 1  # of a record; another meaning of its keys needs another number
+SCHEMAS = (3, 4)  # of manifests; 4 added `differing` to tolerances
+WIDTH = 480  # characters of a line
+DIGITS = 6  # of an error
+DEFAULT = Path("docs/results/verified")
+_DEFAULT_MEMORY = 6 * 2**30  # a larger limit than this was given with --memory-limit
+_ENGINE = "engine"  # runs of an engine are called engine, or engine-PROFILE
+_HALF = "half"  # the run of half.onnx
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# The checks that every run of an engine has; batch rows need a batch dimension
+_CHECKS = ("determinism", "unwritten outputs", "shuffled order")
+_FILES = ("engine.plan", "exported.onnx", "model.onnx")
+_VERSIONS = ("python", "onnx", "onnxruntime", "polygraphy", "numpy")
+_KEYS: dict[str, type | tuple[type, ...]] = {
+    "form": int, "name": str, "manifest": dict, "command": str, "model": dict, "precision": str,
+    "target": dict, "gpu": str, "engine_compared": bool, "versions": dict, "dims": list,
+    "rules": list, "padding": (dict, type(None)), "inputs": list, "outputs": list,
+    "profiles": dict, "reference": str, "tolerance": (dict, type(None)), "engine_tolerance": dict,
+    "export": dict, "rewrite": dict, "build": dict, "seconds": dict, "passed": bool,
+    "largest": dict, "points": list, "checks": list, "notes": list, "files": dict,
+}  # fmt: skip
+
+Record = dict[str, Any]
+
+
+class Refused(Exception):
+    """A manifest that no record can be made of, and why."""
+
+
+def read_manifest(path: Path) -> Record:
+    """Reads a manifest of any schema in `SCHEMAS`.
+
+    Raises:
+        Refused: it is no manifest, has an unknown schema, or was changed since it was written.
+    """
+    try:
+        manifest = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("schema") not in SCHEMAS:
+        known = ", ".join(map(str, SCHEMAS))
+        raise Refused(f"{path}: not a manifest of schema {known}")
+    if hash_of(manifest) != manifest.get("manifest_sha256"):
+        raise Refused(f"{path}: was changed after it was written: its hash does not match")
+    return manifest
+
+
+def hash_of(manifest: Mapping[str, Any]) -> str:
+    """The sha256 that a manifest states of all its other keys."""
+    content = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def record_of(manifest: Mapping[str, Any], command: str | None = None) -> Record:
+    """The record of a manifest.
+
+    Args:
+        manifest: as `read_manifest` gives it.
+        command: the command that made the artifact; without it, `command_of` derives one.
+
+    Raises:
+        Refused: the manifest lacks a stage.
+    """
+    missing = [s for s in ("export", "rewrite", "build", "comparison") if not manifest.get(s)]
+    if missing:
+        raise Refused(f"{manifest['name']}: not done yet: {', '.join(missing)}")
+    target, comparison = manifest["target"], manifest["comparison"]
+    points = [_point(point) for point in comparison["points"]]
+    return {
+        "form": FORM,
+        "name": "-".join([manifest["name"], manifest["precision"], target["name"], _gpu(manifest)]),
+        "manifest": {
+            "schema": manifest["schema"],
+            "sha256": manifest["manifest_sha256"],
+            "created": manifest["created"],
+        },
+        "command": command or command_of(manifest),
+        "model": {key: value for key, value in manifest["model"].items() if value != []},
+        "precision": manifest["precision"],
+        "target": target,
+        "gpu": manifest["engine_gpu"],
+        "engine_compared": manifest["engine_compared"],
+        "versions": manifest["versions"],
+        "dims": manifest["dims"],
+        "rules": manifest["rules"],
+        "padding": manifest["padding"],
+        "inputs": manifest["inputs"],
+        "outputs": manifest["outputs"],
+        "profiles": {profile["name"]: profile["ranges"] for profile in manifest["profiles"]},
+        "reference": manifest["reference"],
+        "tolerance": manifest["tolerance"],
+        "engine_tolerance": manifest["engine_tolerance"],
+        "export": {k: v for k, v in manifest["export"].items() if k != "seconds"},
+        "rewrite": _rewrite(manifest["rewrite"]),
+        "build": _build(manifest["build"]),
+        "seconds": {stage["name"]: round(stage["seconds"], 1) for stage in manifest["stages"]},
+        "passed": comparison["passed"],
+        "largest": largest(points),
+        "points": points,
+        "checks": comparison["checks"],
+        "memory_limit_bytes": comparison["memory_limit_bytes"],
+        "notes": comparison["notes"],
+        "files": manifest["files"],
+    }
+
+
+def _gpu(manifest: Mapping[str, Any]) -> str:
+    """The last word of the GPU's name, such as ``h200``, for the record's name."""
+    words = str(manifest["engine_gpu"] or "no-gpu").split()
+    return re.sub(r"[^a-z0-9]+", "-", words[-1].lower())
+
+
+def _rewrite(rewrite: Mapping[str, Any]) -> Record:
+    """How many nodes each pass rewrote; the passes that found nothing stand in `idle`."""
+    passes = [one for one in rewrite["passes"] if one["needed"]]
+    found: Record = {
+        "nodes_before": rewrite["nodes_before"],
+        "nodes_after": rewrite["nodes_after"],
+        "rewritten": {p["name"]: len(p["rewritten"]) for p in passes if p["rewritten"]},
+        "refused": {p["name"]: len(p["refused"]) for p in passes if p["refused"]},
+        "skipped": [p["name"] for p in passes if p["skipped"]],
+        "idle": [p["name"] for p in passes if not (p["rewritten"] or p["refused"] or p["skipped"])],
+        "warnings": rewrite["warnings"],
+    }
+    return {key: value for key, value in found.items() if value not in ([], {})}
+
+
+def _build(build: Mapping[str, Any]) -> Record:
+    """The build without empty values, and with each warning once and without runs of commas."""
+    warnings = [re.sub(r"(, ){2,},?", ", ...", text) for text in build["warnings"]]
+    found = {**build, "seconds": round(build["seconds"], 1), "warnings": warnings}
+    if any(text in found["timing_cache"] for text in warnings):
+        del found["timing_cache"]
+    return {key: value for key, value in found.items() if value not in ([], {}, None)}
+
+
+def _point(point: Mapping[str, Any]) -> Record:
+    """One set of sizes: ``[max_abs, max_rel]`` by pair of runs and by output."""
+    found: Record = {"label": point["label"], "sizes": point["sizes"]}
+    if not point["compared"]:
+        found["not_compared"] = point["why"]
+    errors: dict[str, dict[str, list[float | None]]] = {}
+    for result in point["results"]:
+        pair = " ".join(result["pair"])
+        numbers = [_short(result[key]) for key in ("max_abs", "max_rel")]
+        errors.setdefault(pair, {})[result["output"]] = numbers
+    failed = {
+        f"{' '.join(result['pair'])} {result['output']}": result["why"]
+        for result in point["results"]
+        if not result["passed"]
+    }
+    found["errors"] = errors
+    return {**found, "failed": failed} if failed else found
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{DIGITS}g}")
+
+
+def largest(points: list[Record]) -> dict[str, dict[str, list[float | None]]]:
+    """The largest error of each pair and output over all points, absolute and relative."""
+    found: dict[str, dict[str, list[float | None]]] = {}
+    for point in points:
+        for pair, outputs in point["errors"].items():
+            for output, numbers in outputs.items():
+                before = found.setdefault(pair, {}).setdefault(output, [None, None])
+                for n, number in enumerate(numbers):
+                    known = [value for value in (before[n], number) if value is not None]
+                    before[n] = max(known, default=None)
+    return found
+
+
+def command_of(manifest: Mapping[str, Any]) -> str:
+    """The one command that makes such an artifact, from what the manifest holds.
+
+    The stages may have run one by one, on several machines. Folders are left out.
+    """
+    model, build = manifest["model"], manifest["build"]
+    words = ["pipeline", "convert", model["source"]]
+
+    def add(option: str, *values: str) -> None:
+        words.extend(word for value in values for word in (option, value))
+
+    options = model["options"].items()
+    add("--option", *(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in options))
+    for option in ("input", "dim", "range"):
+        add(f"--{option}", *model.get(f"{option}s", ()))
+    if model["weights"]["file"]:
+        add("--weights", model["weights"]["file"])
+    add("--target", manifest["target"]["name"])
+    add("--precision", manifest["precision"])
+    for profile in manifest["profiles"]:
+        if re.fullmatch(r"profile\d+", profile["name"]):  # given; the source's have other names
+            ranges = profile["ranges"].items()
+            add("--profile", ",".join(f"{dim}={':'.join(map(str, r))}" for dim, r in ranges))
+    tolerances = {
+        "--tolerance": manifest["tolerance"],
+        "--engine-tolerance": manifest["engine_tolerance"].get(manifest["precision"]),
+    }
+    for option, stated in tolerances.items():
+        if stated and stated["why"] == f"given with {option}":
+            numbers = [stated["rtol"], stated["atol"], stated.get("differing", 0.0)]
+            add(
+                option,
+                ",".join(f"{number:g}" for number in (numbers if numbers[2] else numbers[:2])),
+            )
+    if build["optimization_level"] is not None:
+        add("--optimization-level", str(build["optimization_level"]))
+    add("--plugin", *build["plugins"])
+    limit = manifest["comparison"]["memory_limit_bytes"]
+    if limit > _DEFAULT_MEMORY:
+        add("--memory-limit", f"{limit // 2**30}GiB" if limit % 2**30 == 0 else str(limit))
+    return shlex.join(words)
+
+
+def faults(record: Mapping[str, Any]) -> list[str]:
+    """What is missing, contradictory or failed in a record; empty for a good one."""
+    wrong = [
+        f"{key}: missing, or of another type"
+        for key, kind in _KEYS.items()
+        if not isinstance(record.get(key), kind)
+    ]
+    if wrong:
+        return wrong
+    parts = (
+        _about_origin, _about_sizes, _about_points, _about_errors, _about_checks, _about_files
+    )  # fmt: skip
+    return [fault for part in parts for fault in part(record)]
+
+
+def _about_origin(record: Mapping[str, Any]) -> Iterator[str]:
+    if record["form"] != FORM:
+        yield f"form: {record['form']} is unknown"
+    if record["manifest"].get("schema") not in SCHEMAS:
+        yield "manifest: unknown schema"
+    if not _SHA256.fullmatch(str(record["manifest"].get("sha256"))):
+        yield "manifest: its sha256 is missing or malformed"
+    if not record["command"].startswith("pipeline "):
+        yield "command: it does not run the pipeline"
+    if not record["engine_compared"] or not record["gpu"]:
+        yield "engine_compared: the engine was not compared on a GPU"
+    if not record["passed"]:
+        yield "passed: the comparison failed"
+    if not record["model"].get("source") or "options" not in record["model"]:
+        yield "model: its source or its options are missing"
+    weights = record["model"].get("weights", {})
+    if weights.get("seed") is None and not _SHA256.fullmatch(str(weights.get("sha256"))):
+        yield "model: its weights have neither a seed nor a sha256"
+    flavour = str(record["target"].get("flavour"))  # tensorrt or tensorrt_rtx
+    for name in sorted({*_VERSIONS, flavour, record["reference"]} - {"exported"}):
+        if not record["versions"].get(name):
+            yield f"versions: {name} is missing"
+    if record["target"].get("version") != record["versions"].get(flavour):
+        yield "target: its version is not the one that was used"
+    if record["build"].get("gpu") not in (record["gpu"], None):
+        yield "build: on another GPU than the comparison"
+
+
+def _about_sizes(record: Mapping[str, Any]) -> Iterator[str]:
+    dims = {dim["name"]: dim for dim in record["dims"]}
+    for name, dim in dims.items():
+        if not 0 <= dim["min"] <= dim["opt"] <= dim["max"]:
+            yield f"dims: {name}: min, opt and max are out of order"
+        for size in (dim["min"], dim["opt"], dim["max"]):
+            if (size - dim["offset"]) % dim["multiple_of"]:
+                yield f"dims: {name}: {size} is not an allowed multiple"
+    if not record["profiles"]:
+        yield "profiles: there is none"
+    for profile, ranges in record["profiles"].items():
+        if set(ranges) != set(dims):
+            yield f"profiles: {profile} has other dims than the model"
+            continue
+        for name, (low, middle, high) in ranges.items():
+            if not dims[name]["min"] <= low <= middle <= high <= dims[name]["max"]:
+                yield f"profiles: {profile}: {name} is out of order, or outside of the dim"
+
+
+def _about_points(record: Mapping[str, Any]) -> Iterator[str]:
+    dims = {dim["name"]: dim for dim in record["dims"]}
+    for point in record["points"]:
+        sizes = point["sizes"]
+        if set(sizes) != set(dims):
+            yield f"point {point['label']}: has other dims than the model"
+        elif not any(_within(sizes, ranges) for ranges in record["profiles"].values()):
+            yield f"point {point['label']}: no profile has its sizes"
+        elif any((size - dims[d]["offset"]) % dims[d]["multiple_of"] for d, size in sizes.items()):
+            yield f"point {point['label']}: a size is not an allowed multiple"
+
+
+def _within(sizes: Mapping[str, int], ranges: Mapping[str, Any]) -> bool:
+    return all(low <= sizes[name] <= high for name, (low, _, high) in ranges.items())
+
+
+def _about_errors(record: Mapping[str, Any]) -> Iterator[str]:
+    names = [output["name"] for output in record["outputs"]]
+    stated = {
+        output["name"]: output["tolerance"] or record["tolerance"] for output in record["outputs"]
+    }
+    of_engine = record["engine_tolerance"].get(record["precision"])
+    compared = [point for point in record["points"] if "not_compared" not in point]
+    if not compared:
+        yield "points: none was compared"
+    for point in record["points"]:
+        where = f"point {point['label']}"
+        if "not_compared" in point:
+            if not point["not_compared"] or point["errors"]:
+                yield f"{where}: not compared, but without a reason or with errors"
+            continue
+        judged = [pair.split() for pair in point["errors"]]
+        if not any(a == record["reference"] and b.startswith(_ENGINE) for a, b in judged):
+            yield f"{where}: the engine was not compared with {record['reference']}"
+        for pair, outputs in point["errors"].items():
+            second = pair.split()[1]
+            in_precision = second == _HALF or second.startswith(_ENGINE)
+            if list(outputs) != names:
+                yield f"{where}: {pair}: other outputs than the model's"
+                continue
+            for name, numbers in outputs.items():
+                tolerance = of_engine if in_precision and of_engine else stated[name]
+                if f"{pair} {name}" in point.get("failed", {}):
+                    yield f"{where}: {pair} {name} failed"
+                elif tolerance is None or not _passes(numbers, tolerance):
+                    yield f"{where}: {pair} {name}: {numbers} is beyond the tolerance"
+    if record["largest"] != largest(record["points"]):
+        yield "largest: not the largest error of the points"
+
+
+def _passes(numbers: Sequence[float | None], tolerance: Mapping[str, Any]) -> bool:
+    """False where ``[max_abs, max_rel]`` can't be of an output within the tolerance.
+
+    Where the largest difference is over ``atol``, its element passed by ``rtol``; then the
+    difference over the largest value is below ``rtol`` too. Integers have no ``max_rel``.
+    """
+    max_abs, max_rel = numbers
+    if max_abs is None or not math.isfinite(max_abs):
+        return False
+    if max_rel is None:
+        return max_abs == 0 or bool(tolerance.get("differing"))
+    return bool(0 <= max_abs <= tolerance["atol"] or 0 <= max_rel <= tolerance["rtol"])
+
+
+def _about_checks(record: Mapping[str, Any]) -> Iterator[str]:
+    done = {(check["name"], check["run"]) for check in record["checks"]}
+    for check in record["checks"]:
+        if not check["passed"] or not check["detail"]:
+            yield f"check {check['name']} of {check['run']}: failed, or has no finding"
+    runs = {pair.split()[1] for point in record["points"] for pair in point["errors"]}
+    for run in sorted(run for run in runs if run.startswith(_ENGINE)):
+        for name in _CHECKS:
+            if (name, run) not in done:
+                yield f"check {name} of {run}: missing"
+        explained = any("batch rows" in note for note in record["notes"])
+        if ("batch rows", run) not in done and not explained:
+            yield f"check batch rows of {run}: missing, and no note says why"
+
+
+def _about_files(record: Mapping[str, Any]) -> Iterator[str]:
+    files = record["files"]
+    for name in _FILES:
+        if name not in files:
+            yield f"files: {name} is missing"
+    for name, file in files.items():
+        if not _SHA256.fullmatch(str(file.get("sha256"))) or not file.get("bytes", 0) > 0:
+            yield f"files: {name}: sha256 or size is missing or malformed"
+    if files.get("engine.plan", {}).get("bytes") != record["build"].get("plan_bytes"):
+        yield "files: engine.plan is not as large as the plan that was built"
+
+
+def write(record: Mapping[str, Any], folder: Path) -> Path:
+    """Writes a record as ``NAME.json`` into a folder, and returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / f"{record['name']}.json"
+    place.write_text(compact(record, WIDTH))
+    return place
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("manifests", nargs="+", type=Path, metavar="MANIFEST")
+    parser.add_argument("--out", type=Path, default=DEFAULT, help="default: %(default)s")
+    parser.add_argument(
+        "--command",
+        help="the command that made the artifact (default: derived from the manifest)",
+    )
+    arguments = parser.parse_args()
+    code = 0
+    for path in arguments.manifests:
+        try:
+            record = record_of(read_manifest(path), arguments.command)
+            wrong = faults(record)
+            if wrong:
+                raise Refused("\n  ".join([f"{path}: no evidence:", *wrong]))
+        except Refused as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = 1
+        else:
+            print(write(record, arguments.out))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
