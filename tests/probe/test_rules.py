@@ -146,7 +146,7 @@ def test_a_violation_names_dim_rule_line_and_remedy(tmp_path, function, shapes, 
     with pytest.raises(ConstraintError) as caught:
         export(make(function, *shapes), None, tmp_path / "m.onnx")
     text = str(caught.value)
-    for word in (*words, "test_constraints.py:", "model m:"):
+    for word in (*words, "test_rules.py:", "model m:"):
         assert word in text
     assert "\n" not in text
     assert (HINT in text) == (function not in (tied, square, baked, area))
@@ -176,7 +176,7 @@ def test_refined_dims_are_applied_reported_and_right(
     done = export(make(function, *shapes, refine_dims=True), None, tmp_path / "m.onnx")
     assert [str(dim) for dim in done.spec.dims.values()] == dims
     assert done.refinements
-    assert all("test_constraints.py:" in words for words in done.refinements)
+    assert all("test_rules.py:" in words for words in done.refinements)
     session = onnxruntime.InferenceSession(str(done.path))
     for h, w in sizes:
         x = np.random.default_rng(h).random((1, 3, h, w), np.float32)
@@ -255,7 +255,7 @@ def test_other_failures_name_the_models_line(tmp_path, function) -> None:
     assert not isinstance(caught.value, ConstraintError)
     text = str(caught.value)
     assert f"the line of {function.__name__}" in text
-    assert "test_constraints.py:" in text
+    assert "test_rules.py:" in text
     assert "\n" not in text
     assert caught.value.detail
 
@@ -401,7 +401,7 @@ LARGE = (1, 3, Dim("h", 16, 64, 512), Dim("w", 20, 96, 640))
 def test_a_branch_on_sizes_is_never_taken_for_all(tmp_path, function, shape, options) -> None:
     with pytest.raises(ExportError) as caught:
         export(make(function, shape, **options), None, tmp_path / "m.onnx")
-    assert "test_constraints.py:" in str(caught.value)
+    assert "test_rules.py:" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -427,7 +427,7 @@ def test_a_guard_that_cannot_be_read_is_not_kept(tmp_path, monkeypatch) -> None:
         with pytest.raises(ExportError) as caught:
             export(make(function, shape), None, tmp_path / "m.onnx")
         assert words in str(caught.value)
-        assert "test_constraints.py:" in str(caught.value)
+        assert "test_rules.py:" in str(caught.value)
 
 
 def test_a_range_without_the_opt_is_not_applied_by_itself(tmp_path) -> None:
