@@ -19,6 +19,7 @@ from pipeline.machine.child import Child
 from pipeline.machine.target import TARGETS, use
 from pipeline.plugins import PLUGINS
 from pipeline.plugins import loading as custom_ops
+from pipeline.plugins.base import DOMAIN
 from pipeline.plugins.loading import (
     creators,
     find_plugins,
@@ -288,7 +289,7 @@ def test_own_plugin_goes_before_its_body(tmp_path: Path) -> None:
     graph = f"""g (float[1,h,w,64] features, {levels}, float[1,2,h,w] coordinates)
 => (float[1,324,h,w] y) {{{{ [look] y = {{domain}}.{{op}} <radius = 4>
 (features, level_0, level_1, level_2, level_3, coordinates) }}}}"""
-    path = saved(tmp_path, graph, custom_ops.DOMAIN, plugin.name)
+    path = saved(tmp_path, graph, DOMAIN, plugin.name)
     dims = {"h": Dim("h", 16, 64, 64), "w": Dim("w", 16, 64, 64)}
     shapes = {"features": (1, dims["h"], dims["w"], 64), "coordinates": (1, 2, *dims.values())}
     for n in range(4):
@@ -325,7 +326,7 @@ def test_own_plugins_are_what_they_say() -> None:
     for name in PLUGINS:
         plugin = custom_ops.find_plugin(name)
         assert plugin.function().name == plugin.name
-        assert plugin.function().domain == custom_ops.DOMAIN
+        assert plugin.function().domain == DOMAIN
 
 
 def test_creators_of_old_and_new_registries() -> None:
