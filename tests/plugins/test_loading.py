@@ -12,6 +12,7 @@ import onnx
 import onnx.parser
 import pytest
 
+from pipeline.build import custom_nodes
 from pipeline.build.build import Built, build
 from pipeline.build.custom_nodes import prepare
 from pipeline.errors import BuildError, InputError
@@ -274,7 +275,7 @@ def test_own_plugin_is_named_where_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = SimpleNamespace(name="Foo", runs_on=lambda target: target is RTX)
-    monkeypatch.setattr(custom_ops, "find_plugin", lambda _: own)
+    monkeypatch.setattr(custom_nodes, "find_plugin", lambda _: own)
     path = saved(tmp_path, NODE, "trt_pipeline")
     trt = SimpleNamespace(get_plugin_registry=lambda: SimpleNamespace(all_creators=[]))
     name = next(iter(PLUGINS))
