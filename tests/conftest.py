@@ -127,7 +127,7 @@ def raft_artifact() -> Callable[[], Artifact]:
 
 @pytest.fixture(scope="session")
 def snippet() -> Callable[[int], Done]:
-    """Waits for a snippet of the README, by its number."""
+    """Waits for a snippet of README or docs, by its number."""
     return lambda number: BESIDE.done(f"snippet{number}")
 
 

@@ -1,4 +1,4 @@
-"""The README's commands and snippets, run as they stand."""
+"""The commands and snippets of README, docs/guide and docs/reference, run as they stand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import pytest
-from readme_commands import COMMANDS, README, ROOT, SNIPPETS, Done, run_make
+from readme_commands import COMMANDS, PAGES, ROOT, SNIPPETS, Done, blocks, run_make
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.commands import main as cli
@@ -23,6 +23,10 @@ from pipeline.rewrite.rewrite import rewrite
 
 def test_first_block_is_the_two_commands() -> None:
     assert COMMANDS[:2] == ["make convert MODEL=raft", "make test"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 120
 
 
 @pytest.mark.slow
@@ -64,7 +68,8 @@ def test_command_lines_parse(command: str) -> None:
 
 
 def test_every_command_is_in_the_table() -> None:
-    listed = set(re.findall(r"^\| `(\w+)[ `]", README, re.MULTILINE))
+    page = PAGES["docs/reference/command-line.md"]
+    listed = set(re.findall(r"^\| `(\w+)[ `]", page, re.MULTILINE))
     shown = subprocess.run(
         [sys.executable, "-m", "pipeline", "--help"], capture_output=True, text=True, cwd=ROOT
     ).stdout
@@ -78,9 +83,8 @@ def test_make_help_lists_every_target() -> None:
         assert re.search(rf"^{target} ", done.stdout, re.MULTILINE)
 
 
-def test_the_own_pass_of_contributing_works(tmp_path: Path) -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    (code,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.S) if "def run" in c)
+def test_the_pass_of_the_guide_works(tmp_path: Path) -> None:
+    (code,) = (text for _, text in blocks("docs/guide/write-a-pass.md") if "def run" in text)
     assert len(code.strip().splitlines()) <= 20
     path = tmp_path / "relu6.py"
     path.write_text(code)

@@ -1,4 +1,5 @@
-"""The README's commands that take long, run beside the other tests, most of which use one core.
+"""The commands of README and docs that take long, run beside the other tests, most of which use
+one core.
 
 Those that a collected test asks for start with the tests, one after the other; a test that needs
 one waits for it (the `beside` fixture).
@@ -23,10 +24,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+# The pages whose blocks are run: README first, since its first Python snippet makes RAFT-small.
+# A ```python block is a whole program and is run; a ```py block is a part of one.
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page.read_text()
+    for page in (
+        ROOT / "README.md",
+        *sorted((ROOT / "docs" / "guide").glob("*.md")),
+        *sorted((ROOT / "docs" / "reference").glob("*.md")),
+    )
+}
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Language and text of each code block of one of `PAGES` that names its language."""
+    return re.findall(r"^```(\w+)\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
 SNIPPETS = [text for language, text in BLOCKS if language == "python"]
-COMMANDS = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+COMMANDS = [
+    line
+    for language, text in BLOCKS
+    if language == "sh"
+    for line in text.replace("\\\n", " ").splitlines()
+]
 _LIMIT = 1200  # seconds
 
 
@@ -67,13 +89,13 @@ def raft(_: Path) -> Command:
 
 
 def snippet(number: int) -> Callable[[Path], Command]:
-    """One of the README's Python snippets, as it stands."""
+    """One of the pages' Python snippets, as it stands."""
     return lambda folder: Command([sys.executable, "-c", SNIPPETS[number]], folder)
 
 
 def foreign(folder: Path) -> Command:
     """The README's conversion of timm's model, its package not into the tests' environment."""
-    (block,) = (text for kind, text in BLOCKS if kind == "sh" and "timm" in text)
+    (block,) = (text for kind, text in blocks("README.md") if kind == "sh" and "timm" in text)
     packages = folder.with_name("packages")
     block = block.replace("pip install", f"pip install --target {packages}")
     block = block.replace(".venv/bin/python", sys.executable)
