@@ -3,7 +3,7 @@
     python benchmarks/engines.py run ARTIFACT... --torch-python python3 [--shape h=440,w=1024 ...]
         [--part floors,rates,torch,engine,naive,ort] [--variant compile-tf32 ...] [--json FILE]
     python benchmarks/engines.py table [--json FILE ...]
-    python benchmarks/plot.py FILE... --out docs
+    python benchmarks/plot.py FILE... --out docs/results
 
 Each part is one stage, all are done unless --part names some; what is measured is merged into the
 file at once, so that they can be run one after the other, and again. Two runs at once, each on a

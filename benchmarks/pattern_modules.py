@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""The patterns of the table in docs/passes.md: small torch modules with dynamic sizes.
+"""The patterns of the table in docs/results/patterns.md: small torch modules with dynamic sizes.
 
 Each is what a model has in it, not what an exporter was made for. The dims' opts are the sizes
 of the naive export's example.

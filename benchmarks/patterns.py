@@ -1,4 +1,4 @@
-"""Each pattern by the naive path and through the pipeline: the table in docs/passes.md.
+"""Tries each pattern naively and with pipeline, for the table in docs/results/patterns.md.
 
     python benchmarks/patterns.py [--only NAME ...] [--write] [--out DIR]
 
@@ -8,7 +8,7 @@ shape inference. The other is `pipeline.run`. Each runs in a forked process with
 torch exports a second LSTM of a process with fixed time, and a library may crash.
 
 Prints a Markdown table and writes DIR/patterns.json (default: bench-results); --write also puts
-the table into docs/passes.md, between its two marks.
+the table into docs/results/patterns.md, between its two marks.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from pipeline.spec.dims import Dim
 from pipeline.spec.model import ModelSpec, Output, Tolerance
 from pipeline.spec.profiles import Profile, points
 
-DOCS = Path(__file__).resolve().parent.parent / "docs" / "passes.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "results" / "patterns.md"
 BEGIN, END = "<!-- patterns: begin -->", "<!-- patterns: end -->"
-HEAD = """# Patterns, without and with the pipeline
+HEAD = """# Which patterns break, without pipeline and with it?
 
-Made by `python benchmarks/patterns.py --write` on the installed TensorRT-RTX, without a GPU. Each
-row is a small torch module with dynamic sizes (`benchmarks/pattern_modules.py`).
+Made by `python benchmarks/patterns.py --write` on TensorRT-RTX, without a GPU. Each row is a small
+torch module with dynamic sizes (`benchmarks/pattern_modules.py`).
 
-- *naive*: `torch.onnx.export` with named dims at opset 18, then ONNX Runtime against torch at seven
-  sets of sizes, then TensorRT-RTX: parsed, built, and its own shape inference against the true
-  sizes. `right` says that nothing was found wrong; the engine itself was not run.
+- *naive*: `torch.onnx.export` with named dims at opset 18. Then ONNX Runtime is compared with torch
+  at seven sets of sizes. Then TensorRT-RTX parses and builds, and its shape inference is compared
+  with the true sizes. `right` means that nothing wrong was found. The engine itself was not run.
 - *with the pipeline*: `pipeline.run` on the same module and sizes. `refused` is an error that says
-  why, before anything wrong is handed out.
+  why, before you get anything wrong.
 - *passes*: the rewrite passes that changed the graph. Where none did and the naive path is wrong,
-  it was mended at export (`pipeline/export/ops`).
+  the export was fixed (`pipeline/export/ops`).
 """
 LIMIT = 240.0  # seconds for one pattern by one way
 Feed = dict[str, np.ndarray]
@@ -266,7 +266,7 @@ def write(text: str, path: Path = DOCS) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
-    parser.add_argument("--write", action="store_true", help="into docs/passes.md")
+    parser.add_argument("--write", action="store_true", help="into docs/results/patterns.md")
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
     arguments = parser.parse_args()
     names = [pattern.name for pattern in PATTERNS]

@@ -1,6 +1,6 @@
 """Latency against size, a picture a model, of what benchmarks/engines.py measured.
 
-    python benchmarks/plot.py RESULTS.json... --out docs
+    python benchmarks/plot.py RESULTS.json... --out docs/results
 
 Several files are joined, as `engines.py table` does. A panel is a precision; those without any
 engine are left out where others have one. A line is a runner, of one artifact where there are
@@ -240,7 +240,7 @@ def file_names(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--out", type=Path, default=Path("docs"), metavar="DIR")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR")
     arguments = parser.parse_args()
     try:
         content, said = join(arguments.results)

@@ -1,4 +1,4 @@
-"""Models that nobody here wrote, converted in one command each: the table in docs/strangers.md.
+"""Converts other people's models, one command each, for docs/results/strangers.md.
 
     python benchmarks/strangers.py [--only NAME ...] [--fresh] [--write] [--out DIR]
 
@@ -16,7 +16,7 @@ which would replace torch:
 
 Results are kept in DIR (default: bench-results/strangers) as JSON,
 and a model whose result is there is not run again unless --fresh. Prints the table as Markdown;
---write puts it into docs/strangers.md.
+--write puts it into docs/results/strangers.md.
 """
 
 from __future__ import annotations
@@ -37,33 +37,44 @@ from typing import Any
 from strangers_set import REQUIREMENTS, STRANGERS, Stranger, module_of
 
 HERE = Path(__file__).resolve().parent
-DOCS = HERE.parent / "docs" / "strangers.md"
+DOCS = HERE.parent / "docs" / "results" / "strangers.md"
 POINTS = 10  # sizes at which numbers are compared
 LIMITS = {"truth": 900, "convert": 300, "check": 600}  # seconds of CPU time, of each process
 PATIENCE = 5  # times that, on the clock: other work on the machine is nobody's fault
 RIGHT, BEST = "right", "right as far as a dim can say"
-HEAD = """# Models that nobody here wrote
+HEAD = """# Do other people's models convert?
 
-Made by `python benchmarks/strangers.py --write`. Every model is another library's, with random
-weights; the pipeline knows nothing of it. Each was converted by one command, with batch, height and
-width free over the whole range in the second column:
+Made by `python benchmarks/strangers.py --write`. Every model belongs to another library and has
+random weights. pipeline contains no code for any of them. Each was converted by one command, with
+batch, height and width free:
 
 ```sh
 pipeline convert benchmarks/strangers_models.py:timm_vit_tiny {example}
 ```
 
-- *it takes*: the sizes of that range at which the model itself runs, found by running it, without
-  the pipeline.
-- *the artifact allows*: the sizes that the pipeline arrived at.
-- *right*: the artifact allows every size that the model takes and none that it refuses, of all
-  those tried, and ONNX Runtime gives the model's numbers on `model.onnx` at {points} sizes
-  (smallest, largest, odd, uneven, batch 1 and 3): *error* is the largest difference, relative to
-  the output's largest value.
-- *right as far as a dim can say*: right, but for sizes that the model takes beside those of a range
-  of multiples with an offset (8 and 7, 16 and 15, ...), and no such range holds more of them.
-- *narrowed*: right, but for fewer sizes than the model takes. *refused*: no artifact, and why.
-  *lost rule*: sizes are allowed that the model refuses. *wrong*: other numbers or shapes than the
-  model's, or a failure, at a size that is allowed.
+## What the columns mean
+
+- *asked*: the range of height and width that the command asked for.
+- *it takes*: the sizes in that range at which the model itself runs. They were found by running
+  the model, without pipeline.
+- *the artifact allows*: the sizes that pipeline arrived at.
+- *error*: the largest difference from the model, divided by the output's largest value. ONNX
+  Runtime runs `model.onnx` at {points} sizes: smallest, largest, odd, uneven, batch 1 and 3.
+
+## What the results mean
+
+| result | meaning |
+|---|---|
+| right | the allowed sizes are those that the model takes, of all tried; the numbers agree |
+| right as far as a dim can say | right, but a few more sizes fit no range with a multiple |
+| narrowed | right, but for fewer sizes than the model takes |
+| too little compared | too few allowed sizes could be compared |
+| refused | no artifact; the text says why |
+| crash | the conversion crashed, or ran out of time |
+| lost rule | a size is allowed that the model refuses |
+| wrong | other numbers or shapes than the model's, or a failure, at an allowed size |
+
+## The models
 """
 
 

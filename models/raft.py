@@ -37,7 +37,7 @@ _TOLERANCE_SMALL = Tolerance(
     why="px; ONNX Runtime is within 7e-4 of torch, the smallest planted fault gives 1.5e-2",
 )
 
-# Stated as about four times what was measured (docs/gpu.md).
+# Stated as about four times what was measured (docs/results/h200.md).
 _ENGINE = {
     "tf32": Tolerance(1e-3, 5e-2, "px; an engine was within 1.2e-2 on an H200"),
     "fp16": Tolerance(1e-2, 1e-1, "px; an engine was within 2.8e-2 on an H200"),
@@ -55,7 +55,7 @@ def raft(*, updates: int = 12, correlation: str = "volume", update: str = "split
         updates: the number of flow updates, at least 1.
         correlation: ``volume`` correlates all pairs of pixels once, (H / 8 * W / 8) ** 2 floats;
             ``on_demand`` computes the windows that an update looks at, by the custom op
-            CorrelationLookup (docs/plugins.md): what large images need.
+            CorrelationLookup (docs/guide/plugins.md): what large images need.
         update: how an update is computed, the same function either way: ``torchvision`` as it is
             written there; ``split`` takes the context's part out of the GRU's convolutions and
             computes it once for all updates, the gates z and r in one, and divides before the

@@ -27,7 +27,7 @@ _TOLERANCE = Tolerance(
     "1.5e-3",
 )
 
-# Stated as about four times what was measured (docs/gpu.md).
+# Stated as about four times what was measured (docs/results/h200.md).
 _ENGINE = {
     "tf32": Tolerance(1e-3, 1e-2, "pixels of 0..1; an engine was within 2.4e-3 on an H200"),
     "fp16": Tolerance(1e-2, 3e-2, "pixels of 0..1; an engine was within 5.8e-3 on an H200"),

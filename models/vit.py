@@ -27,7 +27,7 @@ _TOLERANCE = Tolerance(
     why="logits; ONNX Runtime is within 4e-6 of torch, the smallest planted fault gives 4e-4",
 )
 
-# Of `vit`; stated as about four times what was measured (docs/gpu.md).
+# Of `vit`; stated as about four times what was measured (docs/results/h200.md).
 _ENGINE = {
     "tf32": Tolerance(1e-3, 1e-2, "logits; an engine was within 2.2e-3 on an H200"),
     "fp16": Tolerance(5e-3, 1e-2, "logits; an engine was within 2.4e-3 on an H200"),

@@ -93,5 +93,5 @@ PASS = Pass(
     summary="a Cast of sizes to floats that several nodes read -> one for each",
     fault="in fp16 no implementation for the region that makes the number, where it has to be "
     "float32",
-    evidence=("TensorRT 8.6.0, RAFT in fp16: docs/build-cost.md",),
+    evidence=("TensorRT 8.6.0, RAFT in fp16: docs/results/build-cost.md",),
 )

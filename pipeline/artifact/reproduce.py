@@ -56,7 +56,8 @@ def reproduce_script(
         "#!/bin/sh",
         "# Repeats the comparison of this artifact. Needs polygraphy and onnxruntime.",
         "# --engine compares the engine too; that needs TensorRT and a GPU it can run on.",
-        "# half.onnx is not run: ONNX Runtime on a CPU does not round as a GPU does (docs/gpu.md).",
+        "# half.onnx is not run: on a CPU, ONNX Runtime does not round as a GPU does",
+        "# (docs/guide/half-precision.md).",
         'CDPATH= cd -- "$(dirname -- "$0")" || exit 2',
         "failed=0",
     ]

@@ -84,7 +84,7 @@ def apply(trt: Any, config: Any, network: Any) -> Counter[str]:
 
     Layers in half are told what they store, and no precision: told that too, TensorRT 8.6.0 has no
     implementation for regions that it compiles ("[verify_output_type] Mismatched type for tensor
-    ..., f32 vs. expected type:f16"; docs/build-cost.md).
+    ..., f32 vs. expected type:f16"; docs/results/h200.md).
     """
     config.set_flag(trt.BuilderFlag.FP16)
     config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)

@@ -1,8 +1,9 @@
 """The builder's configuration: profiles, precision, effort, and the timing cache.
 
-What a build costs is its timing of kernels and its compiling of fused regions (docs/gpu.md). The
-timings are kept in a cache that travels with the artifact, so a second build, also on another
-machine with the same GPU, repeats none of them; the compiling is not cached by TensorRT.
+A build spends its time on timing kernels and on compiling fused regions
+(docs/results/build-cost.md). The timings are kept in a cache that travels with the artifact. So a
+second build repeats none of them, also on another machine with the same GPU. TensorRT does not
+cache what it compiled.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def _classic_config(
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if target.version < (9,):
         # Tactics of cuBLAS and cuDNN need these installed, and convolutions that are compiled at
-        # build time cost a large part of it (docs/build-cost.md). Later versions: not measured.
+        # build time cost a large part of it (docs/results/build-cost.md). Later versions were not
+        # measured.
         config.set_tactic_sources(0)
         # every captured graph has a context of its own; later versions always allow that
         config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)

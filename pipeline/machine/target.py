@@ -60,7 +60,7 @@ TARGETS: dict[str, Target] = {
 DEFAULT_TARGET = "rtx-1.7"
 _ELSEWHERE = (
     ", or build on a machine that has it: `pipeline export`, `pipeline rewrite` and "
-    "`pipeline verify --torch` need none (docs/gpu.md)"
+    "`pipeline verify --torch` need none (docs/guide/gpu-machine.md)"
 )
 
 

@@ -49,8 +49,8 @@ def load_pass(path: Path) -> Pass:
         return replace(made, own=True, evidence=(*made.evidence, source))
     if not callable(run):
         raise InputError(
-            f"pass {path}: define run(graph) -> PassResult, or PASS = Pass(...); CONTRIBUTING.md "
-            "has an example"
+            f"pass {path}: define run(graph) -> PassResult, or PASS = Pass(...); "
+            "docs/guide/write-a-pass.md has an example"
         )
     summary = next(iter((run.__doc__ or module.__doc__ or "").strip().splitlines()), path.stem)
     return Pass(path.stem, run, EVERY, summary, (source,), own=True)

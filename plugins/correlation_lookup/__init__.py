@@ -1,8 +1,8 @@
 """RAFT's correlation lookup on demand: feature maps and coordinates in, windows out, no volume.
 
 `torch_op` is the op in torch, `translation` its way into ONNX, `function` its body in standard
-ONNX, `trt_plugin` the TensorRT plugin, `cuda` and kernel.cu what the plugin runs. docs/plugins.md
-has the numbers.
+ONNX, `trt_plugin` the TensorRT plugin, `cuda` and kernel.cu what the plugin runs. How it works:
+docs/guide/plugins.md. The numbers: docs/results/correlation-lookup.md.
 """
 
 from pipeline.machine.target import FROM_10, RTX

@@ -1,11 +1,13 @@
-"""docs/reference/command-line.md is what its generator prints."""
+"""Pages that programs write are what those programs would write now."""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 
+import pytest
 from readme_commands import PAGES, ROOT
 
 GENERATOR = "docs/reference/generate.py"
@@ -22,3 +24,16 @@ def test_the_command_lines_page_is_what_the_parser_gives() -> None:
     assert done.returncode == 0, done.stderr
     page = "docs/reference/command-line.md"
     assert done.stdout == PAGES[page], f"make it again: python {GENERATOR} > {page}"
+
+
+@pytest.mark.parametrize("name", ["strangers", "patterns"])
+def test_a_measured_page_begins_as_its_script_writes_it(name: str) -> None:
+    tree = ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())
+    (head,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "HEAD"
+    )
+    text = (ROOT / "docs" / "results" / f"{name}.md").read_text()
+    for part in head.replace("{points}", "{example}").split("{example}"):
+        assert part in text, f"{name}.md: write the HEAD of benchmarks/{name}.py into it"
