@@ -9,7 +9,8 @@ divided by the root of the channels before its matrix product, not after it.
 The context's part is kept negative and subtracted. TensorRT 8.6 fuses an addition behind a
 convolution into it, which on Hopper leaves only its kernels for Ampere, twice as slow (H200, 1x5,
 128 to 384 channels, 55x128, tf32: 53 us with the addition, 25 us without;
-docs/results/build-cost.md); a subtraction it computes together with the sigmoid or tanh that follows.
+docs/results/build-cost.md); a subtraction it computes together with the sigmoid or tanh that
+follows.
 
 Imported after `import_torchvision` (_torchvision.py), which lets torchvision be imported.
 """
