@@ -17,6 +17,7 @@ This page is generated from the command line's parser. To make it again:
     python docs/reference/generate.py > docs/reference/command-line.md
 
 `make` only calls these commands. Activate the environment first: `. .venv/bin/activate`.
+Every command accepts `--json` for a report as JSON, and `--debug` for a traceback with an error.
 
 | command | what it does |
 |---|---|
