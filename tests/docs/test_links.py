@@ -1,4 +1,4 @@
-"""Every relative link and anchor of README, CONTRIBUTING, CHANGELOG and docs leads somewhere."""
+"""Links, anchors and paths in README, CONTRIBUTING, CHANGELOG and docs lead somewhere."""
 
 from __future__ import annotations
 
@@ -51,6 +51,14 @@ def why_broken(page: Path, link: str) -> str:
 def test_links_lead_somewhere(page: Path) -> None:
     links = _LINK.findall(without_code(page.read_text()))
     assert [why for link in links if (why := why_broken(page, link))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_named_files_and_folders_are_there(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    first = "pipeline|passes|plugins|models|tests|benchmarks|docs"
+    named = re.findall(rf"`((?:{first})/[\w./-]*)`", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Pages that programs write are what those programs would write now."""
+"""Pages that repeat what stands elsewhere are up to date."""
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 
@@ -37,3 +38,13 @@ def test_a_measured_page_begins_as_its_script_writes_it(name: str) -> None:
     text = (ROOT / "docs" / "results" / f"{name}.md").read_text()
     for part in head.replace("{points}", "{example}").split("{example}"):
         assert part in text, f"{name}.md: write the HEAD of benchmarks/{name}.py into it"
+
+
+def test_the_floors_are_those_of_the_import_contract() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    layers = re.search(r"^layers = \[(.*?)^\]", project, re.DOTALL | re.MULTILINE)
+    page = (ROOT / "docs" / "design" / "floors.md").read_text()
+    drawn = re.search(r"^```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert layers and drawn
+    names = re.findall(r'"([^"]+)"', layers[1])
+    assert [line.split("  ")[0] for line in drawn[1].splitlines()] == names
