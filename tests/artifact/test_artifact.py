@@ -503,8 +503,8 @@ def test_an_artifact_behind_a_link(place: Path) -> None:
 WRITER = """
     import sys, time
     from pathlib import Path
-    from pipeline import _folder
-    from tests.test_artifact import make
+    from pipeline.machine import swap_folder as _folder
+    from tests.artifact.test_artifact import make
     if sys.argv[2] == "no exchange":
         _folder._find_exchange = lambda: None
     for turn in range(150):

@@ -46,8 +46,9 @@ def assert_alone(path: Path) -> None:
 PRELUDE = """
     import errno, os, sys, time
     from pathlib import Path
-    from pipeline import _folder
-    from pipeline.machine.swap_folder import fresh, replacing
+    from pipeline.machine import swap_folder as _folder
+    from pipeline.machine.files import fresh
+    from pipeline.machine.swap_folder import replacing
     from pipeline.errors import PipelineError
 
     def write(path, text, keep=False):
