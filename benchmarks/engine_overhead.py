@@ -33,7 +33,6 @@ from onnx import TensorProto, helper, save
 
 import pipeline
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
 from pipeline.artifact.manifest import now
 from pipeline.errors import EngineError, InputError, PipelineError
 from pipeline.machine.gpu import why_not
@@ -105,9 +104,10 @@ class Feeds:
         from pipeline.commands.bench.bench import OnGpu
 
         manifest = artifact.manifest
-        self._inputs, self._dtypes = inputs_of(manifest), dtypes
-        self._dims, self._rules = dims_of(manifest), manifest.rules
-        self.profile = profiles_of(manifest)[0]
+        declared = manifest.interface
+        self._inputs, self._dtypes = declared.inputs, dtypes
+        self._dims, self._rules = declared.dims, declared.rules
+        self.profile = declared.profiles[0]
         high = self.profile.sizes(2)
         self._whole = {
             i.name: OnGpu(i.sample(high, 0).astype(dtypes[i.name])) for i in self._inputs
@@ -338,7 +338,7 @@ def main() -> int:
             "model": manifest.name,
             "target": manifest.target.name,
             "version": manifest.target.version,
-            "profile": size_text(profiles_of(manifest)[0].sizes(1)),
+            "profile": size_text(manifest.interface.profiles[0].sizes(1)),
             "overhead": rows,
             "memory": memory,
         }

@@ -45,7 +45,6 @@ from references import as_written, option_texts
 from torch_baselines import VARIANTS
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.declared import dims_of, profiles_of
 from pipeline.commands.bench.measure import Method
 from pipeline.errors import PipelineError
 from pipeline.machine.gpu import find_gpu
@@ -70,8 +69,8 @@ class Part:
         self.place, self.arguments, self.results = place, arguments, results
         self.artifact = Artifact.open(place)
         self.manifest = manifest = self.artifact.manifest
-        dims, profiles = dims_of(manifest), profiles_of(manifest)
-        points = sizes_to_time(dims, profiles, manifest.rules, arguments.shape)
+        declared = manifest.interface
+        points = sizes_to_time(declared.dims, declared.profiles, declared.rules, arguments.shape)
         self.points = [dict(p.sizes) for p in points]
         self.shapes = [size_text(sizes) for sizes in self.points if sizes]
         info = manifest.model

@@ -244,15 +244,15 @@ def _einsum(node: Any, shapes: Sequence[Sequence[int]]) -> float | None:
 def count_artifact(place: Path, shapes: Sequence[str], trips: int | None) -> list[dict[str, Any]]:
     """One record for each size of an artifact's model."""
     from pipeline.artifact.artifact import Artifact
-    from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
     from pipeline.spec.dims import shape_at
     from pipeline.spec.profiles import sizes_to_time
 
     artifact = Artifact.open(place)
     manifest = artifact.manifest
     found = []
-    for point in sizes_to_time(dims_of(manifest), profiles_of(manifest), manifest.rules, shapes):
-        actual = {i.name: shape_at(i.shape, point.sizes) for i in inputs_of(manifest)}
+    declared = manifest.interface
+    for point in sizes_to_time(declared.dims, declared.profiles, declared.rules, shapes):
+        actual = {i.name: shape_at(i.shape, point.sizes) for i in declared.inputs}
         work = count(artifact.model, actual, trips)
         found.append({"model": manifest.name, "sizes": dict(point.sizes), "work": work.record()})
     return found

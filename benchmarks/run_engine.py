@@ -21,7 +21,6 @@ import numpy as np
 from references import as_written, held_against, option_texts, reference_file
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
 from pipeline.artifact.manifest import Manifest
 from pipeline.commands.bench.measure import Method, WallClock, input_sets, timed
 from pipeline.errors import InputError, PipelineError
@@ -90,15 +89,15 @@ def run_ort(arguments: argparse.Namespace) -> Iterator[Record]:
         )
     artifact = Artifact.open(arguments.artifact)
     manifest = artifact.manifest
-    dims, profiles = dims_of(manifest), profiles_of(manifest)
+    declared = manifest.interface
     start = time.perf_counter()
     session = ort.InferenceSession(str(artifact.model), providers=[arguments.provider])
     loaded = time.perf_counter() - start
     names = [output.name for output in session.get_outputs()]
     kind = "cuda" if arguments.provider.startswith("CUDA") else "cpu"
-    for point in sizes_to_time(dims, profiles, manifest.rules, arguments.shape):
+    for point in sizes_to_time(declared.dims, declared.profiles, declared.rules, arguments.shape):
         bindings = []
-        for one in input_sets(inputs_of(manifest), point.sizes):
+        for one in input_sets(declared.inputs, point.sizes):
             binding = session.io_binding()
             for name, array in one.items():
                 binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array, kind, 0))
@@ -139,8 +138,8 @@ def _error(
     place = reference_file(arguments.reference, name, options, sizes)
     if not place.is_file():
         return {"error": None}
-    outputs = run(input_sets(inputs_of(manifest), sizes)[0])
-    return held_against([np.asarray(outputs[o.name]) for o in manifest.outputs], place)
+    outputs = run(input_sets(manifest.interface.inputs, sizes)[0])
+    return held_against([np.asarray(outputs[o.name]) for o in manifest.interface.outputs], place)
 
 
 if __name__ == "__main__":

@@ -22,31 +22,31 @@ def built(stranger: Stranger) -> Any:
     return mended(getattr(importlib.import_module(module_of(stranger)), stranger.name))
 
 
-def legal_by(manifest: dict[str, Any], point: tuple[int, int, int]) -> bool:
+def legal_by(interface: dict[str, Any], point: tuple[int, int, int]) -> bool:
     """True if the artifact allows these sizes: read off its manifest, without the pipeline."""
     sizes = dict(zip("bhw", point, strict=True))
-    (shape,) = (i["shape"] for i in manifest["inputs"])
+    (shape,) = (i["shape"] for i in interface["inputs"])
     for name, declared in zip("bchw", shape, strict=True):
         if isinstance(declared, int) and name in sizes and declared != sizes[name]:
             return False
-    for dim in manifest["dims"]:
+    for dim in interface["dims"]:
         if not _in_dim(dim, sizes[dim["name"]]):
             return False
-    return all(eval(rule, {"__builtins__": {}}, sizes) for rule in manifest.get("rules", ()))
+    return all(eval(rule, {"__builtins__": {}}, sizes) for rule in interface["rules"])
 
 
 def check(stranger: Stranger, truth: dict[str, Any], artifact: Path, most: int) -> dict[str, Any]:
     """What the artifact allows and gives, held against the model."""
-    manifest = json.loads((artifact / "manifest.json").read_text())
+    interface = json.loads((artifact / "manifest.json").read_text())["interface"]
     points = {(b, h, w): ok for b, h, w, ok in truth["points"]}
-    allowed = {p for p in points if legal_by(manifest, p)}
+    allowed = {p for p in points if legal_by(interface, p)}
     takes = {p for p, ok in points.items() if ok}
     result: dict[str, Any] = {
-        "allows": allows(manifest),
+        "allows": allows(interface),
         "lost": sorted(allowed - takes)[:5],
         "missing": sorted(takes - allowed)[:5],
         "kept": [len(takes & allowed), len(takes)],
-        "best": all(_is_best(manifest, axis, truth, probes(stranger)) for axis in (2, 3)),
+        "best": all(_is_best(interface, axis, truth, probes(stranger)) for axis in (2, 3)),
     }
     module = built(stranger)
     session = onnxruntime.InferenceSession(
@@ -78,11 +78,11 @@ def check(stranger: Stranger, truth: dict[str, Any], artifact: Path, most: int) 
     return {**result, "worst": worst, "wrong": wrong, "compared": done}
 
 
-def _is_best(manifest: dict[str, Any], axis: int, truth: dict[str, Any], tried: list[int]) -> bool:
+def _is_best(interface: dict[str, Any], axis: int, truth: dict[str, Any], tried: list[int]) -> bool:
     """True if no dim could allow more of the sizes that the model takes on an axis."""
     good = truth["height" if axis == 2 else "width"]
-    size = manifest["inputs"][0]["shape"][axis]
-    dim = next((d for d in manifest["dims"] if d["name"] == size), None)
+    size = interface["inputs"][0]["shape"][axis]
+    dim = next((d for d in interface["dims"] if d["name"] == size), None)
     mine = [n for n in good if n == size or (dim is not None and _in_dim(dim, n))]
     return len(mine) >= len(best_dim(good, tried))
 
@@ -92,18 +92,18 @@ def _in_dim(dim: dict[str, Any], size: int) -> bool:
     return bool(dim["min"] <= size <= dim["max"] and fits)
 
 
-def allows(manifest: dict[str, Any]) -> str:
+def allows(interface: dict[str, Any]) -> str:
     """The sizes that an artifact allows, in words."""
     parts = []
-    shape = manifest["inputs"][0]["shape"]
+    shape = interface["inputs"][0]["shape"]
     fixed = {n: s for n, s in zip("bchw", shape, strict=True) if isinstance(s, int) and n != "c"}
     for name, size in fixed.items():
         parts.append(f"{name}={size}")
-    for dim in manifest["dims"]:
+    for dim in interface["dims"]:
         text = f"{dim['name']} {dim['min']}..{dim['max']}"
         if dim["multiple_of"] > 1:
             text += f" by {dim['multiple_of']}" + (
                 f" plus {dim['offset']}" if dim["offset"] else ""
             )
         parts.append(text)
-    return ", ".join([*parts, *manifest.get("rules", ())])
+    return ", ".join([*parts, *interface["rules"]])

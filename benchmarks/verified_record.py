@@ -29,7 +29,7 @@ from typing import Any
 from compact_json import compact
 
 FORM = 1  # of a record; another meaning of its keys needs another number
-SCHEMAS = (3, 4)  # of manifests; 4 added `differing` to tolerances
+SCHEMAS = (3, 4, 5)  # of manifests; 4 added `differing` to tolerances, 5 `interface`
 WIDTH = 480  # characters of a line
 DIGITS = 6  # of an error
 DEFAULT = Path("docs/results/verified")
@@ -95,7 +95,7 @@ def record_of(manifest: Mapping[str, Any], command: str | None = None) -> Record
     missing = [s for s in ("export", "rewrite", "build", "comparison") if not manifest.get(s)]
     if missing:
         raise Refused(f"{manifest['name']}: not done yet: {', '.join(missing)}")
-    target, comparison = manifest["target"], manifest["comparison"]
+    target, comparison, declared = manifest["target"], manifest["comparison"], _declared(manifest)
     points = [_point(point) for point in comparison["points"]]
     return {
         "form": FORM,
@@ -112,15 +112,15 @@ def record_of(manifest: Mapping[str, Any], command: str | None = None) -> Record
         "gpu": manifest["engine_gpu"],
         "engine_compared": manifest["engine_compared"],
         "versions": manifest["versions"],
-        "dims": manifest["dims"],
-        "rules": manifest["rules"],
-        "padding": manifest["padding"],
-        "inputs": manifest["inputs"],
-        "outputs": manifest["outputs"],
-        "profiles": {profile["name"]: profile["ranges"] for profile in manifest["profiles"]},
+        "dims": declared["dims"],
+        "rules": declared["rules"],
+        "padding": declared["padding"],
+        "inputs": declared["inputs"],
+        "outputs": declared["outputs"],
+        "profiles": {profile["name"]: profile["ranges"] for profile in declared["profiles"]},
         "reference": manifest["reference"],
-        "tolerance": manifest["tolerance"],
-        "engine_tolerance": manifest["engine_tolerance"],
+        "tolerance": declared["tolerance"],
+        "engine_tolerance": declared["engine_tolerance"],
         "export": {k: v for k, v in manifest["export"].items() if k != "seconds"},
         "rewrite": _rewrite(manifest["rewrite"]),
         "build": _build(manifest["build"]),
@@ -133,6 +133,12 @@ def record_of(manifest: Mapping[str, Any], command: str | None = None) -> Record
         "notes": comparison["notes"],
         "files": manifest["files"],
     }
+
+
+def _declared(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where dims, inputs, profiles and tolerances stand: up to schema 4 in the manifest itself."""
+    found: Mapping[str, Any] = manifest.get("interface", manifest)
+    return found
 
 
 def _gpu(manifest: Mapping[str, Any]) -> str:
@@ -206,7 +212,7 @@ def command_of(manifest: Mapping[str, Any]) -> str:
 
     The stages may have run one by one, on several machines. Folders are left out.
     """
-    model, build = manifest["model"], manifest["build"]
+    model, build, declared = manifest["model"], manifest["build"], _declared(manifest)
     words = ["pipeline", "convert", model["source"]]
 
     def add(option: str, *values: str) -> None:
@@ -220,13 +226,13 @@ def command_of(manifest: Mapping[str, Any]) -> str:
         add("--weights", model["weights"]["file"])
     add("--target", manifest["target"]["name"])
     add("--precision", manifest["precision"])
-    for profile in manifest["profiles"]:
+    for profile in declared["profiles"]:
         if re.fullmatch(r"profile\d+", profile["name"]):  # given; the source's have other names
             ranges = profile["ranges"].items()
             add("--profile", ",".join(f"{dim}={':'.join(map(str, r))}" for dim, r in ranges))
     tolerances = {
-        "--tolerance": manifest["tolerance"],
-        "--engine-tolerance": manifest["engine_tolerance"].get(manifest["precision"]),
+        "--tolerance": declared["tolerance"],
+        "--engine-tolerance": declared["engine_tolerance"].get(manifest["precision"]),
     }
     for option, stated in tolerances.items():
         if stated and stated["why"] == f"given with {option}":

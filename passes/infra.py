@@ -17,16 +17,13 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
+from pipeline.graph.change import Change
 from pipeline.machine.target import Needs, Target
 
-
-@dataclass(frozen=True)
-class Change:
-    """One node that a pass rewrote, or refused to: its name, its op, and what or why."""
-
-    node: str
-    op: str
-    detail: str
+__all__ = [
+    "Change", "Pass", "PassResult", "Refused", "constant", "drop_unused", "each", "is_op", "label",
+    "replace", "values_of", "walk",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """What an artifact says of itself: ``manifest.json``, read and written through dataclasses.
 
 The dataclasses are the schema: a JSON object holds the fields of its dataclass, no fewer and no
-more, so a change to one of them needs another `SCHEMA`. They are classes of their own also where
-a spec has alike ones, so that a change of the spec does not change the schema unnoticed.
+more, so a change to one of them needs another `SCHEMA`. Some of them are classes of the spec and
+of the passes. A test holds the fields of all to a list, so no change goes unnoticed.
 
 A number that may be null is null where it is not finite; NaN and infinity never stand in the
 file. The last key, ``manifest_sha256``, is the hash of all others, so that an edit shows.
@@ -18,11 +18,15 @@ from datetime import datetime, timezone
 from typing import Any, NoReturn
 
 from pipeline.artifact.records import decode, encode, fail
-from pipeline.errors import ArtifactError
+from pipeline.artifact.stored_interface import read_interface, write_interface
+from pipeline.errors import ArtifactError, InputError
 from pipeline.machine.files import FileInfo
 from pipeline.machine.target import Flavour
+from pipeline.rewrite.record import PassRecord
+from pipeline.spec.interface import Interface
+from pipeline.spec.tensors import Tolerance
 
-SCHEMA = 4
+SCHEMA = 5
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool
@@ -53,62 +57,6 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
-class DimInfo:
-    """One dynamic dimension; `defaulted` names the fields that nobody declared."""
-
-    name: str
-    min: int
-    opt: int
-    max: int
-    multiple_of: int
-    offset: int = 0
-    defaulted: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class InputInfo:
-    """One input; a size is a number, a dim's name or an expression of dims; `low`, `high`: range
-    of its random values."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class ToleranceInfo:
-    """Within `atol`, or within `rtol` of the reference, in every element, and why these numbers;
-    `differing`: the share of integers that may differ."""
-
-    rtol: float
-    atol: float
-    why: str
-    differing: float = 0.0
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """One output; a size is a number or an expression of dims; `tolerance`: its own, if it has
-    one."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-    tolerance: ToleranceInfo | None = None
-
-
-@dataclass(frozen=True)
-class PaddingInfo:
-    """Padding round the model, inside of the engine: dim to the multiple that the model takes."""
-
-    multiples: Mapping[str, int]
-    mode: str
-    align: str
-
-
-@dataclass(frozen=True)
 class TargetInfo:
     """The TensorRT that the result is for; `version` is the one that built it, if any did.
 
@@ -120,14 +68,6 @@ class TargetInfo:
     flavour: Flavour
     version: str | None
     compute_capability: str | None = None
-
-
-@dataclass(frozen=True)
-class ProfileInfo:
-    """min, opt and max by dim."""
-
-    name: str
-    ranges: Mapping[str, tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -145,43 +85,10 @@ class ExportInfo:
 
 
 @dataclass(frozen=True)
-class RewrittenNode:
-    """A node that a pass rewrote."""
-
-    node: str
-    op: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class RefusedNode:
-    """A node that a pass would have rewritten, and why it did not."""
-
-    node: str
-    op: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class PassInfo:
-    """One pass: whether the target needs it, why it exists, and what it did.
-
-    `skipped`: the target needs it, but it was left out by request.
-    """
-
-    name: str
-    needed: bool
-    evidence: str
-    rewritten: tuple[RewrittenNode, ...]
-    refused: tuple[RefusedNode, ...]
-    skipped: bool = False
-
-
-@dataclass(frozen=True)
 class RewriteInfo:
     """The passes in their order, and the graph's size before and after."""
 
-    passes: tuple[PassInfo, ...]
+    passes: tuple[PassRecord, ...]
     warnings: tuple[str, ...]
     nodes_before: int
     nodes_after: int
@@ -283,13 +190,10 @@ class Manifest:
     """The whole manifest. A stage that was not run yet is None.
 
     Args:
-        tolerance: of the outputs that have none of their own; None until it is measured.
-        engine_tolerance: precision to the tolerance that all outputs of an engine of that
-            precision are held to, in place of the other tolerances.
+        interface: what goes in and what comes out, at which sizes, and how exact it has to be.
         engine_gpu: name of the GPU that the engine was compared on; empty where it was not.
         reference: the run that everything is held against: ``torch``, or ``exported`` where an
             ONNX file is the source.
-        rules: what sizes have to keep together, such as ``past + seq <= 128``.
         keys: stage name to the hash of everything that its result depends on.
         files: name relative to the artifact, with ``/``, to hash and size.
     """
@@ -298,17 +202,10 @@ class Manifest:
     name: str
     created: str
     model: ModelInfo
-    dims: tuple[DimInfo, ...]
-    inputs: tuple[InputInfo, ...]
-    outputs: tuple[TensorInfo, ...]
+    interface: Interface
     reference: str = "torch"
-    rules: tuple[str, ...] = ()
-    padding: PaddingInfo | None
-    tolerance: ToleranceInfo | None
-    engine_tolerance: Mapping[str, ToleranceInfo] = field(default_factory=dict)
     target: TargetInfo
     precision: str
-    profiles: tuple[ProfileInfo, ...]
     export: ExportInfo | None = None
     rewrite: RewriteInfo | None = None
     build: BuildInfo | None = None
@@ -321,14 +218,36 @@ class Manifest:
     keys: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, FileInfo] = field(default_factory=dict)
 
+    def tolerances(self) -> dict[str, Tolerance]:
+        """The tolerance of every output by its name.
+
+        Raises:
+            ArtifactError: an output has none.
+        """
+        try:
+            return self.interface.tolerances()
+        except InputError as error:
+            raise ArtifactError(f"{error}: export it again") from error
+
+    def engine_tolerances(self) -> dict[str, Tolerance]:
+        """The tolerance of every output of the engine, by its name.
+
+        Raises:
+            ArtifactError: an output has none.
+        """
+        try:
+            return self.interface.engine_tolerances(self.precision)
+        except InputError as error:
+            raise ArtifactError(f"{error}: export it again") from error
+
     def to_json(self) -> str:
         """The manifest as the text of ``manifest.json``.
 
         Raises:
             ArtifactError: a value is not of its field's type, or not finite where that must be.
         """
-        content = encode(self)
-        decode(content, Manifest, "manifest.json", "")
+        content = encode(self, {Interface: write_interface})
+        _decode(content, "manifest.json")
         return json.dumps({**content, _HASH: _hash(content)}, indent=2, allow_nan=False) + "\n"
 
     @staticmethod
@@ -349,12 +268,17 @@ class Manifest:
         if type(schema) is int and schema != SCHEMA:
             fail(where, "", f"schema {schema} is unknown here; this version reads {SCHEMA}")
         stated = content.pop(_HASH, None)
-        manifest: Manifest = decode(content, Manifest, where, "")
+        manifest = _decode(content, where)
         if stated is None:
             fail(where, _HASH, "is missing")
         if stated != _hash(content):
             fail(where, "", "was changed after it was written (its hash is another)")
         return manifest
+
+
+def _decode(content: Any, where: str) -> Manifest:
+    manifest: Manifest = decode(content, Manifest, where, "", {Interface: read_interface})
+    return manifest
 
 
 def _hash(content: Mapping[str, Any]) -> str:

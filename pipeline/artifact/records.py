@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, InputError
+
+Writers = Mapping[type, Callable[[Any], Any]]
+Readers = Mapping[Any, Callable[[Any, str, str], Any]]
 
 
-def encode(value: Any) -> Any:
+def encode(value: Any, writers: Writers = MappingProxyType({})) -> Any:
     """Dataclasses to JSON's own types; a float that is not finite becomes None.
 
     Values are not checked; `decode` does that.
+
+    Args:
+        writers: type to what writes its values in another way than field by field.
     """
+    if type(value) in writers:
+        return writers[type(value)](value)
     if is_dataclass(value):
-        return {item.name: encode(getattr(value, item.name)) for item in fields(value)}
+        return {item.name: encode(getattr(value, item.name), writers) for item in fields(value)}
     if isinstance(value, Mapping):
-        return {key: encode(item) for key, item in value.items()}
+        return {key: encode(item, writers) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [encode(item) for item in value]
+        return [encode(item, writers) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -34,7 +42,9 @@ def fail(where: str, at: str, what: str) -> NoReturn:
 _SCALARS = {str: "a string", int: "an integer", float: "a finite number", bool: "true or false"}
 
 
-def decode(value: Any, kind: Any, where: str, at: str) -> Any:
+def decode(
+    value: Any, kind: Any, where: str, at: str, readers: Readers = MappingProxyType({})
+) -> Any:
     """`value`, which came from JSON, as a `kind`: the other way of `encode`.
 
     Args:
@@ -42,22 +52,25 @@ def decode(value: Any, kind: Any, where: str, at: str) -> Any:
             or a union of one of them with None, or of several scalars.
         where: the file, with which the errors begin.
         at: the path to the value in the file, as ``points[2].sizes``.
+        readers: kind to what reads such a value, given also `where` and `at`.
 
     Raises:
-        ArtifactError: a field is missing, unknown or of another type.
+        ArtifactError: a field is missing, unknown or of another type, or its value is refused.
     """
+    if kind in readers:
+        return readers[kind](value, where, at)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return _decode_union(value, arguments, where, at)
+        return _decode_union(value, arguments, where, at, readers)
     if origin is tuple:
-        return _decode_tuple(value, arguments, where, at)
+        return _decode_tuple(value, arguments, where, at, readers)
     if origin is Mapping:
         return {
-            key: decode(item, arguments[1], where, f"{at}.{key}")
+            key: decode(item, arguments[1], where, f"{at}.{key}", readers)
             for key, item in _object(value, where, at).items()
         }
     if is_dataclass(kind):
-        return _decode_fields(_object(value, where, at), kind, where, at)
+        return _decode_fields(value, kind, where, at, readers)
     if origin is Literal:
         right, words = value in arguments, " or ".join(map(repr, arguments))
     else:
@@ -81,18 +94,20 @@ def _object(value: Any, where: str, at: str) -> dict[str, Any]:
     return value
 
 
-def _decode_union(value: Any, kinds: tuple[Any, ...], where: str, at: str) -> Any:
+def _decode_union(value: Any, kinds: tuple[Any, ...], where: str, at: str, readers: Readers) -> Any:
     if value is None and NoneType in kinds:
         return None
     rest = [kind for kind in kinds if kind is not NoneType]
     if len(rest) == 1:
-        return decode(value, rest[0], where, at)
+        return decode(value, rest[0], where, at, readers)
     if type(value) not in rest:
         fail(where, at, f"expected {' or '.join(_SCALARS[kind] for kind in kinds)}")
     return decode(value, type(value), where, at)
 
 
-def _decode_tuple(value: Any, kinds: tuple[Any, ...], where: str, at: str) -> tuple[Any, ...]:
+def _decode_tuple(
+    value: Any, kinds: tuple[Any, ...], where: str, at: str, readers: Readers
+) -> tuple[Any, ...]:
     if not isinstance(value, list):
         fail(where, at, "expected a list")
     if kinds[-1] is ...:
@@ -100,17 +115,33 @@ def _decode_tuple(value: Any, kinds: tuple[Any, ...], where: str, at: str) -> tu
     if len(value) != len(kinds):
         fail(where, at, f"expected a list of {len(kinds)}")
     return tuple(
-        decode(item, kind, where, f"{at}[{index}]")
+        decode(item, kind, where, f"{at}[{index}]", readers)
         for index, (item, kind) in enumerate(zip(value, kinds, strict=True))
     )
 
 
-def _decode_fields(content: dict[str, Any], kind: Any, where: str, at: str) -> Any:
-    hints = get_type_hints(kind)
+def decode_members(
+    value: Any, hints: Mapping[str, Any], where: str, at: str, readers: Readers
+) -> dict[str, Any]:
+    """The members of a JSON object by name, each of the kind that `hints` gives it.
+
+    Raises:
+        ArtifactError: see `decode`.
+    """
+    content = _object(value, where, at)
     prefix = f"{at}." if at else ""
     for name in {**hints, **content}:
         if name not in content or name not in hints:
             fail(where, prefix + name, f"is {'unknown' if name in content else 'missing'}")
-    return kind(
-        **{name: decode(content[name], hint, where, prefix + name) for name, hint in hints.items()}
-    )
+    return {
+        name: decode(content[name], hint, where, prefix + name, readers)
+        for name, hint in hints.items()
+    }
+
+
+def _decode_fields(value: Any, kind: Any, where: str, at: str, readers: Readers) -> Any:
+    found = decode_members(value, get_type_hints(kind), where, at, readers)
+    try:
+        return kind(**found)
+    except InputError as error:
+        fail(where, at, str(error))

@@ -26,11 +26,10 @@ from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import Target, require, use
 from pipeline.plugins.loading import Asked, find_plugins, library_folder, load_plugins
 from pipeline.rewrite.half import write_in_half
-from pipeline.spec.dims import Size
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.spec.file_names import HALF
+from pipeline.spec.interface import Interface
 from pipeline.spec.precision import check_precision
-from pipeline.spec.profiles import Profile
 from pipeline.spec.tensors import Precision
 
 _MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
@@ -69,8 +68,7 @@ class _Job:
     model: Path
     plan: Path
     target: Target
-    inputs: Mapping[str, Sequence[Size]]
-    profiles: Sequence[Profile]
+    interface: Interface
     precision: Precision
     plugins: tuple[Asked, ...]
     trail: Path
@@ -99,8 +97,7 @@ def build(
     model: Path,
     plan: Path,
     target: Target,
-    inputs: Mapping[str, Sequence[Size]],
-    profiles: Sequence[Profile],
+    interface: Interface,
     precision: Precision = "fp32",
     *,
     plugins: Sequence[str] = (),
@@ -112,8 +109,7 @@ def build(
         model: the ONNX file, its external data beside it.
         plan: where the bytes go.
         target: which TensorRT builds.
-        inputs: each input's shape by name.
-        profiles: one or more, with a range for every dim.
+        interface: the shapes of the inputs, and one or more profiles with a range for every dim.
         precision: ``fp32`` forbids TF32, ``tf32`` allows it, ``fp16`` also has convolutions,
             matrix products and what follows them compute in half precision
             (`pipeline.rewrite.half_rules`); what is built then is left beside the plan as
@@ -134,7 +130,7 @@ def build(
     with library_folder(target) as env, tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         trail, cache = Path(folder) / "trail", effort.timing_cache
         job = _Job(
-            model.resolve(), plan.resolve(), target, inputs, profiles, precision, asked, trail,
+            model.resolve(), plan.resolve(), target, interface, precision, asked, trail,
             replace(effort, timing_cache=cache and cache.resolve()),
         )  # fmt: skip
         try:
@@ -145,11 +141,11 @@ def build(
             job.spare.unlink(missing_ok=True)
     if isinstance(made, Said):
         plan.unlink(missing_ok=True)
-        raise explain(job.source, target, made, profiles)
+        raise explain(job.source, target, made, interface.profiles)
     warnings = made.warnings
     if any("not self-consistent" in warning for warning in warnings):
         graph = Graph(job.source)
-        warnings = tuple(readable(warning, graph, profiles) for warning in warnings)
+        warnings = tuple(readable(warning, graph, interface.profiles) for warning in warnings)
     return replace(made, peak_memory=peak, warnings=warnings)
 
 
@@ -236,8 +232,7 @@ def _build_here(job: _Job) -> Built | _Refused:
 
 
 def _configure(trt: Any, job: _Job, builder: Any, network: Any) -> Any:
-    ranges, precision, effort = job.profiles, job.precision, job.effort
-    return configure(trt, job.target, builder, network, job.inputs, ranges, precision, effort)
+    return configure(trt, job.target, builder, network, job.interface, job.precision, job.effort)
 
 
 def _tell_all(trt: Any, model: Path, job: _Job, trail: Any) -> _Refused:

@@ -9,7 +9,7 @@ cache what it compiled.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ from pipeline.build import layer_types as _mixed
 from pipeline.errors import BuildError
 from pipeline.machine.files import write_whole
 from pipeline.machine.target import Target
-from pipeline.spec.dims import Size
 from pipeline.spec.effort import Effort
-from pipeline.spec.profiles import Profile
+from pipeline.spec.interface import Interface
 from pipeline.spec.tensors import Precision
 
 _CUDNN = "libcudnn_ops_infer.so.8"
@@ -30,8 +29,7 @@ def configure(
     target: Target,
     builder: Any,
     network: Any,
-    inputs: Mapping[str, Sequence[Size]],
-    profiles: Sequence[Profile],
+    interface: Interface,
     precision: Precision,
     effort: Effort,
 ) -> Any:
@@ -43,9 +41,9 @@ def configure(
     from polygraphy.backend.trt import Profile as PolygraphyProfile
 
     ranges = []
-    for profile in profiles:
+    for profile in interface.profiles:
         made = PolygraphyProfile()
-        for name, (low, opt, high) in profile.shapes(inputs).items():
+        for name, (low, opt, high) in profile.shapes(interface.input_shapes).items():
             made.add(name, low, opt, high)
         ranges.append(made)
     if target.flavour == "tensorrt_rtx":
@@ -56,7 +54,7 @@ def configure(
         config = _classic_config(trt, target, builder, network, ranges, precision)
     # add_optimization_profile gives -1 for a profile that contradicts the network, without an
     # error, and Polygraphy does not look at it
-    if config.num_optimization_profiles != len(profiles):
+    if config.num_optimization_profiles != len(interface.profiles):
         raise BuildError(f"target {target}: TensorRT takes a profile for invalid")
     # CreateConfig clears TF32 by default, CreateConfigRTX leaves it on: say it either way
     (config.clear_flag if precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)

@@ -6,14 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact.declared import engine_tolerance_of, tolerances_of
 from pipeline.artifact.manifest import (
     CheckInfo,
     ComparisonInfo,
-    InputInfo,
     Manifest,
     PointInfo,
-    TensorInfo,
 )
 from pipeline.commands.table import table
 from pipeline.compare.problems import problems
@@ -90,20 +87,20 @@ def _stages(manifest: Manifest) -> str:
 
 def _dims(manifest: Manifest) -> str:
     lines = []
-    for profile in manifest.profiles:
+    declared = manifest.interface
+    for profile in declared.profiles:
         ranges = ", ".join(f"{k} {a}..{b}..{c}" for k, (a, b, c) in profile.ranges.items())
         lines.append(f"profile {profile.name}: {ranges or 'all sizes fixed'}")
-    for dim in manifest.dims:
+    for dim in declared.dims.values():
         for word in dim.defaulted:
             lines.append(f"{dim.name}: {word}={getattr(dim, word)} by default")
-    lines += [f"sizes keep together: {rule}" for rule in manifest.rules]
+    lines += [f"sizes keep together: {rule}" for rule in declared.rules]
     if manifest.export is not None:
         lines += [f"dynamic {name}: {how}" for name, how in manifest.export.dynamic.items()]
         lines += [f"narrowed: {text}" for text in manifest.export.refinements]
         lines += [f"note: {text}" for text in manifest.export.notes]
-    tensors: list[InputInfo | TensorInfo] = [*manifest.inputs, *manifest.outputs]
-    for tensor in tensors:
-        sizes = ", ".join(str(size) for size in tensor.shape)
+    for tensor in declared.tensors:
+        sizes = ", ".join(size_text(size) for size in tensor.shape or ())
         lines.append(f"{tensor.name}: {tensor.dtype} [{sizes}]")
     return "\n".join(lines)
 
@@ -187,14 +184,14 @@ def _sizes_text(sizes: Mapping[str, int]) -> str:
 def _tolerances(manifest: Manifest) -> list[str]:
     """One line for each tolerance, with the outputs that it is for where there are several."""
     outputs: dict[Tolerance, list[str]] = {}
-    for name, tolerance in tolerances_of(manifest).items():
+    for name, tolerance in manifest.tolerances().items():
         outputs.setdefault(tolerance, []).append(name)
     lines = []
     for t, names in outputs.items():
         whose = f" of {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "")
         whose = whose if len(outputs) > 1 else ""
         lines.append(f"tolerance{whose}: {t}")
-    own = engine_tolerance_of(manifest)
+    own = manifest.interface.engine_tolerance.get(manifest.precision)
     if own is not None:
         lines.append(f"tolerance of the engine: {own}")
     return lines

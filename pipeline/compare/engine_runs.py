@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifact.declared import profiles_of
 from pipeline.artifact.manifest import CheckInfo, Manifest
 from pipeline.compare import run_names
 from pipeline.compare import runners as compare
@@ -109,7 +108,7 @@ def opened(folder: Path, manifest: Manifest, plugins: Sequence[str] = ()) -> Ite
 
     plan = (folder / PLAN).read_bytes()
     with open_plan(plan, manifest, where=PLAN, plugins=plugins) as loaded:
-        yield Engine(loaded, profiles_of(manifest))
+        yield Engine(loaded, manifest.interface.profiles)
 
 
 @dataclass

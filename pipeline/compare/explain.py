@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.artifact.declared import inputs_of
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.compare.divergence.locate import locate
 from pipeline.compare.half_overflow import first_overflow
@@ -44,7 +43,7 @@ def failed_run(
         assert module is not None
         from pipeline.probe.probe import probe
 
-        found = probe(inputs_of(manifest), module, seed, manifest.rules)
+        found = probe(manifest.interface.inputs, module, seed, manifest.interface.rules)
         if found.rules:
             rules = "; ".join(map(str, found.rules))
             return ConstraintError(

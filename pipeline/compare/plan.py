@@ -10,10 +10,11 @@ from pipeline.artifact.manifest import PointInfo
 from pipeline.compare.run_names import TORCH, in_precision
 from pipeline.compare.verdict import failed
 from pipeline.graph.memory import Estimator
-from pipeline.spec.dims import Size, shape_at
-from pipeline.spec.model import Tolerance
+from pipeline.spec.dims import shape_at
+from pipeline.spec.interface import Interface
 from pipeline.spec.padding import padded_name
-from pipeline.spec.profiles import Point, Profile
+from pipeline.spec.profiles import Point
+from pipeline.spec.tensors import Tolerance
 
 
 @dataclass(frozen=True)
@@ -21,44 +22,39 @@ class Job:
     """What is compared, and where.
 
     Args:
-        inputs, outputs: shapes by name, in terms of the dims.
-        tolerance: by output name.
+        interface: the artifact's; each of its profiles has to be compared somewhere, if memory
+            allows it.
         points: the sizes.
         memory_limit: bytes that a run may take by its estimate.
-        padding: dim name to the multiple that the model inside is padded to.
-        profiles: each has to be compared somewhere, if memory allows it.
         precision: the engine's.
-        engine_tolerance: of all outputs of an engine, and of half.onnx, in place of `tolerance`.
     """
 
-    inputs: Mapping[str, Sequence[Size | str]]
-    outputs: Mapping[str, Sequence[Size | str]]
-    tolerance: Mapping[str, Tolerance]
+    interface: Interface
     points: Sequence[Point]
     memory_limit: int
-    padding: Mapping[str, int] = field(default_factory=dict)
-    profiles: Sequence[Profile] = ()
     precision: str = "fp32"
-    engine_tolerance: Tolerance | None = None
 
     def tolerances(self, run: str) -> Mapping[str, Tolerance]:
-        """What the outputs of a run are held to, by name."""
-        if self.engine_tolerance is None or not in_precision(run):
-            return self.tolerance
-        return dict.fromkeys(self.outputs, self.engine_tolerance)
+        """The tolerance of each output of a run, by name."""
+        if in_precision(run):
+            return self.interface.engine_tolerances(self.precision)
+        return self.interface.tolerances()
 
     @property
     def untold(self) -> bool:
         """True if nobody said how far an engine of this precision may be off."""
-        return self.precision != "fp32" and self.engine_tolerance is None
+        return self.precision != "fp32" and self.precision not in self.interface.engine_tolerance
 
     def symbols(self, point: Point) -> dict[str, int]:
         """The sizes of all names in the ONNX file: the dims, and the dims as padded."""
-        padded = {padded_name(n): -(-point.sizes[n] // m) * m for n, m in self.padding.items()}
+        padding = self.interface.padding
+        multiples = padding.multiples if padding is not None else {}
+        padded = {padded_name(n): -(-point.sizes[n] // m) * m for n, m in multiples.items()}
         return {**point.sizes, **padded}
 
     def shapes(self, point: Point) -> dict[str, tuple[int, ...]]:
-        return {name: shape_at(shape, point.sizes) for name, shape in self.inputs.items()}
+        shapes = self.interface.input_shapes
+        return {name: shape_at(shape, point.sizes) for name, shape in shapes.items()}
 
 
 @dataclass
@@ -89,7 +85,7 @@ def plan_points(job: Job, model: Path) -> Plan:
             plan.notes.append(
                 f"{point}: the memory of {estimate.unknown} tensors of unknown size is not counted"
             )
-        for name, shape in job.outputs.items():
+        for name, shape in job.interface.output_shapes.items():
             want, got = shape_at(shape, point.sizes), estimate.output_shapes.get(name, ("?",))
             if want != got and all(isinstance(size, int) for size in got):
                 wrong.append(failed((TORCH, "shape inference"), name, f"shape {got}, not {want}"))

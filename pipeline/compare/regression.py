@@ -8,13 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.declared import (
-    dims_of,
-    engine_tolerances_of,
-    inputs_of,
-    profiles_of,
-    tolerances_of,
-)
 from pipeline.artifact.manifest import Manifest
 from pipeline.artifact.stored import StoredRuns, stored_runs
 from pipeline.compare import run_names
@@ -28,10 +21,10 @@ from pipeline.graph.session import run_onnx
 from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import bind_polygraphy, find_target
 from pipeline.spec.closeness import apart
-from pipeline.spec.dims import solve_sizes
+from pipeline.spec.dims import shape_texts, solve_sizes
 from pipeline.spec.file_names import HALF, MODEL
 from pipeline.spec.profiles import Point
-from pipeline.spec.tensors import Feed, Tolerance
+from pipeline.spec.tensors import Feed, Input, Output, Tolerance
 
 # An error that is still within the tolerance is worse than the old one where it takes this part of
 # the tolerance, and is so many times the old one: rounding in another order stays below it
@@ -96,10 +89,10 @@ def regression(
     outputs = compare.collect("new model", results, points, announce, Stopwatch())
     last = _last_run(old)
     for each, output in zip(usable, outputs, strict=True):
-        wrong = judge("old", "new", each.stored.outputs[last], output, tolerances_of(before))
+        wrong = judge("old", "new", each.stored.outputs[last], output, before.tolerances())
         lines += [f"{r.output} at {each.point}: {r.why}" for r in wrong if not r.passed]
         if not any(not r.passed for r in wrong):
-            lines += _worse("the model", before, each, output, [last], tolerances_of(before))
+            lines += _worse("the model", before, each, output, [last], before.tolerances())
     lines += _half(artifact, before, usable, announce)
     engine = _engine(artifact, before, usable, announce, plugins)
     lines += engine.worse
@@ -114,7 +107,7 @@ def regression(
 
 def _usable(new: Manifest, old: Artifact) -> tuple[list[_Old], list[str]]:
     """The old artifact's points that the new one takes, and why it does not take the others."""
-    shapes = {i.name: i.shape for i in inputs_of(new)}
+    shapes = new.interface.input_shapes
     usable, refused = [], []
     for stored in stored_runs(old.path):
         if _last_run(old) not in stored.outputs:
@@ -139,7 +132,7 @@ def _half(
     feeds, points = [each.stored.feed for each in usable], [each.point for each in usable]
     results = compare.run_half(artifact.path / HALF, feeds, plain=False)
     outputs = compare.collect("new half", results, points, announce, Stopwatch())
-    tolerance = engine_tolerances_of(before)
+    tolerance = before.engine_tolerances()
     for each, output in zip(usable, outputs, strict=True):
         runs = [name for name in each.stored.outputs if name == run_names.HALF]
         yield from _worse(HALF, before, each, output, runs, tolerance)
@@ -158,7 +151,7 @@ def _engine(
     found = _EngineFound(why=why_not_run(artifact.path, target, new))
     if found.why:
         return found
-    tolerance = engine_tolerances_of(before)
+    tolerance = before.engine_tolerances()
     with opened(artifact.path, new, plugins) as engine:
         for number, profile in enumerate(engine.profiles):
             subject = engine.subject(number)
@@ -232,17 +225,17 @@ def _last_run(artifact: Artifact) -> str:
 
 def _declarations(new: Manifest, old: Manifest) -> list[str]:
     lines = []
-    for what, now, before in (
-        ("inputs", new.inputs, old.inputs),
-        ("outputs", new.outputs, old.outputs),
+    declared, before = new.interface, old.interface
+    for what, tensors, others in (
+        ("inputs", declared.inputs, before.inputs),
+        ("outputs", declared.outputs, before.outputs),
     ):
-        mine = {t.name: (t.dtype, tuple(t.shape)) for t in now}
-        for tensor in before:
-            was = (tensor.dtype, tuple(tensor.shape))
-            if mine.get(tensor.name) != was:
-                lines.append(f"{what}: {tensor.name} was {was}, is {mine.get(tensor.name)}")
-    now_dims = dims_of(new)
-    for name, dim in dims_of(old).items():
+        mine, theirs = _types(tensors), _types(others)
+        for name, was in theirs.items():
+            if mine.get(name) != was:
+                lines.append(f"{what}: {name} was {was}, is {mine.get(name)}")
+    now_dims = declared.dims
+    for name, dim in before.dims.items():
         if name not in now_dims:
             lines.append(f"dim {name} is gone")
         elif (
@@ -252,23 +245,29 @@ def _declarations(new: Manifest, old: Manifest) -> list[str]:
             or (dim.offset - mine_.offset) % mine_.multiple_of
         ):
             lines.append(f"dim narrowed: {dim} is now {mine_}")
-    now_profiles = profiles_of(new)
-    for profile in profiles_of(old):
+    now_profiles = declared.profiles
+    for profile in before.profiles:
         for which, word in enumerate(("min", "opt", "max")):
             sizes = profile.sizes(which)
             at = ",".join(f"{k}={v}" for k, v in sizes.items())
             if sizes.keys() == now_dims.keys() and not any(p.allows(sizes) for p in now_profiles):
                 lines.append(f"profile {profile.name}: no profile allows its {word} {at} any more")
     lines += _coverage(new, old)
-    lines += [f"rule added: {rule}" for rule in new.rules if rule not in old.rules]
+    lines += [f"rule added: {rule}" for rule in declared.rules if rule not in before.rules]
     return lines + _widened(new, old)
+
+
+def _types(tensors: Sequence[Input | Output]) -> dict[str, tuple[str | None, object]]:
+    """Dtype and shape by name."""
+    return {t.name: (t.dtype, shape_texts(t.shape or ())) for t in tensors}
 
 
 def _widened(new: Manifest, old: Manifest) -> list[str]:
     """Tolerances that are wider than they were."""
-    pairs = [("", tolerances_of(new), tolerances_of(old))]
-    if old.precision == new.precision and (old.engine_tolerance or new.engine_tolerance):
-        pairs.append((" of the engine", engine_tolerances_of(new), engine_tolerances_of(old)))
+    pairs = [("", new.tolerances(), old.tolerances())]
+    stated = old.interface.engine_tolerance or new.interface.engine_tolerance
+    if old.precision == new.precision and stated:
+        pairs.append((" of the engine", new.engine_tolerances(), old.engine_tolerances()))
     return [
         f"tolerance of {name}{whose} widened: rtol {b.rtol} to {a.rtol}, atol {b.atol} to {a.atol}"
         + (f", differing {b.differing} to {a.differing}" if a.differing > b.differing else "")

@@ -16,7 +16,8 @@ from pipeline.errors import OutOfMemory
 from pipeline.spec.closeness import apart
 from pipeline.spec.dims import Dim, Size, kept_rules, size_text
 from pipeline.spec.expressions import DimExpr
-from pipeline.spec.tensors import Feed, Input, Tolerance
+from pipeline.spec.interface import Interface
+from pipeline.spec.tensors import Feed, Tolerance
 
 RunAll = Callable[[Sequence[Feed]], Iterable[Feed]]
 Part = tuple[str, str]  # what is wrong, and in which output
@@ -29,16 +30,14 @@ class Batch:
 
     Args:
         dim: the batch.
-        inputs: all inputs.
+        interface: of the model that has it.
         rows: names of the inputs and outputs that have the batch as their first axis; the others
             have nothing to do with it.
-        rules: what sizes have to keep together.
     """
 
     dim: Dim
-    inputs: tuple[Input, ...]
+    interface: Interface
     rows: frozenset[str]
-    rules: tuple[str, ...] = ()
 
     def at(
         self, sizes: Mapping[str, int], low: int, near: int, high: int
@@ -51,26 +50,24 @@ class Batch:
             low, high: the batches to choose from; `low` is a legal one.
             near: the one that is wanted.
         """
+        rules = self.interface.rules
         least = low if low > 0 else low + self.dim.multiple_of
         few = {**sizes, self.dim.name: least}
         for rows in (near, least + self.dim.multiple_of):
             found = {**sizes, self.dim.name: rows}
-            if least < rows <= high and kept_rules(self.rules, found):
-                return found, least if kept_rules(self.rules, few) else None
-        return (few, None) if 1 < least <= high and kept_rules(self.rules, few) else None
+            if least < rows <= high and kept_rules(rules, found):
+                return found, least if kept_rules(rules, few) else None
+        return (few, None) if 1 < least <= high and kept_rules(rules, few) else None
 
 
-def find_batch(
-    inputs: Sequence[Input],
-    outputs: Mapping[str, Sequence[Size | str]],
-    rules: Sequence[str] = (),
-) -> Batch | None:
+def find_batch(interface: Interface) -> Batch | None:
     """The dim that is the first axis, and no other, of inputs and outputs; None without one.
 
     Tensors without the dim are left alone (a position, a mask for all rows).
     """
-    shapes: dict[str, Sequence[Size | str]] = {**{i.name: i.shape for i in inputs}, **outputs}
-    first = [i.shape[0] for i in inputs if i.shape]
+    outputs = interface.output_shapes
+    shapes = {**interface.input_shapes, **outputs}
+    first = [i.shape[0] for i in interface.inputs if i.shape]
     for dim in dict.fromkeys(size for size in first if isinstance(size, Dim)):
         rows = {
             name
@@ -79,7 +76,7 @@ def find_batch(
         }
         others = [shape for name, shape in shapes.items() if name not in rows]
         if not any(_uses(shape, dim) for shape in others) and rows & outputs.keys():
-            return Batch(dim, tuple(inputs), frozenset(rows), tuple(rules))
+            return Batch(dim, interface, frozenset(rows))
     return None
 
 
@@ -153,7 +150,7 @@ def check_rows(
     Raises:
         OutOfMemory: an engine's sizes do not fit into the GPU's memory.
     """
-    feed = {i.name: i.sample(sizes, seed) for i in batch.inputs}
+    feed = batch.interface.sample(sizes, seed)
     feeds = [
         feed,
         _with_rows(feed, batch, lambda a: np.repeat(a[:1], len(a), axis=0)),

@@ -143,7 +143,7 @@ def conclude(
         infos = with_worst(infos, _STATE_IT)
     notes = [*plan.notes, *notes, *(_uncompared(infos, job) if pairs else ())]
     if pairs:
-        notes += weak_parts(runs[pairs[0][0]], job.tolerance)
+        notes += weak_parts(runs[pairs[0][0]], job.interface.tolerances())
     if job.untold and any(in_precision(run) for run in runs):
         notes.append(f"no tolerance is stated for {job.precision} engines: held to the fp32 one")
     comparison = ComparisonInfo(job.memory_limit, tuple(infos), True, tuple(notes))
@@ -173,7 +173,7 @@ def _stated(job: Job, info: PointInfo, runs: Runs, index: int) -> list[PairResul
     name, arrays = next((n, run[index]) for n, run in runs.items())
     return [
         failed(("declared", name), output, f"shape {got}, not {shape_at(shape, info.sizes)}")
-        for output, shape in job.outputs.items()
+        for output, shape in job.interface.output_shapes.items()
         if output in arrays and (got := arrays[output].shape) != shape_at(shape, info.sizes)
     ]
 
@@ -192,7 +192,7 @@ def _alone(info: PointInfo, runs: Runs, index: int) -> PointInfo:
 def _uncompared(infos: Sequence[PointInfo], job: Job) -> list[str]:
     """What is missing, one line for each profile of which no size was compared."""
     lines = []
-    for profile in job.profiles:
+    for profile in job.interface.profiles:
         mine = [info for info in infos if profile.allows(info.sizes)]
         if not mine:
             lines.append(f"profile {profile.name}: none of its sizes was compared: {_NONE_KEPT}")

@@ -28,7 +28,7 @@ def check_sizes(model: Path, target: Target, job: Job, plan: Plan) -> list[str]:
     agreed = 0
     for n, (info, sizes) in enumerate(zip(plan.infos, found, strict=True)):
         wrong = []
-        for name, shape in job.outputs.items():
+        for name, shape in job.interface.output_shapes.items():
             want = shape_at(shape, info.sizes)
             if isinstance(sizes, str):
                 wrong.append(failed((TORCH, ORACLE), name, f"TensorRT refuses the sizes: {sizes}"))

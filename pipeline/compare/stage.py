@@ -9,14 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.artifact.declared import (
-    dims_of,
-    engine_tolerance_of,
-    engine_tolerances_of,
-    inputs_of,
-    profiles_of,
-    tolerances_of,
-)
 from pipeline.artifact.manifest import CheckInfo, ComparisonInfo, Manifest
 from pipeline.artifact.reproduce import StoredRun, reproduce_script
 from pipeline.artifact.stored import StoredPoint, copy_run, store_run, stored_feeds, stored_points
@@ -44,7 +36,6 @@ from pipeline.machine.libraries import versions
 from pipeline.machine.progress import Announce
 from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import bind_polygraphy, find_target
-from pipeline.spec.dims import solve_sizes
 from pipeline.spec.file_names import (
     COMPARISON,
     EXPORTED,
@@ -117,10 +108,10 @@ def compare_stage(
     if module is None and base == run_names.TORCH:
         plan, feeds, runs[run_names.TORCH], later = _stored(stored, plan)
     else:
-        feeds = [_sample(manifest, point, seed) for point in plan.run]
+        feeds = [manifest.interface.sample(point.sizes, seed) for point in plan.run]
     try:
         if module is not None:
-            results = compare.run_torch(module, [o.name for o in manifest.outputs], feeds)
+            results = compare.run_torch(module, [o.name for o in manifest.interface.outputs], feeds)
             done = compare.collect(run_names.TORCH, results, plan.run, announce, watch)
             runs[run_names.TORCH] = done
         pairs, notes = _run_files(folder, manifest, plan, feeds, runs, announce, watch)
@@ -158,28 +149,13 @@ def _job(
     memory_limit: int,
 ) -> Job:
     """What is compared: at the profiles' sizes, at those asked for, and at those stored."""
-    dims = dims_of(manifest)
-    profiles = profiles_of(manifest)
-    inputs = {i.name: i.shape for i in inputs_of(manifest)}
-    extra: list[Mapping[str, int]] = [parse_sizes(text, dims) for text in shapes]
+    manifest.tolerances()  # refuses an artifact whose outputs have none
+    declared = manifest.interface
+    extra: list[Mapping[str, int]] = [parse_sizes(text, declared.dims) for text in shapes]
     for feed in stored:
-        actual = {name: array.shape for name, array in feed.items()}
-        extra.append(solve_sizes(inputs, actual, manifest.rules, dims))
-    return Job(
-        inputs,
-        {o.name: o.shape for o in manifest.outputs},
-        tolerances_of(manifest),
-        points(dims, profiles, extra, manifest.rules),
-        memory_limit,
-        manifest.padding.multiples if manifest.padding else {},
-        profiles,
-        manifest.precision,
-        engine_tolerance_of(manifest),
-    )
-
-
-def _sample(manifest: Manifest, point: Point, seed: int) -> Feed:
-    return {i.name: i.sample(point.sizes, seed) for i in inputs_of(manifest)}
+        extra.append(declared.sizes_of({name: array.shape for name, array in feed.items()}))
+    where = points(declared.dims, declared.profiles, extra, declared.rules)
+    return Job(declared, where, memory_limit, manifest.precision)
 
 
 def _run_files(
@@ -234,8 +210,7 @@ def _rows_of_models(
 ) -> tuple[Batch | None, list[CheckInfo], frozenset[Part], list[str]]:
     """The batch, if there is one; the checks of the ONNX files' rows at the cheapest sizes; what of
     it the model means; and a note where there are no checks."""
-    outputs = {o.name: o.shape for o in manifest.outputs}
-    batch = find_batch(inputs_of(manifest), outputs, manifest.rules)
+    batch = find_batch(manifest.interface)
     found = batch and cheap_sizes(batch, plan.infos, job.memory_limit)
     if not batch or not found:
         why = why_no_rows(batch, plan.infos)
@@ -245,8 +220,10 @@ def _rows_of_models(
     models: dict[str, RunAll] = {run_names.EXPORTED: partial(run_onnx, exported)}
     if model.is_file() and hash_file(model) != hash_file(exported):
         models[run_names.REWRITTEN] = partial(run_onnx, model)
-    torch_run = module and partial(compare.run_torch, module, list(outputs))
-    checks, forgiven = check_models(batch, sizes, smaller, models, torch_run, job.tolerance, seed)
+    outputs = [o.name for o in manifest.interface.outputs]
+    torch_run = module and partial(compare.run_torch, module, outputs)
+    tolerances = manifest.tolerances()
+    checks, forgiven = check_models(batch, sizes, smaller, models, torch_run, tolerances, seed)
     return batch, checks, forgiven, []
 
 
@@ -282,7 +259,7 @@ def _store(
         place = folder / COMPARISON / LATER
         store_run(place, [point.feed for point in later], run_names.TORCH, waiting)
     stored = []
-    profiles = profiles_of(manifest)
+    profiles = manifest.interface.profiles
     for name, number, mine in _groups(profiles, run):
         for runner, outputs in runs.items():
             missing = sum(not outputs[n] for n in mine)
@@ -302,11 +279,11 @@ def _store(
         stored.append(StoredRun(f"{base}/inputs.json", f"{base}/{manifest.reference}.json", number))
     text = reproduce_script(
         stored,
-        tolerances_of(manifest),
+        manifest.tolerances(),
         flavour=manifest.target.flavour,
         models=[name for name in (EXPORTED, MODEL) if (folder / name).is_file()],
         plan=PLAN if (folder / PLAN).is_file() else None,
-        engine_tolerances=engine_tolerances_of(manifest),
+        engine_tolerances=manifest.engine_tolerances(),
     )
     script = fresh(folder / REPRODUCE)
     script.write_text(text)

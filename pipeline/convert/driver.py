@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifact.artifact import Artifact, finish
-from pipeline.artifact.declared import dims_of, engine_tolerance_info, with_tolerances
 from pipeline.artifact.manifest import Manifest, now
 from pipeline.compare.regression import regression
 from pipeline.compare.runners import failures
@@ -108,7 +107,8 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
         return Report(place, old.manifest, unchanged=True)
     manifest = draft(config, spec)
     if old is not None and first > 0:  # the spec's tolerance is no matter to the stages before
-        manifest = with_tolerances(old.manifest, spec)
+        interface = old.manifest.interface.with_tolerances(spec.interface)
+        manifest = replace(old.manifest, interface=interface)
     todo = STAGES[first:]
     module: torch.nn.Module | None = None
     with replacing(place, keep=first > 0) as folder:
@@ -244,7 +244,7 @@ def run_build(
     manifest = Artifact.open(place, built=False).manifest
     parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles)]
     for profile in parsed:
-        profile.resolve(dims_of(manifest))
+        profile.resolve(manifest.interface.dims)
     chosen: Any = precision or manifest.precision
     target = find_target(manifest.target.name)
     require(target)
@@ -301,14 +301,16 @@ def run_verify(
         raise InputError(f"weights {weights}: they are for the torch model: give --torch as well")
     old = Artifact.open(against) if against is not None else None
     for text in shapes:
-        check_rules(manifest.rules, parse_sizes(text, dims_of(manifest)), f"shape {text!r}")
+        sizes = parse_sizes(text, manifest.interface.dims)
+        check_rules(manifest.interface.rules, sizes, f"shape {text!r}")
     module = rebuilt(manifest, spec, weights) if torch_model else None
     with replacing(place, keep=True) as folder:
         still(folder, manifest, place)
         held = manifest
         if engine_tolerance is not None:
-            own = engine_tolerance_info({manifest.precision: engine_tolerance})
-            held = replace(manifest, engine_tolerance={**manifest.engine_tolerance, **own})
+            declared = manifest.interface
+            own = {**declared.engine_tolerance, manifest.precision: engine_tolerance}
+            held = replace(manifest, interface=replace(declared, engine_tolerance=own))
         done = measured(
             "compare",
             announce,

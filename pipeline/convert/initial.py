@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 
-from pipeline.artifact.declared import engine_tolerance_info, tolerance_info
 from pipeline.artifact.manifest import Manifest, ModelInfo, TargetInfo, now
 from pipeline.convert.keys import weights_info
 from pipeline.errors import InputError
@@ -35,15 +34,9 @@ def draft(config: Config, spec: ModelSpec) -> Manifest:
             config.dims,
             config.ranges,
         ),
-        dims=(),
-        inputs=(),
-        outputs=(),
-        padding=None,
-        tolerance=tolerance_info(spec.tolerance),
-        engine_tolerance=engine_tolerance_info(spec.engine_tolerance),
+        interface=spec.interface,
         target=TargetInfo(target.name, target.flavour, None),
         precision=config.precision,
-        profiles=(),
         versions={"python": platform.python_version()},
     )
 
@@ -60,5 +53,5 @@ def chosen_profiles(config: Config, spec: ModelSpec) -> tuple[Profile, ...]:
                 f"profile name {profile.name!r}: use letters, digits, _ and -, and none of "
                 f"{', '.join(RESERVED)}; a folder is called after it"
             )
-        profile.resolve(spec.dims).check_shapes({i.name: i.shape for i in spec.inputs})
+        profile.resolve(spec.dims).check_shapes(spec.interface.input_shapes)
     return tuple(chosen)

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.artifact.declared import inputs_of, padding_of
 from pipeline.artifact.manifest import Manifest
 from pipeline.convert.keys import weights_info
 from pipeline.errors import InputError
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
-from pipeline.spec.model import ModelSpec, Output, holds_weights
+from pipeline.spec.model import ModelSpec, holds_weights
+from pipeline.spec.tensors import Output
 
 if TYPE_CHECKING:
     import torch
@@ -30,14 +30,14 @@ def reference_module(
 
     if module is None:
         spec, module = built(spec, weights)
-    padding = padding_of(manifest)  # it may have been refined, like the dims
+    interface = manifest.interface  # its padding may have been refined, like the dims
     declared = replace(
         spec,
-        inputs=inputs_of(manifest),
-        outputs=tuple(Output(o.name) for o in manifest.outputs),
-        padding=padding,
+        inputs=interface.inputs,
+        outputs=tuple(Output(o.name) for o in interface.outputs),
+        padding=interface.padding,
     )
-    return reference(declared, module, {o.name: o.shape for o in manifest.outputs})
+    return reference(declared, module, interface.output_shapes)
 
 
 def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) -> torch.nn.Module:

@@ -12,26 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import onnx
-from onnx import helper
-
-from pipeline.artifact.declared import dims_of, inputs_of, profiles_of, tolerance_info
 from pipeline.artifact.manifest import (
     BuildInfo,
-    DimInfo,
     ExportInfo,
-    InputInfo,
     Manifest,
-    PaddingInfo,
-    PassInfo,
-    ProfileInfo,
-    RefusedNode,
     RewriteInfo,
-    RewrittenNode,
     StageInfo,
     TargetInfo,
-    TensorInfo,
 )
 from pipeline.build.build import build
 from pipeline.errors import ArtifactError
@@ -42,7 +29,6 @@ from pipeline.machine.progress import Announce
 from pipeline.machine.resources import Stopwatch, peak_memory, release_memory, reset_peak_memory
 from pipeline.machine.target import Target, find_target
 from pipeline.plugins import PLUGINS
-from pipeline.spec.dims import size_text
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.spec.file_names import COMPARISON, EXPORTED, HALF, MODEL, PLAN, REPRODUCE, TIMING
 from pipeline.spec.model import ModelSpec
@@ -51,9 +37,6 @@ from pipeline.spec.tensors import Precision
 
 if TYPE_CHECKING:
     import torch
-
-    from pipeline.export.export import Exported
-    from pipeline.source.onnx.importing import Imported
 
 PACKAGES = (
     "torch", "onnx", "onnxscript", "onnxruntime", "onnx-graphsurgeon", "polygraphy", "numpy",
@@ -90,7 +73,6 @@ def export_stage(
     Also returns the torch module, and seconds spent inside libraries.
     """
     watch = Stopwatch()
-    done: Exported | Imported
     spec = replace(spec, profiles=tuple(profiles))  # dims that must be equal become one, here too
     if spec.onnx is not None:
         from pipeline.source.onnx.importing import import_onnx
@@ -108,40 +90,10 @@ def export_stage(
         done = export(spec, weights, fresh(folder / EXPORTED), seed=seed)
         exporter = f"torch {torch.__version__}"
     release_memory()
-    spec = done.spec
-    dims = spec.dims
-    resolved = [profile.resolve(dims) for profile in spec.profiles]
-    dtypes = _output_dtypes(folder / EXPORTED)
     manifest = replace(
         forget(folder, manifest, "rewrite"),
-        dims=tuple(
-            DimInfo(d.name, d.min, d.opt, d.max, d.multiple_of, d.offset, d.defaulted)
-            for d in dims.values()
-        ),
-        inputs=tuple(
-            InputInfo(
-                i.name,
-                np.dtype(i.dtype).name,
-                tuple(s if isinstance(s, int) else size_text(s) for s in i.shape),
-                i.low,
-                i.high,
-            )
-            for i in spec.inputs
-        ),
-        outputs=tuple(
-            TensorInfo(
-                o.name,
-                dtypes[o.name],
-                tuple(done.output_shapes[o.name]),
-                tolerance_info(o.tolerance),
-            )
-            for o in spec.outputs
-        ),
-        tolerance=tolerance_info(spec.tolerance),
-        rules=spec.rules,
+        interface=done.interface,
         reference="torch" if done.module is not None else "exported",
-        padding=_padding_info(spec),
-        profiles=tuple(ProfileInfo(p.name, dict(p.ranges)) for p in resolved),
         export=ExportInfo(
             done.opset,
             exporter,
@@ -194,20 +146,7 @@ def rewrite_stage(
         forget(folder, manifest, "build"),
         target=TargetInfo(target.name, target.flavour, None),
         rewrite=RewriteInfo(
-            tuple(
-                PassInfo(
-                    p.name,
-                    p.needed,
-                    "; ".join(p.evidence),
-                    tuple(RewrittenNode(c.node, c.op, c.detail) for c in p.rewritten),
-                    tuple(RefusedNode(c.node, c.op, c.detail) for c in p.refused),
-                    p.skipped,
-                )
-                for p in result.passes
-            ),
-            result.warnings,
-            result.nodes_before,
-            result.nodes_after,
+            result.passes, result.warnings, result.nodes_before, result.nodes_after
         ),
     )
     return manifest, {}
@@ -230,9 +169,10 @@ def build_stage(
     """
     _need(folder, MODEL, "rewrite")
     target = find_target(manifest.target.name)
-    dims = dims_of(manifest)
-    chosen = [p.resolve(dims) for p in profiles] or list(profiles_of(manifest))
-    shapes = {i.name: i.shape for i in inputs_of(manifest)}
+    interface = manifest.interface
+    if profiles:
+        resolved = tuple(profile.resolve(interface.dims) for profile in profiles)
+        interface = replace(interface, profiles=resolved)
     shared, own = effort.timing_cache, folder / TIMING
     check_effort(effort, target)
     if shared is not None and shared.is_file():
@@ -245,7 +185,7 @@ def build_stage(
     }
     _remove_half(folder)
     done = build(
-        folder / MODEL, fresh(folder / PLAN), target, shapes, chosen, precision, plugins=plugins,
+        folder / MODEL, fresh(folder / PLAN), target, interface, precision, plugins=plugins,
         effort=replace(effort, timing_cache=kept),
     )  # fmt: skip
     if shared is not None and own.is_file():
@@ -255,7 +195,7 @@ def build_stage(
         forget(folder, manifest, "compare"),
         target=TargetInfo(target.name, target.flavour, done.version, capability),
         precision=precision,
-        profiles=tuple(ProfileInfo(p.name, dict(p.ranges)) for p in chosen),
+        interface=interface,
         build=BuildInfo(
             sum(done.library_seconds.values()), done.plan_bytes, done.validity, done.layers,
             tuple(done.warnings), done.plugins, done.peak_memory, gpu=gpu,
@@ -317,19 +257,3 @@ def _remove_half(folder: Path) -> None:
 def _need(folder: Path, name: str, stage: str) -> None:
     if not (folder / name).is_file():
         raise ArtifactError(f"the artifact holds no {name}: run `pipeline {stage}` first")
-
-
-def _output_dtypes(path: Path) -> dict[str, str]:
-    """numpy dtype names of the outputs of an ONNX file."""
-    graph = onnx.load(path, load_external_data=False).graph
-    return {
-        value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
-        for value in graph.output
-    }
-
-
-def _padding_info(spec: ModelSpec) -> PaddingInfo | None:
-    padding = spec.padding
-    if padding is None:
-        return None
-    return PaddingInfo(dict(padding.multiples), padding.mode, padding.align)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
 import torch
 
 from pipeline.errors import ConstraintError, ExportError
+from pipeline.export.exported import Exported
 from pipeline.export.module import made, placed, with_outputs
 from pipeline.export.ops.exporter import add_functions, to_onnx
 from pipeline.export.output_sizes import check_names, true_shapes
@@ -29,39 +29,11 @@ from pipeline.probe.eager import quiet
 from pipeline.probe.grid import legal_sizes
 from pipeline.probe.plain_sizes import plain_size
 from pipeline.probe.refine import explained, narrowed
-from pipeline.spec.dims import Dim, DimExpr, evaluate, shape_at, size_text
+from pipeline.spec.dims import Dim, DimExpr, Size, evaluate, shape_at, size_text
 from pipeline.spec.model import ModelSpec, inner_inputs
 
 OPSET = 18
 _AT = ("min", "opt", "max")
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A model as ONNX, and the torch module that it came from.
-
-    Args:
-        spec: the spec, its dims refined where that was allowed.
-        module: the torch module that was exported, without padding.
-        path: the ONNX file.
-        opset: the file's opset.
-        output_shapes: each output's shape in terms of the dims.
-        refinements: what was narrowed and why, in words.
-        free: for each dynamic dim, the ONNX inputs and axes where it is free.
-        library_seconds: time inside torch, by name of what was called.
-        notes: inputs that are given by place; guards of torch.export that are not proved to hold
-            at every size.
-    """
-
-    spec: ModelSpec
-    module: torch.nn.Module
-    path: Path
-    opset: int
-    output_shapes: Mapping[str, Sequence[int | str]]
-    refinements: Sequence[str] = ()
-    free: Mapping[str, str] = field(default_factory=dict)
-    library_seconds: Mapping[str, float] = field(default_factory=dict)
-    notes: Sequence[str] = ()
 
 
 def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) -> Exported:
@@ -148,7 +120,9 @@ def _traced(
 
 
 def reference(
-    spec: ModelSpec, module: torch.nn.Module, output_shapes: Mapping[str, Sequence[int | str]]
+    spec: ModelSpec,
+    module: torch.nn.Module,
+    output_shapes: Mapping[str, Sequence[Size | str]],
 ) -> torch.nn.Module:
     """What the ONNX has to equal: the module, with the spec's padding round it.
 

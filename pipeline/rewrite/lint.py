@@ -12,7 +12,8 @@ from pipeline.graph.files import nodes_of
 from pipeline.graph.names import name_nodes
 from pipeline.machine.target import Target
 from pipeline.passes import Change, Pass
-from pipeline.rewrite.rewrite import PassRecord, rewrite
+from pipeline.rewrite.record import PassRecord
+from pipeline.rewrite.rewrite import rewrite
 
 
 @dataclass(frozen=True)

@@ -21,30 +21,8 @@ from pipeline.graph.files import check_source, copy_model, nodes_of, opset_of, s
 from pipeline.graph.names import fix_defaults, name_apart, name_nodes
 from pipeline.machine.target import Target
 from pipeline.passes import DEFAULT_PASSES, Change, Pass, inline_functions
+from pipeline.rewrite.record import PassRecord
 from pipeline.rewrite.surgeon import Surgeon
-
-
-@dataclass(frozen=True)
-class PassRecord:
-    """What one pass did: whether the target needs it, why it exists, and the nodes it changed.
-
-    Args:
-        skipped: the target needs it, but the caller left it out.
-        diff: where asked for: for each node that is gone or new, a line of ONNX text after
-            ``- `` or ``+ ``.
-    """
-
-    name: str
-    needed: bool
-    summary: str
-    needs: tuple[str, ...]
-    evidence: tuple[str, ...]
-    fault: str = ""
-    clean_up: bool = False
-    skipped: bool = False
-    rewritten: tuple[Change, ...] = ()
-    refused: tuple[Change, ...] = ()
-    diff: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -156,10 +156,11 @@ def deserialise(trt: Any, plan: bytes, manifest: Manifest, where: str, host_code
             raise error
         raise ArtifactError(f"{error}; run `pipeline build {where}` here", detail=error.detail)
     inputs, outputs = _ports(trt, engine, manifest, where)
-    if engine.num_optimization_profiles != max(len(manifest.profiles), 1):
+    profiles = len(manifest.interface.profiles)
+    if engine.num_optimization_profiles != max(profiles, 1):
         raise ArtifactError(
             f"{where}: its plan has {engine.num_optimization_profiles} profiles, its manifest "
-            f"{len(manifest.profiles)}: they do not belong together; run `pipeline build {where}`"
+            f"{profiles}: they do not belong together; run `pipeline build {where}`"
         )
     weights = len(plan)
     if hasattr(engine, "get_engine_stat"):
@@ -171,8 +172,8 @@ def _ports(
     trt: Any, engine: Any, manifest: Manifest, where: str
 ) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
     """The engine's inputs and outputs, held against the manifest's."""
-    declared = {t.name: t.dtype for t in manifest.inputs}
-    declared |= {t.name: t.dtype for t in manifest.outputs}
+    interface = manifest.interface
+    declared = {t.name: t.dtype for t in interface.tensors}
     inputs: list[Port] = []
     outputs: list[Port] = []
     for place in range(engine.num_io_tensors):
@@ -187,7 +188,7 @@ def _ports(
                 f"{where}: TensorRT computes {name} on the host, which can't be had here"
             )
         dtype = np.dtype(_DTYPES[kind])
-        port = Port(name, dtype, np.dtype(declared.get(name, dtype)), on_host)
+        port = Port(name, dtype, np.dtype(declared.get(name) or dtype), on_host)
         if port.declared != dtype and (port.declared, dtype) not in _NARROWED:
             raise ArtifactError(
                 f"{where}: its plan has {name} in {dtype}, its manifest in {port.declared}: they "
@@ -195,8 +196,8 @@ def _ports(
             )
         (inputs if is_input else outputs).append(port)
     for word, ports, names in (
-        ("inputs", inputs, [t.name for t in manifest.inputs]),
-        ("outputs", outputs, [t.name for t in manifest.outputs]),
+        ("inputs", inputs, [t.name for t in interface.inputs]),
+        ("outputs", outputs, [t.name for t in interface.outputs]),
     ):
         has, says = sorted(p.name for p in ports), sorted(names)
         if has != says:

@@ -14,13 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact.manifest import InputInfo, Manifest, TensorInfo
+from pipeline.artifact.manifest import Manifest
 from pipeline.errors import EngineError, InputError, TargetMissing
 from pipeline.machine.gpu import find_gpu
 
 if TYPE_CHECKING:
     from pipeline.runtime.state import Runs
     from pipeline.spec.profiles import Profile
+    from pipeline.spec.tensors import Input, Output
 
 
 def load(
@@ -107,7 +108,7 @@ def open_plan(
     with found.current():
         load_plugins(trt, names, target, where)
         made = _trt.deserialise(trt, plan, manifest, where, host_code)
-        return Engine(manifest, Runs(made, Sizes(manifest), found, graphs))
+        return Engine(manifest, Runs(made, Sizes(manifest.interface), found, graphs))
 
 
 class Engine:
@@ -218,17 +219,17 @@ class Engine:
     def profiles(self) -> tuple[Profile, ...]:
         """The profiles, in the engine's order; of those that allow a call's sizes the nearest one
         is taken."""
-        return self._runs.sizes.profiles
+        return self.manifest.interface.profiles
 
     @property
-    def inputs(self) -> tuple[InputInfo, ...]:
+    def inputs(self) -> tuple[Input, ...]:
         """What goes in, as the manifest has it."""
-        return self.manifest.inputs
+        return self.manifest.interface.inputs
 
     @property
-    def outputs(self) -> tuple[TensorInfo, ...]:
+    def outputs(self) -> tuple[Output, ...]:
         """What comes out, as the manifest has it."""
-        return self.manifest.outputs
+        return self.manifest.interface.outputs
 
     @property
     def gpu(self) -> str:

@@ -1,4 +1,4 @@
-"""What an artifact's manifest says of its engine's sizes: which are legal, and what comes out.
+"""What an artifact says of its engine's sizes: which are legal, and what comes out.
 
 No GPU is needed for any of this.
 """
@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
-from pipeline.artifact.manifest import Manifest
 from pipeline.errors import EngineError, InputError
 from pipeline.runtime.arrays import Port
-from pipeline.spec.dims import DimExpr, Size, check_rules, shape_at, size_text, solve_sizes
+from pipeline.spec.dims import DimExpr, Size, check_rules, shape_at, size_text
+from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Profile
 
 Shape = tuple[int, ...]
@@ -50,16 +49,17 @@ class Sized:
 
 
 class Sizes:
-    """The declared shapes, dims, rules and profiles of a manifest."""
+    """The sizes that an engine takes and gives, asked at every call.
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.dims = dims_of(manifest)
-        self.rules = manifest.rules
-        self.profiles = profiles_of(manifest)
-        self._inputs = inputs_of(manifest)
-        self.inputs: dict[str, tuple[Size, ...]] = {i.name: i.shape for i in self._inputs}
+    Args:
+        interface: the artifact's.
+    """
+
+    def __init__(self, interface: Interface) -> None:
+        self.interface = interface
+        self._dims = interface.dims
         self._outputs = {
-            output.name: tuple(map(_expr, output.shape)) for output in manifest.outputs
+            name: tuple(map(_expr, shape)) for name, shape in interface.output_shapes.items()
         }
 
     def solve(self, shapes: Mapping[str, Shape]) -> dict[str, int]:
@@ -68,7 +68,7 @@ class Sizes:
         Raises:
             InputError: a wrong rank or size, in the dims' names.
         """
-        return solve_sizes(self.inputs, shapes, self.rules, self.dims)
+        return self.interface.sizes_of(shapes)
 
     def check(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes by dim, each checked, in the dims' order.
@@ -76,26 +76,27 @@ class Sizes:
         Raises:
             InputError: a dim that is missing, unknown, or of an illegal size.
         """
-        known = ", ".join(self.dims) or "none"
+        known = ", ".join(self._dims) or "none"
         for name in sizes:
-            if name not in self.dims:
+            if name not in self._dims:
                 raise InputError(f"no dim {name!r}; the dims are: {known}")
-        for name, dim in self.dims.items():
+        for name, dim in self._dims.items():
             if name not in sizes:
                 raise InputError(f"no size for {name}; the dims are: {known}")
             if type(sizes[name]) is not int:
                 raise InputError(f"{name}={sizes[name]!r} is no whole number")
             dim.check(sizes[name])
-        check_rules(self.rules, sizes)
-        return {name: sizes[name] for name in self.dims}
+        check_rules(self.interface.rules, sizes)
+        return {name: sizes[name] for name in self._dims}
 
     def input_shapes(self, sizes: Mapping[str, int]) -> dict[str, Shape]:
         """Every input's shape where the dims have these sizes."""
-        return {name: shape_at(shape, sizes) for name, shape in self.inputs.items()}
+        shapes = self.interface.input_shapes
+        return {name: shape_at(shape, sizes) for name, shape in shapes.items()}
 
     def sample(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
         """Inputs that the model takes: random values of the ranges that it is verified with."""
-        return {i.name: i.sample(sizes, seed=0) for i in self._inputs}
+        return self.interface.sample(sizes, seed=0)
 
     def profile(self, sizes: Mapping[str, int], forced: int | None = None) -> int:
         """The place of the profile that fits best (see `best_profile`), or the forced one.
@@ -104,8 +105,8 @@ class Sizes:
             InputError: it does not allow the sizes.
         """
         if forced is None:
-            return best_profile(self.profiles, sizes)
-        best_profile(self.profiles[forced : forced + 1], sizes)
+            return best_profile(self.interface.profiles, sizes)
+        best_profile(self.interface.profiles[forced : forced + 1], sizes)
         return forced
 
     def check_output(self, name: str, shape: Shape, sizes: Mapping[str, int]) -> None:
@@ -128,10 +129,11 @@ class Sizes:
 
     def most_bytes(self, itemsizes: Mapping[str, int]) -> dict[str, int]:
         """The most bytes that each input and output can have, where the profiles tell it."""
-        shapes = {name: tuple(map(_expr, shape)) for name, shape in self.inputs.items()}
+        inputs = self.interface.input_shapes
+        shapes = {name: tuple(map(_expr, shape)) for name, shape in inputs.items()}
         most: dict[str, int] = {}
         for name, shape in {**shapes, **self._outputs}.items():
-            for profile in self.profiles:
+            for profile in self.interface.profiles:
                 for corner in (profile.sizes(0), profile.sizes(2)):
                     with suppress(InputError):  # a size of an output that is no expression of dims
                         count = math.prod(size.value(corner) for size in shape)

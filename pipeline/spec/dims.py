@@ -14,17 +14,17 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Union
+from typing import Literal
 
 from pipeline.errors import InputError
 from pipeline.spec.expressions import DimExpr, combine, size_text
 
 __all__ = [
-    "Dim", "DimExpr", "Size", "SizeRule", "check_rules", "evaluate", "kept_rules", "shape_at",
-    "size_text", "solve_sizes",
+    "Dim", "DimExpr", "Size", "SizeRule", "check_rules", "evaluate", "kept_rules", "read_size",
+    "shape_at", "shape_texts", "size_text", "solve_sizes",
 ]  # fmt: skip
 
-Size = Union[int, "Dim", DimExpr]
+Default = Literal["min", "opt"]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _UNSET: int = None  # type: ignore[assignment]  # after construction every field is a number
@@ -56,7 +56,7 @@ class Dim:
     multiple_of: int = 1
     offset: int = 0
     auto: bool = False
-    defaulted: tuple[str, ...] = field(default=(), init=False, compare=False, repr=False)
+    defaulted: tuple[Default, ...] = field(default=(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
@@ -102,7 +102,7 @@ class Dim:
 
     def _fill(self) -> None:
         """Puts the defaults in place of a min and an opt that were left out."""
-        said: list[str] = []
+        said: list[Default] = []
         if self.min is None:
             object.__setattr__(self, "min", self._up(1))
             said.append("min")
@@ -169,6 +169,17 @@ class Dim:
                     return other
         return size
 
+    def settled(self, defaulted: Sequence[Default] | None = None) -> Dim:
+        """The same dim where the pipeline narrows nothing any more: `auto` is off.
+
+        Args:
+            defaulted: the fields that took their default; None keeps those of this dim.
+        """
+        dim = replace(self, auto=False)
+        kept = self.defaulted if defaulted is None else tuple(defaulted)
+        object.__setattr__(dim, "defaulted", kept)
+        return dim
+
     def padded(self, multiple: int, name: str) -> Dim:
         """The dim that a model sees whose inputs are padded up to multiples of `multiple`.
 
@@ -210,6 +221,8 @@ class Dim:
     def __mod__(self, other: Size) -> DimExpr:
         return self.expr % other
 
+
+Size = int | Dim | DimExpr
 
 _COMPARE = {
     "<=": operator.le, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
@@ -269,6 +282,28 @@ def evaluate(size: Size | str, sizes: Mapping[str, int]) -> int:
     if isinstance(size, int):
         return size
     return DimExpr(size_text(size)).value(sizes)
+
+
+def read_size(size: Size | str, dims: Mapping[str, Dim]) -> Size:
+    """A size from its text: the dim of that name, or an expression that knows its dims.
+
+    Names that are no dims stay in the expression.
+
+    Raises:
+        InputError: the text is no expression.
+    """
+    if isinstance(size, int):
+        return size
+    text = size_text(size)
+    if text in dims:
+        return dims[text]
+    names = DimExpr(text).names
+    return DimExpr(text, tuple(dim for name, dim in dims.items() if name in names))
+
+
+def shape_texts(shape: Sequence[Size | str]) -> tuple[int | str, ...]:
+    """A shape in plain values: numbers stay numbers, other sizes become their text."""
+    return tuple(size if isinstance(size, int) else size_text(size) for size in shape)
 
 
 def shape_at(shape: Sequence[Size | str], sizes: Mapping[str, int]) -> tuple[int, ...]:

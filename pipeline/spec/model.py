@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.spec.dims import Dim, DimExpr, Size, SizeRule, size_text, solve_sizes
+from pipeline.spec.dims import Dim, DimExpr, Size, SizeRule, size_text
+from pipeline.spec.interface import Interface
 from pipeline.spec.padding import Padding, amounts, padded_name
 from pipeline.spec.profiles import Profile
 from pipeline.spec.structure import flat_inputs
@@ -154,26 +156,29 @@ class ModelSpec:
                         f"missing to a multiple of {multiple}; raise its min, or pad by replicate"
                     )
 
+    @cached_property
+    def interface(self) -> Interface:
+        """What the spec says of inputs, outputs, sizes and tolerances."""
+        return Interface(
+            self.inputs, self.outputs, self.rules, self.padding, self.profiles, self.tolerance,
+            self.engine_tolerance,
+        )  # fmt: skip
+
     @property
-    def dims(self) -> dict[str, Dim]:
+    def dims(self) -> Mapping[str, Dim]:
         """The dims by name.
 
         Raises:
             InputError: two different dims have the same name.
         """
-        dims: dict[str, Dim] = {}
-        for input_ in self.inputs:
-            for dim in input_.dims:
-                if dims.setdefault(dim.name, dim) != dim:
-                    raise InputError(
-                        f"model {self.name}: two different dims are called {dim.name!r}; "
-                        "share the object"
-                    )
-        return dims
+        try:
+            return self.interface.dims
+        except InputError as error:
+            raise InputError(f"model {self.name}: {error}") from error
 
     def sizes_of(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """The dims' sizes in actual input shapes, each checked (see `solve_sizes`)."""
-        return solve_sizes({i.name: i.shape for i in self.inputs}, shapes, self.rules, self.dims)
+        return self.interface.sizes_of(shapes)
 
     def auto(self, dim: str) -> bool:
         """True if the pipeline may narrow this dim."""
@@ -181,7 +186,7 @@ class ModelSpec:
 
     def sample(self, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
         """Random inputs at these dim sizes, by input name."""
-        return {i.name: i.sample(sizes, seed) for i in self.inputs}
+        return self.interface.sample(sizes, seed)
 
 
 def inner_inputs(spec: ModelSpec) -> tuple[Input, ...]:

@@ -126,13 +126,23 @@ class Output:
 
     Args:
         name: its name in ONNX and in the engine.
-        shape: where the spec wants to hold torch to it.
+        shape: where the spec wants to hold torch to it. In an artifact every output has one.
         tolerance: in place of the spec's.
+        dtype: a numpy dtype name; None until the model is exported.
     """
 
     name: str
     shape: tuple[Size, ...] | None = None
     tolerance: Tolerance | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is None:
+            return
+        try:
+            np.dtype(self.dtype)
+        except TypeError as error:
+            raise InputError(f"output {self.name}: unknown dtype {self.dtype!r}") from error
 
 
 Feed = Mapping[str, np.ndarray]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from pipeline.errors import InputError
-from pipeline.spec.dims import Dim, DimExpr, Size
+from pipeline.spec.dims import Dim, DimExpr, Size, read_size
 from pipeline.spec.structure import Path, name_of
 from pipeline.spec.tensors import Input
 
@@ -255,7 +255,7 @@ def _size(text: str, at: int, inner: str, dims: Mapping[str, Dim]) -> Size:
         if name not in dims:
             known = f"; declared: {', '.join(dims)}" if dims else ""
             _point(text, at, f"dim {name} is not declared: add --dim {name}=MIN:OPT:MAX{known}")
-    return dims.get(inner) or DimExpr(inner, tuple(dims[n] for n in sorted(expr.names)))
+    return read_size(inner, dims)
 
 
 def _point(text: str, at: int, what: str) -> NoReturn:

@@ -25,32 +25,29 @@ from pipeline.artifact.manifest import (
     BuildInfo,
     CheckInfo,
     ComparisonInfo,
-    DimInfo,
     ExportInfo,
-    InputInfo,
     Manifest,
     ModelInfo,
-    PaddingInfo,
     PairResult,
-    PassInfo,
     PointInfo,
-    ProfileInfo,
-    RefusedNode,
     RewriteInfo,
-    RewrittenNode,
     StageInfo,
     TargetInfo,
-    TensorInfo,
-    ToleranceInfo,
     Weights,
     now,
 )
 from pipeline.artifact.reproduce import StoredRun, reproduce_script
 from pipeline.errors import ArtifactError
+from pipeline.graph.change import Change
 from pipeline.machine.files import FileInfo, hash_file
 from pipeline.machine.swap_folder import replacing
+from pipeline.rewrite.record import PassRecord
+from pipeline.spec.dims import Dim, DimExpr
 from pipeline.spec.file_names import EXPORTED, MANIFEST, MODEL, PLAN, REPRODUCE
-from pipeline.spec.tensors import Tolerance
+from pipeline.spec.interface import Interface
+from pipeline.spec.padding import Padding
+from pipeline.spec.profiles import Profile
+from pipeline.spec.tensors import Input, Output, Tolerance
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,15 +55,12 @@ BARE = Manifest(
     name="raft",
     created="2025-01-31T12:00:00+00:00",
     model=ModelInfo("raft", {}, Weights(None, None, 0), {}),
-    dims=(),
-    inputs=(),
-    outputs=(),
-    padding=None,
-    tolerance=ToleranceInfo(1e-3, 1e-4, "measured"),
+    interface=Interface(tolerance=Tolerance(1e-3, 1e-4, "measured")),
     target=TargetInfo("rtx-1.7", "tensorrt_rtx", None),
     precision="fp32",
-    profiles=(),
 )
+H, W = Dim("h", 136, max=2160, multiple_of=8), Dim("w", 136, 1024, 3840, 8)
+IMAGE = Input("image", (1, 3, H, W))
 FULL = dataclasses.replace(
     BARE,
     model=ModelInfo(
@@ -75,22 +69,30 @@ FULL = dataclasses.replace(
         Weights("w.safetensors", "ab" * 32, None),
         {"torchvision": "0.28.0"},
     ),
-    dims=(DimInfo("h", 136, 440, 2160, 8), DimInfo("w", 136, 1024, 3840, 8)),
-    inputs=(InputInfo("image", "float32", (1, 3, "h", "w"), -1.0, 1.0),),
-    outputs=(TensorInfo("flow", "float32", (1, 2, "h", "8*(w//8)")),),
-    padding=PaddingInfo({"h": 8}, "replicate", "center"),
-    engine_tolerance={"fp16": ToleranceInfo(1e-2, 1e-3, "measured on a GPU")},
+    interface=Interface(
+        inputs=(IMAGE, Input("half", (H // 2, W + H), "int64", 0.0, 9.0)),
+        outputs=(
+            Output("flow", (1, 2, H, 8 * (W // 8)), dtype="float32"),
+            Output("seen", (DimExpr("found"),), Tolerance(0.0, 0.0, "exact", 0.01), "int64"),
+        ),
+        rules=("h + w <= 5000",),
+        padding=Padding({"h": 8}),
+        profiles=(Profile("all", {"h": (136, 440, 2160)}),),
+        tolerance=Tolerance(1e-3, 1e-4, "measured"),
+        engine_tolerance={"fp16": Tolerance(1e-2, 1e-3, "measured on a GPU")},
+    ),
     target=TargetInfo("tensorrt-8.6", "tensorrt", "8.6.0", "9.0"),
-    profiles=(ProfileInfo("all", {"h": (136, 440, 2160)}),),
     export=ExportInfo(18, "torch.export", 12.5, ("h: multiples of 8",), {"h": "two sizes ran"}),
     rewrite=RewriteInfo(
         (
-            PassInfo(
+            PassRecord(
                 "lower_resize",
                 True,
-                "NVIDIA/TensorRT#3560",
-                (RewrittenNode("/up/Resize", "Resize", "to sizes"),),
-                (RefusedNode("/up2/Resize", "Resize", "antialias"),),
+                "Resize by scales -> Resize by sizes",
+                ("TensorRT below 10",),
+                ("NVIDIA/TensorRT#3560",),
+                rewritten=(Change("/up/Resize", "Resize", "to sizes"),),
+                refused=(Change("/up2/Resize", "Resize", "antialias"),),
             ),
         ),
         ("a warning",),
@@ -181,24 +183,35 @@ def test_the_keys_are_the_documented_ones() -> None:
     content = json.loads(FULL.to_json())
     stands = " ".join(content)
     assert stands == (
-        "schema name created model dims inputs outputs reference rules padding tolerance "
-        "engine_tolerance target precision profiles export rewrite build comparison "
-        "engine_compared engine_compared_why engine_gpu stages versions keys files manifest_sha256"
+        "schema name created model interface reference target precision export rewrite build "
+        "comparison engine_compared engine_compared_why engine_gpu stages versions keys files "
+        "manifest_sha256"
     )
-    assert content["dims"][0] == {
+    declared = content["interface"]
+    assert " ".join(declared) == (
+        "dims inputs outputs rules padding profiles tolerance engine_tolerance"
+    )
+    assert [dim["name"] for dim in declared["dims"]] == ["h", "w"]
+    assert declared["dims"][0] == {
         "name": "h",
         "min": 136,
-        "opt": 440,
+        "opt": 536,
         "max": 2160,
         "multiple_of": 8,
         "offset": 0,
-        "defaulted": [],
+        "defaulted": ["opt"],
     }
-    assert content["padding"] == {"multiples": {"h": 8}, "mode": "replicate", "align": "center"}
-    assert content["tolerance"] == {
+    assert declared["inputs"][0] == {
+        "name": "image", "shape": [1, 3, "h", "w"], "dtype": "float32", "low": -1.0, "high": 1.0,
+    }  # fmt: skip
+    assert declared["outputs"][0] == {
+        "name": "flow", "shape": [1, 2, "h", "8*(w//8)"], "tolerance": None, "dtype": "float32",
+    }  # fmt: skip
+    assert declared["padding"] == {"multiples": {"h": 8}, "mode": "replicate", "align": "center"}
+    assert declared["tolerance"] == {
         "rtol": 1e-3, "atol": 1e-4, "why": "measured", "differing": 0.0,
     }  # fmt: skip
-    assert content["profiles"] == [{"name": "all", "ranges": {"h": [136, 440, 2160]}}]
+    assert declared["profiles"] == [{"name": "all", "ranges": {"h": [136, 440, 2160]}}]
 
 
 def test_what_is_not_finite_is_null() -> None:
@@ -214,8 +227,8 @@ def test_what_is_not_finite_is_null() -> None:
     ("changes", "said"),
     [
         (
-            {"tolerance": ToleranceInfo(0.0, math.inf, "")},
-            "tolerance.atol: expected a finite number",
+            {"stages": (StageInfo("a", math.inf, {}, None),)},
+            r"stages\[0\].seconds: expected a finite number",
         ),
         ({"precision": 16}, "precision: expected a string"),
         ({"engine_compared": 1}, "engine_compared: expected true or false"),
@@ -247,16 +260,48 @@ def at(content: Any, path: list[str | int]) -> Any:
         (["comparison", "points"], {}, "comparison.points: expected a list"),
         (["comparison", "points", 0, "results", 0, "pair"], ["a"], "pair: expected a list of 2"),
         (["comparison", "memory_limit_bytes"], True, "memory_limit_bytes: expected an integer"),
-        (["inputs", 0, "shape", 2], 1.5, "inputs[0].shape[2]: expected an integer or a string"),
+        (
+            ["interface", "inputs", 0, "shape", 2],
+            1.5,
+            "interface.inputs[0].shape[2]: expected an integer or a string",
+        ),
+        (["interface", "inputs", 0, "shape", 2], "h +", "interface.inputs[0].shape[2]: size expr"),
+        (["interface", "inputs", 0, "shape", 2], "q", "inputs[0].shape[2]: no dim is called q"),
+        (["interface", "inputs", 0, "shape", 0], 0, "interface.inputs[0]: image axis 0: size 0"),
+        (["interface", "inputs", 0, "dtype"], "str5", "interface.inputs[0]: image: unknown dtype"),
+        (["interface", "outputs", 0, "dtype"], "flat", "outputs[0]: output flow: unknown dtype"),
+        (["interface", "outputs", 0, "dtype"], None, "interface.outputs[0].dtype: expected a s"),
+        (["interface", "outputs", 0, "shape"], None, "interface.outputs[0].shape: expected a list"),
+        (["interface", "dims", 1, "name"], "h", "interface.dims[1].name: two dims are called h"),
+        (["interface", "dims", 0, "max"], 100, "interface.dims[0]: dim h: min=136 is greater"),
+        (["interface", "dims", 0, "defaulted"], ["q"], "dims[0].defaulted[0]: expected 'min' or"),
+        (["interface", "rules"], ["h + w"], "interface.rules[0]: size rule 'h + w': expected two"),
+        (["interface", "rules"], ["h <= q"], "interface.rules[0]: no dim is called q"),
+        (["interface", "padding", "multiples"], {"q": 8}, "padding.multiples: no dim is called q"),
+        (["interface", "padding", "mode"], "odd", "interface.padding.mode: expected 'replicate'"),
+        (
+            ["interface", "profiles", 0, "ranges"],
+            {"h": [136, 440, 9999]},
+            "interface.profiles[0]: profile all: h=9999 is outside 136..2160",
+        ),
         (["model", "options", "small"], None, "model.options.small: expected an integer or"),
         (["target", "flavour"], "tvm", "target.flavour: expected 'tensorrt' or 'tensorrt_rtx'"),
         (["target", "flavour"], [], "target.flavour: expected 'tensorrt' or 'tensorrt_rtx'"),
-        (["tolerance", "rtol"], "0.1", "tolerance.rtol: expected a finite number"),
-        (["tolerance", "rtol"], 10**400, "tolerance.rtol: expected a finite number"),
-        (["dims", 0, "min"], "136", "dims[0].min: expected an integer"),
+        (
+            ["interface", "tolerance", "rtol"],
+            "0.1",
+            "interface.tolerance.rtol: expected a finite number",
+        ),
+        (["interface", "tolerance", "rtol"], -0.1, "interface.tolerance: tolerance rtol=-0.1"),
+        (
+            ["interface", "tolerance", "rtol"],
+            10**400,
+            "interface.tolerance.rtol: expected a finite number",
+        ),
+        (["interface", "dims", 0, "min"], "136", "interface.dims[0].min: expected an integer"),
         (["export"], 3, "export: expected an object"),
         (["schema"], "1", "schema: expected an integer"),
-        (["schema"], 2, "schema 2 is unknown here; this version reads 4"),
+        (["schema"], 2, "schema 2 is unknown here; this version reads 5"),
         (["name"], "other", "was changed after it was written"),
         (["manifest_sha256"], "0" * 64, "was changed after it was written"),
         (["manifest_sha256"], None, "manifest_sha256: is missing"),
@@ -276,7 +321,7 @@ def test_an_artifact_of_an_older_schema_has_to_be_converted_again(place: Path) -
     content["schema"] = 2
     del content["engine_gpu"]
     (place / MANIFEST).write_text(json.dumps(content))
-    assert refusal(place).endswith("schema 2 is unknown here; this version reads 4; convert again")
+    assert refusal(place).endswith("schema 2 is unknown here; this version reads 5; convert again")
 
 
 def test_missing_and_unknown_fields_are_named() -> None:

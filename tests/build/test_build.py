@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from pipeline.convert.driver import run, run_export
 from pipeline.errors import BuildError, InputError, TargetMissing
 from pipeline.machine.target import TARGETS, installed_version, use
 from pipeline.spec.config import Config
-from pipeline.spec.dims import Dim
+from pipeline.spec.dims import Dim, Size
 from pipeline.spec.effort import Effort
+from pipeline.spec.interface import Interface
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile
+from pipeline.spec.tensors import Input
 
 RTX = TARGETS["rtx-1.7"]
 H = Dim("h", 2, 4, 8)
@@ -41,8 +44,13 @@ def model(tmp_path: Path, body: str, text: str = TEXT) -> Path:
     return path
 
 
+def declared(shape: tuple[Size, ...], profiles: list[Profile]) -> Interface:
+    return Interface((Input("x", shape),), profiles=tuple(profiles))
+
+
 def built(path: Path, **changes: Any) -> build_module.Built:
-    words = {"target": RTX, "inputs": {"x": (1, H)}, "profiles": ALL, **changes}
+    shape, profiles = changes.pop("shape", (1, H)), changes.pop("profiles", ALL)
+    words = {"target": RTX, "interface": declared(shape, profiles), **changes}
     return build(path, path.with_name("engine.plan"), **words)
 
 
@@ -50,7 +58,7 @@ def here(path: Path, profiles: list[Profile]) -> Any:
     """What the child process does, in this one, so that TensorRT's calls can be looked at."""
     return build_module._build_here(
         build_module._Job(
-            path, path.with_name("engine.plan"), RTX, {"x": (1, H)}, profiles, "fp32", (),
+            path, path.with_name("engine.plan"), RTX, declared((1, H), profiles), "fp32", (),
             path.with_name("trail"), Effort(),
         )
     )  # fmt: skip
@@ -82,7 +90,7 @@ def exported_and_built(spec: ModelSpec, tmp_path: Path) -> None:
     run_export(Config(spec, out=tmp_path / "a"))
     path = tmp_path / "a" / "exported.onnx"
     profile = Profile("all").resolve(spec.dims)
-    built(path, inputs={i.name: i.shape for i in spec.inputs}, profiles=[profile])
+    built(path, interface=replace(spec.interface, profiles=(profile,)))
 
 
 def test_unsupported_op_names_node_module_and_line(tmp_path: Path) -> None:
@@ -142,7 +150,7 @@ g (float[1,h] x) => (float[1,4000] y, int64[1,4000] i)
     with pytest.raises(
         BuildError, match=r"the TopK node that makes y: K exceeds the maxi"
     ) as caught:
-        built(path, inputs={"x": (1, dim)}, profiles=[Profile("all").resolve({"h": dim})])
+        built(path, shape=(1, dim), profiles=[Profile("all").resolve({"h": dim})])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "engine.plan").exists()
 
@@ -234,10 +242,9 @@ def test_unknown_precision() -> None:
 
 def test_half_precision_is_left_beside_the_plan(tmp_path: Path) -> None:
     path = model(tmp_path, "a = MatMul(x, k) y = Relu(a)", PRODUCT)
-    inputs = {"x": (H, 1)}
-    built(path, inputs=inputs)
+    built(path, shape=(H, 1))
     assert not (tmp_path / "half.onnx").exists()
-    built(path, inputs=inputs, precision="fp16")
+    built(path, shape=(H, 1), precision="fp16")
     half = onnx.load(tmp_path / "half.onnx")
     assert [n.op_type for n in half.graph.node] == ["Cast", "MatMul", "Relu", "Cast"]
 
@@ -245,7 +252,7 @@ def test_half_precision_is_left_beside_the_plan(tmp_path: Path) -> None:
 def test_what_fails_in_half_precision_names_its_node(tmp_path: Path) -> None:
     path = model(tmp_path, "a = MatMul(x, k) b = Relu(a) y = Unique(b)", PRODUCT)
     with pytest.raises(BuildError, match="refuses the Unique node that makes y"):
-        built(path, inputs={"x": (H, 1)}, precision="fp16")
+        built(path, shape=(H, 1), precision="fp16")
 
 
 @pytest.mark.parametrize("name", ["tensorrt-8.6", "tensorrt-10", "tensorrt-11"])
@@ -266,7 +273,7 @@ def test_target_that_is_not_installed(tmp_path: Path, name: str) -> None:
 def test_full_disk_is_the_callers_matter(tmp_path: Path) -> None:
     path = model(tmp_path, "y = Relu(x)")
     with pytest.raises(OSError, match="No space left on device") as caught:
-        build(path, Path("/dev/full"), RTX, {"x": (1, H)}, ALL)
+        build(path, Path("/dev/full"), RTX, declared((1, H), ALL))
     assert caught.value.errno == errno.ENOSPC
 
 
@@ -275,7 +282,7 @@ def test_crash_kills_nothing_else(tmp_path: Path) -> None:
 g (float16[1,2,h,64] x) => (float16[1,2,h,64] y) {{ [at] y = Attention(x, x, x) {0} }}"""
     crashing = model(tmp_path, "", text)
     with pytest.raises(BuildError, match="process died: Segmentation fault"):
-        built(crashing, inputs={"x": (1, 2, H, 64)})
+        built(crashing, shape=(1, 2, H, 64))
     assert built(model(tmp_path, "y = Relu(x)")).plan_bytes > 1000
 
 

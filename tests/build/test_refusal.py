@@ -25,7 +25,9 @@ from pipeline.build.refused_node import Graph, Said, find
 from pipeline.errors import BuildError, InputError
 from pipeline.machine.target import TARGETS
 from pipeline.spec.dims import Dim
+from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Profile, Range
+from pipeline.spec.tensors import Input
 
 RTX = TARGETS["rtx-1.7"]
 OPSET = '<ir_version: 10, opset_import: ["" : 18, "mine" : 1]>'
@@ -42,13 +44,21 @@ def converted(tmp_path: Path, text: str, head: str = OPSET, **ranges: Range) -> 
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     dims = {name: Dim(name, *low_opt_max) for name, low_opt_max in ranges.items()}
-    inputs = {
-        value.name: tuple(dims[d.dim_param] if d.dim_param else d.dim_value for d in shape.dim)
+    inputs = tuple(
+        Input(
+            value.name,
+            tuple(dims[d.dim_param] if d.dim_param else d.dim_value for d in shape.dim),
+        )
         for value in model.graph.input
         for shape in [value.type.tensor_type.shape]
-    }
+    )
     profile = Profile("wide").resolve(dims)
-    return build(path, tmp_path / "engine.plan", RTX, inputs, [profile])
+    return build(path, tmp_path / "engine.plan", RTX, Interface(inputs, profiles=(profile,)))
+
+
+def whole_range(name: str, dim: Dim) -> Interface:
+    """One input [1, dim], and a profile over all sizes of the dim."""
+    return Interface((Input(name, (1, dim)),), profiles=(Profile("a").resolve({dim.name: dim}),))
 
 
 @dataclass(frozen=True)
@@ -283,7 +293,7 @@ def test_input_of_a_fixed_size(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(f"{OPSET}\n{text}"), path)
     h = Dim("h", 5, 6, 7)
     with pytest.raises(BuildError) as caught:
-        build(path, tmp_path / "p", RTX, {"x": (1, h)}, [Profile("a").resolve({"h": h})])
+        build(path, tmp_path / "p", RTX, whole_range("x", h))
     assert "refuses model.onnx: Input tensor x has static dimensions" in str(caught.value)
     assert "(TensorRT names no node); this input has a fixed size" in str(caught.value)
 
@@ -330,10 +340,7 @@ def test_crash_of_the_parser_names_the_node(tmp_path: Path, monkeypatch: Any) ->
     onnx.save(onnx.parser.parse_model(f"{OPSET}\n{text}"), path)
     h = Dim("h", 2, 4, 8)
     with pytest.raises(BuildError) as caught:
-        build(
-            path, tmp_path / "p", RTX, {"x": (1, h)}, [Profile("a").resolve({"h": h})],
-            plugins=[str(plugin)],
-        )  # fmt: skip
+        build(path, tmp_path / "p", RTX, whole_range("x", h), plugins=[str(plugin)])
     text = str(caught.value)
     assert "died: Aborted (SIGABRT), while it parsed the mine::Twice node dbl (t [1, h]" in text
     assert "terminate called" in caught.value.detail

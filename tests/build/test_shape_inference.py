@@ -12,9 +12,11 @@ from pipeline.build.shape_inference import ORACLE, output_sizes, why_not_asked
 from pipeline.compare.plan import Job, plan_points
 from pipeline.compare.shape_oracle import check_sizes
 from pipeline.machine.target import TARGETS
-from pipeline.spec.dims import Dim
+from pipeline.spec.dims import Dim, read_size
+from pipeline.spec.interface import Interface
 from pipeline.spec.model import Tolerance
 from pipeline.spec.profiles import Profile, points
+from pipeline.spec.tensors import Input, Output
 
 RTX = TARGETS["rtx-1.7"]
 pytestmark = pytest.mark.skipif(bool(why_not_asked(RTX)), reason=why_not_asked(RTX))
@@ -32,10 +34,12 @@ def save(folder: Path, body: str, outputs: str = "float[1,3,p,q] y") -> Path:
 def ask(path: Path, output: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
     """Failures and notes."""
     dims = {"h": H, "w": W}
-    job = Job(
-        {"x": (1, 3, H, W)}, {"y": output}, Tolerance(0, 1e-5, "none"),
-        points(dims, [Profile("all").resolve(dims)], []), 1 << 30,
-    )  # fmt: skip
+    declared = Interface(
+        (Input("x", (1, 3, H, W)),),
+        (Output("y", tuple(read_size(size, dims) for size in output)),),
+        tolerance=Tolerance(0, 1e-5, "none"),
+    )
+    job = Job(declared, points(dims, [Profile("all").resolve(dims)], []), 1 << 30)
     plan = plan_points(job, path)
     notes = check_sizes(path, RTX, job, plan)
     return [r.why for i in plan.infos for r in i.results if ORACLE in r.pair[1]], notes

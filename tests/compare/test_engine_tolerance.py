@@ -13,8 +13,7 @@ import pytest
 import tiny
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.declared import engine_tolerance_of, with_tolerances
-from pipeline.artifact.manifest import PairResult, ToleranceInfo
+from pipeline.artifact.manifest import PairResult
 from pipeline.compare.plan import Job, plan_points
 from pipeline.compare.runners import conclude, failures
 from pipeline.compare.verdict import judge
@@ -22,9 +21,10 @@ from pipeline.convert.driver import run_export, run_verify
 from pipeline.errors import InputError
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
+from pipeline.spec.interface import Interface
 from pipeline.spec.model import Tolerance
 from pipeline.spec.profiles import Point
-from pipeline.spec.tensors import Precision
+from pipeline.spec.tensors import Input, Output, Precision
 
 F32 = np.float32
 TIGHT = Tolerance(1e-5, 1e-6, "float32 rounding")
@@ -34,15 +34,20 @@ TEXT = """<ir_version: 8, opset_import: ["" : 18]>
 g (float[n,4] x) => (float[n,4] y) { y = Relu(x) }"""
 
 
+def declared(engine_tolerance: dict[str, Tolerance]) -> Interface:
+    """One input and one output, held to TIGHT but for engines."""
+    return Interface(
+        (Input("x", (N, 4)),), (Output("y", (N, 4), TIGHT),), engine_tolerance=engine_tolerance
+    )
+
+
 def judged(
     tmp_path: Path, engine: Any, precision: Precision, tolerance: Tolerance | None = None
 ) -> tuple[list[PairResult], list[str], tuple[str, ...]]:
     """The results of an engine's profile against values of 1, what failed, and the notes."""
     onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")
-    job = Job(
-        {"x": (N, 4)}, {"y": ("n", 4)}, {"y": TIGHT}, [Point("opt", {"n": 2})], 2**20,
-        precision=precision, engine_tolerance=tolerance,
-    )  # fmt: skip
+    stated = {precision: tolerance} if tolerance else {}
+    job = Job(declared(stated), [Point("opt", {"n": 2})], 2**20, precision)
     plan = plan_points(job, tmp_path / "model.onnx")
     good = np.ones((2, 4), F32)
     runs = {"torch": [{"y": good}], "exported": [{"y": good}]}
@@ -62,7 +67,7 @@ def test_an_engine_is_held_to_its_own_tolerance_and_nothing_else_is(tmp_path: Pa
     assert engine.why == "off by up to 0.02; the largest value is 1"
     # the wider one is the engine's alone
     off = {"y": np.full((2, 4), 1.005, F32)}
-    job = Job({}, {"y": ("n", 4)}, {"y": TIGHT}, [], 0, precision="fp16", engine_tolerance=WIDE)
+    job = Job(declared({"fp16": WIDE}), [], 0, precision="fp16")
     (result,) = judge("torch", "exported", {"y": np.ones((2, 4), F32)}, off, job.tolerances("e"))
     assert not result.passed
     assert job.tolerances("engine") == job.tolerances("engine-a") == {"y": WIDE}
@@ -86,10 +91,7 @@ def test_without_one_it_is_held_to_the_others_and_the_error_is_told(tmp_path: Pa
 def test_integers_have_no_tolerance_to_state(tmp_path: Path) -> None:
     """An argmax in fp16: other labels where two values tie."""
     onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")
-    job = Job(
-        {"x": (N, 4)}, {"y": ("n", 4)}, {"y": TIGHT}, [Point(p, {"n": 2}) for p in ("a", "b")],
-        2**20, precision="fp16",
-    )  # fmt: skip
+    job = Job(declared({}), [Point(p, {"n": 2}) for p in ("a", "b")], 2**20, precision="fp16")
     plan = plan_points(job, tmp_path / "model.onnx")
     labels = np.zeros((2, 4), np.int64)
     other = labels.copy()
@@ -98,7 +100,8 @@ def test_integers_have_no_tolerance_to_state(tmp_path: Path) -> None:
     info = conclude(plan, runs, [("torch", "half")], job)
     assert failures(info)[0].startswith("y of half against torch at a (n=2): 1 of 8 int64 values")
     assert "differing=0.001" in failures(info)[0] and "state one" not in failures(info)[0]
-    stated = dataclasses.replace(job, engine_tolerance=Tolerance(1e-2, 1e-2, "ties", 0.1))
+    ties = declared({"fp16": Tolerance(1e-2, 1e-2, "ties", 0.1)})
+    stated = dataclasses.replace(job, interface=ties)
     assert conclude(plan, runs, [("torch", "half")], stated).passed is False  # 1 of 8
     runs["half"] = [{"y": np.tile(other, (1, 2))}] * 2
     runs["torch"] = [{"y": np.tile(labels, (1, 2))}] * 2
@@ -135,11 +138,13 @@ def test_what_is_given_goes_before_what_the_spec_states(tmp_path: Path) -> None:
     spec = dataclasses.replace(tiny.conv(), engine_tolerance=stated)
     config = Config(spec, out=tmp_path / "a", precision="tf32", engine_tolerance=WIDE)
     manifest = run_export(config).manifest
-    assert manifest.engine_tolerance["fp16"] == ToleranceInfo(1e-5, 1e-6, TIGHT.why)
-    assert engine_tolerance_of(manifest) == WIDE
-    assert engine_tolerance_of(dataclasses.replace(manifest, precision="fp32")) is None
+    assert manifest.interface.engine_tolerance["fp16"] == Tolerance(1e-5, 1e-6, TIGHT.why)
+    assert manifest.engine_tolerances() == {"y": WIDE}
+    plain = dataclasses.replace(manifest, precision="fp32")
+    assert plain.engine_tolerances() == plain.tolerances() == {"y": spec.tolerance}
     # when a conversion takes an artifact up again, the spec's are the ones that hold
-    assert engine_tolerance_of(with_tolerances(manifest, spec)) == TIGHT
+    again = manifest.interface.with_tolerances(spec.interface)
+    assert again.engine_tolerances("tf32") == {"y": TIGHT}
 
 
 def test_verify_writes_it_down(artifact: Path, cli: Any) -> None:
@@ -147,9 +152,9 @@ def test_verify_writes_it_down(artifact: Path, cli: Any) -> None:
     code, out, err = cli("verify", artifact, "--engine-tolerance", "1e-2,1e-3")
     assert code == 0, err
     manifest = Artifact.open(artifact).manifest
-    assert manifest.engine_tolerance == {"fp32": ToleranceInfo(1e-2, 1e-3, said)}
+    assert manifest.interface.engine_tolerance == {"fp32": Tolerance(1e-2, 1e-3, said)}
     assert f"tolerance of the engine: rtol 0.01 or atol 0.001 ({said})" in out
     assert manifest.keys == {}  # the next conversion holds it to the spec's again
-    assert run_verify(artifact).manifest.engine_tolerance == manifest.engine_tolerance
+    assert run_verify(artifact).manifest.interface == manifest.interface
     code, _, err = cli("verify", artifact, "--engine-tolerance", "2,1e-3")
     assert code == 2 and "rtol=2.0: 1 or more passes anything" in err

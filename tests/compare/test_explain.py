@@ -90,5 +90,5 @@ def test_sizes_that_only_the_model_refuses_are_told(tmp_path: Path) -> None:
 def test_and_are_kept_where_the_dim_may_be_narrowed(tmp_path: Path) -> None:
     report = run(Config(spec(Particular, refine_dims=True), out=tmp_path / "a"))
     assert report.ok
-    (h, w) = report.manifest.dims
+    (h, w) = report.manifest.interface.dims.values()
     assert (h.min, h.max, h.multiple_of, w.multiple_of) == (16, 64, 8, 1)

@@ -19,7 +19,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch.nn import functional as F
 
-from pipeline.artifact.manifest import PassInfo, RewriteInfo, RewrittenNode
+from pipeline.artifact.manifest import RewriteInfo
 from pipeline.compare.divergence.fingerprints import PLACES, Print, onnx_prints
 from pipeline.compare.divergence.locate import locate
 from pipeline.compare.run_names import EXPORTED, REWRITTEN, TORCH
@@ -287,14 +287,7 @@ def test_pass_that_went_wrong_is_named(tmp_path: Path) -> None:
         node.op_type = "Add"
 
     change(other, break_it)
-    passes = tuple(
-        PassInfo(
-            p.name, p.needed, "", tuple(RewrittenNode(c.node, c.op, c.detail) for c in p.rewritten),
-            (),
-        )
-        for p in done.passes
-    )  # fmt: skip
-    record = RewriteInfo(passes, (), done.nodes_before, done.nodes_after)
+    record = RewriteInfo(done.passes, (), done.nodes_before, done.nodes_after)
     told = locate((EXPORTED, REWRITTEN), feed_at(21, 25), path, other, rewrite=record)
     assert told.startswith("first apart: ")
     assert "from module middle.norm at " in told

@@ -20,13 +20,21 @@ from pipeline.compare.runners import run_torch
 from pipeline.convert.driver import run
 from pipeline.graph.session import run_onnx
 from pipeline.spec.config import Config
-from pipeline.spec.dims import Dim, Size
+from pipeline.spec.dims import Dim, Size, read_size
+from pipeline.spec.interface import Interface
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 from pipeline.spec.tensors import Feed
 
 B = Dim("b", 1, 4, 8)
 S = Dim("s", 1, 4, 16)
 X = Input("x", (B, 4))
+
+
+def declared(*outputs: str, rules: tuple[str, ...] = ()) -> Interface:
+    """X, and outputs of its shape."""
+    return Interface((X,), tuple(Output(name, (B, 4)) for name in outputs), rules)
+
+
 TOLERANCE = {"y": Tolerance(1e-4, 1e-5, "test"), "z": Tolerance(1e-4, 1e-5, "test")}
 SAME = "the same sample in every row gives other rows"
 OTHERS = "a row changes with the samples in the other rows"
@@ -60,7 +68,7 @@ def graph(text: str) -> onnx.ModelProto:
 def test_what_is_found(tmp_path: Path, text: str) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(graph(text), path)
-    batch = find_batch([X], {"y": ("b", 4)})
+    batch = find_batch(declared("y"))
     assert batch is not None
     found = check_rows("exported", partial(run_onnx, path), batch, {"b": 4}, 2, TOLERANCE)
     assert set(found.against) == {(part, "y") for part in GRAPHS[text]}
@@ -76,7 +84,7 @@ def test_what_is_found(tmp_path: Path, text: str) -> None:
 
 def test_rows_of_nan_stand_for_themselves() -> None:
     """What sign a NaN has, and so its bits, is up to how ONNX Runtime makes it."""
-    batch = find_batch([X], {"y": ("b", 4)})
+    batch = find_batch(declared("y"))
     assert batch is not None
 
     def nans(feeds: Sequence[Feed]) -> Iterator[Feed]:
@@ -91,7 +99,7 @@ def test_rows_of_nan_stand_for_themselves() -> None:
 def test_a_run_that_fails_is_a_fault(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(graph("shape = Constant<value_ints=[1, 4]>()  y = Reshape(x, shape)"), path)
-    batch = find_batch([X], {"y": ("b", 4)})
+    batch = find_batch(declared("y"))
     assert batch is not None
     info = check_rows("rewritten", partial(run_onnx, path), batch, {"b": 4}, None, TOLERANCE).info
     assert not info.passed
@@ -117,7 +125,12 @@ def test_a_run_that_fails_is_a_fault(tmp_path: Path) -> None:
 def test_which_dim_counts_the_rows(
     inputs: list[Input], outputs: dict[str, tuple[Size | str, ...]], rows: set[str] | None
 ) -> None:
-    batch = find_batch(inputs, outputs)
+    dims = {"b": B, "s": S}
+    found = tuple(
+        Output(name, tuple(read_size(size, dims) for size in shape))
+        for name, shape in outputs.items()
+    )
+    batch = find_batch(Interface(tuple(inputs), found))
     assert (batch.rows if batch else None) == rows
     assert batch is None or batch.dim == B
 
@@ -134,22 +147,22 @@ def test_which_dim_counts_the_rows(
     ],
 )
 def test_how_many_rows(low: int, near: int, high: int, found: Any) -> None:
-    batch = Batch(B, (X,), frozenset({"x", "y"}))
+    batch = Batch(B, declared("y"), frozenset({"x", "y"}))
     got = batch.at({"b": 1, "s": 3}, low, near, high)
     assert got == (None if found is None else ({"b": found[0], "s": 3}, found[1]))
 
 
 def test_rows_keep_the_rules() -> None:
-    batch = Batch(B, (X,), frozenset({"x"}), ("b*s <= 12",))
+    batch = Batch(B, declared(rules=("b*s <= 12",)), frozenset({"x"}))
     assert batch.at({"b": 1, "s": 3}, 1, 4, 8) == ({"b": 4, "s": 3}, 1)
     assert batch.at({"b": 1, "s": 4}, 1, 4, 8) == ({"b": 2, "s": 4}, 1)
     assert batch.at({"b": 1, "s": 12}, 1, 4, 8) is None
-    six = Batch(Dim("b", 6, 6, 18, multiple_of=6), (X,), frozenset({"x"}))
+    six = Batch(Dim("b", 6, 6, 18, multiple_of=6), declared(), frozenset({"x"}))
     assert six.at({"b": 6}, 6, 6, 18) == ({"b": 12}, 6)
 
 
 def test_the_cheapest_sizes_within_the_memory() -> None:
-    batch = Batch(B, (X,), frozenset({"x"}))
+    batch = Batch(B, declared(), frozenset({"x"}))
     points = [
         PointInfo("opt", {"b": 4, "s": 4}, True, "", 400, ()),
         PointInfo("min", {"b": 1, "s": 1}, True, "", 50, ()),
@@ -176,7 +189,7 @@ def test_what_the_model_means_is_told_and_no_fault(tmp_path: Path, with_torch: b
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x - x.mean(0, keepdim=True)
 
-    batch = find_batch([X], {"y": ("b", 4)})
+    batch = find_batch(declared("y"))
     assert batch is not None
     judge = partial(run_torch, Mean(), ["y"]) if with_torch else None
     runs = models(tmp_path, exported=MEAN, rewritten=MEAN)
@@ -190,7 +203,7 @@ def test_what_the_model_means_is_told_and_no_fault(tmp_path: Path, with_torch: b
 def test_torch_goes_before_what_was_exported(tmp_path: Path) -> None:
     import torch
 
-    batch = find_batch([X], {"y": ("b", 4)})
+    batch = find_batch(declared("y"))
     assert batch is not None
     judge = partial(run_torch, torch.nn.Tanh(), ["y"])
     runs = models(tmp_path, exported=MEAN, rewritten=MEAN)
@@ -200,7 +213,7 @@ def test_torch_goes_before_what_was_exported(tmp_path: Path) -> None:
 
 
 def test_a_rewrite_that_mixes_rows(tmp_path: Path) -> None:
-    batch = find_batch([X], {"y": ("b", 4)})
+    batch = find_batch(declared("y"))
     assert batch is not None
     runs = models(tmp_path, exported=PLAIN, rewritten=MEAN)
     (exported, rewritten), forgiven = check_models(batch, {"b": 2}, 1, runs, None, TOLERANCE)
@@ -214,7 +227,7 @@ def test_a_rewrite_that_mixes_rows(tmp_path: Path) -> None:
 
 
 def test_what_is_meant_in_one_output_is_a_fault_in_another() -> None:
-    batch = find_batch([X], {"y": ("b", 4), "centred": ("b", 4)})
+    batch = find_batch(declared("y", "centred"))
     assert batch is not None
 
     def meant(feeds: Sequence[Feed]) -> Iterator[Feed]:

@@ -19,9 +19,11 @@ from pipeline.convert.driver import quiet
 from pipeline.errors import CompareError, PipelineError
 from pipeline.graph.session import run_onnx
 from pipeline.machine.resources import Stopwatch
-from pipeline.spec.dims import Dim
+from pipeline.spec.dims import Dim, read_size
+from pipeline.spec.interface import Interface
 from pipeline.spec.model import Tolerance
 from pipeline.spec.profiles import Point, Profile
+from pipeline.spec.tensors import Input, Output
 
 TOLERANCE = Tolerance(1e-3, 1e-4, "test")
 F32 = np.float32
@@ -129,7 +131,16 @@ def model(tmp_path: Path) -> Path:
 
 
 def job(limit: int = 2**20, outputs: Any = None, points: Any = None) -> Job:
-    return Job({"x": (N, 4)}, outputs or {"y": ("n", 4)}, TOLERANCE, points or POINTS, limit)
+    shapes = outputs or {"y": ("n", 4)}
+    declared = Interface(
+        (Input("x", (N, 4)),),
+        tuple(
+            Output(name, tuple(read_size(size, {"n": N}) for size in shape))
+            for name, shape in shapes.items()
+        ),
+        tolerance=TOLERANCE,
+    )
+    return Job(declared, points or POINTS, limit)
 
 
 def test_points_over_the_limit_are_left_out_with_the_estimate(model: Path) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 import onnx
 import pytest
 import tiny
-from helpers import perturb, refinish
+from helpers import perturb, redeclare, refinish
 from on_gpu import save_net
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.manifest import ComparisonInfo, Manifest, ToleranceInfo
+from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.artifact.stored import stored_points
 from pipeline.commands.report import report_text
 from pipeline.compare import runners as compare
@@ -25,6 +25,8 @@ from pipeline.compare.runners import failures
 from pipeline.convert.driver import Report, run, run_build, run_rewrite, run_verify
 from pipeline.errors import ArtifactError, CompareError, InputError
 from pipeline.spec.config import Config
+from pipeline.spec.dims import read_size
+from pipeline.spec.tensors import Tolerance
 
 
 def compared(manifest: Manifest) -> ComparisonInfo:
@@ -218,14 +220,18 @@ class TestAgainst:
         assert len(report.regressions) == 7
 
     def test_narrowed_dims(self, artifact: Path, converted: Report) -> None:
-        dims = Artifact.open(artifact).manifest.dims
-        narrow = (dataclasses.replace(dims[0], max=30), dims[1])
+        declared = Artifact.open(artifact).manifest.interface
+        narrow = {"h": dataclasses.replace(declared.dims["h"], max=30), "w": declared.dims["w"]}
+        inputs = tuple(
+            dataclasses.replace(i, shape=tuple(read_size(size, narrow) for size in i.shape))
+            for i in declared.inputs
+        )
         profiles = tuple(
             dataclasses.replace(p, ranges={**p.ranges, "h": (5, 18, 30)})
-            for p in Artifact.open(artifact).manifest.profiles
+            for p in Artifact.open(artifact).manifest.interface.profiles
         )
         shutil.rmtree(artifact / "comparison")
-        refinish(artifact, dims=narrow, profiles=profiles)
+        redeclare(artifact, inputs=inputs, profiles=profiles)
         with pytest.MonkeyPatch.context() as patch:
             from pipeline.models import MODELS
 
@@ -240,9 +246,9 @@ class TestAgainst:
     def test_narrower_profile(self, artifact: Path, converted: Report) -> None:
         profiles = tuple(
             dataclasses.replace(p, ranges={**p.ranges, "h": (5, 18, 30)})
-            for p in Artifact.open(artifact).manifest.profiles
+            for p in Artifact.open(artifact).manifest.interface.profiles
         )
-        refinish(artifact, profiles=profiles)
+        redeclare(artifact, profiles=profiles)
         lines = run_verify(artifact, against=converted.path).regressions
         assert lines == ["profile default: no profile allows its max h=40,w=40 any more"]
 
@@ -262,7 +268,7 @@ class TestAgainst:
         assert lines[0].startswith("inputs: x was ")
 
     def test_widened_tolerance(self, artifact: Path, converted: Report) -> None:
-        refinish(artifact, tolerance=ToleranceInfo(1e-2, 1e-5, "easier"))
+        redeclare(artifact, tolerance=Tolerance(1e-2, 1e-5, "easier"))
         report = run_verify(artifact, against=converted.path)
         assert compared(report.manifest).passed
         (line,) = report.regressions

@@ -26,7 +26,7 @@ from pipeline.errors import (
 from pipeline.machine.gpu import why_not
 from pipeline.machine.target import TARGETS, installed_version
 from pipeline.spec.config import Config
-from pipeline.spec.dims import Dim
+from pipeline.spec.dims import Dim, shape_texts
 from pipeline.spec.model import Input, Output
 from pipeline.spec.profiles import Profile
 
@@ -48,8 +48,10 @@ def test_report_is_what_stands_on_the_disk(converted: Report) -> None:
     assert [stage.name for stage in manifest.stages] == ["export", "rewrite", "build", "compare"]
     assert {"engine.plan", "model.onnx", "exported.onnx", "reproduce.sh"} <= set(manifest.files)
     assert manifest.versions["tensorrt_rtx"] == manifest.target.version == installed_version(RTX)
-    assert manifest.profiles[0].ranges == {"h": (5, 18, 40), "w": (5, 22, 40)}
-    assert [(t.name, t.shape) for t in manifest.outputs] == [("y", (1, 4, "h", "w"))]
+    assert manifest.interface.profiles[0].ranges == {"h": (5, 18, 40), "w": (5, 22, 40)}
+    assert [(t.name, shape_texts(t.shape)) for t in manifest.interface.outputs] == [
+        ("y", (1, 4, "h", "w"))
+    ]
     assert manifest.export is not None
     for name in ("h", "w"):
         assert "x axis" in manifest.export.dynamic[name]
@@ -101,7 +103,7 @@ def test_several_profiles(tmp_path: Path) -> None:
     profiles = (Profile("small", {"h": (5, 8, 12), "w": (5, 8, 12)}), Profile("large"))
     report = run(Config(tiny.conv(profiles=profiles), out=tmp_path / "a"))
     manifest = report.manifest
-    assert [p.name for p in manifest.profiles] == ["small", "large"]
+    assert [p.name for p in manifest.interface.profiles] == ["small", "large"]
     labels = [p.label for p in compared(manifest).points]
     assert "small: max" in labels
     assert "large: max" in labels
@@ -200,7 +202,7 @@ def test_integer_and_bool_outputs(tmp_path: Path) -> None:
         outputs=(Output("n"), Output("b")),
     )
     report = run(Config(spec, out=tmp_path / "a"))
-    assert [t.dtype for t in report.manifest.outputs] == ["int64", "bool"]
+    assert [t.dtype for t in report.manifest.interface.outputs] == ["int64", "bool"]
     assert report.ok
 
 
@@ -257,7 +259,7 @@ def test_narrowed_dims_reach_profiles_and_engine(tmp_path: Path) -> None:
         run(Config(spec, out=tmp_path / "a"))
     spec = dataclasses.replace(spec, refine_dims=True, key="halves")
     report = run(Config(spec, out=tmp_path / "a"))
-    assert report.manifest.dims[0].multiple_of == 2
+    assert report.manifest.interface.dims["h"].multiple_of == 2
     assert report.manifest.export is not None
     assert report.manifest.export.refinements
     assert all(p.sizes["h"] % 2 == 0 for p in compared(report.manifest).points)

@@ -25,6 +25,7 @@ from pipeline.errors import (
 )
 from pipeline.graph.session import run_onnx
 from pipeline.spec.config import Config
+from pipeline.spec.dims import shape_texts
 
 
 class Heard(list[str]):
@@ -82,7 +83,8 @@ class TestReuse:
     def test_option(self, artifact: Path) -> None:
         report, heard = again(artifact, options={"channels": 2})
         assert heard.stages == ["export", "rewrite", "build", "compare"]
-        assert report.manifest.outputs[0].shape == (1, 2, "h", "w")
+        (output,) = report.manifest.interface.outputs
+        assert shape_texts(output.shape) == (1, 2, "h", "w")
         assert report.manifest.model.options == {"channels": 2}
 
     def test_weights(self, artifact: Path, tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ class TestReuse:
         report, heard = again(artifact, profiles=("h=8:16:24",))
         assert heard.stages == ["build", "compare"]
         assert (artifact / "exported.onnx").read_bytes() == exported
-        (profile,) = report.manifest.profiles
+        (profile,) = report.manifest.interface.profiles
         assert profile.ranges == {"h": (8, 16, 24), "w": (5, 22, 40)}
         assert {p.sizes["h"] for p in compared(report.manifest).points} <= set(range(8, 25))
         assert [s.name for s in report.manifest.stages] == ["export", "rewrite", "build", "compare"]
@@ -126,8 +128,8 @@ class TestReuse:
     def test_tolerance(self, artifact: Path) -> None:
         report, heard = again(artifact, model="loose")
         assert heard.stages == ["compare"]
-        assert report.manifest.tolerance.rtol == 1e-3
-        assert report.manifest.tolerance.why == "wider"
+        assert report.manifest.interface.tolerance.rtol == 1e-3
+        assert report.manifest.interface.tolerance.why == "wider"
 
     def test_target(self, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(driver, "require", lambda _: "8.6.0")  # so that it gets to the stages

@@ -12,7 +12,7 @@ import pytest
 from helpers import files_under, refinish
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.declared import dims_of, inputs_of, profiles_of, tolerances_of
+from pipeline.artifact.manifest import Manifest
 from pipeline.convert import stages
 from pipeline.convert.driver import Report, run_rewrite
 from pipeline.errors import ArtifactError, RewriteError
@@ -116,22 +116,24 @@ def test_declared_is_what_the_spec_had(converted: Report) -> None:
     import tiny
 
     spec, manifest = tiny.conv(), converted.manifest
-    assert dims_of(manifest) == spec.dims
-    assert inputs_of(manifest) == spec.inputs
-    assert set(tolerances_of(manifest).values()) == {spec.tolerance}
-    (profile,) = profiles_of(manifest)
+    assert manifest.interface.dims == spec.dims
+    assert manifest.interface.inputs == spec.inputs
+    assert set(manifest.tolerances().values()) == {spec.tolerance}
+    (profile,) = manifest.interface.profiles
     assert profile.resolve(spec.dims) == profile
 
 
 def test_integer_inputs_keep_their_range(converted: Report) -> None:
     manifest = converted.manifest
-    declared = dataclasses.replace(manifest.inputs[0], dtype="int64", low=0, high=9)
-    (back,) = inputs_of(dataclasses.replace(manifest, inputs=(declared,)))
+    declared = dataclasses.replace(manifest.interface.inputs[0], dtype="int64", low=0, high=9)
+    interface = dataclasses.replace(manifest.interface, inputs=(declared,))
+    text = dataclasses.replace(manifest, interface=interface).to_json()
+    (back,) = Manifest.from_json(text).interface.inputs
     values = back.sample({"h": 8, "w": 8}, 0)
     assert values.dtype == "int64"
     assert values.min() >= 0
     assert values.max() == 8
-    assert dims_of(manifest)["h"] == Dim("h", 5, 18, 40)
+    assert manifest.interface.dims["h"] == Dim("h", 5, 18, 40)
 
 
 def test_stages_are_measured(converted: Report) -> None:

@@ -54,7 +54,7 @@ def test_the_foreign_model_converts_as_it_stands(foreign: Callable[[], Done]) ->
     assert done.code == 0, done.errors
     (place,) = (done.folder / "artifacts").iterdir()
     manifest = Artifact.open(place).manifest
-    assert {d.name: (d.min, d.max) for d in manifest.dims} == {
+    assert {d.name: (d.min, d.max) for d in manifest.interface.dims.values()} == {
         "batch": (1, 16), "h": (64, 320), "w": (64, 320),
     }  # fmt: skip
     assert manifest.comparison is not None and manifest.comparison.passed

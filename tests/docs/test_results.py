@@ -198,6 +198,22 @@ def test_a_record_keeps_what_proves_something() -> None:
     assert own["command"] == "pipeline verify m"
 
 
+def test_the_same_facts_of_schema_5_make_the_same_record() -> None:
+    """There, what is declared stands in ``interface``."""
+    older = manifest()
+    moved = (
+        "dims", "inputs", "outputs", "rules", "padding", "profiles", "tolerance",
+        "engine_tolerance",
+    )  # fmt: skip
+    newer = {key: value for key, value in older.items() if key not in moved}
+    newer |= {"schema": 5, "interface": {key: older[key] for key in moved}}
+    record = verified_record.record_of(newer)
+    assert record["manifest"].pop("schema") == 5
+    want = verified_record.record_of(older)
+    want["manifest"].pop("schema")
+    assert record == want
+
+
 def written(place: Path, content: Record) -> Path:
     place.write_text(json.dumps(content))
     return place
@@ -220,7 +236,7 @@ def test_a_manifest_that_is_no_evidence_is_refused(
     assert verified_record.main() == 1
     said = capsys.readouterr().err
     assert f"{edited}: was changed after it was written" in said
-    assert f"{older}: not a manifest of schema 3, 4" in said
+    assert f"{older}: not a manifest of schema 3, 4, 5" in said
     assert "m: not done yet: comparison" in said
     assert "passed: the comparison failed" in said
     assert "none.json: cannot be read as JSON" in said

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from pipeline.errors import ExportError
-from pipeline.export.export import Exported, export, reference
+from pipeline.export.export import export, reference
+from pipeline.export.exported import Exported
 from pipeline.export.padding import PaddedModule, add_padding, crop_factor, factors, outer_size
 from pipeline.spec.dims import Dim, evaluate
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance, inner_inputs

@@ -16,7 +16,8 @@ from onnx import numpy_helper
 from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
 from pipeline.errors import InputError
-from pipeline.export.export import Exported, export
+from pipeline.export.export import export
+from pipeline.export.exported import Exported
 from pipeline.export.module import built
 from pipeline.export.tolerance import with_tolerance
 from pipeline.spec.dims import Dim

@@ -22,6 +22,7 @@ from pipeline.convert.driver import run
 from pipeline.errors import InputError
 from pipeline.models.linear import linear, save_linear
 from pipeline.spec.config import Config
+from pipeline.spec.dims import shape_texts
 from pipeline.spec.model import Tolerance
 
 BATCHES = (1, 2, 33, 64)
@@ -75,11 +76,11 @@ def test_naive_onnx_of_a_saved_program_has_lost_its_range(tmp_path: Path) -> Non
 def whole_range(artifact: Artifact, layer: torch.nn.Module) -> None:
     """The manifest shows every batch, and the model in the artifact does as the layer."""
     manifest = artifact.manifest
-    (dim,) = manifest.dims
+    (dim,) = manifest.interface.dims.values()
     assert (dim.min, dim.max, dim.multiple_of) == (1, 64, 1)
-    assert [list(i.shape) for i in manifest.inputs] == [[dim.name, 64]]
-    assert [list(o.shape) for o in manifest.outputs] == [[dim.name, 32]]
-    (profile,) = manifest.profiles
+    assert [list(shape_texts(i.shape)) for i in manifest.interface.inputs] == [[dim.name, 64]]
+    assert [list(shape_texts(o.shape)) for o in manifest.interface.outputs] == [[dim.name, 32]]
+    (profile,) = manifest.interface.profiles
     assert profile.ranges == {dim.name: (1, 8, 64)}
     comparison = manifest.comparison
     assert comparison is not None and comparison.passed

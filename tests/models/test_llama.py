@@ -26,6 +26,7 @@ from pipeline.errors import InputError
 from pipeline.machine.target import TARGETS
 from pipeline.models.llama import llama
 from pipeline.passes import DEFAULT_PASSES
+from pipeline.spec.dims import shape_texts
 
 pytestmark = pytest.mark.slow
 
@@ -42,18 +43,18 @@ def session() -> onnxruntime.InferenceSession:
 
 def test_manifest_says_what_was_done() -> None:
     manifest = artifact().manifest
-    assert {d.name: (d.min, d.max) for d in manifest.dims} == {
+    assert {d.name: (d.min, d.max) for d in manifest.interface.dims.values()} == {
         "batch": (1, 10),
         "seq": (1, 128),
         "past": (0, 127),
     }
-    shapes = {i.name: list(i.shape) for i in manifest.inputs}
+    shapes = {i.name: list(shape_texts(i.shape)) for i in manifest.interface.inputs}
     assert shapes["attention_mask"] == ["batch", "past + seq"]
     assert shapes["past_1_value"] == ["batch", 2, "past", 32]
-    outputs = {o.name: list(o.shape) for o in manifest.outputs}
+    outputs = {o.name: list(shape_texts(o.shape)) for o in manifest.interface.outputs}
     assert outputs["logits"] == ["batch", "seq", 1000]
     assert outputs["present_1_value"] == ["batch", 2, "past + seq", 32]
-    prefill, decode = manifest.profiles
+    prefill, decode = manifest.interface.profiles
     assert prefill.ranges == {"batch": (1, 1, 10), "seq": (1, 32, 128), "past": (0, 64, 127)}
     assert decode.ranges == {"batch": (1, 1, 10), "seq": (1, 1, 1), "past": (1, 64, 127)}
     comparison = manifest.comparison

@@ -24,6 +24,7 @@ from pipeline.export.export import reference
 from pipeline.graph.memory import Estimator
 from pipeline.graph.session import run_onnx
 from pipeline.models.raft import raft, raft_small
+from pipeline.spec.dims import shape_texts
 from pipeline.spec.model import ModelSpec
 
 pytestmark = pytest.mark.slow
@@ -75,13 +76,13 @@ def wanted(module: torch.nn.Module, feed: Feed) -> Feed:
 
 def test_manifest_says_what_was_done(artifact: Artifact) -> None:
     manifest = artifact.manifest
-    assert {d.name: (d.min, d.max, d.multiple_of) for d in manifest.dims} == {
+    assert {d.name: (d.min, d.max, d.multiple_of) for d in manifest.interface.dims.values()} == {
         "h": (135, 2160, 1),
         "w": (135, 3840, 1),
     }
-    (profile,) = manifest.profiles
+    (profile,) = manifest.interface.profiles
     assert profile.ranges == {"h": (135, 440, 2160), "w": (135, 1024, 3840)}
-    assert [list(o.shape) for o in manifest.outputs] == [[1, 2, "h", "w"]]
+    assert [list(shape_texts(o.shape)) for o in manifest.interface.outputs] == [[1, 2, "h", "w"]]
     assert manifest.export is not None and manifest.export.opset == 18
     assert manifest.versions["torch"] and manifest.target.version
     assert manifest.engine_compared or manifest.engine_compared_why

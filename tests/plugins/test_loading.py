@@ -29,7 +29,9 @@ from pipeline.plugins.loading import (
     provided_ops,
 )
 from pipeline.spec.dims import Dim
+from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Profile
+from pipeline.spec.tensors import Input
 
 RTX, OLD = TARGETS["rtx-1.7"], TARGETS["tensorrt-8.6"]
 TWICE = str(Path(__file__).parents[1] / "support" / "twice_plugin.py")
@@ -49,10 +51,10 @@ def saved(tmp_path: Path, text: str, domain: str = "any", op: str = "Foo") -> Pa
 
 
 def built(path: Path, *plugins: object) -> Built:
+    declared = Interface((Input("x", (1, H)),), profiles=(Profile("all").resolve({"h": H}),))
     return build(
-        path, path.with_name("engine.plan"), RTX, {"x": (1, H)},
-        [Profile("all").resolve({"h": H})], plugins=[str(p) for p in plugins],
-    )  # fmt: skip
+        path, path.with_name("engine.plan"), RTX, declared, plugins=[str(p) for p in plugins]
+    )
 
 
 def python_plugin(tmp_path: Path, text: str) -> Path:
@@ -299,8 +301,9 @@ def test_own_plugin_goes_before_its_body(tmp_path: Path) -> None:
         shapes[f"level_{n}"] = (1, *small, 64)
 
     def layers(*plugins: str) -> tuple[int, tuple[str, ...]]:
-        profiles = [Profile("all").resolve(dims)]
-        done = build(path, tmp_path / "p", RTX, shapes, profiles, plugins=plugins)
+        inputs = tuple(Input(name, shape) for name, shape in shapes.items())
+        declared = Interface(inputs, profiles=(Profile("all").resolve(dims),))
+        done = build(path, tmp_path / "p", RTX, declared, plugins=plugins)
         return done.layers, done.plugins
 
     with pytest.raises(BuildError, match="it is the pipeline's own: --plugin correlation_lookup"):

@@ -21,14 +21,16 @@ from helpers import HERE, refinish
 
 import pipeline
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.manifest import DimInfo, InputInfo, Manifest, ProfileInfo, TensorInfo
 from pipeline.errors import ArtifactError, EngineError, InputError, OutOfMemory, TargetMissing
 from pipeline.machine.gpu import Gpu, find_gpu
 from pipeline.runtime import trust as _trust
 from pipeline.runtime.arrays import Port, device_view, host_array, named_inputs, stream_handle
 from pipeline.runtime.pool import ALIGN, DIRTY, QUIET, Lease, Pool, block_size
 from pipeline.runtime.sizes import Sizes, best_profile
+from pipeline.spec.dims import Dim, DimExpr
+from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Profile
+from pipeline.spec.tensors import Input, Output
 
 F32, I32, I64 = (np.dtype(name) for name in ("float32", "int32", "int64"))
 X = Port("x", F32, F32)
@@ -111,7 +113,7 @@ def test_damaged_plans(artifact: Path, damage: Any, words: str) -> None:
 
 def test_edited_manifest(artifact: Path) -> None:
     name = artifact / "manifest.json"
-    name.write_text(name.read_text().replace('"h"', '"q"', 1))
+    name.write_text(name.read_text().replace('"h"', '"q"'))
     with pytest.raises(ArtifactError, match="was changed after it was written"):
         pipeline.load(artifact)
 
@@ -302,26 +304,26 @@ def test_the_profile_that_fits_best() -> None:
 
 
 @pytest.fixture
-def sizes(artifact: Path) -> Sizes:
+def sizes() -> Sizes:
     """h in 16..64 by 8, w in 8..100; y [1, 2*h, w], n [found]."""
-    manifest: Manifest = dataclasses.replace(
-        Artifact.open(artifact).manifest,
-        dims=(DimInfo("h", 16, 32, 64, 8), DimInfo("w", 8, 32, 100, 1)),
+    dims = {"h": Dim("h", 16, 32, 64, 8), "w": Dim("w", 8, 32, 100, 1)}
+    h, w = dims.values()
+    declared = Interface(
         inputs=(
-            InputInfo("x", "float32", (1, "h", "w"), -1.0, 1.0),
-            InputInfo("half", "int64", ("h//2",), 0.0, 9.0),
+            Input("x", (1, h, w), "float32", -1.0, 1.0),
+            Input("half", (h // 2,), "int64", 0.0, 9.0),
         ),
         outputs=(
-            TensorInfo("y", "float32", (1, "2*h", "w")),
-            TensorInfo("n", "int64", (1, "found")),
+            Output("y", (1, 2 * h, w), dtype="float32"),
+            Output("n", (1, DimExpr("found")), dtype="int64"),
         ),
         rules=("h + w <= 120",),
         profiles=(
-            ProfileInfo("low", {"h": (16, 16, 32), "w": (8, 8, 32)}),
-            ProfileInfo("high", {"h": (16, 48, 64), "w": (8, 64, 100)}),
+            Profile("low", {"h": (16, 16, 32), "w": (8, 8, 32)}),
+            Profile("high", {"h": (16, 48, 64), "w": (8, 64, 100)}),
         ),
     )
-    return Sizes(manifest)
+    return Sizes(declared)
 
 
 def test_sizes_are_solved_in_the_dims_names(sizes: Sizes) -> None:
@@ -331,7 +333,7 @@ def test_sizes_are_solved_in_the_dims_names(sizes: Sizes) -> None:
         ((2, 24, 50), (12,), "x axis 0: size 2, expected 1"),
         ((1, 72, 50), (36,), r"x axis 1: h=72 is outside 16\.\.64"),
         ((1, 25, 50), (12,), "x axis 1: h=25 is not a multiple of 8; next ones: 24, 32"),
-        ((1, 24, 50), (13,), "half axis 0: size 13, expected h//2 = 12 with h=24"),
+        ((1, 24, 50), (13,), "half axis 0: size 13, expected h // 2 = 12 with h=24"),
         ((1, 64, 90), (32,), r"h \+ w <= 120 does not hold at h=64, w=90"),
     ]
     for x, half, words in bad:

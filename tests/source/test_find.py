@@ -15,12 +15,13 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.errors import InputError
 from pipeline.source.find import find_factory, find_source, name_for
 from pipeline.spec.config import Config
+from pipeline.spec.dims import shape_texts
 from pipeline.spec.model import Input, ModelSpec
 
 NETS = '''
 import torch
 from pipeline.spec.model import Input, ModelSpec
-from pipeline.spec.dims import Dim
+from pipeline.spec.dims import shape_texts, Dim
 
 
 def net(channels=4, kind="plain"):
@@ -92,9 +93,9 @@ def test_a_module_of_ones_own(cli: Run, nets: Path, form: str) -> None:
     assert code == 0, errors
     manifest = Artifact.open(nets.parent / "a").manifest
     assert manifest.model.source == form
-    assert [list(i.shape) for i in manifest.inputs] == [["n", 7]]
-    assert [list(o.shape) for o in manifest.outputs] == [["n", 5]]
-    assert manifest.profiles[0].ranges == {"n": (1, 3, 9)}
+    assert [list(shape_texts(i.shape)) for i in manifest.interface.inputs] == [["n", 7]]
+    assert [list(shape_texts(o.shape)) for o in manifest.interface.outputs] == [["n", 5]]
+    assert manifest.interface.profiles[0].ranges == {"n": (1, 3, 9)}
     assert manifest.comparison is not None and manifest.comparison.passed
     assert "measured" in output
     again = ("convert", form, *LINEAR, "--out", "a", "--option", "out=5")
@@ -111,7 +112,7 @@ def test_dims_are_narrowed_unless_they_are_exact(cli: Run, nets: Path) -> None:
     code, _, errors = cli("export", *words, "--out", "a")
     assert code == 0, errors
     manifest = Artifact.open(nets.parent / "a").manifest
-    assert [(d.name, d.min, d.max, d.multiple_of) for d in manifest.dims] == [
+    assert [(d.name, d.min, d.max, d.multiple_of) for d in manifest.interface.dims.values()] == [
         ("h", 8, 40, 4),
         ("w", 8, 40, 8),
     ]
@@ -128,7 +129,8 @@ def test_a_spec_of_ones_own(cli: Run, nets: Path) -> None:
     code, _, errors = cli("export", "nets_of_a_test.py:spec", "--out", "a", "--option", "size=5")
     assert code == 0, errors
     assert [
-        list(i.shape) for i in Artifact.open(nets.parent / "a", check=False).manifest.inputs
+        list(shape_texts(i.shape))
+        for i in Artifact.open(nets.parent / "a", check=False).manifest.interface.inputs
     ] == [["n", 5]]
 
 

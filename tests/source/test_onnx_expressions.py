@@ -55,7 +55,7 @@ def test_the_profile_and_the_comparison_follow_the_expression(cli: Run, tmp_path
     assert code == 0, errors
     assert "mask: float32 [b, past+seq]" in output
     artifact = Artifact.open(tmp_path / "artifacts" / "model")
-    assert [dim.name for dim in artifact.manifest.dims] == ["b", "seq", "past"]
+    assert list(artifact.manifest.interface.dims) == ["b", "seq", "past"]
     assert sizes_in(artifact.model)["mask"] == ["b", "past+seq"]
     assert sizes_in(artifact.model)["key"] == ["b", "past+seq", 4]
     comparison = artifact.manifest.comparison

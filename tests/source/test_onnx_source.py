@@ -14,8 +14,9 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from pipeline.errors import ConstraintError, ExportError, InputError
+from pipeline.export.exported import Exported
 from pipeline.probe.fit import formula
-from pipeline.source.onnx.importing import Imported, import_onnx
+from pipeline.source.onnx.importing import import_onnx
 from pipeline.source.onnx.spec import onnx_spec
 from pipeline.spec.dims import Dim, evaluate
 
@@ -33,7 +34,7 @@ def written(folder: Path, body: str, opset: int = 18, extra: str = "") -> Path:
     return path
 
 
-def imported(path: Path, *dims: Dim) -> Imported:
+def imported(path: Path, *dims: Dim) -> Exported:
     spec = onnx_spec(path, {dim.name: dim for dim in dims})
     out = path.parent / "artifact"
     out.mkdir(exist_ok=True)

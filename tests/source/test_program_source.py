@@ -193,7 +193,7 @@ def test_a_rule_is_kept_at_every_size_that_is_compared(cli: Run, tmp_path: Path)
     code, _, errors = cli("convert", "a.pt2", "--out", "a")
     assert code == 0, errors
     manifest = Artifact.open(tmp_path / "a").manifest
-    assert manifest.rules in (("x_1 + y_1 <= 20",), ("y_1 + x_1 <= 20",))
+    assert manifest.interface.rules in (("x_1 + y_1 <= 20",), ("y_1 + x_1 <= 20",))
     assert manifest.comparison is not None and manifest.comparison.passed
     compared = [tuple(p.sizes.values()) for p in manifest.comparison.points if p.compared]
     assert len(compared) > 4

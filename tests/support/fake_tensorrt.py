@@ -38,6 +38,10 @@ from pipeline.runtime.device_array import DeviceArray
 from pipeline.runtime.engine import Engine
 from pipeline.runtime.sizes import Sizes
 from pipeline.runtime.state import Runs
+from pipeline.spec.dims import Dim, Size, read_size
+from pipeline.spec.interface import Interface
+from pipeline.spec.profiles import Profile
+from pipeline.spec.tensors import Input, Output
 
 B, W = (0, 2, 8), (0, 8, 64)  # min, opt, max
 PROFILES = (W, (0, 3, 16))  # of w
@@ -292,32 +296,33 @@ def make_engine(
     """
     inputs = {"x": ("b", "w"), "z": ("w",), **({"k": ()} if on_host else {})}
     outputs = {"y": ("b", "w"), "s": ("b",), **({"p": ("n",)} if by_data else {})}
+    dims = {"b": Dim("b", *B), "w": Dim("w", *W)}
+
+    def sizes(shape: tuple[str, ...]) -> tuple[Size, ...]:
+        return tuple(read_size(size, dims) for size in shape)
+
+    declared = Interface(
+        tuple(Input(name, sizes(shape)) for name, shape in inputs.items()),
+        tuple(
+            Output(name, sizes(shape), dtype=dtype if name == "y" else "float32")
+            for name, shape in outputs.items()
+        ),
+        profiles=tuple(Profile(f"p{place}", {"b": B, "w": w}) for place, w in enumerate(PROFILES)),
+    )
     weights = manifest.Weights(None, None, 0)
     made = manifest.Manifest(
         name="m",
         created="",
         model=manifest.ModelInfo("m", {}, weights, {}),
-        dims=(manifest.DimInfo("b", *B, 1), manifest.DimInfo("w", *W, 1)),
-        inputs=tuple(
-            manifest.InputInfo(name, "float32", shape, -1, 1) for name, shape in inputs.items()
-        ),
-        outputs=tuple(
-            manifest.TensorInfo(name, dtype if name == "y" else "float32", shape)
-            for name, shape in outputs.items()
-        ),
-        padding=None,
-        tolerance=None,
+        interface=declared,
         target=manifest.TargetInfo("tensorrt-10", "tensorrt", "10", None),
         precision="fp32",
-        profiles=tuple(
-            manifest.ProfileInfo(f"p{place}", {"b": B, "w": w}) for place, w in enumerate(PROFILES)
-        ),
     )
     tensors = {**dict.fromkeys(inputs, _INPUT), **dict.fromkeys(outputs, _OUTPUT)}
     device = _cuda.Device(0)
     module = tensorrt(cuda, tensors, newer=newer)
     plan = _trt.deserialise(module, b"plan", made, "m", host_code=False)
-    return Engine(made, Runs(plan, Sizes(made), device, graphs))
+    return Engine(made, Runs(plan, Sizes(declared), device, graphs))
 
 
 def expected(x: np.ndarray, z: np.ndarray, k: float = 1.0) -> dict[str, np.ndarray]:

@@ -19,13 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 from pipeline.artifact.artifact import finish
 from pipeline.artifact.manifest import (
     BuildInfo,
-    DimInfo,
-    InputInfo,
     Manifest,
     ModelInfo,
-    ProfileInfo,
     TargetInfo,
-    TensorInfo,
     Weights,
     now,
 )
@@ -33,10 +29,12 @@ from pipeline.build.settings import configure
 from pipeline.machine.gpu import find_gpu
 from pipeline.machine.target import Target, require, use
 from pipeline.runtime.engine import Engine
-from pipeline.spec.dims import Dim, DimExpr, Size
+from pipeline.spec.dims import Dim, DimExpr, Size, read_size
 from pipeline.spec.effort import DEFAULT_EFFORT
 from pipeline.spec.file_names import MODEL, PLAN
+from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Profile
+from pipeline.spec.tensors import Input, Output
 
 ROOT = Path(__file__).resolve().parents[2]
 Built = Callable[[str], Path]  # the fixtures of conftest.py
@@ -89,6 +87,26 @@ def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProt
     return helper.make_node(op, names, outputs.split(), **attributes)
 
 
+def declared(net: Net, dims: Mapping[str, Dim], profiles: Sequence[Profile]) -> Interface:
+    """What a manifest says of the net's inputs and outputs."""
+
+    def sizes(shape: tuple[int | str, ...]) -> tuple[Size, ...]:
+        return tuple(read_size(size, dims) for size in shape)
+
+    return Interface(
+        tuple(
+            Input(name, sizes(shape), _ELEMENTS[kind], net.low, net.high)
+            for name, (kind, shape) in net.inputs.items()
+        ),
+        tuple(
+            Output(name, sizes(shape), dtype=_ELEMENTS[kind])
+            for name, (kind, shape) in net.outputs.items()
+        ),
+        rules=net.rules,
+        profiles=tuple(profiles),
+    )
+
+
 def pack(net: Net, folder: Path, target: Target) -> Path:
     """Builds the net's engine and leaves an artifact without a comparison."""
     folder.mkdir(parents=True)
@@ -108,21 +126,9 @@ def pack(net: Net, folder: Path, target: Target) -> Path:
             name=folder.name,
             created=now(),
             model=ModelInfo("test", {}, Weights(None, None, None), {}),
-            dims=tuple(DimInfo(d.name, d.min, d.opt, d.max, 1) for d in dims.values()),
-            inputs=tuple(
-                InputInfo(name, _ELEMENTS[kind], shape, net.low, net.high)
-                for name, (kind, shape) in net.inputs.items()
-            ),
-            outputs=tuple(
-                TensorInfo(name, _ELEMENTS[kind], shape)
-                for name, (kind, shape) in net.outputs.items()
-            ),
-            rules=net.rules,
-            padding=None,
-            tolerance=None,
+            interface=declared(net, dims, profiles),
             target=TargetInfo(target.name, target.flavour, require(target), capability),
             precision="fp32",
-            profiles=tuple(ProfileInfo(p.name, dict(p.ranges)) for p in profiles),
             build=BuildInfo(0.0, len(plan), "", 0, ()),
         ),
     )

@@ -26,6 +26,12 @@ def refinish(folder: Path, **changes: object) -> Manifest:
     return finish(folder, dataclasses.replace(manifest, **changes))  # type: ignore[arg-type]
 
 
+def redeclare(folder: Path, **changes: object) -> Manifest:
+    """Changes parts of the interface in a manifest, and makes it true again."""
+    interface = Artifact.open(folder, check=False).manifest.interface
+    return refinish(folder, interface=dataclasses.replace(interface, **changes))  # type: ignore[arg-type]
+
+
 def perturb(folder: Path, by: float = 0.05, name: str = "model.onnx") -> None:
     """Adds to the weights of a model in an artifact, and makes the manifest true again."""
     model = onnx.load(folder / name)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
 from pipeline.artifact.manifest import Manifest, now
 from pipeline.commands.bench.measure import Method, Timing, input_sets, timed
 from pipeline.errors import EngineError, InputError
@@ -100,7 +99,8 @@ def bench(
     """
     artifact = Artifact.open(place)
     manifest = artifact.manifest
-    points = sizes_to_time(dims_of(manifest), profiles_of(manifest), manifest.rules, shapes)
+    declared = manifest.interface
+    points = sizes_to_time(declared.dims, declared.profiles, declared.rules, shapes)
     from pipeline.runtime import engine as runtime
 
     # says what stands in the way before anything is measured
@@ -145,7 +145,7 @@ def _point(
     with runtime.load(place, plugins=plugins) as engine:
         loaded = time.perf_counter() - start
         left = _cuda.memory()[0]
-        sets = [feed(engine, one) for one in input_sets(inputs_of(manifest), point.sizes)]
+        sets = [feed(engine, one) for one in input_sets(manifest.interface.inputs, point.sizes)]
         before -= left - _cuda.memory()[0]  # the inputs are not the engine's
 
         def call(n: int) -> object:

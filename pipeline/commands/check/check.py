@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.artifact.declared import dims_of
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.build.shape_inference import ORACLE
 from pipeline.commands.check.findings import (
@@ -195,7 +194,7 @@ def _export(
     assert manifest.export is not None
     if module is None:
         found += dims.narrowings(
-            asked, dims_of(manifest), manifest.rules, manifest.export.refinements
+            asked, manifest.interface.dims, manifest.interface.rules, manifest.export.refinements
         )
     return _Ready(spec, manifest, made)
 

@@ -20,19 +20,18 @@ import numpy as np
 import onnx
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.declared import dims_of, inputs_of, profiles_of
-from pipeline.artifact.manifest import Manifest, TensorInfo
+from pipeline.artifact.manifest import Manifest
 from pipeline.build.build import build
 from pipeline.errors import InputError
 from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, origin_of
 from pipeline.graph.session import run_onnx
 from pipeline.machine.target import find_target
-from pipeline.spec.dims import check_rules
+from pipeline.spec.dims import DimExpr, check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT
 from pipeline.spec.file_names import MODEL, PLAN
 from pipeline.spec.profiles import parse_sizes
-from pipeline.spec.tensors import Feed, Precision
+from pipeline.spec.tensors import Feed, Output, Precision
 
 Announce = Callable[[str], None]
 Run = Callable[[Sequence[str] | None], Mapping[str, float]]
@@ -175,7 +174,7 @@ class Engines:
         self.manifest: Manifest = artifact.manifest
         self.model = artifact.model
         self.plugins = plugins
-        self.feed: Feed = {i.name: i.sample(sizes, 0) for i in inputs_of(self.manifest)}
+        self.feed: Feed = self.manifest.interface.sample(sizes, 0)
         self.proto = onnx.load(self.model, load_external_data=False)
         name_nodes(self.proto.graph)
         self.outputs = [output.name for output in self.proto.graph.output]
@@ -219,19 +218,20 @@ class Engines:
         manifest = self.manifest
         target = find_target(manifest.target.name)
         level = manifest.build.optimization_level if manifest.build else None
-        shapes = {i.name: i.shape for i in inputs_of(manifest)}
+        declared = manifest.interface
         build(
-            folder / MODEL, folder / PLAN, target, shapes, profiles_of(manifest),
-            cast(Precision, manifest.precision), plugins=self.plugins,
-            effort=replace(DEFAULT_EFFORT, level=level),
+            folder / MODEL, folder / PLAN, target, declared, cast(Precision, manifest.precision),
+            plugins=self.plugins, effort=replace(DEFAULT_EFFORT, level=level),
         )  # fmt: skip
         more = tuple(
-            TensorInfo(
-                name, _float_type(self._floats[name]), tuple(f"size_{n}" for n in range(rank))
+            Output(
+                name,
+                tuple(DimExpr(f"size_{n}") for n in range(rank)),
+                dtype=_float_type(self._floats[name]),
             )
             for name, rank in ranks.items()
         )
-        wider = replace(manifest, outputs=(*manifest.outputs, *more))
+        wider = replace(manifest, interface=replace(declared, outputs=(*declared.outputs, *more)))
         plan = (folder / PLAN).read_bytes()
         with open_plan(plan, wider, where=PLAN, plugins=self.plugins) as engine:
             return {name: np.array(array) for name, array in engine(self.feed).items()}
@@ -277,9 +277,10 @@ def locate_engine(
     """
     artifact = Artifact.open(place)
     manifest = artifact.manifest
-    sizes = parse_sizes(shape, dims_of(manifest)) if shape else profiles_of(manifest)[0].sizes(1)
-    check_rules(manifest.rules, sizes)
-    if not any(profile.allows(sizes) for profile in profiles_of(manifest)):
+    declared = manifest.interface
+    sizes = parse_sizes(shape, declared.dims) if shape else declared.profiles[0].sizes(1)
+    check_rules(declared.rules, sizes)
+    if not any(profile.allows(sizes) for profile in declared.profiles):
         raise InputError(f"shape {shape!r}: no profile allows it")
     engines = Engines(artifact, sizes, plugins)
     found = search(engines.values, engines.outputs, engines, NOISE[manifest.precision], announce)

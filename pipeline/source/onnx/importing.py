@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
 
 from pipeline.errors import InputError
+from pipeline.export.exported import Exported
 from pipeline.graph.external_data import gather
 from pipeline.graph.files import check_source, write_model
 from pipeline.graph.names import fix_defaults, values_of
@@ -23,34 +23,7 @@ from pipeline.spec.expressions import DimExpr
 from pipeline.spec.model import ModelSpec
 
 
-@dataclass(frozen=True)
-class Imported:
-    """An ONNX file brought into an artifact; the fields of `pipeline.export.export.Exported`.
-
-    Args:
-        spec: the spec, its dims narrowed where that was allowed.
-        path: the ONNX file in the artifact.
-        opset: the file's opset.
-        output_shapes: each output's shape in terms of the dims.
-        refinements: what was narrowed and why, in words.
-        free: for each dynamic dim, the inputs and axes where it is free.
-        library_seconds: time inside ONNX Runtime.
-        notes: what the file states otherwise than it is, one sentence each.
-        module: there is none.
-    """
-
-    spec: ModelSpec
-    path: Path
-    opset: int
-    output_shapes: Mapping[str, Sequence[int | str]]
-    refinements: Sequence[str] = ()
-    free: Mapping[str, str] = field(default_factory=dict)
-    library_seconds: Mapping[str, float] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    module: None = None
-
-
-def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 60.0) -> Imported:
+def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 60.0) -> Exported:
     """Brings a spec's ONNX file into an artifact, and finds out what it does at which sizes.
 
     External data are gathered in ``<path>.data``, tensor by tensor, never in memory as a whole.
@@ -98,8 +71,9 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
     with watch("copy"):
         write_model(model, path)
     free = {n: where for n, where in named.places.items() if not spec.dims[n].static}
-    return Imported(
+    return Exported(
         spec,
+        None,
         path,
         opset,
         shapes,

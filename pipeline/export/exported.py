@@ -1,0 +1,57 @@
+"""What the export stage leaves: a model as ONNX, whether torch or an ONNX file was the source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import helper
+
+from pipeline.spec.interface import Interface
+from pipeline.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model as ONNX, and the torch module that it came from.
+
+    Args:
+        spec: the spec, its dims refined where that was allowed.
+        module: the torch module that was exported, without padding; None where the source is an
+            ONNX file.
+        path: the ONNX file.
+        opset: the file's opset.
+        output_shapes: each output's shape in terms of the dims.
+        refinements: what was narrowed and why, in words.
+        free: for each dynamic dim, the ONNX inputs and axes where it is free.
+        library_seconds: time inside torch or ONNX Runtime, by name of what was called.
+        notes: inputs that are given by place; guards of torch.export that are not proved to hold
+            at every size; what an ONNX file states otherwise than it is. One sentence each.
+    """
+
+    spec: ModelSpec
+    module: torch.nn.Module | None
+    path: Path
+    opset: int
+    output_shapes: Mapping[str, Sequence[int | str]]
+    refinements: Sequence[str] = ()
+    free: Mapping[str, str] = field(default_factory=dict)
+    library_seconds: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @cached_property
+    def interface(self) -> Interface:
+        """The interface of the ONNX file: the spec's, with all that the export found out."""
+        graph = onnx.load(self.path, load_external_data=False).graph
+        dtypes = {
+            value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
+            for value in graph.output
+        }
+        return self.spec.interface.settled(self.output_shapes, dtypes)

@@ -1,0 +1,144 @@
+"""What goes into a model and what comes out: one description from the spec to the engine.
+
+Nothing here needs torch or onnx, so the runtime holds the same object as the export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from pipeline.errors import InputError
+from pipeline.spec.dims import Dim, Size, read_size, solve_sizes
+from pipeline.spec.padding import Padding
+from pipeline.spec.profiles import Profile
+from pipeline.spec.tensors import Input, Output, Tolerance
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The inputs and outputs of a model, which sizes they take, and how exact they have to be.
+
+    Args:
+        inputs: in the order of the ONNX file. Their shapes hold the dims.
+        outputs: in the order of the ONNX file.
+        rules: what sizes have to keep together, such as ``past + seq <= 128``.
+        padding: the padding round the model, inside of the engine.
+        profiles: named ranges of the dims, in the engine's order.
+        tolerance: of the outputs that have none of their own; None until it is measured.
+        engine_tolerance: precision to the tolerance of all outputs of such an engine. It takes
+            the place of the other tolerances.
+    """
+
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    rules: tuple[str, ...] = ()
+    padding: Padding | None = None
+    profiles: tuple[Profile, ...] = ()
+    tolerance: Tolerance | None = None
+    engine_tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
+
+    @cached_property
+    def dims(self) -> Mapping[str, Dim]:
+        """The dims by name, in the order in which the inputs use them.
+
+        Raises:
+            InputError: two different dims have the same name.
+        """
+        dims: dict[str, Dim] = {}
+        for dim in (dim for input_ in self.inputs for dim in input_.dims):
+            if dims.setdefault(dim.name, dim) != dim:
+                raise InputError(f"two different dims are called {dim.name!r}; share the object")
+        return dims
+
+    @cached_property
+    def input_shapes(self) -> Mapping[str, tuple[Size, ...]]:
+        """The shape of each input by its name."""
+        return {i.name: i.shape for i in self.inputs}
+
+    @cached_property
+    def output_shapes(self) -> Mapping[str, tuple[Size, ...]]:
+        """The shape of each output that states one, by its name."""
+        return {o.name: o.shape for o in self.outputs if o.shape is not None}
+
+    @property
+    def tensors(self) -> tuple[Input | Output, ...]:
+        """The inputs, then the outputs."""
+        return (*self.inputs, *self.outputs)
+
+    def sizes_of(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The dims' sizes in actual input shapes, each checked (see `solve_sizes`)."""
+        return solve_sizes(self.input_shapes, shapes, self.rules, self.dims)
+
+    def sample(self, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
+        """Random inputs at these dim sizes, by input name."""
+        return {i.name: i.sample(sizes, seed) for i in self.inputs}
+
+    def tolerances(self) -> dict[str, Tolerance]:
+        """The tolerance of every output by its name.
+
+        Raises:
+            InputError: an output has none.
+        """
+        found: dict[str, Tolerance] = {}
+        for output in self.outputs:
+            tolerance = output.tolerance or self.tolerance
+            if tolerance is None:
+                raise InputError(f"output {output.name} has no tolerance")
+            found[output.name] = tolerance
+        return found
+
+    def engine_tolerances(self, precision: str) -> dict[str, Tolerance]:
+        """The tolerance of every output of an engine of that precision, by its name.
+
+        Raises:
+            InputError: an output has none.
+        """
+        own = self.engine_tolerance.get(precision)
+        return {name: own or tolerance for name, tolerance in self.tolerances().items()}
+
+    def with_tolerances(self, stated: Interface) -> Interface:
+        """The same interface with the tolerances of another one.
+
+        Where `stated` has no tolerance of its own, those of the outputs stay as they are.
+        """
+        new = replace(self, engine_tolerance=stated.engine_tolerance)
+        if stated.tolerance is None:
+            return new
+        own = {o.name: o.tolerance for o in stated.outputs}
+        outputs = tuple(replace(o, tolerance=own.get(o.name)) for o in self.outputs)
+        return replace(new, tolerance=stated.tolerance, outputs=outputs)
+
+    def settled(
+        self, shapes: Mapping[str, Sequence[Size | str]], dtypes: Mapping[str, str]
+    ) -> Interface:
+        """The interface of the exported model, which an artifact stores.
+
+        The dims are narrowed no more, every profile has a range for every dim, and every output
+        has its shape and its dtype.
+
+        Args:
+            shapes: shape of each output by its name, in terms of the dims.
+            dtypes: numpy dtype name of each output by its name.
+
+        Raises:
+            InputError: a profile does not fit the dims.
+        """
+        dims = {name: dim.settled() for name, dim in self.dims.items()}
+
+        def read(shape: Sequence[Size | str]) -> tuple[Size, ...]:
+            return tuple(read_size(size, dims) for size in shape)
+
+        return replace(
+            self,
+            inputs=tuple(
+                replace(i, shape=read(i.shape), dtype=np.dtype(i.dtype).name) for i in self.inputs
+            ),
+            outputs=tuple(
+                replace(o, shape=read(shapes[o.name]), dtype=dtypes[o.name]) for o in self.outputs
+            ),
+            profiles=tuple(profile.resolve(dims) for profile in self.profiles),
+        )
