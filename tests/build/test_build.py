@@ -222,7 +222,7 @@ def test_tf32_is_said_either_way(tmp_path: Path, precision: Any, allowed: bool) 
     trt = use(RTX)
     path = model(tmp_path, "y = Relu(x)")
     builder, network, parser = build_module._parse(path, RTX)
-    config = configure(trt, RTX, builder, network, {"x": (1, H)}, ALL, precision, Effort())
+    config = configure(trt, RTX, builder, network, declared((1, H), ALL), precision, Effort())
     assert config.get_flag(trt.BuilderFlag.TF32) is allowed
     del parser
 

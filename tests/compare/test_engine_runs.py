@@ -66,7 +66,7 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
             folder: Path, manifest: Manifest, plugins: Sequence[str] = ()
         ) -> Iterator[Engine]:
             del plugins
-            yield Engine(Stand(folder / "model.onnx", fault), engine_runs.profiles_of(manifest))
+            yield Engine(Stand(folder / "model.onnx", fault), manifest.interface.profiles)
 
         for module in (verify, regression):
             monkeypatch.setattr(module, "opened", opened)

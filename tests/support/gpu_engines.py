@@ -29,7 +29,7 @@ from pipeline.build.settings import configure
 from pipeline.machine.gpu import find_gpu
 from pipeline.machine.target import Target, require, use
 from pipeline.runtime.engine import Engine
-from pipeline.spec.dims import Dim, DimExpr, Size, read_size
+from pipeline.spec.dims import Dim, Size, read_size
 from pipeline.spec.effort import DEFAULT_EFFORT
 from pipeline.spec.file_names import MODEL, PLAN
 from pipeline.spec.interface import Interface
@@ -151,23 +151,18 @@ def _build(
     parser = trt.OnnxParser(network, logger)
     parsed = parser.parse(model.SerializeToString())
     assert parsed, [str(parser.get_error(n)) for n in range(parser.num_errors)]
-    inputs: dict[str, Sequence[Size]] = {
-        name: tuple(
-            size if isinstance(size, int) else dims.get(size) or DimExpr(size) for size in shape
-        )
-        for name, (_, shape) in net.inputs.items()
-    }
+    interface = declared(net, dims, profiles)
     if net.values:
         config = builder.create_builder_config()
         profile = builder.create_optimization_profile()
-        for name, shapes in profiles[0].shapes(inputs).items():
+        for name, shapes in profiles[0].shapes(interface.input_shapes).items():
             if name in net.values:
                 profile.set_shape_input(name, *net.values[name])
             else:
                 profile.set_shape(name, *shapes)
         assert config.add_optimization_profile(profile) == 0
     else:
-        config = configure(trt, target, builder, network, inputs, profiles, "fp32", DEFAULT_EFFORT)
+        config = configure(trt, target, builder, network, interface, "fp32", DEFAULT_EFFORT)
     data = builder.build_serialized_network(network, config)
     assert data is not None, "no engine came out"
     return bytes(memoryview(data))
