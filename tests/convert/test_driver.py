@@ -54,8 +54,9 @@ def test_report_is_what_stands_on_the_disk(converted: Report) -> None:
     ]
     assert manifest.export is not None
     for name in ("h", "w"):
-        assert "x axis" in manifest.export.dynamic[name]
-        assert "ran at 5, " in manifest.export.dynamic[name]
+        assert "x axis" in manifest.export.dynamic[name].where
+        assert manifest.export.dynamic[name].ran_at[0] == 5
+        assert "; ran at 5, " in manifest.export.dynamic[name].text
 
 
 def test_every_kind_of_size_was_compared(converted: Report) -> None:
@@ -217,7 +218,8 @@ def test_memory_limit_leaves_points_out_by_name(tmp_path: Path) -> None:
     assert large.results == ()
     # 2 tensors of 48 MB, and a quarter on top
     assert large.estimate_bytes == pytest.approx(2 * 3 * 2000 * 2000 * 4 * 1.25, rel=0.05)
-    assert large.why == "needs about 0.1 GiB, the limit is 8.0 MiB"
+    assert large.left_out is not None and large.left_out.kind == "too-large"
+    assert large.left_out.text == "needs about 0.1 GiB, the limit is 8.0 MiB"
     stored = stored_points(report.path, "torch")
     assert len(stored) == sum(p.compared for p in points.values())
     assert all(p.outputs["y"].nbytes < 2**20 for p in stored)
