@@ -91,8 +91,9 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if not self.text:
-            parts = (self.what, self.where, self.do)
-            object.__setattr__(self, "text", ". ".join(part for part in parts if part))
+            where = self.where[:1].upper() + self.where[1:]
+            text = ". ".join(part for part in (self.what, where, self.do) if part)
+            object.__setattr__(self, "text", text)
 
     @property
     def passed(self) -> bool:

@@ -139,10 +139,10 @@ def test_where_an_engine_of_other_weights_parts(
     copy: Path, made: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["locate", str(made.path), "--shape", "b=2,h=9,w=17"]) == 0
-    assert capsys.readouterr().out.startswith("agrees with ONNX Runtime: the worst output is off")
+    assert capsys.readouterr().out.startswith("agrees with ONNX Runtime: the worst output differs")
     with_other_engine(copy, lambda folder: perturb(folder, by=0.02))
     assert main(["locate", str(copy), "--shape", "b=2,h=9,w=17"]) == 1
-    assert "built anew of the same model.onnx is right" in capsys.readouterr().out
+    assert "a new engine built from the same model.onnx is right" in capsys.readouterr().out
 
 
 def test_an_engine_that_mixes_rows(copy: Path) -> None:
