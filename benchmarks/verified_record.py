@@ -28,8 +28,11 @@ from typing import Any
 
 from compact_json import compact
 
+from pipeline.spec.verdicts import GOOD_CHECKS
+
 FORM = 1  # of a record; another meaning of its keys needs another number
-SCHEMAS = (3, 4, 5)  # of manifests; 4 added `differing` to tolerances, 5 `interface`
+# 4 added `differing` to tolerances, 5 `interface` and the kinds of findings
+SCHEMAS = (3, 4, 5)  # of manifests
 WIDTH = 480  # characters of a line
 DIGITS = 6  # of an error
 DEFAULT = Path("docs/results/verified")
@@ -128,9 +131,9 @@ def record_of(manifest: Mapping[str, Any], command: str | None = None) -> Record
         "passed": comparison["passed"],
         "largest": largest(points),
         "points": points,
-        "checks": comparison["checks"],
+        "checks": [_check(check) for check in comparison["checks"]],
         "memory_limit_bytes": comparison["memory_limit_bytes"],
-        "notes": comparison["notes"],
+        "notes": [_text(note) for note in comparison["notes"]],
         "files": manifest["files"],
     }
 
@@ -171,20 +174,40 @@ def _build(build: Mapping[str, Any]) -> Record:
     return {key: value for key, value in found.items() if value not in ([], {}, None)}
 
 
+def _check(check: Mapping[str, Any]) -> Record:
+    """A check with its text, and whether it passed; up to schema 4 it is written so."""
+    if "kind" not in check:
+        return dict(check)
+    kept = {key: check[key] for key in ("name", "run", "sizes")}
+    return {**kept, "passed": check["kind"] in GOOD_CHECKS, "detail": check["text"]}
+
+
+def _text(note: str | Mapping[str, str]) -> str:
+    """The text of a note; up to schema 4 it is the note."""
+    return note if isinstance(note, str) else note["text"]
+
+
+def _left_out(point: Mapping[str, Any]) -> str:
+    """Why a set of sizes was not compared; empty where it was."""
+    if "compared" in point:  # up to schema 4
+        return "" if point["compared"] else str(point["why"])
+    return _text(point["left_out"]) if point["left_out"] is not None else ""
+
+
 def _point(point: Mapping[str, Any]) -> Record:
     """One set of sizes: ``[max_abs, max_rel]`` by pair of runs and by output."""
     found: Record = {"label": point["label"], "sizes": point["sizes"]}
-    if not point["compared"]:
-        found["not_compared"] = point["why"]
+    if why := _left_out(point):
+        found["not_compared"] = why
     errors: dict[str, dict[str, list[float | None]]] = {}
     for result in point["results"]:
         pair = " ".join(result["pair"])
         numbers = [_short(result[key]) for key in ("max_abs", "max_rel")]
         errors.setdefault(pair, {})[result["output"]] = numbers
     failed = {
-        f"{' '.join(result['pair'])} {result['output']}": result["why"]
+        f"{' '.join(result['pair'])} {result['output']}": result.get("text") or result["why"]
         for result in point["results"]
-        if not result["passed"]
+        if not (result["passed"] if "passed" in result else result["kind"] == "agrees")
     }
     found["errors"] = errors
     return {**found, "failed": failed} if failed else found

@@ -23,8 +23,10 @@ from pipeline.errors import ArtifactError, InputError
 from pipeline.machine.files import FileInfo
 from pipeline.machine.target import Flavour
 from pipeline.rewrite.record import PassRecord
+from pipeline.spec.findings import Note
 from pipeline.spec.interface import Interface
 from pipeline.spec.tensors import Tolerance
+from pipeline.spec.verdicts import Check, Verdict
 
 SCHEMA = 5
 _HASH = "manifest_sha256"
@@ -71,6 +73,21 @@ class TargetInfo:
 
 
 @dataclass(frozen=True)
+class DynamicInfo:
+    """How a dim was shown to be dynamic: the axis that has it in the ONNX file, and the sizes that
+    it ran at."""
+
+    where: str
+    ran_at: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        ran = f"; ran at {', '.join(map(str, self.ran_at))}" if self.ran_at else ""
+        return f"free in {self.where}{ran}"
+
+
+@dataclass(frozen=True)
 class ExportInfo:
     """`refinements`: dims narrowed, in words; `dynamic`: dim to how it was shown to be dynamic;
     `notes`: what a source file states otherwise than it is.
@@ -80,7 +97,7 @@ class ExportInfo:
     exporter: str
     seconds: float
     refinements: tuple[str, ...]
-    dynamic: Mapping[str, str]
+    dynamic: Mapping[str, DynamicInfo]
     notes: tuple[str, ...] = ()
 
 
@@ -117,57 +134,42 @@ class BuildInfo:
 
 
 @dataclass(frozen=True)
-class PairResult:
-    """How far two runs' values of one output are apart.
-
-    `max_abs` is the largest difference, `max_rel` the same over the largest value of the first
-    run; None where there are no numbers to compare. `why` is empty where it passed.
-    """
-
-    pair: tuple[str, str]
-    output: str
-    max_abs: float | None
-    max_rel: float | None
-    passed: bool
-    why: str
-
-
-@dataclass(frozen=True)
 class PointInfo:
-    """One set of sizes; `why` is empty where it was compared."""
+    """One set of sizes, with a verdict for each output of each pair of runs.
+
+    `left_out` is why it was not compared; None where it was.
+    """
 
     label: str
     sizes: Mapping[str, int]
-    compared: bool
-    why: str
     estimate_bytes: int
-    results: tuple[PairResult, ...]
+    results: tuple[Verdict, ...] = ()
+    left_out: Note | None = None
 
-
-@dataclass(frozen=True)
-class CheckInfo:
-    """One check beside the numbers, such as determinism, of one run (see
-    `pipeline.compare.engine_checks`); `sizes` is empty where it is of several points; `detail`
-    says what was found, also where it passed.
-    """
-
-    name: str
-    run: str
-    sizes: Mapping[str, int]
-    passed: bool
-    detail: str
+    @property
+    def compared(self) -> bool:
+        """True if runs were compared at these sizes."""
+        return self.left_out is None
 
 
 @dataclass(frozen=True)
 class ComparisonInfo:
-    """All points, those left out for their memory included; `notes` are of all of them; `passed`
-    is of the checks, too."""
+    """All points, those left out included, the checks, and the notes on all of them.
+
+    `passed` follows from the kinds of the others: every verdict and every check passes, and no
+    note is of a kind that fails.
+    """
 
     memory_limit_bytes: int
     points: tuple[PointInfo, ...]
-    passed: bool
-    notes: tuple[str, ...]
-    checks: tuple[CheckInfo, ...] = ()
+    notes: tuple[Note, ...] = ()
+    checks: tuple[Check, ...] = ()
+    passed: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        verdicts = [result for point in self.points for result in point.results]
+        good = all(v.passed for v in verdicts) and all(c.passed for c in self.checks)
+        object.__setattr__(self, "passed", good and not any(note.fails for note in self.notes))
 
 
 @dataclass(frozen=True)

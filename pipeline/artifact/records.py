@@ -39,6 +39,8 @@ def fail(where: str, at: str, what: str) -> NoReturn:
     raise ArtifactError(f"{where}: {at}: {what}" if at else f"{where}: {what}")
 
 
+_JSON: dict[Any, type] = {tuple: list, Mapping: dict}  # what they are written as
+_CONTAINERS: dict[Any, str] = {tuple: "a list", Mapping: "an object"}
 _SCALARS = {str: "a string", int: "an integer", float: "a finite number", bool: "true or false"}
 
 
@@ -49,13 +51,14 @@ def decode(
 
     Args:
         kind: a dataclass, a Mapping with string keys, a tuple, a Literal, str, int, float, bool,
-            or a union of one of them with None, or of several scalars.
+            or a union of one of them with None, or of several of them of different JSON types.
         where: the file, with which the errors begin.
         at: the path to the value in the file, as ``points[2].sizes``.
         readers: kind to what reads such a value, given also `where` and `at`.
 
     Raises:
-        ArtifactError: a field is missing, unknown or of another type, or its value is refused.
+        ArtifactError: a field is missing, unknown or of another type, or its value is refused. Or a
+            field that follows from the others (`init=False`) has another value.
     """
     if kind in readers:
         return readers[kind](value, where, at)
@@ -100,9 +103,11 @@ def _decode_union(value: Any, kinds: tuple[Any, ...], where: str, at: str, reade
     rest = [kind for kind in kinds if kind is not NoneType]
     if len(rest) == 1:
         return decode(value, rest[0], where, at, readers)
-    if type(value) not in rest:
-        fail(where, at, f"expected {' or '.join(_SCALARS[kind] for kind in kinds)}")
-    return decode(value, type(value), where, at)
+    for kind in rest:
+        if _JSON.get(get_origin(kind), kind) is type(value):
+            return decode(value, kind, where, at, readers)
+    words = [_SCALARS.get(kind) or _CONTAINERS[get_origin(kind)] for kind in rest]
+    fail(where, at, f"expected {' or '.join(words)}")
 
 
 def _decode_tuple(
@@ -141,7 +146,15 @@ def decode_members(
 
 def _decode_fields(value: Any, kind: Any, where: str, at: str, readers: Readers) -> Any:
     found = decode_members(value, get_type_hints(kind), where, at, readers)
+    computed = [item.name for item in fields(kind) if not item.init]
     try:
-        return kind(**found)
+        made = kind(**{name: item for name, item in found.items() if name not in computed})
     except InputError as error:
         fail(where, at, str(error))
+    except KeyError as error:  # a finding without text, and without the facts of its kind
+        fail(where, at, f"lacks {error}, which its other fields need")
+    for name in computed:
+        if getattr(made, name) != found[name]:
+            at = f"{at}.{name}" if at else name
+            fail(where, at, f"is {found[name]}, but the other fields say otherwise")
+    return made

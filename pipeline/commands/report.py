@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifact.manifest import (
-    CheckInfo,
     ComparisonInfo,
     Manifest,
     PointInfo,
 )
+from pipeline.artifact.records import encode
 from pipeline.commands.table import table
 from pipeline.compare.problems import problems
 from pipeline.compare.runners import failures
 from pipeline.spec.dims import size_text
 from pipeline.spec.model import ModelSpec, Tolerance
+from pipeline.spec.profiles import size_text as sizes_text
+from pipeline.spec.verdicts import Check
 
 if TYPE_CHECKING:
     from pipeline.convert.driver import Report
@@ -28,8 +30,8 @@ def report_json(report: Report) -> str:
         "path": str(report.path),
         "ok": report.ok,
         "unchanged": report.unchanged,
-        "regressions": list(report.regressions),
-        "notes": list(report.notes),
+        "regressions": [encode(note) for note in report.regressions],
+        "notes": [encode(note) for note in report.notes],
         "manifest": json.loads(report.manifest.to_json()),
     }
     return json.dumps(content, indent=2)
@@ -47,8 +49,8 @@ def report_text(report: Report) -> str:
         )
         return "\n".join(parts)
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
-    parts += report.notes
-    parts += [f"REGRESSION {line}" for line in report.regressions]
+    parts += [note.text for note in report.notes]
+    parts += [f"REGRESSION {note.text}" for note in report.regressions]
     parts.append(_verdict(manifest))
     return "\n\n".join(part for part in parts if part)
 
@@ -96,7 +98,7 @@ def _dims(manifest: Manifest) -> str:
             lines.append(f"{dim.name}: {word}={getattr(dim, word)} by default")
     lines += [f"sizes keep together: {rule}" for rule in declared.rules]
     if manifest.export is not None:
-        lines += [f"dynamic {name}: {how}" for name, how in manifest.export.dynamic.items()]
+        lines += [f"dynamic {name}: {how.text}" for name, how in manifest.export.dynamic.items()]
         lines += [f"narrowed: {text}" for text in manifest.export.refinements]
         lines += [f"note: {text}" for text in manifest.export.notes]
     for tensor in declared.tensors:
@@ -149,7 +151,7 @@ def _comparison(manifest: Manifest) -> str:
         table(rows),
         *_errors(manifest.reference, comparison),
         *_tolerances(manifest),
-        *comparison.notes,
+        *(note.text for note in comparison.notes if not note.fails),
         *(_check_line(check) for check in comparison.checks if check.passed),
         f"engine: {engine}: {manifest.engine_compared_why}",
         *(f"FAILED {line}" for line in failures(comparison)),
@@ -158,8 +160,8 @@ def _comparison(manifest: Manifest) -> str:
 
 
 def _errors(reference: str, comparison: ComparisonInfo) -> list[str]:
-    """The largest error of every run against the reference, one line each: of what a tolerance can
-    be chosen by."""
+    """The largest error of every run against the reference, one line each, to choose a tolerance
+    by."""
     worst: dict[str, tuple[float, str]] = {}
     for info in comparison.points:
         for result in info.results:
@@ -167,18 +169,14 @@ def _errors(reference: str, comparison: ComparisonInfo) -> list[str]:
             if first != reference or result.max_abs is None:
                 continue
             part = "" if result.max_rel is None else f", {result.max_rel:.2e} of its largest value"
-            text = f"{result.max_abs:.2e}{part} ({result.output} at {_sizes_text(info.sizes)})"
+            text = f"{result.max_abs:.2e}{part} ({result.output} at {sizes_text(info.sizes)})"
             worst[run] = max(worst.get(run, (-1.0, "")), (result.max_abs, text))
     return [f"error of {run} against {reference}: {text}" for run, (_, text) in worst.items()]
 
 
-def _check_line(check: CheckInfo) -> str:
-    at = f" at {_sizes_text(check.sizes)}" if check.sizes else ""
-    return f"{check.name} of {check.run}{at}: {check.detail}"
-
-
-def _sizes_text(sizes: Mapping[str, int]) -> str:
-    return ",".join(f"{k}={v}" for k, v in sizes.items())
+def _check_line(check: Check) -> str:
+    at = f" at {sizes_text(check.sizes)}" if check.sizes else ""
+    return f"{check.name} of {check.run}{at}: {check.text}"
 
 
 def _tolerances(manifest: Manifest) -> list[str]:
@@ -198,9 +196,9 @@ def _tolerances(manifest: Manifest) -> list[str]:
 
 
 def _point_row(info: PointInfo) -> tuple[str, ...]:
-    sizes = _sizes_text(info.sizes)
-    if not info.compared:
-        return (info.label, sizes, "-", "-", f"not compared: {info.why}")
+    sizes = sizes_text(info.sizes)
+    if info.left_out is not None:
+        return (info.label, sizes, "-", "-", f"not compared: {info.left_out.text}")
     bad = len(problems([info]))
     absolute = max((r.max_abs for r in info.results if r.max_abs is not None), default=None)
     relative = max((r.max_rel for r in info.results if r.max_rel is not None), default=None)

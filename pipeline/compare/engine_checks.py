@@ -11,17 +11,21 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
-from pipeline.artifact.manifest import CheckInfo
 from pipeline.errors import OutOfMemory
 from pipeline.spec.closeness import apart
+from pipeline.spec.findings import Facts, Note
 from pipeline.spec.profiles import Point
 from pipeline.spec.tensors import Feed, Tolerance
+from pipeline.spec.verdicts import Check, CheckKind, CheckName, finite
 
 Run = Callable[[Feed], dict[str, np.ndarray]]
-DETERMINISM, ORDER, UNWRITTEN = "determinism", "shuffled order", "unwritten outputs"
+DETERMINISM: Final = "determinism"
+ORDER: Final = "shuffled order"
+UNWRITTEN: Final = "unwritten outputs"
 _REPEATS = 3
 
 
@@ -45,8 +49,8 @@ class Checked:
     """The checks that were done, and a note for every size at which one was not, or for a check
     that was done at none."""
 
-    checks: list[CheckInfo] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 @dataclass
@@ -59,7 +63,7 @@ class Fitting:
         full: the others, in words, each with the error.
     """
 
-    check: str
+    check: CheckName
     run: str
     done: int = 0
     full: list[tuple[str, str]] = field(default_factory=list)
@@ -74,21 +78,17 @@ class Fitting:
         else:
             self.done += 1
 
-    @property
-    def sizes(self) -> str:
-        """Where it was done, in words."""
-        return f"{self.done} sizes" if self.done != 1 else "1 size"
-
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """What was not done, and why."""
-        name = f"{self.check} of {self.run}: not done"
+        both = {"check": self.check, "run": self.run}
         if self.done:
-            return [f"{name} at {where}: {why}" for where, why in self.full]
-        places = ", ".join(where for where, _ in self.full)
-        return [
-            f"{name}, no size fits into the GPU's memory: at {places}: {why}"
-            for _, why in self.full[:1]
-        ]
+            return [
+                Note("check-out-of-memory", {**both, "at": where, "reason": why})
+                for where, why in self.full
+            ]
+        names = tuple(where for where, _ in self.full)
+        facts: Facts = {**both, "names": names}
+        return [Note("check-not-done", {**facts, "reason": why}) for _, why in self.full[:1]]
 
 
 def check_engine(
@@ -124,22 +124,21 @@ def check_engine(
                 worst.add(point, again, subject.run(feed))
             repeated.add(n)
     if fits.done or worst.found[0]:
-        what = f"{_REPEATS} runs at each of {fits.sizes}"
-        found.checks.append(worst.info(fits.check, subject.name, what))
+        found.checks.append(worst.check(fits, {"runs": _REPEATS, "count": fits.done}))
     found.notes += fits.notes()
     exact = repeated if not worst.differs else set()
 
     fits = Fitting(UNWRITTEN, subject.name)
-    holes: list[tuple[Point, str]] = []
+    holes: list[tuple[Point, Facts]] = []
     for point, feed, outputs in zip(points, feeds, first, strict=True):
         with fits.at(point):
-            holes += [(point, text) for text in _unwritten(outputs, subject.poisoned(feed))]
-    if fits.done:
-        at, text = (
-            holes[0] if holes else (None, f"every element is written at each of {fits.sizes}")
-        )
-        sizes = dict(at.sizes) if at else {}
-        found.checks.append(CheckInfo(fits.check, subject.name, sizes, not holes, text))
+            holes += [(point, facts) for facts in _unwritten(outputs, subject.poisoned(feed))]
+    if fits.done and holes:
+        at, facts = holes[0]
+        found.checks.append(Check(UNWRITTEN, subject.name, "not-written", dict(at.sizes), facts))
+    elif fits.done:
+        facts = {"count": fits.done}
+        found.checks.append(Check(UNWRITTEN, subject.name, "all-written", facts=facts))
     found.notes += fits.notes()
 
     fits, worst = Fitting(ORDER, subject.name), _Worst(tolerance)
@@ -149,8 +148,7 @@ def check_engine(
         with fits.at(points[n]):
             worst.add(points[n], first[n], subject.poisoned(feeds[n]), exact=n in exact)
     if fits.done:
-        what = f"{fits.sizes} in another order"
-        found.checks.append(worst.info(fits.check, subject.name, what))
+        found.checks.append(worst.check(fits, {"count": fits.done}))
     found.notes += fits.notes()
     return found
 
@@ -173,7 +171,7 @@ class _Worst:
         return self.found[1] > 0
 
     def add(self, point: Point, want: Feed, got: Feed, *, exact: bool = False) -> None:
-        """Holds two runs at a point against each other; `exact`: any difference is too large."""
+        """Compares two runs at a point; `exact`: any difference is too large."""
         for name in dict.fromkeys([*want, *got]):
             far, within = apart(want.get(name), got.get(name), self.tolerance[name])
             found = (far > 0 and (exact or not within), far)
@@ -181,25 +179,28 @@ class _Worst:
                 self.found, self.exact = found, exact
                 self.where, self.sizes = name, point.sizes
 
-    def info(self, check: str, run: str, what: str) -> CheckInfo:
+    def check(self, fits: Fitting, facts: Facts) -> Check:
+        """The check that is done, with its facts."""
         bad, far = self.found
         if not self.differs:
-            return CheckInfo(check, run, {}, True, f"{what}: equal to the bit")
-        limit = "though repeated runs are equal to the bit" if self.exact else "beyond tolerance"
-        text = f"{what}: {self.where} differs by up to {far:.3g}" + (f", {limit}" if bad else "")
-        return CheckInfo(check, run, dict(self.sizes), not bad, text)
+            return Check(fits.check, fits.run, "bit-identical", facts=facts)
+        kind: CheckKind = "within-tolerance"
+        if bad:
+            kind = "differs-from-repeats" if self.exact else "beyond-tolerance"
+        facts = {**facts, "output": self.where, "max_abs": finite(far)}
+        return Check(fits.check, fits.run, kind, dict(self.sizes), facts)
 
 
-def _unwritten(want: Feed, poisoned: Feed) -> list[str]:
-    """What a run left of the 0xFF bytes in its outputs, one line an output."""
-    lines = []
+def _unwritten(want: Feed, poisoned: Feed) -> list[Facts]:
+    """How many elements still hold the 0xFF bytes after a run, for each output that has any."""
+    found: list[Facts] = []
     for name, array in poisoned.items():
         if name not in want or want[name].shape != array.shape or not array.size:
-            continue  # the order's check says it
+            continue  # the order's check reports it
         left = _all_ones(array) & ~_all_ones(want[name])
         if left.any():
-            lines.append(f"{int(left.sum())} of {array.size} elements of {name} are not written")
-    return lines
+            found.append({"count": int(left.sum()), "of": array.size, "output": name})
+    return found
 
 
 def _all_ones(array: np.ndarray) -> np.ndarray:

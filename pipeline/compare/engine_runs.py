@@ -11,20 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifact.manifest import CheckInfo, Manifest
+from pipeline.artifact.manifest import Manifest
 from pipeline.compare import run_names
 from pipeline.compare import runners as compare
 from pipeline.compare.engine_checks import Checked, Fitting, Run, Subject, check_engine
 from pipeline.compare.plan import Job
-from pipeline.compare.rows import ROWS, Batch, Part, check_rows
-from pipeline.compare.runners import Announce, Runs
+from pipeline.compare.rows import ROWS, Batch, Part, RowSizes, check_rows
+from pipeline.compare.runners import Ground, Runs
 from pipeline.errors import OutOfMemory
 from pipeline.machine.gpu import find_gpu, why_not
-from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import Target, installed_version
 from pipeline.spec.file_names import PLAN
-from pipeline.spec.profiles import Point, Profile
+from pipeline.spec.findings import Facts, Note
+from pipeline.spec.profiles import Point, Profile, size_text
 from pipeline.spec.tensors import Feed
+from pipeline.spec.verdicts import Check
 
 
 def why_not_run(folder: Path, target: Target, manifest: Manifest) -> str:
@@ -124,9 +125,9 @@ class EngineRuns:
     """
 
     runs: Runs = field(default_factory=dict)
-    checks: list[CheckInfo] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     def add(self, found: Checked) -> None:
         """Takes over what came of checks."""
@@ -141,27 +142,25 @@ class EngineRuns:
 
 def run_engine(
     engine: Engine,
-    points: Sequence[Point],
-    feeds: Sequence[Feed],
+    ground: Ground,
     job: Job,
     batch: Batch | None,
     forgiven: Collection[Part],
-    announce: Announce,
-    watch: Stopwatch,
 ) -> EngineRuns:
     """Runs the engine in every profile at every point that the profile allows, and checks it.
 
     Args:
         engine: see `opened`.
-        points, feeds: the sizes and the inputs.
-        job: what it is held to.
+        ground: the sizes and the inputs.
+        job: the tolerances.
         batch: the batch whose rows are checked, if there is one.
-        forgiven: what the model means to do with rows; see `pipeline.compare.rows`.
+        forgiven: how rows depend on each other in the model; see `pipeline.compare.rows`.
 
     Raises:
         RunFailed: it fails at a point.
     """
     done = EngineRuns()
+    points, feeds = ground.points, ground.feeds
     for number, profile in enumerate(engine.profiles):
         subject = engine.subject(number)
         allowed = [n for n, point in enumerate(points) if profile.allows(point.sizes)]
@@ -169,15 +168,15 @@ def run_engine(
         run = map(
             within_memory(subject.name, subject.run, done.notes), (feeds[n] for n in allowed), some
         )
-        found = compare.collect(subject.name, run, some, announce, watch)
+        found = compare.collect(subject.name, run, some, ground.announce, ground.watch)
         outputs: list[Feed] = [{} for _ in points]
         for n, output in zip(allowed, found, strict=True):
             outputs[n] = output
         done.runs[subject.name] = outputs
         mine = [n for n in allowed if outputs[n]]
         done.idle += [] if mine else [profile.name]
-        announce(f"{subject.name}: again, in another order, row by row")
-        with watch("engine checks"):
+        ground.announce(f"{subject.name}: again, in another order, row by row")
+        with ground.watch("engine checks"):
             ran = [points[n] for n in mine]
             inputs, first = [feeds[n] for n in mine], [outputs[n] for n in mine]
             held_to = job.tolerances(subject.name)
@@ -188,7 +187,7 @@ def run_engine(
 
 
 def within_memory(
-    name: str, run: Run, notes: list[str]
+    name: str, run: Run, notes: list[Note]
 ) -> Callable[[Feed, Point], dict[str, np.ndarray]]:
     """Runs the engine; nothing, and a note, where the GPU's memory does not suffice."""
 
@@ -196,7 +195,8 @@ def within_memory(
         try:
             return run(feed)
         except OutOfMemory as error:
-            notes.append(f"{name} was not compared at {point}: {error}")
+            at: Facts = {"label": point.label, "sizes": dict(point.sizes)}
+            notes.append(Note("engine-out-of-memory", {"run": name, **at, "reason": str(error)}))
             return {}
 
     return tried
@@ -219,25 +219,22 @@ def _rows(
     tries += [(point.sizes, low) for point in points]  # as few rows as there can be
     fits = Fitting(ROWS, subject.name)
     done = Checked()
-    tried: list[tuple[dict[str, int], int | None]] = []
+    tried: list[RowSizes] = []
     for at, near in tries:
         found = batch.at(at, low, near, high)
         if found is None or found in tried:
             continue
         tried.append(found)
-        sizes, smaller = found
-        with fits.at(",".join(f"{k}={v}" for k, v in sizes.items())):
+        with fits.at(size_text(found.sizes)):
             check = check_rows(
-                subject.name, lambda feeds: map(subject.run, feeds), batch, sizes, smaller,
+                subject.name, lambda feeds: map(subject.run, feeds), batch, found,
                 job.tolerances(subject.name), forgiven=forgiven,
             )  # fmt: skip
             done.checks.append(check.info)
         if done.checks:
             break
     if not tried:
-        done.notes.append(
-            f"{ROWS} of {subject.name} were not checked: profile {profile.name} allows no two "
-            "rows at the sizes that ran"
-        )
+        facts: Facts = {"run": subject.name, "profile": profile.name}
+        done.notes.append(Note("profile-without-two-rows", facts))
     done.notes += fits.notes()
     return done

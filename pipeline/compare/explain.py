@@ -1,8 +1,8 @@
-"""Why a comparison failed: the node where two runs part, or sizes that the model does not take."""
+"""Why a comparison failed: the node where two runs begin to differ, or sizes the model refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.compare.divergence.locate import locate
 from pipeline.compare.half_overflow import first_overflow
-from pipeline.compare.problems import problems
+from pipeline.compare.problems import key_of, problems
 from pipeline.compare.run_names import HALF, REWRITTEN, TORCH, is_engine
 from pipeline.compare.runners import RunFailed
 from pipeline.errors import CompareError, ConstraintError
@@ -29,7 +29,7 @@ def failed_run(
     feeds: Sequence[Feed],
     seed: int,
 ) -> CompareError | ConstraintError:
-    """The error of a run that failed, with what is to blame as far as it can be told.
+    """The error of a run that failed, with its cause as far as it is known.
 
     Args:
         error: what the run ended in.
@@ -54,7 +54,7 @@ def failed_run(
         return error
     pair = (TORCH if module is not None else manifest.reference, error.run)
     where = _located(pair, folder, manifest, module, feeds[error.point])
-    return CompareError(f"{error}{where}", detail=error.detail)
+    return CompareError(f"{error}{where and f'; {where}'}", detail=error.detail)
 
 
 def disagreement(
@@ -65,28 +65,31 @@ def disagreement(
     feeds: Sequence[Feed],
     announce: Callable[[str], None],
 ) -> ComparisonInfo:
-    """The comparison, the first failure of each pair with the node where its runs part.
+    """The comparison; the first failure of each pair knows the node where its runs begin to differ.
 
     Args:
         info: the comparison.
         folder, manifest, module: see `failed_run`.
         feeds: the inputs, one a point that was compared.
-        announce: is told that it begins.
+        announce: is called when it begins.
     """
-    announce("where the runs part")
-    shown = {id(problem.result) for problem in problems(info.points)}
-    told: set[tuple[str, str]] = set()
+    announce("where the runs begin to differ")
+    shown = {problem.key for problem in problems(info.points)}
+    located: set[tuple[str, str]] = set()
     index = 0
     points = []
     for point in info.points:
         results = []
         for result in point.results:
             new = result
-            if id(result) in shown and point.compared and result.pair not in told:
-                told.add(result.pair)
+            failed = not result.passed and key_of(point, result) in shown
+            if failed and point.compared and result.pair not in located:
+                located.add(result.pair)
                 where = _located(result.pair, folder, manifest, module, feeds[index])
-                where = where or _to_locate(result.pair, point.sizes)
-                new = replace(result, why=f"{result.why}{where}")
+                if where:
+                    new = result.knowing(where=where)
+                elif result.pair[0] == REWRITTEN and is_engine(result.pair[1]):
+                    new = result.knowing(locate=dict(point.sizes))  # it takes more builds
             results.append(new)
         index += point.compared
         points.append(replace(point, results=tuple(results)))
@@ -102,9 +105,8 @@ def _located(
 ) -> str:
     model = folder / MODEL
     if pair[1] == HALF:
-        text = first_overflow(model, feed)
-        return f"; {text}" if text else ""
-    text = locate(
+        return first_overflow(model, feed)
+    return locate(
         pair,
         feed,
         folder / EXPORTED,
@@ -112,13 +114,3 @@ def _located(
         module=module,
         rewrite=manifest.rewrite,
     )
-    return f"; {text}" if text else ""
-
-
-def _to_locate(pair: tuple[str, str], sizes: Mapping[str, int]) -> str:
-    """How to find where an engine parts from what it was built from: that takes more builds."""
-    if pair[0] != REWRITTEN or not is_engine(pair[1]):
-        return ""
-    shape = ",".join(f"{name}={size}" for name, size in sizes.items())
-    option = f" --shape {shape}" if shape else ""
-    return f"; `pipeline locate ARTIFACT{option}` finds where"

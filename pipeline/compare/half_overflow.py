@@ -20,8 +20,8 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 
 def first_overflow(model: Path, feed: Feed) -> str:
-    """The first value that half precision does not hold, in one line; empty where there is none,
-    or where it can't be told.
+    """The first value that half precision does not hold, in one line; empty where there is none, or
+    where it is not known.
 
     Costs one run of the model; of each value only its largest magnitude is kept.
 
@@ -38,7 +38,7 @@ def first_overflow(model: Path, feed: Feed) -> str:
             save_model(proto, path, external=any(path.parent.glob(f"{path.name}.*")))
             with collected():
                 outputs = next(run_onnx(path, [feed]))
-        except Exception:  # the libraries' own: this is advice, and the comparison's words stand
+        except Exception:  # the libraries' own: this is advice, and the comparison has its verdict
             return ""
     for source, largest in values.items():
         size = outputs[largest]
@@ -48,7 +48,7 @@ def first_overflow(model: Path, feed: Feed) -> str:
             if node is not None:
                 node.output[list(node.output).index(source)] = name
             who = f"the {called(node)}{origin_of(node)}" if node is not None else f"input {name}"
-            return f"first beyond half precision: {who}: {name} is up to {float(size):.3g}"
+            return f"first overflow in half precision: {who}: {name} is up to {float(size):.3g}"
     return ""
 
 

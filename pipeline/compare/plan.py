@@ -8,9 +8,10 @@ from pathlib import Path
 
 from pipeline.artifact.manifest import PointInfo
 from pipeline.compare.run_names import TORCH, in_precision
-from pipeline.compare.verdict import failed
+from pipeline.compare.verdict import other_shape
 from pipeline.graph.memory import Estimator
 from pipeline.spec.dims import shape_at
+from pipeline.spec.findings import Facts, Note, note
 from pipeline.spec.interface import Interface
 from pipeline.spec.padding import padded_name
 from pipeline.spec.profiles import Point
@@ -64,13 +65,13 @@ class Plan:
     run: list[Point] = field(default_factory=list)
     infos: list[PointInfo] = field(default_factory=list)
     shapes: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 def plan_points(job: Job, model: Path) -> Plan:
     """Sorts the points into those that fit into memory and those that don't.
 
-    The shapes that ONNX's shape inference finds for the outputs are held against the declared
+    The shapes that ONNX's shape inference finds for the outputs are compared with the declared
     ones at every point, also at those too large to run.
     """
     estimator = Estimator(model)
@@ -78,27 +79,23 @@ def plan_points(job: Job, model: Path) -> Plan:
     for point in job.points:
         plan.shapes.append(job.shapes(point))
         estimate = estimator.at(plan.shapes[-1], job.symbols(point))
-        wrong = []
+        at: Facts = {"label": point.label, "sizes": dict(point.sizes)}
         if estimate.failure:
-            plan.notes.append(f"{point}: output sizes not checked ahead: {estimate.failure}")
+            facts = {**at, "reason": estimate.failure}
+            plan.notes.append(Note("sizes-not-inferred", facts))
         if estimate.unknown:
-            plan.notes.append(
-                f"{point}: the memory of {estimate.unknown} tensors of unknown size is not counted"
-            )
+            plan.notes.append(Note("memory-not-counted", {**at, "count": estimate.unknown}))
+        wrong = []
         for name, shape in job.interface.output_shapes.items():
             want, got = shape_at(shape, point.sizes), estimate.output_shapes.get(name, ("?",))
-            if want != got and all(isinstance(size, int) for size in got):
-                wrong.append(failed((TORCH, "shape inference"), name, f"shape {got}, not {want}"))
-        fits = estimate.peak_bytes <= job.memory_limit
-        need, limit = _readable(estimate.peak_bytes), _readable(job.memory_limit)
-        why = "" if fits else f"needs about {need}, the limit is {limit}"
-        if fits:
+            sizes = tuple(size for size in got if isinstance(size, int))
+            if want != got and len(sizes) == len(got):
+                wrong.append(other_shape((TORCH, "shape inference"), name, sizes, want))
+        need, limit = estimate.peak_bytes, job.memory_limit
+        left_out = None
+        if need <= limit:
             plan.run.append(point)
-        plan.infos.append(
-            PointInfo(point.label, dict(point.sizes), fits, why, estimate.peak_bytes, tuple(wrong))
-        )
+        else:
+            left_out = note("too-large", need_bytes=need, limit_bytes=limit)
+        plan.infos.append(PointInfo(point.label, dict(point.sizes), need, tuple(wrong), left_out))
     return plan
-
-
-def _readable(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"

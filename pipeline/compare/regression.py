@@ -23,8 +23,10 @@ from pipeline.machine.target import bind_polygraphy, find_target
 from pipeline.spec.closeness import apart
 from pipeline.spec.dims import shape_texts, solve_sizes
 from pipeline.spec.file_names import HALF, MODEL
+from pipeline.spec.findings import Facts, Note, NoteKind, note
 from pipeline.spec.profiles import Point
 from pipeline.spec.tensors import Feed, Input, Output, Tolerance
+from pipeline.spec.verdicts import Verdict
 
 # An error that is still within the tolerance is worse than the old one where it takes this part of
 # the tolerance, and is so many times the old one: rounding in another order stays below it
@@ -33,23 +35,23 @@ _PART, _TIMES = 0.25, 4.0
 
 @dataclass(frozen=True)
 class Regression:
-    """What came of the check, one line each.
+    """What the check found.
 
     Args:
         worse: what got worse; nothing means nothing.
         notes: what was not compared; and if nothing got worse, what was.
     """
 
-    worse: Sequence[str]
-    notes: Sequence[str] = ()
+    worse: Sequence[Note]
+    notes: Sequence[Note] = ()
 
 
 @dataclass
 class _EngineFound:
     """What the new engine does worse, and at how many of the old points it ran."""
 
-    worse: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    worse: list[Note] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     ran: int = 0
     why: str = ""
 
@@ -68,20 +70,20 @@ def regression(
     """What got worse from `old` to `artifact`.
 
     The new model, its half.onnx in fp16, and the new engine where one runs here, run on the old
-    one's stored inputs, wherever they are still taken. The model's outputs are held against the
-    old model's stored ones, and the errors of all against the errors that the old ones had, of
-    what the old ones were held against; all within the old tolerance. Inputs and outputs, the
-    dims' ranges, the profiles and the tolerances are compared as well.
+    one's stored inputs, unless they refuse them. The model's outputs are compared with the old
+    model's stored ones. The error of every run, of the old reference, is compared with the old
+    error. All comparisons use the old tolerance. Inputs and outputs, the dims' ranges, the profiles
+    and the tolerances are compared as well.
 
     Args:
         plugins: files that the new engine may load; see `pipeline.load`.
     """
     new, before = artifact.manifest, old.manifest
-    lines = _declarations(new, before)
-    if any(line.startswith("inputs:") for line in lines):
-        return Regression(lines)  # nothing to feed
+    worse = _declarations(new, before)
+    if any(one.kind == "input-changed" for one in worse):
+        return Regression(worse)  # nothing to feed
     usable, refused = _usable(new, old)
-    lines += [f"an input of the old artifact is refused: {text}" for text in refused]
+    worse += [note("input-refused", reason=text) for text in refused]
     bind_polygraphy(find_target(new.target.name))
     model = artifact.model if MODEL in new.files else artifact.exported
     results = run_onnx(model, [each.stored.feed for each in usable])
@@ -89,19 +91,32 @@ def regression(
     outputs = compare.collect("new model", results, points, announce, Stopwatch())
     last = _last_run(old)
     for each, output in zip(usable, outputs, strict=True):
-        wrong = judge("old", "new", each.stored.outputs[last], output, before.tolerances())
-        lines += [f"{r.output} at {each.point}: {r.why}" for r in wrong if not r.passed]
-        if not any(not r.passed for r in wrong):
-            lines += _worse("the model", before, each, output, [last], before.tolerances())
-    lines += _half(artifact, before, usable, announce)
+        verdicts = judge("old", "new", each.stored.outputs[last], output, before.tolerances())
+        wrong = [_differs(verdict, each.point) for verdict in verdicts if not verdict.passed]
+        worse += wrong or _worse(last, before, each, output, [last], before.tolerances())
+    worse += _half(artifact, before, usable, announce)
     engine = _engine(artifact, before, usable, announce, plugins)
-    lines += engine.worse
-    if lines:
-        return Regression(lines, engine.notes)
-    count = "1 size" if len(usable) == 1 else f"{len(usable)} sizes"
-    ran = f"engine {'compared' if engine.ran else 'not compared'}{engine.why and f': {engine.why}'}"
-    return Regression(
-        [], [*engine.notes, f"no regression against {old.path}: {count} compared, {ran}"]
+    worse += engine.worse
+    if worse:
+        return Regression(worse, engine.notes)
+    facts: Facts = {"path": str(old.path), "count": len(usable)}
+    if engine.ran:
+        return Regression([], [*engine.notes, Note("no-regression", facts)])
+    reason = engine.why or "it ran at no stored size"
+    without = Note("no-regression-without-engine", {**facts, "reason": reason})
+    return Regression([], [*engine.notes, without])
+
+
+def _differs(verdict: Verdict, point: Point) -> Note:
+    """The regression that a failed verdict is."""
+    return note(
+        "output-differs",
+        output=verdict.output,
+        label=point.label,
+        sizes=dict(point.sizes),
+        verdict=verdict.kind,
+        max_abs=verdict.max_abs,
+        reason=verdict.text,
     )
 
 
@@ -125,7 +140,7 @@ def _usable(new: Manifest, old: Artifact) -> tuple[list[_Old], list[str]]:
 
 def _half(
     artifact: Artifact, before: Manifest, usable: Sequence[_Old], announce: Announce
-) -> Iterator[str]:
+) -> Iterator[Note]:
     """What the new half.onnx does worse, where both are fp16."""
     if HALF not in artifact.manifest.files or before.precision != "fp16":
         return
@@ -135,7 +150,7 @@ def _half(
     tolerance = before.engine_tolerances()
     for each, output in zip(usable, outputs, strict=True):
         runs = [name for name in each.stored.outputs if name == run_names.HALF]
-        yield from _worse(HALF, before, each, output, runs, tolerance)
+        yield from _worse(run_names.HALF, before, each, output, runs, tolerance)
 
 
 def _engine(
@@ -166,25 +181,23 @@ def _engine(
                     continue
                 found.ran += 1
                 runs = [name for name in each.stored.outputs if is_engine(name)]
-                what = f"the {subject.name}"
-                found.worse += _worse(what, before, each, output, runs, tolerance)
+                found.worse += _worse(subject.name, before, each, output, runs, tolerance)
     return found
 
 
 def _worse(
-    what: str,
+    run: str,
     before: Manifest,
     each: _Old,
     output: Feed,
     runs: Sequence[str],
     tolerance: Mapping[str, Tolerance],
-) -> Iterator[str]:
-    """Outputs whose error, of what the old artifact was held against, is beyond the tolerance, or
-    has grown.
+) -> Iterator[Note]:
+    """Outputs whose error, of the old artifact's reference, is beyond the tolerance, or has grown.
 
     Args:
-        what: was run.
-        output: what it gave.
+        run: the new run's name.
+        output: its outputs.
         runs: the old artifact's stored runs of the same; the worst of them counts.
     """
     reference = each.stored.outputs.get(before.reference)
@@ -192,17 +205,21 @@ def _worse(
         return
     for name, want in reference.items():
         far, part = _error(want, output.get(name), tolerance[name])
-        old = [_error(want, each.stored.outputs[run].get(name), tolerance[name]) for run in runs]
+        old = [_error(want, each.stored.outputs[r].get(name), tolerance[name]) for r in runs]
         far_before, part_before = max(old, default=(0.0, 0.0))
-        was = f", the old one by {far_before:.3g}" if old else ""
-        where = f"{name} of {what} at {each.point}"
+        facts: Facts = {
+            "output": name,
+            "run": run,
+            "label": each.point.label,
+            "sizes": dict(each.point.sizes),
+            "reference": before.reference,
+            "error": float(far),
+            "before": float(far_before) if old else None,
+        }
         if part > 1:
-            yield f"{where}: off {before.reference} by up to {far:.3g}{was}"
+            yield Note("error-too-large", facts)
         elif old and part > _PART and part > _TIMES * part_before:
-            yield (
-                f"{where}: its error grew from {far_before:.3g} to {far:.3g}, "
-                f"{part:.0%} of the tolerance"
-            )
+            yield Note("error-grew", {**facts, "part_share": part})
 
 
 def _error(want: np.ndarray, got: np.ndarray | None, tolerance: Tolerance) -> tuple[float, float]:
@@ -223,70 +240,79 @@ def _last_run(artifact: Artifact) -> str:
     return run_names.REWRITTEN if MODEL in artifact.manifest.files else run_names.EXPORTED
 
 
-def _declarations(new: Manifest, old: Manifest) -> list[str]:
-    lines = []
+def _declarations(new: Manifest, old: Manifest) -> list[Note]:
     declared, before = new.interface, old.interface
-    for what, tensors, others in (
-        ("inputs", declared.inputs, before.inputs),
-        ("outputs", declared.outputs, before.outputs),
-    ):
-        mine, theirs = _types(tensors), _types(others)
-        for name, was in theirs.items():
-            if mine.get(name) != was:
-                lines.append(f"{what}: {name} was {was}, is {mine.get(name)}")
+    notes = _changed("input-changed", declared.inputs, before.inputs)
+    notes += _changed("output-changed", declared.outputs, before.outputs)
     now_dims = declared.dims
     for name, dim in before.dims.items():
         if name not in now_dims:
-            lines.append(f"dim {name} is gone")
+            notes.append(note("dim-removed", name=name))
         elif (
             (mine_ := now_dims[name]).min > dim.min
             or mine_.max < dim.max
             or (dim.multiple_of % mine_.multiple_of)
             or (dim.offset - mine_.offset) % mine_.multiple_of
         ):
-            lines.append(f"dim narrowed: {dim} is now {mine_}")
+            notes.append(note("dim-narrowed", name=name, was=str(dim), now=str(mine_)))
     now_profiles = declared.profiles
     for profile in before.profiles:
         for which, word in enumerate(("min", "opt", "max")):
             sizes = profile.sizes(which)
-            at = ",".join(f"{k}={v}" for k, v in sizes.items())
             if sizes.keys() == now_dims.keys() and not any(p.allows(sizes) for p in now_profiles):
-                lines.append(f"profile {profile.name}: no profile allows its {word} {at} any more")
-    lines += _coverage(new, old)
-    lines += [f"rule added: {rule}" for rule in declared.rules if rule not in before.rules]
-    return lines + _widened(new, old)
+                facts: Facts = {"profile": profile.name, "which": word, "sizes": dict(sizes)}
+                notes.append(Note("profile-narrowed", facts))
+    notes += _coverage(new, old)
+    notes += [note("rule-added", rule=r) for r in declared.rules if r not in before.rules]
+    return notes + _widened(new, old)
 
 
-def _types(tensors: Sequence[Input | Output]) -> dict[str, tuple[str | None, object]]:
-    """Dtype and shape by name."""
-    return {t.name: (t.dtype, shape_texts(t.shape or ())) for t in tensors}
+def _changed(
+    kind: NoteKind, now: Sequence[Input | Output], before: Sequence[Input | Output]
+) -> list[Note]:
+    """Tensors that are missing, or have another type or shape."""
+    mine = {tensor.name: _declared(tensor) for tensor in now}
+    return [
+        note(kind, name=tensor.name, was=was, now=mine.get(tensor.name, "missing"))
+        for tensor in before
+        if mine.get(tensor.name) != (was := _declared(tensor))
+    ]
 
 
-def _widened(new: Manifest, old: Manifest) -> list[str]:
+def _declared(tensor: Input | Output) -> str:
+    return f"{tensor.dtype} [{', '.join(map(str, shape_texts(tensor.shape or ())))}]"
+
+
+def _widened(new: Manifest, old: Manifest) -> list[Note]:
     """Tolerances that are wider than they were."""
-    pairs = [("", new.tolerances(), old.tolerances())]
+    pairs: list[tuple[NoteKind, Mapping[str, Tolerance], Mapping[str, Tolerance]]] = []
+    pairs.append(("tolerance-widened", new.tolerances(), old.tolerances()))
     stated = old.interface.engine_tolerance or new.interface.engine_tolerance
     if old.precision == new.precision and stated:
-        pairs.append((" of the engine", new.engine_tolerances(), old.engine_tolerances()))
+        engines = new.engine_tolerances(), old.engine_tolerances()
+        pairs.append(("engine-tolerance-widened", *engines))
     return [
-        f"tolerance of {name}{whose} widened: rtol {b.rtol} to {a.rtol}, atol {b.atol} to {a.atol}"
-        + (f", differing {b.differing} to {a.differing}" if a.differing > b.differing else "")
-        for whose, now, before in pairs
+        note(kind, output=name, was=_limits(b), now=_limits(a))
+        for kind, now, before in pairs
         for name, b in before.items()
         if (a := now.get(name, b)).rtol > b.rtol or a.atol > b.atol or a.differing > b.differing
     ]
 
 
-def _coverage(new: Manifest, old: Manifest) -> list[str]:
+def _limits(tolerance: Tolerance) -> str:
+    differing = f", differing {tolerance.differing:g}" if tolerance.differing else ""
+    return f"rtol {tolerance.rtol:g}, atol {tolerance.atol:g}{differing}"
+
+
+def _coverage(new: Manifest, old: Manifest) -> list[Note]:
     """What was built or compared otherwise, or less."""
-    lines = []
+    notes = []
     if old.precision != new.precision:
-        lines.append(f"precision was {old.precision}, is {new.precision}")
+        notes.append(note("precision-changed", was=old.precision, now=new.precision))
     done = [p.sizes for p in new.comparison.points if p.compared] if new.comparison else []
     for point in old.comparison.points if old.comparison else ():
         if point.compared and point.sizes not in done:
-            at = ",".join(f"{k}={v}" for k, v in point.sizes.items())
-            lines.append(f"{at} was compared, is not any more")
+            notes.append(note("size-not-compared", sizes=dict(point.sizes)))
     if old.engine_compared and not new.engine_compared:
-        lines.append(f"the engine was compared, is not any more: {new.engine_compared_why}")
-    return lines
+        notes.append(note("engine-not-compared", reason=new.engine_compared_why))
+    return notes

@@ -1,27 +1,42 @@
-"""Whether each row of a batch stands for itself, in torch, in ONNX Runtime and in the engine.
+"""Whether each row of a batch is independent of the others, in torch, ONNX Runtime and the engine.
 
-Rows may depend on each other where the model means it. The reference is the judge of that: what it
-shows, too, is told and no fault.
+Some models make rows depend on each other on purpose. What the reference does, too, is reported and
+is no fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from pipeline.artifact.manifest import CheckInfo, PointInfo
+from pipeline.artifact.manifest import PointInfo
 from pipeline.errors import OutOfMemory
 from pipeline.spec.closeness import apart
 from pipeline.spec.dims import Dim, Size, kept_rules, size_text
 from pipeline.spec.expressions import DimExpr
+from pipeline.spec.findings import Note, note
 from pipeline.spec.interface import Interface
 from pipeline.spec.tensors import Feed, Tolerance
+from pipeline.spec.verdicts import Check, CheckKind, RowChange, RowChangeKind, finite
 
 RunAll = Callable[[Sequence[Feed]], Iterable[Feed]]
-Part = tuple[str, str]  # what is wrong, and in which output
-ROWS = "batch rows"
+Part = tuple[RowChangeKind, str]  # what is wrong, and in which output
+ROWS: Final = "batch rows"
+
+
+class RowSizes(NamedTuple):
+    """Where rows are checked.
+
+    Args:
+        sizes: of all dims, with at least two rows.
+        smaller: another legal size of the batch, or None.
+    """
+
+    sizes: Mapping[str, int]
+    smaller: int | None
 
 
 @dataclass(frozen=True)
@@ -39,9 +54,7 @@ class Batch:
     interface: Interface
     rows: frozenset[str]
 
-    def at(
-        self, sizes: Mapping[str, int], low: int, near: int, high: int
-    ) -> tuple[dict[str, int], int | None] | None:
+    def at(self, sizes: Mapping[str, int], low: int, near: int, high: int) -> RowSizes | None:
         """Sizes with at least two rows, and a smaller batch that is legal, too, if there is one;
         None where there are no such sizes.
 
@@ -56,8 +69,8 @@ class Batch:
         for rows in (near, least + self.dim.multiple_of):
             found = {**sizes, self.dim.name: rows}
             if least < rows <= high and kept_rules(rules, found):
-                return found, least if kept_rules(rules, few) else None
-        return (few, None) if 1 < least <= high and kept_rules(rules, few) else None
+                return RowSizes(found, least if kept_rules(rules, few) else None)
+        return RowSizes(few, None) if 1 < least <= high and kept_rules(rules, few) else None
 
 
 def find_batch(interface: Interface) -> Batch | None:
@@ -84,9 +97,7 @@ def _uses(shape: Sequence[Size | str], dim: Dim) -> bool:
     return any(dim.name in DimExpr(size_text(size)).names for size in shape)
 
 
-def cheap_sizes(
-    batch: Batch, points: Sequence[PointInfo], memory_limit: int
-) -> tuple[dict[str, int], int | None] | None:
+def cheap_sizes(batch: Batch, points: Sequence[PointInfo], memory_limit: int) -> RowSizes | None:
     """The cheapest sizes to check the rows at, made from those of the points that were run, and
     the smaller batch; None where all are over the memory limit."""
     name = batch.dim.name
@@ -94,30 +105,29 @@ def cheap_sizes(
         found = batch.at(info.sizes, batch.dim.min, batch.dim.min, batch.dim.max)
         if found is None:
             continue
-        grows = max(found[0][name] / max(info.sizes[name], 1), 1.0)
+        grows = max(found.sizes[name] / max(info.sizes[name], 1), 1.0)
         if info.estimate_bytes * grows <= memory_limit:
             return found
     return None
 
 
-def why_no_rows(batch: Batch | None, points: Sequence[PointInfo]) -> str:
+def why_no_rows(batch: Batch | None, points: Sequence[PointInfo]) -> Note:
     """Why no rows are checked where there is no batch, or `cheap_sizes` finds nothing."""
     if batch is None:
-        return "no dim is the first axis, and no other, of what goes in and comes out"
+        return note("no-batch-dim")
     ran = [info.sizes for info in points if info.compared]
     if not ran:
-        return "no size was compared"
+        return note("rows-nothing-compared")
     if any(batch.at(sizes, batch.dim.min, batch.dim.min, batch.dim.max) for sizes in ran):
-        return "two rows are over the memory limit"
-    return f"dim {batch.dim.name} allows no two rows"
+        return note("rows-too-large")
+    return note("no-two-rows", name=batch.dim.name)
 
 
 @dataclass(frozen=True)
 class RowsFound:
-    """The check, and what was found against it: how far, by part and output; also where that is
-    forgiven."""
+    """The check, and how far each part of each output is off; also where that is forgiven."""
 
-    info: CheckInfo
+    info: Check
     against: Mapping[Part, float]
 
 
@@ -125,31 +135,30 @@ def check_rows(
     name: str,
     run: RunAll,
     batch: Batch,
-    sizes: Mapping[str, int],
-    smaller: int | None,
+    at: RowSizes,
     tolerance: Mapping[str, Tolerance],
     *,
     forgiven: Collection[Part] = (),
     seed: int = 0,
 ) -> RowsFound:
-    """Whether each row of a batch stands for itself, within the tolerance.
+    """Whether each row of a batch is independent of the others, within the tolerance.
 
-    The same sample in every row has to give the same rows; a row has to stay as it is with other
-    samples in the other rows, at another place, and in a smaller batch.
+    The same sample in every row must give the same rows. A row must not change with the samples in
+    the other rows, with its position, or with the batch size.
 
     Args:
-        name: of the run.
-        run: the outputs, one feed after the other.
+        name: the run's name.
+        run: gives the outputs, one feed after the other.
         batch: see `find_batch`.
-        sizes: of all dims; at least two rows.
-        smaller: another size of the batch, or None.
+        at: the sizes.
         tolerance: by output name.
-        forgiven: parts that the reference fails, too, in the same output: told, no fault.
+        forgiven: parts that the reference fails, too, in the same output: reported, no fault.
         seed: for the inputs' values.
 
     Raises:
         OutOfMemory: an engine's sizes do not fit into the GPU's memory.
     """
+    sizes, smaller = at
     feed = batch.interface.sample(sizes, seed)
     feeds = [
         feed,
@@ -159,21 +168,21 @@ def check_rows(
     feeds += [] if smaller is None else [_with_rows(feed, batch, lambda a: a[:smaller])]
     try:
         plain, same, reverse, *less = [dict(outputs) for outputs in run(feeds)]
-    except OutOfMemory:  # says nothing about the rows
+    except OutOfMemory:  # no finding about the rows
         raise
     except Exception as error:  # every library has its own
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return RowsFound(CheckInfo(ROWS, name, dict(sizes), False, f"fails: {first}"), {})
+        return RowsFound(Check(ROWS, name, "run-failed", dict(sizes), {"reason": first}), {})
     against: dict[Part, float] = {}
     for key in sorted(batch.rows & plain.keys()):
         a, b, c = plain[key], same[key], reverse[key]
-        parts = [
-            ("the same sample in every row gives other rows", np.repeat(b[:1], len(b), 0), b),
-            ("a row changes with the samples in the other rows", b[:1], a[:1]),
-            ("a row changes with its place", a, c[::-1]),
+        parts: list[tuple[RowChangeKind, np.ndarray, np.ndarray]] = [
+            ("same-sample", np.repeat(b[:1], len(b), 0), b),
+            ("other-samples", b[:1], a[:1]),
+            ("position", a, c[::-1]),
         ]
         for outputs in less:
-            parts.append(("a row changes with the batch's size", a[:smaller], outputs[key]))
+            parts.append(("batch-size", a[:smaller], outputs[key]))
         for part, want, got in parts:
             far, within = apart(want, got, tolerance[key])
             if not within:
@@ -183,26 +192,25 @@ def check_rows(
 
 def _info(
     name: str, sizes: Mapping[str, int], against: Mapping[Part, float], forgiven: Collection[Part]
-) -> CheckInfo:
-    bad = _told({part: far for part, far in against.items() if part not in forgiven})
-    meant = _told({part: far for part, far in against.items() if part in forgiven})
-    text = bad or ("" if meant else "each row stands for itself")
-    if meant:
-        text += f"{'; ' if bad else ''}as the model has it: {meant}"
-    return CheckInfo(ROWS, name, dict(sizes), not bad, text)
+) -> Check:
+    faults = _changes({p: far for p, far in against.items() if p not in forgiven}, False)
+    meant = _changes({p: far for p, far in against.items() if p in forgiven}, True)
+    kind: CheckKind = "rows-independent"
+    if faults or meant:
+        kind = "rows-depend" if faults else "rows-as-in-model"
+    return Check(ROWS, name, kind, dict(sizes), rows=(*faults, *meant))
 
 
-def _told(against: Mapping[Part, float]) -> str:
+def _changes(against: Mapping[Part, float], in_model: bool) -> list[RowChange]:
     """Each part with the output that is the furthest off, and how many others there are."""
-    parts: dict[str, list[tuple[float, str]]] = {}
+    parts: dict[RowChangeKind, list[tuple[float, str]]] = {}
     for (part, key), far in against.items():
         parts.setdefault(part, []).append((far, key))
-    texts = []
+    changes = []
     for part, found in parts.items():
         far, key = max(found, key=lambda pair: pair[0])
-        more = f", and {len(found) - 1} more outputs" if len(found) > 1 else ""
-        texts.append(f"{part}: {key} by up to {far:.3g}{more}")
-    return "; ".join(texts)
+        changes.append(RowChange(part, key, finite(far), len(found) - 1, in_model))
+    return changes
 
 
 def _with_rows(
@@ -213,17 +221,16 @@ def _with_rows(
 
 def check_models(
     batch: Batch,
-    sizes: Mapping[str, int],
-    smaller: int | None,
+    at: RowSizes,
     models: Mapping[str, RunAll],
     torch_run: RunAll | None,
     tolerance: Mapping[str, Tolerance],
     seed: int = 0,
-) -> tuple[list[CheckInfo], frozenset[Part]]:
+) -> tuple[list[Check], frozenset[Part]]:
     """The rows of the ONNX files, and what of them the model means.
 
     Args:
-        batch, sizes, smaller, tolerance, seed: see `check_rows`.
+        batch, at, tolerance, seed: see `check_rows`.
         models: run by name; the first is the exported model. Where rows depend on each other in
             it, torch is asked whether that is meant, if it is there; without torch it is.
         torch_run: the torch module.
@@ -231,18 +238,16 @@ def check_models(
     Returns:
         One check a model, and what is forgiven to an engine: parts, each in one output.
     """
-    checks: list[CheckInfo] = []
+    checks: list[Check] = []
     forgiven: frozenset[Part] = frozenset()
     for name, run in models.items():
-        found = check_rows(
-            name, run, batch, sizes, smaller, tolerance, forgiven=forgiven, seed=seed
-        )
+        found = check_rows(name, run, batch, at, tolerance, forgiven=forgiven, seed=seed)
         if not checks and found.against:
             meant = found.against
             if torch_run is not None:
-                judge = check_rows("torch", torch_run, batch, sizes, smaller, tolerance, seed=seed)
+                judge = check_rows("torch", torch_run, batch, at, tolerance, seed=seed)
                 meant = judge.against
             forgiven = frozenset(meant)
-            found = RowsFound(_info(name, sizes, found.against, forgiven), found.against)
+            found = RowsFound(_info(name, at.sizes, found.against, forgiven), found.against)
         checks.append(found.info)
     return checks, forgiven

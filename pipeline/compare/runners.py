@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.artifact.manifest import CheckInfo, ComparisonInfo, PairResult, PointInfo
+from pipeline.artifact.manifest import ComparisonInfo, PointInfo
 from pipeline.compare.plan import Job, Plan
 from pipeline.compare.problems import Problem, problems, with_worst
 from pipeline.compare.run_names import EXPORTED, TORCH, in_precision
-from pipeline.compare.verdict import RANGE_HINT, failed, judge, origins_of
+from pipeline.compare.verdict import judge, origins_of, other_shape
 from pipeline.compare.weak_parts import weak_parts
 from pipeline.errors import CompareError, PipelineError
 from pipeline.graph.session import run_onnx
@@ -29,8 +29,10 @@ from pipeline.machine.polygraphy import collected
 from pipeline.machine.resources import Stopwatch
 from pipeline.rewrite.half import write_rounded
 from pipeline.spec.dims import shape_at
-from pipeline.spec.profiles import Point, Profile
+from pipeline.spec.findings import Facts, Note, NoteKind, note
+from pipeline.spec.profiles import Point, Profile, size_text
 from pipeline.spec.tensors import Feed
+from pipeline.spec.verdicts import ADVICE, Verdict
 
 if TYPE_CHECKING:
     import torch
@@ -39,10 +41,25 @@ Announce = Callable[[str], None]
 # name of a run -> one {output: array} a point
 Runs = dict[str, Sequence[Feed]]
 
-_MISSING = "torch's outputs are not stored for them; run torch again (--torch)"
-_NONE_KEPT = "none that was chosen keeps the rules; give the profile other ranges"
-_STATE_IT = "state one (engine_tolerance in the spec, or --engine-tolerance RTOL,ATOL)"
-_OVERFLOW = "fp16 overflows beyond 65504: build the engine with --precision tf32"
+
+@dataclass(frozen=True)
+class Ground:
+    """The sizes and inputs that every run gets, and who hears of it.
+
+    Args:
+        points, feeds: the sizes, and the inputs at each.
+        announce: is called with what begins.
+        watch: measures the time of each run.
+    """
+
+    points: Sequence[Point]
+    feeds: Sequence[Feed]
+    announce: Announce
+    watch: Stopwatch
+
+    def collect(self, name: str, results: Iterator[dict[str, np.ndarray]]) -> Sequence[Feed]:
+        """The outputs of a run; see `collect`."""
+        return collect(name, results, self.points, self.announce, self.watch)
 
 
 class RunFailed(CompareError):
@@ -112,14 +129,14 @@ def collect(
         except Exception as error:  # every library has its own; the point is to name the sizes
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             text = "\n".join([*messages.errors, str(error)])
-            hint = RANGE_HINT if name == TORCH else ""
+            hint = f". {ADVICE['limit-inputs']}" if name == TORCH else ""
             message = f"{name} fails at {point}: {first}{hint}"
             raise RunFailed(message, run=name, point=len(done), detail=text) from error
     return done
 
 
 def conclude(
-    plan: Plan, runs: Runs, pairs: Sequence[tuple[str, str]], job: Job, notes: Sequence[str] = ()
+    plan: Plan, runs: Runs, pairs: Sequence[tuple[str, str]], job: Job, notes: Sequence[Note] = ()
 ) -> ComparisonInfo:
     """Judges every pair of runs at every point that was run."""
     infos = []
@@ -134,95 +151,94 @@ def conclude(
                 left, right = runs[first][index], runs[second][index]
                 if left and right:  # an engine's profile does not cover every point
                     judged = judge(first, second, left, right, job.tolerances(second), origins)
-                    results += [_told(result, job) for result in judged]
+                    results += [_advised(result, job) for result in judged]
             if ran:
-                results += _stated(job, info, runs, index)
+                results += _other_than_declared(job, info, runs, index)
             infos.append(replace(info, results=tuple(results)))
         index += ran
     if job.untold and len(plan.run) > 1:
-        infos = with_worst(infos, _STATE_IT)
-    notes = [*plan.notes, *notes, *(_uncompared(infos, job) if pairs else ())]
+        infos = with_worst(infos)
+    notes = [*plan.notes, *notes, *_nothing(infos), *(_uncompared(infos, job) if pairs else ())]
     if pairs:
         notes += weak_parts(runs[pairs[0][0]], job.interface.tolerances())
     if job.untold and any(in_precision(run) for run in runs):
-        notes.append(f"no tolerance is stated for {job.precision} engines: held to the fp32 one")
-    comparison = ComparisonInfo(job.memory_limit, tuple(infos), True, tuple(notes))
-    return replace(comparison, passed=not failures(comparison))
+        notes.append(note("no-engine-tolerance", precision=job.precision))
+    return ComparisonInfo(job.memory_limit, tuple(infos), tuple(notes))
 
 
-def _told(result: PairResult, job: Job) -> PairResult:
-    """The result, with what to do where an engine's precision may be to blame."""
-    run, why = result.pair[1], result.why
+def _advised(result: Verdict, job: Job) -> Verdict:
+    """The verdict, with what to do where an engine's precision may be to blame."""
+    run = result.pair[1]
     if result.passed or not in_precision(run):
         return result
-    if job.precision == "fp16" and why.startswith(f"{run} has NaN"):
-        why += f" where {result.pair[0]} has none: {_OVERFLOW}"
-    elif job.untold and result.max_rel is not None:
-        why += f"; {job.precision} has no tolerance of its own: {_STATE_IT}"
-    return replace(result, why=why)
+    if job.precision == "fp16" and result.facts.get("whose") == run:
+        return result.knowing(advice="fp16-overflow", clean=result.pair[0])
+    if job.untold and result.max_rel is not None:
+        return result.knowing(advice="state-engine-tolerance", precision=job.precision)
+    return result
 
 
-def with_checks(comparison: ComparisonInfo, checks: Sequence[CheckInfo]) -> ComparisonInfo:
-    """The comparison with the checks beside the numbers, each of which has to pass."""
-    good = comparison.passed and all(check.passed for check in checks)
-    return replace(comparison, checks=tuple(checks), passed=good)
-
-
-def _stated(job: Job, info: PointInfo, runs: Runs, index: int) -> list[PairResult]:
+def _other_than_declared(job: Job, info: PointInfo, runs: Runs, index: int) -> list[Verdict]:
     """Outputs of the first run whose shape is not the declared one."""
     name, arrays = next((n, run[index]) for n, run in runs.items())
     return [
-        failed(("declared", name), output, f"shape {got}, not {shape_at(shape, info.sizes)}")
+        other_shape(("declared", name), output, got, want)
         for output, shape in job.interface.output_shapes.items()
-        if output in arrays and (got := arrays[output].shape) != shape_at(shape, info.sizes)
+        if output in arrays
+        and (got := arrays[output].shape) != (want := shape_at(shape, info.sizes))
     ]
 
 
 def _alone(info: PointInfo, runs: Runs, index: int) -> PointInfo:
     """A point of an ONNX file that nothing was rewritten in: not compared, but NaN is noticed."""
+    facts: Facts = {"whose": EXPORTED, "advice": "limit-inputs"}
     wrong = [
-        failed((EXPORTED, EXPORTED), name, f"has NaN or infinity{RANGE_HINT}")
+        Verdict("not-finite", (EXPORTED, EXPORTED), name, facts=facts)
         for name, array in runs[EXPORTED][index].items()
         if array.dtype.kind == "f" and not np.isfinite(array).all()
     ]
-    why = "one run only: there is nothing to hold it against"
-    return replace(info, compared=False, why=why, results=(*info.results, *wrong))
+    left_out = note("one-run", run=EXPORTED)
+    return replace(info, left_out=left_out, results=(*info.results, *wrong))
 
 
-def _uncompared(infos: Sequence[PointInfo], job: Job) -> list[str]:
-    """What is missing, one line for each profile of which no size was compared."""
-    lines = []
+def _nothing(infos: Sequence[PointInfo]) -> list[Note]:
+    """A note where nothing was compared, and memory is to blame."""
+    left_out = [info.left_out for info in infos if info.left_out is not None]
+    too_large = any(why.kind == "too-large" for why in left_out)
+    return [note("nothing-compared")] if too_large and len(left_out) == len(infos) else []
+
+
+def _uncompared(infos: Sequence[PointInfo], job: Job) -> list[Note]:
+    """One note for each profile of which no size was compared."""
+    notes = []
     for profile in job.interface.profiles:
         mine = [info for info in infos if profile.allows(info.sizes)]
         if not mine:
-            lines.append(f"profile {profile.name}: none of its sizes was compared: {_NONE_KEPT}")
+            notes.append(note("no-size-keeps-the-rules", profile=profile.name))
         elif not any(info.compared for info in mine):
             dear = all(info.estimate_bytes > job.memory_limit for info in mine)
-            what = "all need more memory than the limit" if dear else _MISSING
-            lines.append(f"profile {profile.name}: none of its sizes was compared: {what}")
-    return lines
+            kind: NoteKind = "profile-too-large" if dear else "profile-not-stored"
+            notes.append(note(kind, profile=profile.name))
+    return notes
 
 
 def failures(comparison: ComparisonInfo) -> list[str]:
-    """What failed, one line each."""
+    """What failed, one line each; nothing where the comparison passed."""
     lines = [_line(problem) for problem in problems(comparison.points)]
-    points = comparison.points
-    if not any(p.compared for p in points) and any(p.why.startswith("needs") for p in points):
-        lines.append("nothing was compared: every point is over the memory limit")
-    lines += [note for note in comparison.notes if note.endswith((_MISSING, _NONE_KEPT))]
+    lines += [one.text for one in comparison.notes if one.fails]
     for check in comparison.checks:
         if not check.passed:
-            at = ",".join(f"{k}={v}" for k, v in check.sizes.items())
-            lines.append(f"{check.name} of {check.run}{f' ({at})' if at else ''}: {check.detail}")
+            at = size_text(check.sizes)
+            lines.append(f"{check.name} of {check.run}{f' ({at})' if at else ''}: {check.text}")
     return lines
 
 
 def _line(problem: Problem) -> str:
     info, result, more = problem.point, problem.result, problem.points - 1
-    sizes = ",".join(f"{k}={v}" for k, v in info.sizes.items())
     rest = f" and {more} more size{'s' if more > 1 else ''}" if more else ""
-    run, held = result.pair[1], result.pair[0]
-    return f"{result.output} of {run} against {held} at {info.label} ({sizes}){rest}: {result.why}"
+    reference, run = result.pair
+    at = f"{info.label} ({size_text(info.sizes)}){rest}"
+    return f"{result.output} of {run} against {reference} at {at}: {result.text}"
 
 
 def profile_of(point: Point, profiles: Sequence[Profile]) -> int | None:

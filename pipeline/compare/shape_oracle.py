@@ -8,21 +8,24 @@ from pathlib import Path
 from pipeline.build.shape_inference import ORACLE, output_sizes, why_not_asked
 from pipeline.compare.plan import Job, Plan
 from pipeline.compare.run_names import TORCH
-from pipeline.compare.verdict import failed
+from pipeline.compare.verdict import other_shape
 from pipeline.machine.target import Target
 from pipeline.spec.dims import shape_at
+from pipeline.spec.findings import Facts, Note, note
+from pipeline.spec.verdicts import Verdict
 
 
-def check_sizes(model: Path, target: Target, job: Job, plan: Plan) -> list[str]:
-    """Holds TensorRT's sizes against the declared ones, which are torch's, at every point.
+def check_sizes(model: Path, target: Target, job: Job, plan: Plan) -> list[Note]:
+    """Compares TensorRT's output sizes with the declared ones, which are torch's, at every point.
 
-    What disagrees is added to the plan's points as failed, those that are too large to run
-    included. Returns notes for the manifest: at how many points it agreed, or why it was not
-    asked.
+    Where they differ, the plan's points get a failed verdict, also those too large to run.
+
+    Returns:
+        Notes: at how many points the sizes agree, or why TensorRT was not asked.
     """
     why = why_not_asked(target)
     if why:
-        return [f"output sizes not asked of TensorRT's shape inference: {why}"]
+        return [note("shape-inference-not-run", reason=why)]
     found = output_sizes(model, plan.shapes, target)
     open_axes = set()
     agreed = 0
@@ -31,7 +34,8 @@ def check_sizes(model: Path, target: Target, job: Job, plan: Plan) -> list[str]:
         for name, shape in job.interface.output_shapes.items():
             want = shape_at(shape, info.sizes)
             if isinstance(sizes, str):
-                wrong.append(failed((TORCH, ORACLE), name, f"TensorRT refuses the sizes: {sizes}"))
+                facts: Facts = {"reason": sizes}  # TensorRT's own text
+                wrong.append(Verdict("sizes-refused", (TORCH, ORACLE), name, facts=facts))
                 break
             got = sizes.get(name, ())
             open_axes |= {f"{name} axis {axis}" for axis, size in enumerate(got) if size < 0}
@@ -39,13 +43,13 @@ def check_sizes(model: Path, target: Target, job: Job, plan: Plan) -> list[str]:
                 a in (-1, b) for a, b in zip(got, want, strict=True)
             )
             if not same:
-                wrong.append(failed((TORCH, ORACLE), name, f"shape {got}, not {want}"))
-        told = not isinstance(sizes, str) and any(
+                wrong.append(other_shape((TORCH, ORACLE), name, tuple(got), want))
+        answered = not isinstance(sizes, str) and any(
             not got or any(n >= 0 for n in got) for got in sizes.values()
         )
-        agreed += told and not wrong
+        agreed += answered and not wrong
         plan.infos[n] = replace(info, results=(*info.results, *wrong))
-    notes = [f"output sizes by TensorRT's own shape inference: right at {agreed} of {len(found)}"]
+    notes = [note("shape-inference-agrees", count=agreed, of=len(found))]
     if open_axes:
-        notes.append(f"sizes that TensorRT leaves to the run: {', '.join(sorted(open_axes))}")
+        notes.append(note("sizes-left-to-the-run", names=tuple(sorted(open_axes))))
     return notes

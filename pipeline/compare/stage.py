@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.artifact.manifest import CheckInfo, ComparisonInfo, Manifest
+from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.artifact.reproduce import StoredRun, reproduce_script
 from pipeline.artifact.stored import StoredPoint, copy_run, store_run, stored_feeds, stored_points
 from pipeline.compare import explain, run_names
@@ -17,7 +17,6 @@ from pipeline.compare import runners as compare
 from pipeline.compare.engine_runs import engine_name, opened, run_engine, why_not_run
 from pipeline.compare.plan import Job, Plan, plan_points
 from pipeline.compare.rows import (
-    ROWS,
     Batch,
     Part,
     RunAll,
@@ -26,7 +25,7 @@ from pipeline.compare.rows import (
     find_batch,
     why_no_rows,
 )
-from pipeline.compare.runners import RunFailed, Runs, profile_of
+from pipeline.compare.runners import Ground, RunFailed, Runs, profile_of
 from pipeline.compare.shape_oracle import check_sizes
 from pipeline.errors import ArtifactError, InputError
 from pipeline.graph.session import run_onnx
@@ -46,23 +45,38 @@ from pipeline.spec.file_names import (
     PLAN,
     REPRODUCE,
 )
+from pipeline.spec.findings import Facts, Note, note
 from pipeline.spec.profiles import Point, Profile, parse_sizes, points
 from pipeline.spec.tensors import Feed
+from pipeline.spec.verdicts import Check
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """How an artifact is compared.
+
+    Args:
+        memory_limit: bytes that a run may take by its estimate.
+        seed: for the inputs' values.
+        shapes: further sizes, as text; only with the torch reference.
+        plugins: files that the engine may load; see `pipeline.load`.
+    """
+
+    memory_limit: int
+    seed: int
+    shapes: Sequence[str] = ()
+    plugins: Sequence[str] = ()
 
 
 def compare_stage(
     folder: Path,
     manifest: Manifest,
     module: torch.nn.Module | None,
-    *,
-    shapes: Sequence[str] = (),
-    memory_limit: int,
-    seed: int,
+    options: CompareOptions,
     announce: Announce,
-    plugins: Sequence[str] = (),
     place: Path | None = None,
 ) -> tuple[Manifest, Mapping[str, float]]:
     """Compares torch, exported.onnx, model.onnx, in fp16 half.onnx, and, where a GPU can run it,
@@ -73,10 +87,8 @@ def compare_stage(
         manifest: what it declares.
         module: the torch reference, padding included; None takes torch's stored outputs, at
             all sizes that they were stored for.
-        shapes: further sizes, as text; only with a `module`.
-        memory_limit: bytes that a run may take by its estimate.
-        seed: for the inputs' values.
-        plugins: files that the engine may load; see `pipeline.load`.
+        options: the sizes, the memory and the seed.
+        announce: is called with what begins.
         place: what errors call the folder, where that is a copy of the artifact's.
 
     Raises:
@@ -85,7 +97,7 @@ def compare_stage(
     """
     if not (folder / EXPORTED).is_file():
         raise ArtifactError("the artifact holds no exported.onnx: run `pipeline export` first")
-    if module is None and shapes and manifest.reference == run_names.TORCH:
+    if module is None and options.shapes and manifest.reference == run_names.TORCH:
         raise InputError("further sizes need the torch model: give --torch as well")
     target = find_target(manifest.target.name)
     bind_polygraphy(target)
@@ -95,7 +107,7 @@ def compare_stage(
     )
     # of an ONNX file only the sizes that were asked for; the values are made anew
     again = stored_feeds(folder) if base != run_names.TORCH else [point.feed for point in stored]
-    job = _job(manifest, shapes, again, memory_limit)
+    job = _job(manifest, options.shapes, again, options.memory_limit)
     plan = plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
     if (folder / MODEL).is_file():
@@ -108,38 +120,36 @@ def compare_stage(
     if module is None and base == run_names.TORCH:
         plan, feeds, runs[run_names.TORCH], later = _stored(stored, plan)
     else:
-        feeds = [manifest.interface.sample(point.sizes, seed) for point in plan.run]
+        feeds = [manifest.interface.sample(point.sizes, options.seed) for point in plan.run]
+    ground = Ground(plan.run, feeds, announce, watch)
     try:
         if module is not None:
             results = compare.run_torch(module, [o.name for o in manifest.interface.outputs], feeds)
-            done = compare.collect(run_names.TORCH, results, plan.run, announce, watch)
-            runs[run_names.TORCH] = done
-        pairs, notes = _run_files(folder, manifest, plan, feeds, runs, announce, watch)
+            runs[run_names.TORCH] = ground.collect(run_names.TORCH, results)
+        pairs, notes = _run_files(folder, manifest, ground, runs)
     except RunFailed as error:
-        raise explain.failed_run(error, folder, manifest, module, feeds, seed) from error
+        raise explain.failed_run(error, folder, manifest, module, feeds, options.seed) from error
     with watch("batch rows"):
         batch, checks, forgiven, unasked = _rows_of_models(
-            folder, manifest, plan, job, module, seed
+            folder, manifest, plan, job, module, options.seed
         )
     engine_why = why_not_run(folder, target, manifest)
     if not engine_why:
-        with opened(folder, manifest, plugins) as engine:
-            ran = run_engine(engine, plan.run, feeds, job, batch, forgiven, announce, watch)
+        with opened(folder, manifest, options.plugins) as engine:
+            ran = run_engine(engine, ground, job, batch, forgiven)
         runs.update(ran.runs)
-        checks += ran.checks
-        notes += ran.notes
-        pairs += [(held, name) for name in ran.runs for held in {run_names.REWRITTEN: 0, base: 0}]
+        checks, notes = [*checks, *ran.checks], [*notes, *ran.notes]
+        references = dict.fromkeys([run_names.REWRITTEN, base])
+        pairs += [(reference, name) for name in ran.runs for reference in references]
         engine_why = ran.missing
     with watch("polygraphy compare"):
         info = compare.conclude(plan, runs, pairs, job, [*unasked, *notes])
     if not info.passed:
         info = explain.disagreement(info, folder, manifest, module, feeds, announce)
-    info = compare.with_checks(info, checks)
     with watch("polygraphy store"):
         left = _store(folder, manifest, plan.run, feeds, runs, later)
-    return _noted(manifest, replace(info, notes=(*info.notes, *left)), plan.run, engine_why), dict(
-        watch.seconds
-    )
+    info = replace(info, checks=tuple(checks), notes=(*info.notes, *left))
+    return _noted(manifest, info, plan.run, engine_why), dict(watch.seconds)
 
 
 def _job(
@@ -161,12 +171,9 @@ def _job(
 def _run_files(
     folder: Path,
     manifest: Manifest,
-    plan: Plan,
-    feeds: Sequence[Feed],
+    ground: Ground,
     runs: Runs,
-    announce: Announce,
-    watch: Stopwatch,
-) -> tuple[list[tuple[str, str]], list[str]]:
+) -> tuple[list[tuple[str, str]], list[Note]]:
     """Runs the ONNX files.
 
     Where an engine is to be in half precision, half.onnx too: before the build, what it will be.
@@ -175,27 +182,25 @@ def _run_files(
     """
     exported, model, base = folder / EXPORTED, folder / MODEL, manifest.reference
     name = run_names.EXPORTED
-    results = run_onnx(exported, feeds)
-    runs[name] = compare.collect(name, results, plan.run, announce, watch)
-    pairs, notes = [(base, name)] if base != name else [], []
+    feeds = ground.feeds
+    runs[name] = ground.collect(name, run_onnx(exported, feeds))
+    pairs, notes = [(base, name)] if base != name else [], list[Note]()
     if base == name:
-        notes.append("exported.onnx is the source itself: there is nothing to hold it against")
+        notes.append(note("source-is-onnx"))
     if not model.is_file():
-        notes.append("model.onnx was not there: only exported.onnx was compared")
+        notes.append(note("only-exported"))
     elif hash_file(model) == hash_file(exported):
         runs[run_names.REWRITTEN] = runs[name]
-        notes.append("model.onnx is exported.onnx to the byte (no pass was needed): run once")
+        notes.append(note("model-unchanged"))
     else:
-        results = run_onnx(model, feeds)
-        rewritten = compare.collect(run_names.REWRITTEN, results, plan.run, announce, watch)
-        runs[run_names.REWRITTEN] = rewritten
+        runs[run_names.REWRITTEN] = ground.collect(run_names.REWRITTEN, run_onnx(model, feeds))
         pairs += dict.fromkeys([(name, run_names.REWRITTEN), (base, run_names.REWRITTEN)])
     if manifest.precision == "fp16" and model.is_file():
         built = (folder / HALF).is_file()
         if not built:
-            notes.append("half.onnx is not built yet: what it will be of model.onnx was compared")
+            notes.append(note("half-not-built"))
         results = compare.run_half(folder / HALF if built else model, feeds, plain=not built)
-        runs[run_names.HALF] = compare.collect(run_names.HALF, results, plan.run, announce, watch)
+        runs[run_names.HALF] = ground.collect(run_names.HALF, results)
         pairs.append((base, run_names.HALF))
     return pairs, notes
 
@@ -207,15 +212,13 @@ def _rows_of_models(
     job: Job,
     module: torch.nn.Module | None,
     seed: int,
-) -> tuple[Batch | None, list[CheckInfo], frozenset[Part], list[str]]:
-    """The batch, if there is one; the checks of the ONNX files' rows at the cheapest sizes; what of
-    it the model means; and a note where there are no checks."""
+) -> tuple[Batch | None, list[Check], frozenset[Part], list[Note]]:
+    """The batch, if there is one; the checks of the ONNX files' rows at the cheapest sizes; how
+    rows depend on each other in the model; and a note where there are no checks."""
     batch = find_batch(manifest.interface)
     found = batch and cheap_sizes(batch, plan.infos, job.memory_limit)
     if not batch or not found:
-        why = why_no_rows(batch, plan.infos)
-        return batch, [], frozenset(), [f"{ROWS} were not checked: {why}"]
-    sizes, smaller = found
+        return batch, [], frozenset(), [why_no_rows(batch, plan.infos)]
     exported, model = folder / EXPORTED, folder / MODEL
     models: dict[str, RunAll] = {run_names.EXPORTED: partial(run_onnx, exported)}
     if model.is_file() and hash_file(model) != hash_file(exported):
@@ -223,7 +226,7 @@ def _rows_of_models(
     outputs = [o.name for o in manifest.interface.outputs]
     torch_run = module and partial(compare.run_torch, module, outputs)
     tolerances = manifest.tolerances()
-    checks, forgiven = check_models(batch, sizes, smaller, models, torch_run, tolerances, seed)
+    checks, forgiven = check_models(batch, found, models, torch_run, tolerances, seed)
     return batch, checks, forgiven, []
 
 
@@ -245,14 +248,14 @@ def _store(
     feeds: Sequence[Feed],
     runs: Runs,
     later: Sequence[StoredPoint],
-) -> list[str]:
+) -> list[Note]:
     """Stores inputs and outputs in Polygraphy's format, and the script that compares them again;
     what was stored before goes.
 
     Returns a note for every run whose outputs in a profile are left out, since not all of them are
     there: Polygraphy wants outputs for all inputs of a file.
     """
-    notes = []
+    notes: list[Note] = []
     shutil.rmtree(folder / COMPARISON, ignore_errors=True)
     if later:
         waiting = [point.outputs for point in later]
@@ -265,10 +268,9 @@ def _store(
             missing = sum(not outputs[n] for n in mine)
             if missing:  # an engine's profile without these sizes, or too little memory
                 if number is not None and runner == engine_name(profiles, number):
-                    notes.append(
-                        f"outputs of {runner} are not stored: {missing} of {len(mine)} sizes of "
-                        f"profile {name} did not run"
-                    )
+                    facts: Facts = {"run": runner, "profile": name}
+                    counts: Facts = {"count": missing, "of": len(mine)}
+                    notes.append(Note("outputs-not-stored", {**facts, **counts}))
                 continue
             place = folder / COMPARISON / name
             if runner == run_names.REWRITTEN and outputs is runs[run_names.EXPORTED]:
@@ -303,16 +305,16 @@ def _stored(
     later: list[StoredPoint] = []
     for info, shapes in zip(plan.infos, plan.shapes, strict=True):
         point = found.get(tuple(sorted(shapes.items())))
-        compared, why = info.compared, info.why
-        if point is not None and not compared:
+        left_out = info.left_out
+        if point is not None and left_out is not None:
             later.append(point)
         elif point is not None:
             new.run.append(Point(info.label, info.sizes))
             feeds.append(point.feed)
             outputs.append(point.outputs)
-        elif compared:
-            compared, why = False, "torch's outputs are not stored for it"
-        new.infos.append(replace(info, compared=compared, why=why))
+        elif left_out is None:
+            left_out = note("not-stored", run=run_names.TORCH)
+        new.infos.append(replace(info, left_out=left_out))
         new.shapes.append(shapes)
     return new, feeds, outputs, later
 
@@ -330,9 +332,9 @@ def _noted(
     gpu = find_gpu()
     gpu_name = gpu.name if isinstance(gpu, Gpu) and not engine_why else ""
     here = versions(("onnxruntime", "polygraphy", "numpy"))  # perhaps not where it was exported
-    for name, text in manifest.export.dynamic.items():
+    for name, shown in manifest.export.dynamic.items():
         sizes = sorted({point.sizes[name] for point in run})
-        dynamic[name] = f"{text.split(';')[0]}; ran at {', '.join(map(str, sizes))}"
+        dynamic[name] = replace(shown, ran_at=tuple(sizes))
     return replace(
         manifest,
         comparison=info,

@@ -8,18 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifact.manifest import PairResult
+from pipeline.compare.run_names import TORCH
 from pipeline.machine.polygraphy import collected
+from pipeline.spec.findings import Facts
 from pipeline.spec.tensors import Tolerance
+from pipeline.spec.verdicts import Verdict
 
-RANGE_HINT = (
-    "; if its inputs' values are to blame, give the Input a range (--range NAME=LOW..HIGH, or low= "
-    "and high=)"
-)
-TIES = (
-    "; if values tie there (an argmax), give what they are made of as an output, or state the "
-    "share that may differ (Tolerance(..., differing=0.001), --tolerance RTOL,ATOL,0.001)"
-)
 # output -> run -> the first run that had the same NaN and infinities
 Origins = Mapping[str, Mapping[str, str]]
 _JUDGED = 1 << 20  # elements of an output that Polygraphy is given
@@ -33,42 +27,58 @@ def judge(
     right: Mapping[str, np.ndarray],
     tolerances: Tolerance | Mapping[str, Tolerance],
     origins: Origins | None = None,
-) -> list[PairResult]:
-    """Compares two runs at one point, output by output; `right` is held against `left`.
+) -> list[Verdict]:
+    """Compares two runs at one point, output by output.
 
-    Floating point within the output's tolerance (one for all, or by name); integers and booleans
-    have to be equal. NaN and infinity are put down to the run of `origins`, if that is given.
+    Floating-point elements must be within the output's tolerance. Integers and booleans must be
+    equal.
+
+    Args:
+        first: the reference's name.
+        second: the run's name.
+        left, right: their outputs by name.
+        tolerances: one for all outputs, or by name.
+        origins: the run in which each NaN and infinity appeared first; see `origins_of`. Without
+            them a verdict names one of the two runs.
     """
     pair = (first, second)
-    results = []
+    verdicts = []
     for name in dict.fromkeys([*left, *right]):
         if name not in left or name not in right:
-            results.append(failed(pair, name, f"only {first if name in left else second} has it"))
+            only = first if name in left else second
+            verdicts.append(Verdict("missing", pair, name, facts={"only": only}))
             continue
         a, b = left[name], right[name]
         tolerance = tolerances if isinstance(tolerances, Tolerance) else tolerances[name]
         if a.shape != b.shape:
-            results.append(failed(pair, name, f"shape {b.shape}, not {a.shape}"))
+            verdicts.append(other_shape(pair, name, b.shape, a.shape))
         elif a.dtype != b.dtype and not _narrowed(a.dtype, b.dtype):
-            results.append(failed(pair, name, f"dtype {b.dtype}, not {a.dtype}"))
+            facts: Facts = {"got": str(b.dtype), "want": str(a.dtype)}
+            verdicts.append(Verdict("dtype-differs", pair, name, facts=facts))
         elif not (np.isfinite(a).all() and np.isfinite(b).all()):
-            results.append(failed(pair, name, _not_finite(pair, a, b, (origins or {}).get(name))))
+            verdicts.append(_not_finite(pair, name, a, b, (origins or {}).get(name)))
         elif a.size and a.dtype.kind == "f" and not (np.abs(a) > tolerance.atol).any():
-            results.append(
-                failed(pair, name, f"says nothing: all of {first} is below atol={tolerance.atol}")
-            )
+            facts = {"atol": tolerance.atol}
+            verdicts.append(Verdict("inconclusive", pair, name, facts=facts))
         elif a.dtype.kind == "f":
-            results.append(_numbers(pair, name, a, b, tolerance))
+            verdicts.append(_numbers(pair, name, a, b, tolerance))
         else:
-            results.append(_equal(pair, name, a, b, tolerance.differing))
-    return results
+            verdicts.append(_equal(pair, name, a, b, tolerance.differing))
+    return verdicts
+
+
+def other_shape(
+    pair: tuple[str, str], name: str, got: tuple[int, ...], want: tuple[int, ...]
+) -> Verdict:
+    """The verdict on an output with another shape than the reference's."""
+    return Verdict("shape-differs", pair, name, facts={"got": got, "want": want})
 
 
 def origins_of(runs: Mapping[str, Mapping[str, np.ndarray]]) -> Origins:
     """Whose NaN and infinity it is that a run has at one point.
 
     Args:
-        runs: each one's outputs by name; a run comes after those that it is held against.
+        runs: each one's outputs by name; a run comes after those that it is compared with.
     """
     found: dict[str, dict[str, str]] = {}
     for run, outputs in runs.items():
@@ -81,17 +91,25 @@ def origins_of(runs: Mapping[str, Mapping[str, np.ndarray]]) -> Origins:
 
 
 def _not_finite(
-    pair: tuple[str, str], a: np.ndarray, b: np.ndarray, origins: Mapping[str, str] | None
-) -> str:
-    """In words: whose values are not finite, and whether the second run has others than the
+    pair: tuple[str, str],
+    name: str,
+    a: np.ndarray,
+    b: np.ndarray,
+    origins: Mapping[str, str] | None,
+) -> Verdict:
+    """The verdict on NaN or infinity: whose it is, and whether the second run has others than the
     first."""
     first, second = ((origins or {}).get(run, run) for run in pair)
+    facts: dict[str, str] = {}
     if np.isfinite(a).all():
-        which, others = second, ""
+        facts["whose"] = second
     else:
-        known = np.isfinite(b).all() or _same_places(a, b)
-        which, others = first, "" if known else f", and {second} has others"
-    return f"{which} has NaN or infinity{others}{RANGE_HINT if which == 'torch' else ''}"
+        facts["whose"] = first
+        if not (np.isfinite(b).all() or _same_places(a, b)):
+            facts["others"] = second
+    if facts["whose"] == TORCH:
+        facts["advice"] = "limit-inputs"
+    return Verdict("not-finite", pair, name, facts=facts)
 
 
 def _same_places(a: np.ndarray, b: np.ndarray) -> bool:
@@ -104,12 +122,13 @@ def _same_places(a: np.ndarray, b: np.ndarray) -> bool:
 
 def _equal(
     pair: tuple[str, str], name: str, a: np.ndarray, b: np.ndarray, differing: float
-) -> PairResult:
+) -> Verdict:
     apart = int((a != b).sum())
     far = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) if a.size else 0.0
-    good = apart <= differing * a.size
-    why = "" if good else f"{apart} of {a.size} {a.dtype} values differ{TIES}"
-    return PairResult(pair, name, far, None, good, why)
+    if apart <= differing * a.size:
+        return Verdict("agrees", pair, name, far)
+    facts: Facts = {"count": apart, "of": a.size, "dtype": str(a.dtype), "differing": differing}
+    return Verdict("values-differ", pair, name, far, facts=facts)
 
 
 def _narrowed(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
@@ -119,7 +138,7 @@ def _narrowed(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
 
 def _numbers(
     pair: tuple[str, str], name: str, a: np.ndarray, b: np.ndarray, tolerance: Tolerance
-) -> PairResult:
+) -> Verdict:
     from polygraphy.comparator import Comparator, RunResults, SimpleCompareFunc
     from polygraphy.comparator.struct import IterationResult
 
@@ -138,9 +157,23 @@ def _numbers(
     ((_, [iteration]),) = accuracy.items()
     verdict = iteration[name]
     scale = float(np.abs(a).max()) if a.size else 0.0
-    passed = bool(verdict)
-    why = "" if passed else f"off by up to {max_abs:.3g}; the largest value is {scale:.3g}"
-    return PairResult(pair, name, max_abs, max_abs / scale if scale else None, passed, why)
+    relative = max_abs / scale if scale else None
+    if bool(verdict):
+        return Verdict("agrees", pair, name, max_abs, relative)
+    facts: Facts = {
+        "largest": scale,
+        "index": _index_of_largest(a, b),
+        "rtol": tolerance.rtol,
+        "atol": tolerance.atol,
+    }
+    return Verdict("differs", pair, name, max_abs, relative, facts)
+
+
+def _index_of_largest(a: np.ndarray, b: np.ndarray) -> tuple[int, ...]:
+    """Where the largest difference is; both are finite and of one shape."""
+    wide = np.float32 if a.dtype == np.float16 else a.dtype
+    flat = int(np.abs(np.subtract(a, b, dtype=wide)).argmax())
+    return tuple(int(n) for n in np.unravel_index(flat, a.shape))
 
 
 def _nearest_to_failing(
@@ -168,8 +201,3 @@ def _nearest_to_failing(
     if not len(chosen):
         chosen = np.array([off.argmax()])
     return largest, a.ravel()[chosen], b.ravel()[chosen]
-
-
-def failed(pair: tuple[str, str], name: str, why: str) -> PairResult:
-    """The result of a comparison that could not come to numbers."""
-    return PairResult(pair, name, None, None, False, why)

@@ -11,16 +11,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from pipeline.spec.findings import Note, note
 from pipeline.spec.tensors import Feed, Tolerance
 
 _SHARE = 0.1  # of a part's root mean square: a larger atol could hide a fault
-_TOLD = 5  # indices
+_SHOWN = 5  # indices
 
 
 def weak_parts(
     outputs: Sequence[Feed], tolerances: Tolerance | Mapping[str, Tolerance]
-) -> list[str]:
-    """One sentence for each output with such parts.
+) -> list[Note]:
+    """One note for each output with such parts.
 
     A part is one index of axis 1 (channels), or of the last axis of an output of up to three
     axes, where these have one size at all points. Outputs that are small all over are
@@ -43,7 +44,7 @@ def weak_parts(
             size = _root_mean_square(arrays, axis)
             weak = np.flatnonzero(size * _SHARE < tolerance.atol)
             if 0 < len(weak) < len(size):
-                found.append(_sentence(name, axis, weak, len(size), tolerance, size[weak].max()))
+                found.append(_note(name, axis, weak, len(size), tolerance, size[weak].max()))
                 break
     return found
 
@@ -60,13 +61,18 @@ def _root_mean_square(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
     return np.asarray(np.sqrt(total / count))
 
 
-def _sentence(
+def _note(
     name: str, axis: int, weak: np.ndarray, of: int, tolerance: Tolerance, largest: float
-) -> str:
-    which = ", ".join(map(str, weak[:_TOLD])) + (", ..." if len(weak) > _TOLD else "")
-    return (
-        f"{name}: {len(weak)} of {of} along axis {axis} ({which}) are so small (root mean square "
-        f"up to {largest:.2g}) that atol={tolerance.atol:g} could hide a fault in them; give them "
-        "as an output of their own, or state a tolerance that fits them (--tolerance RTOL,ATOL, or "
-        "tolerance= of the Output)"
+) -> Note:
+    shown = tuple(int(index) for index in weak[:_SHOWN])
+    more = ("...",) if len(weak) > _SHOWN else ()
+    return note(
+        "weak-parts",
+        output=name,
+        count=len(weak),
+        of=of,
+        axis=axis,
+        names=(*shown, *more),
+        rms=float(largest),
+        atol=tolerance.atol,
     )

@@ -11,7 +11,7 @@ from pipeline.artifact.artifact import Artifact, finish
 from pipeline.artifact.manifest import Manifest, now
 from pipeline.compare.regression import regression
 from pipeline.compare.runners import failures
-from pipeline.compare.stage import compare_stage
+from pipeline.compare.stage import CompareOptions, compare_stage
 from pipeline.convert import stages
 from pipeline.convert.initial import chosen_profiles, draft
 from pipeline.convert.keys import STAGES, stage_keys
@@ -37,6 +37,7 @@ from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.spec.file_names import TIMING
+from pipeline.spec.findings import Note
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
@@ -54,15 +55,15 @@ class Report:
         path: the artifact's folder.
         manifest: what stands in its ``manifest.json``.
         unchanged: True if nothing had to be done.
-        regressions: what got worse against another artifact, one line each.
-        notes: what else is to be said of that check, one line each.
+        regressions: what got worse against another artifact.
+        notes: what else that check found.
     """
 
     path: Path
     manifest: Manifest
     unchanged: bool = False
-    regressions: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    regressions: Sequence[Note] = ()
+    notes: Sequence[Note] = ()
 
     @property
     def ok(self) -> bool:
@@ -149,7 +150,12 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
                     folder, manifest, config.precision, profiles, config.plugins, config.effort
                 ),
             )
-        limit = config.memory_limit or default_limit()
+        options = CompareOptions(
+            memory_limit=config.memory_limit or default_limit(),
+            seed=config.seed,
+            shapes=config.shapes,
+            plugins=config.plugins,
+        )
         manifest = measured(
             "compare",
             announce,
@@ -157,11 +163,8 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
                 folder,
                 manifest,
                 _reference(spec, manifest, config, module),
-                shapes=config.shapes,
-                memory_limit=limit,
-                seed=config.seed,
-                announce=announce,
-                plugins=config.plugins,
+                options,
+                announce,
             ),
         )
         assert manifest.comparison is not None
@@ -304,6 +307,9 @@ def run_verify(
         sizes = parse_sizes(text, manifest.interface.dims)
         check_rules(manifest.interface.rules, sizes, f"shape {text!r}")
     module = rebuilt(manifest, spec, weights) if torch_model else None
+    options = CompareOptions(
+        memory_limit=memory_limit or default_limit(), seed=0, shapes=shapes, plugins=plugins
+    )
     with replacing(place, keep=True) as folder:
         still(folder, manifest, place)
         held = manifest
@@ -318,12 +324,9 @@ def run_verify(
                 folder,
                 held,
                 module,
-                shapes=shapes,
-                memory_limit=memory_limit or default_limit(),
-                seed=0,
-                announce=announce,
-                plugins=plugins,
-                place=place,
+                options,
+                announce,
+                place,
             ),
         )
         # otherwise the next conversion has something to do

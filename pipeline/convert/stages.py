@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.artifact.manifest import (
     BuildInfo,
+    DynamicInfo,
     ExportInfo,
     Manifest,
     RewriteInfo,
@@ -99,7 +100,7 @@ def export_stage(
             exporter,
             sum(done.library_seconds.values()),
             tuple(done.refinements),
-            {name: f"free in {where}" for name, where in done.free.items()},
+            {name: DynamicInfo(where) for name, where in done.free.items()},
             tuple(done.notes),
         ),
         versions={**manifest.versions, **versions(PACKAGES)},

@@ -23,12 +23,11 @@ from pipeline.artifact import artifact as artifact_module
 from pipeline.artifact.artifact import Artifact, finish
 from pipeline.artifact.manifest import (
     BuildInfo,
-    CheckInfo,
     ComparisonInfo,
+    DynamicInfo,
     ExportInfo,
     Manifest,
     ModelInfo,
-    PairResult,
     PointInfo,
     RewriteInfo,
     StageInfo,
@@ -36,6 +35,7 @@ from pipeline.artifact.manifest import (
     Weights,
     now,
 )
+from pipeline.artifact.records import decode, encode
 from pipeline.artifact.reproduce import StoredRun, reproduce_script
 from pipeline.errors import ArtifactError
 from pipeline.graph.change import Change
@@ -44,10 +44,12 @@ from pipeline.machine.swap_folder import replacing
 from pipeline.rewrite.record import PassRecord
 from pipeline.spec.dims import Dim, DimExpr
 from pipeline.spec.file_names import EXPORTED, MANIFEST, MODEL, PLAN, REPRODUCE
+from pipeline.spec.findings import Facts, note
 from pipeline.spec.interface import Interface
 from pipeline.spec.padding import Padding
 from pipeline.spec.profiles import Profile
 from pipeline.spec.tensors import Input, Output, Tolerance
+from pipeline.spec.verdicts import Check, RowChange, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +63,8 @@ BARE = Manifest(
 )
 H, W = Dim("h", 136, max=2160, multiple_of=8), Dim("w", 136, 1024, 3840, 8)
 IMAGE = Input("image", (1, 3, H, W))
+NAN: Facts = {"whose": "exported", "others": "rewritten"}
+TOO_LARGE = note("too-large", need_bytes=3 << 30, limit_bytes=1 << 30)
 FULL = dataclasses.replace(
     BARE,
     model=ModelInfo(
@@ -82,7 +86,9 @@ FULL = dataclasses.replace(
         engine_tolerance={"fp16": Tolerance(1e-2, 1e-3, "measured on a GPU")},
     ),
     target=TargetInfo("tensorrt-8.6", "tensorrt", "8.6.0", "9.0"),
-    export=ExportInfo(18, "torch.export", 12.5, ("h: multiples of 8",), {"h": "two sizes ran"}),
+    export=ExportInfo(
+        18, "torch.export", 12.5, ("h: multiples of 8",), {"h": DynamicInfo("x axis 2", (136, 144))}
+    ),
     rewrite=RewriteInfo(
         (
             PassRecord(
@@ -118,19 +124,38 @@ FULL = dataclasses.replace(
             PointInfo(
                 "min",
                 {"h": 136},
-                True,
-                "",
                 1000,
                 (
-                    PairResult(("torch", "exported"), "flow", 1e-6, 0.0, True, ""),
-                    PairResult(("exported", "rewritten"), "flow", None, None, False, "NaN"),
+                    Verdict("agrees", ("torch", "exported"), "flow", 1e-6, 0.0),
+                    Verdict("not-finite", ("exported", "rewritten"), "flow", facts=NAN),
                 ),
             ),
-            PointInfo("max", {"h": 2160}, False, "needs 3 GiB", 3 << 30, ()),
+            PointInfo("max", {"h": 2160}, 3 << 30, (), TOO_LARGE),
         ),
-        False,
-        ("a note",),
-        (CheckInfo("determinism", "engine", {"h": 136}, True, "3 runs are equal to the bit"),),
+        (
+            note("source-is-onnx"),
+            note(
+                "weak-parts",
+                output="y",
+                count=6,
+                of=9,
+                axis=1,
+                names=(1, 2, "..."),
+                rms=0.5,
+                atol=1.0,
+            ),
+        ),
+        (
+            Check("determinism", "engine", "bit-identical", {"h": 136}, {"runs": 3, "count": 1}),
+            Check(
+                "batch rows",
+                "engine",
+                "rows-as-in-model",
+                {"h": 136},
+                {},
+                (RowChange("position", "flow", 0.5, 1, True),),
+            ),
+        ),
     ),
     engine_compared=True,
     engine_compared_why="compared on NVIDIA H200",
@@ -215,12 +240,53 @@ def test_the_keys_are_the_documented_ones() -> None:
 
 
 def test_what_is_not_finite_is_null() -> None:
-    pair = PairResult(("a", "b"), "y", math.nan, math.inf, False, "NaN")
-    point = PointInfo("min", {}, True, "", 0, (pair,))
-    text = dataclasses.replace(FULL, comparison=ComparisonInfo(0, (point,), False, ())).to_json()
+    facts: Facts = {"whose": "a", "share": math.nan}
+    verdict = Verdict("not-finite", ("a", "b"), "y", math.nan, math.inf, facts)
+    point = PointInfo("min", {}, 0, (verdict,))
+    text = dataclasses.replace(FULL, comparison=ComparisonInfo(0, (point,))).to_json()
     comparison = Manifest.from_json(text).comparison
     assert comparison is not None
-    assert comparison.points[0].results[0] == PairResult(("a", "b"), "y", None, None, False, "NaN")
+    known: Facts = {"whose": "a", "share": None}
+    assert comparison.points[0].results[0] == Verdict("not-finite", ("a", "b"), "y", facts=known)
+
+
+def test_a_stored_text_stays_as_it_was_written_and_decides_nothing() -> None:
+    content = json.loads(FULL.to_json())
+    findings = [content["comparison"]["notes"][0], content["comparison"]["checks"][0]]
+    findings.append(content["comparison"]["points"][0]["results"][1])
+    for finding in findings:
+        finding["text"] = "an older sentence"
+    del content["manifest_sha256"]
+    comparison = decode(content["comparison"], ComparisonInfo, "manifest.json", "comparison")
+    assert comparison.notes[0].text == comparison.checks[0].text == "an older sentence"
+    assert comparison.points[0].results[1].text == "an older sentence"
+    assert FULL.comparison is not None
+    assert [check.passed for check in comparison.checks] == [True, True]
+    assert comparison.passed is FULL.comparison.passed is False
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        (["points", 0, "results", 0, "kind"], "differs"),
+        (["checks", 0, "kind"], "beyond-tolerance"),
+        (["notes", 0, "kind"], "nothing-compared"),
+    ],
+)
+def test_whether_a_comparison_passed_follows_from_the_kinds(
+    path: list[str | int], kind: str
+) -> None:
+    assert FULL.comparison is not None
+    (point, large) = FULL.comparison.points
+    good = dataclasses.replace(point, results=point.results[:1])
+    comparison = dataclasses.replace(FULL.comparison, points=(good, large))
+    assert comparison.passed
+    content = encode(comparison)
+    at(content, path[:-1]).update({path[-1]: kind, "text": "a sentence"})
+    with pytest.raises(ArtifactError, match="passed: is True, but the other fields say otherwise"):
+        decode(content, ComparisonInfo, "manifest.json", "comparison")
+    content["passed"] = False
+    assert not decode(content, ComparisonInfo, "manifest.json", "comparison").passed
 
 
 @pytest.mark.parametrize(
@@ -256,7 +322,12 @@ def at(content: Any, path: list[str | int]) -> Any:
             "comparison.points[1].sizes: expected an object",
         ),
         (["comparison", "points", 0, "sizes", "h"], 1.0, "points[0].sizes.h: expected an integer"),
-        (["comparison", "points", 0, "compared"], 1, "points[0].compared: expected true or false"),
+        (["comparison", "points", 1, "left_out"], 1, "points[1].left_out: expected an object"),
+        (["comparison", "points", 1, "left_out", "kind"], "?", "left_out.kind: expected 'too-l"),
+        (["comparison", "checks", 0, "kind"], "?", "checks[0].kind: expected 'bit-identical' or"),
+        (["comparison", "notes", 1, "facts", "names"], [True], "facts.names[0]: expected an int"),
+        (["comparison", "points", 0, "results", 0, "kind"], "differs", "results[0]: lacks 'index'"),
+        (["comparison", "passed"], True, "passed: is True, but the other fields say otherwise"),
         (["comparison", "points"], {}, "comparison.points: expected a list"),
         (["comparison", "points", 0, "results", 0, "pair"], ["a"], "pair: expected a list of 2"),
         (["comparison", "memory_limit_bytes"], True, "memory_limit_bytes: expected an integer"),
@@ -326,10 +397,10 @@ def test_an_artifact_of_an_older_schema_has_to_be_converted_again(place: Path) -
 
 def test_missing_and_unknown_fields_are_named() -> None:
     content = json.loads(FULL.to_json())
-    del content["comparison"]["points"][1]["why"]
-    with pytest.raises(ArtifactError, match=r"comparison\.points\[1\]\.why: is missing"):
+    del content["comparison"]["points"][1]["left_out"]
+    with pytest.raises(ArtifactError, match=r"comparison\.points\[1\]\.left_out: is missing"):
         Manifest.from_json(json.dumps(content))
-    content["comparison"]["points"][1].update(why="", because="")
+    content["comparison"]["points"][1].update(left_out=None, because="")
     with pytest.raises(ArtifactError, match=r"comparison\.points\[1\]\.because: is unknown"):
         Manifest.from_json(json.dumps(content))
 

@@ -13,10 +13,12 @@ from pipeline.compare.plan import Job, plan_points
 from pipeline.compare.shape_oracle import check_sizes
 from pipeline.machine.target import TARGETS
 from pipeline.spec.dims import Dim, read_size
+from pipeline.spec.findings import Note
 from pipeline.spec.interface import Interface
 from pipeline.spec.model import Tolerance
 from pipeline.spec.profiles import Profile, points
 from pipeline.spec.tensors import Input, Output
+from pipeline.spec.verdicts import Verdict
 
 RTX = TARGETS["rtx-1.7"]
 pytestmark = pytest.mark.skipif(bool(why_not_asked(RTX)), reason=why_not_asked(RTX))
@@ -31,7 +33,7 @@ def save(folder: Path, body: str, outputs: str = "float[1,3,p,q] y") -> Path:
     return path
 
 
-def ask(path: Path, output: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
+def ask(path: Path, output: tuple[int | str, ...]) -> tuple[list[Verdict], list[Note]]:
     """Failures and notes."""
     dims = {"h": H, "w": W}
     declared = Interface(
@@ -42,7 +44,7 @@ def ask(path: Path, output: tuple[int | str, ...]) -> tuple[list[str], list[str]
     job = Job(declared, points(dims, [Profile("all").resolve(dims)], []), 1 << 30)
     plan = plan_points(job, path)
     notes = check_sizes(path, RTX, job, plan)
-    return [r.why for i in plan.infos for r in i.results if ORACLE in r.pair[1]], notes
+    return [r for i in plan.infos for r in i.results if ORACLE in r.pair[1]], notes
 
 
 def test_right_sizes(tmp_path: Path) -> None:
@@ -50,7 +52,8 @@ def test_right_sizes(tmp_path: Path) -> None:
     wrong, notes = ask(path, (1, 3, "h//2", "w//2"))
     assert not wrong
     count = len(points_of())
-    assert notes[0].endswith(f"right at {count} of {count}")
+    assert notes[0].kind == "shape-inference-agrees"
+    assert notes[0].text.endswith(f"agrees on the output sizes at {count} of {count} sets of sizes")
 
 
 def points_of() -> list[object]:
@@ -62,15 +65,17 @@ def test_a_baked_size_is_found_and_sizes_that_do_not_fit_are_refused(tmp_path: P
     path = save(tmp_path, "<int64[4] s = {1, 3, 8, 10}> { y = Reshape(x, s) }")
     wrong, notes = ask(path, (1, 3, "h", "w"))
     assert len(wrong) == len(points_of()) - 1  # all but opt
-    assert all("TensorRT refuses the sizes" in why for why in wrong)
-    assert "right at 1 of" in notes[0]
+    assert {verdict.kind for verdict in wrong} == {"sizes-refused"}
+    assert all(verdict.text.startswith("TensorRT refuses the sizes: ") for verdict in wrong)
+    assert notes[0].facts["count"] == 1
 
 
 def test_a_formula_that_is_wrong_at_some_sizes_is_found(tmp_path: Path) -> None:
     path = save(tmp_path, "{ y = MaxPool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>(x) }")
     wrong, _ = ask(path, (1, 3, "h//2", "w//2"))
     assert wrong
-    assert all("shape (1, 3, " in why for why in wrong)
+    assert {verdict.kind for verdict in wrong} == {"shape-differs"}
+    assert all("its shape is [1, 3, " in verdict.text for verdict in wrong)
 
 
 def test_sizes_beyond_any_memory_are_asked_all_the_same(tmp_path: Path) -> None:

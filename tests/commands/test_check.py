@@ -15,7 +15,7 @@ import torch
 from helpers import Run, files_under, refused
 from tiny import TOLERANCE, of
 
-from pipeline.artifact.manifest import CheckInfo, ComparisonInfo, PairResult, PointInfo
+from pipeline.artifact.manifest import ComparisonInfo, PointInfo
 from pipeline.build.shape_inference import ORACLE
 from pipeline.commands.check.check import CheckReport, Finding, check, comparison_findings
 from pipeline.commands.check.command import check_text
@@ -23,7 +23,9 @@ from pipeline.commands.check.findings import rule_findings
 from pipeline.probe.rules import Rule
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
+from pipeline.spec.findings import Facts, Note, note
 from pipeline.spec.model import Input, ModelSpec, Output
+from pipeline.spec.verdicts import Check, RowChange, Verdict
 
 
 def quiet(_: str) -> None:
@@ -68,7 +70,7 @@ def test_nothing_in_the_way_and_nothing_left_behind(
         "proved over the range",
         "tensorrt_rtx parses model.onnx",
         "all runs agree within the tolerance at ",
-        "output sizes by TensorRT's own shape inference: right at",
+        "TensorRT's shape inference agrees on the output sizes at",
     ):
         assert part in output
     assert [line for line in output.splitlines() if line.startswith("!")] == []
@@ -237,7 +239,7 @@ def test_runs_that_disagree() -> None:
     (found,) = blocking(report)
     assert found.section == "comparison"
     assert "y of exported is not that of torch at 7 of 7 sets of sizes, first at min" in found.what
-    assert "off by up to 0.01" in found.what
+    assert "differs by up to 0.01" in found.what
 
 
 def test_one_nan_stands_in_the_way_once() -> None:
@@ -249,39 +251,49 @@ def test_one_nan_stands_in_the_way_once() -> None:
     report = checked(wide(logarithm), target="tensorrt-8.6")
     (found,) = blocking(report)
     assert "at 7 of 7 sets of sizes, first at min (h=16,w=16): torch has NaN" in found.what
-    assert found.do.startswith("if its inputs' values are to blame, give the Input a range")
+    assert found.do.startswith("If the input values cause this, limit them: --range")
     assert found.where == ""
 
 
 def test_comparison_findings_are_told_once_with_their_node() -> None:
-    def point(size: int, *results: PairResult, compared: bool = True) -> PointInfo:
-        return PointInfo(f"at {size}", {"h": size}, compared, "too large", 1, results)
+    def point(size: int, *results: Verdict, left_out: Note | None = None) -> PointInfo:
+        return PointInfo(f"at {size}", {"h": size}, 1, results, left_out)
 
-    why = "off by up to 3; the largest value is 4; Add node a, from module m at f.py:3: off by 3"
-    bad = PairResult(("torch", "exported"), "y", 3.0, 0.5, False, why)
-    refuses = PairResult(("torch", ORACLE), "y", None, None, False, "TensorRT refuses the sizes: x")
-    shape = PairResult(("torch", ORACLE), "y", None, None, False, "shape (1,), not (2,)")
-    notes = ("at 1 (h=1): weird at {'x': (1, 3)}: so", "at 2 (h=2): weird at {'x': (2, 3)}: so")
-    points = (point(1, bad, refuses), point(2, bad, shape), point(3, compared=False))
-    found = comparison_findings(ComparisonInfo(1, points, False, notes))
+    where = "Add node a, from module m at f.py:3: off by 3"
+    facts: Facts = {"index": (0,), "largest": 4.0, "where": where}
+    bad = Verdict("differs", ("torch", "exported"), "y", 3.0, 0.5, facts)
+    refuses = Verdict("sizes-refused", ("torch", ORACLE), "y", facts={"reason": "x"})
+    shape = Verdict("shape-differs", ("torch", ORACLE), "y", facts={"got": (1,), "want": (2,)})
+    notes = tuple(
+        note("sizes-not-inferred", label=f"at {n}", sizes={"h": n}, reason=f"weird at {n}")
+        for n in (1, 2)
+    )
+    left_out = note("not-stored", run="torch")
+    points = (point(1, bad, refuses), point(2, bad, shape), point(3, left_out=left_out))
+    found = comparison_findings(ComparisonInfo(1, points, notes))
     first, second, *others = found
-    assert first.what.endswith("2 of 3 sets of sizes, first at at 1 (h=1): off by up to 3; the "
-                               "largest value is 4")  # fmt: skip
-    assert first.where == "Add node a, from module m at f.py:3: off by 3"
-    assert "1 of 3" in second.what and "shape (1,), not (2,)" in second.what
+    assert first.what.endswith("2 of 3 sets of sizes, first at at 1 (h=1): differs by up to 3 at "
+                               "index [0]; the largest value is 4")  # fmt: skip
+    assert first.where == where
+    assert "1 of 3" in second.what and "its shape is [1], not [2]" in second.what
     assert [f.what for f in others] == [
-        "h=3 was not compared: too large", "at 2 sets of sizes: weird: so",
-    ]  # fmt: skip
+        f"h=3 was not compared: {left_out.text}",
+        f"{notes[0].text} (and at 1 more sets of sizes)",
+    ]
 
 
 def test_a_check_beside_the_numbers_that_fails() -> None:
-    passed = CheckInfo("batch rows", "exported", {"b": 2}, True, "each row stands for itself")
-    failed = replace(passed, run="rewritten", passed=False, detail="a row changes with its place")
-    ran = PairResult(("torch", "exported"), "y", 0.0, 0.0, True, "")
-    points = (PointInfo("min", {"b": 1}, True, "", 1, (ran,)),)
-    (found,) = comparison_findings(ComparisonInfo(1, points, False, (), (passed, failed)))
+    passed = Check("batch rows", "exported", "rows-independent", {"b": 2})
+    moved = (RowChange("position", "y", 0.5),)
+    failed = Check("batch rows", "rewritten", "rows-depend", {"b": 2}, rows=moved)
+    ran = Verdict("agrees", ("torch", "exported"), "y", 0.0, 0.0)
+    points = (PointInfo("min", {"b": 1}, 1, (ran,)),)
+    (found,) = comparison_findings(ComparisonInfo(1, points, (), (passed, failed)))
     assert found.blocks
-    assert found.what == "batch rows of rewritten at b=2: a row changes with its place"
+    assert found.what == (
+        "batch rows of rewritten at b=2: a row changes with its position in the batch: y by up to "
+        "0.5"
+    )
 
 
 def test_rules_are_read_as_they_are_printed() -> None:

@@ -71,13 +71,13 @@ def test_failed_comparison_ends_with_1(cli: Run, artifact: Path, converted: Repo
     code, output, errors = cli("convert", "skewed", "--out", artifact, "--force")
     assert code == 1
     assert output == ""
-    assert "error: model skewed: y of exported against torch at min (h=5,w=5): off by" in errors
+    assert "error: model skewed: y of exported against torch at min (h=5,w=5): differs by" in errors
     assert "Traceback" not in errors
     assert (artifact / "manifest.json").read_bytes() == before
     perturb(artifact)
     code, output, _ = cli("verify", artifact)
     assert code == 1
-    assert "FAILED y of rewritten against torch at min (h=5,w=5): off by up to 0." in output
+    assert "FAILED y of rewritten against torch at min (h=5,w=5): differs by up to 0." in output
     code, output, _ = cli("verify", artifact, "--json")
     assert code == 1
     assert json.loads(output)["ok"] is False

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import tiny
 
-from pipeline.artifact.manifest import ComparisonInfo, PairResult, PointInfo
+from pipeline.artifact.manifest import ComparisonInfo, PointInfo
 from pipeline.commands import report as summary
 from pipeline.commands.report import models_table, report_json, report_text
 from pipeline.commands.table import table
 from pipeline.convert.driver import Report, run_export
 from pipeline.spec.config import Config
+from pipeline.spec.findings import Facts, note
+from pipeline.spec.verdicts import Verdict
 
 
 def test_table_is_aligned() -> None:
@@ -35,36 +37,44 @@ def test_finished_report(converted: Report) -> None:
 
 
 def test_json_is_the_manifest_and_more(converted: Report) -> None:
-    content = json.loads(report_json(dataclasses.replace(converted, regressions=["worse"])))
+    worse = [note("dim-removed", name="h")]
+    content = json.loads(report_json(dataclasses.replace(converted, regressions=worse)))
     assert content["manifest"] == json.loads((converted.path / "manifest.json").read_text())
     assert content["ok"] is False
-    assert content["regressions"] == ["worse"]
+    assert content["regressions"] == [
+        {"kind": "dim-removed", "facts": {"name": "h"}, "text": "dim h no longer exists"}
+    ]
     assert content["unchanged"] is False
 
 
 def test_what_failed_and_what_was_left_out(converted: Report) -> None:
+    off: Facts = {"index": (0, 1), "largest": 0.5}
+    large = note("too-large", need_bytes=67 * 2**30, limit_bytes=6 * 2**30)
     points = (
         PointInfo(
-            "min", {"h": 5}, True, "", 1,
+            "min", {"h": 5}, 1,
             (
-                PairResult(("torch", "exported"), "y", 0.25, 0.5, False, "off by up to 0.25"),
-                PairResult(("torch", "rewritten"), "y", None, None, False, "has NaN"),
+                Verdict("differs", ("torch", "exported"), "y", 0.25, 0.5, off),
+                Verdict("not-finite", ("torch", "rewritten"), "y", facts={"whose": "rewritten"}),
             ),
         ),
-        PointInfo("opt", {"h": 9}, True, "", 1, ()),
-        PointInfo("max", {"h": 40}, False, "needs about 67.0 GiB, the limit is 6.0 GiB", 1, ()),
+        PointInfo("opt", {"h": 9}, 1),
+        PointInfo("max", {"h": 40}, 1, (), large),
     )  # fmt: skip
-    comparison = ComparisonInfo(1, points, False, ("a note",))
+    comparison = ComparisonInfo(1, points, (note("source-is-onnx"),))
     manifest = dataclasses.replace(converted.manifest, comparison=comparison)
-    report = Report(Path("a"), manifest, regressions=["y got worse"])
+    report = Report(Path("a"), manifest, regressions=[note("dim-removed", name="y")])
     assert not report.ok
     lines = report_text(report).splitlines()
     (low,) = [line for line in lines if line.startswith("min ")]
     assert low.split() == ["min", "h=5", "2.50e-01", "5.00e-01", "2", "FAILED"]
     assert any("not compared: needs about 67.0 GiB" in line for line in lines)
-    assert "FAILED y of exported against torch at min (h=5): off by up to 0.25" in lines
-    assert "REGRESSION y got worse" in lines
-    assert "a note" in lines
+    assert (
+        "FAILED y of exported against torch at min (h=5): differs by up to 0.25 at index [0, 1]; "
+        "the largest value is 0.5"
+    ) in lines
+    assert "REGRESSION dim y no longer exists" in lines
+    assert "exported.onnx is the source itself, so it is the reference" in lines
     # a point without any result was not checked at all, and must not look like one that passed
     (opt,) = [line for line in lines if line.startswith("opt ")]
     assert not opt.endswith("ok")

@@ -13,7 +13,6 @@ import onnx
 import onnx.parser
 import pytest
 
-from pipeline.artifact.manifest import CheckInfo
 from pipeline.compare.engine_checks import (
     DETERMINISM,
     ORDER,
@@ -27,6 +26,7 @@ from pipeline.graph.session import run_onnx
 from pipeline.spec.closeness import apart
 from pipeline.spec.profiles import Point
 from pipeline.spec.tensors import Feed, Tolerance
+from pipeline.spec.verdicts import Check
 
 F32 = np.float32
 TOLERANCE = {"y": Tolerance(1e-3, 1e-4, "test"), "n": Tolerance(1e-3, 1e-4, "test")}
@@ -77,7 +77,7 @@ def all_of(engine: Engine) -> Checked:
     return check_engine(subject, POINTS, FEEDS, first, TOLERANCE)
 
 
-def checked(engine: Engine) -> dict[str, CheckInfo]:
+def checked(engine: Engine) -> dict[str, Check]:
     done = all_of(engine)
     assert [info.run for info in done.checks] == ["engine"] * 3 and not done.notes
     return {info.name: info for info in done.checks}
@@ -110,7 +110,7 @@ def hole(name: str) -> Callable[[Engine, Outputs], None]:
     return fault
 
 
-def failed(infos: dict[str, CheckInfo]) -> set[str]:
+def failed(infos: dict[str, Check]) -> set[str]:
     return {name for name, info in infos.items() if not info.passed}
 
 
@@ -118,11 +118,14 @@ def test_a_good_engine(right: list[Outputs]) -> None:
     infos = checked(Engine(right, none))
     assert list(infos) == [DETERMINISM, UNWRITTEN, ORDER]
     assert not failed(infos)
-    assert [info.detail for info in infos.values()] == [
-        "3 runs at each of 5 sizes: equal to the bit",
+    assert [info.text for info in infos.values()] == [
+        "3 runs at each of 5 sizes: bit-identical",
         "every element is written at each of 5 sizes",
-        "5 sizes in another order: equal to the bit",
+        "5 sizes in another order: bit-identical",
     ]
+    assert [info.kind for info in infos.values()] == [
+        "bit-identical", "all-written", "bit-identical",
+    ]  # fmt: skip
     assert all(info.sizes == {} for info in infos.values())
 
 
@@ -130,16 +133,18 @@ def test_noise_within_the_tolerance_is_told(right: list[Outputs]) -> None:
     infos = checked(Engine(right, noise(5e-5)))
     assert not failed(infos)
     told = infos[DETERMINISM]
-    assert told.detail.startswith("3 runs at each of 5 sizes: y differs by up to 5e-05")
+    assert told.text.startswith("3 runs at each of 5 sizes: y differs by up to 5e-05")
+    assert told.text.endswith(", within the tolerance") and told.kind == "within-tolerance"
     assert told.sizes
 
 
 def test_noise_beyond_the_tolerance_fails(right: list[Outputs]) -> None:
     infos = checked(Engine(right, noise(0.01)))
     assert DETERMINISM in failed(infos)
-    assert infos[DETERMINISM].detail == (
-        "3 runs at each of 5 sizes: y differs by up to 0.01, beyond tolerance"
+    assert infos[DETERMINISM].text == (
+        "3 runs at each of 5 sizes: y differs by up to 0.01, beyond the tolerance"
     )
+    assert infos[DETERMINISM].kind == "beyond-tolerance"
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -152,8 +157,9 @@ def test_what_an_earlier_run_left(right: list[Outputs], small: bool) -> None:
 
     infos = checked(Engine(right, fault))
     assert failed(infos) == {ORDER}
-    assert infos[DETERMINISM].detail.endswith("equal to the bit")
-    assert infos[ORDER].detail.endswith(", though repeated runs are equal to the bit")
+    assert infos[DETERMINISM].kind == "bit-identical"
+    assert infos[ORDER].kind == "differs-from-repeats"
+    assert infos[ORDER].text.endswith(", although repeated runs are bit-identical")
 
 
 @pytest.mark.parametrize("name", ["y", "n"])
@@ -161,7 +167,9 @@ def test_an_element_that_is_not_written(right: list[Outputs], name: str) -> None
     infos = checked(Engine(right, hole(name)))
     assert UNWRITTEN in failed(infos)
     size = 4 if name == "y" else 2
-    assert infos[UNWRITTEN].detail == f"1 of {size} elements of {name} are not written"
+    assert infos[UNWRITTEN].text == f"1 of {size} elements of {name} are not written"
+    assert infos[UNWRITTEN].kind == "not-written"
+    assert infos[UNWRITTEN].facts == {"count": 1, "of": size, "output": name}
     assert infos[UNWRITTEN].sizes == {"b": 1}
 
 
@@ -180,7 +188,7 @@ def test_an_output_that_comes_and_goes(right: list[Outputs]) -> None:
 
     infos = checked(Engine(right, fault))
     assert {DETERMINISM, ORDER} <= failed(infos)
-    assert "n differs by up to inf" in infos[DETERMINISM].detail
+    assert "n differs by up to infinity" in infos[DETERMINISM].text
 
 
 @pytest.mark.parametrize(
@@ -233,12 +241,13 @@ def full(when: Callable[[Engine, Outputs], bool], error: type[Exception] = OutOf
 
 def test_a_size_that_does_not_fit_is_named_and_the_others_checked(right: list[Outputs]) -> None:
     done = all_of(Engine(right, full(lambda _, outputs: len(outputs["y"]) == 7)))
-    assert [(info.name, info.passed, info.detail) for info in done.checks] == [
-        (DETERMINISM, True, "3 runs at each of 4 sizes: equal to the bit"),
+    assert [(info.name, info.passed, info.text) for info in done.checks] == [
+        (DETERMINISM, True, "3 runs at each of 4 sizes: bit-identical"),
         (UNWRITTEN, True, "every element is written at each of 4 sizes"),
-        (ORDER, True, "4 sizes in another order: equal to the bit"),
+        (ORDER, True, "4 sizes in another order: bit-identical"),
     ]
-    assert done.notes == [
+    assert {note.kind for note in done.notes} == {"check-out-of-memory"}
+    assert [note.text for note in done.notes] == [
         f"{name} of engine: not done at size 7 (b=7): {FULL}"
         for name in (DETERMINISM, UNWRITTEN, ORDER)
     ]
@@ -249,9 +258,10 @@ def test_where_no_size_fits_a_check_is_not_done(right: list[Outputs]) -> None:
     assert done.checks == []
     for name, note in zip((DETERMINISM, UNWRITTEN, ORDER), done.notes, strict=True):
         start = f"{name} of engine: not done, no size fits into the GPU's memory: at "
-        assert note.startswith(start) and note.endswith(f": {FULL}")
-        places = note.removeprefix(start).removesuffix(f": {FULL}").split(", ")
-        assert sorted(places) == sorted(map(str, POINTS))
+        assert note.kind == "check-not-done"
+        assert note.text.startswith(start) and note.text.endswith(f": {FULL}")
+        names = note.facts["names"]
+        assert isinstance(names, tuple) and sorted(map(str, names)) == sorted(map(str, POINTS))
 
 
 def test_a_fault_where_it_fits_is_found(right: list[Outputs]) -> None:
@@ -286,7 +296,7 @@ def test_no_repeat_no_claim_that_repeats_are_equal(right: list[Outputs]) -> None
     done = all_of(Engine(right, fault))
     assert {info.name for info in done.checks} == {UNWRITTEN, ORDER}
     assert not failed({info.name: info for info in done.checks})
-    assert "y differs by up to 5" in done.checks[1].detail
+    assert "y differs by up to 5" in done.checks[1].text
 
 
 def test_other_errors_are_no_lack_of_memory(right: list[Outputs]) -> None:

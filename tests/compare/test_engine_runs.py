@@ -20,7 +20,7 @@ import tiny
 from helpers import perturb, refinish
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.manifest import CheckInfo, Manifest
+from pipeline.artifact.manifest import Manifest
 from pipeline.commands.report import report_json, report_text
 from pipeline.compare import engine_runs, regression
 from pipeline.compare import stage as verify
@@ -35,6 +35,7 @@ from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Output, Tolerance
 from pipeline.spec.profiles import Profile
+from pipeline.spec.verdicts import Check
 
 RTX = TARGETS["rtx-1.7"]
 GPU = Gpu("some GPU", (8, 9))
@@ -80,7 +81,7 @@ def none(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
     del stand, outputs
 
 
-def checks(report: Report) -> dict[tuple[str, str], CheckInfo]:
+def checks(report: Report) -> dict[tuple[str, str], Check]:
     assert report.manifest.comparison is not None
     return {(check.run, check.name): check for check in report.manifest.comparison.checks}
 
@@ -104,11 +105,12 @@ def test_what_the_manifest_and_the_summary_say(
     ]  # fmt: skip
     assert (artifact / "comparison" / "default" / "engine.json").is_file()
     text = report_text(report)
-    assert "determinism of engine: 3 runs at each of 7 sizes: equal to the bit" in text
+    assert "determinism of engine: 3 runs at each of 7 sizes: bit-identical" in text
     assert "error of engine against torch: " in text
     assert "engine: compared: compared on some GPU" in text
     content = json.loads((artifact / "manifest.json").read_text())
-    assert content["comparison"]["checks"][0]["passed"] is True
+    assert content["comparison"]["checks"][0]["kind"] == "bit-identical"
+    assert content["comparison"]["passed"] is True
 
 
 def test_profiles_are_forced_and_named(tmp_path: Path, stand: Callable[[Fault], None]) -> None:
@@ -170,7 +172,8 @@ def test_rows_that_an_engine_mixes(tmp_path: Path, stand: Callable[[Fault], None
     report = run_verify(tmp_path / "a")
     assert len(checks(report)) == before
     bad = checks(report)["engine", "batch rows"]
-    assert not bad.passed and "a row changes with" in bad.detail
+    assert not bad.passed and bad.kind == "rows-depend" and "a row changes with" in bad.text
+    assert {row.kind for row in bad.rows} and not any(row.in_model for row in bad.rows)
     assert checks(report)["exported", "batch rows"].passed
 
 
@@ -182,7 +185,7 @@ def test_overflow_of_an_fp16_engine(artifact: Path, stand: Callable[[Fault], Non
     stand(overflow)
     refinish(artifact, precision="fp16")
     (line, *_) = failed(run_verify(artifact, engine_tolerance=Tolerance(1e-2, 1e-2, "wide")))
-    assert "engine has NaN or infinity where rewritten has none: fp16 overflows" in line
+    assert "engine has NaN or infinity where rewritten has none. fp16 overflows" in line
     assert re.search(r"`pipeline locate ARTIFACT --shape h=\d+,w=\d+` finds where", line)
 
 
@@ -198,12 +201,15 @@ def test_a_size_that_does_not_fit_into_the_gpu(
     report = run_verify(artifact)
     assert report.ok and report.manifest.engine_compared
     assert report.manifest.comparison is not None
-    (note,) = [n for n in report.manifest.comparison.notes if "was not compared" in n]
-    assert note.startswith("engine was not compared at max (h=40,w=40): at h=40, w=40: 9 GiB")
-    told = checks(report)["engine", "determinism"].detail
-    assert told == "3 runs at each of 6 sizes: equal to the bit"
-    notes = report.manifest.comparison.notes
-    assert "outputs of engine are not stored: 1 of 7 sizes of profile default did not run" in notes
+    notes = {note.kind: note for note in report.manifest.comparison.notes}
+    left_out = notes["engine-out-of-memory"]
+    assert left_out.facts["sizes"] == {"h": 40, "w": 40}
+    start = "engine was not compared at max (h=40,w=40): at h=40, w=40: 9 GiB"
+    assert left_out.text.startswith(start)
+    done = checks(report)["engine", "determinism"]
+    assert (done.kind, done.text) == ("bit-identical", "3 runs at each of 6 sizes: bit-identical")
+    stored = notes["outputs-not-stored"].text
+    assert stored == "outputs of engine are not stored: 1 of 7 sizes of profile default did not run"
     assert not (artifact / "comparison" / "default" / "engine.json").exists()
 
     def always(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
@@ -228,7 +234,10 @@ def test_checks_that_do_not_fit_into_the_gpu(
     def seen(report: Report) -> tuple[set[str], list[str]]:
         assert report.manifest.comparison is not None
         done = {check.name for check in report.manifest.comparison.checks if check.run == "engine"}
-        return done, [n for n in report.manifest.comparison.notes if "not done" in n]
+        kinds = ("check-out-of-memory", "check-not-done")
+        notes = [n for n in report.manifest.comparison.notes if n.kind in kinds]
+        assert {n.kind for n in notes} == {kinds[not done]}
+        return done, [n.text for n in notes]
 
     room = 4 * 40 * 40
     stand(full)
@@ -278,30 +287,32 @@ def test_rows_that_do_not_fit_into_the_gpu(tmp_path: Path, stand: Callable[[Faul
     assert checks(report)["engine", "batch rows"].sizes["b"] == 2
     assert checks(report)["engine", "batch rows"].passed
     assert report.manifest.comparison is not None
-    notes = [n for n in report.manifest.comparison.notes if n.startswith("batch rows of engine")]
-    assert notes[0] == "batch rows of engine: not done at b=3,w=6: 9 GiB are wanted"
-    assert not [n for n in report.manifest.comparison.notes if n.startswith("determinism")]
+    notes = [n for n in report.manifest.comparison.notes if "check" in n.facts]
+    assert {(n.kind, n.facts["check"]) for n in notes} == {("check-out-of-memory", "batch rows")}
+    assert notes[0].text == "batch rows of engine: not done at b=3,w=6: 9 GiB are wanted"
     rows = 1
     report = run_verify(tmp_path / "a")
     assert report.ok and ("engine", "batch rows") not in checks(report)
     assert report.manifest.comparison is not None
-    (note,) = [n for n in report.manifest.comparison.notes if n.startswith("batch rows of engine")]
-    assert note.startswith(
+    notes = report.manifest.comparison.notes
+    (note,) = [n for n in notes if n.facts.get("check") == "batch rows"]
+    assert note.kind == "check-not-done"
+    assert note.text.startswith(
         "batch rows of engine: not done, no size fits into the GPU's memory: at b=3,w=6, "
     )
-    assert note.endswith(": 9 GiB are wanted")
+    assert note.text.endswith(": 9 GiB are wanted")
 
 
 def test_why_no_rows_are_checked(tmp_path: Path, stand: Callable[[Fault], None]) -> None:
-    def notes(report: Report) -> list[str]:
+    def notes(report: Report) -> list[tuple[str, str]]:
         assert report.manifest.comparison is not None
-        return [n for n in report.manifest.comparison.notes if n.startswith("batch rows")]
+        found = report.manifest.comparison.notes
+        return [(n.kind, n.text) for n in found if n.text.startswith("batch rows")]
 
     stand(none)
     fixed = tiny.of(lambda x: x.tanh(), shape=(1, 3, Dim("w", 4, 6, 9)))
     assert notes(run(Config(fixed, out=tmp_path / "a"))) == [
-        "batch rows were not checked: no dim is the first axis, and no other, of what goes in and "
-        "comes out"
+        ("no-batch-dim", "batch rows were not checked: the model has no batch dimension")
     ]
     b, w = Dim("b", 1, 3, 4), Dim("w", 4, 6, 9)
     profiles = (Profile("one", {"b": (1, 1, 1)}), Profile("all"))
@@ -309,14 +320,18 @@ def test_why_no_rows_are_checked(tmp_path: Path, stand: Callable[[Fault], None])
     spec = dataclasses.replace(spec, profiles=profiles)
     done = run(Config(spec, out=tmp_path / "b"))
     assert notes(done) == [
-        "batch rows of engine-one were not checked: profile one allows no two rows at the sizes "
-        "that ran"
+        (
+            "profile-without-two-rows",
+            "batch rows of engine-one were not checked: profile one allows no two rows at the "
+            "sizes that ran",
+        )
     ]
     assert ("engine-all", "batch rows") in checks(done)
     assert done.manifest.comparison is not None
     least = min(point.estimate_bytes for point in done.manifest.comparison.points)
     tight = notes(run_verify(tmp_path / "b", memory_limit=least))
-    assert tight[0] == "batch rows were not checked: two rows are over the memory limit"
+    text = "batch rows were not checked: two rows are over the memory limit"
+    assert tight[0] == ("rows-too-large", text)
 
 
 def test_the_script_holds_the_engine_to_its_own_tolerance(
@@ -346,10 +361,13 @@ class TestAgainst:
     def test_the_same_engine(self, artifact: Path, old: Path) -> None:
         report = run_verify(artifact, against=old)
         assert report.ok and report.regressions == []
-        said = f"no regression against {old}: 7 sizes compared, engine compared"
-        assert list(report.notes) == [said]
+        said = f"no regression against {old}. Sizes compared: 7. Engine: compared"
+        assert [(note.kind, note.text) for note in report.notes] == [("no-regression", said)]
         assert report_text(report).endswith(f"\n\n{said}")
-        assert json.loads(report_json(report))["notes"] == [said]
+        (content,) = json.loads(report_json(report))["notes"]
+        assert content == {
+            "kind": "no-regression", "facts": {"path": str(old), "count": 7}, "text": said,
+        }  # fmt: skip
 
     @pytest.mark.parametrize("room", [4 * 40 * 40, 0])
     def test_an_old_size_that_does_not_fit_into_the_gpu(
@@ -362,15 +380,19 @@ class TestAgainst:
 
         stand(full)
         report = run_verify(artifact, against=old)
-        notes = [line for line in report.notes if "was not compared" in line]
+        notes = [n.text for n in report.notes if n.kind == "engine-out-of-memory"]
         where = "new engine was not compared at stored (h=40,w=40): 9 GiB are wanted, 1 GiB is free"
         assert where in notes and len(notes) == (1 if room else 7)
         if room:
-            assert report.ok and report.notes[-1].endswith("7 sizes compared, engine compared")
+            assert report.ok and report.notes[-1].kind == "no-regression"
+            assert report.notes[-1].text.endswith("Sizes compared: 7. Engine: compared")
         else:
-            assert report.regressions == [
-                "the engine was compared, is not any more: no size of profile default was compared"
-            ]
+            (found,) = report.regressions
+            assert found.kind == "engine-not-compared"
+            assert found.text == (
+                "the engine was compared before and is not now: no size of profile default was "
+                "compared"
+            )
 
     def test_an_engine_that_got_worse(
         self, artifact: Path, old: Path, stand: Callable[[Fault], None]
@@ -383,8 +405,9 @@ class TestAgainst:
         report = run_verify(artifact, against=old)
         assert report.manifest.comparison is not None and report.manifest.comparison.passed
         assert len(report.regressions) == 7
-        line = report.regressions[0]
-        assert line.startswith("y of the engine at stored (h=5,w=5): its error grew from ")
+        assert {one.kind for one in report.regressions} == {"error-grew"}
+        line = report.regressions[0].text
+        assert line.startswith("y of engine at stored (h=5,w=5): its error grew from ")
         assert line.endswith("% of the tolerance")
 
     def test_an_engine_that_is_wrong(
@@ -395,18 +418,20 @@ class TestAgainst:
             outputs["y"] += np.float32(0.25)
 
         stand(off)
-        lines = run_verify(artifact, against=old).regressions
-        assert len(lines) == 7
-        assert lines[0].startswith("y of the engine at stored (h=5,w=5): off torch by up to 0.25, ")
-        assert ", the old one by " in lines[0]
+        found = run_verify(artifact, against=old).regressions
+        assert [one.kind for one in found] == ["error-too-large"] * 7
+        start = "y of engine at stored (h=5,w=5): differs from torch by up to 0.25; "
+        assert found[0].text.startswith(f"{start}the error before was ")
+        assert isinstance(found[0].facts["before"], float)
 
     def test_an_engine_that_is_not_compared_any_more(
         self, artifact: Path, old: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.undo()
         monkeypatch.setattr(verify, "why_not_run", lambda *_: "no GPU")
-        lines = run_verify(artifact, against=old).regressions
-        assert lines == ["the engine was compared, is not any more: no GPU"]
+        (found,) = run_verify(artifact, against=old).regressions
+        assert found.kind == "engine-not-compared"
+        assert found.text == "the engine was compared before and is not now: no GPU"
 
     def test_a_model_that_got_worse_within_the_tolerance(
         self, artifact: Path, converted: Report
@@ -415,15 +440,18 @@ class TestAgainst:
         report = run_verify(artifact, against=converted.path)
         assert report.manifest.comparison is not None and report.manifest.comparison.passed
         assert not report.ok
-        assert "y of the model at stored (h=" in report.regressions[0]
-        assert ": its error grew from " in report.regressions[0]
+        assert report.regressions[0].kind == "error-grew"
+        assert "y of rewritten at stored (h=" in report.regressions[0].text
+        assert ": its error grew from " in report.regressions[0].text
 
     def test_a_wider_tolerance_of_the_engine(self, artifact: Path, old: Path) -> None:
         wide = Tolerance(1e-3, 1e-3, "wide")
-        lines = run_verify(artifact, against=old, engine_tolerance=wide).regressions
-        assert lines == [
-            "tolerance of y of the engine widened: rtol 0.0001 to 0.001, atol 1e-05 to 0.001"
-        ]
+        (found,) = run_verify(artifact, against=old, engine_tolerance=wide).regressions
+        assert found.kind == "engine-tolerance-widened"
+        assert found.text == (
+            "tolerance of y of the engine widened from rtol 0.0001, atol 1e-05 to rtol 0.001, "
+            "atol 0.001"
+        )
 
 
 @pytest.mark.parametrize("shared", [-np.inf, np.nan])

@@ -13,7 +13,6 @@ import pytest
 import tiny
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.manifest import PairResult
 from pipeline.compare.plan import Job, plan_points
 from pipeline.compare.runners import conclude, failures
 from pipeline.compare.verdict import judge
@@ -21,10 +20,12 @@ from pipeline.convert.driver import run_export, run_verify
 from pipeline.errors import InputError
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
+from pipeline.spec.findings import Note, note
 from pipeline.spec.interface import Interface
 from pipeline.spec.model import Tolerance
 from pipeline.spec.profiles import Point
 from pipeline.spec.tensors import Input, Output, Precision
+from pipeline.spec.verdicts import Verdict
 
 F32 = np.float32
 TIGHT = Tolerance(1e-5, 1e-6, "float32 rounding")
@@ -43,7 +44,7 @@ def declared(engine_tolerance: dict[str, Tolerance]) -> Interface:
 
 def judged(
     tmp_path: Path, engine: Any, precision: Precision, tolerance: Tolerance | None = None
-) -> tuple[list[PairResult], list[str], tuple[str, ...]]:
+) -> tuple[list[Verdict], list[str], tuple[Note, ...]]:
     """The results of an engine's profile against values of 1, what failed, and the notes."""
     onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")
     stated = {precision: tolerance} if tolerance else {}
@@ -64,7 +65,7 @@ def test_an_engine_is_held_to_its_own_tolerance_and_nothing_else_is(tmp_path: Pa
     assert exported.passed and engine.passed and not failed and not notes
     (_, engine), failed, _ = judged(tmp_path, 1.02, "fp16", WIDE)
     assert not engine.passed
-    assert engine.why == "off by up to 0.02; the largest value is 1"
+    assert engine.text == "differs by up to 0.02 at index [0, 0]; the largest value is 1"
     # the wider one is the engine's alone
     off = {"y": np.full((2, 4), 1.005, F32)}
     job = Job(declared({"fp16": WIDE}), [], 0, precision="fp16")
@@ -78,14 +79,18 @@ def test_without_one_it_is_held_to_the_others_and_the_error_is_told(tmp_path: Pa
     assert not engine.passed
     assert engine.max_abs == pytest.approx(0.005, rel=1e-3)
     assert failed == [
-        "y of engine-small against torch at opt (n=2): off by up to 0.005; the largest value is 1; "
-        "fp16 has no tolerance of its own: state one (engine_tolerance in the spec, or "
-        "--engine-tolerance RTOL,ATOL)"
+        "y of engine-small against torch at opt (n=2): differs by up to 0.005 at index [0, 0]; the "
+        "largest value is 1. No tolerance is stated for fp16: state one (engine_tolerance in the "
+        "spec, or --engine-tolerance RTOL,ATOL)"
     ]
-    assert notes == ("no tolerance is stated for fp16 engines: held to the fp32 one",)
+    assert engine.kind == "differs" and engine.facts["advice"] == "state-engine-tolerance"
+    assert notes == (note("no-engine-tolerance", precision="fp16"),)
+    text = "no tolerance is stated for fp16 engines: the fp32 tolerance was used"
+    assert notes[0].text == text
     # nothing of that where it is an fp32 engine that is off
     (_, engine), failed, notes = judged(tmp_path, 1.005, "fp32")
-    assert not engine.passed and "tolerance" not in failed[0] and not notes
+    assert not engine.passed and "advice" not in engine.facts and not notes
+    assert "tolerance" not in failed[0]
 
 
 def test_integers_have_no_tolerance_to_state(tmp_path: Path) -> None:
@@ -100,6 +105,7 @@ def test_integers_have_no_tolerance_to_state(tmp_path: Path) -> None:
     info = conclude(plan, runs, [("torch", "half")], job)
     assert failures(info)[0].startswith("y of half against torch at a (n=2): 1 of 8 int64 values")
     assert "differing=0.001" in failures(info)[0] and "state one" not in failures(info)[0]
+    assert [r.kind for p in info.points for r in p.results] == ["values-differ"] * 2
     ties = declared({"fp16": Tolerance(1e-2, 1e-2, "ties", 0.1)})
     stated = dataclasses.replace(job, interface=ties)
     assert conclude(plan, runs, [("torch", "half")], stated).passed is False  # 1 of 8
@@ -119,12 +125,13 @@ def test_integers_have_no_tolerance_to_state(tmp_path: Path) -> None:
 def test_overflow_is_called_so(tmp_path: Path) -> None:
     (_, engine), _, _ = judged(tmp_path, np.inf, "fp16", WIDE)
     assert not engine.passed
-    assert engine.why == (
-        "engine-small has NaN or infinity where torch has none: fp16 overflows beyond 65504: "
+    assert engine.kind == "not-finite" and engine.facts["advice"] == "fp16-overflow"
+    assert engine.text == (
+        "engine-small has NaN or infinity where torch has none. fp16 overflows beyond 65504: "
         "build the engine with --precision tf32"
     )
     (_, engine), _, _ = judged(tmp_path, np.nan, "fp32")
-    assert engine.why == "engine-small has NaN or infinity"
+    assert engine.kind == "not-finite" and engine.text == "engine-small has NaN or infinity"
 
 
 @pytest.mark.parametrize("stated", [{"fp8": WIDE}, {"fp16": 1e-2}])

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -158,13 +157,13 @@ CASES = (
     Case(Antialias, (21, 25), ("Resize node ", "has other numbers than torch")),
     Case(
         FloorDivision, (24, 44),
-        ("Pad node ", "is [1, 8, 24, 31], torch has [1, 8, 24, 30]"), right_at=(21, 25),
+        ("Pad node ", "has shape [1, 8, 24, 31], torch has [1, 8, 24, 30]"), right_at=(21, 25),
     ),
     Case(BakedNumber, (21, 25), ("Mul node ", "fixed in it: ", " = [18.0]")),
     Case(
         BakedShape, (21, 25),
-        ("Resize node ", "is [1, 8, 18, 22], torch has [1, 8, 21, 25]", "a size is baked in: ",
-         " = [1, 8, 18, 22]"),
+        ("Resize node ", "has shape [1, 8, 18, 22], torch has [1, 8, 21, 25]",
+         "a size is baked in: ", " = [1, 8, 18, 22]"),
     ),
     Case(AfterAttention, (24, 44), ("has other numbers than torch",)),
 )  # fmt: skip
@@ -176,7 +175,7 @@ def test_fault_of_the_plain_exporter(case: Case, tmp_path: Path) -> None:
     net = exported(case.middle(), path)
     assert not agree(net, path, feed_at(*case.wrong_at))
     told = locate((TORCH, EXPORTED), feed_at(*case.wrong_at), path, module=net)
-    assert told.startswith("first apart: ")
+    assert told.startswith("first difference: ")
     assert f", from module middle at {marked(case.middle)}: " in told
     for part in case.parts:
         assert part in told
@@ -226,7 +225,9 @@ def test_wrong_weight_in_the_exported_file(tmp_path: Path) -> None:
     for by in (0.3, 1e-3):
         wrong = change(path, weight("middle.conv.weight", by), tmp_path / "wrong.onnx")
         told = locate((TORCH, EXPORTED), feed_at(21, 25), wrong, module=net)
-        assert told.startswith("first apart: Conv node node_conv2d_1, from module middle.conv at ")
+        assert told.startswith(
+            "first difference: Conv node node_conv2d_1, from module middle.conv at "
+        )
         assert f"its middle.conv.weight is off by up to {by:.3g}"[:45] in told
 
 
@@ -248,8 +249,8 @@ def test_node_that_fails_at_these_sizes(tmp_path: Path) -> None:
     # what is wrong before that is told first
     change(path, weight("middle.conv.weight", 0.3))
     told = locate((TORCH, EXPORTED), feed_at(21, 25), path, module=net)
-    assert told.startswith("first apart: Conv node node_conv2d_1, from module middle.conv at ")
-    assert "; further on Reshape node " in told
+    assert told.startswith("first difference: Conv node node_conv2d_1, from module middle.conv at ")
+    assert "; a later node fails: Reshape node " in told
 
 
 def test_wrong_constant_in_the_rewritten_file(tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ def test_wrong_constant_in_the_rewritten_file(tmp_path: Path) -> None:
     exported(Plain(), path)
     wrong = change(path, weight("middle.conv.bias", 0.2), tmp_path / "model.onnx")
     told = locate((EXPORTED, REWRITTEN), feed_at(21, 25), path, wrong)
-    assert told.startswith("first apart: Conv node node_conv2d_1, from module middle.conv at ")
+    assert told.startswith("first difference: Conv node node_conv2d_1, from module middle.conv at ")
     assert "has other numbers than exported" in told
     assert "its middle.conv.bias is off by up to 0.2 from exported's" in told
     assert locate((EXPORTED, REWRITTEN), feed_at(21, 25), path, path) == ""
@@ -289,7 +290,7 @@ def test_pass_that_went_wrong_is_named(tmp_path: Path) -> None:
     change(other, break_it)
     record = RewriteInfo(done.passes, (), done.nodes_before, done.nodes_after)
     told = locate((EXPORTED, REWRITTEN), feed_at(21, 25), path, other, rewrite=record)
-    assert told.startswith("first apart: ")
+    assert told.startswith("first difference: ")
     assert "from module middle.norm at " in told
     assert "rewritten by decompose_instance_norm" in told
 
@@ -302,7 +303,7 @@ def test_padded_model(tmp_path: Path) -> None:
     assert locate((TORCH, EXPORTED), feed, path, module=module) == ""
     change(path, weight("conv.weight", 0.1))
     told = locate((TORCH, EXPORTED), feed, path, module=module)
-    assert told.startswith("first apart: Conv node ")
+    assert told.startswith("first difference: Conv node ")
     assert "from module conv at " in told
     assert "its conv.weight is off by up to 0.1 from the module's" in told
 
@@ -323,10 +324,11 @@ def test_what_can_not_be_told_is_not_told(tmp_path: Path) -> None:
     assert locate((TORCH, EXPORTED), feed, path) == ""
     assert locate((REWRITTEN, "engine"), feed, path, path, module=net) == ""
 
-    def broken() -> Any:
-        raise ValueError("the model's own")
+    class Broken(torch.nn.Module):
+        def forward(self, _: torch.Tensor) -> torch.Tensor:
+            raise ValueError("the model's own")
 
-    assert locate((TORCH, EXPORTED), feed, path, module=net, call=broken) == ""
+    assert locate((TORCH, EXPORTED), feed, path, module=Broken()) == ""
     change(path, weight("middle.conv.weight", 0.3))
     pair = (TORCH, EXPORTED)
     assert locate(pair, feed, path, module=net)
@@ -402,5 +404,5 @@ def test_values_of_every_kind_have_a_print(tmp_path: Path) -> None:
 
     change(path, skew, other)
     told = locate((EXPORTED, REWRITTEN), feed, path, other)
-    assert told.startswith("first apart: If node ")
+    assert told.startswith("first difference: If node ")
     assert "branch has other numbers than exported" in told

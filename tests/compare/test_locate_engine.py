@@ -65,7 +65,9 @@ def test_another_build_is_right() -> None:
     engine = Faulty(40, {"fresh": True})
     found = search(NAMES, ["y"], engine, 1e-4, silent)
     assert found.fresh and found.builds == 2 and engine.asked[-1] == []
-    assert "built anew of the same model.onnx is right" in told(found, lambda _: None, "fp32")
+    assert "a new engine built from the same model.onnx is right" in told(
+        found, lambda _: None, "fp32"
+    )
 
 
 def test_a_fault_that_goes_away_where_it_is_looked_at() -> None:
@@ -75,7 +77,9 @@ def test_a_fault_that_goes_away_where_it_is_looked_at() -> None:
     assert found.fused
     assert (found.before, found.first) == ("v29", "v69")
     assert found.builds <= 16
-    assert told(found, lambda _: None, "fp32").startswith("wrong in what TensorRT fuses up to")
+    assert told(found, lambda _: None, "fp32").startswith(
+        "wrong in the layers that TensorRT fuses from v29 up to"
+    )
 
 
 def test_a_fault_that_goes_away_with_many_outputs_alone() -> None:
@@ -138,7 +142,9 @@ def test_the_node_is_named(artifact: Path) -> None:
     assert engines.values == ["a", "b", "c", "d", "e"]
     found = search(engines.values, engines.outputs, engines, 1e-4, silent)
     text = told(found, engines.maker, "fp32")
-    assert text.startswith("first apart: Tanh node Tanh_c: c; b is right (its worst output is off")
+    assert text.startswith(
+        "first difference: Tanh node Tanh_c: c; b is right (the worst output differs"
+    )
 
 
 def test_sizes_that_are_not_legal(artifact: Path, cli: Run) -> None:

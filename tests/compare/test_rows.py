@@ -15,15 +15,17 @@ import tiny
 
 from pipeline.artifact.manifest import PointInfo
 from pipeline.compare import rows as batch_rows
-from pipeline.compare.rows import Batch, cheap_sizes, check_models, check_rows, find_batch
+from pipeline.compare.rows import Batch, RowSizes, cheap_sizes, check_models, check_rows, find_batch
 from pipeline.compare.runners import run_torch
 from pipeline.convert.driver import run
 from pipeline.graph.session import run_onnx
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim, Size, read_size
+from pipeline.spec.findings import note
 from pipeline.spec.interface import Interface
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 from pipeline.spec.tensors import Feed
+from pipeline.spec.verdicts import ROW_CHANGES, RowChangeKind
 
 B = Dim("b", 1, 4, 8)
 S = Dim("s", 1, 4, 16)
@@ -36,12 +38,12 @@ def declared(*outputs: str, rules: tuple[str, ...] = ()) -> Interface:
 
 
 TOLERANCE = {"y": Tolerance(1e-4, 1e-5, "test"), "z": Tolerance(1e-4, 1e-5, "test")}
-SAME = "the same sample in every row gives other rows"
-OTHERS = "a row changes with the samples in the other rows"
-PLACE = "a row changes with its place"
-SIZE = "a row changes with the batch's size"
+SAME: RowChangeKind = "same-sample"
+OTHERS: RowChangeKind = "other-samples"
+PLACE: RowChangeKind = "position"
+SIZE: RowChangeKind = "batch-size"
 # what a graph does with x [b, 4] -> what is found against it
-GRAPHS = {
+GRAPHS: dict[str, set[RowChangeKind]] = {
     "y = Tanh(x)": set(),
     "m = ReduceMean<axes=[0], keepdims=1>(x)  y = Sub(x, m)": {OTHERS, SIZE},
     "y = CumSum(x, scalar)": {SAME, PLACE},
@@ -70,16 +72,20 @@ def test_what_is_found(tmp_path: Path, text: str) -> None:
     onnx.save(graph(text), path)
     batch = find_batch(declared("y"))
     assert batch is not None
-    found = check_rows("exported", partial(run_onnx, path), batch, {"b": 4}, 2, TOLERANCE)
+    found = check_rows("exported", partial(run_onnx, path), batch, RowSizes({"b": 4}, 2), TOLERANCE)
     assert set(found.against) == {(part, "y") for part in GRAPHS[text]}
     assert found.info.passed is (not GRAPHS[text])
     assert (found.info.name, found.info.run, found.info.sizes) == (
         "batch rows", "exported", {"b": 4},
     )  # fmt: skip
     if not GRAPHS[text]:
-        assert found.info.detail == "each row stands for itself"
+        assert found.info.kind == "rows-independent"
+        assert found.info.text == "each row is independent of the others"
     else:
-        assert all(f"{part}: y by up to " in found.info.detail for part in GRAPHS[text])
+        assert found.info.kind == "rows-depend"
+        assert {row.kind for row in found.info.rows} == GRAPHS[text]
+        for part in GRAPHS[text]:
+            assert f"{ROW_CHANGES[part]}: y by up to " in found.info.text
 
 
 def test_rows_of_nan_stand_for_themselves() -> None:
@@ -92,8 +98,8 @@ def test_rows_of_nan_stand_for_themselves() -> None:
             signs = (-1.0) ** np.arange(len(feed["x"]))
             yield {"y": np.copysign(np.full_like(feed["x"], np.nan), signs[:, None])}
 
-    found = check_rows("exported", nans, batch, {"b": 4}, 2, TOLERANCE)
-    assert (found.info.passed, found.info.detail) == (True, "each row stands for itself")
+    found = check_rows("exported", nans, batch, RowSizes({"b": 4}, 2), TOLERANCE)
+    assert (found.info.passed, found.info.kind) == (True, "rows-independent")
 
 
 def test_a_run_that_fails_is_a_fault(tmp_path: Path) -> None:
@@ -101,10 +107,12 @@ def test_a_run_that_fails_is_a_fault(tmp_path: Path) -> None:
     onnx.save(graph("shape = Constant<value_ints=[1, 4]>()  y = Reshape(x, shape)"), path)
     batch = find_batch(declared("y"))
     assert batch is not None
-    info = check_rows("rewritten", partial(run_onnx, path), batch, {"b": 4}, None, TOLERANCE).info
+    info = check_rows(
+        "rewritten", partial(run_onnx, path), batch, RowSizes({"b": 4}, None), TOLERANCE
+    ).info
     assert not info.passed
-    assert info.detail.startswith("fails: ")
-    assert "\n" not in info.detail
+    assert info.kind == "run-failed" and info.text.startswith("fails: ")
+    assert "\n" not in info.text
 
 
 @pytest.mark.parametrize(
@@ -164,9 +172,9 @@ def test_rows_keep_the_rules() -> None:
 def test_the_cheapest_sizes_within_the_memory() -> None:
     batch = Batch(B, declared(), frozenset({"x"}))
     points = [
-        PointInfo("opt", {"b": 4, "s": 4}, True, "", 400, ()),
-        PointInfo("min", {"b": 1, "s": 1}, True, "", 50, ()),
-        PointInfo("tiny", {"b": 1, "s": 0}, False, "not run", 1, ()),
+        PointInfo("opt", {"b": 4, "s": 4}, 400),
+        PointInfo("min", {"b": 1, "s": 1}, 50),
+        PointInfo("tiny", {"b": 1, "s": 0}, 1, (), note("not-stored", run="torch")),
     ]
     assert cheap_sizes(batch, points, 100) == ({"b": 2, "s": 1}, 1)
     assert cheap_sizes(batch, points, 99) is None
@@ -193,10 +201,12 @@ def test_what_the_model_means_is_told_and_no_fault(tmp_path: Path, with_torch: b
     assert batch is not None
     judge = partial(run_torch, Mean(), ["y"]) if with_torch else None
     runs = models(tmp_path, exported=MEAN, rewritten=MEAN)
-    checks, forgiven = check_models(batch, {"b": 2}, 1, runs, judge, TOLERANCE)
+    checks, forgiven = check_models(batch, RowSizes({"b": 2}, 1), runs, judge, TOLERANCE)
     assert [check.run for check in checks] == ["exported", "rewritten"]
     assert all(check.passed for check in checks)
-    assert all(check.detail.startswith(f"as the model has it: {OTHERS}: y") for check in checks)
+    assert all(check.kind == "rows-as-in-model" for check in checks)
+    start = f"as in the model: {ROW_CHANGES[OTHERS]}: y"
+    assert all(check.text.startswith(start) for check in checks)
     assert forgiven == {(OTHERS, "y"), (SIZE, "y")}
 
 
@@ -207,7 +217,7 @@ def test_torch_goes_before_what_was_exported(tmp_path: Path) -> None:
     assert batch is not None
     judge = partial(run_torch, torch.nn.Tanh(), ["y"])
     runs = models(tmp_path, exported=MEAN, rewritten=MEAN)
-    checks, forgiven = check_models(batch, {"b": 2}, 1, runs, judge, TOLERANCE)
+    checks, forgiven = check_models(batch, RowSizes({"b": 2}, 1), runs, judge, TOLERANCE)
     assert not any(check.passed for check in checks)
     assert not forgiven
 
@@ -216,14 +226,18 @@ def test_a_rewrite_that_mixes_rows(tmp_path: Path) -> None:
     batch = find_batch(declared("y"))
     assert batch is not None
     runs = models(tmp_path, exported=PLAIN, rewritten=MEAN)
-    (exported, rewritten), forgiven = check_models(batch, {"b": 2}, 1, runs, None, TOLERANCE)
+    (exported, rewritten), forgiven = check_models(
+        batch, RowSizes({"b": 2}, 1), runs, None, TOLERANCE
+    )
     assert exported.passed and not rewritten.passed and not forgiven
     # a fault beside what is meant is still one
     runs = models(tmp_path, exported=MEAN, rewritten=BOTH)
-    (exported, rewritten), _ = check_models(batch, {"b": 2}, 1, runs, None, TOLERANCE)
+    (exported, rewritten), _ = check_models(batch, RowSizes({"b": 2}, 1), runs, None, TOLERANCE)
     assert exported.passed and not rewritten.passed
-    assert rewritten.detail.startswith(SAME)
-    assert f"as the model has it: {OTHERS}" in rewritten.detail
+    assert rewritten.kind == "rows-depend"
+    assert rewritten.text.startswith(ROW_CHANGES[SAME])
+    assert f"as in the model: {ROW_CHANGES[OTHERS]}" in rewritten.text
+    assert {row.kind for row in rewritten.rows if row.in_model} == {OTHERS, SIZE}
 
 
 def test_what_is_meant_in_one_output_is_a_fault_in_another() -> None:
@@ -241,11 +255,11 @@ def test_what_is_meant_in_one_output_is_a_fault_in_another() -> None:
 
     tolerance = dict.fromkeys(("y", "centred"), TOLERANCE["y"])
     runs = {"exported": meant, "rewritten": mixed}
-    (first, second), forgiven = check_models(batch, {"b": 4}, 2, runs, None, tolerance)
+    (first, second), forgiven = check_models(batch, RowSizes({"b": 4}, 2), runs, None, tolerance)
     assert first.passed and forgiven == {(OTHERS, "centred"), (SIZE, "centred")}
     assert not second.passed
-    assert second.detail.startswith(f"{OTHERS}: y by up to ")
-    engine = check_rows("engine", mixed, batch, {"b": 4}, 2, tolerance, forgiven=forgiven)
+    assert second.text.startswith(f"{ROW_CHANGES[OTHERS]}: y by up to ")
+    engine = check_rows("engine", mixed, batch, RowSizes({"b": 4}, 2), tolerance, forgiven=forgiven)
     assert not engine.info.passed
 
 
@@ -268,4 +282,4 @@ def test_a_conversion_of_rows_that_are_meant_to_depend(tmp_path: Path) -> None:
     report = run(Config(spec(lambda x: x + x.mean(0, keepdim=True)), out=tmp_path / "a"))
     assert report.ok and report.manifest.comparison is not None
     (check,) = report.manifest.comparison.checks
-    assert check.passed and "as the model has it" in check.detail
+    assert check.passed and check.kind == "rows-as-in-model"

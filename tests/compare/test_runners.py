@@ -20,19 +20,31 @@ from pipeline.errors import CompareError, PipelineError
 from pipeline.graph.session import run_onnx
 from pipeline.machine.resources import Stopwatch
 from pipeline.spec.dims import Dim, read_size
+from pipeline.spec.findings import note
 from pipeline.spec.interface import Interface
 from pipeline.spec.model import Tolerance
 from pipeline.spec.profiles import Point, Profile
 from pipeline.spec.tensors import Input, Output
+from pipeline.spec.verdicts import Verdict
 
 TOLERANCE = Tolerance(1e-3, 1e-4, "test")
 F32 = np.float32
 
 
-def verdict(a: Any, b: Any, tolerance: Tolerance = TOLERANCE) -> tuple[bool, str]:
+def judged(a: Any, b: Any, tolerance: Tolerance = TOLERANCE) -> Verdict:
     (result,) = judge("a", "b", {"y": np.asarray(a)}, {"y": np.asarray(b)}, tolerance)
-    assert result.passed is (result.why == "")
-    return result.passed, result.why
+    assert result.passed is (result.text == "") is (result.kind == "agrees")
+    return result
+
+
+def verdict(a: Any, b: Any, tolerance: Tolerance = TOLERANCE) -> tuple[bool, str]:
+    result = judged(a, b, tolerance)
+    return result.passed, result.text
+
+
+def finding(a: Any, b: Any) -> tuple[str, str]:
+    result = judged(a, b)
+    return result.kind, result.text
 
 
 @pytest.mark.parametrize(
@@ -60,25 +72,30 @@ def test_one_element_among_many() -> None:
     a = np.ones((1, 2, 100, 100), F32)
     b = a.copy()
     b[0, 1, 99, 99] = 1.01
-    passed, why = verdict(a, b)
-    assert not passed
-    assert why == "off by up to 0.01; the largest value is 1"
+    result = judged(a, b)
+    assert not result.passed and result.kind == "differs"
+    assert result.facts["index"] == (0, 1, 99, 99)
+    assert result.facts["rtol"] == 1e-3 and result.facts["atol"] == 1e-4
+    assert result.text == ("differs by up to 0.01 at index [0, 1, 99, 99]; the largest value is 1")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinity_never_pass(bad: float) -> None:
     good, poor = np.array([1.0, 2.0], F32), np.array([1.0, bad], F32)
-    assert verdict(good, poor) == (False, "b has NaN or infinity")
-    assert verdict(poor, good) == (False, "a has NaN or infinity")
-    assert verdict(poor, poor) == (False, "a has NaN or infinity")
+    assert finding(good, poor) == ("not-finite", "b has NaN or infinity")
+    assert finding(poor, good) == ("not-finite", "a has NaN or infinity")
+    assert finding(poor, poor) == ("not-finite", "a has NaN or infinity")
 
 
 @pytest.mark.filterwarnings("error")
-def test_tolerance_under_which_zeros_pass_says_nothing() -> None:
+def test_tolerance_under_which_zeros_pass_is_inconclusive() -> None:
     small = np.full(5, 1e-5, F32)
-    passed, why = verdict(small, small)
-    assert not passed
-    assert why.startswith("says nothing: all of a is below atol=0.0001")
+    result = judged(small, small)
+    assert not result.passed and result.kind == "inconclusive"
+    assert result.text == (
+        "cannot be judged: every value of a is below atol=0.0001, so zeros would pass. "
+        "Use a smaller atol"
+    )
     assert verdict(np.zeros(5, F32), np.zeros(5, F32))[0] is False
     assert verdict(np.zeros(5, np.int64), np.zeros(5, np.int64))[0]
     assert verdict(np.zeros((0, 3), F32), np.zeros((0, 3), F32))[0]
@@ -86,10 +103,11 @@ def test_tolerance_under_which_zeros_pass_says_nothing() -> None:
 
 def test_shape_and_dtype_are_held_to() -> None:
     one = np.ones((2, 3), F32)
-    assert verdict(one, one.T.copy()) == (False, "shape (3, 2), not (2, 3)")
-    assert verdict(one, np.ones((1, 3), F32)) == (False, "shape (1, 3), not (2, 3)")
-    assert verdict(one, one.astype(np.float64)) == (False, "dtype float64, not float32")
-    assert verdict(one, one.astype(np.float16)) == (False, "dtype float16, not float32")
+    shape, dtype = "shape-differs", "dtype-differs"
+    assert finding(one, one.T.copy()) == (shape, "its shape is [3, 2], not [2, 3]")
+    assert finding(one, np.ones((1, 3), F32)) == (shape, "its shape is [1, 3], not [2, 3]")
+    assert finding(one, one.astype(np.float64)) == (dtype, "its dtype is float64, not float32")
+    assert finding(one, one.astype(np.float16)) == (dtype, "its dtype is float16, not float32")
 
 
 @pytest.mark.filterwarnings("error")
@@ -110,10 +128,10 @@ def test_integers_and_bools() -> None:
 def test_names_have_to_be_the_same() -> None:
     a = np.ones(3, F32)
     results = judge("a", "b", {"y": a, "z": a}, {"z": a, "w": a}, TOLERANCE)
-    assert {r.output: r.why for r in results} == {
-        "y": "only a has it",
-        "z": "",
-        "w": "only b has it",
+    assert {r.output: (r.kind, r.text) for r in results} == {
+        "y": ("missing", "only a has this output"),
+        "z": ("agrees", ""),
+        "w": ("missing", "only b has this output"),
     }
 
 
@@ -149,7 +167,8 @@ def test_points_over_the_limit_are_left_out_with_the_estimate(model: Path) -> No
     large = plan.infos[2]
     assert not large.compared
     assert large.estimate_bytes == pytest.approx(2 * 16 * 10**6 * 1.25, rel=0.01)
-    assert large.why == "needs about 38.1 MiB, the limit is 1.0 MiB"
+    assert large.left_out is not None and large.left_out.kind == "too-large"
+    assert large.left_out.text == "needs about 38.1 MiB, the limit is 1.0 MiB"
     assert plan.shapes[2] == {"x": (10**6, 4)}
 
 
@@ -158,7 +177,8 @@ def test_output_shape_is_checked_also_where_nothing_runs(model: Path) -> None:
     for info, n in zip(plan.infos, (1, 10, 10**6), strict=True):
         (result,) = info.results
         assert not result.passed
-        assert result.why == f"shape ({n}, 4), not ({2 * n}, 4)"
+        assert result.kind == "shape-differs"
+        assert result.text == f"its shape is [{n}, 4], not [{2 * n}, 4]"
     result_info = conclude(plan, {"a": [{}, {}], "b": [{}, {}]}, [("a", "b")], job())
     assert not result_info.passed
 
@@ -169,11 +189,11 @@ def test_conclusion_takes_every_pair_at_every_point(model: Path) -> None:
     bad = {"y": np.full((10, 4), 2, F32)}
     runs = {"a": good, "b": good, "c": [good[0], bad]}
     assert conclude(plan, runs, [("a", "b")], job()).passed
-    info = conclude(plan, runs, [("a", "b"), ("a", "c")], job(), ["a note"])
+    info = conclude(plan, runs, [("a", "b"), ("a", "c")], job(), [note("source-is-onnx")])
     assert not info.passed
-    assert info.notes == ("a note",)
+    assert info.notes == (note("source-is-onnx"),)
     assert compare.failures(info) == [
-        "y of c against a at opt (n=10): off by up to 1; the largest value is 1"
+        "y of c against a at opt (n=10): differs by up to 1 at index [0, 0]; the largest value is 1"
     ]
     assert [len(p.results) for p in info.points] == [2, 2, 0]
 
@@ -190,7 +210,7 @@ def test_one_nan_is_one_problem(model: Path) -> None:
         runs = {"torch": torch, "exported": exported, "rewritten": rewritten}
         info = conclude(plan, runs, pairs, job())
         assert not info.passed
-        return [line.partition("; ")[0] for line in compare.failures(info)]
+        return [line.partition(". ")[0] for line in compare.failures(info)]
 
     one = "y of exported against torch at min (n=1) and 1 more size: torch has NaN or infinity"
     assert told(bad, bad, bad) == told(bad, good, good) == [one]
@@ -217,27 +237,32 @@ def test_what_is_no_nan_stays_beside_one(model: Path) -> None:
     runs = {"torch": [nan, ones[1]], "exported": [nan, ones[1]], "rewritten": [nan, twos[1]]}
     pairs = [("torch", "exported"), ("exported", "rewritten"), ("torch", "rewritten")]
     info = conclude(plan, runs, pairs, job())
-    off = "at opt (n=10): off by up to 1; the largest value is 1"
+    off = "at opt (n=10): differs by up to 1 at index [0, 0]; the largest value is 1"
     first, *others = compare.failures(info)
-    assert first.startswith("y of exported against torch at min (n=1): torch has NaN or infinity; ")
+    assert first.startswith("y of exported against torch at min (n=1): torch has NaN or infinity. ")
     assert others == [f"y of rewritten against {run} {off}" for run in ("exported", "torch")]
     assert [sum(not r.passed for r in p.results) for p in info.points] == [3, 2, 0]  # all are kept
 
 
-def test_an_output_that_says_nothing_is_one_problem(model: Path) -> None:
+def test_an_output_that_cannot_be_judged_is_one_problem(model: Path) -> None:
     plan = plan_points(job(), model)
     zeros = [{"y": np.zeros((n, 4), F32)} for n in (1, 10)]
     pairs = [("torch", "exported"), ("exported", "rewritten"), ("torch", "rewritten")]
     runs = {"torch": zeros, "exported": zeros, "rewritten": zeros}
     (line,) = compare.failures(conclude(plan, runs, pairs, job()))
-    assert line.startswith("y of exported against torch at min (n=1) and 1 more size: says nothing")
+    assert line.startswith(
+        "y of exported against torch at min (n=1) and 1 more size: cannot be judged"
+    )
 
 
 def test_nothing_compared_does_not_pass(model: Path) -> None:
     plan = plan_points(job(limit=1), model)
     info = conclude(plan, {"a": [], "b": []}, [("a", "b")], job())
     assert not info.passed
-    assert compare.failures(info) == ["nothing was compared: every point is over the memory limit"]
+    assert [(one.kind, one.fails) for one in info.notes] == [("nothing-compared", True)]
+    assert compare.failures(info) == [
+        "nothing was compared: every set of sizes is over the memory limit. Raise --memory-limit"
+    ]
 
 
 def test_a_run_that_fails_names_the_sizes(model: Path) -> None:
@@ -327,7 +352,8 @@ def test_integers_and_booleans_have_to_be_equal(a: list[int], b: list[int], pass
     wide = Tolerance(1e-2, 1e2, "wide")
     (result,) = judge("a", "b", {"y": np.array(a)}, {"y": np.array(b)}, wide)
     assert result.passed is passes
-    assert bool(result.why) is not passes
+    assert result.kind == ("agrees" if passes else "values-differ")
+    assert bool(result.text) is not passes
     assert result.max_abs is not None and (result.max_abs > 0) is not passes
 
 
@@ -348,7 +374,7 @@ def test_one_wrong_element_of_many_is_noticed(dtype: type) -> None:
     tolerance = Tolerance(1e-3, 1e-3, "a test")
     near = (a * (1 + 5e-4 * np.sign(rng.standard_normal(a.shape)))).astype(dtype)
     (result,) = judge("a", "b", {"y": a}, {"y": near}, tolerance)
-    assert result.passed, result.why
+    assert result.passed, result.text
     wrong = near.copy()
     wrong[2, 77] = a[2, 77] * dtype(1.01) + dtype(0.01)
     (result,) = judge("a", "b", {"y": a}, {"y": wrong}, tolerance)

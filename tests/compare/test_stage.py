@@ -101,7 +101,8 @@ def test_what_does_not_fit_here_is_kept_for_later(artifact: Path, converted: Rep
     assert report.ok
     assert sizes(report) < sizes(converted)
     (left_out,) = [p for p in compared(report.manifest).points if p.label == "max"]
-    assert left_out.why.startswith("needs about ")
+    assert left_out.left_out is not None and left_out.left_out.kind == "too-large"
+    assert left_out.left_out.text.startswith("needs about ")
     # the artifact claims less now: the next conversion compares again
     assert report.manifest.keys == {}
     assert sizes(run_verify(artifact)) == sizes(converted)
@@ -174,8 +175,10 @@ def test_renamed_output_is_found(artifact: Path) -> None:
     refinish(artifact)
     report = run_verify(artifact)
     lines = compare.failures(compared(report.manifest))
-    assert any("y of exported" in line and "only torch has it" in line for line in lines)
-    assert any("z of exported" in line and "only exported has it" in line for line in lines)
+    assert any("y of exported" in line and "only torch has this output" in line for line in lines)
+    assert any(
+        "z of exported" in line and "only exported has this output" in line for line in lines
+    )
 
 
 def test_model_that_does_not_run(artifact: Path) -> None:
@@ -194,8 +197,9 @@ class TestAgainst:
         report = run_verify(artifact, against=converted.path)
         assert report.ok
         assert report.regressions == []
-        start = f"no regression against {converted.path}: 7 sizes compared, engine "
-        assert report.notes[-1].startswith(start)
+        start = f"no regression against {converted.path}. Sizes compared: 7. Engine: "
+        assert report.notes[-1].kind.startswith("no-regression")
+        assert report.notes[-1].text.startswith(start)
 
     def test_old_one_that_is_no_artifact(self, artifact: Path, tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match="no such folder"):
@@ -204,9 +208,10 @@ class TestAgainst:
     def test_perturbed_weights(self, artifact: Path, converted: Report) -> None:
         perturb(artifact, name="exported.onnx")
         perturb(artifact)
-        (line, *more) = run_verify(artifact, against=converted.path).regressions
-        assert line.startswith("y at stored (h=5,w=5): off by up to 0.")
-        assert len(more) == 6
+        found = run_verify(artifact, against=converted.path).regressions
+        assert found[0].text.startswith("y at stored (h=5,w=5): differs by up to 0.")
+        assert [one.kind for one in found] == ["output-differs"] * 7
+        assert found[0].facts["verdict"] == "differs"
 
     def test_another_model_that_is_right_in_itself(self, tmp_path: Path, converted: Report) -> None:
         import torch
@@ -238,10 +243,10 @@ class TestAgainst:
             patch.setitem(MODELS, "tiny", "tiny:conv")
             report = run_verify(artifact, against=converted.path, torch_model=True)
         assert compared(report.manifest).passed
-        lines = report.regressions
-        assert any(line.startswith("dim narrowed: h in 5..40 is now h in 5..30") for line in lines)
-        assert any("an input of the old artifact is refused" in line for line in lines)
-        assert any("h=40" in line for line in lines)
+        found = {one.kind: one.text for one in report.regressions}
+        assert found["dim-narrowed"] == "dim narrowed: h in 5..40 is now h in 5..30"
+        assert found["input-refused"].startswith("the new artifact refuses a stored input: ")
+        assert any("h=40" in text for text in found.values())
 
     def test_narrower_profile(self, artifact: Path, converted: Report) -> None:
         profiles = tuple(
@@ -249,30 +254,37 @@ class TestAgainst:
             for p in Artifact.open(artifact).manifest.interface.profiles
         )
         redeclare(artifact, profiles=profiles)
-        lines = run_verify(artifact, against=converted.path).regressions
-        assert lines == ["profile default: no profile allows its max h=40,w=40 any more"]
+        (found,) = run_verify(artifact, against=converted.path).regressions
+        assert found.kind == "profile-narrowed"
+        assert found.text == "profile default: no profile allows its max h=40,w=40 any more"
 
     def test_renamed_output(self, tmp_path: Path, converted: Report) -> None:
         spec = tiny.conv()
         other = dataclasses.replace(spec.outputs[0], name="flow")
         run(Config(dataclasses.replace(spec, outputs=(other,)), out=tmp_path / "a"))
-        lines = run_verify(tmp_path / "a", against=converted.path).regressions
-        assert lines[0].startswith("outputs: y was ('float32', ")
-        assert any("y at stored (h=5,w=5): only old has it" in line for line in lines)
+        found = run_verify(tmp_path / "a", against=converted.path).regressions
+        assert found[0].kind == "output-changed"
+        assert found[0].text == "output y was float32 [1, 4, h, w], is missing"
+        text = "y at stored (h=5,w=5): only old has this output"
+        assert text in [one.text for one in found]
 
     def test_another_input(self, tmp_path: Path, converted: Report) -> None:
         spec = tiny.conv()
         other = dataclasses.replace(spec.inputs[0], name="image")
         run(Config(dataclasses.replace(spec, inputs=(other,)), out=tmp_path / "a"))
-        lines = run_verify(tmp_path / "a", against=converted.path).regressions
-        assert lines[0].startswith("inputs: x was ")
+        found = run_verify(tmp_path / "a", against=converted.path).regressions
+        assert found[0].kind == "input-changed"
+        assert found[0].text == "input x was float32 [1, 3, h, w], is missing"
 
     def test_widened_tolerance(self, artifact: Path, converted: Report) -> None:
         redeclare(artifact, tolerance=Tolerance(1e-2, 1e-5, "easier"))
         report = run_verify(artifact, against=converted.path)
         assert compared(report.manifest).passed
-        (line,) = report.regressions
-        assert line == "tolerance of y widened: rtol 0.0001 to 0.01, atol 1e-05 to 1e-05"
+        (found,) = report.regressions
+        assert found.kind == "tolerance-widened"
+        assert found.text == (
+            "tolerance of y widened from rtol 0.0001, atol 1e-05 to rtol 0.01, atol 1e-05"
+        )
 
     def test_for_another_target(self, artifact: Path, converted: Report) -> None:
         run_rewrite(artifact, "tensorrt-8.6")
@@ -320,20 +332,27 @@ def test_a_profile_of_which_nothing_is_stored_does_not_pass(artifact: Path) -> N
     assert not report.ok
     assert report.manifest.comparison is not None
     (line,) = failures(report.manifest.comparison)
-    assert line.startswith("profile profile1: none of its sizes was compared: torch's outputs")
-    assert "profile1" in report_text(report)
+    (note,) = [one for one in report.manifest.comparison.notes if one.fails]
+    assert note.kind == "profile-not-stored" and note.facts == {"profile": "profile1"}
+    assert line == note.text
+    assert line.startswith("profile profile1: none of its sizes was compared, because the outputs")
+    assert report_text(report).count(line) == 1
 
 
 def test_a_profile_that_is_too_dear_is_noted_and_no_failure(tmp_path: Path) -> None:
     config = Config(tiny.conv(), out=tmp_path / "a", profiles=("h=5:6:7,w=5:6:7", "h=40,w=40"))
     first = run(config).manifest.comparison
-    assert first is not None and not any("none of its sizes" in note for note in first.notes)
+    assert first is not None
+    assert "profile-too-large" not in [note.kind for note in first.notes]
     costs = sorted(point.estimate_bytes for point in first.points)
     report = run(dataclasses.replace(config, memory_limit=costs[-1] - 1))
     assert report.ok and report.manifest.comparison is not None
-    (note,) = [n for n in report.manifest.comparison.notes if "none of its sizes" in n]
-    assert note.startswith("profile profile1:") and note.endswith("need more memory than the limit")
-    assert note in report_text(report)
+    notes = report.manifest.comparison.notes
+    (note,) = [one for one in notes if one.facts.get("profile") == "profile1"]
+    assert note.kind == "profile-too-large" and not note.fails
+    text = note.text
+    assert text.startswith("profile profile1:") and text.endswith("need more memory than the limit")
+    assert text in report_text(report)
 
 
 class TestAgainstCoverage:
@@ -341,5 +360,6 @@ class TestAgainstCoverage:
         old = run_verify(artifact)
         assert old.ok
         run_build(artifact, precision="tf32")
-        lines = run_verify(artifact, against=converted.path).regressions
-        assert lines == ["precision was fp32, is tf32"]
+        (found,) = run_verify(artifact, against=converted.path).regressions
+        assert found.kind == "precision-changed"
+        assert found.text == "precision was fp32, is tf32"

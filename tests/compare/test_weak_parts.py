@@ -31,9 +31,10 @@ def test_scores_beside_boxes() -> None:
     zeros["y"][..., 4] *= 0.6
     (result,) = judge("torch", "engine", right[0], zeros, tolerance)
     assert result.passed  # that is what has to be told
-    (text,) = weak_parts(right, {"y": tolerance})
-    assert text.startswith("y: 1 of 5 along axis 2 (4) are so small")
-    assert f"atol={tolerance.atol:g} could hide a fault" in text
+    (note,) = weak_parts(right, {"y": tolerance})
+    assert note.kind == "weak-parts" and note.facts["names"] == (4,)
+    assert note.text.startswith("y: 1 of 5 indices of axis 2 (4) have a root mean square of at mo")
+    assert f"atol={tolerance.atol:.3g} could hide a fault" in note.text
     # as outputs of their own they have tolerances that fit
     apart = [{"boxes": r["y"][..., :4], "scores": r["y"][..., 4:]} for r in right]
     fitting = {"boxes": tolerance, "scores": measured(points[0][..., 4:])}
@@ -43,9 +44,10 @@ def test_scores_beside_boxes() -> None:
 def test_a_channel_of_an_image() -> None:
     image = np.random.default_rng(0).normal(0, 5e3, (2, 8, 4, 4)).astype(np.float32)
     image[:, [3, 7]] = 1e-3
-    (text,) = weak_parts([{"y": image}, {"y": image[..., :3]}], {"y": Tolerance(1e-4, 0.05, "-")})
-    assert text.startswith(
-        "y: 2 of 8 along axis 1 (3, 7) are so small (root mean square up to 0.001)"
+    (note,) = weak_parts([{"y": image}, {"y": image[..., :3]}], {"y": Tolerance(1e-4, 0.05, "-")})
+    assert note.kind == "weak-parts" and note.facts["names"] == (3, 7)
+    assert note.text.startswith(
+        "y: 2 of 8 indices of axis 1 (3, 7) have a root mean square of at most 0.001. "
     )
 
 

@@ -54,8 +54,9 @@ def test_report_is_what_stands_on_the_disk(converted: Report) -> None:
     ]
     assert manifest.export is not None
     for name in ("h", "w"):
-        assert "x axis" in manifest.export.dynamic[name]
-        assert "ran at 5, " in manifest.export.dynamic[name]
+        assert "x axis" in manifest.export.dynamic[name].where
+        assert manifest.export.dynamic[name].ran_at[0] == 5
+        assert "; ran at 5, " in manifest.export.dynamic[name].text
 
 
 def test_every_kind_of_size_was_compared(converted: Report) -> None:
@@ -161,13 +162,13 @@ def failing(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("forward", "why"),
     [
-        (doubled, r"y of exported against torch at min .*off by up to 0\.01"),
-        (random, "off by up to"),
+        (doubled, r"y of exported against torch at min .*differs by up to 0\.01"),
+        (random, "differs by up to"),
         (cropped, r"output y axis 3: .* its size for w, but the model gives 21 at"),
-        (cropped_at_min, r"at min .*shape \(1, 3, 5, 5\), not \(1, 3, 5, 4\)"),
+        (cropped_at_min, r"at min .*its shape is \[1, 3, 5, 5\], not \[1, 3, 5, 4\]"),
         (lambda x: (x - 5).log(), "torch has NaN or infinity"),
         (lambda x: x / 0.0, "torch has NaN or infinity"),
-        (lambda x: x * 1e-6, r"says nothing: all of torch is below atol=1e-05"),
+        (lambda x: x * 1e-6, r"cannot be judged: every value of torch is below atol=1e-05"),
         (failing, r"torch fails at .*\(h=40,w=5\): too high"),
     ],
 )
@@ -217,14 +218,15 @@ def test_memory_limit_leaves_points_out_by_name(tmp_path: Path) -> None:
     assert large.results == ()
     # 2 tensors of 48 MB, and a quarter on top
     assert large.estimate_bytes == pytest.approx(2 * 3 * 2000 * 2000 * 4 * 1.25, rel=0.05)
-    assert large.why == "needs about 0.1 GiB, the limit is 8.0 MiB"
+    assert large.left_out is not None and large.left_out.kind == "too-large"
+    assert large.left_out.text == "needs about 0.1 GiB, the limit is 8.0 MiB"
     stored = stored_points(report.path, "torch")
     assert len(stored) == sum(p.compared for p in points.values())
     assert all(p.outputs["y"].nbytes < 2**20 for p in stored)
 
 
 def test_everything_left_out_is_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(CompareError, match="nothing was compared: every point is over the memory"):
+    with pytest.raises(CompareError, match="nothing was compared: every set of sizes is over"):
         run(Config(tiny.of(lambda x: x * 2), out=tmp_path / "a", memory_limit=100))
     assert not any(tmp_path.iterdir())
 

@@ -129,19 +129,20 @@ def test_an_engine_of_other_weights(copy: Path, made: Report) -> None:
     assert bad_runs(report) == ENGINES
     # what an engine keeps beside the numbers this one keeps, too
     assert all(check.passed for check in checks(report).values())
-    lines = [line for line in report.regressions if "of the engine-profile1 at stored" in line]
-    assert lines and all("off exported by up to " in line for line in lines)
-    assert all(", the old one by " in line for line in lines)
+    found = [one for one in report.regressions if one.facts.get("run") == "engine-profile1"]
+    assert found and all(one.kind == "error-too-large" for one in found)
+    assert all("differs from exported by up to " in one.text for one in found)
+    assert all("; the error before was " in one.text for one in found)
 
 
 def test_where_an_engine_of_other_weights_parts(
     copy: Path, made: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["locate", str(made.path), "--shape", "b=2,h=9,w=17"]) == 0
-    assert capsys.readouterr().out.startswith("agrees with ONNX Runtime: the worst output is off")
+    assert capsys.readouterr().out.startswith("agrees with ONNX Runtime: the worst output differs")
     with_other_engine(copy, lambda folder: perturb(folder, by=0.02))
     assert main(["locate", str(copy), "--shape", "b=2,h=9,w=17"]) == 1
-    assert "built anew of the same model.onnx is right" in capsys.readouterr().out
+    assert "a new engine built from the same model.onnx is right" in capsys.readouterr().out
 
 
 def test_an_engine_that_mixes_rows(copy: Path) -> None:
@@ -151,7 +152,7 @@ def test_an_engine_that_mixes_rows(copy: Path) -> None:
     for engine in ENGINES:
         check = checks(report)[engine, "batch rows"]
         assert not check.passed
-        assert "a row changes with the samples in the other rows: " in check.detail
+        assert "a row changes with the samples in the other rows: " in check.text
     assert checks(report)["exported", "batch rows"].passed
     assert report.manifest.comparison is not None
     assert any("batch rows of engine-" in line for line in failures(report.manifest.comparison))
@@ -172,12 +173,12 @@ def test_fp16_has_a_tolerance_of_its_own(copy: Path, made: Report) -> None:
     run_build(copy, precision="fp16")
     report = run_verify(copy)
     assert report.manifest.precision == "fp16"
-    assert run_verify(copy, against=made.path).regressions[0] == "precision was fp32, is fp16"
+    assert run_verify(copy, against=made.path).regressions[0].kind == "precision-changed"
     # TensorRT may take float32 kernels all over: then the engine keeps fp32's tolerance
     assert "half" in bad_runs(report) <= {*ENGINES, "half"}
     assert report.manifest.comparison is not None
     assert all(
-        "off by up to " in line and "fp16 has no tolerance of its own: state one" in line
+        "differs by up to " in line and "No tolerance is stated for fp16: state one" in line
         for line in failures(report.manifest.comparison)
     )
     report = run_verify(copy, engine_tolerance=Tolerance(1e-2, 1e-2, "fp16 rounding"))

@@ -92,7 +92,7 @@ def whole_range(artifact: Artifact, layer: torch.nn.Module) -> None:
             want = layer(torch.from_numpy(x)).numpy()
         got = outputs_of(artifact.model, x)
         (result,) = judge(TORCH, "model", {"y": want}, {"y": got}, linear().tolerance)
-        assert result.passed, result.why
+        assert result.passed, result.text
         assert got.shape == (batch, 32)
 
 
@@ -180,6 +180,6 @@ def test_a_planted_fault_is_noticed(artifact: Artifact, tmp_path: Path, fault: s
     (wrong,) = judge(
         TORCH, "wrong", want, {"y": outputs_of(tmp_path / "wrong.onnx", x)}, spec.tolerance
     )
-    assert right.passed, right.why
+    assert right.passed, right.text
     assert not wrong.passed
     assert wrong.max_abs is not None and wrong.max_abs > 10 * spec.tolerance.atol

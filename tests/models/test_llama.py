@@ -88,7 +88,7 @@ def test_onnx_runtime_agrees_with_torch(
     want = reference(feed)
     got = dict(zip(want, session.run(list(want), feed), strict=True))
     for result in judge(TORCH, "model", want, got, spec.tolerance):
-        assert result.passed, result.why
+        assert result.passed, result.text
 
 
 def test_sizes_beyond_the_cache_are_refused() -> None:

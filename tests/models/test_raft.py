@@ -94,7 +94,7 @@ def test_manifest_says_what_was_done(artifact: Artifact) -> None:
         if point.compared:
             assert point.results and all(r.max_abs is not None for r in point.results)
         else:
-            assert point.estimate_bytes > comparison.memory_limit_bytes and point.why
+            assert point.estimate_bytes > comparison.memory_limit_bytes and point.left_out
 
 
 def test_engine_is_well_formed(artifact: Artifact) -> None:
@@ -116,7 +116,7 @@ def test_onnx_runtime_agrees_with_torch(
     (flow,) = session.run(["flow"], feed)
     assert flow.shape == (1, 2, *size)
     (result,) = judge(TORCH, "model", run_reference(module, feed), {"flow": flow}, spec.tolerance)
-    assert result.passed, result.why
+    assert result.passed, result.text
 
 
 def test_output_has_the_input_size_everywhere(artifact: Artifact) -> None:
@@ -218,7 +218,7 @@ def test_rewritten_for_8_6(
     assert shapes and not any(node.attribute for node in shapes)
     got = next(run_onnx(place / "model.onnx", [feed]))
     (result,) = judge(TORCH, "rewritten", wanted, got, spec.tolerance)
-    assert result.passed, result.why
+    assert result.passed, result.text
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

@@ -158,7 +158,7 @@ def test_onnx_runtime_agrees_with_torch(
     (large,) = session.run(["large"], feed)
     want = wanted(slim, feed["image"])
     (result,) = judge(TORCH, "model", {"large": want}, {"large": large}, spec.tolerance)
-    assert result.passed, result.why
+    assert result.passed, result.text
 
 
 @pytest.mark.slow

@@ -61,4 +61,4 @@ def test_an_onnx_file_is_converted_without_torch(tmp_path: Path) -> None:
             cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "batch rows of exported at b=2: each row stands for itself" in done.stdout
+        assert "batch rows of exported at b=2: each row is independent of the others" in done.stdout

@@ -6,7 +6,6 @@ takes, dims that can't be dynamic are fixed, and the rest is looked at there, wh
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,8 +22,7 @@ from pipeline.commands.check.findings import (
     shortened,
 )
 from pipeline.compare.problems import Problem, problems
-from pipeline.compare.stage import compare_stage
-from pipeline.compare.verdict import RANGE_HINT, TIES
+from pipeline.compare.stage import CompareOptions, compare_stage
 from pipeline.convert import stages
 from pipeline.convert.initial import chosen_profiles, draft
 from pipeline.errors import ConstraintError, InputError, PipelineError
@@ -33,6 +31,7 @@ from pipeline.machine.target import find_target
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules, kept_rules
+from pipeline.spec.findings import Note
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
@@ -43,11 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["SECTIONS", "CheckReport", "Finding", "check"]
 
 Announce = Callable[[str], None]
-# what is wrong, and behind it the node where the runs part (see `pipeline.compare.explain`)
-_WHY = re.compile(
-    r"(?P<why>off by .*?; the largest value is [^;]+|[^;]+)(?:; (?P<where>.*))?\Z", re.S
-)
-_RANGE, _TIES = (hint.removeprefix("; ") for hint in (RANGE_HINT, TIES))
 
 
 @dataclass(frozen=True)
@@ -215,15 +209,18 @@ def _compared(config: Config, ready: _Ready, folder: Path, announce: Announce) -
     if ready.module is not None:
         module = reference_module(spec, manifest, config.weights_path, ready.module)
     announce("compare")
+    options = CompareOptions(
+        memory_limit=config.memory_limit or default_limit(),
+        seed=config.seed,
+        shapes=[text for text in config.shapes if _legal(text, spec)],
+    )
     try:
         done, _ = compare_stage(
             folder,
             manifest,
             module,
-            shapes=[text for text in config.shapes if _legal(text, spec)],
-            memory_limit=config.memory_limit or default_limit(),
-            seed=config.seed,
-            announce=announce,
+            options,
+            announce,
         )
     except ConstraintError as error:
         return rule_findings(str(error), spec.dims)
@@ -244,34 +241,29 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
     """What a comparison found: of each output and pair of runs the first sizes where it failed, and
     each NaN once."""
     found: list[Finding] = []
-    first: dict[tuple[str, ...], Problem] = {}
-    count: dict[tuple[str, ...], int] = {}
+    first: dict[object, Problem] = {}
+    count: dict[object, int] = {}
     for problem in problems(comparison.points):
         result = problem.result
         # what TensorRT refuses at all sizes stands with the nodes
-        if result.pair[1] == ORACLE and "refuses the sizes" in result.why:
+        if result.kind == "sizes-refused":
             continue
-        key = (result.output, *result.pair, problem.cause)
+        key = (result.output, result.pair, problem.causes)
         first.setdefault(key, problem)
         count[key] = count.get(key, 0) + problem.points
     for seen, problem in first.items():
         result, point = problem.result, problem.point
         one, other = result.pair
-        match = _WHY.match(result.why)
-        why, where = (match["why"], match["where"] or "") if match else (result.why, "")
         sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
         times = f"{count[seen]} of {len(comparison.points)} sets of sizes"
-        first_at = f"first at {point.label} ({sizes}): {why}"
+        first_at = f"first at {point.label} ({sizes}): {result.what}"
         what = f"{result.output} of {other} is not that of {one} at {times}, {first_at}"
-        do = _mend(one, other)
-        for hint in (_RANGE, _TIES):
-            if where.startswith(hint):
-                do, where = hint, where.removeprefix(hint).removeprefix("; ")
-        found.append(Finding("comparison", what, where, do, blocks=True))
+        do = result.do or _mend(one, other)
+        found.append(Finding("comparison", what, result.where, do, blocks=True))
     for beside in comparison.checks:
         if not beside.passed:
             at = ",".join(f"{k}={v}" for k, v in beside.sizes.items())
-            what = f"{beside.name} of {beside.run}{at and f' at {at}'}: {beside.detail}"
+            what = f"{beside.name} of {beside.run}{at and f' at {at}'}: {beside.text}"
             found.append(Finding("comparison", shortened(what), blocks=True))
     compared = [point for point in comparison.points if point.compared]
     if compared and not found:
@@ -280,27 +272,22 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
         words += f"largest error is {far:.3g}"
         found.append(Finding("comparison", words))
     for point in comparison.points:
-        if not point.compared:
+        if point.left_out is not None:
             sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
-            found.append(Finding("comparison", f"{sizes} was not compared: {point.why}"))
-    if not compared and any(point.why.startswith("needs") for point in comparison.points):
-        words = "nothing was compared: every point is over the memory limit"
-        found.append(Finding("comparison", words, do="raise --memory-limit", blocks=True))
-    return found + [Finding("comparison", note) for note in _grouped(comparison)]
+            found.append(Finding("comparison", f"{sizes} was not compared: {point.left_out.text}"))
+    return found + _grouped(comparison)
 
 
-def _grouped(comparison: ComparisonInfo) -> list[str]:
-    """The notes; what is noted alike of several points, once."""
-    labels = [
-        f"{p.label} ({','.join(f'{k}={v}' for k, v in p.sizes.items())}): "
-        for p in comparison.points
-    ]
-    count: dict[str, int] = {}
+def _grouped(comparison: ComparisonInfo) -> list[Finding]:
+    """The notes; those of one kind and subject at several sets of sizes, once."""
+    alike: dict[object, list[Note]] = {}
     for note in comparison.notes:
-        label = next((text for text in labels if note.startswith(text)), "")
-        text = re.sub(r" at \{[^}]*\}", "", note.removeprefix(label))  # the sizes once more
-        count[text] = count.get(text, 0) + bool(label)
-    return [f"at {n} sets of sizes: {text}" if n else text for text, n in count.items()]
+        alike.setdefault(note.subject, []).append(note)
+    found = []
+    for notes in alike.values():
+        more = f" (and at {len(notes) - 1} more sets of sizes)" if len(notes) > 1 else ""
+        found.append(Finding("comparison", f"{notes[0].text}{more}", blocks=notes[0].fails))
+    return found
 
 
 def _mend(one: str, other: str) -> str:

@@ -19,6 +19,7 @@ from pipeline.graph.origin import NOWHERE, line_of, metadata_of
 if TYPE_CHECKING:
     import torch
 
+# torch's own name of an op, as its exporter writes it into a node's metadata
 _ATEN = re.compile(r"aten\.(\w+)")
 
 

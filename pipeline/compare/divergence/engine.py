@@ -291,22 +291,22 @@ def told(found: Parting, maker: Callable[[str], onnx.NodeProto | None], precisio
     """What was found, in one line."""
     if found.fresh:
         return (
-            f"its worst output is off by {found.far:.1e} of its norm, but an engine that was built "
-            "anew of the same model.onnx is right: TensorRT chose other kernels, or the plan is of "
-            "another model; `pipeline build` it again"
+            f"the worst output differs by {found.far:.1e} of its norm, but a new engine built from "
+            "the same model.onnx is right. TensorRT chose other kernels, or the plan belongs to "
+            "another model. Run `pipeline build` again"
         )
     if not found.first:
         return (
-            f"agrees with ONNX Runtime: the worst output is off by {found.far:.1e} of its norm "
-            f"({precision} may be by {NOISE[precision]:g})"
+            f"agrees with ONNX Runtime: the worst output differs by {found.far:.1e} of its norm "
+            f"(the limit for {precision} is {NOISE[precision]:g})"
         )
     node = maker(found.first)
     who = f"{called(node)}{origin_of(node)}" if node is not None else "the output"
     before = f"; {found.before} is right" if found.before else ""
-    ends = f"its worst output is off by {found.far:.1e} of its norm; {found.builds} engines built"
+    ends = f"the worst output differs by {found.far:.1e} of its norm; {found.builds} engines built"
     if found.fused:
         return (
-            f"wrong in what TensorRT fuses up to {who}: with any value from there on back to "
-            f"{found.before or 'the inputs'} as an output the engine is right ({ends})"
+            f"wrong in the layers that TensorRT fuses from {found.before or 'the inputs'} up to "
+            f"{who}: if any value between them is an output, the engine is right ({ends})"
         )
-    return f"first apart: {who}: {found.first}{before} ({ends})"
+    return f"first difference: {who}: {found.first}{before} ({ends})"

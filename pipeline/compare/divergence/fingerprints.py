@@ -35,6 +35,7 @@ _REAL = (
 _NO_NUMBERS = (
     TensorProto.UNDEFINED, TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128,
 )  # fmt: skip
+# ONNX Runtime's own messages: it names the node that failed in no other way
 _STOPPED = "terminate flag"
 _WAS_RUNNING = re.compile(r"while running (?P<op>\S+) node\. Name:'(?P<name>[^']*)'")
 _LOADING = re.compile(r"Node ?(?:\(|:|name: ?)(?P<name>[^()\s]+)\)?")

@@ -9,7 +9,7 @@ compared value by value of the same name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,31 +100,30 @@ def locate(
     rewritten: Path | None = None,
     *,
     module: torch.nn.Module | None = None,
-    call: Callable[[], object] | None = None,
     rewrite: RewriteInfo | None = None,
     seconds: float = 120.0,
 ) -> str:
-    """Where two runs part that disagree, or of which the second one fails, at these inputs.
+    """Where two runs begin to differ, or where the second one fails, at these inputs.
 
     Costs an eager run with every value looked at, and a run of each ONNX file that takes about
     three times as long as a plain one; no value is kept.
 
     Args:
-        pair: the runs, by the names of `pipeline.compare.runners`; the first is the one to
-            be held to.
+        pair: the names of the runs, as in `pipeline.compare.run_names`; the first is the
+            reference.
         feed: the inputs, by name, at the sizes at which they disagree.
         exported, rewritten: the ONNX files; `rewritten` is needed if it is of the pair.
-        module: the torch reference, padding included; needed if torch is of the pair.
-        call: runs it on the inputs; without it the module takes them in the feed's order.
-        seconds: no run takes longer; one that would is stopped, and nothing is told.
+        module: the torch reference, padding included, which takes the inputs in the feed's order;
+            needed if torch is of the pair.
+        seconds: a run that takes longer is stopped; then the answer is empty.
         rewrite: what the passes did, to name those that had to do with the node.
 
     Returns:
-        What differs first, in one line; empty if it can't be told.
+        What differs first, in one line; empty if that is not known.
     """
     if pair[0] == TORCH and pair[1] in (EXPORTED, REWRITTEN) and module is not None:
         path = exported if pair[1] == EXPORTED else rewritten
-        return _against_torch(path, feed, module, call, seconds) if path is not None else ""
+        return _against_torch(path, feed, module, seconds) if path is not None else ""
     if pair == (EXPORTED, REWRITTEN) and rewritten is not None:
         return _between_files(exported, rewritten, feed, rewrite, seconds)
     return ""
@@ -134,7 +133,6 @@ def _against_torch(
     path: Path,
     feed: Mapping[str, np.ndarray],
     module: torch.nn.Module,
-    call: Callable[[], object] | None,
     seconds: float,
 ) -> str:
     import torch
@@ -143,8 +141,8 @@ def _against_torch(
         return module(*(torch.from_numpy(np.array(array, order="C")) for array in feed.values()))
 
     try:
-        eager = Eager(torch_prints(call or run, seconds))
-    except Exception:  # the model's own; that it fails is told by whoever compared
+        eager = Eager(torch_prints(run, seconds))
+    except Exception:  # the model's own; whoever compared reports that it fails
         return ""
     model = _Model.of(path, feed, seconds)
     flow = Flow(model.proto.graph)
@@ -217,16 +215,16 @@ def _told(
     if mine is None:
         return _failure(model, facts)
     if there is None:
-        what = f"is like nothing that {first} has there"
+        what = f"matches no value that {first} computes there"
     elif there != mine.shape:
-        what = f"is {list(mine.shape)}, {first} has {list(there)}"
+        what = f"has shape {list(mine.shape)}, {first} has {list(there)}"
     else:
         what = f"has other numbers than {first}"
-    near = f"what it is made of agrees within {max(parting.inside, 1e-7):.0e}"
+    near = f"its inputs agree within {max(parting.inside, 1e-7):.0e}"
     inside = "; ".join(fact for fact in (near, *facts) if fact)
-    line = f"first apart: {called(node)}{origin_of(node)}: {parting.value} {what} ({inside})"
+    line = f"first difference: {called(node)}{origin_of(node)}: {parting.value} {what} ({inside})"
     failing = model.failing()
-    return line + (f"; further on {_failure(model)}" if failing is not None else "")
+    return line + (f"; a later node fails: {_failure(model)}" if failing is not None else "")
 
 
 def _failure(model: _Model, facts: Sequence[str] = ()) -> str:

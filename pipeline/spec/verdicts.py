@@ -1,0 +1,297 @@
+"""Whether two runs agree on an output, and what a check of one run found: kinds and facts.
+
+Code decides on the kind and the facts. The text is for people and is never read back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from pipeline.spec.findings import Fact, Facts, Kind, shown
+from pipeline.spec.profiles import size_text
+
+VerdictKind = Literal[
+    "agrees",
+    "differs",
+    "values-differ",
+    "shape-differs",
+    "dtype-differs",
+    "missing",
+    "not-finite",
+    "inconclusive",
+    "sizes-refused",
+]
+VERDICTS: Mapping[VerdictKind, Kind] = {
+    "agrees": Kind("Every element is within the tolerance.", ""),
+    "differs": Kind(
+        "An element of a floating-point output is beyond the tolerance.",
+        "differs by up to {max_abs} at index [{index}]; the largest value is {largest}",
+    ),
+    "values-differ": Kind(
+        "More integers or booleans differ than the tolerance allows.",
+        "{count} of {of} {dtype} values differ",
+    ),
+    "shape-differs": Kind("The output has another shape.", "its shape is [{got}], not [{want}]"),
+    "dtype-differs": Kind("The output has another dtype.", "its dtype is {got}, not {want}"),
+    "missing": Kind("Only one of the two runs has the output.", "only {only} has this output"),
+    "not-finite": Kind("A run has NaN or infinity.", "{whose} has NaN or infinity"),
+    "inconclusive": Kind(
+        "Every reference value is below atol, so zeros would pass too.",
+        "cannot be judged: every value of {reference} is below atol={atol}, so zeros would pass",
+    ),
+    "sizes-refused": Kind(
+        "TensorRT's shape inference refuses the sizes.", "TensorRT refuses the sizes: {reason}"
+    ),
+}
+
+# what to do about a verdict, beside what its kind says
+AdviceKind = Literal["limit-inputs", "fp16-overflow", "state-engine-tolerance"]
+ADVICE: Mapping[AdviceKind, str] = {
+    "limit-inputs": (
+        "If the input values cause this, limit them: --range NAME=LOW..HIGH, or low= and high= of "
+        "the Input"
+    ),
+    "fp16-overflow": "fp16 overflows beyond 65504: build the engine with --precision tf32",
+    "state-engine-tolerance": (
+        "No tolerance is stated for {precision}: state one (engine_tolerance in the spec, or "
+        "--engine-tolerance RTOL,ATOL)"
+    ),
+}
+_TIES = (
+    "If values tie there (an argmax), make the values that it compares an output. Or allow a share "
+    "to differ (Tolerance(..., differing=0.001), --tolerance RTOL,ATOL,0.001)"
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether two runs agree on one output.
+
+    Args:
+        kind: see `VERDICTS`.
+        pair: the reference's name and the run's.
+        output: the output's name.
+        max_abs: the largest difference; None where there are no numbers to compare.
+        max_rel: the same over the reference's largest value.
+        facts: what the kind says it with; see `what`, `where` and `do`.
+        text: what, where and what to do; empty where the runs agree. A text that was stored stays
+            as it was written.
+    """
+
+    kind: VerdictKind
+    pair: tuple[str, str]
+    output: str
+    max_abs: float | None = None
+    max_rel: float | None = None
+    facts: Facts = field(default_factory=dict)
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            where = self.where[:1].upper() + self.where[1:]
+            text = ". ".join(part for part in (self.what, where, self.do) if part)
+            object.__setattr__(self, "text", text)
+
+    @property
+    def passed(self) -> bool:
+        """True if the runs agree."""
+        return self.kind == "agrees"
+
+    def knowing(self, **facts: Fact) -> Verdict:
+        """The verdict with more facts, and its text written anew."""
+        return replace(self, facts={**self.facts, **facts}, text="")
+
+    @property
+    def causes(self) -> tuple[tuple[str, str, str], ...]:
+        """What is wrong with the output, whichever the pair and the sizes.
+
+        One entry for each run whose NaN or infinity it is, or one for an output that cannot be
+        judged; empty where nothing but the verdict itself is known.
+        """
+        if self.kind == "not-finite":
+            runs = (self.facts.get("whose"), self.facts.get("others"))
+            return tuple((self.output, self.kind, str(run)) for run in runs if run is not None)
+        return ((self.output, self.kind, ""),) if self.kind == "inconclusive" else ()
+
+    @property
+    def what(self) -> str:
+        """What happened, in words; empty where the runs agree."""
+        facts = {**shown(self.facts), "max_abs": _number(self.max_abs), "reference": self.pair[0]}
+        text = VERDICTS[self.kind].text.format_map(facts)
+        text += f", and {facts['others']} has others" if "others" in facts else ""
+        return text + (f" where {facts['clean']} has none" if "clean" in facts else "")
+
+    @property
+    def where(self) -> str:
+        """The node where the runs begin to differ, in words; empty where it is not known."""
+        return str(self.facts.get("where", ""))
+
+    @property
+    def do(self) -> str:
+        """What to do, in words; empty where there is no advice."""
+        get = self.facts.get
+        parts = []
+        if self.kind == "values-differ":
+            parts.append(_TIES)
+        if self.kind == "inconclusive":
+            parts.append("Use a smaller atol")
+        for advice, text in ADVICE.items():
+            if get("advice") == advice:
+                parts.append(text.format(precision=get("precision")))
+        if (worst := get("worst_abs")) is not None:
+            parts.append(
+                f"Over all sizes it differs by up to {worst:.2e}, {get('worst_rel'):.2e} of the "
+                "largest value"
+            )
+        if (shape := get("locate")) is not None:
+            option = f" --shape {size_text(shape)}" if isinstance(shape, Mapping) and shape else ""
+            parts.append(f"`pipeline locate ARTIFACT{option}` finds where")
+        return ". ".join(parts)
+
+
+RowChangeKind = Literal["same-sample", "other-samples", "position", "batch-size"]
+ROW_CHANGES: Mapping[RowChangeKind, str] = {
+    "same-sample": "the same sample in every row gives different rows",
+    "other-samples": "a row changes with the samples in the other rows",
+    "position": "a row changes with its position in the batch",
+    "batch-size": "a row changes with the batch size",
+}
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """A way in which the rows of a batch depend on each other.
+
+    Args:
+        kind: see `ROW_CHANGES`.
+        output: the output that changes most.
+        max_abs: by how much; None where it is not finite.
+        more: how many other outputs change, too.
+        in_model: True if the reference does it, too: then it is no fault.
+    """
+
+    kind: RowChangeKind
+    output: str
+    max_abs: float | None
+    more: int = 0
+    in_model: bool = False
+
+    @property
+    def text(self) -> str:
+        """In words, with the output."""
+        more = f", and {self.more} more outputs" if self.more else ""
+        return f"{ROW_CHANGES[self.kind]}: {self.output} by up to {_number(self.max_abs)}{more}"
+
+
+CheckName = Literal["determinism", "shuffled order", "unwritten outputs", "batch rows"]
+CheckKind = Literal[
+    "bit-identical",
+    "within-tolerance",
+    "beyond-tolerance",
+    "differs-from-repeats",
+    "all-written",
+    "not-written",
+    "rows-independent",
+    "rows-as-in-model",
+    "rows-depend",
+    "run-failed",
+]
+_DIFFERS = "{tried}: {output} differs by up to {max_abs}, "
+CHECKS: Mapping[CheckKind, Kind] = {
+    "bit-identical": Kind("The same inputs give the same bits.", "{tried}: bit-identical"),
+    "within-tolerance": Kind(
+        "The same inputs give outputs that differ within the tolerance.",
+        _DIFFERS + "within the tolerance",
+    ),
+    "beyond-tolerance": Kind(
+        "The same inputs give outputs that differ beyond the tolerance.",
+        _DIFFERS + "beyond the tolerance",
+    ),
+    "differs-from-repeats": Kind(
+        "Repeated runs are bit-identical, but another order changes outputs.",
+        _DIFFERS + "although repeated runs are bit-identical",
+    ),
+    "all-written": Kind(
+        "The engine writes every element of its outputs.",
+        "every element is written at each of {places}",
+    ),
+    "not-written": Kind(
+        "The engine leaves elements of an output unwritten.",
+        "{count} of {of} elements of {output} are not written",
+    ),
+    "rows-independent": Kind(
+        "Each row of a batch is independent of the others.",
+        "each row is independent of the others",
+    ),
+    "rows-as-in-model": Kind("Rows depend on each other as they do in the reference.", "{changes}"),
+    "rows-depend": Kind("Rows depend on each other, and do not in the reference.", "{changes}"),
+    "run-failed": Kind("The run ended in an error.", "fails: {reason}"),
+}
+GOOD_CHECKS: frozenset[CheckKind] = frozenset(
+    {"bit-identical", "within-tolerance", "all-written", "rows-independent", "rows-as-in-model"}
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check beside the numbers, of one run.
+
+    Args:
+        name: see `pipeline.compare.engine_checks` and `pipeline.compare.rows`.
+        run: the run's name.
+        kind: see `CHECKS`.
+        sizes: where it was found; empty where the check is of several sets of sizes.
+        facts: what the kind says it with.
+        rows: how the rows of a batch depend on each other.
+        text: what was found, also where the check passed. A text that was stored stays as it was
+            written.
+    """
+
+    name: CheckName
+    run: str
+    kind: CheckKind
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
+    rows: tuple[RowChange, ...] = ()
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            object.__setattr__(self, "text", self._text())
+
+    @property
+    def passed(self) -> bool:
+        """True if the check found no fault."""
+        return self.kind in GOOD_CHECKS
+
+    def _text(self) -> str:
+        count = self.facts.get("count")
+        places = f"{count} size{'' if count == 1 else 's'}"
+        tried = f"{self.facts.get('runs')} runs at each of {places}"
+        if self.name == "shuffled order":
+            tried = f"{places} in another order"
+        changes = [row.text for row in self.rows if not row.in_model]
+        meant = "; ".join(row.text for row in self.rows if row.in_model)
+        changes += [f"as in the model: {meant}"] if meant else []
+        return CHECKS[self.kind].text.format_map(
+            {
+                **shown(self.facts),
+                "max_abs": _number(self.facts.get("max_abs")),
+                "places": places,
+                "tried": tried,
+                "changes": "; ".join(changes),
+            }
+        )
+
+
+def finite(value: float) -> float | None:
+    """The number as a fact: None where it is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _number(value: Fact) -> str:
+    """A number with three digits; None stands for one that was not finite."""
+    return f"{value:.3g}" if isinstance(value, int | float) else "infinity"
