@@ -24,6 +24,7 @@ from pipeline.machine.files import FileInfo
 from pipeline.machine.target import Flavour
 from pipeline.rewrite.record import PassRecord
 from pipeline.spec.interface import Interface
+from pipeline.spec.rules import AppliedRule
 from pipeline.spec.tensors import Tolerance
 
 SCHEMA = 5
@@ -72,14 +73,14 @@ class TargetInfo:
 
 @dataclass(frozen=True)
 class ExportInfo:
-    """`refinements`: dims narrowed, in words; `dynamic`: dim to how it was shown to be dynamic;
-    `notes`: what a source file states otherwise than it is.
+    """`refinements`: the rules that narrowed dims; `dynamic`: dim to how it was shown to be
+    dynamic; `notes`: what a source file states otherwise than it is.
     """
 
     opset: int
     exporter: str
     seconds: float
-    refinements: tuple[str, ...]
+    refinements: tuple[AppliedRule, ...]
     dynamic: Mapping[str, str]
     notes: tuple[str, ...] = ()
 

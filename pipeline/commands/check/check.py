@@ -18,8 +18,8 @@ from pipeline.build.shape_inference import ORACLE
 from pipeline.commands.check.findings import (
     SECTIONS,
     Finding,
+    constraint_findings,
     export_failure,
-    rule_findings,
     shortened,
 )
 from pipeline.compare.problems import Problem, problems
@@ -101,7 +101,7 @@ def check(config: Config, announce: Announce) -> CheckReport:
         ready = _exported(config, spec, folder, found, announce)
         if ready is None:
             why = "not looked at: there is no ONNX without the export"
-            found += [Finding("nodes", why), Finding("comparison", why)]
+            found += [Finding("nodes", why, "skipped"), Finding("comparison", why, "skipped")]
         else:
             from pipeline.commands.check.nodes import check_nodes
 
@@ -128,20 +128,19 @@ def _exported(
 
         announce("trying sizes")
         declared, (spec, module) = spec, made(spec, config.weights_path)
-        found += [Finding("dims", note) for note in placed(declared, module)]
+        found += [Finding("dims", note, "note") for note in placed(declared, module)]
         more, spec, runs_at = dims.tried(spec, module, config.seed)
         found += more
         base.update(runs_at)
     only = ""
     for first in (True, False, False):
         announce(f"export with {only} only" if only else "export")
-        narrower = Finding("dims", f"what follows is looked at with {only} only")
+        narrower = Finding("dims", f"what follows is looked at with {only} only", "narrowed")
         found += [narrower] if only else []
         try:
             return _export(config, spec, module, folder, found)
         except ConstraintError as error:
-            text = str(error).removeprefix(f"model {spec.name}: ")
-            found += rule_findings(text, spec.dims)
+            found += constraint_findings(error)
         except InputError:
             raise
         except PipelineError as error:
@@ -182,7 +181,7 @@ def _export(
     shapes = [text for text in config.shapes if not _legal(text, spec)]
     left_out = [f"profile {p.name}" for p in asked_for if p not in profiles]
     for what in (*left_out, *(f"shape {text}" for text in shapes)):
-        found.append(Finding("dims", f"{what} is left out: not of these sizes"))
+        found.append(Finding("dims", f"{what} is left out: not of these sizes", "left-out"))
     manifest, made, _ = stages.export_stage(
         folder,
         draft(config, spec),
@@ -226,9 +225,9 @@ def _compared(config: Config, ready: _Ready, folder: Path, announce: Announce) -
             announce=announce,
         )
     except ConstraintError as error:
-        return rule_findings(str(error), spec.dims)
+        return constraint_findings(error)
     except PipelineError as error:
-        return [Finding("comparison", shortened(str(error)), blocks=True)]
+        return [Finding("comparison", shortened(str(error)), "differs", blocks=True)]
     assert done.comparison is not None
     return comparison_findings(done.comparison)
 
@@ -267,26 +266,28 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
         for hint in (_RANGE, _TIES):
             if where.startswith(hint):
                 do, where = hint, where.removeprefix(hint).removeprefix("; ")
-        found.append(Finding("comparison", what, where, do, blocks=True))
+        found.append(Finding("comparison", what, "differs", where, do, blocks=True))
     for beside in comparison.checks:
         if not beside.passed:
             at = ",".join(f"{k}={v}" for k, v in beside.sizes.items())
             what = f"{beside.name} of {beside.run}{at and f' at {at}'}: {beside.detail}"
-            found.append(Finding("comparison", shortened(what), blocks=True))
+            found.append(Finding("comparison", shortened(what), "check", blocks=True))
     compared = [point for point in comparison.points if point.compared]
     if compared and not found:
         far = max((r.max_abs or 0.0 for p in compared for r in p.results), default=0.0)
         words = f"all runs agree within the tolerance at {len(compared)} sets of sizes; the "
         words += f"largest error is {far:.3g}"
-        found.append(Finding("comparison", words))
+        found.append(Finding("comparison", words, "compared"))
     for point in comparison.points:
         if not point.compared:
             sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
-            found.append(Finding("comparison", f"{sizes} was not compared: {point.why}"))
+            what = f"{sizes} was not compared: {point.why}"
+            found.append(Finding("comparison", what, "not-compared"))
     if not compared and any(point.why.startswith("needs") for point in comparison.points):
         words = "nothing was compared: every point is over the memory limit"
-        found.append(Finding("comparison", words, do="raise --memory-limit", blocks=True))
-    return found + [Finding("comparison", note) for note in _grouped(comparison)]
+        do = "raise --memory-limit"
+        found.append(Finding("comparison", words, "not-compared", do=do, blocks=True))
+    return found + [Finding("comparison", note, "note") for note in _grouped(comparison)]
 
 
 def _grouped(comparison: ComparisonInfo) -> list[str]:
