@@ -7,6 +7,8 @@ belongs to it (TensorRT's own words, a table of guards) goes into ``detail``.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PipelineError(Exception):
     """Base of all errors that the pipeline raises on purpose."""
@@ -37,11 +39,33 @@ class ArtifactError(InputError):
 
 
 class ExportError(PipelineError):
-    """torch could not export the model, or exported something other than what was asked."""
+    """torch could not export the model, or exported something other than what was asked.
+
+    Args:
+        line: ``file:line in function: code`` of the model, where the message names it.
+        what: the message without that line.
+    """
+
+    def __init__(self, message: str, *, detail: str = "", line: str = "", what: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.line, self.what = line, what or message
+
+
+class SizeError(ExportError):
+    """The size of an input or output axis in the export is not what was declared."""
 
 
 class ConstraintError(ExportError):
-    """The model does not take every size that the spec declares."""
+    """The model does not take every size that the spec declares.
+
+    Args:
+        rules: what it demands, each a `pipeline.spec.rules.Rule`; none where only a library's
+            own text is known.
+    """
+
+    def __init__(self, message: str, *, detail: str = "", rules: tuple[Any, ...] = ()) -> None:
+        super().__init__(message, detail=detail)
+        self.rules = rules
 
 
 class RewriteError(PipelineError):
@@ -49,7 +73,15 @@ class RewriteError(PipelineError):
 
 
 class BuildError(PipelineError):
-    """TensorRT refused the network or could not build an engine from it."""
+    """TensorRT refused the network or could not build an engine from it.
+
+    Args:
+        nodes: the ONNX nodes that the message names as refused.
+    """
+
+    def __init__(self, message: str, *, detail: str = "", nodes: tuple[str, ...] = ()) -> None:
+        super().__init__(message, detail=detail)
+        self.nodes = nodes
 
 
 class CompareError(PipelineError):

@@ -25,6 +25,7 @@ from pipeline.machine.target import Flavour
 from pipeline.rewrite.record import PassRecord
 from pipeline.spec.findings import Note
 from pipeline.spec.interface import Interface
+from pipeline.spec.rules import AppliedRule
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Check, Verdict
 
@@ -89,14 +90,14 @@ class DynamicInfo:
 
 @dataclass(frozen=True)
 class ExportInfo:
-    """`refinements`: dims narrowed, in words; `dynamic`: dim to how it was shown to be dynamic;
-    `notes`: what a source file states otherwise than it is.
+    """`refinements`: the rules that narrowed dims; `dynamic`: dim to how it was shown to be
+    dynamic; `notes`: what a source file states otherwise than it is.
     """
 
     opset: int
     exporter: str
     seconds: float
-    refinements: tuple[str, ...]
+    refinements: tuple[AppliedRule, ...]
     dynamic: Mapping[str, DynamicInfo]
     notes: tuple[str, ...] = ()
 

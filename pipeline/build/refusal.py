@@ -55,7 +55,11 @@ def explain(
     line = head + (f" ({inside})" if inside else "")
     line += f"; {facts['to mend it']}" if facts.get("to mend it") else ""
     detail = "\n".join(f"{key + ':':12}{value}" for key, value in facts.items() if value)
-    return BuildError(flat(line), detail=f"{detail}\nTensorRT's words:\n{said.text}".strip())
+    return BuildError(
+        flat(line),
+        detail=f"{detail}\nTensorRT's words:\n{said.text}".strip(),
+        nodes=tuple(map(called, found.nodes)),
+    )
 
 
 def _facts(

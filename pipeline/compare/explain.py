@@ -50,6 +50,7 @@ def failed_run(
                 f"{error}; the model does not take every size that is declared: {rules} "
                 f"(found by running it: {found.words})",
                 detail=error.detail,
+                rules=tuple(found.rules),
             )
         return error
     pair = (TORCH if module is not None else manifest.reference, error.run)

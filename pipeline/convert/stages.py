@@ -99,7 +99,7 @@ def export_stage(
             done.opset,
             exporter,
             sum(done.library_seconds.values()),
-            tuple(done.refinements),
+            tuple(rule.applied() for rule in done.refinements),
             {name: DynamicInfo(where) for name, where in done.free.items()},
             tuple(done.notes),
         ),

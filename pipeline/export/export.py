@@ -13,24 +13,25 @@ from pathlib import Path
 import onnx
 import torch
 
-from pipeline.errors import ConstraintError, ExportError
+from pipeline.errors import ConstraintError, ExportError, SizeError
 from pipeline.export.exported import Exported
+from pipeline.export.guards import sampled_guards
 from pipeline.export.module import made, placed, with_outputs
 from pipeline.export.ops.exporter import add_functions, to_onnx
 from pipeline.export.output_sizes import check_names, true_shapes
 from pipeline.export.padding import PaddedModule, add_padding
-from pipeline.export.proof import unproved
 from pipeline.export.symbols import SymbolNames, apply_names, output_shapes
 from pipeline.export.tolerance import with_tolerance
 from pipeline.export.trace import trace
 from pipeline.graph.ceil_pools import with_true_pools
 from pipeline.machine.resources import Stopwatch
+from pipeline.probe.apply import explain_by_running, fit_to_module
 from pipeline.probe.eager import quiet
+from pipeline.probe.fit import plain_size
 from pipeline.probe.grid import legal_sizes
-from pipeline.probe.plain_sizes import plain_size
-from pipeline.probe.refine import explained, narrowed
 from pipeline.spec.dims import Dim, DimExpr, Size, evaluate, shape_at, size_text
 from pipeline.spec.model import ModelSpec, inner_inputs
+from pipeline.spec.rules import Rule
 
 OPSET = 18
 _AT = ("min", "opt", "max")
@@ -56,12 +57,12 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
         declared, (spec, module) = spec, made(spec, weights)
         notes = tuple(placed(declared, module))
     with watch("trying sizes"):
-        spec, narrower = narrowed(spec, module, seed)
+        spec, narrower = fit_to_module(spec, module, seed)
         spec, module = with_outputs(spec, module, seed)
         spec = with_tolerance(spec, module, seed)
     spec, program, refinements = _traced(spec, module, seed, watch)
     refinements = [*narrower, *refinements]
-    notes += tuple(f"guard {line}" for line in unproved(program, inner_inputs(spec), spec.rules))
+    notes += tuple(sampled_guards(program, inner_inputs(spec), spec.rules))
     names = SymbolNames.of(program, inner_inputs(spec))
     inner_shapes = output_shapes(program, names)
     if len(inner_shapes) != len(spec.outputs):
@@ -106,17 +107,18 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
 
 def _traced(
     spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
-) -> tuple[ModelSpec, torch.export.ExportedProgram, list[str]]:
+) -> tuple[ModelSpec, torch.export.ExportedProgram, list[Rule]]:
     """`trace`; where torch fails without saying which sizes the model takes, they are tried."""
     try:
         return trace(spec, module, seed, watch)
     except ConstraintError:
         raise
     except ExportError as error:
-        reason = explained(spec, module, seed)
+        reason = explain_by_running(spec, module, seed)
         if reason is None:
             raise
-        raise ConstraintError(str(reason), detail=f"{error}\n{error.detail}") from error
+        detail = f"{error}\n{error.detail}"
+        raise ConstraintError(str(reason), detail=detail, rules=reason.rules) from error
 
 
 def reference(
@@ -180,12 +182,12 @@ def _check_inputs(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, str]:
             if isinstance(size, (Dim, DimExpr)) and any(not d.static for d in size.dims):
                 if not dim.dim_param or (isinstance(size, Dim) and dim.dim_param != size.name):
                     found = dim.dim_param or dim.dim_value
-                    raise ExportError(f"{where}: {size_text(size)} is baked in as {found}")
+                    raise SizeError(f"{where}: {size_text(size)} is baked in as {found}")
                 dim.dim_param = size_text(size)
                 for part in size.dims:
                     free.setdefault(part.name, []).append(where)
             elif dim.dim_value != shape_at([size], {n: d.min for n, d in spec.dims.items()})[0]:
-                raise ExportError(f"{where}: {dim.dim_param or dim.dim_value} instead of {size}")
+                raise SizeError(f"{where}: {dim.dim_param or dim.dim_value} instead of {size}")
     return {name: ", ".join(places) for name, places in free.items()}
 
 
@@ -237,7 +239,7 @@ def _check_inferred(
                 if not dim.HasField("dim_value") or not DimExpr(str(want)).names <= dims.keys():
                     continue
                 if dim.dim_value != evaluate(want, sizes):
-                    raise ExportError(
+                    raise SizeError(
                         f"output {value.name} axis {axis}: the ONNX gives {dim.dim_value} at "
                         f"{sizes}, torch {want}: a size of the example is baked into a node"
                     )

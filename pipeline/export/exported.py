@@ -13,6 +13,7 @@ from onnx import helper
 
 from pipeline.spec.interface import Interface
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.rules import Rule
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +30,11 @@ class Exported:
         path: the ONNX file.
         opset: the file's opset.
         output_shapes: each output's shape in terms of the dims.
-        refinements: what was narrowed and why, in words.
+        refinements: the rules that narrowed the spec.
         free: for each dynamic dim, the ONNX inputs and axes where it is free.
         library_seconds: time inside torch or ONNX Runtime, by name of what was called.
-        notes: inputs that are given by place; guards of torch.export that are not proved to hold
-            at every size; what an ONNX file states otherwise than it is. One sentence each.
+        notes: positional inputs; guards of torch.export that were checked at a sample of sizes;
+            what an ONNX file declares wrongly. One sentence each.
     """
 
     spec: ModelSpec
@@ -41,7 +42,7 @@ class Exported:
     path: Path
     opset: int
     output_shapes: Mapping[str, Sequence[int | str]]
-    refinements: Sequence[str] = ()
+    refinements: Sequence[Rule] = ()
     free: Mapping[str, str] = field(default_factory=dict)
     library_seconds: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()

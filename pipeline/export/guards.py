@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.probe.eager import dims_of, elements, examples, flat_tensors
-from pipeline.probe.evaluate import SYMBOL_NAME, holds, result_of, symbols_in, where_kept
-from pipeline.probe.grid import MOST_SIZES, legal_sizes, size_grid, spread
+from pipeline.probe.eager import flat_tensors
+from pipeline.probe.evaluate import SYMBOL_NAME, holds, result_of, symbols_in, where_holds
+from pipeline.probe.grid import MOST_SIZES, complete, evidence, legal_sizes, size_grid, spread
+from pipeline.probe.sample_sizes import dims_of, elements, examples
 from pipeline.spec.dims import Dim, DimExpr, Size, kept_rules, size_text
 from pipeline.spec.tensors import Input, Tolerance
 
@@ -81,11 +82,34 @@ def broken_guards(
         kept = None
         if used and all(name in symbols for name in used):
             columns = dict(zip((dim.name for dim in dims), grid.T, strict=True))
-            kept = where_kept(text, {n: symbols[n].at(columns) for n in used})
+            kept = where_holds(text, {n: symbols[n].at(columns) for n in used})
         bad = grid if kept is None else grid[~kept]
         if len(bad):
             found.append(Broken(text, in_dims(text, symbols), dims, bad, kept is not None))
     return found
+
+
+def sampled_guards(
+    program: torch.export.ExportedProgram, inputs: Sequence[Input], rules: Sequence[str] = ()
+) -> list[str]:
+    """A note for each set of dims whose guards could be evaluated at a sample of sizes only.
+
+    Args:
+        program, inputs, rules: see `broken_guards`.
+    """
+    symbols, guards = recorded(program, inputs)
+    every = {dim.name: dim for i in inputs for dim in i.dims}
+    counts: dict[tuple[Dim, ...], int] = {}
+    for text in dict.fromkeys(guards):
+        names = {n for s in symbols_in(text) if s in symbols for n in symbols[s].names}
+        dims = tuple(dim for name, dim in every.items() if name in names)
+        if not complete(dims):
+            counts[dims] = counts.get(dims, 0) + 1
+    return [
+        f"torch.export's guards on {' and '.join(d.name for d in dims)} ({count}) were checked at "
+        f"{evidence(dims, tuple(rules))}"
+        for dims, count in counts.items()
+    ]
 
 
 def in_dims(text: str, symbols: Mapping[str, Symbol]) -> str:
@@ -105,7 +129,7 @@ def good_sizes(
     sizes = np.array(legal_sizes(dim, MOST_SIZES))
     good = np.ones(len(sizes), bool)
     for guard in guards:
-        kept = where_kept(guard.text, {n: s.at({dim.name: sizes}) for n, s in own.items()})
+        kept = where_holds(guard.text, {n: s.at({dim.name: sizes}) for n, s in own.items()})
         good &= False if kept is None else kept
     return [int(size) for size in sizes[good]]
 
@@ -168,11 +192,11 @@ def tries(
         {name: dim.min for name, dim in every.items()},
     ]
     rows = guard.sizes[spread(len(guard.sizes), _ROWS)].tolist()
-    small = [row for row in rows if elements(inputs, _placed(base, names, row)) <= _ELEMENTS]
-    found = [] if small else [_placed(base, names, rows[0])]
+    small = [row for row in rows if elements(inputs, _with_row(base, names, row)) <= _ELEMENTS]
+    found = [] if small else [_with_row(base, names, rows[0])]
     for k, index in enumerate(spread(len(small), most)):
-        found.append(_placed(base, names, small[index]))
-        other = _placed(others[k % 4], names, small[index])
+        found.append(_with_row(base, names, small[index]))
+        other = _with_row(others[k % 4], names, small[index])
         if elements(inputs, other) <= _ELEMENTS:
             found.append(other)
     found = [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
@@ -204,7 +228,7 @@ def _affordable(inputs: Sequence[Input], sets: Sequence[dict[str, int]]) -> list
     return ranked
 
 
-def _placed(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]) -> dict[str, int]:
+def _with_row(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]) -> dict[str, int]:
     return {**sizes, **dict(zip(names, row, strict=True))}
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from pipeline.errors import ExportError, InputError, PipelineError
-from pipeline.probe.eager import example_args, examples, quiet
+from pipeline.probe.eager import example_args, quiet
+from pipeline.probe.sample_sizes import examples
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.structure import (
     by_name_or_place,

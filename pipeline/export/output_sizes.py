@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
-from pipeline.errors import ExportError, InputError
+from pipeline.errors import InputError, SizeError
 from pipeline.probe.eager import output_sizes
-from pipeline.probe.fit import quotient
+from pipeline.probe.fit import fit_line
 from pipeline.probe.grid import legal_sizes
 from pipeline.spec.dims import Dim, DimExpr, evaluate, kept_rules
 from pipeline.spec.model import ModelSpec, inner_inputs
@@ -25,11 +24,11 @@ def check_names(spec: ModelSpec, shapes: Sequence[Sequence[int | str]]) -> None:
             try:
                 unknown = DimExpr(str(size)).names - known
             except InputError:
-                raise ExportError(
+                raise SizeError(
                     f"{where}: its size is {size}, which is no integer expression of the dims"
                 ) from None
             if unknown:
-                raise ExportError(
+                raise SizeError(
                     f"{where}: its size is {size}, and {', '.join(sorted(unknown))} is up to the "
                     "data: no shape can be declared; return a tensor of a fixed size, or a mask"
                 )
@@ -70,7 +69,7 @@ def true_shapes(
                 continue
             fit = _fit(dims, size, points)
             if fit is None:
-                raise ExportError(
+                raise SizeError(
                     f"model {spec.name}: output {output.name} axis {axis}: torch.export takes its "
                     f"size for {size}, but the model gives {wrong[0][1]} at {wrong[0][0]}"
                 )
@@ -108,10 +107,7 @@ def _fit(
     if any(at[sizes[name]] != got for sizes, got in points):  # another dim has a part in it
         return None
     few = len(at) < len(legal_sizes(dims[name], 1 << 14))
-    pairs = np.array(sorted(at.items()))
-    found = quotient(pairs[:, 0], pairs[:, 1])
-    if found is None or (few and len(at) < 3 * found[2]):
+    found = fit_line(at)
+    if found is None or (few and len(at) < 3 * found.c):
         return None
-    a, b, c = found
-    top = (name if a == 1 else f"{a}*{name}") + (f" {'+' if b > 0 else '-'} {abs(b)}" if b else "")
-    return top if c == 1 else f"({top})//{c}"
+    return found.text(name)

@@ -18,12 +18,13 @@ import onnx
 import sympy
 from sympy.printing.str import StrPrinter
 
-from pipeline.errors import ExportError, InputError
+from pipeline.errors import ConstraintError, ExportError, InputError, SizeError
 from pipeline.graph.names import values_of
 from pipeline.probe.evaluate import result_of
-from pipeline.probe.fit import quotient
+from pipeline.probe.fit import fit_quotient
 from pipeline.probe.grid import legal_sizes
 from pipeline.spec.dims import Dim, DimExpr, size_text
+from pipeline.spec.rules import Rule
 from pipeline.spec.tensors import Input
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class SymbolNames:
                     continue
                 where = f"{declared.name} axis {axis}"
                 if isinstance(got, int):
-                    raise ExportError(f"{where}: torch.export fixed {size_text(want)} at {got}")
+                    raise SizeError(f"{where}: torch.export fixed {size_text(want)} at {got}")
                 if isinstance(want, DimExpr):
                     symbol = str(got.node._expr)
                     if re.fullmatch(r"[a-z]+\d+", symbol):
@@ -70,12 +71,12 @@ class SymbolNames:
                 symbols = sorted(expr.free_symbols, key=str)
                 factor = expr / symbols[0] if len(symbols) == 1 else None
                 if factor is None or not factor.is_Integer:
-                    raise ExportError(f"{where}: torch.export turned {want.name} into {expr}")
+                    raise SizeError(f"{where}: torch.export turned {want.name} into {expr}")
                 text = want.name if factor == 1 else f"{want.name}/{factor}"
                 if texts.setdefault(str(symbols[0]), text) != text:
-                    raise ExportError(
-                        f"{where}: torch.export takes {want.name} to equal {texts[str(symbols[0])]}"
-                    )
+                    other = texts[str(symbols[0])].partition("/")[0]
+                    rule = Rule("equal", other, (want.name,))
+                    raise ConstraintError(f"{where}: {rule}", rules=(rule,))
         texts = {**exprs, **texts}
         return SymbolNames(texts, {dim.name: dim for i in inputs for dim in i.dims})
 
@@ -107,13 +108,12 @@ class SymbolNames:
             return expr
         sizes = np.array(legal_sizes(self.dims[name], _MOST)) // int(step or 1)
         values = result_of(str(expr), {str(symbol): sizes})
-        found = None if values is None else quotient(sizes, values)
+        found = None if values is None else fit_quotient(sizes, values)
         if found is None:
             return expr
-        a, b, c = found
         from torch.utils._sympy.functions import FloorDiv
 
-        return FloorDiv(a * symbol + b, c)
+        return FloorDiv(found.a * symbol + found.b, found.c)
 
     def text(self, text: str) -> str:
         """`text` with the symbols replaced, not simplified."""
@@ -212,7 +212,7 @@ def apply_names(
                 if isinstance(size, str) and dim.HasField("dim_value"):
                     if _always(size, dims or {}) == dim.dim_value:
                         continue
-                    raise ExportError(
+                    raise SizeError(
                         f"output {value.name} axis {axis}: {size} is baked in as {dim.dim_value}"
                     )
                 if isinstance(size, str):

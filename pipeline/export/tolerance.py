@@ -16,7 +16,8 @@ import torch
 
 from pipeline.errors import InputError
 from pipeline.export.module import flat_outputs
-from pipeline.probe.eager import elements, example_args, examples, quiet, untouched
+from pipeline.probe.eager import example_args, quiet, untouched
+from pipeline.probe.sample_sizes import elements, examples
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
 
@@ -53,7 +54,7 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
             new = Noise.between(a, b, float(np.finfo(a.dtype).eps))
             noise[output.name] = new.worst(noise.get(output.name))
     for name, sizes in odd.items():
-        if name not in noise and not _stated(spec, name):
+        if name not in noise and not _has_tolerance(spec, name):
             raise InputError(
                 f"model {spec.name}: output {name} is NaN or infinite at "
                 f"{', '.join(f'{n}={size}' for n, size in sizes.items())}: there is nothing to "
@@ -88,7 +89,7 @@ def _check_repeats(
             )
 
 
-def _stated(spec: ModelSpec, name: str) -> bool:
+def _has_tolerance(spec: ModelSpec, name: str) -> bool:
     return any(o.name == name and o.tolerance is not None for o in spec.outputs)
 
 

@@ -1,4 +1,9 @@
-"""What torch.export says of sizes, in its errors and its log, as rules on dims."""
+"""What torch.export says of sizes, in its errors and its log, as rules on dims.
+
+Every pattern here reads torch's own text (torch 2.13), never a sentence of this package. torch
+fails with "Suggested fixes" (``_h = Dim('_h', min=17, max=270)``, ``h = 8*_h``). It does not say
+which line of the model made a guard: `GuardLog` listens to the shape environment's log for that.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,9 @@ from types import TracebackType
 
 from pipeline.probe.eager import model_line
 from pipeline.probe.evaluate import holds, symbols_in
-from pipeline.probe.rules import Rule, form, inexpressible, refined_rule
+from pipeline.probe.rules import narrowed
 from pipeline.spec.dims import Dim
+from pipeline.spec.rules import Rule
 
 _LOGGER = "torch.fx.experimental.symbolic_shapes"
 
@@ -74,8 +80,7 @@ def fixed_dims(
         name = arguments.get((match[1] + (match[2] or ""), int(match[3])), "")
         if name in dims:
             size = int(match[4])
-            words = f"{name} must be {size}: the model fixes it"
-            rules[name] = refined_rule(dims[name], words, (size, size), 1)
+            rules[name] = narrowed(dims[name], "fixed", (size, size), shown=True)
     return list(rules.values())
 
 
@@ -95,15 +100,13 @@ def _rule(  # noqa: PLR0911
     name, offset = dim.name, dim.offset if step > 1 else 0
     if fix.isdigit():
         size = int(fix) * step + offset
-        return refined_rule(dim, f"{name} must be {size}: the model fixes it", (size, size), 1)
+        return narrowed(dim, "fixed", (size, size), shown=True)
     if match := _RANGE.match(fix):
         low = int(match[1]) * step + offset if match[1] else dim.min
         high = int(match[2]) * step + offset if match[2] else dim.max
         if (low, high) == (dim.min, dim.max):
             return None
-        return refined_rule(
-            dim, f"{name} must be in {low}..{high}", (low, high), dim.multiple_of, dim.offset
-        )
+        return narrowed(dim, "range", (low, high), (dim.multiple_of, dim.offset), shown=True)
     if match := _MULTIPLE.match(fix):
         multiple = int(match[1]) * step
         more = int(f"{match[3] or ''}{match[4] or 0}") * step + offset
@@ -112,17 +115,15 @@ def _rule(  # noqa: PLR0911
             ends = (inner[1], inner[2]) if inner else (None, None)
             low = max(dim.min, int(ends[0] or 1) * multiple + more) if inner else dim.min
             high = min(dim.max, int(ends[1]) * multiple + more) if ends[1] else dim.max
-            words = f"{name} must be {form(multiple, more % multiple)}"
-            return refined_rule(dim, words, (low, high), multiple, more % multiple)
+            step_of = (multiple, more % multiple)
+            return narrowed(dim, "multiple", (low, high), step_of, shown=False)
         other = match[2].removeprefix("_")
         text = f"{multiple}*{other}" + (f" {'+' if more > 0 else '-'} {abs(more)}" if more else "")
-        return inexpressible(name, f"{name} must be {text}")
+        return Rule("expression", name, formula=text)
     if fix in found or re.fullmatch(r"\w+", fix):
-        other = fix.removeprefix("_")
-        declare = f"one Dim for both {name} and {other}"
-        return Rule(name, f"{name} must equal {other}", declare, None)
+        return Rule("equal", fix.removeprefix("_"), (name,))
     text = fix if step == 1 else f"{step}*({fix})" + (f" + {offset}" if offset else "")
-    return inexpressible(name, f"{name} must be of the form {text.replace(f'_{name}', 'n')}")
+    return Rule("expression", name, formula=text.replace(f"_{name}", "n"))
 
 
 class GuardLog:

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -25,23 +25,39 @@ from pipeline.export.torch_2_13.short_sizes import short_sizes
 from pipeline.export.torch_2_13.tracing import SymbolicSteps
 from pipeline.export.torch_2_13.whole import whole_numbers
 from pipeline.export.torch_messages import GuardLog, find_rules, fixed_dims, root_name
-from pipeline.export.trace_rules import branched, in_words, keep_opt, one_sided, tell_baked
+from pipeline.export.trace_rules import find_baked, one_sided, with_branch, without_opt
 from pipeline.machine.resources import Stopwatch
-from pipeline.probe.eager import dims_of, example_args, examples, model_line, quiet, runs
+from pipeline.probe.apply import constraint_error, for_user, refine
+from pipeline.probe.eager import EagerModule, model_line, quiet
 from pipeline.probe.grid import legal_sizes
-from pipeline.probe.refine import constraint_error, outer, refine
-from pipeline.probe.rules import Rule, fitted
+from pipeline.probe.rules import fitted
+from pipeline.probe.sample_sizes import dims_of, examples
 from pipeline.spec.dims import Dim, DimExpr, Size
 from pipeline.spec.model import ModelSpec, inner_inputs
+from pipeline.spec.rules import Rule, size_list
 from pipeline.spec.tensors import Input
 
 _ROUNDS = 6  # how often a refined dim is tried again: multiple, then range, then another dim
 _TORCH = str(Path(torch.__file__).parent)
 
 
+@dataclass(frozen=True)
+class _Task:
+    """One model to export: its spec, its module, and the clock that gets torch's seconds."""
+
+    spec: ModelSpec
+    module: torch.nn.Module
+    seed: int
+    watch: Stopwatch
+
+    @property
+    def eager(self) -> EagerModule:
+        return EagerModule(inner_inputs(self.spec), self.module, self.seed)
+
+
 def trace(
     spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
-) -> tuple[ModelSpec, torch.export.ExportedProgram, list[str]]:
+) -> tuple[ModelSpec, torch.export.ExportedProgram, list[Rule]]:
     """Exports the module inside the spec's padding.
 
     Args:
@@ -51,83 +67,80 @@ def trace(
         watch: gets the seconds inside torch.
 
     Returns:
-        The spec with its dims refined, the program, and the refinements in words.
+        The spec with its dims refined, the program, and the rules that refined them.
 
     Raises:
-        ConstraintError: the model does not take every size of a dim.
+        ConstraintError: the model does not run at every size of a dim.
         ExportError: torch can't export it for another reason.
     """
-    refinements: list[str] = []
+    applied: list[Rule] = []
     for _ in range(_ROUNDS):
-        program, rules = _rules(spec, module, seed, watch)
+        task = _Task(spec, module, seed, watch)
+        program, rules = _attempt(task)
         for skip in (1, 2) if one_sided(rules, spec) else ():
             with contextlib.suppress(ExportError):  # then the first one says why
-                rounder = _rules(spec, module, seed, watch, skip)
+                rounder = _attempt(task, skip)
                 if not one_sided(rounder[1], spec):
                     program, rules = rounder
                     break
         if program is not None and not rules:
-            return spec, program, refinements
-        rules = [outer(rule, spec) for rule in rules]
-        rules = [keep_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
+            return spec, program, applied
+        rules = [for_user(rule, spec) for rule in rules]
+        rules = [without_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
         if not all(rule.refined and spec.auto(rule.dim) for rule in rules):
             raise constraint_error(spec, rules)
         spec = refine(spec, rules)
-        refinements += [str(rule) for rule in rules]
+        applied += rules
     raise ExportError(
         f"model {spec.name}: torch.export asks for one more rule after {_ROUNDS} rounds: "
-        + "; ".join(refinements)
+        + "; ".join(map(str, applied))
     )
 
 
-def _rules(
-    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch, skip: int = 0
-) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
-    """`_attempt`; a rule says so where the model itself takes other sizes."""
-    program, rules = _attempt(spec, module, seed, watch, skip)
-    return program, [branched(rule, spec, module, seed) for rule in rules]
+def _attempt(task: _Task, skip: int = 0) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
+    """`_export_once`; a rule names a branch where the model itself runs at other sizes."""
+    program, rules = _export_once(task, skip)
+    return program, [with_branch(rule, task.eager) for rule in rules]
 
 
-def _attempt(
-    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch, skip: int = 0
-) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
+def _export_once(task: _Task, skip: int) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
     """A program, or the rules for want of which there is none.
 
     `skip`: how many of the example sizes to leave out, if so many are there.
     """
-    inputs = inner_inputs(spec)
+    spec, eager = task.spec, task.eager
     first: ExportError | None = None
-    example_sizes = examples(inputs, spec.rules)
+    example_sizes = examples(eager.inputs, spec.rules)
     example_sizes = example_sizes[skip:] or example_sizes
     for sizes in example_sizes:
         log = GuardLog(Path(_TORCH))
         try:
-            with watch("torch.export"), log:
-                program = _torch_export(inputs, module, seed, sizes)
+            with task.watch("torch.export"), log:
+                program = _torch_export(eager, sizes)
         except ConstraintError as error:
-            relaxed, broken = _relaxed(spec, inputs, module, seed, sizes, watch)
+            relaxed, broken = _relaxed(task, sizes)
             if relaxed is not None:
                 return relaxed, []
-            rules = _explain(inputs, module, str(error), log) or broken
+            rules = _explain(eager, str(error), log) or broken
             if not rules:
                 lines = [line.strip(" -") for line in str(error).strip().splitlines()]
                 raise ExportError(
                     f"model {spec.name}: torch.export: {' '.join(lines[:2])}", detail=str(error)
                 ) from error
-            return None, tell_baked(rules, inputs, module, seed, sizes, example_sizes)
+            return None, find_baked(rules, eager, sizes, example_sizes)
         except ExportError as error:
             first = first or error
-            if not runs(inputs, module, seed, sizes):
+            if not eager.runs_at(sizes):
                 continue
-            relaxed, broken = _relaxed(spec, inputs, module, seed, sizes, watch)
+            relaxed, broken = _relaxed(task, sizes)
             if relaxed is None and not broken:  # torch can't export what the model can do
                 raise
             return relaxed, broken
-        rules = _broken_rules(program, spec, module, seed, log)
+        rules = _broken_rules(program, task, log)
         if first is not None and not rules:
             raise ExportError(
-                f"{first} (the model fails at {in_words(example_sizes[0])}, and exports from an "
-                f"example at {in_words(sizes)} without saying which sizes it takes)",
+                f"{first} (the model fails at {size_list(example_sizes[0])}, and exports from an "
+                f"example at {size_list(sizes)}; torch.export does not say at which sizes it runs)",
                 detail=first.detail,
             )
         return program, rules
@@ -136,12 +149,7 @@ def _attempt(
 
 
 def _torch_export(
-    inputs: Sequence[Input],
-    module: torch.nn.Module,
-    seed: int,
-    sizes: Mapping[str, int],
-    *,
-    relaxed: bool = False,
+    eager: EagerModule, sizes: Mapping[str, int], *, relaxed: bool = False
 ) -> torch.export.ExportedProgram:
     """One call of torch.export.export; `relaxed` leaves it to us to check the guards.
 
@@ -152,6 +160,7 @@ def _torch_export(
         ConstraintError: with torch's own text.
         ExportError: anything else, with the model's line.
     """
+    inputs, module = eager.inputs, eager.module
     roots: dict[str, Any] = {}
 
     def torch_dim(size: Dim | DimExpr) -> Any:
@@ -180,16 +189,21 @@ def _torch_export(
             short_sizes(declared),
         ):
             return torch.export.export(
-                module, example_args(inputs, seed, sizes), dynamic_shapes=shapes, strict=False
+                module, eager.args(sizes), dynamic_shapes=shapes, strict=False
             )
     except Exception as error:
-        text = str(error)
+        text = str(error)  # torch's own
         if "Suggested fixes:" in text or "code specialized it to be a constant" in text:
             raise ConstraintError(text) from error
         line = model_line(traceback.extract_tb(error.__traceback__), _TORCH)
         place = f" at {line}" if line else ""
         first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-        raise ExportError(f"torch.export failed{place}: {first}", detail=text) from error
+        raise ExportError(
+            f"torch.export failed{place}: {first}",
+            detail=text,
+            line=line,
+            what=f"torch.export failed: {first}",
+        ) from error
 
 
 def _declared(inputs: Sequence[Input], module: torch.nn.Module) -> dict[tuple[str, int], Size]:
@@ -212,12 +226,7 @@ def _dynamic(size: Size) -> TypeGuard[Dim | DimExpr]:
 
 
 def _relaxed(
-    spec: ModelSpec,
-    inputs: Sequence[Input],
-    module: torch.nn.Module,
-    seed: int,
-    sizes: Mapping[str, int],
-    watch: Stopwatch,
+    task: _Task, sizes: Mapping[str, int]
 ) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
     """The program, if what torch.export refuses the model for makes no difference; or the rules.
 
@@ -226,9 +235,9 @@ def _relaxed(
     guard that can't be evaluated is a rule here: only torch could have checked it.
     """
     log = GuardLog(Path(_TORCH))
-    with contextlib.suppress(ExportError), watch("torch.export"), log:
-        program = _torch_export(inputs, module, seed, sizes, relaxed=True)
-        rules = _broken_rules(program, spec, module, seed, log, unread=True)
+    with contextlib.suppress(ExportError), task.watch("torch.export"), log:
+        program = _torch_export(task.eager, sizes, relaxed=True)
+        rules = _broken_rules(program, task, log, unread=True)
         return (None, rules) if rules else (program, [])
     return None, []
 
@@ -242,35 +251,31 @@ def _torch_dim(size: Dim, roots: dict[str, Any]) -> Any:
     return roots[size.name]
 
 
-def _explain(
-    inputs: Sequence[Input], module: torch.nn.Module, text: str, log: GuardLog
-) -> list[Rule]:
-    """The rules behind a constraint violation, each with the model's line that asks for it."""
-    dims = {name: dim for name, dim in dims_of(inputs).items() if not dim.static}
-    arguments = {
-        at: size.name for at, size in _declared(inputs, module).items() if isinstance(size, Dim)
-    }
-    rules = find_rules(text, dims) or fixed_dims(text, arguments, dims)
-    return [
-        replace(rule, line=log.line_of(arguments, rule.dim, legal_sizes(dims[rule.dim], 1 << 12)))
-        for rule in rules
-    ]
+def _explain(eager: EagerModule, text: str, log: GuardLog) -> list[Rule]:
+    """The rules behind a constraint violation, each with the model's line that asks for it.
+
+    `text`: torch's own.
+    """
+    dims = {name: dim for name, dim in dims_of(eager.inputs).items() if not dim.static}
+    declared = _declared(eager.inputs, eager.module)
+    arguments = {at: size.name for at, size in declared.items() if isinstance(size, Dim)}
+    found = []
+    for rule in find_rules(text, dims) or fixed_dims(text, arguments, dims):
+        name = rule.others[0] if rule.others else rule.dim  # torch's word is on this one
+        line = log.line_of(arguments, name, legal_sizes(dims[name], 1 << 12))
+        found.append(replace(rule, line=line))
+    return found
 
 
 def _broken_rules(
-    program: torch.export.ExportedProgram,
-    spec: ModelSpec,
-    module: torch.nn.Module,
-    seed: int,
-    log: GuardLog,
-    *,
-    unread: bool = False,
+    program: torch.export.ExportedProgram, task: _Task, log: GuardLog, *, unread: bool = False
 ) -> list[Rule]:
     """The rules that torch.export needed but did not check (see `pipeline.probe.evaluate`).
 
     `unread`: a guard that can't be evaluated is one, whatever it does at the sizes that are tried.
     """
-    inputs, tolerance = inner_inputs(spec), spec.tolerance
+    spec, eager, tolerance = task.spec, task.eager, task.spec.tolerance
+    inputs = eager.inputs
     assert tolerance is not None  # given or measured
     tried: dict[tuple[int, ...], bool] = {}
 
@@ -282,8 +287,7 @@ def _broken_rules(
         key = tuple(sizes.values())
         if key not in tried:
             with torch.no_grad(), quiet():
-                args = example_args(inputs, seed, sizes)
-                tried[key] = matters(program, module, args, tolerance)
+                tried[key] = matters(program, eager.module, eager.args(sizes), tolerance)
         return tried[key]
 
     broken = [
@@ -296,21 +300,19 @@ def _broken_rules(
         own = [guard for guard in broken if guard.dims == (dim,) and guard.readable]
         # the guard that most sizes break first; one that is broken with it says nothing new
         own.sort(key=lambda g: len(good_sizes(program, inputs, dim, [g])))
-        kept: list[Broken] = []
+        needed: list[Broken] = []
         for guard in own:
-            good = good_sizes(program, inputs, dim, kept)
+            good = good_sizes(program, inputs, dim, needed)
             left = guard.sizes[np.isin(guard.sizes[:, 0], good)]
             if len(left) and differs(replace(guard, sizes=left)):
-                kept.append(guard)
-        if kept:
-            good = good_sizes(program, inputs, dim, kept)
-            rule = fitted(dim, good, f"{dim.name}: {kept[0].words} must hold")
-            rules.append(replace(rule, line=log.line_for(kept[0].text)))
+                needed.append(guard)
+        if needed:
+            rule = fitted(dim, good_sizes(program, inputs, dim, needed), needed[0].words)
+            rules.append(replace(rule, line=log.line_for(needed[0].text)))
     if rules:
         return rules
-    for guard in broken:
-        names = " and ".join(dim.name for dim in guard.dims)
-        declare = f"ranges of {names} that keep it: no Dim says it"
-        words = f"{guard.words} must hold"
-        rules.append(Rule(guard.dims[0].name, words, declare, None, log.line_for(guard.text)))
-    return rules
+    return [
+        Rule("guard", first, tuple(others), formula=guard.words, line=log.line_for(guard.text))
+        for guard in broken
+        for first, *others in [[dim.name for dim in guard.dims]]
+    ]

@@ -5,69 +5,60 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
-from pipeline.probe.eager import dims_of, examples, runs
+from pipeline.probe.eager import EagerModule
 from pipeline.probe.grid import legal_sizes
-from pipeline.probe.rules import Rule
+from pipeline.probe.sample_sizes import dims_of, examples
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import ModelSpec, inner_inputs
-from pipeline.spec.tensors import Input
-
-_BRANCH = "by another branch"
+from pipeline.spec.model import ModelSpec
+from pipeline.spec.rules import Rule
 
 
-def tell_baked(
+def find_baked(
     rules: Sequence[Rule],
-    inputs: Sequence[Input],
-    module: torch.nn.Module,
-    seed: int,
+    eager: EagerModule,
     sizes: Mapping[str, int],
     example_sizes: Sequence[Mapping[str, int]],
 ) -> list[Rule]:
-    """The rules, but that a dim fixed at whatever the example was is said to be baked in.
+    """The rules; a dim that is fixed at whatever the example was gets a rule of another kind.
 
     Such a dim (``int(x.shape[2])``) must not be refined: the model works at other sizes too.
+
+    Args:
+        rules: what torch.export demands.
+        eager: the module and its inputs.
+        sizes: the example sizes that were exported at.
+        example_sizes: all example sizes.
     """
     result = []
     for rule in rules:
-        fixed = rule.refined is not None and rule.refined.static
-        if fixed and sizes[rule.dim] == rule.refined.min:  # type: ignore[union-attr]
+        new = rule.refined
+        if new is not None and new.static and sizes[rule.dim] == new.min:
             others = [e for e in example_sizes if e[rule.dim] != sizes[rule.dim]]
-            taken = [e for e in others if runs(inputs, module, seed, e)]
-            refused = [e[rule.dim] for e in others if e not in taken]
-            if taken and refused:
-                words = (
-                    f"{rule.dim}: torch.export takes its size for fixed, and the model runs at "
-                    f"{taken[0][rule.dim]} and not at {refused[0]}"
-                )
-                declare = f"the sizes of {rule.dim} that it takes (auto=True finds them)"
-                result.append(replace(rule, words=words, declare=declare, refined=None))
-                continue
-            if taken:
-                words = f"{rule.dim} is baked in: the model makes a Python number of it"
-                declare = f"a number in place of {rule.dim}, or keep it symbolic in that line"
-                result.append(replace(rule, words=words, declare=declare, refined=None))
-                continue
-        result.append(rule)
+            taken = [e for e in others if eager.runs_at(e)]
+            fails = tuple(e[rule.dim] for e in others if e not in taken)
+            found = Rule("baked-in", rule.dim, line=rule.line)
+            if taken and fails:
+                seen = tuple(e[rule.dim] for e in taken)
+                found = replace(found, kind="example-size", runs=seen[:1], fails=fails[:1])
+            result.append(found if taken else rule)
+        else:
+            result.append(rule)
     return result
 
 
-def branched(rule: Rule, spec: ModelSpec, module: torch.nn.Module, seed: int) -> Rule:
-    """The rule; where the model itself runs at a size that the rule leaves out, it says so."""
-    inputs, new = inner_inputs(spec), rule.refined
-    dim = dims_of(inputs).get(rule.dim)
+def with_branch(rule: Rule, eager: EagerModule) -> Rule:
+    """The rule; with a size at which the model runs although the rule leaves it out."""
+    dim, new = dims_of(eager.inputs).get(rule.dim), rule.refined
     if dim is None or new is None:
         return rule
-    kept = range(new.min, new.max + 1, new.multiple_of)
-    out = next((n for n in legal_sizes(dim, 1 << 12) if n not in kept), None)
-    if out is None or not runs(inputs, module, seed, {**examples(inputs)[0], dim.name: out}):
+    inside = range(new.min, new.max + 1, new.multiple_of)
+    out = next((n for n in legal_sizes(dim, 1 << 12) if n not in inside), None)
+    if out is None or not eager.runs_at({**examples(eager.inputs)[0], dim.name: out}):
         return rule
-    said = f"{rule.words} (the model runs at {dim.name}={out} too, {_BRANCH})"
-    return replace(rule, words=said)
+    return replace(rule, branch=out)
 
 
-def keep_opt(rule: Rule, dim: Dim | None) -> Rule:
+def without_opt(rule: Rule, dim: Dim | None) -> Rule:
     """The rule, not to be applied by itself where it is a range without the dim's opt.
 
     The example may just have taken the other side of a branch than the one that is wanted.
@@ -77,7 +68,7 @@ def keep_opt(rule: Rule, dim: Dim | None) -> Rule:
         return rule
     if new.min <= dim.opt <= new.max:
         return rule
-    return replace(rule, refined=None, declare=f"{rule.declare} if opt={dim.opt} may go")
+    return replace(rule, refined=None, suggested=new, obstacle="opt", opt=dim.opt)
 
 
 def one_sided(rules: Sequence[Rule], spec: ModelSpec) -> bool:
@@ -91,16 +82,11 @@ def one_sided(rules: Sequence[Rule], spec: ModelSpec) -> bool:
     def doubtful(rule: Rule) -> bool:
         new = rule.refined
         if new is None:
-            return "baked in" in rule.words or "for fixed" in rule.words
-        if new.multiple_of == 1 and _BRANCH in rule.words:
+            return rule.kind in ("baked-in", "example-size")
+        if new.multiple_of == 1 and rule.branch is not None:
             return True
         declared = spec.dims.get(rule.dim)
         offset = new.offset > 0 and spec.auto(rule.dim)
         return (new.static or offset) and (declared is None or declared.offset == 0)
 
     return any(map(doubtful, rules))
-
-
-def in_words(sizes: Mapping[str, int]) -> str:
-    """``h=33, w=64``."""
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())

@@ -1,30 +1,58 @@
-"""Example sizes and inputs for an export, and running a module on them without torch.export."""
+"""A module run on random inputs without torch.export, and the line of a model that failed."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import logging
-import math
 import os
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.probe.grid import legal_sizes
-from pipeline.spec.dims import Dim, kept_rules, shape_at
-from pipeline.spec.model import Input
+from pipeline.probe.sample_sizes import elements
+from pipeline.spec.dims import shape_at
+from pipeline.spec.tensors import Input
 
 if TYPE_CHECKING:
     import torch
 
 _EAGER = 1 << 18  # of the inputs up to which a model is run to see its output shapes
-_SEARCHED = 1 << 12  # sets of sizes among which one that keeps the rules is looked for
+
+
+@dataclass(frozen=True)
+class EagerModule:
+    """A module with random inputs, run without torch.export.
+
+    Args:
+        inputs: the module's inputs, in order.
+        module: called with one tensor an input.
+        seed: for the inputs' values.
+    """
+
+    inputs: tuple[Input, ...]
+    module: torch.nn.Module
+    seed: int
+
+    def args(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        """Random inputs at these dim sizes, in order."""
+        return example_args(self.inputs, self.seed, sizes)
+
+    def runs_at(self, sizes: Mapping[str, int]) -> bool:
+        """True if the module runs at these sizes."""
+        import torch
+
+        try:
+            with torch.no_grad(), quiet():
+                self.module(*self.args(sizes))
+        except Exception:
+            return False
+        return True
 
 
 def example_args(
@@ -34,71 +62,6 @@ def example_args(
     import torch
 
     return tuple(torch.from_numpy(i.sample(sizes, seed)) for i in inputs)
-
-
-def runs(
-    inputs: Sequence[Input], module: torch.nn.Module, seed: int, sizes: Mapping[str, int]
-) -> bool:
-    """True if the module runs at these sizes without torch.export."""
-    import torch
-
-    try:
-        with torch.no_grad(), quiet():
-            module(*example_args(inputs, seed, sizes))
-    except Exception:
-        return False
-    return True
-
-
-def dims_of(inputs: Sequence[Input]) -> dict[str, Dim]:
-    """The dims by name."""
-    return {dim.name: dim for i in inputs for dim in i.dims}
-
-
-def examples(inputs: Sequence[Input], rules: Sequence[str] = ()) -> list[dict[str, int]]:
-    """Sets of legal sizes that keep the rules, to export at, in the order in which to try them.
-
-    Small and different ones first; then round ones, different and equal; then the opts. None is
-    the dim's first size where there is another: torch specialises a size of 0 or 1, and equal
-    sizes may hide a mix-up.
-    """
-
-    def chosen(rounds: Sequence[int], *, distinct: bool) -> dict[str, int]:
-        sizes: dict[str, int] = {}
-        for name, dim in dims_of(inputs).items():
-            legal = legal_sizes(dim, 1 << 12)[1:] or [dim.min]
-            fresh = [n for n in legal if n > 1 and not (distinct and n in sizes.values())]
-            fresh = fresh or legal[-1:]
-            sizes[name] = next((n for step in rounds for n in fresh if n % step == 0), fresh[0])
-        return sizes
-
-    every = [
-        chosen((1,), distinct=True),
-        chosen((64, 32, 16, 8, 4, 2), distinct=True),
-        {name: dim.opt for name, dim in dims_of(inputs).items()},
-        chosen((64, 32, 16, 8, 4, 2), distinct=False),
-    ]
-    every = [sizes for n, sizes in enumerate(every) if sizes not in every[:n]]
-    kept = [sizes for sizes in every if kept_rules(rules, sizes)]
-    return kept or _kept_by_search(dims_of(inputs), rules) or every[:1]
-
-
-def _kept_by_search(dims: Mapping[str, Dim], rules: Sequence[str]) -> list[dict[str, int]]:
-    """The first sizes that keep the rules, if some do: few of each dim, not the first ones."""
-    few = max(int(_SEARCHED ** (1 / len(dims))), 4) if dims else 4
-    every = [
-        [*(legal_sizes(dim, 2 * few)[1:] or [dim.min])[:few], dim.opt] for dim in dims.values()
-    ]
-    for row in itertools.product(*every):
-        sizes = dict(zip(dims, row, strict=True))
-        if kept_rules(rules, sizes):
-            return [sizes]
-    return []
-
-
-def elements(inputs: Sequence[Input], sizes: Mapping[str, int]) -> int:
-    """How many elements the inputs have at these sizes."""
-    return sum(math.prod(shape_at(i.shape, sizes)) for i in inputs)
 
 
 def output_sizes(

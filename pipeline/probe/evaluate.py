@@ -150,7 +150,7 @@ def _compiled(guard: str) -> CodeType | None:
         return None
 
 
-def where_kept(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def where_holds(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Where a guard holds; None if it can't be told everywhere."""
     (length,) = {len(v) for v in values.values()}
     # Python's own numbers where a product of the sizes, squared, might leave int64

@@ -1,20 +1,87 @@
-"""Formulas for sizes that were seen: what an output's size is of the inputs' dims."""
+"""Formulas for sizes that were seen: what an output's size is in terms of the inputs' dims.
+
+The only place that fits and prints ``(a*h + b)//c``.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.spec.dims import evaluate
+from pipeline.probe.evaluate import result_of
+from pipeline.probe.grid import size_grid
+from pipeline.spec.dims import Dim, DimExpr, evaluate
 
 Point = tuple[Mapping[str, int], int]  # the dims' sizes, and the size that was seen there
 
 
 _LARGEST_DIVISOR = 64  # of a size
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """``(a*size + b)//c`` of one size; whole numbers, c at least 1."""
+
+    a: int
+    b: int
+    c: int
+
+    def at(self, size: int) -> int:
+        """Its value at a size."""
+        return (self.a * size + self.b) // self.c
+
+    def text(self, name: str) -> str:
+        """The quotient of a dim: ``(3*h + 1)//2``, ``h//4``, ``2*h``."""
+        top = (name if self.a == 1 else f"{self.a}*{name}") + _plus(self.b)
+        if self.c == 1:
+            return top
+        return f"{name}//{self.c}" if top == name else f"({top})//{self.c}"
+
+
+def fit_quotient(sizes: np.ndarray, values: np.ndarray) -> Quotient | None:
+    """The quotient of the least divisor that is the value at each size; None if there is none.
+
+    Args:
+        sizes: in ascending order, two at least.
+        values: as many.
+    """
+    if len(sizes) < 2:
+        return None
+    slope = float(values[-1] - values[0]) / float(sizes[-1] - sizes[0])
+    for c in range(1, _LARGEST_DIVISOR + 1):
+        for a in (round(slope * c) + more for more in (0, 1, -1)):
+            rest = values * c - a * sizes
+            low, high = int(rest.max()), int(rest.min()) + c - 1
+            if a > 0 and low <= high:
+                return Quotient(a, min(max(0, low), high), c)
+    return None
+
+
+def fit_line(values: Mapping[int, int]) -> Quotient | None:
+    """`fit_quotient` of a value for each size."""
+    pairs = np.array(sorted(values.items()))
+    return fit_quotient(pairs[:, 0], pairs[:, 1]) if len(pairs) > 1 else None
+
+
+def fit_dim(name: str, sizes: np.ndarray, values: np.ndarray) -> str | None:
+    """The values as a quotient of one dim's sizes, as text; None where another dim plays a part.
+
+    Args:
+        name: the dim.
+        sizes: its sizes, in any order and more than once.
+        values: as many.
+    """
+    every, first = np.unique(sizes, return_index=True)
+    if (values != values[first][np.searchsorted(every, sizes)]).any():
+        return None
+    found = fit_quotient(every, values[first])
+    return None if found is None else found.text(name)
 
 
 def holds_at(text: int | str, points: Sequence[Point]) -> bool:
@@ -54,9 +121,9 @@ def _candidates(points: Sequence[Point], base: Mapping[str, int]) -> Iterator[st
     start = next((value for sizes, value in points if dict(sizes) == dict(base)), None)
     for name in base:
         every = {sizes[name]: value for sizes, value in points}
-        found = _quotient(every)
+        found = fit_line(every)
         if found is not None and len(moving) <= 1:
-            yield _text(name, *found)
+            yield found.text(name)
     if start is None or not moving:
         return
     yield from _sum(lines, moving, start)
@@ -77,24 +144,16 @@ def _line(points: Sequence[Point], base: Mapping[str, int], name: str) -> dict[i
     }
 
 
-def _quotient(line: Mapping[int, int]) -> tuple[int, int, int] | None:
-    """(a, b, c) with ``(a*size + b)//c`` on the whole line."""
-
-    pairs = np.array(sorted(line.items()))
-    return quotient(pairs[:, 0], pairs[:, 1]) if len(pairs) > 1 else None
-
-
 def _sum(
     lines: Mapping[str, Mapping[int, int]], moving: Sequence[str], start: int
 ) -> Iterator[str]:
     terms, constant = [], -(len(moving) - 1) * start
     for name in moving:
-        found = _quotient(lines[name])
+        found = fit_line(lines[name])
         if found is None:
             return
-        a, b, c = found
-        constant += b // c
-        terms.append(_text(name, a, b % c, c))
+        constant += found.b // found.c
+        terms.append(replace(found, b=found.b % found.c).text(name))
     yield " + ".join(terms) + _plus(constant)
 
 
@@ -122,26 +181,16 @@ def _product(
         common = math.gcd(*line.values())
         if common < 1:
             return ""
-        found = _quotient({size: value // common for size, value in line.items()})
-        if found is None:
+        found = fit_line({size: value // common for size, value in line.items()})
+        if found is None or found.at(base[name]) < 1:
             return ""
-        a, b, c = found
-        if (a * base[name] + b) // c < 1:
-            return ""
-        rest /= (a * base[name] + b) // c
-        text = _text(name, a, b, c)
-        factors.append(text if c > 1 or text == name else f"({text})")
+        rest /= found.at(base[name])
+        text = found.text(name)
+        factors.append(text if found.c > 1 or text == name else f"({text})")
     if rest.denominator != 1 or rest < 1:
         return ""
     texts = [f"({t})" if "//" in t else t for t in factors]
     return "*".join([str(rest)] * (rest > 1) + texts) + _plus(more)
-
-
-def _text(name: str, a: int, b: int, c: int) -> str:
-    top = (name if a == 1 else f"{a}*{name}") + _plus(b)
-    if c == 1:
-        return top
-    return f"({top})//{c}" if top != name else f"{name}//{c}"
 
 
 def _plus(number: int) -> str:
@@ -182,20 +231,37 @@ def _value(text: int | str, sizes: Mapping[str, int]) -> int | None:
         return None
 
 
-def quotient(sizes: np.ndarray, values: np.ndarray) -> tuple[int, int, int] | None:
-    """(a, b, c) so that ``(a*size + b)//c`` is the value at each size, c being the least; or None.
+def plain_size(size: int | str, dims: Mapping[str, Dim], rules: Sequence[str]) -> int | str:
+    """``b`` for ``(b*h*w)//(h*w)``, ``2*h``, ``h//4``, ``(h + 1)//2``, where one of them it is.
+
+    It has to be that at every set of declared sizes that `pipeline.probe.grid.size_grid` gives:
+    all there are, or, where they are too many, all sizes of each dim with some of the others.
 
     Args:
-        sizes: in ascending order.
-        values: as many.
+        size: an output's, in terms of the dims.
+        dims: by name.
+        rules: what sizes keep together; others are no matter.
     """
-    if len(sizes) < 2:
-        return None
-    slope = float(values[-1] - values[0]) / float(sizes[-1] - sizes[0])
-    for c in range(1, _LARGEST_DIVISOR + 1):
-        for a in (round(slope * c) + more for more in (0, 1, -1)):
-            rest = values * c - a * sizes
-            low, high = int(rest.max()), int(rest.min()) + c - 1
-            if a > 0 and low <= high:
-                return a, min(max(0, low), high), c
-    return None
+    text = str(size)
+    if not re.search(r"//|%", text):
+        return size
+    names = DimExpr(text).names
+    grid = size_grid(tuple(dims[name] for name in dims if name in names), tuple(rules))
+    columns = dict(zip((name for name in dims if name in names), grid.T, strict=True))
+    if len(grid) < 2:
+        return size
+    most = math.prod(int(column.max()) for column in columns.values())
+    exact = {n: c.astype(object) for n, c in columns.items()} if most > 1 << 25 else columns
+    values = result_of(text, exact)
+    if values is None or any(value >= 1 << 62 for value in (values.max(), -values.min())):
+        return size
+    values = values.astype(np.int64)
+    for name, column in columns.items():
+        found = fit_dim(name, column, values)
+        if found is not None and _length(found) < _length(text):
+            return found
+    return size
+
+
+def _length(text: str) -> int:
+    return len(re.findall(r"\w+|//|[-+*%]", text))

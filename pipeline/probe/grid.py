@@ -51,6 +51,15 @@ def size_grid(dims: tuple[Dim, ...], rules: tuple[str, ...]) -> np.ndarray:
     return found
 
 
+def evidence(dims: tuple[Dim, ...], rules: tuple[str, ...]) -> str:
+    """``all 36 sizes of h``, or ``a sample of 262144 of the 4104676 sizes of h and w``."""
+    names = " and ".join(dim.name for dim in dims)
+    if complete(dims):
+        return f"all {len(size_grid(dims, rules))} sizes of {names}"
+    total = math.prod(len(range(d.min, d.max + 1, d.multiple_of)) for d in dims)
+    return f"a sample of {len(size_grid(dims, rules))} of the {total} sizes of {names}"
+
+
 def legal_sizes(dim: Dim, most: int) -> list[int]:
     """The legal sizes of a dim in order; where there are more than `most`, half of them the
     smallest, the others spread over the rest, the largest included."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from pipeline.probe.rules import Rule
-from pipeline.probe.runs import Refusal, Runs, legal_range
+from pipeline.probe.runs import Runs, legal_range
 from pipeline.spec.dims import SizeRule
+from pipeline.spec.rules import Refusal, Rule
 
 _SIDE = 6  # sizes of each of two dims that are tried with each other
 _COMBINATIONS = 16
@@ -81,22 +82,13 @@ def equal_rules(runs: Runs, base: Mapping[str, int], group: Sequence[str]) -> li
     a, *others = group
     sizes = [n for n in _few(legal_range(runs.dims[a])) if n != base[a]]
     ran = [n for n in sizes if runs.takes({**base, **dict.fromkeys(group, n)})]
-    told = [runs.refused.get(runs.key({**base, a: n})) for n in (*ran, *sizes)]
-    refused = next((refusal for refusal in told if refusal is not None), None)
-    if not ran or refused is None:
+    known = [runs.refused.get(runs.key({**base, a: n})) for n in (*ran, *sizes)]
+    failed = next((refusal for refusal in known if refusal is not None), None)
+    if not ran or failed is None:
         return []
-    names = " and ".join(group)
     return [
-        Rule(
-            a,
-            f"{other} must equal {a}: {a}={refused.sizes[a]} with the others at {base[other]} "
-            f"fails: {refused.error}",
-            f"one Dim for {names}",
-            None,
-            refused.line,
-            f"{a} == {other}",
-        )
-        for other in others
+        Rule("equal", a, (o,), size_rule=f"{a} == {o}", failed=failed, line=failed.line)
+        for o in others
     ]
 
 
@@ -117,22 +109,19 @@ def joint_rule(
     text = next(_separating(a, b, good, bad), "")
     if not text and len(good) >= _EQUAL and all(x == y for x, y in good):
         text = f"{a} == {b}"  # what fails though it is equal, fails for another reason
-    refused = _refusal(runs, base, pair, bad)
-    why = f": {a}={refused.sizes[a]}, {b}={refused.sizes[b]} fails: {refused.error}"
+    failed = _refusal(runs, base, pair, bad)
+    rule = Rule("relation", a, (b,), size_rule=text, failed=failed, line=failed.line)
     if text in (f"{a} == {b}", f"{b} == {a}"):
-        words, declare = f"{b} must equal {a}", f"one Dim for both {a} and {b}"
-    elif text:
-        words, declare = f"{text} must hold", f'rules=("{text}",)'
-    else:
-        words = f"{a} and {b} depend on each other ({len(good)} of the {len(good) + len(bad)} "
-        words += f"pairs that were tried run, {a}={good[0][0]}, {b}={good[0][1]} among them)"
-        declare = f"ranges of {a} and {b} of which every pair runs: no Dim says it"
-        equal = [x for x, y in good if x == y]
-        rare = len(good) - len(equal) < len(bad) / 2
-        if len(equal) >= _EQUAL and rare and all(x < min(equal) for x, y in bad if x == y):
-            words += "; equal sizes run"
-            declare, text = f"one Dim for both {a} and {b}", f"{a} == {b}"
-    return Rule(a, words + why, declare, None, refused.line, text)
+        return replace(rule, kind="equal")
+    if text:
+        return rule
+    equal = [x for x, y in good if x == y]
+    rare = len(good) - len(equal) < len(bad) / 2
+    if len(equal) >= _EQUAL and rare and all(x < min(equal) for x, y in bad if x == y):
+        text = f"{a} == {b}"
+    counts = (len(bad), len(good) + len(bad))
+    example = {a: good[0][0], b: good[0][1]}
+    return replace(rule, kind="dependent", size_rule=text, counts=counts, example=example)
 
 
 def _few(sizes: Sequence[int]) -> list[int]:

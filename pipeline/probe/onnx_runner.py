@@ -19,7 +19,7 @@ import numpy as np
 from pipeline.errors import InputError, PipelineError
 from pipeline.graph.memory import Estimator
 from pipeline.spec.dims import Dim, kept_rules, shape_at
-from pipeline.spec.model import Input, ModelSpec
+from pipeline.spec.model import ModelSpec
 
 Sizes = Mapping[str, int]
 Shapes = tuple[tuple[int, ...], ...]
@@ -47,14 +47,12 @@ class Failure:
         return f"fails at {at or 'its only sizes'}: {self.reason}"
 
 
-class Runs:
-    """Runs one ONNX file at sizes of its dims, each once.
+class OnnxRunner:
+    """Runs one ONNX file at sizes of its dims, each once; a `pipeline.probe.runs.Runner` too.
 
     Args:
         path: the file.
-        source: what messages call it.
-        inputs: its inputs.
-        rules: what sizes keep together.
+        spec: the spec of the file: its inputs and rules, and what messages call the source.
         seed: for the inputs' values.
         budget: seconds for everything that is not needed.
 
@@ -62,17 +60,9 @@ class Runs:
         InputError: ONNX Runtime does not load the file.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        source: Path,
-        inputs: Sequence[Input],
-        rules: Sequence[str],
-        seed: int,
-        budget: float,
-    ) -> None:
-        self.inputs, self.rules, self.seed = inputs, rules, seed
-        self.outputs, self._session = _load(path, source)
+    def __init__(self, path: Path, spec: ModelSpec, seed: int, budget: float) -> None:
+        self.inputs, self.rules, self.seed = spec.inputs, spec.rules, seed
+        self.outputs, self._session = _load(path, spec.onnx or path)
         self._path = path
         data = path.with_name(f"{path.name}.data")
         self._weights = path.stat().st_size + (data.stat().st_size if data.is_file() else 0)
@@ -88,7 +78,7 @@ class Runs:
         """True if the time is up."""
         return time.monotonic() > self._ends
 
-    def take(self, spec: ModelSpec) -> None:
+    def narrow(self, spec: ModelSpec) -> None:
         """Goes on with the inputs and rules of a spec with narrower dims."""
         self.inputs, self.rules = spec.inputs, spec.rules
 
@@ -123,6 +113,24 @@ class Runs:
         key = tuple(value.shape for value in values)
         self._seen[key] = found = self._run(values)
         return found
+
+    def run(self, sizes: Sizes) -> None:
+        """Runs the file with values.
+
+        Raises:
+            RuntimeError: ONNX Runtime refuses the sizes; the text names the node.
+        """
+        found = self.with_values([i.sample(sizes, self.seed) for i in self.inputs])
+        if isinstance(found, Failure):
+            raise RuntimeError(found.reason)
+
+    def shapes(self, sizes: Sizes) -> None:
+        """ONNX Runtime runs values only."""
+
+    def line(self, error: Exception) -> str:
+        """A file has no lines."""
+        del error
+        return ""
 
     def fresh(self, sizes: Sizes, seed: int, scale: float = 1.0) -> Shapes | Failure:
         """A run with values of their own; floating-point inputs are multiplied by `scale`."""

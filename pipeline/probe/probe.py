@@ -14,18 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pipeline.probe.eager import examples
 from pipeline.probe.joint import combinations, depends, equal_rules, joint_rule
-from pipeline.probe.rules import Rule, fitted
-from pipeline.probe.runs import Refusal, Runs, Way, legal_range
+from pipeline.probe.rules import fitted
+from pipeline.probe.runs import Runner, Runs, legal_range
+from pipeline.probe.sample_sizes import examples
 from pipeline.probe.search import Search
 from pipeline.spec.dims import Dim
+from pipeline.spec.rules import Refusal, Rule
 from pipeline.spec.tensors import Input
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Probe", "Probed", "Refusal", "probe", "probe_way"]
+__all__ = ["Probe", "Probed", "probe", "probe_with"]
 
 _ROUND = (64, 32, 16, 8, 4, 2)
 # sizes that image models are made for
@@ -36,7 +37,6 @@ _COMMON = (
 _SMALL = (128, 96)  # where 64 is too small
 _BATCHES = (1, 2, 4, 8, 16, 3, 6, 5, 10, 12, 32)
 _BATCHED = 6  # sizes that each of these batches is tried with
-_LISTED = 6  # sizes that a message lists
 _JOINT_ROUNDS = 2  # rules of several dims may hide others
 _RETRIED = 3  # refused sizes at which the other dims are changed
 _FEW = 0.1  # of the sizes that run: so many may be given up for a rule that a Dim says
@@ -114,21 +114,21 @@ def probe(
     """
     import torch
 
-    from pipeline.probe.torch_runner import TorchWay
+    from pipeline.probe.torch_runner import TorchRunner
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small inputs: more threads only wait for each other
     try:
-        return probe_way(inputs, TorchWay(inputs, module, seed), rules, budget_seconds)
+        return probe_with(inputs, TorchRunner(inputs, module, seed), rules, budget_seconds)
     finally:
         torch.set_num_threads(threads)
 
 
-def probe_way(
-    inputs: Sequence[Input], way: Way, rules: Sequence[str], budget_seconds: float
+def probe_with(
+    inputs: Sequence[Input], runner: Runner, rules: Sequence[str], budget_seconds: float
 ) -> Probed:
-    """`probe` for a model that is run another way."""
-    runs = Runs(inputs, way, rules, budget_seconds)
+    """`probe` for a model that another runner runs."""
+    runs = Runs(inputs, runner, rules, budget_seconds)
     dims = {name: dim for name, dim in runs.dims.items() if not dim.static}
     runs.share(0.4)
     base = _base(runs, dims)
@@ -150,15 +150,15 @@ def probe_way(
         joint += found.values()
         runs.rules = (*runs.rules, *(rule.size_rule for rule in found.values() if rule.size_rule))
         for name in {n for names in found for n in names}:
-            searches[name] = _searched(runs, dims[name], base, _tied(name, joint))
+            searches[name] = _searched(runs, dims[name], base, _equal_to(name, joint))
         vague |= {n for names, rule in found.items() for n in names if not rule.size_rule}
         if vague:
             break
     probes = []
     for name, dim in dims.items():
-        search, tied = searches[name], _tied(name, joint)
+        search, equal = searches[name], _equal_to(name, joint)
         refused = tuple(
-            runs.refused[runs.key({**base, name: n, **dict.fromkeys(tied, n)})] for n in search.bad
+            runs.refused[runs.key({**base, name: n, **dict.fromkeys(equal, n)})] for n in search.bad
         )
         rule = None if name in vague else _rule(dim, search, refused)
         probes.append(Probe(dim, tuple(search.good), refused, rule))
@@ -234,9 +234,10 @@ def _candidates(runs: Runs, dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]
         yield sizes
         if k < len(_ROUND) + len(_SMALL):
             continue
-        told = runs.refused.get(runs.key(sizes))
-        for number in dict.fromkeys(map(int, re.findall(r"\d+", told.error if told else ""))):
-            asked = {**sizes, **dict.fromkeys(rest, number)}  # "Expected size 224"
+        failed = runs.refused.get(runs.key(sizes))
+        # the model's own text: "Expected size 224"
+        for number in dict.fromkeys(map(int, re.findall(r"\d+", failed.error if failed else ""))):
+            asked = {**sizes, **dict.fromkeys(rest, number)}
             if fresh(asked):
                 yield asked
 
@@ -252,13 +253,8 @@ def _nowhere(runs: Runs, dims: Mapping[str, Dim]) -> list[Rule]:
     first = next(iter(runs.refused.values()), None)
     if first is None:
         return []
-    at = ", ".join(f"{name}={size}" for name, size in first.sizes.items())
-    words = (
-        f"the model runs at none of the {len(runs.results)} sets of sizes that were tried: "
-        f"at {at}: {first.error}"
-    )
-    name = next(iter(dims), next(iter(runs.dims)))
-    return [Rule(name, words, "ranges that hold a size that it takes", None, first.line)]
+    name, tried = next(iter(dims), next(iter(runs.dims))), len(runs.results)
+    return [Rule("nowhere", name, counts=(tried, tried), failed=first, line=first.line)]
 
 
 def _joint(
@@ -287,7 +283,7 @@ def _joint(
     found: dict[tuple[str, ...], Rule] = {}
     for group in groups:
         if len(group) > 2 and (equal := equal_rules(runs, base, group)):
-            return {(group[0], *rule.size_rule.split(" == ")[1:]): rule for rule in equal}
+            return {rule.dims: rule for rule in equal}
         for other in group[1:]:
             first, second = (n for n in dims if n in (group[0], other))
             if (first, second) not in found:
@@ -296,43 +292,34 @@ def _joint(
     return found
 
 
-def _tied(name: str, joint: Sequence[Rule]) -> list[str]:
+def _equal_to(name: str, joint: Sequence[Rule]) -> list[str]:
     """The dims that must equal this one."""
     group = {name}
     for _ in joint:
         for rule in joint:
-            left, equal, right = rule.size_rule.partition(" == ")
-            if equal and left.isidentifier() and right.isidentifier() and group & {left, right}:
-                group |= {left, right}
+            if rule.one_dim and group & {*rule.dims}:
+                group |= {*rule.dims}
     return sorted(group - {name})
 
 
 def _rule(dim: Dim, search: Search, refused: Sequence[Refusal]) -> Rule | None:
-    """The rule behind the sizes that one dim takes."""
+    """The rule behind the sizes at which the model runs, of one dim."""
     if not search.bad:
         return None
     name, outside = dim.name, search.outside()
-    told = min(refused, key=lambda r: abs(r.sizes[name] - search.base))
-    why = f": {name}={told.sizes[name]} fails: {told.error}"
+    failed = min(refused, key=lambda r: abs(r.sizes[name] - search.base))
+    counts, fails = (len(search.bad), len(search.tested)), tuple(search.bad)
     if not search.settled:
-        words = (
-            f"{name} can't be {_listed(search.bad)}{why}; the time was over before a rule was found"
-        )
-        return Rule(name, words, "a smaller range, or more time to try sizes", None, told.line)
+        return Rule("unsettled", name, fails=fails, counts=counts, failed=failed, line=failed.line)
     if len(outside) <= max(1, _FEW * len(search.good)):
-        rule = fitted(dim, search.run(), "")
-        also = f" (though {_listed(outside)} runs too)" if outside else ""
-        return replace(rule, words=f"{rule.words}{also}{why}", line=told.line)
+        rule = fitted(dim, search.run())
+        return replace(rule, runs=tuple(outside), failed=failed, line=failed.line)
     if found := search.residues():
-        return _residue_rule(dim, *found, why, told.line)
-    words = (
-        f"{name} can't be {_listed(search.bad)}: {len(search.bad)} of the {len(search.tested)} "
-        f"sizes that were tried fail"
-    )
-    return Rule(name, words + why, f"sizes of {name} that run: no Dim says it", None, told.line)
+        return replace(_band(dim, *found), failed=failed, line=failed.line)
+    return Rule("irregular", name, fails=fails, counts=counts, failed=failed, line=failed.line)
 
 
-def _residue_rule(dim: Dim, modulus: int, a: int, b: int, why: str, line: str) -> Rule:
+def _band(dim: Dim, modulus: int, a: int, b: int) -> Rule:
     """The rule that ``dim % modulus`` is not in a..b (round the end where a > b)."""
     name, failing = dim.name, (b - a) % modulus + 1
     first = (b + 1) % modulus  # of the residues that run
@@ -340,14 +327,8 @@ def _residue_rule(dim: Dim, modulus: int, a: int, b: int, why: str, line: str) -
     text = f"{shifted} < {modulus - failing}"
     if failing == 1:
         text = f"{name} % {modulus} != {a}"
-    words, declare, refined = f"{text} must hold{why}", f'rules=("{text}",)', None
+    refined = None
     if 2 * failing > modulus:  # most fail: a step is near enough
-        kept = 0 if (-first) % modulus < modulus - failing else first
-        good = [n for n in legal_range(dim) if n % modulus == kept]
-        rule = fitted(dim, good, "")
-        refined, declare = rule.refined, f"{rule.declare}, or {declare}"
-    return Rule(name, words, declare, refined, line, text)
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return ", ".join(map(str, sizes[:_LISTED])) + (", ..." if len(sizes) > _LISTED else "")
+        rest = 0 if (-first) % modulus < modulus - failing else first
+        refined = fitted(dim, [n for n in legal_range(dim) if n % modulus == rest]).refined
+    return Rule("band", name, refined=refined, size_rule=text)

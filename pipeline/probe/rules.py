@@ -1,98 +1,64 @@
-"""What torch.export says about a model's dims, put in plain words and in declarations.
-
-torch.export fails with guards (``(L['x'].size()[2] % 8) == 0``) and "Suggested fixes"
-(``_h = Dim('_h', min=17, max=270)``, ``h = 8*_h``). `find_rules` reads the fixes; `GuardLog`
-finds the line of the model that made each guard, which the error does not say, by listening
-to the shape environment's log while the model is traced.
-"""
+"""Rules made from sizes: what a set of good sizes, a range or a step means for one dim."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim
+from pipeline.spec.rules import Rule, RuleKind
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One thing that a model asks of a dim, as torch.export suggests it or as trying it shows.
-
-    Args:
-        dim: the dim's name.
-        words: the rule in plain words.
-        declare: what to write instead.
-        refined: the narrower dim that obeys the rule; None where no Dim can say it.
-        line: ``file:line in function: code`` of the model, where it is known.
-        size_rule: what says it in `ModelSpec.rules` where no Dim can (``h*w <= 10000``), where
-            that is known.
-    """
-
-    dim: str
-    words: str
-    declare: str
-    refined: Dim | None
-    line: str = ""
-    size_rule: str = ""
-
-    def __str__(self) -> str:
-        place = f" ({self.line})" if self.line else ""
-        return f"{self.words}{place}; declare {self.declare}"
-
-
-def form(multiple: int, offset: int) -> str:
-    """``odd``, ``a multiple of 8``, ``1 more than a multiple of 32``."""
-    if offset == 0:
-        return f"a multiple of {multiple}"
-    return "odd" if multiple == 2 else f"{offset} more than a multiple of {multiple}"
-
-
-def fitted(dim: Dim, good: Sequence[int], words: str) -> Rule:
-    """The rule that leaves of a dim's legal sizes the `good` ones, given in ascending order.
+def fitted(dim: Dim, good: Sequence[int], guard: str = "") -> Rule:
+    """The rule that leaves only the good sizes of a dim.
 
     Args:
-        words: says it where the good sizes are no range of sizes of one step.
+        dim: the dim, with more legal sizes than the good ones.
+        good: the sizes to keep, in ascending order.
+        guard: the guard of torch.export that they keep, in terms of the dims; the rule says it
+            where the good sizes are no range of equal steps.
     """
-    name = dim.name
     if not good:
-        return inexpressible(name, words)
+        return Rule("guard", dim.name, formula=guard)
     if len(good) == 1:
-        return refined_rule(dim, f"{name} must be {good[0]}", (good[0], good[0]), 1)
+        return narrowed(dim, "fixed", (good[0], good[0]), shown=True)
     step = math.gcd(*(size - good[0] for size in good[1:]))
     if list(good) != list(range(good[0], good[-1] + 1, step)):
-        return inexpressible(name, words)
+        return Rule("guard", dim.name, formula=guard)
     ends = (good[0], good[-1])
-    if step > dim.multiple_of:
-        said = f"{name} must be {form(step, good[0] % step)}"
-        if good[0] - step >= dim.min or good[-1] + step <= dim.max:
-            said += f" in {good[0]}..{good[-1]}"
-    else:
-        said = f"{name} must be in {good[0]}..{good[-1]}"
-    return refined_rule(dim, said, ends, step, good[0] % step)
+    if step == dim.multiple_of:
+        return narrowed(dim, "range", ends, (step, good[0] % step), shown=True)
+    # the range is part of the text only where it is smaller than the dim's own
+    shown = good[0] - step >= dim.min or good[-1] + step <= dim.max
+    return narrowed(dim, "multiple", ends, (step, good[0] % step), shown=shown)
 
 
-def inexpressible(name: str, words: str) -> Rule:
-    return Rule(name, words, "sizes of that form only: no Dim says it", None)
-
-
-def refined_rule(
-    dim: Dim, words: str, ends: tuple[int, int], multiple: int, offset: int = 0
+def narrowed(
+    dim: Dim,
+    kind: RuleKind,
+    ends: tuple[int, int],
+    step: tuple[int, int] = (1, 0),
+    *,
+    shown: bool,
 ) -> Rule:
+    """The rule that leaves the sizes of a dim in a range and in steps.
+
+    Args:
+        dim: the dim.
+        kind: ``fixed``, ``range`` or ``multiple``.
+        ends: the smallest and the largest size; they need not be in step.
+        step: the multiple and the offset of the sizes.
+        shown: True if the range is part of the rule's text.
+    """
+    multiple, offset = step
+    rule = Rule(kind, dim.name, ends=ends if shown else None, multiple=multiple, offset=offset)
     low = ends[0] + (offset - ends[0]) % multiple
     high = ends[1] - (ends[1] - offset) % multiple
     opt = min(max(dim.opt - (dim.opt - offset) % multiple, low), high)
-    step = f", multiple_of={multiple}" if multiple > 1 else ""
-    step += f", offset={offset}" if offset else ""
-    declare = f'Dim("{dim.name}", min={low}, opt={opt}, max={high}{step})'
-    if low == high:
-        declare = f"the number {low} in its place"
     try:
-        refined = replace(dim, min=low, opt=opt, max=high, multiple_of=multiple, offset=offset)
+        new = replace(dim, min=low, opt=opt, max=high, multiple_of=multiple, offset=offset)
     except InputError:  # nothing is left of the range
-        if high == 0:
-            text = "no input of that size: every Dim has a size above 0"
-            return Rule(dim.name, words, text, None)
-        return Rule(dim.name, words, f"a range that holds such a size; {dim} does not", None)
-    return Rule(dim.name, words, declare, refined)
+        return replace(rule, obstacle="zero" if high == 0 else "empty")
+    return replace(rule, refined=new)

@@ -1,6 +1,6 @@
-"""Whether a model runs at given sizes, told with values or by shapes, in bounded time.
+"""Whether a model runs at given sizes, with values or with shapes alone, in bounded time.
 
-How it is run is a `Way`: a torch module's is in `pipeline.probe.torch_runner`.
+A `Runner` runs it: `pipeline.probe.torch_runner` has one, `pipeline.probe.onnx_runner` another.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.errors import InputError
-from pipeline.probe.eager import dims_of, elements
+from pipeline.probe.sample_sizes import dims_of, elements
 from pipeline.spec.dims import Dim, kept_rules, shape_at
+from pipeline.spec.rules import Refusal
 from pipeline.spec.tensors import Input
 
 _FIRST = 1 << 19  # elements of the inputs up to which the first run is one with values
@@ -23,22 +23,7 @@ _NO_MEMORY = re.compile("bad_alloc|allocate memory|out of memory|BFCArena", re.I
 _LONGEST = 160  # characters of a model's error
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Sizes at which the model fails.
-
-    Args:
-        sizes: of all dims.
-        error: the first line of the model's error.
-        line: ``file:line in function: code`` of the model.
-    """
-
-    sizes: Mapping[str, int]
-    error: str
-    line: str
-
-
-class Way(Protocol):
+class Runner(Protocol):
     """How a model is run at sizes."""
 
     def run(self, sizes: Mapping[str, int]) -> None:
@@ -65,7 +50,7 @@ class Runs:
 
     Args:
         inputs: the model's inputs, in order.
-        way: how it is run.
+        runner: how it is run.
         rules: what the sizes have to keep together; others are not tried.
         seconds: after these, nothing more is tried.
     """
@@ -73,7 +58,7 @@ class Runs:
     def __init__(
         self,
         inputs: Sequence[Input],
-        way: Way,
+        runner: Runner,
         rules: Sequence[str],
         seconds: float,
     ) -> None:
@@ -82,7 +67,7 @@ class Runs:
         self.refused: dict[tuple[int, ...], Refusal] = {}
         self.with_values = 0
         self.out_of_time = False
-        self._way, self._seconds = way, seconds
+        self._runner, self._seconds = runner, seconds
         self._begin = time.perf_counter()
         self._until = self._begin + seconds
         self._costs: list[tuple[int, float]] = []
@@ -143,31 +128,31 @@ class Runs:
     def _with_values(self, sizes: Mapping[str, int]) -> bool | None:
         begin = time.perf_counter()
         try:
-            self._way.run(sizes)
+            self._runner.run(sizes)
         except MemoryError:
             return None
         except Exception as error:
             if _NO_MEMORY.search(str(error)):
                 return None
-            self.refused[self.key(sizes)] = refusal(sizes, error, self._way.line(error))
+            self.refused[self.key(sizes)] = refusal(sizes, error, self._runner.line(error))
             # only some refusals are in the shapes: an index out of a table is not
             kind = re.sub(r"\d+", "", self.refused[self.key(sizes)].error)
             if self._shapes_tell and kind not in self._checked and len(self._checked) < _CHECKED:
                 self._checked.add(kind)
-                self._shapes_tell = self._way.shapes(sizes) is not True
+                self._shapes_tell = self._runner.shapes(sizes) is not True
             self.with_values += 1
             return False
         self.with_values += 1
         self._costs.append((max(elements(self.inputs, sizes), 1), time.perf_counter() - begin))
         if not self._shapes_checked:
             self._shapes_checked = True
-            self._shapes_tell = self._shapes_tell and self._way.shapes(sizes) is True
+            self._shapes_tell = self._shapes_tell and self._runner.shapes(sizes) is True
         return True
 
     def _by_shapes(self, sizes: Mapping[str, int]) -> bool | None:
         if not self._shapes_tell:
             return None
-        result = self._way.shapes(sizes)
+        result = self._runner.shapes(sizes)
         if isinstance(result, Refusal):
             self.refused[self.key(sizes)] = result
         return None if result is None else result is True

@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from pipeline.probe.onnx_runner import Failure, Runs, Sizes
+from pipeline.probe.onnx_runner import Failure, OnnxRunner, Sizes
 from pipeline.spec.dims import DimExpr
 from pipeline.spec.model import ModelSpec
 
 _LEAST = 4  # sets of sizes that have to run
 
 
-def always(spec: ModelSpec, runs: Runs, base: Sizes) -> dict[str, tuple[str, Failure]]:
+def always(spec: ModelSpec, runs: OnnxRunner, base: Sizes) -> dict[str, tuple[str, Failure]]:
     """Such dims, with the expression and a run that failed where they were not that.
 
     Args:
@@ -56,7 +56,7 @@ def _near(
             yield {**sizes, **dict.fromkeys(follow, size)}
 
 
-def _ran(runs: Runs, every: Iterator[dict[str, int]]) -> list[dict[str, int]]:
+def _ran(runs: OnnxRunner, every: Iterator[dict[str, int]]) -> list[dict[str, int]]:
     """The sizes, but for those that are too large to run; none if one fails, or if they are few."""
     tried = []
     for sizes in every:
@@ -67,7 +67,7 @@ def _ran(runs: Runs, every: Iterator[dict[str, int]]) -> list[dict[str, int]]:
     return tried if len(tried) >= _LEAST else []
 
 
-def _broken(spec: ModelSpec, runs: Runs, ran: Sequence[Sizes], name: str) -> Failure | None:
+def _broken(spec: ModelSpec, runs: OnnxRunner, ran: Sequence[Sizes], name: str) -> Failure | None:
     """A run that fails where the dim alone is one more than where it runs."""
     dim = spec.dims[name]
     more = ({**sizes, name: dim.legal(sizes[name] + dim.multiple_of)} for sizes in ran)

@@ -12,13 +12,14 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.probe.eager import example_args, model_line, quiet, untouched
-from pipeline.probe.runs import Refusal, refusal
+from pipeline.probe.runs import refusal
 from pipeline.spec.dims import shape_at
+from pipeline.spec.rules import Refusal
 from pipeline.spec.tensors import Input
 
 _TORCH = str(Path(torch.__file__).parent)
-# what FakeTensorMode can't tell, which says nothing about the model
-_NOT_TOLD = tuple(
+# what FakeTensorMode can't do, whatever the model
+_UNKNOWN = tuple(
     getattr(fake_tensor, name)
     for name in (
         "DataDependentOutputException",
@@ -30,8 +31,8 @@ _NOT_TOLD = tuple(
 )
 
 
-class TorchWay:
-    """Runs a torch module; see `pipeline.probe.runs.Way`.
+class TorchRunner:
+    """Runs a torch module; see `pipeline.probe.runs.Runner`.
 
     Args:
         inputs: the module's inputs, in order.
@@ -59,7 +60,7 @@ class TorchWay:
                         for i in self._inputs
                     )
                 )
-        except _NOT_TOLD:
+        except _UNKNOWN:
             return None
         except Exception as error:
             return refusal(sizes, error, self.line(error))

@@ -27,6 +27,7 @@ class Finding:
         mended: whether the rewrite mends it.
         how: the pass and what it makes of the node, or why nothing can be made.
         certain: False where the node may come out right as it is.
+        mended_by: the pass that mends it; empty where none does.
     """
 
     node: str
@@ -36,6 +37,7 @@ class Finding:
     mended: bool
     how: str
     certain: bool = True
+    mended_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,4 +107,5 @@ def _finding(
     how = f"{record.name}: {change.detail}" if mended else change.detail
     origin = origin_of(nodes[name]) if name in nodes else ""
     fault = record.fault or record.summary
-    return Finding(change.node, change.op, origin, fault, mended, how, mended or not p.tolerable)
+    certain, by = mended or not p.tolerable, record.name if mended else ""
+    return Finding(change.node, change.op, origin, fault, mended, how, certain, by)

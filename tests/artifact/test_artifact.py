@@ -48,6 +48,7 @@ from pipeline.spec.findings import Facts, note
 from pipeline.spec.interface import Interface
 from pipeline.spec.padding import Padding
 from pipeline.spec.profiles import Profile
+from pipeline.spec.rules import AppliedRule
 from pipeline.spec.tensors import Input, Output, Tolerance
 from pipeline.spec.verdicts import Check, RowChange, Verdict
 
@@ -65,6 +66,10 @@ H, W = Dim("h", 136, max=2160, multiple_of=8), Dim("w", 136, 1024, 3840, 8)
 IMAGE = Input("image", (1, 3, H, W))
 NAN: Facts = {"whose": "exported", "others": "rewritten"}
 TOO_LARGE = note("too-large", need_bytes=3 << 30, limit_bytes=1 << 30)
+MULTIPLE = AppliedRule(
+    kind="multiple", dim="h", others=(), size_rule="", line="m.py:3 in f: g(x)",
+    text="h must be a multiple of 8",
+)  # fmt: skip
 FULL = dataclasses.replace(
     BARE,
     model=ModelInfo(
@@ -87,7 +92,7 @@ FULL = dataclasses.replace(
     ),
     target=TargetInfo("tensorrt-8.6", "tensorrt", "8.6.0", "9.0"),
     export=ExportInfo(
-        18, "torch.export", 12.5, ("h: multiples of 8",), {"h": DynamicInfo("x axis 2", (136, 144))}
+        18, "torch.export", 12.5, (MULTIPLE,), {"h": DynamicInfo("x axis 2", (136, 144))}
     ),
     rewrite=RewriteInfo(
         (

@@ -19,12 +19,13 @@ from pipeline.artifact.manifest import ComparisonInfo, PointInfo
 from pipeline.build.shape_inference import ORACLE
 from pipeline.commands.check.check import CheckReport, Finding, check, comparison_findings
 from pipeline.commands.check.command import check_text
-from pipeline.commands.check.findings import rule_findings
-from pipeline.probe.rules import Rule
+from pipeline.commands.check.findings import constraint_findings
+from pipeline.errors import ConstraintError
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
 from pipeline.spec.findings import Facts, Note, note
 from pipeline.spec.model import Input, ModelSpec, Output
+from pipeline.spec.rules import Rule
 from pipeline.spec.verdicts import Check, RowChange, Verdict
 
 
@@ -67,7 +68,7 @@ def test_nothing_in_the_way_and_nothing_left_behind(
     assert output.endswith("\n\nnothing stands in the way\n")
     for part in (
         "every size that was tried runs",
-        "proved over the range",
+        " hold at every declared size",
         "tensorrt_rtx parses model.onnx",
         "all runs agree within the tolerance at ",
         "TensorRT's shape inference agrees on the output sizes at",
@@ -105,7 +106,7 @@ def test_a_dim_is_narrowed_only_where_it_is() -> None:
     assert 'narrowed to Dim("h", min=16, opt=32, max=64, multiple_of=8)' in told
     assert 'narrowed to Dim("w"' not in told
     assert "is narrowed" not in told
-    assert "w: 16..64, opt 32; may be narrowed to what the model takes" in told
+    assert "w: 16..64, opt 32; may be narrowed to sizes at which the model runs" in told
 
 
 def test_defaults_are_said() -> None:
@@ -160,8 +161,8 @@ def joined(empty: bool, p: Dim) -> CheckReport:
 
 def test_a_dim_that_has_to_be_0_can_not_be_fixed() -> None:
     report = joined(True, Dim("p", 0, 3, 7))
-    assert blocking(report)[0].what == "p must be 0: p=1 fails: no past, please"
-    assert blocking(report)[0].do == "declare no input of that size: every Dim has a size above 0"
+    assert blocking(report)[0].what == "p must be 0: the model fails at p=1: no past, please"
+    assert blocking(report)[0].do == "declare no dim p: every Dim has a size above 0"
     assert "p can't be fixed at 0, the only size of it at which the" in said(report, "dims")
     assert "there is no ONNX without the export" in said(report, "comparison")
 
@@ -296,19 +297,22 @@ def test_a_check_beside_the_numbers_that_fails() -> None:
     )
 
 
-def test_rules_are_read_as_they_are_printed() -> None:
-    rules = [
-        Rule("h", "h must be a multiple of 8", 'Dim("h", max=8)', None, "/a b/m.py:3 in f: g(x)"),
-        Rule("w", "w is baked in: the model makes a number of it; so", "a number", None),
-        Rule("b", "b must equal h", "one Dim for both; see there", None, "m.py:4 in f: x(1, (2))"),
-    ]
-    found = rule_findings("; ".join(map(str, rules)), {"h", "w", "b"})
-    assert [f.dim for f in found] == ["h", "w", "b"]
-    assert [f.what for f in found] == [r.words for r in rules]
+def test_rules_of_an_error_become_findings() -> None:
+    narrow = Dim("h", 8, 8, 32, 8)
+    rules = (
+        Rule("multiple", "h", refined=narrow, multiple=8, line="/a b/m.py:3 in f: g(x)"),
+        Rule("baked-in", "w"),
+        Rule("equal", "h", ("b",), line="m.py:4 in f: x(1, (2)); declare that"),
+    )
+    found = constraint_findings(ConstraintError("model m: in any words", rules=rules))
+    assert [f.kind for f in found] == ["multiple", "baked-in", "equal"]
+    assert [f.dim for f in found] == ["h", "w", "h"]
+    assert [f.what for f in found] == [r.text() for r in rules]
     assert [f.where for f in found] == [r.line for r in rules]
-    assert [f.do for f in found] == [f"declare {r.declare}" for r in rules]
-    (other,) = rule_findings("something else", {"h"})
-    assert other.what == "something else" and other.blocks
+    assert [f.do for f in found] == [r.advice() for r in rules]
+    assert all(f.blocks for f in found)
+    (other,) = constraint_findings(ConstraintError("something else"))
+    assert (other.what, other.kind, other.blocks) == ("something else", "export", True)
 
 
 def test_an_onnx_file(tmp_path: Path, cli: Run) -> None:

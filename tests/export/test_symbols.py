@@ -12,7 +12,7 @@ import torch
 from pipeline.errors import ExportError
 from pipeline.export.symbols import SymbolNames, apply_names, output_shapes
 from pipeline.graph.names import values_of
-from pipeline.probe.fit import quotient
+from pipeline.probe.fit import Quotient, fit_quotient
 from pipeline.spec.dims import Dim, evaluate
 from pipeline.spec.model import Input
 
@@ -95,7 +95,9 @@ def test_what_torch_fixed_or_tied_is_an_error() -> None:
     tied = torch.export.export(
         Tied(), (torch.zeros(2, 3, 17, 24),) * 2, dynamic_shapes=(dims, dims), strict=False
     )
-    with pytest.raises(ExportError, match=r"y axis 2: torch.export takes k to equal h"):
+    with pytest.raises(
+        ExportError, match=r"y axis 2: k must equal h; declare one Dim for both h and k"
+    ):
         SymbolNames.of(tied, two)
 
 
@@ -157,10 +159,10 @@ def test_floors_are_written_with_brackets() -> None:
 def test_quotients_are_found_only_where_they_are_exact() -> None:
     sizes = np.arange(5, 400)
     for a, b, c in ((3, 0, 2), (1, 2, 3), (7, 9, 10), (4, 0, 1), (1, -1, 2), (2, 3, 1)):
-        assert quotient(sizes, (a * sizes + b) // c) == (a, b, c)
-    assert quotient(sizes, np.minimum(sizes, 300)) is None
-    assert quotient(sizes, np.sqrt(sizes).astype(int)) is None
-    assert quotient(sizes, np.full(len(sizes), 7)) is None
+        assert fit_quotient(sizes, (a * sizes + b) // c) == Quotient(a, b, c)
+    assert fit_quotient(sizes, np.minimum(sizes, 300)) is None
+    assert fit_quotient(sizes, np.sqrt(sizes).astype(int)) is None
+    assert fit_quotient(sizes, np.full(len(sizes), 7)) is None
     off = sizes.copy()
     off[100] += 1
-    assert quotient(sizes, off) is None
+    assert fit_quotient(sizes, off) is None

@@ -14,13 +14,13 @@ import pytest
 from helpers import perturb, refinish
 from on_gpu import TARGET, mix_rows, needs_gpu, save_net
 
-from pipeline.artifact.manifest import CheckInfo
 from pipeline.commands.main import main
 from pipeline.compare.runners import failures
 from pipeline.convert.driver import Report, run, run_build, run_verify
 from pipeline.machine.gpu import Gpu, find_gpu
 from pipeline.spec.config import Config
 from pipeline.spec.model import Tolerance
+from pipeline.spec.verdicts import Check
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -58,7 +58,7 @@ def gpu_name() -> str:
     return gpu.name
 
 
-def checks(report: Report) -> dict[tuple[str, str], CheckInfo]:
+def checks(report: Report) -> dict[tuple[str, str], Check]:
     assert report.manifest.comparison is not None
     return {(check.run, check.name): check for check in report.manifest.comparison.checks}
 

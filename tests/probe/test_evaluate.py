@@ -11,9 +11,9 @@ import torch
 from pipeline.export.guards import Broken, broken_guards, matters, tries
 from pipeline.probe import evaluate as guards
 from pipeline.probe import grid
-from pipeline.probe.eager import elements
 from pipeline.probe.evaluate import result_of
 from pipeline.probe.grid import legal_sizes
+from pipeline.probe.sample_sizes import elements
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, Tolerance
 
@@ -65,13 +65,13 @@ def test_products_beyond_64_bits_are_right() -> None:
     dims = [Dim(f"d{k}", 1, 2, 1 << 20) for k in range(5)]
     sizes = grid.size_grid(tuple(dims), ())
     values = {f"s{k}": sizes[:, k] for k in range(5)}
-    kept = guards.where_kept("s0*s1*s2*s3*s4 < 10**25", values)
+    kept = guards.where_holds("s0*s1*s2*s3*s4 < 10**25", values)
     assert kept.tolist() == [math.prod(map(int, row)) < 10**25 for row in sizes]
 
 
 def test_a_division_by_zero_cannot_be_told() -> None:
     assert result_of("s0//(s1 - 5) > 1", {"s0": np.arange(9), "s1": np.arange(9)}) is None
-    assert guards.where_kept("s0//(s1 - 5) > 1", {"s0": np.arange(9), "s1": np.arange(9)}) is None
+    assert guards.where_holds("s0//(s1 - 5) > 1", {"s0": np.arange(9), "s1": np.arange(9)}) is None
 
 
 def test_tries_reach_from_the_smallest_to_the_largest_that_fits() -> None:

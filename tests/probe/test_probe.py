@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pipeline.probe.eager import examples, model_line
+from pipeline.probe.eager import model_line
 from pipeline.probe.probe import Probed, probe
+from pipeline.probe.sample_sizes import examples
 from pipeline.spec.dims import Dim, kept_rules
 from pipeline.spec.tensors import Input
 
@@ -189,17 +190,22 @@ def test_a_rule_that_a_dim_can_say_is_found_exactly(module, rules) -> None:
         assert p.taken
         assert (p.rule is None) == (not p.refused)
         if p.rule is not None:
-            assert " fails: " in p.rule.words
+            assert ": the model fails at " in p.rule.text()
+            assert p.rule.failed is not None
+            assert p.rule.failed.sizes[p.dim.name] not in p.taken
             assert "test_probe.py:" in p.rule.line
             p.rule.refined.check(p.rule.refined.opt)
 
 
 def test_the_rule_quotes_the_models_first_line_and_where_it_is() -> None:
     rule = tried(patches).rules[0]
-    assert "h must be a multiple of 16: h=63 fails: the image is no multiple of 16" in rule.words
+    assert rule.kind == "multiple"
+    assert rule.text() == (
+        "h must be a multiple of 16: the model fails at h=63: the image is no multiple of 16"
+    )
     assert "\n" not in str(rule)
     assert "the line of patches" in rule.line
-    assert 'Dim("h", min=16, opt=224, max=1024, multiple_of=16)' in rule.declare
+    assert 'Dim("h", min=16, opt=224, max=1024, multiple_of=16)' in rule.advice()
 
 
 @pytest.mark.parametrize("module", [padded_inside, Remembers, nn.Identity])
@@ -223,10 +229,10 @@ def test_sizes_between_that_fail() -> None:
     assert rule.size_rule == "h % 32 != 1"
     assert rule.refined is None
     (rule,) = tried(uneven).rules
-    assert (rule.refined, rule.size_rule) == (None, "")
-    assert "h can't be 1, 4, 9, " in rule.words
-    assert "of the" in rule.words
-    assert "sizes that were tried fail" in rule.words
+    assert (rule.kind, rule.refined, rule.size_rule) == ("irregular", None, "")
+    assert "h can't be 1, 4, 9, " in rule.text()
+    assert "of the" in rule.text()
+    assert "sizes that were tried fail" in rule.text()
 
 
 @pytest.mark.parametrize(
@@ -244,7 +250,9 @@ def test_what_two_dims_keep_together(module, shapes, text) -> None:
     (rule,) = found.rules
     assert rule.size_rule == text
     assert rule.refined is None
-    assert "one Dim for both h and w" in rule.declare if text == "h == w" else text in rule.declare
+    assert rule.kind == ("equal" if text == "h == w" else "relation")
+    advice = rule.advice()
+    assert "one Dim for both h and w" in advice if text == "h == w" else text in advice
     assert kept_rules([text], found.base)
     # with the rule declared there is nothing more to say, and nothing that breaks it is tried
     again = tried(module, *shapes, rules=(text,))
@@ -264,15 +272,16 @@ def test_values_are_what_counts() -> None:
     """Shapes alone go through a table whatever its length."""
     (rule,) = tried(Positions, (B, Dim("n", 1, 64, 2048), 8)).rules
     assert (rule.refined.min, rule.refined.max) == (1, 100)
-    assert "index out of range" in rule.words
+    assert "index out of range" in rule.text()
 
 
 def test_a_module_that_never_runs_is_said_so() -> None:
     found = tried(never)
     (rule,) = found.rules
     assert found.base is None
-    assert "runs at none of the" in rule.words
-    assert "no 4-dimensional image" in rule.words
+    assert rule.kind == "nowhere"
+    assert "runs at none of the" in rule.text()
+    assert "no 4-dimensional image" in rule.text()
     assert "test_probe.py:" in rule.line
 
 

@@ -17,8 +17,8 @@ from pipeline.build.shape_inference import ORACLE
 from pipeline.commands.check.findings import (
     SECTIONS,
     Finding,
+    constraint_findings,
     export_failure,
-    rule_findings,
     shortened,
 )
 from pipeline.compare.problems import Problem, problems
@@ -95,7 +95,7 @@ def check(config: Config, announce: Announce) -> CheckReport:
         ready = _exported(config, spec, folder, found, announce)
         if ready is None:
             why = "not looked at: there is no ONNX without the export"
-            found += [Finding("nodes", why), Finding("comparison", why)]
+            found += [Finding("nodes", why, "skipped"), Finding("comparison", why, "skipped")]
         else:
             from pipeline.commands.check.nodes import check_nodes
 
@@ -122,20 +122,19 @@ def _exported(
 
         announce("trying sizes")
         declared, (spec, module) = spec, made(spec, config.weights_path)
-        found += [Finding("dims", note) for note in placed(declared, module)]
+        found += [Finding("dims", note, "note") for note in placed(declared, module)]
         more, spec, runs_at = dims.tried(spec, module, config.seed)
         found += more
         base.update(runs_at)
     only = ""
     for first in (True, False, False):
         announce(f"export with {only} only" if only else "export")
-        narrower = Finding("dims", f"what follows is looked at with {only} only")
+        narrower = Finding("dims", f"what follows is looked at with {only} only", "narrowed")
         found += [narrower] if only else []
         try:
             return _export(config, spec, module, folder, found)
         except ConstraintError as error:
-            text = str(error).removeprefix(f"model {spec.name}: ")
-            found += rule_findings(text, spec.dims)
+            found += constraint_findings(error)
         except InputError:
             raise
         except PipelineError as error:
@@ -176,7 +175,7 @@ def _export(
     shapes = [text for text in config.shapes if not _legal(text, spec)]
     left_out = [f"profile {p.name}" for p in asked_for if p not in profiles]
     for what in (*left_out, *(f"shape {text}" for text in shapes)):
-        found.append(Finding("dims", f"{what} is left out: not of these sizes"))
+        found.append(Finding("dims", f"{what} is left out: not of these sizes", "left-out"))
     manifest, made, _ = stages.export_stage(
         folder,
         draft(config, spec),
@@ -223,9 +222,9 @@ def _compared(config: Config, ready: _Ready, folder: Path, announce: Announce) -
             announce,
         )
     except ConstraintError as error:
-        return rule_findings(str(error), spec.dims)
+        return constraint_findings(error)
     except PipelineError as error:
-        return [Finding("comparison", shortened(str(error)), blocks=True)]
+        return [Finding("comparison", shortened(str(error)), "comparison", blocks=True)]
     assert done.comparison is not None
     return comparison_findings(done.comparison)
 
@@ -259,22 +258,23 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
         first_at = f"first at {point.label} ({sizes}): {result.what}"
         what = f"{result.output} of {other} is not that of {one} at {times}, {first_at}"
         do = result.do or _mend(one, other)
-        found.append(Finding("comparison", what, result.where, do, blocks=True))
+        found.append(Finding("comparison", what, result.kind, result.where, do, blocks=True))
     for beside in comparison.checks:
         if not beside.passed:
             at = ",".join(f"{k}={v}" for k, v in beside.sizes.items())
             what = f"{beside.name} of {beside.run}{at and f' at {at}'}: {beside.text}"
-            found.append(Finding("comparison", shortened(what), blocks=True))
+            found.append(Finding("comparison", shortened(what), beside.kind, blocks=True))
     compared = [point for point in comparison.points if point.compared]
     if compared and not found:
         far = max((r.max_abs or 0.0 for p in compared for r in p.results), default=0.0)
         words = f"all runs agree within the tolerance at {len(compared)} sets of sizes; the "
         words += f"largest error is {far:.3g}"
-        found.append(Finding("comparison", words))
+        found.append(Finding("comparison", words, "compared"))
     for point in comparison.points:
         if point.left_out is not None:
             sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
-            found.append(Finding("comparison", f"{sizes} was not compared: {point.left_out.text}"))
+            what = f"{sizes} was not compared: {point.left_out.text}"
+            found.append(Finding("comparison", what, point.left_out.kind))
     return found + _grouped(comparison)
 
 
@@ -286,7 +286,8 @@ def _grouped(comparison: ComparisonInfo) -> list[Finding]:
     found = []
     for notes in alike.values():
         more = f" (and at {len(notes) - 1} more sets of sizes)" if len(notes) > 1 else ""
-        found.append(Finding("comparison", f"{notes[0].text}{more}", blocks=notes[0].fails))
+        what = f"{notes[0].text}{more}"
+        found.append(Finding("comparison", what, notes[0].kind, blocks=notes[0].fails))
     return found
 
 

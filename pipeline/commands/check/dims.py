@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipeline.commands.check.findings import Finding, rule_findings, shortened
-from pipeline.probe.refine import equal_dims, merged, outer, refine
-from pipeline.probe.rules import Rule
+from pipeline.commands.check.findings import Finding, rule_finding, shortened
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, inner_inputs
+from pipeline.spec.rules import AppliedRule, Rule
 
 if TYPE_CHECKING:
     import torch
@@ -23,15 +21,15 @@ _SHOWN = 3  # guards that are listed
 
 def declared(spec: ModelSpec) -> list[Finding]:
     """The dims as they are declared, and the rules on them."""
-    found = [Finding("dims", _words(dim), dim=name) for name, dim in spec.dims.items()]
-    found += [Finding("dims", f"sizes keep together: {rule}") for rule in spec.rules]
-    return found or [Finding("dims", "none: all sizes are fixed")]
+    found = [Finding("dims", _describe(d), "declared", dim=name) for name, d in spec.dims.items()]
+    found += [Finding("dims", f"sizes keep together: {rule}", "declared") for rule in spec.rules]
+    return found or [Finding("dims", "none: all sizes are fixed", "declared")]
 
 
-def _words(dim: Dim) -> str:
+def _describe(dim: Dim) -> str:
     step = f" in steps of {dim.multiple_of}" if dim.multiple_of > 1 else ""
     defaults = f" ({' and '.join(dim.defaulted)} by default)" if dim.defaulted else ""
-    auto = "; may be narrowed to what the model takes" if dim.auto else ""
+    auto = "; may be narrowed to sizes at which the model runs" if dim.auto else ""
     return f"{dim.name}: {dim.min}..{dim.max}{step}, opt {dim.opt}{defaults}{auto}"
 
 
@@ -44,26 +42,20 @@ def tried(
         The findings; the spec with its dims narrowed to what the module takes, as far as that can
         be said; and sizes at which it runs.
     """
+    from pipeline.probe.apply import apply, for_user
     from pipeline.probe.probe import probe
-    from pipeline.spec.model import inner_inputs
 
     if all(dim.static for dim in spec.dims.values()):
         return [], spec, {}
     probed = probe(inner_inputs(spec), module, seed, spec.rules)
-    rules = [outer(rule, spec) for rule in probed.rules]
-    found = [Finding("dims", f"tried by running the model: {probed.words}")]
+    rules = [for_user(rule, spec) for rule in probed.rules]
+    found = [Finding("dims", f"tried by running the model: {probed.words}", "tried")]
     found += [_finding(spec, rule) for rule in rules]
-    # a rule on padded dims may leave nothing to narrow
-    narrow = [rule for rule in rules if rule.refined is not None]
-    more = [rule.size_rule for rule in rules if rule.refined is None and rule.size_rule]
-    new = refine(spec, narrow)
-    for rule in more:
-        names = equal_dims(new, rule)
-        one = merged(new, *names) if names else None
-        new = one or replace(new, rules=(*new.rules, rule))
-    if narrow or more:
-        found.append(Finding("dims", f"what follows holds for {_range(new)} only"))
-    return found, new, {name: _at(probed, name) for name in probed.base or {}}
+    done = apply(spec, rules)
+    if done.rules:
+        holds = f"what follows holds for {_range(done.spec)} only"
+        found.append(Finding("dims", holds, "narrowed"))
+    return found, done.spec, {name: _at(probed, name) for name in probed.base or {}}
 
 
 def _at(probed: Probed, name: str) -> int:
@@ -76,20 +68,20 @@ def _at(probed: Probed, name: str) -> int:
 
 def _finding(spec: ModelSpec, rule: Rule) -> Finding:
     """A rule that trying sizes has shown."""
-    own = spec.auto(rule.dim) and bool(rule.refined or rule.size_rule)
-    new = rule.refined
-    do = f"declare {rule.declare}"
+    from pipeline.probe.apply import equal_dims, may_apply
+
+    own, new, do = may_apply(spec, rule), rule.refined, rule.advice()
     if own and new is not None:
-        do = f"nothing: narrowed to {rule.declare}"
+        do = f"nothing: narrowed to {rule.declaration()}"
+    elif own and equal_dims(spec, rule.size_rule):
+        do = f"nothing: {rule.declaration()}"
     elif own:
-        one = equal_dims(spec, rule.size_rule)
-        refused = f"sizes that break {rule.size_rule} are refused"
-        do = f"nothing: {rule.declare if one else refused}"
+        do = f"nothing: sizes that break {rule.size_rule} are refused"
     if not own and new is not None:
         do += ", or auto=True on the Dim"
         if new.multiple_of > 1 and not new.offset and spec.padding is None:
             do += f', or padding=Padding({{"{rule.dim}": {new.multiple_of}}})'
-    return Finding("dims", shortened(rule.words), rule.line, do, not own, rule.dim)
+    return replace(rule_finding(rule), do=do, blocks=not own)
 
 
 def _range(spec: ModelSpec) -> str:
@@ -122,37 +114,42 @@ def traced(
 
 
 def narrowings(
-    old: ModelSpec, dims: Mapping[str, Dim], rules: Sequence[str], refinements: Sequence[str]
+    old: ModelSpec,
+    dims: Mapping[str, Dim],
+    rules: Sequence[str],
+    applied: Sequence[Rule | AppliedRule],
 ) -> list[Finding]:
     """What was narrowed, one finding each; it stands in the way where a dim is not `auto`.
 
     Args:
         old: as it was asked for.
         dims, rules: what was left of it.
-        refinements: what was narrowed and why, in words.
+        applied: the rules that narrowed it.
     """
     found = []
     more = ", ".join(rule for rule in rules if rule not in old.rules)
-    for finding in (f for text in refinements for f in rule_findings(text, old.dims)):
-        words = re.findall(r"\w+", finding.what.partition(":")[0])
-        names = [finding.dim] if finding.do else [n for n in dict.fromkeys(words) if n in dims]
-        own = bool(names) and all(map(old.auto, names))
-        left = " and ".join(str(dims[name]) for name in names if name in dims)
+    for rule in applied:
+        every = (rule.dim, *rule.others)
+        names = [name for name in every if name in dims]
+        left = " and ".join(str(dims[name]) for name in names)
         left += f", with {more}" if len(names) > 1 and more else ""
-        declare = finding.do.removeprefix("declare ") or left
+        declare = rule.declaration() if isinstance(rule, Rule) else left
+        own = all(map(old.auto, every))
         do = f"nothing: narrowed to {declare}" if own else f"declare {declare}"
-        found.append(replace(finding, blocks=not own, do=do))
+        what = rule.text() if isinstance(rule, Rule) else rule.text
+        dim = rule.dim if rule.dim in old.dims else ""
+        found.append(
+            Finding("dims", shortened(what), rule.kind, rule.line, do, blocks=not own, dim=dim)
+        )
     if found:
         holds = ", ".join([*map(str, dims.values()), *rules])
-        found.append(Finding("dims", f"what follows holds for {holds} only"))
+        found.append(Finding("dims", f"what follows holds for {holds} only", "narrowed"))
     return found
 
 
 def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Finding]:
     """torch.export's guards, evaluated over the dims' ranges."""
-    from pipeline.export.guards import broken_guards
-    from pipeline.export.proof import unproved
-    from pipeline.spec.model import inner_inputs
+    from pipeline.export.guards import broken_guards, sampled_guards
 
     guards = {
         str(guard.expr)
@@ -163,19 +160,22 @@ def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Find
         for guard in size.node.shape_env.guards
     }
     if not guards:
-        return [Finding("dims", "torch.export stands on no guard: every size goes the same way")]
+        text = "torch.export made no guard: every size takes the same way through the model"
+        return [Finding("dims", text, "guards")]
     broken = broken_guards(program, inner_inputs(spec), spec.rules)
-    open_ones = unproved(program, inner_inputs(spec), spec.rules)
-    held = len(guards) - len(broken) - len(open_ones)
-    found = [
-        Finding("dims", f"guards of torch.export: {held} of {len(guards)} proved over the range"),
-        *(Finding("dims", f"guard {line}") for line in open_ones[:_SHOWN]),
-    ]
+    sampled = sampled_guards(program, inner_inputs(spec), spec.rules)
+    held = len(guards) - len(broken)
+    where = "at the sizes that were tried" if sampled else "at every declared size"
+    text = f"guards of torch.export: {held} of {len(guards)} hold {where}"
+    found = [Finding("dims", text, "guards")]
+    found += [Finding("dims", line, "guards") for line in sampled[:_SHOWN]]
     for guard in broken[:_SHOWN]:
-        words = "holds not for every size, but makes no difference at the sizes that were tried"
-        found.append(Finding("dims", f"guard {shortened(guard.words)} {words}"))
+        text = f"guard {shortened(guard.words)} does not hold at every size, but that makes no "
+        text += "difference at the sizes that were tried"
+        found.append(Finding("dims", text, "guards"))
     if broken[_SHOWN:]:
-        found.append(Finding("dims", f"and {len(broken) - _SHOWN} more such guards"))
+        text = f"and {len(broken) - _SHOWN} more such guards"
+        found.append(Finding("dims", text, "guards"))
     return found
 
 
@@ -184,24 +184,28 @@ def fixed(spec: ModelSpec, names: Sequence[str], sizes: Mapping[str, int]) -> Mo
 
     A dim that `sizes` has at 0 stays as it is: no Dim is of the size 0 alone.
     """
-    rules = []
+    from pipeline.probe.apply import with_dims
+
+    new = {}
     for name in names:
         dim = spec.dims[name]
         # of an opt of 0 nothing was tried: the first size above it
         size = dim.legal(sizes.get(name, dim.opt or dim.min + dim.multiple_of))
         if size:
-            one = replace(dim, min=size, opt=size, max=size)
-            rules.append(Rule(name, "", "", one))
-    return refine(spec, rules)
+            new[name] = replace(dim, min=size, opt=size, max=size)
+    return with_dims(spec, new)
 
 
 def never_fixed(spec: ModelSpec, names: Sequence[str]) -> list[Finding]:
     """Those of the dims that `fixed` left as they were."""
     words = "can't be fixed at 0, the only size of it at which the model was seen to run"
-    return [Finding("dims", f"{name} {words}") for name in names if not spec.dims[name].static]
+    free = [name for name in names if not spec.dims[name].static]
+    return [Finding("dims", f"{name} {words}", "note", dim=name) for name in free]
 
 
 def declared_as_is(spec: ModelSpec) -> ModelSpec:
     """The spec with no dim left to be narrowed: that has been done."""
-    plain = [Rule(n, "", "", replace(dim, auto=False)) for n, dim in spec.dims.items() if dim.auto]
-    return replace(refine(spec, plain) if plain else spec, refine_dims=False)
+    from pipeline.probe.apply import with_dims
+
+    exact = {name: replace(dim, auto=False) for name, dim in spec.dims.items()}
+    return replace(with_dims(spec, exact), refine_dims=False)

@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline.errors import PipelineError
+from pipeline.errors import ConstraintError, ExportError, PipelineError, SizeError
+from pipeline.probe.eager import model_line
+from pipeline.spec.findings import NoteKind
+from pipeline.spec.rules import Rule, RuleKind
+from pipeline.spec.verdicts import CheckKind, VerdictKind
 
 Section = Literal["dims", "nodes", "comparison"]
 SECTIONS: tuple[Section, ...] = ("dims", "nodes", "comparison")
 
+FindingKind = Literal[
+    RuleKind,
+    VerdictKind,
+    CheckKind,
+    NoteKind,
+    "declared",  # a dim or a rule on sizes, as it was declared
+    "tried",  # how many sets of sizes were run
+    "narrowed",  # which sizes the rest of the check is about
+    "left-out",  # a profile or a shape outside of these sizes
+    "guards",  # what torch.export's guards were checked at
+    "export",  # torch.export or the conversion to ONNX fails
+    "fault",  # a node that the target can't run, and no pass mends
+    "mended",  # nodes that a pass mends
+    "warning",  # a warning of a pass
+    "rewrite",  # the rewrite fails
+    "parser",  # what TensorRT's parser says
+    "compared",  # how far the runs agree
+    "not-compared",  # sizes that were not compared
+    "comparison",  # a run fails
+    "note",  # anything else that was noted
+    "skipped",  # a part of the check that was left out
+]
+
 _LONGEST = 400  # characters of a message
-_FIXED = r"\w+ is baked in|\w+ must |\w+ can't be |the model runs at none"
-_RULE = re.compile(rf"(?P<what>.*?); declare (?P<do>.*?)(?=; (?:{_FIXED})|\Z)", re.DOTALL)
-_LINE = re.compile(r" \((?P<line>[^()]+:\d+ in .*)\)\Z", re.DOTALL)
-# what torch.export says -> what can be done in the model
+# what torch.export says, in torch's own text -> what can be done in the model
 _ADVICE = (
-    (r"takes \w+ to equal \w+", "give both the same dim"),
     (
         r"extract specialized integer",
         "a number must not be made of a tensor's values: take sizes from x.shape as they are, and "
@@ -45,18 +67,22 @@ class Finding:
     Args:
         section: the part of the report that it belongs to.
         what: in one line.
+        kind: what it is about; for a rule on sizes, the kind of the rule.
         where: the model's line, or the node and where it came from.
         do: what mends it.
         blocks: True if it stands in the way of a conversion.
         dim: the dim that it is about, if it is about one.
+        node: the node that it is about, if it is about one.
     """
 
     section: Section
     what: str
+    kind: FindingKind
     where: str = ""
     do: str = ""
     blocks: bool = False
     dim: str = ""
+    node: str = ""
 
 
 def shortened(text: str) -> str:
@@ -65,36 +91,30 @@ def shortened(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
 
 
-def rule_findings(text: str, dims: Collection[str], *, blocks: bool = True) -> list[Finding]:
-    """Rules as `pipeline.probe.rules.Rule` prints them, joined by ``; ``, one finding each."""
-    found = []
-    matches = list(_RULE.finditer(text))
-    for match in matches:
-        what = match["what"].removeprefix("; ")
-        line = _LINE.search(what)
-        place = line["line"] if line else ""
-        what = what[: line.start()] if line else what
-        first = re.match(r"\w+", what)
-        dim = first[0] if first and first[0] in dims else ""
-        do = f"declare {match['do']}"
-        found.append(Finding("dims", shortened(what), place, shortened(do), blocks, dim))
-    return found or [Finding("dims", shortened(text), blocks=blocks)]
+def rule_finding(rule: Rule) -> Finding:
+    """A rule of the model that stands in the way of a conversion."""
+    what, do = shortened(rule.text()), shortened(rule.advice())
+    return Finding("dims", what, rule.kind, rule.line, do, blocks=True, dim=rule.dim)
+
+
+def constraint_findings(error: ConstraintError) -> list[Finding]:
+    """One finding for each rule that an error carries; the error itself where it carries none."""
+    found = [rule_finding(rule) for rule in error.rules]
+    return found or [Finding("dims", shortened(str(error)), "export", blocks=True)]
 
 
 def export_failure(error: PipelineError) -> Finding:
     """What else torch refuses, with the model's line where its traceback tells it."""
-    place = ""
-    text = str(error)
+    text, place = str(error), ""
+    if isinstance(error, ExportError):
+        text, place = error.what, error.line
     cause = error.__cause__
-    if cause is not None:
+    if cause is not None and not place:
         import torch
-
-        from pipeline.probe.eager import model_line
 
         stack = traceback.extract_tb(cause.__traceback__)
         place = model_line(stack, str(Path(torch.__file__).parent))
-        text = text.replace(f" at {place}", "") if place else text
     whole = f"{text}\n{error.detail}"
     advice = next((words for pattern, words in _ADVICE if re.search(pattern, whole)), "")
-    section: Section = "dims" if re.search(r"\baxis \d", text) else "nodes"
-    return Finding(section, shortened(text), place, advice, blocks=True)
+    section: Section = "dims" if isinstance(error, SizeError) else "nodes"
+    return Finding(section, shortened(text), "export", place, advice, blocks=True)

@@ -45,19 +45,19 @@ def check_nodes(
     try:
         faults = lint(folder / EXPORTED, target, all_passes(config.passes))
         found += _faults(faults.findings)
-        found += [Finding("nodes", shortened(text)) for text in faults.warnings]
+        found += [Finding("nodes", shortened(text), "warning") for text in faults.warnings]
         manifest, _ = stages.rewrite_stage(
             folder, manifest, target, own=config.passes, skip=config.skip, plugins=config.plugins
         )
     except PipelineError as error:
         if not any(finding.blocks for finding in found):  # else it is said node by node
-            found.append(Finding("nodes", shortened(str(error)), blocks=True))
+            found.append(Finding("nodes", shortened(str(error)), "rewrite", blocks=True))
     announce("parse")
     if (folder / MODEL).is_file():
-        known = [finding.where.partition(",")[0] for finding in found if finding.blocks]
+        known = {finding.node for finding in found if finding.blocks and finding.node}
         for finding in parsed(folder / MODEL, target, config.plugins):
-            said = any(f" {name}," in finding.what for name in known if name)
-            found.append(replace(finding, blocks=finding.blocks and not said))
+            new = finding.node not in known
+            found.append(replace(finding, blocks=finding.blocks and new))
     return found, manifest
 
 
@@ -67,23 +67,25 @@ def _faults(faults: Sequence[Fault]) -> list[Finding]:
     mended: dict[tuple[str, str], list[Fault]] = {}
     for fault in faults:
         if fault.mended:
-            mended.setdefault((fault.how.partition(": ")[0], fault.op), []).append(fault)
+            mended.setdefault((fault.mended_by, fault.op), []).append(fault)
             continue
         where = f"{fault.node}{fault.origin}"
-        what = f"{fault.op}: {fault.fault}"
-        found.append(Finding("nodes", shortened(what), where, fault.how, fault.certain))
+        what, node = f"{fault.op}: {fault.fault}", f"{fault.op} node {fault.node}"
+        found.append(
+            Finding("nodes", shortened(what), "fault", where, fault.how, fault.certain, node=node)
+        )
     for (name, op), group in mended.items():
         what = f"1 {op} node would go wrong as it stands: pass {name} mends it"
         if len(group) > 1:
             what = f"{len(group)} {op} nodes would go wrong as they stand: pass {name} mends them"
-        found.append(Finding("nodes", what, f"{group[0].node}{group[0].origin}"))
+        found.append(Finding("nodes", what, "mended", f"{group[0].node}{group[0].origin}"))
     return found
 
 
 def parsed(model: Path, target: Target, plugins: Sequence[str] = ()) -> list[Finding]:
     """What the target's parser says of a model, as far as it can be asked here."""
     if why := why_not_asked(target):
-        return [Finding("nodes", f"TensorRT's parser was not asked: {why}")]
+        return [Finding("nodes", f"TensorRT's parser was not asked: {why}", "skipped")]
     spare = model.with_name(f".{model.name}.parsed")
     others: list[int] = []
     try:
@@ -100,19 +102,22 @@ def parsed(model: Path, target: Target, plugins: Sequence[str] = ()) -> list[Fin
                 with suppress(ChildDied):  # TensorRT-RTX 1.7.1 crashes on some graphs
                     others = child.call("pipeline.commands.check.nodes:unknown_here", model, target)
     except (PipelineError, ChildFailed) as error:  # a custom op without its plugin
-        return [Finding("nodes", shortened(str(error)), blocks=True)]
+        return [Finding("nodes", shortened(str(error)), "parser", blocks=True)]
     finally:
         spare.unlink(missing_ok=True)
     if not said.text and not said.died:
-        return [Finding("nodes", f"{target.flavour} parses model.onnx")]
-    complaint = str(explain(model, target, said))
-    found = [Finding("nodes", shortened(complaint), blocks=True)]
+        return [Finding("nodes", f"{target.flavour} parses model.onnx", "parser")]
+    complaint = explain(model, target, said)
+    named = complaint.nodes
+    first = next(iter(named), "")
+    found = [Finding("nodes", shortened(str(complaint)), "parser", blocks=True, node=first)]
     nodes = onnx.load(model, load_external_data=False).graph.node
     for node in (nodes[index] for index in others):
-        if f"{called(node)}," not in complaint and f"{called(node)}:" not in complaint:
-            what = f"target {target} refuses the {called(node)} too"
+        name = called(node)
+        if name not in named:
+            what = f"target {target} refuses the {name} too"
             where = origin_of(node).removeprefix(", from ")
-            found.append(Finding("nodes", what, where, blocks=True))
+            found.append(Finding("nodes", what, "parser", where, blocks=True, node=name))
     return found
 
 

@@ -13,9 +13,9 @@ from pipeline.graph.external_data import gather
 from pipeline.graph.files import check_source, write_model
 from pipeline.graph.names import fix_defaults, values_of
 from pipeline.machine.resources import Stopwatch
-from pipeline.probe.onnx_runner import Runs, newest_ir
+from pipeline.probe.onnx_runner import OnnxRunner, newest_ir
 from pipeline.source.onnx.dims import Named, graph_inputs, in_terms, named_dims, with_expressions
-from pipeline.source.onnx.legal import legal
+from pipeline.source.onnx.legal import fit_to_file
 from pipeline.source.onnx.opening import open_onnx, without_weights
 from pipeline.source.onnx.outputs import output_shapes
 from pipeline.spec.dims import Dim
@@ -51,7 +51,7 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
         named = with_expressions(spec.onnx, named, spec.expressions, spec.dims)
     notes = [*file.notes, *fix_defaults(model)]
     _check_spec(spec, model, named)
-    stated = _stated(model, named, spec)
+    declared = _declared_shapes(model, named, spec)
     _name_sizes(model, named)
     with watch("copy"):
         gather(spec.onnx, model, file.outside, path)
@@ -61,23 +61,33 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
         notes.append(f"IR version {model.ir_version} lowered to {newest}, for ONNX Runtime")
         model.ir_version = newest
         write_model(model, path)
-    runs = Runs(path, spec.onnx, spec.inputs, spec.rules, seed, budget)
-    spec, refinements, base = legal(spec, runs, budget / 3)
-    shapes, more = output_shapes(spec, model, runs, base, stated)
+    runs = OnnxRunner(path, spec, seed, budget)
+    applied, base = fit_to_file(spec, runs, budget / 3)
+    spec = applied.spec
+    # the file's axes stay as they are called; of two equal dims everything else knows one
+    declared = {
+        name: [in_terms(size, applied.merged) if isinstance(size, str) else size for size in shape]
+        for name, shape in declared.items()
+    }
+    shapes, more = output_shapes(spec, model, runs, base, declared)
     if runs.over:
         notes.append(f"the runs were ended after {budget:g} s: not all sizes meant were tried")
     _set_shapes(model, spec, shapes)
     opset = check_source(without_weights(model), path)
     with watch("copy"):
         write_model(model, path)
-    free = {n: where for n, where in named.places.items() if not spec.dims[n].static}
+    free: dict[str, str] = {}
+    for name, where in named.places.items():
+        one = applied.merged.get(name, name)
+        if not spec.dims[one].static:
+            free[one] = f"{free[one]}, {where}" if one in free else where
     return Exported(
         spec,
         None,
         path,
         opset,
         shapes,
-        tuple(refinements),
+        applied.rules,
         free,
         {"onnxruntime": runs.seconds},
         (*notes, *more),
@@ -92,12 +102,14 @@ def _check_spec(spec: ModelSpec, model: onnx.ModelProto, named: Named) -> None:
         raise InputError(f"{spec.onnx}: the file was changed since the spec was made of it")
 
 
-def _stated(model: onnx.ModelProto, named: Named, spec: ModelSpec) -> dict[str, list[int | str]]:
-    """What the file says of its outputs' sizes; an empty text where that is nothing of the dims."""
+def _declared_shapes(
+    model: onnx.ModelProto, named: Named, spec: ModelSpec
+) -> dict[str, list[int | str]]:
+    """The outputs' shapes in the file; an empty text for a size that is no formula of the dims."""
     known = spec.dims.keys()
-    stated: dict[str, list[int | str]] = {}
+    found: dict[str, list[int | str]] = {}
     for value in model.graph.output:
-        stated[value.name] = []
+        found[value.name] = []
         for dim in value.type.tensor_type.shape.dim:
             text = _in_dims(dim.dim_param, named)
             try:
@@ -105,8 +117,8 @@ def _stated(model: onnx.ModelProto, named: Named, spec: ModelSpec) -> dict[str, 
             except InputError:
                 fine = False
             size: int | str = text if fine else ""
-            stated[value.name].append(dim.dim_value if dim.dim_value > 0 else size)
-    return stated
+            found[value.name].append(dim.dim_value if dim.dim_value > 0 else size)
+    return found
 
 
 def _in_dims(text: str, named: Named) -> str:

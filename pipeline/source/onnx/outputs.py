@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx
 import sympy
 
-from pipeline.errors import ExportError, InputError
+from pipeline.errors import ExportError, InputError, SizeError
 from pipeline.graph.sizes.symbolic import infer
 from pipeline.probe.fit import Point, doubts, formula, holds_at
-from pipeline.probe.onnx_runner import Runs, Sizes, steps
+from pipeline.probe.onnx_runner import OnnxRunner, Sizes, steps
 from pipeline.source.onnx.legal import by_values, mixed, with_rules
 from pipeline.source.onnx.opening import without_weights
 from pipeline.spec.dims import Dim, SizeRule
 from pipeline.spec.expressions import DimExpr
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.rules import size_list
 
 # ops whose result has a size that is up to the data, and ops that can hold a size of an example
 _BY_DATA = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
@@ -28,20 +30,48 @@ _MAYBE = (*_BY_DATA, "Loop", "If", "Range", "SequenceAt")
 _BAKES = ("Reshape", "Expand", "Tile", "Resize", "ConstantOfShape", "Slice", "Pad")
 _ROUNDS = 6
 
-Stated = Mapping[str, Sequence[int | str]]
+DeclaredShapes = Mapping[str, Sequence[int | str]]
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One axis of one output.
+
+    Args:
+        place: the output's place among the outputs.
+        output: the output's name.
+        axis: the axis.
+        declared: the size in the file; an empty text where it has none in terms of the dims.
+    """
+
+    place: int
+    output: str
+    axis: int
+    declared: int | str
+
+    def __str__(self) -> str:
+        return f"output {self.output} axis {self.axis}"
+
+    def points(self, runs: OnnxRunner) -> list[Point]:
+        """The sizes that were run at, and the size that came out."""
+        return [(sizes, shapes[self.place][self.axis]) for sizes, shapes in runs.points()]
 
 
 def output_shapes(
-    spec: ModelSpec, model: onnx.ModelProto, runs: Runs, base: Sizes, stated: Stated
+    spec: ModelSpec,
+    model: onnx.ModelProto,
+    runs: OnnxRunner,
+    base: Sizes,
+    declared: DeclaredShapes,
 ) -> tuple[dict[str, list[int | str]], list[str]]:
-    """Each output's shape in terms of the dims, and notes on what the file stated wrongly.
+    """Each output's shape in terms of the dims, and notes on sizes that the file declares wrongly.
 
     Args:
         spec: the spec, its dims such that the file takes every size.
         model: the file.
         runs: runs of it.
         base: small sizes at which it runs.
-        stated: what the file says of each output that has a shape, in terms of the dims.
+        declared: the shape in the file of each output that has one, in terms of the dims.
 
     Raises:
         ExportError: a size is up to the data, is no formula that is known here, or is not the
@@ -50,9 +80,9 @@ def output_shapes(
     _check_data(spec, model, runs, base)
     dims = {name: dim for name, dim in spec.dims.items() if not dim.static}
     for sizes in (*_lines(dims, base), *mixed(spec, base)):
-        kept = with_rules(spec, sizes)
-        if kept is not None and not runs.over:
-            runs.at(kept)
+        sizes_to_run = with_rules(spec, sizes)
+        if sizes_to_run is not None and not runs.over:
+            runs.at(sizes_to_run)
     legal = {name: steps(dim, 160) for name, dim in dims.items()}
     for name in dims:
         legal[name] = [n for n in legal[name] if n >= base[name]]
@@ -66,16 +96,16 @@ def output_shapes(
                 f"model {spec.name}: output {name} has no fixed rank: {sorted(ranks)}"
             )
         shapes[name] = []
-        for axis in range(ranks.pop()):
-            where = f"model {spec.name}: output {name} axis {axis}"
-            said = stated[name][axis] if axis < len(stated.get(name, ())) else ""
-            size = _settled(where, place, axis, runs, base, legal, said)
+        for number in range(ranks.pop()):
+            said = declared[name][number] if number < len(declared.get(name, ())) else ""
+            axis = _Axis(place, name, number, said)
+            size = _formula(spec, axis, runs, base, legal)
             if size is None:
                 inferred = inferred or [_inferred(model)]
-                size = _translated(inferred[0].get(name, []), axis, dims)
-                if size is None or not holds_at(size, _seen(runs, place, axis)):
-                    raise ExportError(_unknown(spec, model, name, axis, _seen(runs, place, axis)))
-            note = _held(where, model, name, said, size, runs, _seen(runs, place, axis))
+                size = _translated(inferred[0].get(name, []), number, dims)
+                if size is None or not holds_at(size, axis.points(runs)):
+                    raise SizeError(_unknown(spec, model, axis, axis.points(runs)))
+            note = _check_declared(spec, model, axis, size, axis.points(runs))
             notes += [note] if note else []
             shapes[name].append(size)
     used = {n for shape in shapes.values() for s in shape for n in DimExpr(str(s)).names}
@@ -95,22 +125,17 @@ def _lines(dims: Mapping[str, Dim], base: Sizes) -> list[dict[str, int]]:
     return found
 
 
-def _seen(runs: Runs, place: int, axis: int) -> list[Point]:
-    return [(sizes, shapes[place][axis]) for sizes, shapes in runs.points()]
-
-
-def _settled(
-    where: str,
-    place: int,
-    axis: int,
-    runs: Runs,
+def _formula(
+    spec: ModelSpec,
+    axis: _Axis,
+    runs: OnnxRunner,
     base: Sizes,
     legal: Mapping[str, Sequence[int]],
-    said: int | str,
 ) -> int | str | None:
     """The formula of one size, tried out where another rounding would show."""
+    said = axis.declared
     for _ in range(_ROUNDS):
-        points = _seen(runs, place, axis)
+        points = axis.points(runs)
         found = said if said != "" and holds_at(said, points) else formula(points, base)
         if found is None or isinstance(found, int) or runs.over:
             return found
@@ -118,13 +143,13 @@ def _settled(
         for sizes in itertools.islice(doubts(found, base, legal), 12):
             broken = runs.fails(sizes)
             if broken is not None:
-                raise ExportError(f"{where}: the file {broken}")
-        if len(runs.points()) == before or holds_at(found, _seen(runs, place, axis)):
+                raise SizeError(f"model {spec.name}: {axis}: the file {broken}")
+        if len(runs.points()) == before or holds_at(found, axis.points(runs)):
             return found
     return None
 
 
-def _check_data(spec: ModelSpec, model: onnx.ModelProto, runs: Runs, base: Sizes) -> None:
+def _check_data(spec: ModelSpec, model: onnx.ModelProto, runs: OnnxRunner, base: Sizes) -> None:
     """Raises if other values at the same sizes give other sizes."""
     first = runs.at(base)
     others = [
@@ -136,10 +161,10 @@ def _check_data(spec: ModelSpec, model: onnx.ModelProto, runs: Runs, base: Sizes
             if len(set(shapes)) > 1:
                 a, b = shapes
                 axis = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
-                raise ExportError(_by_data(spec, model, name, axis, f"{a[axis]} or {b[axis]}"))
+                raise SizeError(_by_data(spec, model, name, axis, f"{a[axis]} or {b[axis]}"))
             axis = next((n for n, size in enumerate(shapes[0] if shapes else ()) if size == 0), -1)
             if axis >= 0 and all(base.values()) and _maker(model, name, _BY_DATA):
-                raise ExportError(_by_data(spec, model, name, axis, "0"))
+                raise SizeError(_by_data(spec, model, name, axis, "0"))
 
 
 def _by_data(spec: ModelSpec, model: onnx.ModelProto, name: str, axis: int, seen: str) -> str:
@@ -168,46 +193,38 @@ def _maker(model: onnx.ModelProto, output: str, ops: Sequence[str]) -> str:
     return ""
 
 
-def _held(
-    where: str,
+def _check_declared(
+    spec: ModelSpec,
     model: onnx.ModelProto,
-    output: str,
-    said: int | str,
+    axis: _Axis,
     size: int | str,
-    runs: Runs,
     points: Sequence[Point],
 ) -> str:
-    """Holds what the file states of a size against the runs; a note where it is only a name.
+    """Checks the size that the file declares against the runs; a note where only a name is wrong.
 
     Raises:
-        ExportError: the file states a number that is not so, or a dim where a number comes out.
+        ExportError: the file declares another number, or a dim where a number comes out.
     """
-    del runs
+    said = axis.declared
     if said == "" or holds_at(said, points):
         return ""
     wrong = next((p for p in points if not holds_at(said, [p])), points[0])
-    at = ", ".join(f"{n}={v}" for n, v in wrong[0].items())
     if isinstance(said, int) or isinstance(size, int):
-        node = _maker(model, output, _BAKES)
+        node = _maker(model, axis.output, _BAKES)
         hint = f"; a size of the example may be baked into {node}" if node else ""
-        raise ExportError(
-            f"{where}: the file states {said}, and a run gives {wrong[1]} at {at}{hint}; "
+        raise SizeError(
+            f"model {spec.name}: {axis}: the file states {said}, and a run gives {wrong[1]} at "
+            f"{size_list(wrong[0])}{hint}; "
             "export it anew with these dims dynamic, or state the true size"
         )
-    return f"output {where.partition(': output ')[2]}: the file states {said}; it is {size}"
+    return f"{axis}: the file states {said}; it is {size}"
 
 
-def _unknown(
-    spec: ModelSpec, model: onnx.ModelProto, name: str, axis: int, points: Sequence[Point]
-) -> str:
-    some = "; ".join(
-        f"{value} at {', '.join(f'{n}={s}' for n, s in sizes.items())}"
-        for sizes, value in points[:4]
-    )
-    maker = _maker(model, name, _BY_DATA)
+def _unknown(spec: ModelSpec, model: onnx.ModelProto, axis: _Axis, points: Sequence[Point]) -> str:
+    some = "; ".join(f"{value} at {size_list(sizes)}" for sizes, value in points[:4])
+    maker = _maker(model, axis.output, _BY_DATA)
     why = f"; it may be up to the data, by {maker}" if maker else by_values(spec)
-    where = f"model {spec.name}: output {name} axis {axis}"
-    return f"{where}: no formula of the dims was found for its size ({some}){why}"
+    return f"model {spec.name}: {axis}: no formula of the dims was found for its size ({some}){why}"
 
 
 def _inferred(model: onnx.ModelProto) -> dict[str, list[str]]:

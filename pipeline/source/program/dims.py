@@ -27,7 +27,7 @@ class Axes:
 
 
 @dataclass
-class _Symbol:
+class _ProgramDim:
     """One of torch's symbols.
 
     Args:
@@ -112,12 +112,14 @@ def _sizes(program: torch.export.ExportedProgram) -> list[_Axis]:
     return axes
 
 
-def _symbols(program: torch.export.ExportedProgram, axes: Sequence[_Axis]) -> dict[str, _Symbol]:
+def _symbols(
+    program: torch.export.ExportedProgram, axes: Sequence[_Axis]
+) -> dict[str, _ProgramDim]:
     """A dim for each symbol: the axis that it is, or of which that is a multiple.
 
     Where it stands in sums with others only, the dim is a size that no axis has.
     """
-    found: dict[str, _Symbol] = {}
+    found: dict[str, _ProgramDim] = {}
     uses: dict[Any, list[_Axis]] = {}
     for name, axis, size in axes:
         for symbol in sorted(getattr(size, "free_symbols", ()), key=str):
@@ -145,7 +147,7 @@ def _symbols(program: torch.export.ExportedProgram, axes: Sequence[_Axis]) -> di
             if most is not None:
                 most = (most - rest) // slope
                 high = most if high is None else min(high, most)
-        found[str(symbol)] = _Symbol(
+        found[str(symbol)] = _ProgramDim(
             label,
             step,
             shift,
@@ -195,7 +197,7 @@ def _number(end: Any) -> int | None:
 
 def _ranges(
     path: object,
-    symbols: Mapping[str, _Symbol],
+    symbols: Mapping[str, _ProgramDim],
     axes: Sequence[_Axis],
     given: Mapping[str, Dim],
 ) -> dict[str, Dim]:
@@ -218,7 +220,7 @@ def _ranges(
     return {name: _dim(path, symbol, given.get(name)) for name, symbol in known.items()}
 
 
-def _list(symbols: Mapping[str, _Symbol]) -> str:
+def _list(symbols: Mapping[str, _ProgramDim]) -> str:
     words = []
     for name, symbol in symbols.items():
         text = f"{name} is {', '.join(symbol.places)}"
@@ -231,19 +233,19 @@ def _list(symbols: Mapping[str, _Symbol]) -> str:
     return "; ".join(words)
 
 
-def _start(symbol: _Symbol) -> str:
+def _start(symbol: _ProgramDim) -> str:
     """``1:8``: the smallest size and one to tune for."""
     low = _least(symbol)
     return f"{low}:{low + -(-max(8 - low, 0) // symbol.step) * symbol.step}"
 
 
-def _least(symbol: _Symbol) -> int:
+def _least(symbol: _ProgramDim) -> int:
     """The smallest size of the dim above 0."""
     step = symbol.step
     return symbol.low if symbol.low > 0 else symbol.shift % step or step
 
 
-def _dim(path: object, symbol: _Symbol, given: Dim | None) -> Dim:
+def _dim(path: object, symbol: _ProgramDim, given: Dim | None) -> Dim:
     """The dim of a symbol, in its own range or in the one that is given."""
     step, offset = symbol.step, symbol.shift % symbol.step
     if given is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.probe.evaluate import symbols_in, where_kept
+from pipeline.probe.evaluate import symbols_in, where_holds
 from pipeline.probe.grid import legal_sizes, size_grid
 from pipeline.probe.rules import fitted
 from pipeline.spec.dims import Dim, SizeRule
@@ -60,7 +60,7 @@ def guard_rules(
     for guard in guards:
         used = tuple(dims[name] for name in guard.names)
         grid = size_grid(used, ())
-        kept = where_kept(guard.text, {symbols[d.name]: grid[:, n] for n, d in enumerate(used)})
+        kept = where_holds(guard.text, {symbols[d.name]: grid[:, n] for n, d in enumerate(used)})
         if kept is None:
             raise _unsaid(path, guard.words)
         if kept.all():
@@ -116,14 +116,14 @@ def _check_alone(path: object, dim: Dim, guards: Sequence[_Guard], symbol: str) 
     good = np.ones(len(sizes), bool)
     broken = []
     for guard in guards:
-        kept = where_kept(guard.text, {symbol: sizes})
+        kept = where_holds(guard.text, {symbol: sizes})
         if kept is not None and not kept.all():
             good &= kept
             broken.append(guard.words)
     if not broken:
         return
     words = " and ".join(broken)
-    rule = fitted(dim, sizes[good].tolist(), words)
+    rule = fitted(dim, sizes[good].tolist())
     if not good.any():
         raise InputError(f"{path}: takes no size of {dim}: torch exported it for {words}")
     new = rule.refined
@@ -133,5 +133,5 @@ def _check_alone(path: object, dim: Dim, guards: Sequence[_Guard], symbol: str) 
     step += f"+{new.offset}" if new.offset else ""
     raise InputError(
         f"{path}: takes less than {dim.min}..{dim.max} of {dim.name}, since torch exported it for "
-        f"{words}: {rule.words}: --dim {dim.name}={new.min}:{new.legal(dim.opt)}:{new.max}{step}"
+        f"{words}: {rule.text()}: --dim {dim.name}={new.min}:{new.legal(dim.opt)}:{new.max}{step}"
     )

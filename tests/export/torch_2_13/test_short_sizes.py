@@ -20,6 +20,7 @@ from pipeline.export import trace
 from pipeline.export.export import export
 from pipeline.export.torch_2_13 import short_sizes as module
 from pipeline.export.torch_2_13.short_sizes import short_sizes, shorter
+from pipeline.probe.eager import EagerModule
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
@@ -174,7 +175,9 @@ def test_a_wrong_one_would_show_in_the_numbers(monkeypatch) -> None:
         monkeypatch.setattr(module, "shorter", function)
         monkeypatch.setattr(module, "_LONG", 5)
         program = trace._torch_export(
-            spec.inputs, spec.build(None).eval(), 0, {"b": 2, "h": 41, "w": 43}, relaxed=True
+            EagerModule(spec.inputs, spec.build(None).eval(), 0),
+            {"b": 2, "h": 41, "w": 43},
+            relaxed=True,
         )
         return differing(spec, lambda x: program.module()(torch.from_numpy(x)).detach().numpy())
 
@@ -228,7 +231,8 @@ class Counted(torch.nn.Module):
 
 
 def test_what_only_the_data_decide_is_left_alone() -> None:
-    program = trace._torch_export([Input("x", (3, HIGH))], Counted(), 0, {"h": 41})
+    eager = EagerModule((Input("x", (3, HIGH)),), Counted(), 0)
+    program = trace._torch_export(eager, {"h": 41})
     (shape,) = (n.args[0][0].meta["val"].shape for n in program.graph.nodes if n.op == "output")
     assert "u0" in str(shape[0])
     assert str(shape[0].node.expr).count("//") == 3
@@ -242,7 +246,7 @@ def test_torch_alone_takes_many_times_longer(monkeypatch) -> None:
             monkeypatch.setattr(trace, "short_sizes", lambda _: contextlib.nullcontext())
         start = time.process_time()
         with contextlib.suppress(ExportError if way == "torch" else ()):  # "not all values of h"
-            trace._torch_export(spec.inputs, net, 0, {"b": 2, "h": 41, "w": 38})
+            trace._torch_export(EagerModule(spec.inputs, net, 0), {"b": 2, "h": 41, "w": 38})
         seconds[way] = time.process_time() - start
     print(seconds)
     assert seconds["torch"] > 3 * seconds["short"]

@@ -1,0 +1,309 @@
+"""What a model demands of its sizes, as values: a kind, fields, and one text for each.
+
+A `Rule` comes from torch.export's errors and guards, or from running the model at many sizes.
+Code decides on a rule's kind and fields. `Rule.text` and `Rule.advice` are for people only.
+This module imports neither torch nor onnx: a runtime reads rules in a manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipeline.spec.dims import Dim
+
+RuleKind = Literal[
+    "fixed",  # only one size of the dim is possible
+    "range",  # a smaller range
+    "multiple",  # sizes in larger steps, perhaps with an offset
+    "band",  # sizes by their remainder, such as h % 28 < 4
+    "equal",  # two dims must be equal
+    "relation",  # a bound or another comparison of several dims
+    "expression",  # the dim is an expression, of other dims or of any number
+    "guard",  # a guard of torch.export that no Dim can express
+    "dependent",  # two dims depend on each other, and no formula was found
+    "irregular",  # some sizes fail, and no pattern was found
+    "unsettled",  # some sizes fail, and the time was over before a pattern was found
+    "baked-in",  # the model makes a Python number of the size
+    "example-size",  # torch.export keeps the example's size, but the model runs at others
+    "nowhere",  # the model runs at no size that was tried
+]
+# why the pipeline can't use `Rule.refined` and needs another declaration from you
+Obstacle = Literal[
+    "",
+    "zero",  # only the size 0 is left, and no Dim is always 0
+    "empty",  # no size is left in the range
+    "padding-offset",  # padding gives multiples only
+    "padding-empty",  # no size of the declared dim is padded to a good one
+    "opt",  # the range leaves out the opt
+]
+
+_LISTED = 6  # sizes in a list
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Sizes at which the model fails.
+
+    Args:
+        sizes: the size of every dim, by its name.
+        error: the first line of the model's error.
+        line: ``file:line in function: code`` of the model; empty where it is unknown.
+    """
+
+    sizes: Mapping[str, int]
+    error: str
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class PaddedDim:
+    """A dim that the spec's padding enlarges before the model sees it.
+
+    Args:
+        dim: the dim as declared.
+        multiple: the multiple that its sizes are padded to.
+        refined: the sizes of `dim` that are padded to sizes that obey the rule; None if there
+            are none.
+    """
+
+    dim: Dim
+    multiple: int
+    refined: Dim | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One demand of a model on its sizes.
+
+    Args:
+        kind: what it demands.
+        dim: the name of the dim that the rule restricts.
+        others: the names of the other dims in the rule.
+        refined: the narrower dim that obeys the rule; None where no Dim can express it.
+        suggested: the dim to declare where `obstacle` keeps the pipeline from using it.
+        obstacle: why the pipeline can't narrow the dim by itself.
+        size_rule: the rule as `ModelSpec.rules` has it (``h*w <= 10000``); empty where no such
+            text is known.
+        formula: of the kinds ``guard`` and ``expression``: the guard, or what the dim must be.
+        ends: the smallest and the largest size, where they are part of the text.
+        multiple: the step between sizes, where it is part of the text.
+        offset: the remainder of the sizes by `multiple`.
+        failed: a run that failed.
+        line: ``file:line in function: code`` of the model; empty where it is unknown.
+        runs: sizes of the dim at which the model was seen to run although it should not.
+        fails: sizes of the dim at which the model was seen to fail.
+        counts: how many sets of sizes failed and how many were tried.
+        example: sizes at which the model was seen to run.
+        branch: a size that the rule leaves out, at which the model takes another branch.
+        opt: the declared opt, where the rule leaves it out.
+        padded: set where the rule is on the padded size of a dim.
+    """
+
+    kind: RuleKind
+    dim: str
+    others: tuple[str, ...] = ()
+    refined: Dim | None = None
+    suggested: Dim | None = None
+    obstacle: Obstacle = ""
+    size_rule: str = ""
+    formula: str = ""
+    ends: tuple[int, int] | None = None
+    multiple: int = 1
+    offset: int = 0
+    failed: Refusal | None = None
+    line: str = ""
+    runs: tuple[int, ...] = ()
+    fails: tuple[int, ...] = ()
+    counts: tuple[int, int] = (0, 0)
+    example: Mapping[str, int] = field(default_factory=dict)
+    branch: int | None = None
+    opt: int | None = None
+    padded: PaddedDim | None = None
+
+    def __str__(self) -> str:
+        """What is wrong, where in the model, and what to do."""
+        place = f" ({self.line})" if self.line else ""
+        return f"{self.text()}{place}; {self.advice()}"
+
+    @property
+    def one_dim(self) -> bool:
+        """True if one Dim can replace all dims of the rule."""
+        return self.kind == "equal" or (self.kind == "dependent" and bool(self.size_rule))
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The names of all dims in the rule."""
+        return (self.dim, *self.others)
+
+    def text(self, subject: str = "the model") -> str:
+        """What is wrong, in one line.
+
+        Args:
+            subject: what was run: ``the model`` or ``the file``.
+        """
+        what = self._demand(subject)
+        if self.kind == "fixed" and self.failed is None:
+            what += f": {subject} fixes it"
+        if self.branch is not None:
+            what += f" in one export: {subject} takes another branch at {self._name}={self.branch}"
+        if self.runs and self.kind in ("fixed", "range", "multiple"):
+            what += f" ({subject} also runs at {self._name}={listed(self.runs)})"
+        if self.failed is not None:
+            sizes = self.failed.sizes
+            own = {name: size for name, size in sizes.items() if name in self.dims}
+            at = size_list(sizes if self.kind in ("nowhere", "expression") else own or sizes)
+            what += f": {subject} fails at {at}: {self.failed.error}"
+        return what
+
+    def advice(self) -> str:
+        """What to do about it: a phrase that starts with ``declare``."""
+        return f"declare {self.declaration()}"
+
+    def declaration(self) -> str:
+        """What to declare in place of the dim, or which rule to add."""
+        if self.obstacle:
+            return self._around()
+        if self.refined is None:
+            return self._inexpressible()
+        if self.padded is not None:
+            return self._for_padding(self.padded, self.refined)
+        if self.kind == "band":
+            return f'{dim_text(self.refined)}, or rules=("{self.size_rule}",)'
+        if self.refined.static:
+            return f"the number {self.refined.min} in place of {self._plain}"
+        return dim_text(self.refined)
+
+    @staticmethod
+    def _for_padding(padded: PaddedDim, refined: Dim) -> str:
+        name, step = padded.dim.name, refined.multiple_of
+        if step > padded.multiple or padded.refined is None:
+            return f'Padding({{"{name}": {step}}})'
+        return dim_text(padded.refined)
+
+    def applied(self) -> AppliedRule:
+        """The rule as a manifest keeps it."""
+        return AppliedRule(self.kind, self.dim, self.others, self.size_rule, self.line, self.text())
+
+    @property
+    def _plain(self) -> str:
+        """The dim's name as you declare it."""
+        return self.padded.dim.name if self.padded else self.dim
+
+    @property
+    def _name(self) -> str:
+        return f"{self.padded.dim.name} as padded" if self.padded else self.dim
+
+    def _demand(self, subject: str) -> str:
+        name, both = self._name, f"{self.dim} and {' and '.join(self.others)}"
+        failed, tried = self.counts
+        texts: dict[RuleKind, str] = {
+            "band": f"{self.size_rule} must hold",
+            "relation": f"{self.size_rule} must hold",
+            "equal": f"{' and '.join(self.others)} must equal {self.dim}",
+            "expression": f"{name} must be {self.formula}",
+            "guard": f"{self.formula} must hold",
+            "irregular": f"{name} can't be {listed(self.fails)}: {failed} of the {tried} sizes "
+            "that were tried fail",
+            "unsettled": f"{name} can't be {listed(self.fails)}, and the time was over before a "
+            "rule was found",
+            "dependent": f"{both} depend on each other: {tried - failed} of the {tried} pairs that "
+            f"were tried run, such as {size_list(self.example)}",
+            "baked-in": f"{name} is baked in: {subject} makes a Python number of it",
+            "example-size": f"torch.export fixes {name} at its example size, but {subject} runs at "
+            f"{name}={listed(self.runs)} and fails at {name}={listed(self.fails)}",
+            "nowhere": f"{subject} runs at none of the {tried} sets of sizes that were tried",
+        }
+        if self.kind in texts:
+            return texts[self.kind]
+        inside = f"{self.ends[0]}..{self.ends[1]}" if self.ends else ""
+        if self.kind == "fixed":
+            return f"{name} must be {self.ends[0] if self.ends else ''}"
+        if self.kind == "range":
+            return f"{name} must be in {inside}"
+        return f"{name} must be {multiple_text(self.multiple, self.offset)}" + (
+            f" in {inside}" if inside else ""
+        )
+
+    def _around(self) -> str:
+        """What to declare where the pipeline can't use the narrower dim."""
+        name, new = self._plain, self.suggested
+        if self.obstacle == "zero":
+            return f"no dim {name}: every Dim has a size above 0"
+        if self.obstacle == "empty":
+            return f"a range of {name} that has such a size"
+        if self.obstacle == "padding-offset":
+            return (
+                f"{name} without padding: padding gives multiples only, and none of them is "
+                f"{multiple_text(self.multiple, self.offset)}"
+            )
+        if self.obstacle == "padding-empty" or new is None:
+            return f"another range of {name}"
+        return f"{dim_text(new)} if you can do without your opt={self.opt}"
+
+    def _inexpressible(self) -> str:
+        """What to declare where no Dim expresses the rule."""
+        name = self._plain
+        both = " and ".join((name, *self.others))
+        if self.one_dim:
+            return f"one Dim for both {both}" if len(self.others) == 1 else f"one Dim for {both}"
+        if self.kind == "expression" and self.others:
+            return f"{self.formula} in place of {name}"
+        if self.kind in ("band", "relation"):
+            return f'rules=("{self.size_rule}",)'
+        texts: dict[RuleKind, str] = {
+            "guard": f"ranges of {both} that keep it: no Dim can express it",
+            "dependent": f"ranges of {both} in which every pair runs: no Dim can express it",
+            "irregular": f"sizes of {name} that run: no Dim can express these",
+            "unsettled": f"a smaller range of {name}",
+            "baked-in": f"a number in place of {name}, or keep it symbolic in that line",
+            "example-size": f"the sizes of {name} that run (auto=True finds them)",
+            "nowhere": "ranges that hold sizes at which it runs",
+        }
+        return texts.get(self.kind, f"only such sizes of {name}: no Dim can express them")
+
+
+@dataclass(frozen=True)
+class AppliedRule:
+    """A rule that narrowed a spec, in a form that a manifest stores as JSON.
+
+    Args:
+        kind: the kind of the rule.
+        dim: the name of the dim that it restricts.
+        others: the names of the other dims in it.
+        size_rule: the rule as `ModelSpec.rules` has it; empty where no such text is known.
+        line: ``file:line in function: code`` of the model; empty where it is unknown.
+        text: what the model demands, for people only.
+    """
+
+    kind: RuleKind
+    dim: str
+    others: tuple[str, ...]
+    size_rule: str
+    line: str
+    text: str
+
+
+def multiple_text(multiple: int, offset: int) -> str:
+    """``odd``, ``a multiple of 8``, ``1 more than a multiple of 32``."""
+    if offset == 0:
+        return f"a multiple of {multiple}"
+    return "odd" if multiple == 2 else f"{offset} more than a multiple of {multiple}"
+
+
+def dim_text(dim: Dim) -> str:
+    """The dim as you write it in Python: ``Dim("h", min=16, opt=32, max=64)``."""
+    step = f", multiple_of={dim.multiple_of}" if dim.multiple_of > 1 else ""
+    step += f", offset={dim.offset}" if dim.offset else ""
+    return f'Dim("{dim.name}", min={dim.min}, opt={dim.opt}, max={dim.max}{step})'
+
+
+def size_list(sizes: Mapping[str, int]) -> str:
+    """``h=33, w=64``."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def listed(sizes: Sequence[int]) -> str:
+    """The first few sizes: ``1, 4, 9, 12, 15, 20, ...``."""
+    return ", ".join(map(str, sizes[:_LISTED])) + (", ..." if len(sizes) > _LISTED else "")
