@@ -32,10 +32,10 @@ lint: setup ## Check style, types, and which room imports which
 	$(VENV)/bin/lint-imports
 
 bench: setup ## Measure the stages of a conversion (ARGS: models, default raft raft_small)
-	$(RUN) benchmarks/stages.py $(ARGS)
+	$(RUN) benchmarks/conversion/stages.py $(ARGS)
 
 bench-engines: setup ## Measure engines beside torch on a GPU (ARGS: artifacts, --torch-python)
-	$(RUN) benchmarks/engines.py run $(ARGS)
+	$(RUN) benchmarks/engines/engines.py run $(ARGS)
 
 clean: ## Remove caches and build leftovers (the environment and artifacts stay)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

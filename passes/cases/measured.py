@@ -1,6 +1,7 @@
 """What each TensorRT made of the cases: as they stand, and after the passes.
 
-Generated, not written, by `python benchmarks/case_verdicts.py --target tensorrt-8.6 --write FILE`.
+Generated, not written, by
+`python benchmarks/patterns/case_verdicts.py --target tensorrt-8.6 --write FILE`.
 tensorrt-8.6: TensorRT 8.6.0, NVIDIA H200.
 Keys are `str(case)`. ``right``: parsed, built and run, numbers compared with ONNX Runtime's at
 every shape; ``builds``: not run. ``parse``, ``build``, ``crash``, ``sizes`` and ``numbers`` say

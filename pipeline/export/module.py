@@ -75,8 +75,8 @@ def made(spec: ModelSpec, weights: Path | None) -> tuple[ModelSpec, torch.nn.Mod
         InputError: `build` fails or makes no module, or the module can't be called with the
             declared inputs.
     """
-    # attention under a mask that is learnt has other strides where gradients are asked for, and
-    # torch 2.13 fails at the view behind it (tests/export/test_module.py)
+    # Attention under a learnt mask gives other strides where the mask asks for gradients, even
+    # under no_grad. torch 2.13 fails at a view behind it (tests/export/test_module.py).
     module = _made(spec, weights).eval().requires_grad_(False)
     arguments, _ = by_name_or_place(spec.name, module.forward, spec.arguments)
     spec = replace(spec, arguments=arguments)

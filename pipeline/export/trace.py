@@ -20,10 +20,7 @@ import torch
 
 from pipeline.errors import ConstraintError, ExportError
 from pipeline.export.guards import Broken, broken_guards, good_sizes, matters, tries
-from pipeline.export.torch_2_13.recurrent import dynamic_time
-from pipeline.export.torch_2_13.short_sizes import short_sizes
-from pipeline.export.torch_2_13.tracing import SymbolicSteps
-from pipeline.export.torch_2_13.whole import whole_numbers
+from pipeline.export.torch_2_13 import mended
 from pipeline.export.torch_messages import GuardLog, find_rules, fixed_dims, root_name
 from pipeline.export.trace_rules import find_baked, one_sided, with_branch, without_opt
 from pipeline.machine.resources import Stopwatch
@@ -180,14 +177,7 @@ def _torch_export(
         shapes = (*shapes[: len(fixed)], shapes[len(fixed) :])
     declared = _declared(inputs, module)
     try:
-        with (
-            torch.no_grad(),
-            quiet(),
-            dynamic_time(),
-            SymbolicSteps(),
-            whole_numbers(module, declared),
-            short_sizes(declared),
-        ):
+        with torch.no_grad(), quiet(), mended(module, declared):
             return torch.export.export(
                 module, eager.args(sizes), dynamic_shapes=shapes, strict=False
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "engines"
 sys.path.append(str(BENCHMARKS))
 
 import engine_results  # noqa: E402
@@ -275,14 +275,14 @@ def test_a_failure_that_a_later_run_mended_is_not_told(results: engine_results.R
     ("command", "told"),
     [
         (
-            "python benchmarks/engines.py run /root/o/art/raft art/vit/ --torch-python "
+            "python benchmarks/engines/engines.py run /root/o/art/raft art/vit/ --torch-python "
             "'/opt/py/bin/python3 -s' --torch-path /root/b/app --torch-path=/root/b/extra "
             "--reference /root/o/ref --json /root/o/g0.json --part engine --shape h=440,w=1024",
-            "python benchmarks/engines.py run raft vit --part engine --shape h=440,w=1024",
+            "python benchmarks/engines/engines.py run raft vit --part engine --shape h=440,w=1024",
         ),
         (
-            "python benchmarks/engines.py run raft --weights=/data/w.pt",
-            "python benchmarks/engines.py run raft --weights=w.pt",
+            "python benchmarks/engines/engines.py run raft --weights=/data/w.pt",
+            "python benchmarks/engines/engines.py run raft --weights=w.pt",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from pipeline.export.module import made
 from pipeline.export.padding import PaddedModule
 from pipeline.source.zoo import find_spec
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "engines"
 sys.path.append(str(BENCHMARKS))
 
 import children  # noqa: E402

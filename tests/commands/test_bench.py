@@ -21,7 +21,7 @@ from pipeline.spec.dims import Dim
 from pipeline.spec.profiles import Profile, sizes_to_time
 from pipeline.spec.tensors import Input
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "engines"
 sys.path.append(str(BENCHMARKS))
 
 import children  # noqa: E402
@@ -304,7 +304,7 @@ def test_another_python_gets_nothing_of_this_ones(monkeypatch: pytest.MonkeyPatc
     found = children.other_python(["/more"])
     assert "PYTHONHOME" not in found
     assert found["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
-    assert found["PYTHONPATH"] == f"{BENCHMARKS.parent}:/more"
+    assert found["PYTHONPATH"] == f"{BENCHMARKS.parents[1]}:/more"
 
 
 def test_distance_of_outputs(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_the_command_lines_page_is_what_the_parser_gives() -> None:
 
 @pytest.mark.parametrize("name", ["strangers", "patterns"])
 def test_a_measured_page_begins_as_its_script_writes_it(name: str) -> None:
-    tree = ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())
+    tree = ast.parse((ROOT / "benchmarks" / name / f"{name}.py").read_text())
     (head,) = (
         ast.literal_eval(node.value)
         for node in tree.body
@@ -37,7 +37,7 @@ def test_a_measured_page_begins_as_its_script_writes_it(name: str) -> None:
     )
     text = (ROOT / "docs" / "results" / f"{name}.md").read_text()
     for part in head.replace("{points}", "{example}").split("{example}"):
-        assert part in text, f"{name}.md: write the HEAD of benchmarks/{name}.py into it"
+        assert part in text, f"{name}.md: write the HEAD of benchmarks/{name}/{name}.py into it"
 
 
 def test_the_floors_are_those_of_the_import_contract() -> None:

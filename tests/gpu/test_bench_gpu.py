@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from pipeline.convert.driver import run
 from pipeline.spec.config import Config
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "engines"))
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(TARGET is None, reason=WHY)]
 

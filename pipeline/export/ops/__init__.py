@@ -8,7 +8,7 @@ line of the op, as the exporter's own do.
 
 Tied to torch 2.13: which overloads reach the exporter (``upsample_nearest2d.vec``), and that sizes'
 ``//`` and ``%`` are dispatched by `operator.floordiv` and `operator.mod`. `exporter.to_onnx` raises
-where an op went another way; tests/translations hold each translation to be used.
+where an op went another way; tests/export/ops hold each translation to be used.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 
 from pipeline.errors import ExportError
 from pipeline.export.ops import integers, pools, translation_table
-from pipeline.export.torch_2_13.recurrent import dynamic_time
+from pipeline.export.torch_2_13 import mended
 from pipeline.graph.files import nodes_of
 from pipeline.plugins import PLUGINS
 from pipeline.plugins.base import DOMAIN
@@ -37,7 +37,7 @@ def to_onnx(
     called: set[Any] = set()
     table = {target: _noting(f, target, called) for target, f in translation_table().items()}
     try:
-        with dynamic_time():
+        with mended(program.graph_module, {}, during="torch.onnx.export"):
             onnx_program = torch.onnx.export(
                 program,
                 dynamo=True,

@@ -1,0 +1,122 @@
+"""The one place where torch is bent: what torch 2.13 gets wrong while it traces or exports.
+
+Each entry of `PIECES` mends one fault of torch by exchanging something of torch, or a name in the
+model's modules. `mended` applies them round a call of torch, and puts everything back afterwards.
+
+tests/export/torch_2_13/test_pieces.py shows each fault without its piece. Such a test fails as soon
+as torch no longer needs the piece; then delete the piece, or set its `needed_below`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.torch_version import TorchVersion
+
+from pipeline.export.torch_2_13 import (
+    negative_divisors,
+    recurrent,
+    short_sizes,
+    symbolic_steps,
+    whole,
+)
+from pipeline.export.torch_2_13.sources import Sizes
+
+Call = Literal["torch.export.export", "torch.onnx.export"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One fault of torch and what mends it.
+
+    Args:
+        name: the piece's name, which is its module's in this folder.
+        seen: the version of torch in which the fault was seen.
+        without: what torch does without the piece, in one sentence.
+        apply: makes the context manager that mends the fault, for a model and the sizes declared
+            for the arguments of its ``forward``.
+        during: the calls of torch that need the piece.
+        needed_below: the first version of torch without the fault; None while none is known.
+        threads: addresses of public threads on the fault, or on code that meets it.
+    """
+
+    name: str
+    seen: str
+    without: str
+    apply: Callable[[torch.nn.Module, Sizes], AbstractContextManager[Any]]
+    during: tuple[Call, ...] = ("torch.export.export",)
+    needed_below: str | None = None
+    threads: tuple[str, ...] = ()
+
+    def needed(self) -> bool:
+        """True if the installed torch may have the fault."""
+        return self.needed_below is None or TorchVersion(torch.__version__) < self.needed_below
+
+
+PIECES: tuple[Piece, ...] = (
+    Piece(
+        "recurrent",
+        seen="2.13.0",
+        without="The time axis of an LSTM or a GRU becomes a constant, the example's length.",
+        apply=lambda module, sizes: recurrent.dynamic_time(),  # noqa: ARG005
+        during=("torch.export.export", "torch.onnx.export"),
+        threads=(
+            "https://github.com/pytorch/pytorch/issues/115092",
+            "https://github.com/pytorch/pytorch/issues/191855",
+        ),
+    ),
+    Piece(
+        "symbolic_steps",
+        seen="2.13.0",
+        without="linspace, affine_grid, cdist and chunk make a constant of a symbolic size, or "
+        "fail at it.",
+        apply=lambda module, sizes: symbolic_steps.SymbolicSteps(),  # noqa: ARG005
+        threads=(
+            "https://github.com/pytorch/pytorch/pull/184939",  # linspace
+            "https://github.com/pytorch/pytorch/issues/134663",  # chunk
+        ),
+    ),
+    Piece(
+        "whole",
+        seen="2.13.0",
+        without="int() of a quotient of sizes, as in Swin Transformer, bakes the example's size "
+        "in.",
+        apply=whole.whole_numbers,
+        threads=("https://github.com/microsoft/Swin-Transformer/pull/257",),
+    ),
+    Piece(
+        "short_sizes",
+        seen="2.13.0",
+        without="Expressions of padded sizes grow with each layer, and the guards on them take "
+        "minutes.",
+        apply=lambda module, sizes: short_sizes.short_sizes(sizes),  # noqa: ARG005
+    ),
+    Piece(
+        "negative_divisors",
+        seen="2.13.0",
+        without="(s//2)//-2 is merged to s//-4, which is another number at odd s.",
+        apply=lambda module, sizes: negative_divisors.positive_divisors(),  # noqa: ARG005
+    ),
+)
+
+
+@contextmanager
+def mended(
+    module: torch.nn.Module, sizes: Sizes, during: Call = "torch.export.export"
+) -> Iterator[None]:
+    """Applies the pieces that a call of torch needs, and puts everything back afterwards.
+
+    Args:
+        module: the model, or the program's graph module.
+        sizes: the declared sizes, by the argument of the model's ``forward`` and the axis.
+        during: the call of torch that follows.
+    """
+    with ExitStack() as stack:
+        for piece in PIECES:
+            if during in piece.during and piece.needed():
+                stack.enter_context(piece.apply(module, sizes))
+        yield

@@ -27,14 +27,13 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.export.guards import Symbol
+from pipeline.export.torch_2_13.sources import Symbols
 from pipeline.probe.evaluate import result_of
 from pipeline.probe.grid import size_grid
-from pipeline.spec.dims import Dim, Size
+from pipeline.spec.dims import Dim
 
 _EXACT = 1 << 48  # integers up to here; float64 has 5 bits more, for
 _ROUNDINGS = 30
-
-Symbols = tuple[tuple[str, Size], ...]  # torch's symbols, each with what is declared there
 
 
 @dataclass(frozen=True)

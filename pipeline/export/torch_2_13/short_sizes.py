@@ -15,15 +15,13 @@ condition by True or False, if it is equal at every declared size:
 
 So a formula may be wrong at sizes that are not declared. These are refused at run time.
 
-torch itself writes ``(s//2)//-2``, in code that rounds up by ``-(n // -2)``, as ``s//-4``, which is
-another number at odd s (`FloorDiv.eval`, torch 2.13). Short sizes make that more frequent, so under
-`short_sizes` a negative divisor is written as a positive one of the negative size.
+Short sizes make divisions by negative numbers more frequent, which torch merges to wrong numbers:
+`pipeline.export.torch_2_13.negative_divisors` mends that.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,19 +32,16 @@ from typing import Any
 
 import numpy as np
 import sympy
-from sympy.core.cache import clear_cache
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.export.guards import Symbol
+from pipeline.export.torch_2_13.sources import Sizes, Symbols, declared_size
 from pipeline.probe.evaluate import result_of
-from pipeline.spec.dims import Dim, Size
+from pipeline.spec.dims import Dim
 
-Sizes = Mapping[tuple[str, int], Size]  # declared, by argument of ``forward`` and axis
-Symbols = tuple[tuple[str, Size], ...]  # torch's symbols, each with what is declared there
 Columns = dict[str, np.ndarray]
 
-_SOURCE = re.compile(r"L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\]")
 _LONG = 6  # operations from which on an expression is looked at
 _MOST = 1 << 19  # combinations of sizes that are evaluated; 64..320 twice and a batch up to 7
 _PROBES = 256  # combinations that may say at once that nothing is equal
@@ -64,9 +59,7 @@ class _Shortened:
 _entered: ContextVar[_Shortened | None] = ContextVar("_entered", default=None)
 _lock = threading.Lock()
 _nodes: Any = SymNode
-_divisions: Any = FloorDiv
 _init: Callable[..., None] = SymNode.__init__
-_eval: Callable[..., Any] = _divisions.eval.__func__
 _users = 0  # of the exchanged `SymNode.__init__`
 
 
@@ -94,15 +87,6 @@ def _use(more: int) -> None:
     with _lock:
         _users += more
         _nodes.__init__ = _short_init if _users else _init
-        _divisions.eval = classmethod(_positive_divisor if _users else _eval)
-        clear_cache()  # sympy's, of what `eval` gave before
-
-
-def _positive_divisor(cls: Any, base: Any, divisor: Any) -> Any:
-    """`FloorDiv.eval`, with ``a//-b`` as ``-a//b``."""
-    if divisor.is_Integer and divisor < 0:
-        return cls(-base, -divisor)
-    return _eval(cls, base, divisor)
 
 
 def _short_init(
@@ -163,16 +147,11 @@ def _declared(expr: Any, env: Any, sizes: Sizes) -> Symbols | None:
     """What is declared for each symbol; None if one is not the size of an input given here."""
     found = []
     for symbol in sorted(expr.free_symbols, key=str):
-        declared = [_of_source(source.name, sizes) for source in env.var_to_sources.get(symbol, ())]
+        declared = [declared_size(s.name, sizes) for s in env.var_to_sources.get(symbol, ())]
         if not declared or any(d is None or d != declared[0] for d in declared):
             return None
         found.append((str(symbol), declared[0]))
     return tuple(found) or None  # type: ignore[arg-type]  # no None in it
-
-
-def _of_source(name: str, sizes: Sizes) -> Size | None:
-    match = _SOURCE.fullmatch(name)
-    return sizes.get((match[1] + (match[2] or ""), int(match[3]))) if match else None
 
 
 def _condition(expr: Any) -> bool:

@@ -2,7 +2,7 @@
 
 Window attention, as nearly all of the Swin family has it, writes ``B = int(windows.shape[0] / (H *
 W / window_size / window_size))``. Python's ``int`` must return a number, so torch.export bakes the
-batch in (torch 2.13). Under `whole_numbers` the name ``int`` means, in the model's own modules, a
+batch in. Under `whole_numbers` the name ``int`` means, in the model's own modules, a
 type that leaves a symbolic size symbolic, and of a quotient of sizes takes the whole part as
 integers (`pipeline.export.torch_2_13.quotients` says when that is Python's). Every other call, and
 every other float (``int(h * 0.7)``, ``int(n ** 0.5)``), is Python's own ``int``.
@@ -24,7 +24,7 @@ import functools
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -36,12 +36,10 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipeline.export.torch_2_13.quotients import whole_part
-from pipeline.spec.dims import Size
+from pipeline.export.torch_2_13.sources import Sizes, declared_size
 
-Sizes = Mapping[tuple[str, int], Size]  # declared, by argument of ``forward`` and axis
 Namespace = dict[str, Any]
 
-_SOURCE = re.compile(r"L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\]")
 _MENTIONED = re.compile(r"\bint\s*\(|\bmap\s*\(\s*int\b")
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "sympy", "onnx", "pipeline", "builtins"}
 _STEPS = 2  # from a module to those whose functions it uses, and on to theirs
@@ -80,8 +78,7 @@ def whole(value: torch.SymInt | torch.SymFloat) -> Any:
     symbols = []
     for symbol in sorted(expr.free_symbols, key=str):
         source = next(iter(env.var_to_sources.get(symbol, ())), None)
-        match = None if source is None else _SOURCE.fullmatch(source.name)
-        size = sizes.get((match[1] + (match[2] or ""), builtins.int(match[3]))) if match else None
+        size = None if source is None else declared_size(source.name, sizes)
         if size is None:
             return builtins.int(value)
         symbols.append((str(symbol), size))

@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from torch.export._patches import register_lstm_while_loop_decomposition
 
 from pipeline.export.export import export
 from pipeline.export.torch_2_13.recurrent import dynamic_time
@@ -51,6 +52,26 @@ def test_time_is_dynamic_the_second_time_too(tmp_path, kind) -> None:
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     kinds = [n.op_type for n in onnx.load(done.path).graph.node]
     assert kinds.count(kind.__name__) == 1
+
+
+def test_torchs_own_loop_has_no_effect_after_an_export_without_it() -> None:
+    """The op remembers what it was dispatched to; `dynamic_time` makes it forget that."""
+    module = First(torch.nn.LSTM(4, 5, batch_first=True)).eval()
+    shapes = ({1: torch.export.Dim.DYNAMIC(min=2, max=64)},)
+
+    def time(loop) -> object:
+        torch.export.export(module, (torch.zeros(3, 6, 4),))
+        with torch.no_grad(), loop():
+            program = torch.export.export(module, (torch.zeros(3, 6, 4),), dynamic_shapes=shapes)
+        (output,) = (n.args[0][0] for n in program.graph.nodes if n.op == "output")
+        return output.meta["val"].shape[1]
+
+    with pytest.raises(Exception, match=r"specialized it to be a constant \(6\)"):
+        pytest.fail(
+            f"torch {torch.__version__} gives {time(register_lstm_while_loop_decomposition)}: "
+            "the piece 'recurrent' need not make it forget any more"
+        )
+    assert isinstance(time(dynamic_time), torch.SymInt)
 
 
 def test_torch_is_left_as_it_was() -> None:

@@ -1,6 +1,6 @@
 """What the rewrite passes cost, and what they do to the network that TensorRT-RTX builds.
 
-    python benchmarks/rewriting.py [MODEL.onnx ...]
+    python benchmarks/conversion/rewriting.py [MODEL.onnx ...]
 
 Without arguments: RAFT with 12 updates, as `make convert MODEL=raft` exports it (an artifact in
 artifacts/raft, made if it is not there), and torchvision's ViT-B/16 with a dynamic batch. For

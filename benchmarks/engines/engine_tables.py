@@ -1,4 +1,4 @@
-"""The tables of what benchmarks/engines.py measured, as Markdown.
+"""The tables of what benchmarks/engines/engines.py measured, as Markdown.
 
 Times are milliseconds, memory MiB (2**20 bytes), as in `pipeline bench`. A column in which nothing
 was measured is left out. Nothing of the machine but its parts is told: commands and reasons have

@@ -1,6 +1,6 @@
 """What one run of an ONNX model takes in ONNX Runtime on this CPU: seconds and peak memory.
 
-    python benchmarks/onnx_memory.py MODEL.onnx --size h=2160 --size w=3840 [--plain]
+    python benchmarks/conversion/onnx_memory.py MODEL.onnx --size h=2160 --size w=3840 [--plain]
 
 Sizes are by the names of the model's dynamic dims; inputs are uniform in -1..1. With --plain graph
 optimisations and the memory arena are off, as in the pipeline's comparison.

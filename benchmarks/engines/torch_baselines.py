@@ -1,6 +1,6 @@
 """What a user would run instead of an engine: a model of the zoo in torch, eager and compiled.
 
-    python3 benchmarks/torch_baselines.py raft --option updates=12 --shape h=440,w=1024
+    python3 benchmarks/engines/torch_baselines.py raft --option updates=12 --shape h=440,w=1024
         [--variant compile-tf32 ...] [--time-limit 240] [--out FILE] [--reference DIR]
         [--device cpu]
 

@@ -1,7 +1,8 @@
 """How fast a model could be: its operations and bytes at given sizes over the chip's rates.
 
-    python benchmarks/floors.py count ARTIFACT [--shape h=440,w=1024 ...] [--rates FILE] [--json]
-    python3 benchmarks/floors.py measure --out FILE      # by a Python that has torch with CUDA
+    python benchmarks/engines/floors.py count ARTIFACT [--shape h=440,w=1024 ...]
+        [--rates FILE] [--json]
+    python3 benchmarks/engines/floors.py measure --out FILE  # by a Python that has torch with CUDA
 
 `count` needs no GPU. It reads model.onnx with the sizes put in (a Loop's body counts as often as
 it runs) and prints for each size

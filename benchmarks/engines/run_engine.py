@@ -1,7 +1,7 @@
-"""One engine, or ONNX Runtime, at several sizes: what benchmarks/engines.py starts for it.
+"""One engine, or ONNX Runtime, at several sizes: what benchmarks/engines/engines.py starts for it.
 
-    python benchmarks/run_engine.py engine ARTIFACT --shape h=440,w=1024 [--reference DIR]
-    python benchmarks/run_engine.py ort ARTIFACT --shape h=440,w=1024 [--reference DIR]
+    python benchmarks/engines/run_engine.py engine ARTIFACT --shape h=440,w=1024 [--reference DIR]
+    python benchmarks/engines/run_engine.py ort ARTIFACT --shape h=440,w=1024 [--reference DIR]
 
 Prints a line of JSON for each size (for an engine two: with a CUDA graph and without).
 """

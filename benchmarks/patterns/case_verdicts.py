@@ -1,6 +1,7 @@
 """What the installed TensorRT does with every pass's cases, as they stand and after the passes.
 
-    python benchmarks/case_verdicts.py --target tensorrt-8.6 --write passes/cases/measured.py
+    python benchmarks/patterns/case_verdicts.py --target tensorrt-8.6 \\
+        --write passes/cases/measured.py
 
 On a machine with a GPU that the target's engines run on, the numbers are compared too. Each case
 is tried twice (parsed, built, run at its shapes): as it stands, and after all passes that the
@@ -42,7 +43,8 @@ Verdicts = dict[str, dict[str, tuple[str, str]]]
 _NOT_TRIED = "-"
 _HEAD = '''"""What each TensorRT made of the cases: as they stand, and after the passes.
 
-Generated, not written, by `python benchmarks/case_verdicts.py --target {target} --write FILE`.
+Generated, not written, by
+`python benchmarks/patterns/case_verdicts.py --target {target} --write FILE`.
 {where}
 Keys are `str(case)`. ``right``: parsed, built and run, numbers compared with ONNX Runtime's at
 every shape; ``builds``: not run. ``parse``, ``build``, ``crash``, ``sizes`` and ``numbers`` say

@@ -1,6 +1,6 @@
 """Records of artifacts that were verified on a GPU: the evidence of a manifest on a few lines.
 
-    python benchmarks/verified_record.py artifacts/raft/manifest.json [MANIFEST ...]
+    python benchmarks/engines/verified_record.py artifacts/raft/manifest.json [MANIFEST ...]
         [--out docs/results/verified] [--command 'pipeline convert ...']
 
 After `pipeline verify` on a GPU the manifest of an artifact holds the whole comparison. A record

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from pipeline.errors import ExportError
 from pipeline.export.export import export
-from pipeline.export.torch_2_13 import tracing
+from pipeline.export.torch_2_13 import symbolic_steps
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
@@ -70,7 +70,7 @@ def test_sizes_stay_symbolic(tmp_path, monkeypatch, name) -> None:
         want = function(torch.from_numpy(x)).numpy()
         np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-5, atol=1e-6)
 
-    monkeypatch.setattr(tracing, "_OTHERS", {})
+    monkeypatch.setattr(symbolic_steps, "_OTHERS", {})
     with pytest.raises(ExportError):
         export(spec, None, tmp_path / "n.onnx")
 
@@ -79,4 +79,6 @@ def test_sizes_stay_symbolic(tmp_path, monkeypatch, name) -> None:
 def test_linspace_is_torchs(steps) -> None:
     for start, end in ((-1.0, 1.0), (0.0, 0.3), (5.0, -2.0)):
         want = torch.linspace(start, end, steps)
-        torch.testing.assert_close(tracing.linspace(start, end, steps), want, rtol=2e-7, atol=1e-7)
+        torch.testing.assert_close(
+            symbolic_steps.linspace(start, end, steps), want, rtol=2e-7, atol=1e-7
+        )

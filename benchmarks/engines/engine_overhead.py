@@ -1,6 +1,6 @@
 """What `Engine` costs the host beyond TensorRT's own call, and whether its memory stays as it is.
 
-    python benchmarks/engine_overhead.py [ARTIFACT] [--calls 10000] [--json FILE]
+    python benchmarks/engines/engine_overhead.py [ARTIFACT] [--calls 10000] [--json FILE]
 
 Without an artifact a tiny model is converted first (y = relu(x) + x at 1..512 x 1..512), whose work
 on the GPU is next to nothing. Needs a GPU, and no torch. An artifact's first profile is used.

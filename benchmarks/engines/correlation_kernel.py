@@ -1,6 +1,6 @@
 """The correlation lookup's CUDA kernel on a GPU: is it right, how fast is it, what does it take.
 
-    python3 benchmarks/correlation_kernel.py [--json FILE]
+    python3 benchmarks/engines/correlation_kernel.py [--json FILE]
 
 Needs a GPU, torch with CUDA and torchvision; no TensorRT. At each size of the feature maps it
 launches plugins/correlation_lookup/kernel.cu as the TensorRT plugin does (cuda-bindings and NVRTC;
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 UPDATES = 12
 # The kernel and the op round in another order: some 256 products of a standard normal each,
 # divided by 16. The volume is read at normalised coordinates: 480 * 6e-8 px of rounding, times
@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="the figures go here as well")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("benchmarks/correlation_kernel.py: needs a GPU that torch can use")
+        raise SystemExit("benchmarks/engines/correlation_kernel.py: needs a GPU that torch can use")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch_op, cuda = load_plugin()
     from torchvision.models.optical_flow.raft import CorrBlock

@@ -1,6 +1,6 @@
 """Converts other people's models, one command each, for docs/results/strangers.md.
 
-    python benchmarks/strangers.py [--only NAME ...] [--fresh] [--write] [--out DIR]
+    python benchmarks/strangers/strangers.py [--only NAME ...] [--fresh] [--write] [--out DIR]
 
 For each model of `strangers_set.py`, each step in a process of its own, with a limit on time:
 
@@ -12,7 +12,7 @@ For each model of `strangers_set.py`, each step in a process of its own, with a 
 The packages are no dependencies of the project; they go beside it, without their own dependencies,
 which would replace torch:
 
-    pip install --no-deps $(python benchmarks/strangers.py --requirements)
+    pip install --no-deps $(python benchmarks/strangers/strangers.py --requirements)
 
 Results are kept in DIR (default: bench-results/strangers) as JSON,
 and a model whose result is there is not run again unless --fresh. Prints the table as Markdown;
@@ -37,19 +37,20 @@ from typing import Any
 from strangers_set import REQUIREMENTS, STRANGERS, Stranger, module_of
 
 HERE = Path(__file__).resolve().parent
-DOCS = HERE.parent / "docs" / "results" / "strangers.md"
+ROOT = HERE.parents[1]
+DOCS = ROOT / "docs" / "results" / "strangers.md"
 POINTS = 10  # sizes at which numbers are compared
 LIMITS = {"truth": 900, "convert": 300, "check": 600}  # seconds of CPU time, of each process
 PATIENCE = 5  # times that, on the clock: other work on the machine is nobody's fault
 RIGHT, BEST = "right", "right as far as a dim can say"
 HEAD = """# Do other people's models convert?
 
-Made by `python benchmarks/strangers.py --write`. Every model belongs to another library and has
-random weights. pipeline contains no code for any of them. Each was converted by one command, with
-batch, height and width free:
+Made by `python benchmarks/strangers/strangers.py --write`. Every model belongs to another
+library and has random weights. pipeline contains no code for any of them. Each was converted by one
+command, with batch, height and width free:
 
 ```sh
-pipeline convert benchmarks/strangers_models.py:timm_vit_tiny {example}
+pipeline convert benchmarks/strangers/strangers_models.py:timm_vit_tiny {example}
 ```
 
 ## What the columns mean
@@ -101,7 +102,7 @@ def run(words: list[str], limit: int) -> tuple[int | None, str, float]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": f"{HERE.parent}:{HERE}"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}"},
     ) as child:
         try:
             text, _ = child.communicate(timeout=limit * PATIENCE)

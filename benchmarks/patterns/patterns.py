@@ -1,6 +1,6 @@
 """Tries each pattern naively and with pipeline, for the table in docs/results/patterns.md.
 
-    python benchmarks/patterns.py [--only NAME ...] [--write] [--out DIR]
+    python benchmarks/patterns/patterns.py [--only NAME ...] [--write] [--out DIR]
 
 The naive path is what a user writes: torch.onnx.export with named dims at opset 18, then ONNX
 Runtime against torch at sizes other than the example's, then TensorRT-RTX's parser, builder and
@@ -41,12 +41,12 @@ from pipeline.spec.dims import Dim
 from pipeline.spec.model import ModelSpec, Output, Tolerance
 from pipeline.spec.profiles import Profile, points
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "results" / "patterns.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "results" / "patterns.md"
 BEGIN, END = "<!-- patterns: begin -->", "<!-- patterns: end -->"
 HEAD = """# Which patterns break, without pipeline and with it?
 
-Made by `python benchmarks/patterns.py --write` on TensorRT-RTX, without a GPU. Each row is a small
-torch module with dynamic sizes (`benchmarks/pattern_modules.py`).
+Made by `python benchmarks/patterns/patterns.py --write` on TensorRT-RTX, without a GPU. Each
+row is a small torch module with dynamic sizes (`benchmarks/patterns/pattern_modules.py`).
 
 - *naive*: `torch.onnx.export` with named dims at opset 18. Then ONNX Runtime is compared with torch
   at seven sets of sizes. Then TensorRT-RTX parses and builds, and its shape inference is compared

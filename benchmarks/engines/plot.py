@@ -1,6 +1,6 @@
-"""Latency against size, a picture a model, of what benchmarks/engines.py measured.
+"""Latency against size, a picture a model, of what benchmarks/engines/engines.py measured.
 
-    python benchmarks/plot.py RESULTS.json... --out docs/results
+    python benchmarks/engines/plot.py RESULTS.json... --out docs/results
 
 Several files are joined, as `engines.py table` does. A panel is a precision; those without any
 engine are left out where others have one. A line is a runner, of one artifact where there are

@@ -1,6 +1,6 @@
 """What a conversion costs, stage by stage: seconds, peak memory, and whose time it is.
 
-    python benchmarks/stages.py [MODEL[:OPTION=VALUE,...] ...] [--out DIR]
+    python benchmarks/conversion/stages.py [MODEL[:OPTION=VALUE,...] ...] [--out DIR]
 
 Each model is converted twice in a child process: once from nothing, once with nothing changed.
 The memory of a stage is that of the process that does it; "all" is the most that the conversion's

@@ -1,17 +1,19 @@
 """Engines beside what a user would run instead, on one GPU, in one run, on the same inputs.
 
-    python benchmarks/engines.py run ARTIFACT... --torch-python python3 [--shape h=440,w=1024 ...]
-        [--part floors,rates,torch,engine,naive,ort] [--variant compile-tf32 ...] [--json FILE]
-    python benchmarks/engines.py table [--json FILE ...]
-    python benchmarks/plot.py FILE... --out docs/results
+    python benchmarks/engines/engines.py run ARTIFACT... --torch-python python3
+        [--shape h=440,w=1024 ...] [--part floors,rates,torch,engine,naive,ort]
+        [--variant compile-tf32 ...] [--json FILE]
+    python benchmarks/engines/engines.py table [--json FILE ...]
+    python benchmarks/engines/plot.py FILE... --out docs/results
 
 Each part is one stage, all are done unless --part names some; what is measured is merged into the
 file at once, so that they can be run one after the other, and again. Two runs at once, each on a
 GPU of its own, need a file each; `table` and the picture take several and join them:
 
-- ``floors``: operations and bytes (benchmarks/floors.py; needs no GPU); ``rates``: the GPU's own
-- ``torch``: benchmarks/torch_baselines.py, by --torch-python, for a model of the zoo: eager-fp32,
-  and by default the variants of the artifact's precision
+- ``floors``: operations and bytes (benchmarks/engines/floors.py; needs no GPU); ``rates``: the
+  GPU's own
+- ``torch``: benchmarks/engines/torch_baselines.py, by --torch-python, for a model of the zoo:
+  eager-fp32, and by default the variants of the artifact's precision
 - ``engine``: `pipeline bench`, with CUDA graphs and without
 - ``naive``: the same for the exported ONNX, built without any of our passes
 - ``ort``: ONNX Runtime's CUDA provider on model.onnx, where it is installed
@@ -221,7 +223,7 @@ def run(arguments: argparse.Namespace) -> int:
     results = Results(arguments.json)
     where = machine()
     arguments.gpu = where["gpu"]
-    command = shlex.join(["python", "benchmarks/engines.py", *sys.argv[1:]])
+    command = shlex.join(["python", "benchmarks/engines/engines.py", *sys.argv[1:]])
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     results.begin({"date": date, "command": command, "machine": where})
     names = arguments.part.split(",") if arguments.part else ["rates", *PARTS]

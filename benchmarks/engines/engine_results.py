@@ -1,4 +1,4 @@
-"""The file that benchmarks/engines.py fills, stage by stage, and several of them joined.
+"""The file that benchmarks/engines/engines.py fills, stage by stage, and several of them joined.
 
     {"runs": [{"date", "command", "machine"}], "rates": {GPU: rates},
      "results": [record], "floors": [record]}

@@ -1,0 +1,64 @@
+"""Floor divisions of sizes by a negative number, which torch merges to a wrong number.
+
+Code rounds up by ``-(n // -2)``. torch writes ``(s//2)//-2`` as ``s//-4``, which is another number
+at odd s (`FloorDiv.eval`). Under `positive_divisors` a negative divisor is written as a positive
+one of the negative size, and torch merges those correctly.
+
+sympy and `SymNode` keep what they computed before, for the whole process. That is forgotten at both
+ends: otherwise a wrong quotient of an earlier export would come back.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sympy.core.cache import clear_cache
+from torch.fx.experimental.sym_node import SymNode
+from torch.utils._sympy.functions import FloorDiv
+
+_divisions: Any = FloorDiv
+_eval: Callable[..., Any] = _divisions.eval.__func__
+_lock = threading.Lock()
+_users = 0  # of the exchanged `FloorDiv.eval`
+
+
+@contextmanager
+def positive_divisors() -> Iterator[None]:
+    """Keeps divisions of sizes by negative numbers right.
+
+    `FloorDiv.eval` is exchanged for all threads. The last user puts torch's own back.
+    """
+    _use(+1)
+    try:
+        yield
+    finally:
+        _use(-1)
+
+
+def _use(more: int) -> None:
+    global _users  # noqa: PLW0603
+    with _lock:
+        _users += more
+        _divisions.eval = classmethod(_positive if _users else _eval)
+        _forget()
+
+
+def _forget() -> None:
+    """Empties sympy's cache, and that of each operation of `SymNode`, which is in its closure."""
+    clear_cache()
+    for operation in vars(SymNode).values():
+        for cell in getattr(inspect.unwrap(operation), "__closure__", None) or ():
+            clear = getattr(cell.cell_contents, "cache_clear", None)
+            if clear is not None:
+                clear()
+
+
+def _positive(cls: Any, base: Any, divisor: Any) -> Any:
+    """`FloorDiv.eval`, with ``a//-b`` as ``-a//b``."""
+    if divisor.is_Integer and divisor < 0:
+        return cls(-base, -divisor)
+    return _eval(cls, base, divisor)

@@ -1,0 +1,269 @@
+"""Each piece is still needed: torch shows its fault without the piece, and none with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from torch._decomp import global_decomposition_table
+from torch.fx.experimental.sym_node import SymNode
+from torch.nn import functional
+from torch.torch_version import TorchVersion
+from torch.utils._sympy.functions import FloorDiv
+
+from pipeline.export import torch_2_13
+from pipeline.export.torch_2_13 import PIECES, mended
+from pipeline.spec.dims import Dim
+
+NAMES = sys.modules[__name__].__dict__  # its functions only call int, as `whole` asks for
+
+
+class Of(torch.nn.Module):
+    """A function of one tensor as a module."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self, kind: type[torch.nn.RNNBase]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = kind(4, 5, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The smallest module that meets a fault.
+
+    Args:
+        module: makes it.
+        shape: of its input, a Dim where the size is dynamic.
+        longest: operations that the output's size may have.
+        written: whether the program is written as ONNX and run there, too.
+    """
+
+    module: Callable[[], torch.nn.Module]
+    shape: tuple[int | Dim, ...]
+    longest: int = 12
+    written: bool = False
+
+    def fault(self) -> str:
+        """What is wrong with torch's program under `PIECES`; nothing if it is right."""
+        module = self.module().eval()
+        dynamic = {n: size for n, size in enumerate(self.shape) if isinstance(size, Dim)}
+        declared = {("x", n): size for n, size in dynamic.items()}
+        dims = {n: torch.export.Dim.DYNAMIC(min=d.min, max=d.max) for n, d in dynamic.items()}
+        torch.manual_seed(1)
+        try:
+            with torch.no_grad(), mended(module, declared):
+                program = torch.export.export(
+                    module, (self.example(0),), dynamic_shapes=(dims,), strict=False
+                )
+            run = self.written_as_onnx(program) if self.written else program.module()
+            ends = [n for n in program.graph.nodes if n.op in ("placeholder", "output")]
+            said, sizes = ends[-1].args[0][0].meta["val"].shape, ends[-2].meta["val"].shape
+            for step in range(1, 8):
+                x = self.example(step)
+                want, got = module(x), run(x)
+                if got.shape != want.shape or not torch.allclose(got, want, 1e-4, 1e-5):
+                    return f"another result at {tuple(x.shape)}"
+                if [at(size, sizes, x.shape) for size in said] != list(want.shape):
+                    return f"the size is said to be {said} and is {want.shape} at {x.shape}"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        longest = max(int(s.node.expr.count_ops()) for s in said if isinstance(s, torch.SymInt))
+        return f"a size of {longest} operations: {said}" if longest > self.longest else ""
+
+    @staticmethod
+    def written_as_onnx(
+        program: torch.export.ExportedProgram,
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        with mended(program.graph_module, {}, during="torch.onnx.export"):
+            done = torch.onnx.export(program, dynamo=True, opset_version=18, verbose=False)
+        file = io.BytesIO()
+        done.save(file)
+        session = onnxruntime.InferenceSession(file.getvalue())
+        (name,) = (i.name for i in session.get_inputs())
+        return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+
+    def example(self, step: int) -> torch.Tensor:
+        """An input, of sizes all over the declared ones; step 0 has the dims' opts."""
+        return torch.randn(
+            *(
+                s.min + (s.opt - s.min + 7 * step) % (s.max - s.min + 1)
+                if isinstance(s, Dim)
+                else s
+                for s in self.shape
+            )
+        )
+
+
+def at(size, symbols, numbers) -> int:
+    """A size as torch wrote it, at the numbers of the input's symbols."""
+    if isinstance(size, int):
+        return size
+    values = {
+        s.node.expr: n for s, n in zip(symbols, numbers, strict=True) if isinstance(s, torch.SymInt)
+    }
+    return int(size.node.expr.xreplace(values))
+
+
+class SamePadding(torch.nn.Module):
+    """Convolutions with TensorFlow's padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = torch.nn.ModuleList(torch.nn.Conv1d(3, 3, 3, 2) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv in self.convs:
+            size = x.shape[-1]
+            pad = max((-(size // -2) - 1) * 2 + 3 - size, 0)
+            x = conv(functional.pad(x, (pad // 2, pad - pad // 2)))
+        return x
+
+
+N, W = Dim("n", 4, 30, 50), Dim("w", 20, 31, 60)
+
+FAULTS: dict[str, dict[str, Case]] = {
+    "recurrent": {
+        "LSTM": Case(lambda: Recurrent(torch.nn.LSTM), (3, N, 4), written=True),
+        "GRU": Case(lambda: Recurrent(torch.nn.GRU), (3, N, 4), written=True),
+    },
+    "symbolic_steps": {
+        "linspace": Case(lambda: Of(lambda x: x + torch.linspace(0, 1, x.shape[1])), (3, W)),
+        "affine_grid": Case(
+            lambda: Of(lambda x: functional.affine_grid(torch.eye(2, 3)[None], x.shape)),
+            (1, 3, N, W),
+        ),
+        "cdist": Case(lambda: Of(lambda x: torch.cdist(x, x + 1)), (W, 4)),
+        "torch.chunk": Case(lambda: Of(lambda x: torch.chunk(x, 2, 1)[0]), (3, W), written=True),
+        "Tensor.chunk": Case(lambda: Of(lambda x: x.chunk(2, 1)[1]), (3, W), written=True),
+    },
+    "whole": {
+        "half a size": Case(lambda: Of(lambda x: x.new_zeros(int(x.shape[1] / 2))), (3, W)),
+        "a size": Case(lambda: Of(lambda x: x.new_zeros(int(x.shape[1]))), (3, W)),
+    },
+    "short_sizes": {"same padding": Case(SamePadding, (1, 3, W))},
+    "negative_divisors": {
+        "half, rounded up": Case(
+            lambda: Of(lambda x: x.new_zeros(-(x.shape[1] // 2 // -2))), (3, W)
+        )
+    },
+}
+EVERY = [(name, what) for name, cases in FAULTS.items() for what in cases]
+
+
+def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(torch_2_13, "PIECES", tuple(p for p in PIECES if p.name != name))
+
+
+def test_every_piece_has_a_case_and_says_what_it_is_for() -> None:
+    assert list(FAULTS) == [piece.name for piece in PIECES]
+    for piece in PIECES:
+        assert FAULTS[piece.name], piece.name
+        assert piece.seen <= TorchVersion(torch.__version__)
+        assert piece.needed_below is None or piece.needed_below > TorchVersion(piece.seen)
+        assert piece.without.endswith(".") and len(piece.without.split()) <= 25
+        assert all(at.startswith("https://github.com/") for at in piece.threads)
+        assert importlib.util.find_spec(f"pipeline.export.torch_2_13.{piece.name}")
+
+
+@pytest.mark.parametrize(("name", "what"), EVERY)
+def test_torch_needs_the_piece_and_it_is_enough(monkeypatch, name: str, what: str) -> None:
+    case = FAULTS[name][what]
+    with monkeypatch.context() as patch:
+        without(patch, name)
+        assert case.fault(), (
+            f"torch {torch.__version__} no longer needs the piece {name!r} for {what}: delete it"
+        )
+    # after a fault in this process, whose results torch may have kept
+    assert case.fault() == ""
+
+
+def test_a_torch_without_the_fault_is_left_alone(monkeypatch) -> None:
+    (piece,) = (piece for piece in PIECES if piece.name == "negative_divisors")
+    before = exchanged()
+    for needed_below, applied in ((None, True), ("99.0", True), ("2.0", False)):
+        monkeypatch.setattr(torch_2_13, "PIECES", (replace(piece, needed_below=needed_below),))
+        with mended(torch.nn.Identity(), {}):
+            assert (exchanged() != before) == applied
+
+
+def exchanged() -> dict[str, Any]:
+    """Everything that some piece exchanges."""
+    return {
+        "SymNode.__init__": SymNode.__init__,
+        "FloorDiv.eval": FloorDiv.__dict__["eval"].__func__,
+        "int": NAMES.get("int"),
+        "modes": torch._C._len_torch_function_stack(),
+        **{str(op): dict(op.py_kernels) for op in RECURRENT},
+        "decompositions": {
+            op: global_decomposition_table["post_autograd"].get(op) for op in RECURRENT
+        },
+    }
+
+
+RECURRENT = (torch.ops.aten.lstm.input, torch.ops.aten.gru.input)
+MODEL = Of(lambda x: x.new_zeros(int(x.shape[1])))
+
+
+def test_everything_is_put_back() -> None:
+    before = exchanged()
+    with mended(MODEL, {}):
+        inside = exchanged()
+        assert all(inside[what] != value for what, value in before.items())
+        with mended(MODEL, {}), mended(MODEL, {}, during="torch.onnx.export"):
+            pass
+        assert exchanged() == inside
+    assert exchanged() == before
+
+
+def test_everything_is_put_back_after_an_exception(monkeypatch) -> None:
+    before = exchanged()
+    with pytest.raises(ZeroDivisionError), mended(MODEL, {}), mended(MODEL, {}):
+        raise ZeroDivisionError
+    assert exchanged() == before
+    # a piece that can't be applied, after all the others
+    broken = replace(PIECES[0], apply=lambda *_: 1 // 0)
+    monkeypatch.setattr(torch_2_13, "PIECES", (*PIECES, broken))
+    with pytest.raises(ZeroDivisionError), mended(MODEL, {}):
+        pass
+    assert exchanged() == before
+
+
+def test_importing_the_pipeline_neither_loads_nor_applies_a_piece() -> None:
+    code = (
+        "import pipeline, sys\n"
+        "print([m for m in sys.modules if m in ('torch', 'sympy') or 'torch_2_13' in m])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_pipeline_knows_the_face_only() -> None:
+    """One place applies the pieces, so that a piece goes by deleting its module and its entry."""
+    folder = Path(torch_2_13.__file__).parent
+    for file in folder.parents[1].rglob("*.py"):
+        if folder not in file.parents:
+            for line in file.read_text(encoding="utf-8").splitlines():
+                if "import" in line and "torch_2_13" in line:
+                    assert line == "from pipeline.export.torch_2_13 import mended", file
