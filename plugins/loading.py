@@ -114,7 +114,7 @@ def provided_ops(plugins: Sequence[str], target: Target) -> frozenset[str]:
     if files:
         with library_folder(target) as env, Child(env) as child:
             try:
-                ops |= child.call("pipeline.plugins.loading:_names_of", files, target)
+                ops |= child.call(_names_of, files, target)
             except ChildDied as died:
                 names = ", ".join(plugin.name for plugin in files)
                 raise BuildError(

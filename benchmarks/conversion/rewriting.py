@@ -78,11 +78,11 @@ def _rows(model: Path, folder: Path) -> list[dict[str, Any]]:
     for target in TARGETS.values():
         out = folder / "rewritten.onnx"
         with Child() as child:
-            done = child.call("rewriting:measure", model, out, target)
+            done = child.call(measure, model, out, target)
         layers = "-"
         if target is rtx and not why_not_asked(rtx):
             with Child() as child:
-                counts = [child.call("rewriting:layers", path) for path in (model, out)]
+                counts = [child.call(layers, path) for path in (model, out)]
             layers = " -> ".join(map(str, counts))
         rows.append(
             {
@@ -135,4 +135,6 @@ def layers(model: Path) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    import rewriting  # by its name: a child finds `measure` and `layers` under it
+
+    rewriting.main()

@@ -153,7 +153,7 @@ def _in_child(env: Mapping[str, str], job: _Job) -> tuple[Built | Said, int]:
     """What came of the job, and the child's peak memory."""
     with Child(env) as child:
         try:
-            made = child.call("pipeline.build.build:_build_here", job)
+            made: Built | Said | _Refused = child.call(_build_here, job)
         except ChildDied as died:
             made = Said(died.words, died.how)
         except ChildFailed as failed:

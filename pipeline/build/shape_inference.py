@@ -44,9 +44,7 @@ def output_sizes(
     with Child() as child:
         for each in shapes:
             try:
-                found.append(
-                    child.call("pipeline.build.shape_inference:_sizes", model, dict(each), target)
-                )
+                found.append(child.call(_sizes, model, dict(each), target))
             except ChildDied as died:
                 found.append(f"TensorRT's parser died: {died.how}")
             except ChildFailed as failure:  # no ONNX file; running it says it better

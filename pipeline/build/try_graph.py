@@ -66,13 +66,7 @@ def attempt(
     """
     half = precision == "fp16"
     try:
-        verdict, detail = child.call(
-            "pipeline.build.try_graph:_attempt",
-            model.SerializeToString(),
-            list(feeds),
-            target,
-            half,
-        )
+        verdict, detail = child.call(_attempt, model.SerializeToString(), list(feeds), target, half)
     except ChildDied as died:
         return Outcome("crash", f"{died.how}: {died.words.splitlines()[-1] if died.words else ''}")
     return Outcome(verdict, detail)

@@ -1,17 +1,16 @@
 """Calling a function in a child process, so that a crash of a library ends nothing else.
 
-TensorRT can abort or segfault on a graph that it does not like (an Attention of opset 23, a
-plugin node without its library); then the caller gets a `ChildDied` with the signal's name and
-the last words on stderr. A child serves several calls, one after the other, and is killed with
-its parent. What it is asked for goes by name (``module:function``); arguments, results and
-exceptions are pickled.
+TensorRT can abort or segfault on some graphs (an Attention of opset 23, a plugin node without its
+library). The caller then gets a `ChildDied` with the signal's name and the end of stderr.
+A child serves several calls, one after the other, and is killed with its parent. The function,
+its arguments, its result and its exception are pickled: the child imports the function's module
+and what the arguments need, nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import json
 import os
 import pickle
@@ -19,12 +18,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+import traceback
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NoReturn, ParamSpec, TypeVar
 
 from pipeline.errors import PipelineError
+from pipeline.machine.progress import Announce
 from pipeline.machine.resources import peak_memory
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _TAIL = 4000  # characters of stderr that are kept
 _START = (
@@ -50,8 +55,21 @@ class ChildDied(PipelineError):
         return type(self), (self.how, self.words)
 
 
+class ChildLate(ChildDied):
+    """The child process was ended because a call took longer than the time limit."""
+
+
 class ChildFailed(Exception):
-    """An exception in the child that is no `PipelineError`: its type's name and its text."""
+    """An exception in the child that is no `PipelineError`.
+
+    Args:
+        text: its type's name and its text.
+        trace: its traceback in the child.
+    """
+
+    def __init__(self, text: str, trace: str = "") -> None:
+        super().__init__(text)
+        self.trace = trace
 
 
 class Child:
@@ -59,10 +77,24 @@ class Child:
 
     Args:
         env: variables to set in the child beside the parent's own.
+        announce: called here for each text that a call announces. Pass the same object as an
+            argument of `call`: the child gets a function in its place that sends the text.
+        time_limit: seconds that one call may take.
+        grace: seconds that an interrupted or late call gets to clean up, after SIGTERM raises a
+            `KeyboardInterrupt` in it and before SIGKILL. With 0 it is killed at once.
     """
 
-    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        env: Mapping[str, str] | None = None,
+        *,
+        announce: Announce | None = None,
+        time_limit: float | None = None,
+        grace: float = 0.0,
+    ) -> None:
         self._env = {**os.environ, **(env or {})}
+        self._announce, self._time_limit, self._grace = announce, time_limit, grace
+        self._late = False
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._answers: IO[bytes] | None = None
@@ -79,32 +111,42 @@ class Child:
     ) -> None:
         self.close()
 
-    def call(self, function: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls ``module:function`` in the child, which is started if none is there.
+    def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls a function in the child, which is started if none is there.
+
+        Args:
+            function: a function of a module that the child can import.
+            args, kwargs: its arguments.
 
         Raises:
+            ChildLate: the call took longer than the time limit.
             ChildDied: the process ended without an answer; the next call starts a new one.
             PipelineError, OSError, MemoryError: as the function raised it.
             ChildFailed: the function raised anything else.
         """
         process = self._process or self._start()
         assert process.stdin is not None
-        assert self._answers is not None
+        timer = threading.Timer(self._time_limit or 0.0, self._end_late, [process])
         try:
-            pickle.dump((function, args, kwargs), process.stdin)
+            if self._time_limit:
+                timer.start()
+            _Asking(process.stdin, self._announce).dump((function, args, kwargs))
             process.stdin.flush()
-            ok, result, peak = pickle.load(self._answers)
+            state, result = self._answer()
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             raise self._died() from None
         except BaseException:  # interrupted: the child must not go on alone
+            self._end(process)
             self.close()
             raise
-        self.peak_memory = max(self.peak_memory, peak)
-        if ok:
-            return result
+        finally:
+            timer.cancel()
+        if state == "done":
+            done: T = result
+            return done
         if isinstance(result, (PipelineError, OSError, MemoryError)):
             raise result
-        raise ChildFailed(result)
+        raise ChildFailed(*result)
 
     def close(self) -> None:
         """Kills the child, if there is one."""
@@ -117,6 +159,31 @@ class Child:
                 if file is not None:
                     file.close()
         self._process = self._errors = self._answers = None
+
+    def _answer(self) -> tuple[str, Any]:
+        """The end of a call; what the child announces until then is passed on."""
+        assert self._answers is not None
+        while True:
+            state, result, peak = pickle.load(self._answers)
+            self.peak_memory = max(self.peak_memory, peak)
+            if state != "announced":
+                return state, result
+            assert self._announce is not None
+            self._announce(result)
+
+    def _end_late(self, process: subprocess.Popen[bytes]) -> None:
+        self._late = True
+        self._end(process)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            if self._grace:
+                process.terminate()
+                process.wait(self._grace)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            process.kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
         read, write = os.pipe()
@@ -143,6 +210,9 @@ class Child:
         self._errors.seek(max(0, self._errors.tell() - _TAIL))
         words = self._errors.read().decode(errors="replace").strip()
         self.close()
+        if self._late:
+            self._late = False
+            return ChildLate(f"took longer than the time limit of {self._time_limit:g} s", words)
         how = f"exit code {code}"
         if code < 0:
             number = signal.Signals(-code)
@@ -150,30 +220,60 @@ class Child:
         return ChildDied(how, words)
 
 
+class _Asking(pickle.Pickler):
+    """Pickles a call. `announce` stays here: the child gets a function that sends the text."""
+
+    def __init__(self, file: IO[bytes], announce: Announce | None) -> None:
+        super().__init__(file)
+        self._announce = announce
+
+    def persistent_id(self, item: Any) -> str | None:
+        return "announce" if item is not None and item is self._announce else None
+
+
+class _Asked(pickle.Unpickler):
+    """The child's side of `_Asking`."""
+
+    def __init__(self, file: IO[bytes], announce: Announce) -> None:
+        super().__init__(file)
+        self._announce = announce
+
+    def persistent_load(self, name: str) -> Announce:
+        assert name == "announce"
+        return self._announce
+
+
 def main() -> None:
     """The child's side: answers calls from stdin until it is closed."""
     answers = os.fdopen(int(sys.argv[2]), "wb")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _interrupt)
     with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def answer(state: str, result: object) -> None:
+        answers.write(pickle.dumps((state, result, _peak())))
+        answers.flush()
+
     while True:
         try:
-            name, args, kwargs = pickle.load(sys.stdin.buffer)
+            asked = _Asked(sys.stdin.buffer, lambda text: answer("announced", text))
+            function, args, kwargs = asked.load()
         except EOFError:
             return
-        module, _, function = name.partition(":")
+        result: object
         try:
-            result = getattr(importlib.import_module(module), function)(*args, **kwargs)
-            answer = (True, result, _peak())
-        except PipelineError as error:
-            answer = (False, error, _peak())
-        except (OSError, MemoryError) as error:  # a full disk is the caller's matter
-            answer = (False, error, _peak())
-        except Exception as error:  # whatever a library raises; told to the parent
-            answer = (False, f"{type(error).__name__}: {error}", _peak())
-        answers.write(pickle.dumps(answer))
-        answers.flush()
+            state, result = "done", function(*args, **kwargs)
+        except (PipelineError, OSError, MemoryError) as error:  # a full disk: the caller's matter
+            state, result = "failed", error
+        except Exception as error:  # whatever a library raises; the parent reports it
+            state, result = "failed", (f"{type(error).__name__}: {error}", traceback.format_exc())
+        answer(state, result)
+        del function, args, kwargs, result  # not kept until the next call
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _peak() -> int:

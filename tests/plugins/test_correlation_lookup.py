@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lookup_in_child
 import numpy as np
 import onnx
 import onnx.inliner
@@ -136,7 +137,7 @@ def test_memory_stays_far_below_the_volume() -> None:
     inputs = feed(arguments(1, channels, height, width))
     model = one_node(4, channels).SerializeToString()
     with Child() as child:
-        taken = child.call("lookup_in_child:peak_of_run", model, inputs)
+        taken = child.call(lookup_in_child.peak_of_run, model, inputs)
     assert taken < volume / 8
 
 
@@ -219,10 +220,7 @@ def build_with_plugin(model: onnx.ModelProto, channels: int) -> dict[str, Any]:
         for n in range(LEVELS):
             shapes.setdefault(f"level_{n}", []).append([1, height >> n, width >> n, channels])
     with library_folder(RTX) as env, Child(env) as child:
-        result: dict[str, Any] = child.call(
-            "lookup_in_child:build_with_plugin", model.SerializeToString(), shapes
-        )
-    return result
+        return child.call(lookup_in_child.build_with_plugin, model.SerializeToString(), shapes)
 
 
 @pytest.mark.parametrize(

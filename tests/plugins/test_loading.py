@@ -163,7 +163,7 @@ def test_functions_that_the_parser_would_take_for_something_else(tmp_path: Path)
     path = saved(tmp_path, text)
     spare = tmp_path / "spare.onnx"
     with Child() as child:
-        ready = child.call("test_loading:_prepared", path, spare)
+        ready = child.call(_prepared, path, spare)
     assert ready.model == spare
     parsed = onnx.load(spare)
     assert [node.op_type for node in parsed.graph.node] == ["Sin", "Cos", "Exp"]
@@ -183,7 +183,7 @@ def test_functions_of_their_own_name_stay(tmp_path: Path) -> None:
 <opset_import: ["" : 18], domain: "mine"> Wave (a) => (b) {{ b = Sin(a) }}"""
     path = saved(tmp_path, text)
     with Child() as child:
-        assert child.call("test_loading:_prepared", path, tmp_path / "s").model == path
+        assert child.call(_prepared, path, tmp_path / "s").model == path
     assert built(path).layers == 1
 
 

@@ -92,15 +92,12 @@ def parsed(model: Path, target: Target, plugins: Sequence[str] = ()) -> list[Fin
         asked = find_plugins(plugins, target)
         with library_folder(target) as env, Child(env) as child:
             try:
-                words = child.call(
-                    "pipeline.commands.check.nodes:parse_here", model, spare, target, asked
-                )
-                said = Said(words)
+                said = Said(child.call(parse_here, model, spare, target, asked))
             except ChildDied as died:
                 said = Said(died.words, died.how, "parse")
             if said.text and not said.died and not spare.exists():
                 with suppress(ChildDied):  # TensorRT-RTX 1.7.1 crashes on some graphs
-                    others = child.call("pipeline.commands.check.nodes:unknown_here", model, target)
+                    others = child.call(unknown_here, model, target)
     except (PipelineError, ChildFailed) as error:  # a custom op without its plugin
         return [Finding("nodes", shortened(str(error)), "parser", blocks=True)]
     finally:
