@@ -1,4 +1,4 @@
-"""The whole zoo, one model after the other, each in a process of its own.
+"""``convert --all``: the whole zoo, one model after the other, each in a process of its own.
 
 torch keeps state between exports (an LSTM exported after another one has a static time), and a
 library that crashes must end one model only. What is unchanged is not done again, so a run that
@@ -7,38 +7,37 @@ was interrupted goes on where it was. The JUnit file is written anew after each 
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Literal
 
-from pipeline.artifact.manifest import now
+from pipeline.artifact.declared import engine_tolerance_of, tolerances_of
+from pipeline.artifact.manifest import Manifest, now
 from pipeline.commands.table import table
 from pipeline.compare.run_names import in_precision
+from pipeline.convert.driver import run
 from pipeline.errors import InputError, PipelineError
+from pipeline.machine.child import Child, ChildDied, ChildFailed, ChildLate
+from pipeline.machine.files import write_whole
+from pipeline.machine.progress import Announce
 from pipeline.machine.resources import Stopwatch
+from pipeline.machine.target import find_target, require
+from pipeline.models import MODELS
+from pipeline.spec.config import Config
 
-Announce = Callable[[str], None]
-State = Literal["ok", "unchanged", "FAILED", "not reached"]
-
-PROGRAM: tuple[str, ...] = (sys.executable, "-m", "pipeline")
 REPORT = "convert.xml"
-_GRACE = 20.0  # seconds that a process which is told to end has for cleaning up
-_TAIL = 4000  # characters of stderr that the JUnit file keeps
-_ERROR = "error: "
-_STILL = "... still running"  # see `pipeline.commands.main.Progress`
-_STAMP = re.compile(r"^\[ *[\d.]+ s\] ")
+_GRACE = 20.0  # seconds that an interrupted conversion has for cleaning up
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# options of ``convert`` that are for one model only
+_OF_ONE = (
+    "weights", "option", "input", "dim", "range", "exact_dims", "tolerance", "engine_tolerance",
+    "profile", "shape", "plugin",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,19 +48,20 @@ class Result:
         model: its name in the zoo.
         state: ``unchanged`` means that the artifact was there already.
         seconds: how long its process ran.
-        error: the error's line, where it failed.
-        detail: the end of what it wrote to stderr, where it failed.
-        points: sizes at which it was compared.
-        left_out: sizes that were not compared (memory).
+        error: the error's line, if it failed.
+        detail: the error's longer text, if it failed: all problems, a traceback, or the end of
+            what a process that died wrote to stderr.
+        points: number of sizes at which it was compared.
+        left_out: number of sizes that were not compared, because of their memory.
         max_abs: the largest difference of all comparisons, in the output nearest to its
-            tolerance; None where there are no floating-point numbers.
-        max_rel: the same over the largest value of that output.
+            tolerance; None if there are no floating-point numbers.
+        max_rel: `max_abs` divided by the largest value of that output.
         rtol, atol: the tolerance of that output.
         plan_bytes: size of the engine.
     """
 
     model: str
-    state: State = "not reached"
+    state: Literal["ok", "unchanged", "FAILED", "not reached"] = "not reached"
     seconds: float = 0.0
     error: str = ""
     detail: str = ""
@@ -74,22 +74,49 @@ class Result:
     plan_bytes: int | None = None
 
 
-def convert_all(
-    models: Sequence[str],
-    parent: Path,
-    options: Sequence[str] = (),
-    *,
-    time_limit: float | None = None,
+def command(
+    arguments: argparse.Namespace,
+    config: Callable[[argparse.Namespace], Config],
     announce: Announce,
-) -> list[Result]:
-    """Converts models of the zoo into ``<parent>/<name>``; one that fails stops no other.
+) -> int:
+    """``convert --all``: 0 if every model is converted, 1 if one failed.
 
     Args:
-        models: names.
-        parent: the folder of the artifacts; ``convert.xml`` is written into it.
-        options: further words for each ``pipeline convert``.
-        time_limit: seconds that one model may take.
-        announce: is told in words what begins.
+        arguments: what was parsed.
+        config: makes a `Config` of what was parsed for one model.
+        announce: called with each step that begins.
+    """
+    if arguments.model is not None:
+        raise InputError(f"--all converts every model: leave {arguments.model} out, or --all")
+    for name in _OF_ONE:
+        if getattr(arguments, name):
+            raise InputError(f"--{name.replace('_', '-')} is for one model: not with --all")
+    require(find_target(arguments.target))
+    parent: Path = arguments.out or Path("artifacts")
+    given = vars(arguments)
+    configs = {
+        name: config(argparse.Namespace(**{**given, "model": name, "out": parent / name}))
+        for name in MODELS
+    }
+    results = convert_all(configs, parent, arguments.time_limit, announce)
+    if arguments.json:
+        print(json.dumps([asdict(result) for result in results], indent=2))
+    else:
+        print(results_table(results))
+        print(f"{parent / REPORT}: the same for JUnit readers")
+    return 1 if any(result.state == "FAILED" for result in results) else 0
+
+
+def convert_all(
+    configs: dict[str, Config], parent: Path, time_limit: float | None, announce: Announce
+) -> list[Result]:
+    """Converts models one after the other; one that fails stops no other.
+
+    Args:
+        configs: the conversions, by the model's name.
+        parent: the folder for ``convert.xml``.
+        time_limit: seconds that one model may take; None for no limit.
+        announce: called with each step that begins.
 
     Raises:
         KeyboardInterrupt: interrupted; what was finished stays, and stands in the JUnit file.
@@ -98,136 +125,67 @@ def convert_all(
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{parent}: no folder for the artifacts: {error.strerror}") from error
-    results = {name: Result(name) for name in models}
+    results = {name: Result(name) for name in configs}
     started = now()
     write_junit(parent / REPORT, list(results.values()), started)
-    for number, name in enumerate(models, 1):
-        announce(f"{name} ({number} of {len(models)})")
-
-        def said(text: str, name: str = name) -> None:
-            announce(f"{name}: {text}")
-
-        results[name] = _convert(name, parent / name, options, time_limit, said)
-        announce(f"{name}: {results[name].state}")
+    for number, (name, config) in enumerate(configs.items(), 1):
+        announce(f"{name} ({number} of {len(configs)})")
+        watch = Stopwatch()
+        with watch(name):
+            result = _convert(name, config, time_limit, announce)
+        results[name] = replace(result, seconds=watch.seconds[name])
+        announce(f"{name}: {result.state}")
         write_junit(parent / REPORT, list(results.values()), started)
     return list(results.values())
 
 
-def _convert(
-    name: str, place: Path, options: Sequence[str], time_limit: float | None, announce: Announce
-) -> Result:
-    words = [*PROGRAM, "convert", name, "--json", "--debug", "--out", str(place), *options]
-    watch = Stopwatch()
-    errors: list[str] = []
-    late = False
-    with tempfile.TemporaryFile("w+") as output, watch(name), _running(words, output) as process:
-        assert process.stderr is not None
-        reader = threading.Thread(
-            target=_forward, args=(process.stderr, errors, announce), daemon=True
-        )
-        reader.start()
-        try:
-            code = process.wait(time_limit)
-        except subprocess.TimeoutExpired:
-            late = True
-            _end(process)
-            code = process.wait()
-        reader.join(_GRACE)
-        output.seek(0)
-        text = output.read()
-    seconds = watch.seconds[name]
-    if code == 0:
-        try:
-            return _told(name, seconds, json.loads(text))
-        except (ValueError, KeyError, TypeError) as error:
-            return Result(name, "FAILED", seconds, f"its report can't be read: {error!r}", text)
-    line = next((e for e in reversed(errors) if e.startswith(_ERROR)), "").removeprefix(_ERROR)
-    if late:
-        line = f"took longer than the time limit of {time_limit:g} s"
-    elif not line or code < 0:
-        line = f"its process ended with {_ending(code)}{f': {line}' if line else ''}"
-    return Result(name, "FAILED", seconds, line, "\n".join(errors)[-_TAIL:])
+def _convert(name: str, config: Config, time_limit: float | None, announce: Announce) -> Result:
+    def said(text: str) -> None:
+        announce(f"{name}: {text}")
 
-
-@contextmanager
-def _running(words: Sequence[str], output: TextIO) -> Iterator[subprocess.Popen[str]]:
-    """A process that is told to end, and waited for, whatever ends the block."""
-    process = subprocess.Popen(
-        words,
-        stdout=output,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C comes to us alone: it is told to end once, not twice
-    )
     try:
-        yield process
-    finally:
-        _end(process)
-        if process.stderr is not None and process.poll() is not None:
-            with suppress(OSError):
-                process.stderr.close()
+        with Child(announce=said, time_limit=time_limit, grace=_GRACE) as child:
+            report = child.call(run, config, said)
+    except ChildLate as late:
+        return Result(name, "FAILED", error=late.how, detail=late.words)
+    except ChildDied as died:
+        line = f"its process ended with {died.how}"
+        return Result(name, "FAILED", error=line, detail=died.words)
+    except (PipelineError, ChildFailed, OSError, MemoryError) as error:
+        line = " ".join(str(error).split()) or type(error).__name__
+        more = getattr(error, "detail", "") or getattr(error, "trace", "")
+        return Result(name, "FAILED", error=line, detail=more or line)
+    return _done(Result(name, "unchanged" if report.unchanged else "ok"), report.manifest)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """SIGTERM, on which a conversion cleans up as on Ctrl-C; SIGKILL where that does not help."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _forward(stream: TextIO, lines: list[str], announce: Announce) -> None:
-    """Keeps a process's lines, and tells those that say what begins."""
-    with suppress(ValueError, OSError):  # closed while it is read: the process was ended
-        for line in stream:
-            lines.append(line.rstrip("\n"))
-            if _STAMP.match(line) and not line.rstrip().endswith(_STILL):  # we say that ourselves
-                announce(_STAMP.sub("", line).rstrip())
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    return f"{signal.strsignal(-code) or 'signal'} ({signal.Signals(-code).name})"
-
-
-def _told(name: str, seconds: float, report: Mapping[str, Any]) -> Result:
-    """The result out of what ``pipeline convert --json`` printed."""
-    manifest = report["manifest"]
-    points = manifest["comparison"]["points"]
-    own = {o["name"]: o["tolerance"] or manifest["tolerance"] for o in manifest["outputs"]}
-    of_engine = manifest["engine_tolerance"].get(manifest["precision"])
-    share, worst = -1.0, dict[str, float]()
-    for result in (r for point in points for r in point["results"]):
-        far, of_largest = result["max_abs"], result["max_rel"]
+def _done(result: Result, manifest: Manifest) -> Result:
+    """The result with what a finished conversion's manifest says."""
+    assert manifest.comparison is not None
+    assert manifest.build is not None
+    points = manifest.comparison.points
+    own, of_engine = tolerances_of(manifest), engine_tolerance_of(manifest)
+    compared = sum(point.compared for point in points)
+    plan_bytes = manifest.build.plan_bytes
+    result = replace(
+        result, points=compared, left_out=len(points) - compared, plan_bytes=plan_bytes
+    )
+    worst = -1.0
+    for found in (one for point in points for one in point.results):
+        far, of_largest = found.max_abs, found.max_rel
         if far is None or of_largest is None:
             continue
-        tolerance = (in_precision(result["pair"][1]) and of_engine) or own[result["output"]]
-        largest = far / of_largest if of_largest else 0.0
-        allowed = max(tolerance["atol"], tolerance["rtol"] * largest)
-        if far <= allowed * share:
-            continue
-        share = far / allowed if allowed else 0.0
-        worst = {"max_abs": far, "max_rel": of_largest}
-        worst |= {"rtol": tolerance["rtol"], "atol": tolerance["atol"]}
-    compared = sum(point["left_out"] is None for point in points)
-    return Result(
-        name,
-        "unchanged" if report["unchanged"] else "ok",
-        seconds,
-        points=compared,
-        left_out=len(points) - compared,
-        plan_bytes=manifest["build"]["plan_bytes"],
-        **worst,  # type: ignore[arg-type]
-    )
+        tolerance = (in_precision(found.pair[1]) and of_engine) or own[found.output]
+        allowed = max(tolerance.atol, tolerance.rtol * (far / of_largest if of_largest else 0.0))
+        if far > allowed * worst:
+            worst = far / allowed if allowed else 0.0
+            result = replace(
+                result, max_abs=far, max_rel=of_largest, rtol=tolerance.rtol, atol=tolerance.atol
+            )
+    return result
 
 
 def results_table(results: Sequence[Result]) -> str:
-    """One row a model; what failed is told below."""
+    """One row for each model, and one line for each that failed."""
     head = (
         "model", "result", "seconds", "compared at", "largest error", "of the largest value",
         "tolerance", "engine",
@@ -257,13 +215,16 @@ def write_junit(path: Path, results: Sequence[Result], started: str) -> None:
 
     A model that failed is a failure, one that was not reached is skipped.
     """
-    suite = ET.Element(
+    states = [r.state for r in results]
+    root = ET.Element("testsuites")
+    suite = ET.SubElement(
+        root,
         "testsuite",
         name="pipeline convert",
         tests=str(len(results)),
-        failures=str(sum(r.state == "FAILED" for r in results)),
+        failures=str(states.count("FAILED")),
         errors="0",
-        skipped=str(sum(r.state == "not reached" for r in results)),
+        skipped=str(states.count("not reached")),
         time=f"{sum(r.seconds for r in results):.3f}",
         timestamp=started.partition("+")[0],
     )
@@ -277,24 +238,14 @@ def write_junit(path: Path, results: Sequence[Result], started: str) -> None:
         elif r.state == "not reached":
             ET.SubElement(case, "skipped", message="not reached")
         else:
-            ET.SubElement(case, "system-out").text = _xml(_words(r))
-    root = ET.Element("testsuites")
-    root.append(suite)
+            error = "" if r.max_abs is None else f", largest error {r.max_abs:.3g}"
+            text = f"{r.state}: compared at {r.points} sizes{error}"
+            ET.SubElement(case, "system-out").text = text
     ET.indent(root)
-    text = ET.tostring(root, encoding="unicode", xml_declaration=False)
-    spare = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        spare.write_text(f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n', encoding="utf-8")
-        spare.replace(path)
+        write_whole(path, ET.tostring(root, encoding="UTF-8", xml_declaration=True))
     except OSError as error:
         raise PipelineError(f"{path}: can't be written: {error.strerror}") from error
-    finally:
-        spare.unlink(missing_ok=True)
-
-
-def _words(result: Result) -> str:
-    error = "" if result.max_abs is None else f", largest error {result.max_abs:.3g}"
-    return f"{result.state}: compared at {result.points} sizes{error}"
 
 
 def _xml(text: str) -> str:

@@ -157,7 +157,7 @@ def command_parser() -> argparse.ArgumentParser:
         sub.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
 
     convert = add("convert", _convert, "Convert a model: export, rewrite, build, compare.")
-    cli_check.all_options(convert)
+    cli_options.whole_zoo(convert)
     export = add("export", _export, "Export a model to ONNX, into a new artifact.")
     check = add("check", _check, "Say what would stand in the way of a conversion; leave nothing.")
     for sub in (convert, export, check):
@@ -196,11 +196,11 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def _convert(arguments: argparse.Namespace, progress: Progress) -> int:
-    from pipeline.commands.check import command as cli_check
+    from pipeline.commands import convert_all
     from pipeline.convert.driver import run
 
     if arguments.whole_zoo:
-        return cli_check.convert_all(arguments, progress)
+        return convert_all.command(arguments, _config, progress)
     if arguments.time_limit:
         raise InputError("--time-limit is for --all")
     return _show(run(_config(arguments), progress), arguments)

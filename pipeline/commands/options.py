@@ -63,6 +63,18 @@ def plugins(sub: Any) -> None:
     )  # fmt: skip
 
 
+def whole_zoo(sub: Any) -> None:
+    """Every model of the zoo: ``convert --all``."""
+    sub.add_argument(
+        "--all", action="store_true", dest="whole_zoo",
+        help="every model of the zoo, each in a process of its own, into --out DIR/NAME (default: "
+        "artifacts/NAME); one table, and DIR/convert.xml for JUnit readers",
+    )  # fmt: skip
+    sub.add_argument(
+        "--time-limit", type=_seconds, metavar="SECONDS", help="of --all: end a model after these"
+    )
+
+
 def _bytes(text: str) -> int:
     """``16GiB``, ``500MB`` or a number of bytes."""
     units = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -75,3 +87,13 @@ def _bytes(text: str) -> int:
     if size <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} must be positive")
     return size
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds

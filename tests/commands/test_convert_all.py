@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import small_zoo
 from helpers import HERE, Run, files_under, refused
 from readme_commands import ROOT
 
@@ -18,9 +21,14 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.commands.convert_all import Result, results_table, write_junit
 
 
-def start(place: Path, *words: object, zoo: str = "") -> subprocess.Popen[str]:
-    line = [sys.executable, str(HERE / "small_zoo.py"), "convert", "--all", *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SMALL_ZOO": zoo}
+def start(
+    place: Path, *words: object, zoo: Mapping[str, str] = small_zoo.ZOO
+) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "pipeline", "convert", "--all", *map(str, words)]
+    house = place / "house"
+    if not house.exists():
+        small_zoo.mounted(house, zoo)
+    environment = {**os.environ, "PYTHONPATH": f"{house}{os.pathsep}{HERE}"}
     return subprocess.Popen(
         line, cwd=place, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -77,7 +85,7 @@ def test_a_failing_model_stops_no_other_and_a_second_run_goes_on(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_model_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    process = start(tmp_path, "--out", "there", "--time-limit", 12, zoo="slow")
+    process = start(tmp_path, "--out", "there", "--time-limit", 12, zoo=small_zoo.SLOW)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "FAILED slow: took longer than the time limit of 12 s" in output
@@ -88,7 +96,7 @@ def test_a_model_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_leaves_what_is_known(tmp_path: Path, number: signal.Signals) -> None:
-    process = start(tmp_path, zoo="slow")
+    process = start(tmp_path, zoo=small_zoo.SLOW)
     assert process.stderr is not None
     for line in process.stderr:
         if line.rstrip().endswith("slow: export"):
@@ -96,11 +104,12 @@ def test_an_interrupted_run_leaves_what_is_known(tmp_path: Path, number: signal.
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.send_signal(number)
     process.communicate(timeout=60)
-    if number == signal.SIGKILL:
-        os.kill(int(children[0]), signal.SIGTERM)  # it goes on alone
-    else:
+    end = time.monotonic() + 10
+    while Path(f"/proc/{children[0]}").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{children[0]}").exists()
+    if number != signal.SIGKILL:
         assert process.returncode == 130
-        assert not Path(f"/proc/{children[0]}").exists()
         left = [name for name in files_under(tmp_path / "artifacts") if "/" in name]
         assert left == []
     found = cases(tmp_path / "artifacts" / "convert.xml")
@@ -113,6 +122,7 @@ def test_an_interrupted_run_leaves_what_is_known(tmp_path: Path, number: signal.
         (["raft"], "leave raft out"),
         (["--option", "updates=2"], "--option is for one model"),
         (["--dim", "h=1:2:3"], "--dim is for one model"),
+        (["--range", "x=0..1"], "--range is for one model"),
         (["--exact-dims"], "--exact-dims is for one model"),
         (["--time-limit", "0"], "'0' is no number of seconds"),
         (["--time-limit", "nan"], "'nan' is no number of seconds"),

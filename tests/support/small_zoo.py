@@ -1,16 +1,17 @@
-"""The command line with a zoo of its own: two models that convert, and some that don't."""
+"""Zoos for tests of the command line: models that convert, and some that don't."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx.parser
 import tiny
+from readme_commands import ROOT
 
 from pipeline.source.onnx.spec import onnx_spec
 from pipeline.spec.dims import Dim
@@ -58,16 +59,12 @@ def slow() -> ModelSpec:
     return ModelSpec(spec.name, build, spec.inputs, spec.outputs, spec.tolerance)
 
 
-def main() -> int:
-    from pipeline.commands import convert_all
-    from pipeline.commands.main import main as command_line
-    from pipeline.models import MODELS
-
-    MODELS.clear()
-    MODELS.update(SLOW if os.environ.get("SMALL_ZOO") == "slow" else ZOO)
-    convert_all.PROGRAM = (sys.executable, __file__)
-    return command_line()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def mounted(folder: Path, zoo: Mapping[str, str]) -> Path:
+    """A folder for PYTHONPATH whose package ``pipeline`` has another zoo: links to all the rest."""
+    package = folder / "pipeline"
+    (package / "models").mkdir(parents=True)
+    for each in (ROOT / "pipeline").iterdir():
+        if each.name not in ("models", "__pycache__"):
+            (package / each.name).symlink_to(each)
+    (package / "models" / "__init__.py").write_text(f"MODELS = {dict(zoo)}\n")
+    return folder

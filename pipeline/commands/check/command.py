@@ -1,39 +1,18 @@
-"""The commands ``check SOURCE`` and ``convert --all``, and the options of ``verify``."""
+"""The command ``check SOURCE``, and the options of ``verify``."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import InputError
+from pipeline.machine.progress import Announce
 
 if TYPE_CHECKING:
     from pipeline.commands.check.check import CheckReport
     from pipeline.spec.config import Config
-
-Announce = Callable[[str], None]
-
-# options of ``convert`` that are for one model only
-_OF_ONE = (
-    "weights", "option", "input", "dim", "exact_dims", "tolerance", "engine_tolerance", "profile",
-    "shape", "plugin",
-)  # fmt: skip
-
-
-def all_options(sub: Any) -> None:
-    """Adds the options for the whole zoo to ``convert``."""
-    sub.add_argument(
-        "--all", action="store_true", dest="whole_zoo",
-        help="every model of the zoo, each in a process of its own, into --out DIR/NAME (default: "
-        "artifacts/NAME); one table, and DIR/convert.xml for JUnit readers",
-    )  # fmt: skip
-    sub.add_argument(
-        "--time-limit", type=_seconds, metavar="SECONDS", help="of --all: end a model after these"
-    )
 
 
 def verify_options(sub: Any) -> None:
@@ -48,47 +27,6 @@ def verify_options(sub: Any) -> None:
     )
     sub.add_argument("--weights", type=Path, metavar="FILE", help="for --torch")
     engine_tolerance(sub)
-
-
-def convert_all(arguments: argparse.Namespace, announce: Announce) -> int:
-    """``convert --all``: 0 if every model is converted, 1 if one failed."""
-    from pipeline.commands.convert_all import REPORT, convert_all, results_table
-    from pipeline.machine.target import find_target, require
-    from pipeline.models import MODELS
-
-    if arguments.model is not None:
-        raise InputError(f"--all converts every model: leave {arguments.model} out, or --all")
-    for name in _OF_ONE:
-        if getattr(arguments, name):
-            raise InputError(f"--{name.replace('_', '-')} is for one model: not with --all")
-    require(find_target(arguments.target))
-    parent: Path = arguments.out or Path("artifacts")
-    results = convert_all(
-        list(MODELS),
-        parent,
-        _passed_on(arguments),
-        time_limit=arguments.time_limit,
-        announce=announce,
-    )
-    if arguments.json:
-        print(json.dumps([asdict(result) for result in results], indent=2))
-    else:
-        print(results_table(results))
-        print(f"{parent / REPORT}: the same for JUnit readers")
-    return 1 if any(result.state == "FAILED" for result in results) else 0
-
-
-def _passed_on(arguments: argparse.Namespace) -> list[str]:
-    """The words that every model's own ``convert`` gets."""
-    words = ["--target", arguments.target, "--seed", str(arguments.seed)]
-    if arguments.precision:
-        words += ["--precision", arguments.precision]
-    if arguments.memory_limit:
-        words += ["--memory-limit", str(arguments.memory_limit)]
-    for flag, values in (("--skip", arguments.skip), ("--pass", arguments.own)):
-        for value in values:
-            words += [flag, str(value)]
-    return words + ["--force"] * arguments.force
 
 
 def check(config: Config, arguments: argparse.Namespace, announce: Announce) -> int:
@@ -122,13 +60,3 @@ def check_text(report: CheckReport) -> str:
         else f"{count or 'nothing'} {'things stand' if count else 'stands'}"
     )
     return "\n".join([*lines, "", f"{things} in the way"])
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return seconds
