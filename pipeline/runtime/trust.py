@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.artifact import Artifact, read_again
 from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError, InputError, TargetMissing
 from pipeline.machine.files import hash_file
@@ -19,31 +19,24 @@ from pipeline.spec.file_names import PLAN
 if TYPE_CHECKING:
     from types import ModuleType
 
-_ATTEMPTS = 5
-
 
 def read_plan(path: Path) -> tuple[Manifest, bytes]:
     """An artifact's manifest and its plan, whose hash is the manifest's.
 
-    They belong together even if the folder is replaced meanwhile.
-
     Raises:
         ArtifactError: no artifact, no plan in it, or a plan that was cut or changed.
     """
-    for attempt in range(_ATTEMPTS):
-        artifact = Artifact.open(path, check=False)
-        if artifact.manifest.build is None or PLAN not in artifact.manifest.files:
-            raise ArtifactError(
-                f"{path}: holds no {PLAN} yet; run `pipeline build {path}` on the machine that is "
-                "to run it"
-            )
-        try:
-            return artifact.manifest, artifact.read(PLAN)
-        except ArtifactError:
-            replaced = Artifact.open(path, check=False).manifest != artifact.manifest
-            if not replaced or attempt == _ATTEMPTS - 1:
-                raise
-    raise AssertionError("unreachable")
+    return read_again(path, lambda: _read_plan(path))
+
+
+def _read_plan(path: Path) -> tuple[Manifest, bytes]:
+    artifact = Artifact.open(path, check=False)
+    if artifact.manifest.build is None or PLAN not in artifact.manifest.files:
+        raise ArtifactError(
+            f"{path}: holds no {PLAN} yet; run `pipeline build {path}` on the machine that is "
+            "to run it"
+        )
+    return artifact.manifest, artifact.read(PLAN)
 
 
 def check_tensorrt(manifest: Manifest, where: str) -> Target:

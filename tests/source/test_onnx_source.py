@@ -462,12 +462,13 @@ def _zip() -> bytes:
         ("m.onnx", b"\x1c\0\0\0TFL3rest", ["TensorFlow Lite"]),
         ("m.ort", b"\x1c\0\0\0ORTMrest", ["ONNX Runtime's own format (.ort)", "give that one"]),
         ("m.onnx", b"\x10\0\0\0\0\0\0\0{}xxxxxxxxxxxxxxxx", ["safetensors"]),
-        ("m.onnx", b"hello, I am no model at all", ["damaged, or no ONNX file"]),
+        ("m.onnx", b"hello, I am no model at all", ["damaged, or no ONNX file", "its 27 bytes"]),
         ("m.pb", b"hello, I am no model at all", ["damaged", "TensorFlow graph (.pb)", "tf2onnx"]),
         ("m.onnx", b"\x08\x08", ["it holds no graph"]),
         ("m.onnx", lambda: parsed(RELU).SerializeToString().replace(b"Relu", b"Re\xd3u"), [
             "damaged: onnx.NodeProto.op_type in it is no text"]),
-        ("m.onnx", lambda: parsed(RELU).SerializeToString()[:-9], ["cut short", "should end at"]),
+        ("m.onnx", lambda: parsed(RELU).SerializeToString()[:-9], [
+            "cut short", "download it again"]),
     ],
 )  # fmt: skip
 def test_files_that_are_no_onnx(tmp_path: Path, name: str, data: Any, parts: list[str]) -> None:

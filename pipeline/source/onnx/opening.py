@@ -6,7 +6,6 @@ folder: a file can name any path of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +121,10 @@ def _parsed(path: Path) -> onnx.ModelProto:
     try:
         model.ParseFromString(data)
     except Exception as error:  # protobuf's own kind
-        raise InputError(f"{path}: {_damage(path, data)}") from error
+        raise InputError(
+            f"{path}: cut short, damaged, or no ONNX file: protobuf can't read its {size} bytes "
+            f"({error}); copy or download it again{_frozen(path)}"
+        ) from error
     if (place := _no_text(model)) is not None:
         raise InputError(f"{path}: damaged: {place} in it is no text")
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
@@ -168,49 +170,6 @@ def _frozen(path: Path) -> str:
     return (
         "; a TensorFlow graph (.pb)? tf2onnx makes an .onnx of it" if path.suffix == ".pb" else ""
     )
-
-
-def _damage(path: Path, data: bytes) -> str:
-    """Says of bytes that protobuf can't read whether they were cut short."""
-    end = 0
-    for number, start, length in _fields(data):
-        end = start + length
-        if end > len(data) and number == onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number:
-            return (
-                f"cut short: its graph should end at byte {end}, and the file has "
-                f"{len(data)}: copy or download it again"
-            )
-    return f"damaged, or no ONNX file: protobuf can't read it{_frozen(path)}"
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Number, start and length of the fields of a protobuf message, up to what makes no sense.
-
-    Source: https://protobuf.dev/programming-guides/encoding
-    """
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while at < len(data) and shift < 64:
-            byte = data[at]
-            at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
-            if byte < 0x80:
-                break
-        return value
-
-    while at < len(data):
-        key = varint()
-        kind = key & 7
-        if kind == 0:
-            varint()
-            continue
-        if kind not in (1, 2, 5):
-            return
-        length = varint() if kind == 2 else 8 if kind == 1 else 4
-        yield key >> 3, at, length
-        at += length
 
 
 def _check_ops(path: Path, model: onnx.ModelProto) -> None:
