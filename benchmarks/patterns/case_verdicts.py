@@ -1,7 +1,7 @@
 """What the installed TensorRT does with every pass's cases, as they stand and after the passes.
 
     python benchmarks/patterns/case_verdicts.py --target tensorrt-8.6 \\
-        --write passes/cases/measured.py
+        --write passes/cases/measured.json
 
 On a machine with a GPU that the target's engines run on, the numbers are compared too. Each case
 is tried twice (parsed, built, run at its shapes): as it stands, and after all passes that the
@@ -16,7 +16,6 @@ others stay, so that a run that was cut short, or of some passes, adds to what t
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import queue
 import threading
@@ -35,28 +34,10 @@ from pipeline.machine.gpu import Gpu, find_gpu, why_not
 from pipeline.machine.target import Target, installed_version
 from pipeline.passes import DEFAULT_PASSES
 from pipeline.passes.case import Case
-from pipeline.passes.cases import CASES
-from pipeline.passes.cases.measured import MEASURED
+from pipeline.passes.cases import CASES, measured
 
 Row = dict[str, Any]
-Verdicts = dict[str, dict[str, tuple[str, str]]]
 _NOT_TRIED = "-"
-_HEAD = '''"""What each TensorRT made of the cases: as they stand, and after the passes.
-
-Generated, not written, by
-`python benchmarks/patterns/case_verdicts.py --target {target} --write FILE`.
-{where}
-Keys are `str(case)`. ``right``: parsed, built and run, numbers compared with ONNX Runtime's at
-every shape; ``builds``: not run. ``parse``, ``build``, ``crash``, ``sizes`` and ``numbers`` say
-what failed; ``error``: the trial itself failed, so that nothing is known. ``-``: not tried (a
-refusal after the passes, or passes that make something else of the case by now).
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-
-'''
 
 
 def main() -> None:
@@ -87,12 +68,9 @@ def main() -> None:
     if arguments.write:
         gpu = find_gpu()
         on = gpu.name if isinstance(gpu, Gpu) and not why_not(target) else "no GPU"
-        where = f"{target}: TensorRT {installed_version(target)}, {on}."
-        verdicts = read(arguments.write)
-        mine = verdicts.get(target.name, {})
-        mine.update({row["case"]: (row["without"][0], row["with"][0]) for row in rows})
-        verdicts[target.name] = {str(c): mine[str(c)] for c in CASES if str(c) in mine}
-        write(arguments.write, verdicts, target, where)
+        on = f"TensorRT {installed_version(target)}, {on}"
+        verdicts = {row["case"]: (row["without"][0], row["with"][0]) for row in rows}
+        write(arguments.write, target, on, verdicts)
 
 
 def tried(cases: Sequence[Case], target: Target, workers: int, limit: float) -> list[Row]:
@@ -169,45 +147,33 @@ def _same(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
     }
 
 
-def read(path: Path) -> Verdicts:
-    """The verdicts that a file holds; none if there is no file."""
-    if not path.is_file():
-        return {}
-    spec = importlib.util.spec_from_file_location("measured", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return {name: dict(verdicts) for name, verdicts in module.MEASURED.items()}
+def write(path: Path, target: Target, on: str, verdicts: Mapping[str, Sequence[str]]) -> None:
+    """Puts a target's verdicts into a file, one line for each case in the order of `CASES`.
 
-
-def write(
-    path: Path, verdicts: Mapping[str, Mapping[str, Any]], target: Target, where: str
-) -> None:
-    """Writes them as ruff formats them."""
-    lines = [_HEAD.format(target=target, where=where)]
-    lines.append("MEASURED: Mapping[str, Mapping[str, tuple[str, str]]] = {\n")
-    for name, mine in verdicts.items():
-        lines.append(f'    "{name}": {{\n')
-        for case, (without, after) in mine.items():
-            key = f"'{case}'" if '"' in case else f'"{case}"'
-            line = f'        {key}: ("{without}", "{after}"),\n'
-            if len(line) > 101:
-                parts = "".join(f'            "{v}",\n' for v in (without, after))
-                line = f"        {key}: (\n{parts}        ),\n"
-            lines.append(line)
-        lines.append("    },\n")
-    lines.append("}\n")
-    path.write_text("".join(lines))
+    Args:
+        on: the TensorRT and the GPU.
+        verdicts: two verdicts by case; they replace those in the file, the others stay.
+    """
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    known = {**content.get(target.name, {"cases": {}})["cases"], **verdicts}
+    content[target.name] = {
+        "on": on,
+        "cases": {str(c): known[str(c)] for c in CASES if str(c) in known},
+    }
+    parts = []
+    for name, each in content.items():
+        lines = ",\n".join(f"{json.dumps(c)}: {json.dumps(v)}" for c, v in each["cases"].items())
+        parts.append(f'"{name}": {{"on": {json.dumps(each["on"])}, "cases": {{\n{lines}\n}}}}')
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"
 
 
 def put_table(path: Path, target: str) -> None:
-    """Writes what `MEASURED` says of a target between the marks of a Markdown document: a line a
+    """Writes what `measured` says of a target between the marks of a Markdown document: a line a
     pass, and a line for each case that is not right with the passes, or was not tried."""
-    verdicts = MEASURED.get(target, {})
+    verdicts = measured(target)
     lines = ["| pass | cases tried | fail as they stand | how | right with the passes |"]
     lines.append("|---|---|---|---|---|")
     rest = []

@@ -1,87 +1,44 @@
 """Small graphs for every pass: ones to rewrite, near misses to leave alone, ones to refuse.
 
-`pipeline passes --still-needed` and the contract test run them. One file a pass. What a target
-that needs a GPU made of them is in `MEASURED`, by the target's name and the case's.
+One file for each module of a pass, with the same name. `pipeline passes --still-needed` and the
+contract test run them. ``measured.json`` holds what targets that need a GPU made of them.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.passes import DEFAULT_PASSES
 from pipeline.passes.case import Case
-from pipeline.passes.cases import (
-    add_loop_condition,
-    decompose_affine_grid,
-    decompose_instance_norm,
-    decompose_mod,
-    expand_bitwise,
-    expand_col2im,
-    expand_deform_conv,
-    expand_dft,
-    expand_functions,
-    expand_hardmax,
-    expand_one_hot,
-    expand_resize,
-    expand_scatter,
-    fold_constants,
-    fold_if,
-    fuse_layer_norm,
-    fuse_pixel_shuffle,
-    inline_functions,
-    lower_opset,
-    merge_duplicates,
-    pad_ceil_pools,
-    pad_output_shape,
-    refuse_passed_through,
-    refuse_unsupported,
-    relabel_einsum,
-    repeat_casts,
-    replace_cast_like,
-    replace_compress,
-    replace_mask_product,
-    replace_nonzero,
-    scale_resize,
-    select_additive_mask,
-    slice_shape,
-    spread_deconv,
-    widen_mean_square,
-)
-from pipeline.passes.cases.measured import MEASURED
 
-__all__ = ["CASES", "MEASURED"]
+__all__ = ["CASES", "MEASURED", "measured"]
 
-CASES: tuple[Case, ...] = (
-    *inline_functions.CASES,
-    *replace_cast_like.CASES,
-    *fold_constants.CASES,
-    *fold_if.CASES,
-    *scale_resize.CASES,
-    *decompose_mod.CASES,
-    *expand_one_hot.CASES,
-    *decompose_instance_norm.CASES,
-    *expand_scatter.CASES,
-    *merge_duplicates.CASES,
-    *expand_col2im.CASES,
-    *expand_dft.CASES,
-    *expand_deform_conv.CASES,
-    *expand_bitwise.CASES,
-    *expand_hardmax.CASES,
-    *slice_shape.CASES,
-    *refuse_unsupported.CASES,
-    *expand_resize.CASES,
-    *expand_functions.CASES,
-    *lower_opset.CASES,
-    *fuse_layer_norm.CASES,
-    *replace_compress.CASES,
-    *replace_mask_product.CASES,
-    *replace_nonzero.CASES,
-    *widen_mean_square.CASES,
-    *fuse_pixel_shuffle.CASES,
-    *decompose_affine_grid.CASES,
-    *pad_ceil_pools.CASES,
-    *add_loop_condition.CASES,
-    *refuse_passed_through.CASES,
-    *pad_output_shape.CASES,
-    *relabel_einsum.CASES,
-    *spread_deconv.CASES,
-    *repeat_casts.CASES,
-    *select_additive_mask.CASES,
+MEASURED = Path(__file__).with_name("measured.json")
+
+_MODULES = dict.fromkeys(p.run.__module__.rpartition(".")[2] for p in DEFAULT_PASSES)
+CASES: tuple[Case, ...] = tuple(
+    case
+    for name in _MODULES
+    for case in importlib.import_module(f"pipeline.passes.cases.{name}").CASES
 )
+
+
+def measured(target: str) -> Mapping[str, tuple[str, str]]:
+    """What a target's TensorRT made of each case, as it stands and after the passes.
+
+    ``right``: parsed, built and run, with the numbers of ONNX Runtime at every shape; ``builds``:
+    not run. ``parse``, ``build``, ``crash``, ``sizes`` and ``numbers`` say what failed.
+    ``error``: the trial itself failed, so that nothing is known. ``-``: not tried (a refusal after
+    the passes, or passes that by now make something else of the case).
+
+    Args:
+        target: the target's name.
+
+    Returns:
+        Two verdicts by ``str(case)``. Empty if nothing was measured on the target.
+    """
+    found = json.loads(MEASURED.read_text(encoding="utf-8")).get(target, {"cases": {}})
+    return {case: (without, after) for case, (without, after) in found["cases"].items()}

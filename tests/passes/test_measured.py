@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import onnx
 import pytest
@@ -15,10 +18,10 @@ from pipeline.machine.gpu import why_not
 from pipeline.machine.target import TARGETS, installed_version
 from pipeline.passes import DEFAULT_PASSES, Pass
 from pipeline.passes.case import Case
-from pipeline.passes.cases import CASES, MEASURED
+from pipeline.passes.cases import CASES, MEASURED, measured
 
 OLD = TARGETS["tensorrt-8.6"]
-VERDICTS = MEASURED[OLD.name]
+VERDICTS = measured(OLD.name)
 BY_NAME = {str(case): case for case in CASES}
 WHY = (
     why_not(OLD)
@@ -48,6 +51,20 @@ def test_tensorrt_8_6_does_as_measured(name: str, child: Child) -> None:
         passes = [p for p in DEFAULT_PASSES if p.name == case.pass_name or p.needed_by(OLD)]
         model = apply(case.model(), passes)
         assert attempt(child, model, feeds, OLD, case.precision).verdict == after
+
+
+def test_writing_what_was_measured_again_changes_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks" / "patterns")
+    write = importlib.import_module("case_verdicts").write
+    again = tmp_path / MEASURED.name
+    again.write_bytes(MEASURED.read_bytes())
+    write(again, OLD, json.loads(again.read_text())[OLD.name]["on"], VERDICTS)
+    assert again.read_bytes() == MEASURED.read_bytes()
+    write(again, OLD, "another GPU", {str(CASES[0]): ("crash", "right")})
+    assert '"another GPU"' in again.read_text()
+    assert again.read_text().count("\n") == MEASURED.read_text().count("\n")
 
 
 def test_every_verdict_is_of_a_case() -> None:
@@ -89,7 +106,7 @@ def nodes(model: onnx.ModelProto) -> list[bytes]:
 
 @pytest.mark.parametrize("p", DEFAULT_PASSES, ids=lambda p: p.name)
 def test_measured_is_what_was_measured(p: Pass) -> None:
-    measured = any(n.covers(OLD) and n.basis == "measured" for n in p.targets)
+    claimed = any(n.covers(OLD) and n.basis == "measured" for n in p.targets)
     mine = any(BY_NAME[name].pass_name == p.name for name in VERDICTS)
-    if measured and mine and not p.clean_up:
+    if claimed and mine and not p.clean_up:
         assert fails_without(p)
