@@ -6,7 +6,7 @@ needs it (see `pipeline.passes.infra.Pass.needed_by`).
 
 from __future__ import annotations
 
-from pipeline.machine.target import Needs
+from pipeline.machine.target import Versions
 from pipeline.passes import (
     add_loop_condition,
     decompose_affine_grid,
@@ -46,7 +46,7 @@ from pipeline.passes import (
 )
 from pipeline.passes.infra import Change, Pass, PassResult
 
-__all__ = ["DEFAULT_PASSES", "Change", "Needs", "Pass", "PassResult"]
+__all__ = ["DEFAULT_PASSES", "Change", "Versions", "Pass", "PassResult"]
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
     # First: the others look at nodes.
@@ -97,7 +97,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     add_loop_condition.PASS,
     # Before spread_deconv, which changes the dilations.
     pad_output_shape.PASS,
-    # Needs a constant kernel: after fold_constants.
+    # Versions a constant kernel: after fold_constants.
     spread_deconv.PASS,
     # Opset 19 has no AffineGrid: before lower_opset. Leaves the Shape that gives the sizes: before
     # slice_shape.

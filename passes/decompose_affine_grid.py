@@ -11,7 +11,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import EVERY
-from pipeline.passes.infra import Change, Pass, PassResult, Refused, drop_unused, is_op, label, walk
+from pipeline.passes.graph_ops import drop_unused, is_op, label, walk
+from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.sizes import elements_of
 from pipeline.passes.lib.values import Value

@@ -17,17 +17,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.machine.target import Needs
-from pipeline.passes.infra import (
-    Pass,
-    PassResult,
-    Refused,
-    constant,
-    each,
-    label,
-    replace,
-    values_of,
-)
+from pipeline.machine.target import Versions
+from pipeline.passes.graph_ops import constant, label, replace, values_of
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 Shape = list[Any] | None
 
@@ -144,7 +136,7 @@ def _to(dtype: Any) -> dict[str, int]:
 PASS = Pass(
     name="decompose_instance_norm",
     run=run,
-    targets=(Needs("tensorrt", below=(10,)),),
+    targets=(Versions("tensorrt", below=(10,)),),
     summary="InstanceNormalization -> mean, variance, Div, scale and bias in float32",
     fault="goes to a cuDNN plugin that is often missing and overflows in half precision",
     evidence=(

@@ -18,7 +18,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import FROM_10, RTX
-from pipeline.passes.infra import Change, Pass, PassResult, is_op, label, values_of, walk
+from pipeline.passes.graph_ops import is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.chain import Chain
 
 _INTEGERS = (np.int32, np.int64)

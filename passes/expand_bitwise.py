@@ -25,17 +25,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import EVERY
-from pipeline.passes.infra import (
-    Change,
-    Pass,
-    PassResult,
-    Refused,
-    drop_unused,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.passes.graph_ops import holder, drop_unused, is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.dims import reduce, unsqueeze, widen, work_dtype
 
@@ -191,7 +182,7 @@ def _shift_signed(
         if kept or not all(_casts_to(reader, dtype) for reader in readers):
             raise Refused(f"{output.name} is not just cast to {np.dtype(dtype).name}")
         for reader in readers:
-            chain = Chain(_holder(root, reader), reader)
+            chain = Chain(holder(root, reader), reader)
             chain.finish(_scale(chain, "Mul", x, amount, dtype))
         drop_unused(root, output)
         return f"multiplication in {np.dtype(dtype).name}"
@@ -201,7 +192,7 @@ def _shift_signed(
             f"{output.name} is a shift of unsigned numbers, not torch's shift of signed ones"
         )
     leftover = list(choice.inputs)
-    chain = Chain(_holder(root, choice), choice)
+    chain = Chain(holder(root, choice), choice)
     ones = np.array(-1, dtype)
     inverse = chain.op("Sub", ones, x, dtype=dtype)
     negative = chain.op("Less", x, np.array(0, dtype), dtype=np.bool_)
@@ -268,10 +259,6 @@ def _cast_from(tensor: gs.Tensor, dtype: Any) -> gs.Tensor | None:
 def _casts_to(node: gs.Node, dtype: Any) -> bool:
     to = int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
     return is_op(node, "Cast") and int(node.attrs["to"]) == to
-
-
-def _holder(root: gs.Graph, node: gs.Node) -> gs.Graph:
-    return next(inner for inner, other in walk(root) if other is node)
 
 
 PASS = Pass(

@@ -16,7 +16,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import EVERY
-from pipeline.passes.infra import Pass, PassResult, Refused, each, values_of
+from pipeline.passes.graph_ops import values_of
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.dims import floor_div, is_half, join, size_of, widen, work_dtype
 from pipeline.passes.lib.values import Value

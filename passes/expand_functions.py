@@ -19,8 +19,9 @@ import onnx_graphsurgeon as gs
 from onnx.defs import OpSchema
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
-from pipeline.machine.target import BELOW_10, FROM_10, RTX, Needs
-from pipeline.passes.infra import Change, Pass, PassResult, Refused, is_op, label, values_of, walk
+from pipeline.machine.target import BELOW_10, FROM_10, RTX, Versions
+from pipeline.passes.graph_ops import is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lower_opset import schema
 from pipeline.passes.lowering import CONVERTERS, SAME
 from pipeline.passes.lowering._fold import fold, type_number
@@ -214,7 +215,7 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def _pass(
-    level: int, lacking: frozenset[str], targets: tuple[Needs, ...], fault: str, *evidence: str
+    level: int, lacking: frozenset[str], targets: tuple[Versions, ...], fault: str, *evidence: str
 ) -> Pass:
     def run(graph: gs.Graph) -> PassResult:
         """Expands each node on its own; refuses one whose types are not known."""

@@ -25,7 +25,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import EVERY
-from pipeline.passes.infra import Change, Pass, PassResult, Refused, is_op, label, walk
+from pipeline.passes.graph_ops import is_op, label, walk
+from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.dims import (
     is_half,

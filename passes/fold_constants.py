@@ -20,7 +20,8 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from pipeline.machine.target import EVERY
-from pipeline.passes.infra import Change, Pass, PassResult, constant, is_op, label, values_of, walk
+from pipeline.passes.graph_ops import constant, is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult
 
 _LIMIT = 1 << 20  # bytes
 _KEPT = (

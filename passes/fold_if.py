@@ -21,7 +21,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import EVERY
-from pipeline.passes.infra import Change, Pass, PassResult, drop_unused, is_op, label, values_of
+from pipeline.passes.graph_ops import drop_unused, is_op, label, values_of
+from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.known import depends_on_data, known
 
 

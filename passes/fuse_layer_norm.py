@@ -20,16 +20,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import EVERY_READ
-from pipeline.passes.infra import (
-    Change,
-    Pass,
-    PassResult,
-    drop_unused,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.passes.graph_ops import maker, holder, drop_unused, is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.chain import Chain
 
 # LayerNormalization's float32 statistics are a loss for float64: left alone
@@ -54,8 +46,8 @@ def run(graph: gs.Graph) -> PassResult:
             continue
         norm = _with_affine(norm, outputs)
         name, op, old = label(norm.last), norm.last.op, list(norm.last.inputs)
-        holder = inner if norm.last is node else _holder(graph, norm.last)
-        _write(holder, norm)
+        place = inner if norm.last is node else holder(graph, norm.last)
+        _write(place, norm)
         rewritten.append(Change(name, op, f"LayerNormalization over the last {norm.axes} axes"))
         for tensor in old:
             if tensor.inputs and not tensor.outputs:
@@ -146,7 +138,7 @@ def _has_shape(tensor: gs.Tensor, sizes: tuple[int, ...]) -> bool:
 
 def _under_root(tensor: gs.Tensor, power: float) -> gs.Tensor | None:
     """What `tensor` is the square root of (power 0.5) or the inverse root (-0.5)."""
-    node = _maker(tensor)
+    node = maker(tensor)
     if node is None:
         return None
     if is_op(node, "Pow"):
@@ -161,7 +153,7 @@ def _under_root(tensor: gs.Tensor, power: float) -> gs.Tensor | None:
 
 
 def _plus_number(tensor: gs.Tensor | None) -> tuple[gs.Tensor | None, float]:
-    node = None if tensor is None else _maker(tensor)
+    node = None if tensor is None else maker(tensor)
     if node is not None and is_op(node, "Add"):
         for one, other in (node.inputs, node.inputs[::-1]):
             number = _number(other)
@@ -172,11 +164,11 @@ def _plus_number(tensor: gs.Tensor | None) -> tuple[gs.Tensor | None, float]:
 
 def _centred(tensor: gs.Tensor) -> tuple[gs.Tensor | None, list[int] | None]:
     """The x and the axes of ``x - mean(x)``."""
-    node = _maker(tensor)
+    node = maker(tensor)
     if node is None or not is_op(node, "Sub"):
         return None, None
     data, mean = node.inputs
-    reduce = _maker(mean)
+    reduce = maker(mean)
     if reduce is None or not reduce.inputs or reduce.inputs[0] is not data:
         return None, None
     axes = _mean_axes(reduce)
@@ -184,7 +176,7 @@ def _centred(tensor: gs.Tensor) -> tuple[gs.Tensor | None, list[int] | None]:
 
 
 def _mean_of(tensor: gs.Tensor, axes: list[int]) -> gs.Tensor | None:
-    node = _maker(tensor)
+    node = maker(tensor)
     return None if node is None or _mean_axes(node) != axes else node.inputs[0]
 
 
@@ -201,7 +193,7 @@ def _mean_axes(node: gs.Node) -> list[int] | None:
 
 def _rank_of(tensor: gs.Tensor) -> int | None:
     """The rank along elementwise ops whose first input has the most axes."""
-    node = _maker(tensor)
+    node = maker(tensor)
     if tensor.shape is not None:
         return len(tensor.shape)
     if node is not None and node.op in ("Sub", "Pow", "Mul", "Cast"):
@@ -210,7 +202,7 @@ def _rank_of(tensor: gs.Tensor) -> int | None:
 
 
 def _is_square_of(squared: gs.Tensor, data: gs.Tensor, axes: list[int]) -> bool:
-    node = _maker(squared)
+    node = maker(squared)
     if node is None:
         return False
     if is_op(node, "Pow"):
@@ -227,14 +219,6 @@ def _number(tensor: gs.Tensor) -> float | None:
     values = values_of(tensor)
     one = values is not None and values.shape in ((), (1,))
     return float(values.reshape(-1)[0]) if one and values is not None else None
-
-
-def _maker(tensor: gs.Tensor) -> gs.Node | None:
-    return tensor.inputs[0] if len(tensor.inputs) == 1 else None
-
-
-def _holder(root: gs.Graph, node: gs.Node) -> gs.Graph:
-    return next(graph for graph, other in walk(root) if other is node)
 
 
 PASS = Pass(

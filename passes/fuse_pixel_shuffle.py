@@ -19,17 +19,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import sympy
 
-from pipeline.machine.target import Needs
-from pipeline.passes.infra import (
-    Change,
-    Pass,
-    PassResult,
-    drop_unused,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.machine.target import Versions
+from pipeline.passes.graph_ops import drop_unused, is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.sizes import dims_of, elements_of
 
@@ -236,7 +228,7 @@ class _Sizes:
 PASS = Pass(
     name="fuse_pixel_shuffle",
     run=run,
-    targets=(Needs("tensorrt", below=(10,), basis="read"),),
+    targets=(Versions("tensorrt", below=(10,), basis="read"),),
     summary="Reshape, Transpose, Reshape that shuffle pixels -> DepthToSpace, SpaceToDepth",
     fault="sizes computed for the reshapes, which it may fail to follow",
     evidence=("https://github.com/pytorch/TensorRT/issues/1568",),

@@ -1,4 +1,4 @@
-"""What a rewrite pass is, what it reports, and the few graph operations that passes share.
+"""What a rewrite pass is, and what it reports.
 
 A pass changes an onnx-graphsurgeon graph in place and says, node by node, what it rewrote and
 what it could not mend. It keeps the names, types and dims of the graph's inputs and outputs,
@@ -9,21 +9,17 @@ stage can hand that node's metadata down to them; new constants get new names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import onnx_graphsurgeon as gs
-from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from pipeline.graph.change import Change
-from pipeline.machine.target import Needs, Target
+from pipeline.machine.target import Target, Versions
+from pipeline.passes.graph_ops import is_op, label, walk
 
-__all__ = [
-    "Change", "Pass", "PassResult", "Refused", "constant", "drop_unused", "each", "is_op", "label",
-    "replace", "values_of", "walk",
-]  # fmt: skip
+__all__ = ["Change", "Pass", "PassResult", "Refused", "each"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Pass:
 
     name: str
     run: Callable[[Any], PassResult]
-    targets: tuple[Needs, ...]
+    targets: tuple[Versions, ...]
     summary: str
     evidence: tuple[str, ...]
     fault: str = ""
@@ -84,95 +80,30 @@ class Refused(Exception):
     """Raised inside a pass where a node has the problem but can't be mended; says why."""
 
 
-def walk(graph: gs.Graph) -> Iterator[tuple[gs.Graph, gs.Node]]:
-    """Every node with the graph that holds it, the bodies of If, Loop and Scan included."""
-    for inner in (graph, *graph.subgraphs(recursive=True)):
-        for node in list(inner.nodes):
-            yield inner, node
-
-
-def each(graph: gs.Graph, op: str, rewrite: Callable[[gs.Graph, gs.Node], str]) -> PassResult:
-    """Calls `rewrite` on every node of a standard op, with the graph that holds it.
+def each(
+    graph: gs.Graph, ops: str | Sequence[str], rewrite: Callable[[gs.Graph, gs.Node], str | None]
+) -> PassResult:
+    """Calls `rewrite` on every node of these standard ops, with the graph that holds it.
 
     Args:
-        rewrite: changes the graph and says how, or raises `Refused`.
+        graph: the whole graph; the bodies of If, Loop and Scan are walked too.
+        ops: one op, or several.
+        rewrite: changes the graph and returns how; returns None for a node that needs nothing;
+            raises `Refused` with the reason for one that it can't mend.
     """
+    names = (ops,) if isinstance(ops, str) else ops
     rewritten, refused = [], []
     for inner, node in walk(graph):
-        if not is_op(node, op):
+        op = node.op
+        # a node without outputs went while another one was rewritten
+        if not node.outputs or not any(is_op(node, o) for o in names):
             continue
         name = label(node)
         try:
-            rewritten.append(Change(name, op, rewrite(inner, node)))
+            detail = rewrite(inner, node)
         except Refused as reason:
             refused.append(Change(name, op, str(reason)))
+        else:
+            if detail is not None:
+                rewritten.append(Change(name, op, detail))
     return PassResult(tuple(rewritten), tuple(refused))
-
-
-def is_op(node: gs.Node, op: str) -> bool:
-    """True for the standard ONNX op of that name (not one of another domain)."""
-    return node.op == op and (node.domain or "") in ("", "ai.onnx")
-
-
-def label(node: gs.Node) -> str:
-    """The node's name, or its first output's where it has none; new names begin with it."""
-    return str(node.name or node.outputs[0].name)
-
-
-def constant(name: str, values: np.ndarray) -> gs.Constant:
-    """A new initializer."""
-    # ascontiguousarray makes a scalar a vector of one
-    return gs.Constant(name, values.copy() if values.ndim == 0 else np.ascontiguousarray(values))
-
-
-def values_of(tensor: gs.Tensor) -> np.ndarray | None:
-    """The tensor's values if it is an initializer or a Constant node's output, else None."""
-    if isinstance(tensor, gs.Constant):
-        # not `tensor.values`: that keeps the array, and exports bfloat16 as float32 afterwards
-        lazy = tensor._values
-        return np.asarray(lazy.load() if isinstance(lazy, LazyValues) else lazy)
-    if len(tensor.inputs) == 1 and is_op(tensor.inputs[0], "Constant"):
-        attrs = tensor.inputs[0].attrs
-        if "value" in attrs:
-            return values_of(attrs["value"])
-        for key, dtype in (("value_int", np.int64), ("value_float", np.float32)):
-            for name in (key, f"{key}s"):
-                if name in attrs:
-                    return np.asarray(attrs[name], dtype=dtype)
-    return None
-
-
-def replace(graph: gs.Graph, node: gs.Node, new: Sequence[gs.Node]) -> None:
-    """Puts `new` in the place of `node`; the last of them takes over the node's outputs.
-
-    The order stays topological, and the output tensors stay the same objects, so that graph
-    outputs and subgraphs which read them are not touched.
-    """
-    place = next(i for i, other in enumerate(graph.nodes) if other is node)
-    outputs = list(node.outputs)
-    node.outputs.clear()
-    node.inputs.clear()
-    new[-1].outputs = outputs
-    graph.nodes[place : place + 1] = list(new)
-
-
-def drop_unused(root: gs.Graph, tensor: gs.Tensor) -> int:
-    """Removes the nodes that made `tensor` and that nothing reads any more; says how many."""
-    graphs = (root, *root.subgraphs(recursive=True))
-    kept = {id(output) for graph in graphs for output in graph.outputs}
-    dropped, todo = 0, [tensor]
-    while todo:
-        for node in list(todo.pop().inputs):
-            if any(output.outputs or id(output) in kept for output in node.outputs):
-                continue
-            sources = list(node.inputs)
-            node.inputs.clear()
-            node.outputs.clear()
-            for graph in graphs:
-                for place, other in enumerate(graph.nodes):
-                    if other is node:
-                        del graph.nodes[place]
-                        dropped += 1
-                        break
-            todo += sources
-    return dropped

@@ -20,8 +20,9 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx.defs import OpSchema
 
-from pipeline.machine.target import BELOW_10, FROM_10, RTX, Needs
-from pipeline.passes.infra import Change, Pass, PassResult, Refused, is_op, label, walk
+from pipeline.machine.target import BELOW_10, FROM_10, RTX, Versions
+from pipeline.passes.graph_ops import is_op, label, walk
+from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lowering import CONVERTERS, NEWEST, SAME, THROUGH_FLOAT32, Site
 from pipeline.passes.lowering._site import Converter, type_name
 
@@ -205,7 +206,7 @@ def _set_opset(graph: gs.Graph, level: int) -> None:
     graph.import_domains = imports or None
 
 
-def _pass(level: int, targets: tuple[Needs, ...], fault: str, evidence: tuple[str, ...]) -> Pass:
+def _pass(level: int, targets: tuple[Versions, ...], fault: str, evidence: tuple[str, ...]) -> Pass:
     def run(graph: gs.Graph) -> PassResult:
         """Lowers the graph, all of it or nothing."""
         return lower(graph, level)

@@ -24,17 +24,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.graph.ceil_pools import POOLS, Axis, may_round_otherwise, pool_axes
-from pipeline.machine.target import FROM_10, RTX, Needs
-from pipeline.passes.infra import (
-    Change,
-    Pass,
-    PassResult,
-    Refused,
-    constant,
-    is_op,
-    label,
-    walk,
-)
+from pipeline.machine.target import FROM_10, RTX, Versions
+from pipeline.passes.graph_ops import constant, is_op, label, walk
+from pipeline.passes.infra import Change, Pass, PassResult, Refused
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -111,7 +103,7 @@ def _pad(graph: gs.Graph, node: gs.Node, pads: list[int]) -> None:
 PASS = Pass(
     name="pad_ceil_pools",
     run=run,
-    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    targets=(RTX, FROM_10, Versions("tensorrt", below=(10,), basis="read")),
     summary="pools with ceil_mode -> pools that round down, with more padding at the end",
     fault="a row too many where the last window would start in the padding; average pools refused",
     evidence=(

@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.machine.target import BELOW_10, Needs
-from pipeline.passes.infra import Change, Pass, PassResult, Refused, is_op, label, walk
+from pipeline.machine.target import BELOW_10, Versions
+from pipeline.passes.graph_ops import is_op, label, walk
+from pipeline.passes.infra import Change, Pass, PassResult, Refused
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -62,8 +63,8 @@ PASS = Pass(
     run=run,
     targets=(
         BELOW_10,
-        Needs("tensorrt", since=(10,), basis="read"),
-        Needs("tensorrt_rtx", basis="read"),
+        Versions("tensorrt", since=(10,), basis="read"),
+        Versions("tensorrt_rtx", basis="read"),
     ),
     summary="ConvTranspose with output_shape -> pads",
     fault="8.6 gives other numbers, silently",

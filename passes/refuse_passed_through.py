@@ -10,7 +10,8 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import FROM_10, RTX
-from pipeline.passes.infra import Change, Pass, PassResult, label
+from pipeline.passes.graph_ops import label
+from pipeline.passes.infra import Change, Pass, PassResult
 
 
 def run(graph: gs.Graph) -> PassResult:

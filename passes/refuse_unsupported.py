@@ -6,7 +6,7 @@ Three passes, since which TensorRT a node is too much for differs. A plugin of t
 would be found by the parser: who has one runs without the pass (``--skip``).
 
 Each entry was tried on tensorrt-rtx 1.7.1 or on TensorRT 8.6.0, or both
-(`passes/cases/refuse_unsupported.py` holds the graphs, `passes/cases/measured.py` what 8.6.0 made
+(`passes/cases/refuse_unsupported.py` holds the graphs, `passes/cases/measured.json` what 8.6.0 made
 of them); for TensorRT 10 it is what onnx-tensorrt's docs/operators.md says for 10.15.
 """
 
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.machine.target import BELOW_10, RTX, Needs
-from pipeline.passes.infra import Change, Pass, PassResult, is_op, label, values_of, walk
+from pipeline.machine.target import BELOW_10, RTX, Versions
+from pipeline.passes.graph_ops import is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.known import depends_on_data
 
 _LARGEST_K = 3840
@@ -275,7 +276,7 @@ def _refuse(graph: gs.Graph, entries: tuple[Entry, ...]) -> PassResult:
 PASS = Pass(
     name="refuse_unsupported",
     run=lambda graph: _refuse(graph, _NOWHERE),
-    targets=(RTX, Needs("tensorrt", since=(10,), basis="read"), BELOW_10),
+    targets=(RTX, Versions("tensorrt", since=(10,), basis="read"), BELOW_10),
     summary="ops that no TensorRT takes, and nodes beyond the limits that it documents, are "
     "refused, with what to do instead",
     fault="the parser stops at them, and says little more than 'false', or the builder fails",

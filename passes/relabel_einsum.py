@@ -10,8 +10,9 @@ import string
 
 import onnx_graphsurgeon as gs
 
-from pipeline.machine.target import FROM_10, RTX, Needs
-from pipeline.passes.infra import Change, Pass, PassResult, is_op, label, walk
+from pipeline.machine.target import FROM_10, RTX, Versions
+from pipeline.passes.graph_ops import is_op, label, walk
+from pipeline.passes.infra import Change, Pass, PassResult
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -51,7 +52,7 @@ def _written_out(equation: str) -> str:
 PASS = Pass(
     name="relabel_einsum",
     run=run,
-    targets=(RTX, FROM_10, Needs("tensorrt", below=(10,), basis="read")),
+    targets=(RTX, FROM_10, Versions("tensorrt", below=(10,), basis="read")),
     summary="Einsum with capital letters -> small letters",
     fault="does not parse: 'Invalid character(s) in Einsum equation'",
     evidence=("tensorrt-rtx 1.7.1: the cases",),

@@ -13,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.machine.target import Needs
-from pipeline.passes.infra import Change, Pass, PassResult, is_op, label, values_of, walk
+from pipeline.machine.target import Versions
+from pipeline.passes.graph_ops import is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult
 
 _SIZES = ("Shape", "Size")
 # keep integers that are made of sizes such
@@ -89,7 +90,7 @@ PASS = Pass(
     name="repeat_casts",
     run=run,
     # Seen on RAFT, not on a case: two lookups of one level come out right as they stand.
-    targets=(Needs("tensorrt", below=(10,), basis="read"),),
+    targets=(Versions("tensorrt", below=(10,), basis="read"),),
     summary="a Cast of sizes to floats that several nodes read -> one for each",
     fault="in fp16 no implementation for the region that makes the number, where it has to be "
     "float32",

@@ -10,7 +10,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import BELOW_10
-from pipeline.passes.infra import Change, Pass, PassResult, is_op, label, walk
+from pipeline.passes.graph_ops import is_op, label, walk
+from pipeline.passes.infra import Change, Pass, PassResult
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -10,16 +10,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import EVERY
-from pipeline.passes.infra import (
-    Change,
-    Pass,
-    PassResult,
-    drop_unused,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.passes.graph_ops import drop_unused, is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.chain import Chain
 
 

@@ -28,17 +28,8 @@ import onnx_graphsurgeon as gs
 import sympy
 
 from pipeline.machine.target import BELOW_10, RTX
-from pipeline.passes.infra import (
-    Change,
-    Pass,
-    PassResult,
-    Refused,
-    drop_unused,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.passes.graph_ops import drop_unused, is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.lift import Selection, identity_perm, selection_of
 from pipeline.passes.lib.sizes import dims_of

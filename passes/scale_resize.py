@@ -19,19 +19,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import sympy
 
-from pipeline.machine.target import Needs
-from pipeline.passes.infra import (
-    Change,
-    Pass,
-    PassResult,
-    Refused,
-    constant,
-    drop_unused,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.machine.target import Versions
+from pipeline.passes.graph_ops import constant, drop_unused, is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lib.sizes import Elements, dims_of, elements_of
 
 _SCALES, _SIZES = 2, 3
@@ -114,7 +104,7 @@ def _whole(ratios: list[sympy.Expr]) -> list[int]:
 PASS = Pass(
     name="scale_resize",
     run=run,
-    targets=(Needs("tensorrt", below=(10,), basis="read"),),
+    targets=(Versions("tensorrt", below=(10,), basis="read"),),
     summary="Resize with computed sizes -> constant whole scales",
     fault="the parser fails on sizes that it can't follow as a shape tensor",
     evidence=(

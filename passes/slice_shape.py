@@ -16,7 +16,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import BELOW_10
-from pipeline.passes.infra import Change, Pass, PassResult, constant, is_op, label, replace, walk
+from pipeline.passes.graph_ops import constant, is_op, label, replace, walk
+from pipeline.passes.infra import Change, Pass, PassResult
 
 # "to the end" in Slice, as the ONNX standard writes it
 _END = int(np.iinfo(np.int64).max)

@@ -15,17 +15,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import FROM_10, RTX
-from pipeline.passes.infra import (
-    Change,
-    Pass,
-    PassResult,
-    Refused,
-    constant,
-    is_op,
-    label,
-    values_of,
-    walk,
-)
+from pipeline.passes.graph_ops import constant, is_op, label, values_of, walk
+from pipeline.passes.infra import Change, Pass, PassResult, Refused
 
 
 def run(graph: gs.Graph) -> PassResult:

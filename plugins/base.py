@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.machine.target import Needs, Target
+from pipeline.machine.target import Versions, Target
 
 if TYPE_CHECKING:  # the runtime loads plugins where onnx need not be installed
     import onnx
@@ -36,7 +36,7 @@ class Plugin:
     version: str
     function: Callable[[], onnx.FunctionProto]
     register: Callable[[Any], None]
-    targets: tuple[Needs, ...]
+    targets: tuple[Versions, ...]
     summary: str
     state: str
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import constant, label
+from pipeline.passes.graph_ops import constant, label
 
 
 class Chain:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import is_op, values_of
+from pipeline.passes.graph_ops import is_op, values_of
 from pipeline.passes.lib.sizes import elements_of
 
 _DEEPEST = 50

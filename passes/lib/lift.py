@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Refused, is_op, values_of
+from pipeline.passes.graph_ops import maker, is_op, values_of
+from pipeline.passes.infra import Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.sizes import dims_of, elements_of
 
@@ -62,15 +63,15 @@ def selection_of(indices: gs.Tensor) -> Selection | None:
     torch's exporter writes those of a mask with one axis as ``(k,)``, expands them to their own
     shape and makes them ``(k, 1)`` again.
     """
-    node = _maker(indices)
+    node = maker(indices)
     if node is not None and is_op(node, "Unsqueeze") and _axes(node) in ([-1], [1]):
-        node = _maker(node.inputs[0])
+        node = maker(node.inputs[0])
         if node is not None and is_op(node, "Expand") and _is_own_shape(node):
-            node = _maker(node.inputs[0])
+            node = maker(node.inputs[0])
         if node is None or not is_op(node, "Squeeze") or _axes(node) not in ([-1], [1]):
             return None
-        node = _maker(node.inputs[0])
-    places = None if node is None or not identity_perm(node) else _maker(node.inputs[0])
+        node = maker(node.inputs[0])
+    places = None if node is None or not identity_perm(node) else maker(node.inputs[0])
     if places is None or not is_op(places, "NonZero"):
         return None
     return Selection(places, places.inputs[0])
@@ -78,11 +79,11 @@ def selection_of(indices: gs.Tensor) -> Selection | None:
 
 def _is_own_shape(expand: gs.Node) -> bool:
     """True for an Expand to the shape of what it expands, perhaps by way of a Max of it alone."""
-    data, shape = expand.inputs[0], _maker(expand.inputs[1])
+    data, shape = expand.inputs[0], maker(expand.inputs[1])
     if shape is None or not is_op(shape, "Shape") or shape.attrs.get("start", 0):
         return False
     source = shape.inputs[0]
-    widest = _maker(source)
+    widest = maker(source)
     if widest is not None and is_op(widest, "Max") and len(widest.inputs) == 1:
         source = widest.inputs[0]
     return source is data and "end" not in shape.attrs
@@ -227,7 +228,7 @@ class Lift:
 
 def _without_last_axes(mask: gs.Tensor, rank: int) -> tuple[gs.Tensor, int]:
     """A mask before an Unsqueeze at its end, and its rank, which is `rank` without one."""
-    node = _maker(mask)
+    node = maker(mask)
     if node is not None and is_op(node, "Unsqueeze") and mask.shape is not None:
         own = len(mask.shape)
         axes = sorted(axis % own for axis in _axes(node))
@@ -242,10 +243,6 @@ def _axes(node: gs.Node) -> list[int]:
         values = values_of(node.inputs[1])
         return [] if values is None else [int(v) for v in values.reshape(-1)]
     return list(node.attrs.get("axes", []))
-
-
-def _maker(tensor: gs.Tensor) -> gs.Node | None:
-    return tensor.inputs[0] if len(tensor.inputs) == 1 else None
 
 
 def _is_number(tensor: gs.Tensor) -> bool:

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import sympy
 
-from pipeline.passes.infra import Refused, is_op, values_of
+from pipeline.passes.graph_ops import is_op, values_of
+from pipeline.passes.infra import Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.interpolation import Axis, Kind, resize
 from pipeline.passes.lib.sizes import dims_of, elements_of

@@ -18,7 +18,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import sympy
 
-from pipeline.passes.infra import values_of
+from pipeline.passes.graph_ops import values_of
 
 _INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)

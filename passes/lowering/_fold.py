@@ -14,7 +14,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx.reference import ReferenceEvaluator
 
-from pipeline.passes.infra import values_of
+from pipeline.passes.graph_ops import values_of
 from pipeline.passes.lowering._site import numbers
 
 _LARGEST = 4096

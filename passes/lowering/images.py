@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Refused, values_of
+from pipeline.passes.graph_ops import values_of
+from pipeline.passes.infra import Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lowering._site import Converter, Site, Steps, numbers
 

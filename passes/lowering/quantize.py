@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Refused, label
+from pipeline.passes.graph_ops import label
+from pipeline.passes.infra import Refused
 from pipeline.passes.lowering._site import Converter, Site, Steps, type_name
 
 _UINT8 = onnx.TensorProto.UINT8

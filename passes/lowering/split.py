@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Refused, label
+from pipeline.passes.graph_ops import label
+from pipeline.passes.infra import Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.sizes import dims_of
 from pipeline.passes.lowering._site import Converter, Site, Steps

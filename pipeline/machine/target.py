@@ -146,7 +146,7 @@ def _flag(target: Target) -> str:
 
 
 @dataclass(frozen=True)
-class Needs:
+class Versions:
     """A range of versions of one flavour of TensorRT: ``since <= version < below``.
 
     Args:
@@ -173,16 +173,16 @@ class Needs:
         return f"{self.flavour}{since}{below}{basis}"
 
 
-# the ranges that most passes share; below 10 is measured on 8.6.0 (`cases/measured.py`); the
+# the ranges that most passes share; below 10 is measured on 8.6.0 (`cases/measured.json`); the
 # parsers of RTX 1.7 and of TensorRT 10 and 11 are built from one source, and 10 and 11 could not
 # be tried here
-BELOW_10 = Needs("tensorrt", below=(10,))
+BELOW_10 = Versions("tensorrt", below=(10,))
 
 
-FROM_10 = Needs("tensorrt", since=(10,), basis="assumed")
+FROM_10 = Versions("tensorrt", since=(10,), basis="assumed")
 
 
-RTX = Needs("tensorrt_rtx")
+RTX = Versions("tensorrt_rtx")
 
 
 EVERY = (RTX, FROM_10, BELOW_10)
@@ -190,8 +190,8 @@ EVERY = (RTX, FROM_10, BELOW_10)
 
 # for what no machine without a GPU can show
 EVERY_READ = (
-    Needs("tensorrt_rtx", basis="read"),
-    Needs("tensorrt", basis="read"),
+    Versions("tensorrt_rtx", basis="read"),
+    Versions("tensorrt", basis="read"),
 )
 
 

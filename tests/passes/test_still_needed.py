@@ -9,7 +9,7 @@ from pass_harness import PASSES, own
 
 from pipeline.build.try_graph import Outcome
 from pipeline.commands.still_needed import Trial, _answer, _is_measured, still_needed
-from pipeline.machine.target import TARGETS, Needs, installed_version
+from pipeline.machine.target import TARGETS, Versions, installed_version
 
 RTX, OLD = TARGETS["rtx-1.7"], TARGETS["tensorrt-8.6"]
 CASE = own("slice_shape", "positive")[0]
@@ -33,7 +33,7 @@ def test_a_need_that_was_only_read_is_not_judged_by_cases() -> None:
     p = PASSES["slice_shape"]
     assert _is_measured(p, OLD)
     assert _is_measured(p, RTX)  # not declared: the cases alone decide
-    assert not _is_measured(replace(p, targets=(Needs("tensorrt", basis="read"),)), OLD)
+    assert not _is_measured(replace(p, targets=(Versions("tensorrt", basis="read"),)), OLD)
 
 
 @pytest.mark.skipif(installed_version(RTX) is None, reason="tensorrt-rtx is not installed")

@@ -15,7 +15,7 @@ import pytest
 from pipeline.errors import InputError, RewriteError
 from pipeline.graph import files as _onnx_file
 from pipeline.machine.target import TARGETS
-from pipeline.passes import DEFAULT_PASSES, Change, Needs, Pass, PassResult
+from pipeline.passes import DEFAULT_PASSES, Change, Pass, PassResult, Versions
 from pipeline.rewrite.rewrite import rewrite
 
 OLD, RTX = TARGETS["tensorrt-8.6"], TARGETS["rtx-1.7"]
@@ -141,7 +141,7 @@ def test_needed_but_nothing_found_is_a_plain_copy(tmp_path) -> None:
 
 
 def _broken(name: str, run) -> Pass:
-    return Pass(name, run, (Needs("tensorrt"),), "breaks something", ("this test",))
+    return Pass(name, run, (Versions("tensorrt"),), "breaks something", ("this test",))
 
 
 def _changed(graph: gs.Graph) -> PassResult:
