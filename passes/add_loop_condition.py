@@ -14,9 +14,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
+from pipeline.passes.graph_ops import constant, is_op, label, values_of
 from pipeline.machine.target import FROM_10, RTX
-from pipeline.passes.graph_ops import constant, is_op, label, values_of, walk
-from pipeline.passes.infra import Change, Pass, PassResult
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -24,30 +24,26 @@ def run(graph: gs.Graph) -> PassResult:
 
     Refused: a missing one where the body's own may become False.
     """
-    rewritten, refused = [], []
     network_inputs = {id(tensor) for tensor in graph.inputs}
-    for inner, node in walk(graph):
-        if not is_op(node, "Loop"):
-            continue
-        name, body = label(node), node.attrs["body"]
+
+    def rewrite(inner: gs.Graph, node: gs.Node) -> str | None:
+        body = node.attrs["body"]
         if len(node.inputs) > 1 and not node.inputs[1].is_empty():
-            if id(node.inputs[1]) in network_inputs:
-                _give(node, _copy(inner, node))
-                detail = "a copy of the network input as its condition"
-                rewritten.append(Change(name, "Loop", detail))
-        elif not _stays_true(body):
-            refused.append(
-                Change(
-                    name,
-                    "Loop",
-                    "it has no condition, but its body gives one, which the ONNX standard ignores "
-                    "and ONNX Runtime does not: give the Loop a condition",
-                )
+            if id(node.inputs[1]) not in network_inputs:
+                return None
+            _give(node, _copy(inner, node))
+            return "a copy of the network input as its condition"
+        if not _stays_true(body):
+            raise Refused(
+                "it has no condition, but its body gives one, which the ONNX standard ignores "
+                "and ONNX Runtime does not: give the Loop a condition"
             )
-        elif _is_read(body, body.inputs[1]):
-            _give(node, constant(f"{name}/condition", np.array(True)))
-            rewritten.append(Change(name, "Loop", "a constant True as its condition"))
-    return PassResult(tuple(rewritten), tuple(refused))
+        if not _is_read(body, body.inputs[1]):
+            return None
+        _give(node, constant(f"{label(node)}/condition", np.array(True)))
+        return "a constant True as its condition"
+
+    return each(graph, "Loop", rewrite)
 
 
 def _stays_true(body: gs.Graph) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
+from pipeline.passes.graph_ops import drop_unused
 from pipeline.machine.target import EVERY
-from pipeline.passes.graph_ops import drop_unused, is_op, label, walk
-from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.sizes import elements_of
 from pipeline.passes.lib.values import Value
@@ -24,19 +24,13 @@ def run(graph: gs.Graph) -> PassResult:
     The sizes may be constants, computed or an input. float16 is computed in float32. Refused: a
     theta of unknown sizes or type, and bfloat16 or double data.
     """
-    rewritten, refused = [], []
-    for inner, node in walk(graph):
-        if not is_op(node, "AffineGrid"):
-            continue
-        name, size = label(node), node.inputs[1]
-        try:
-            detail = _rewrite(inner, node)
-        except Refused as reason:
-            refused.append(Change(name, "AffineGrid", str(reason)))
-            continue
+    def rewrite(inner: gs.Graph, node: gs.Node) -> str:
+        size = node.inputs[1]
+        detail = _rewrite(inner, node)
         drop_unused(graph, size)
-        rewritten.append(Change(name, "AffineGrid", detail))
-    return PassResult(tuple(rewritten), tuple(refused))
+        return detail
+
+    return each(graph, "AffineGrid", rewrite)
 
 
 def _rewrite(graph: gs.Graph, node: gs.Node) -> str:

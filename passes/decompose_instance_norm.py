@@ -14,15 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import Versions
-from pipeline.passes.graph_ops import constant, label, replace, values_of
+from pipeline.passes.graph_ops import values_of
 from pipeline.passes.infra import Pass, PassResult, Refused, each
-
-Shape = list[Any] | None
-
+from pipeline.passes.lib.chain import Chain
 
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every InstanceNormalization over 1-D to 3-D images ``(N, C, spatial...)``.
@@ -31,12 +28,10 @@ def run(graph: gs.Graph) -> PassResult:
     ``(C,)``, may be constants or computed. Refused: unknown rank or dtype, no spatial axis, more
     than three, and a spatial size that is always 1.
     """
-    return each(
-        graph, "InstanceNormalization", lambda inner, node: _rewrite(inner, node, graph.opset)
-    )
+    return each(graph, "InstanceNormalization", _rewrite)
 
 
-def _rewrite(graph: gs.Graph, node: gs.Node, opset: int) -> str:
+def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
     data, scale, bias = node.inputs
     output = node.outputs[0]
     shape = data.shape if data.shape is not None else output.shape
@@ -55,82 +50,47 @@ def _rewrite(graph: gs.Graph, node: gs.Node, opset: int) -> str:
         raise Refused(f"the dtype of {data.name} is not known; run shape inference first")
     work = np.float64 if dtype == np.float64 else np.float32
     cast = dtype != work
-    chain = _Chain(label(node), work)
-    x = chain.cast(data, work, shape) if cast else data
-    one = [*shape[:2], *[1] * spatial]
-    mean = chain.add("GlobalAveragePool", "mean", [x], one)
-    centred = chain.add("Sub", "centred", [x, mean], shape)
-    squared = chain.add("Mul", "squared", [centred, centred], shape)
-    variance = chain.add("GlobalAveragePool", "variance", [squared], one)
-    epsilon = np.array(node.attrs.get("epsilon", 1e-5), work)
-    sum_ = chain.add("Add", "add_epsilon", [variance, chain.constant("epsilon", epsilon)], one)
-    deviation = chain.add("Sqrt", "deviation", [sum_], one)
-    normal = chain.add("Div", "normal", [centred, deviation], shape)
-    gain = chain.channel("scale", scale, spatial, opset)
-    shift = chain.channel("bias", bias, spatial, opset)
-    scaled = chain.add("Mul", "scaled", [normal, gain], shape)
-    chain.add("Add", "biased", [scaled, shift], shape)
+    chain = Chain(graph, node)
+
+    def op(op: str, short: str, *inputs: gs.Tensor, sizes: list[Any] = shape) -> gs.Variable:
+        made: gs.Variable = chain.op(op, *inputs, short=short, dtype=work, shape=sizes)
+        return made
+
+    x = data
     if cast:
-        chain.cast(chain.nodes[-1].outputs[0], dtype, shape)
-    replace(graph, node, chain.nodes)
+        x = chain.cast(data, work, "widened")
+        x.shape = shape
+    one = [*shape[:2], *[1] * spatial]
+    mean = op("GlobalAveragePool", "mean", x, sizes=one)
+    centred = op("Sub", "centred", x, mean)
+    squared = op("Mul", "squared", centred, centred)
+    variance = op("GlobalAveragePool", "variance", squared, sizes=one)
+    epsilon = chain.constant(np.array(node.attrs.get("epsilon", 1e-5), work), "epsilon")
+    deviation = op("Sqrt", "deviation", op("Add", "add_epsilon", variance, epsilon, sizes=one), sizes=one)
+    normal = op("Div", "normal", centred, deviation)
+    gain = _column(chain, "scale", scale, spatial, work)
+    shift = _column(chain, "bias", bias, spatial, work)
+    y = op("Add", "biased", op("Mul", "scaled", normal, gain), shift)
+    chain.finish(chain.cast(y, dtype, "narrowed") if cast else y)
     words = f"mean and variance over {spatial} axes in {np.dtype(work).name}"
     return f"{words}, cast back" if cast else words
 
 
-class _Chain:
-    """The nodes that come in the place of one norm, in order, named after it."""
-
-    def __init__(self, name: str, dtype: type[np.floating]) -> None:
-        self.name, self.dtype = name, dtype
-        self.nodes: list[gs.Node] = []
-
-    def add(
-        self,
-        op: str,
-        short: str,
-        inputs: list[gs.Tensor],
-        shape: Shape,
-        *,
-        attrs: dict[str, Any] | None = None,
-        dtype: Any = None,
-    ) -> gs.Variable:
-        name = f"{self.name}/{short}"
-        output = gs.Variable(name, self.dtype if dtype is None else dtype, shape)
-        self.nodes.append(gs.Node(op, name, attrs, inputs, [output]))
-        return output
-
-    def constant(self, short: str, values: np.ndarray) -> gs.Constant:
-        return constant(f"{self.name}/{short}", values)
-
-    def cast(self, tensor: gs.Tensor, dtype: Any, shape: Shape) -> gs.Variable:
-        short = "widened" if dtype == self.dtype else "narrowed"
-        return self.add("Cast", short, [tensor], shape, attrs=_to(dtype), dtype=dtype)
-
-    def channel(self, short: str, tensor: gs.Tensor, spatial: int, opset: int) -> gs.Tensor:
-        """Scale or bias of shape (C,) as (C, 1, ...), in the dtype of the computation."""
-        values = values_of(tensor)
-        if values is not None:
-            shaped = values.astype(self.dtype).reshape(-1, *[1] * spatial)
-            return self.constant(short, shaped)
-        size = None if tensor.shape is None else tensor.shape[0]
-        axes = list(range(1, spatial + 1))
-        # from opset 13 the axes are an input; TensorRT 8.6 wants them as an initializer
-        attrs = {"axes": axes} if opset < 13 else {}
-        extra = [] if attrs else [self.constant(f"{short}_axes", np.array(axes, np.int64))]
-        own = tensor.dtype if tensor.dtype is not None else self.dtype
-        column = [size, *[1] * spatial]
-        made = [tensor, *extra]
-        wide = self.add("Unsqueeze", f"{short}_column", made, column, attrs=attrs, dtype=own)
-        if own == self.dtype:
-            return wide
-        return self.add("Cast", f"{short}_wide", [wide], column, attrs=_to(self.dtype))
-
-
-def _to(dtype: Any) -> dict[str, int]:
-    # graph-surgeon gives ONNX's number for the dtypes that numpy lacks, such as bfloat16
-    if isinstance(dtype, int):
-        return {"to": dtype}
-    return {"to": int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))}
+def _column(chain: Chain, short: str, tensor: gs.Tensor, spatial: int, work: Any) -> gs.Tensor:
+    """Scale or bias of shape (C,) as (C, 1, ...), in the dtype of the computation."""
+    values = values_of(tensor)
+    if values is not None:
+        return chain.constant(values.astype(work).reshape(-1, *[1] * spatial), short)
+    axes = list(range(1, spatial + 1))
+    # from opset 13 the axes are an input; TensorRT 8.6 wants them as an initializer
+    attrs: dict[str, Any] = {"axes": axes} if chain.graph.opset < 13 else {}
+    extra = [] if attrs else [chain.constant(np.array(axes, np.int64), f"{short}_axes")]
+    own = tensor.dtype if tensor.dtype is not None else work
+    column = [None if tensor.shape is None else tensor.shape[0], *[1] * spatial]
+    wide: gs.Variable = chain.op(
+        "Unsqueeze", tensor, *extra, short=f"{short}_column", dtype=own, shape=column, **attrs
+    )
+    return wide if own == work else chain.cast(wide, work, f"{short}_wide")
 
 
 PASS = Pass(

@@ -17,9 +17,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, each
+from pipeline.passes.graph_ops import is_op, values_of
 from pipeline.machine.target import FROM_10, RTX
-from pipeline.passes.graph_ops import is_op, label, values_of, walk
-from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.chain import Chain
 
 _INTEGERS = (np.int32, np.int64)
@@ -31,15 +31,13 @@ def run(graph: gs.Graph) -> PassResult:
 
     Refuses none. Mod of data, and with fmod=1, is left alone.
     """
-    rewritten = []
-    for inner, node in walk(graph):
-        if is_op(node, "Mod") and not node.attrs.get("fmod", 0) and _of_sizes(node):
-            if _is_done(node):
-                continue
-            change = Change(label(node), "Mod", "Where(m == 0, 0, k - m) with m = Mod(-a, k)")
-            _rewrite(inner, node)
-            rewritten.append(change)
-    return PassResult(tuple(rewritten))
+    def rewrite(inner: gs.Graph, node: gs.Node) -> str | None:
+        if node.attrs.get("fmod", 0) or not _of_sizes(node) or _is_done(node):
+            return None
+        _rewrite(inner, node)
+        return "Where(m == 0, 0, k - m) with m = Mod(-a, k)"
+
+    return each(graph, "Mod", rewrite)
 
 
 def _of_sizes(node: gs.Node) -> bool:

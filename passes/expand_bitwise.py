@@ -24,9 +24,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
+from pipeline.passes.graph_ops import drop_unused, holder, is_op, values_of
 from pipeline.machine.target import EVERY
-from pipeline.passes.graph_ops import holder, drop_unused, is_op, label, values_of, walk
-from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.dims import reduce, unsqueeze, widen, work_dtype
 
@@ -46,22 +46,12 @@ def run(graph: gs.Graph) -> PassResult:
     uint8 is computed in int32. Refused: other dtypes, an unknown dtype, computed shifts, and a
     shift of unsigned numbers that is not torch's shift of signed ones.
     """
-    rewritten, refused = [], []
-    for op, rewrite in (("BitShift", _shift), ("", _bitwise)):
-        for inner, node in walk(graph):
-            if not node.outputs or not any(is_op(node, o) for o in ([op] if op else _BITWISE)):
-                continue
-            name, was = label(node), node.op
-            try:
-                detail = rewrite(graph, inner, node)
-            except Refused as reason:
-                refused.append(Change(name, was, str(reason)))
-            else:
-                rewritten.append(Change(name, was, detail))
-    return PassResult(tuple(rewritten), tuple(refused))
+    shifts = each(graph, "BitShift", lambda inner, node: _shift(graph, inner, node))
+    others = each(graph, _BITWISE, _bitwise)
+    return PassResult(shifts.rewritten + others.rewritten, shifts.refused + others.refused)
 
 
-def _bitwise(_: gs.Graph, inner: gs.Graph, node: gs.Node) -> str:
+def _bitwise(inner: gs.Graph, node: gs.Node) -> str:
     dtype = work_dtype(node.inputs[0], (np.int32, np.int64, np.uint8))
     op, chain = node.op, Chain(inner, node)
     work = np.dtype(np.int32) if dtype == np.uint8 else dtype

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
+from pipeline.passes.graph_ops import is_op
 from pipeline.machine.target import EVERY
-from pipeline.passes.graph_ops import is_op, label, walk
-from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.known import depends_on_data
 from pipeline.passes.lib.sizes import elements_of
@@ -27,37 +27,23 @@ def run(graph: gs.Graph) -> PassResult:
     Refused: a OneHot whose depth the values of the inputs decide (the sizes are not known before
     the run), or whose rank is not known; opsets before 13.
     """
-    rewritten, refused = [], []
-    for inner, node in walk(graph):
-        if node.op not in ("OneHot", "EyeLike", "ArgMax", "ArgMin"):
-            continue
-        name = label(node)
-        try:
-            detail = _rewrite(inner, node)
-        except Refused as reason:
-            refused.append(Change(name, node.op, str(reason)))
-            continue
-        if detail:
-            rewritten.append(Change(name, node.op, detail))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(graph, ("OneHot", "EyeLike", "ArgMax", "ArgMin"), _rewrite)
 
 
-def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
-    """What came in the node's place; nothing if it needs nothing."""
-    detail = ""
+def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
+    """What came in the node's place; None if it needs nothing."""
     chain = Chain(graph, node)
-    if is_op(node, "OneHot") and _is_open(node.inputs[1]):
+    if node.op == "OneHot" and _is_open(node.inputs[1]):
         _one_hot(chain, node)
-        detail = "compared with a Range"
-    elif is_op(node, "EyeLike") and any(
-        not isinstance(size, (int, np.integer)) for size in node.inputs[0].shape or ()
-    ):
+        return "compared with a Range"
+    sizes = node.inputs[0].shape or ()
+    if node.op == "EyeLike" and any(not isinstance(size, (int, np.integer)) for size in sizes):
         _eye(chain, node)
-        detail = "two Ranges compared"
-    elif (is_op(node, "ArgMax") or is_op(node, "ArgMin")) and len(node.inputs[0].shape or ()) == 1:
+        return "two Ranges compared"
+    if node.op in ("ArgMax", "ArgMin") and len(sizes) == 1:
         _arg(chain, node)
-        detail = "over the second of two axes"
-    return detail
+        return "over the second of two axes"
+    return None
 
 
 def _is_open(depth: gs.Tensor) -> bool:

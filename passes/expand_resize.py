@@ -18,9 +18,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
+from pipeline.passes.graph_ops import constant, drop_unused, label, values_of
 from pipeline.machine.target import EVERY
-from pipeline.passes.graph_ops import constant, drop_unused, is_op, label, values_of, walk
-from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lib.resize import all_sizes, read, used_input, write_out
 
 _SCALES = 2
@@ -33,21 +33,16 @@ def run(graph: gs.Graph) -> PassResult:
     cubic, antialias together with tf_crop_and_resize, a computed region of interest, and a
     region on an axis that keeps its size (ONNX Runtime and the standard differ there).
     """
-    rewritten, refused = [], []
-    for inner, node in walk(graph):
-        if not is_op(node, "Resize") or graph.opset < 11:
-            continue
+    def rewrite(inner: gs.Graph, node: gs.Node) -> str | None:
         why = _why(node)
         if why is None:
-            continue
-        name = label(node)
+            return None
         try:
-            detail = _rewrite(graph, inner, node)
+            return f"{why}: {_rewrite(graph, inner, node)}"
         except Refused as reason:
-            refused.append(Change(name, "Resize", f"{why}: {reason}"))
-        else:
-            rewritten.append(Change(name, "Resize", f"{why}: {detail}"))
-    return PassResult(tuple(rewritten), tuple(refused))
+            raise Refused(f"{why}: {reason}") from reason
+
+    return each(graph, "Resize", rewrite) if graph.opset >= 11 else PassResult(())
 
 
 def _why(node: gs.Node) -> str | None:

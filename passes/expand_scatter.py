@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.machine.target import EVERY
-from pipeline.passes.graph_ops import is_op, label, walk
-from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.dims import (
     is_half,
@@ -60,24 +59,17 @@ def run(graph: gs.Graph) -> PassResult:
     an unknown rank or dtype, other dtypes, a rank that leaves no axis for the comparison, and
     more than 2**28 static pairs.
     """
-    rewritten, refused = [], []
-    for inner, node in walk(graph):
-        if not is_op(node, "ScatterElements") and not is_op(node, "ScatterND"):
-            continue
-        reduction = node.attrs.get("reduction", "none")
-        if reduction == "none":
-            continue
-        name, op = label(node), node.op
-        try:
-            if reduction not in _OPS:
-                raise Refused(f"its reduction {reduction!r} is not one of {', '.join(_OPS)}")
-            rewrite = _elements if op == "ScatterElements" else _tuples
-            detail = rewrite(Chain(inner, node), reduction)
-        except Refused as reason:
-            refused.append(Change(name, op, str(reason)))
-        else:
-            rewritten.append(Change(name, op, detail))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(graph, ("ScatterElements", "ScatterND"), _rewrite)
+
+
+def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
+    reduction = node.attrs.get("reduction", "none")
+    if reduction == "none":
+        return None
+    if reduction not in _OPS:
+        raise Refused(f"its reduction {reduction!r} is not one of {', '.join(_OPS)}")
+    rewrite = _elements if node.op == "ScatterElements" else _tuples
+    return rewrite(Chain(graph, node), reduction)
 
 
 def _elements(chain: Chain, reduction: str) -> str:

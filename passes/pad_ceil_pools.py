@@ -23,10 +23,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
+from pipeline.passes.graph_ops import constant, label
 from pipeline.graph.ceil_pools import POOLS, Axis, may_round_otherwise, pool_axes
 from pipeline.machine.target import FROM_10, RTX, Versions
-from pipeline.passes.graph_ops import constant, is_op, label, walk
-from pipeline.passes.infra import Change, Pass, PassResult, Refused
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -38,22 +38,15 @@ def run(graph: gs.Graph) -> PassResult:
     not rounded, and dilations, which TensorRT does not take anyway. Refused: padding as large as
     the window, as ONNX Runtime does; an output whose size is stated wrongly.
     """
-    rewritten, refused = [], []
-    for inner, node in walk(graph):
-        if not any(is_op(node, op) for op in POOLS) or not node.attrs.get("ceil_mode", 0):
-            continue
-        axes = pool_axes(node.attrs)
-        shape = node.inputs[0].shape
-        if axes is None or not may_round_otherwise(axes, None if shape is None else shape[2:]):
-            continue
-        try:
-            rewritten.append(Change(label(node), node.op, _rewrite(inner, node, axes)))
-        except Refused as reason:
-            refused.append(Change(label(node), node.op, str(reason)))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(graph, POOLS, _rewrite)
 
 
-def _rewrite(graph: gs.Graph, node: gs.Node, axes: list[Axis]) -> str:
+def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
+    axes, shape = pool_axes(node.attrs), node.inputs[0].shape
+    if not node.attrs.get("ceil_mode", 0) or axes is None:
+        return None
+    if not may_round_otherwise(axes, None if shape is None else shape[2:]):
+        return None
     for axis in axes:
         if max(axis.begin, axis.end) >= axis.kernel:
             raise Refused(

@@ -11,28 +11,23 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.machine.target import BELOW_10, Versions
-from pipeline.passes.graph_ops import is_op, label, walk
-from pipeline.passes.infra import Change, Pass, PassResult, Refused
 
 
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites ConvTranspose of data and kernel with static spatial sizes; refuses the others,
     and sizes that would need a negative padding."""
-    rewritten, refused = [], []
-    for _, node in walk(graph):
-        if not is_op(node, "ConvTranspose") or "output_shape" not in node.attrs:
-            continue
-        try:
-            pads = _pads(node)
-        except Refused as reason:
-            refused.append(Change(label(node), node.op, str(reason)))
-            continue
-        del node.attrs["output_shape"]
-        node.attrs.pop("auto_pad", None)
-        node.attrs["pads"] = pads
-        rewritten.append(Change(label(node), node.op, f"pads {pads} in place of output_shape"))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(graph, "ConvTranspose", _rewrite)
+
+
+def _rewrite(_: gs.Graph, node: gs.Node) -> str | None:
+    if "output_shape" not in node.attrs:
+        return None
+    node.attrs["pads"] = pads = _pads(node)
+    del node.attrs["output_shape"]
+    node.attrs.pop("auto_pad", None)
+    return f"pads {pads} in place of output_shape"
 
 
 def _pads(node: gs.Node) -> list[int]:

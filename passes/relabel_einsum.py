@@ -10,9 +10,8 @@ import string
 
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.machine.target import FROM_10, RTX, Versions
-from pipeline.passes.graph_ops import is_op, label, walk
-from pipeline.passes.infra import Change, Pass, PassResult
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -21,25 +20,21 @@ def run(graph: gs.Graph) -> PassResult:
     Without ``->`` the output's labels come in alphabetical order, capitals first: it is written out
     before the letters change.
     """
-    rewritten, refused = [], []
-    for _, node in walk(graph):
-        if not is_op(node, "Einsum"):
-            continue
-        equation = "".join(node.attrs["equation"].split())
-        labels = sorted({c for c in equation if c.isalpha()})
-        if not any(c.isupper() for c in labels):
-            continue
-        if len(labels) > len(string.ascii_lowercase):
-            refused.append(
-                Change(label(node), "Einsum", f"{len(labels)} labels; there are 26 letters")
-            )
-            continue
-        free = [c for c in string.ascii_lowercase if c not in labels]
-        names = {c: free.pop(0) for c in labels if c.isupper()}
-        new = "".join(names.get(c, c) for c in _written_out(equation))
-        node.attrs["equation"] = new
-        rewritten.append(Change(label(node), "Einsum", f"{new} in place of {equation}"))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(graph, "Einsum", _rewrite)
+
+
+def _rewrite(_: gs.Graph, node: gs.Node) -> str | None:
+    equation = "".join(node.attrs["equation"].split())
+    labels = sorted({c for c in equation if c.isalpha()})
+    if not any(c.isupper() for c in labels):
+        return None
+    if len(labels) > len(string.ascii_lowercase):
+        raise Refused(f"{len(labels)} labels; there are 26 letters")
+    free = [c for c in string.ascii_lowercase if c not in labels]
+    names = {c: free.pop(0) for c in labels if c.isupper()}
+    new = "".join(names.get(c, c) for c in _written_out(equation))
+    node.attrs["equation"] = new
+    return f"{new} in place of {equation}"
 
 
 def _written_out(equation: str) -> str:

@@ -9,29 +9,26 @@ from __future__ import annotations
 import onnx
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.machine.target import BELOW_10
-from pipeline.passes.graph_ops import is_op, label, walk
-from pipeline.passes.infra import Change, Pass, PassResult
 
 
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every CastLike (opset 15 and later) whose second input's dtype is known, also in
     half precision and bfloat16; refuses the others. A cast to 8-bit floats keeps ``saturate``."""
-    rewritten, refused = [], []
-    for _, node in walk(graph):
-        if not is_op(node, "CastLike"):
-            continue
-        dtype = node.inputs[1].dtype
-        if dtype is None:
-            why = f"the dtype of {node.inputs[1].name} is not known; run shape inference first"
-            refused.append(Change(label(node), "CastLike", why))
-            continue
-        to = dtype if isinstance(dtype, int) else onnx.helper.np_dtype_to_tensor_dtype(dtype)
-        node.op, node.inputs = "Cast", node.inputs[:1]
-        node.attrs["to"] = int(to)
-        name = onnx.TensorProto.DataType.Name(int(to))
-        rewritten.append(Change(label(node), "CastLike", f"Cast to {name}"))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(graph, "CastLike", _rewrite)
+
+
+def _rewrite(_: gs.Graph, node: gs.Node) -> str:
+    dtype = node.inputs[1].dtype
+    if dtype is None:
+        raise Refused(
+            f"the dtype of {node.inputs[1].name} is not known; run shape inference first"
+        )
+    to = dtype if isinstance(dtype, int) else onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    node.op, node.inputs = "Cast", node.inputs[:1]
+    node.attrs["to"] = int(to)
+    return f"Cast to {onnx.TensorProto.DataType.Name(int(to))}"
 
 
 PASS = Pass(

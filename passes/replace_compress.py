@@ -9,45 +9,37 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
+from pipeline.passes.graph_ops import drop_unused, values_of
 from pipeline.machine.target import EVERY
-from pipeline.passes.graph_ops import drop_unused, is_op, label, values_of, walk
-from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.chain import Chain
 
 
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites Compress with or without an axis, of data with dynamic sizes; a condition may be
     shorter than its axis, as the standard allows."""
-    rewritten, refused = [], []
-    for inner, node in walk(graph):
-        if not node.outputs or not is_op(node, "Compress"):
-            continue
-        name, condition = label(node), values_of(node.inputs[1])
+    def rewrite(inner: gs.Graph, node: gs.Node) -> str:
+        condition = values_of(node.inputs[1])
         if condition is None:
-            why = (
+            raise Refused(
                 f"the size of its result depends on the data of {node.inputs[1].name}, which "
                 "TensorRT's parser has no Compress for; in the model, choose with torch.where on "
                 "every element, or take a fixed number of elements with topk"
             )
-            refused.append(Change(name, node.op, why))
-            continue
         data, axis, output = node.inputs[0], node.attrs.get("axis"), node.outputs[0]
         old = list(node.inputs)
         c = Chain(inner, node)
         if axis is None:
             data = c.op("Reshape", data, np.array([-1]), short="flat", dtype=output.dtype)
         places = np.flatnonzero(condition).astype(np.int64)
-        c.op(
-            "Gather", data, places, dtype=output.dtype, shape=output.shape, axis=axis or 0
-        )  # fmt: skip
+        c.op("Gather", data, places, dtype=output.dtype, shape=output.shape, axis=axis or 0)
         c.finish()
         for tensor in old:
             if tensor.inputs and not tensor.outputs:
                 drop_unused(graph, tensor)
-        rewritten.append(
-            Change(name, "Compress", f"Gather of {len(places)} along axis {axis or 0}")
-        )
-    return PassResult(tuple(rewritten), tuple(refused))
+        return f"Gather of {len(places)} along axis {axis or 0}"
+
+    return each(graph, "Compress", rewrite)
 
 
 PASS = Pass(

@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, each
+from pipeline.passes.graph_ops import drop_unused, is_op, values_of
 from pipeline.machine.target import EVERY_READ
-from pipeline.passes.graph_ops import drop_unused, is_op, label, values_of, walk
-from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.chain import Chain
 
 # keep the values of their first input
@@ -34,24 +34,20 @@ def run(graph: gs.Graph) -> PassResult:
     Equal to the product wherever that is no NaN: the sign decides between both infinities, and 0
     stays 0. Nothing is refused.
     """
-    rewritten = []
-    for inner, node in walk(graph):
-        if not node.outputs or not is_op(node, "Mul"):
-            continue
+    def rewrite(inner: gs.Graph, node: gs.Node) -> str | None:
         for mask, factor in (node.inputs, node.inputs[::-1]):
             infinite, kind = _infinite(factor), _kind(mask)
             if infinite is None or kind is None:
                 continue
-            name, old = label(node), list(node.inputs)
+            old = list(node.inputs)
             _write(inner, node, mask, infinite, kind)
-            rewritten.append(
-                Change(name, "Mul", f"Where {mask.name} is not 0, {infinite.item():g}")
-            )
             for tensor in old:
                 if tensor.inputs and not tensor.outputs:
                     drop_unused(graph, tensor)
-            break
-    return PassResult(tuple(rewritten))
+            return f"Where {mask.name} is not 0, {infinite.item():g}"
+        return None
+
+    return each(graph, "Mul", rewrite)
 
 
 def _write(

@@ -19,9 +19,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import sympy
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
+from pipeline.passes.graph_ops import constant, drop_unused, label, values_of
 from pipeline.machine.target import Versions
-from pipeline.passes.graph_ops import constant, drop_unused, is_op, label, values_of, walk
-from pipeline.passes.infra import Change, Pass, PassResult, Refused
 from pipeline.passes.lib.sizes import Elements, dims_of, elements_of
 
 _SCALES, _SIZES = 2, 3
@@ -34,22 +34,16 @@ def run(graph: gs.Graph) -> PassResult:
     nothing else reads them. Refused: a computed size that is no constant whole multiple, or is
     not known to be, and the attributes named above.
     """
-    rewritten, refused = [], []
-    for _, node in walk(graph):
-        if not is_op(node, "Resize") or graph.opset < 11 or not _sizes_are_computed(node):
-            continue
-        try:
-            scales = _scales(node)
-        except Refused as reason:
-            refused.append(Change(label(node), "Resize", str(reason)))
-            continue
-        source = node.inputs[_SIZES]
+    def rewrite(_: gs.Graph, node: gs.Node) -> str | None:
+        if not _sizes_are_computed(node):
+            return None
+        scales, source = _scales(node), node.inputs[_SIZES]
         values = constant(f"{label(node)}/scales", np.array(scales, np.float32))
         node.inputs = [*node.inputs[:_SCALES], values]
         dropped = drop_unused(graph, source)
-        detail = f"scales {scales} in place of computed sizes; {dropped} nodes dropped"
-        rewritten.append(Change(label(node), "Resize", detail))
-    return PassResult(tuple(rewritten), tuple(refused))
+        return f"scales {scales} in place of computed sizes; {dropped} nodes dropped"
+
+    return each(graph, "Resize", rewrite) if graph.opset >= 11 else PassResult(())
 
 
 def _sizes_are_computed(node: gs.Node) -> bool:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, each
+from pipeline.passes.graph_ops import constant, label, replace
 from pipeline.machine.target import BELOW_10
-from pipeline.passes.graph_ops import constant, is_op, label, replace, walk
-from pipeline.passes.infra import Change, Pass, PassResult
 
 # "to the end" in Slice, as the ONNX standard writes it
 _END = int(np.iinfo(np.int64).max)
@@ -29,14 +29,12 @@ def run(graph: gs.Graph) -> PassResult:
     The result stays int64 and 1-D. Where the two attributes select the whole shape, they are
     just dropped.
     """
-    rewritten = []
-    for inner, node in walk(graph):
-        if is_op(node, "Shape") and ("start" in node.attrs or "end" in node.attrs):
-            rewritten.append(Change(label(node), "Shape", _rewrite(inner, node)))
-    return PassResult(tuple(rewritten))
+    return each(graph, "Shape", _rewrite)
 
 
-def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
+def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
+    if "start" not in node.attrs and "end" not in node.attrs:
+        return None
     start = int(node.attrs.pop("start", 0))
     end = int(node.attrs.pop("end", _END))
     data = node.inputs[0]

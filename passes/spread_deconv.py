@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from pipeline.passes.infra import Pass, PassResult, Refused, each
+from pipeline.passes.graph_ops import constant, label, values_of
 from pipeline.machine.target import FROM_10, RTX
-from pipeline.passes.graph_ops import constant, is_op, label, values_of, walk
-from pipeline.passes.infra import Change, Pass, PassResult, Refused
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -25,21 +25,7 @@ def run(graph: gs.Graph) -> PassResult:
     The kernel grows to ``(k - 1) * dilation + 1`` along each axis. Refused: a kernel that is
     computed or is not float32 or float16.
     """
-    rewritten, refused = [], []
-    for _, node in walk(graph):
-        dilations = [int(d) for d in node.attrs.get("dilations", ())]
-        strides = [int(s) for s in node.attrs.get("strides", ())]
-        if not is_op(node, "ConvTranspose") or max(dilations, default=1) == 1:
-            continue
-        if max(strides, default=1) == 1:
-            continue
-        try:
-            detail = _rewrite(node, dilations)
-        except Refused as reason:
-            refused.append(Change(label(node), node.op, str(reason)))
-        else:
-            rewritten.append(Change(label(node), node.op, detail))
-    return PassResult(tuple(rewritten), tuple(refused))
+    return each(graph, "ConvTranspose", _rewrite)
 
 
 def spread(kernel: np.ndarray, dilations: Sequence[int]) -> np.ndarray:
@@ -51,7 +37,11 @@ def spread(kernel: np.ndarray, dilations: Sequence[int]) -> np.ndarray:
     return wide
 
 
-def _rewrite(node: gs.Node, dilations: list[int]) -> str:
+def _rewrite(_: gs.Graph, node: gs.Node) -> str | None:
+    dilations = [int(d) for d in node.attrs.get("dilations", ())]
+    strides = [int(s) for s in node.attrs.get("strides", ())]
+    if max(dilations, default=1) == 1 or max(strides, default=1) == 1:
+        return None
     weight = node.inputs[1]
     kernel = values_of(weight)
     if kernel is None:
