@@ -46,7 +46,7 @@ from pipeline.passes import (
 )
 from pipeline.passes.infra import Change, Pass, PassResult
 
-__all__ = ["DEFAULT_PASSES", "Change", "Versions", "Pass", "PassResult"]
+__all__ = ["DEFAULT_PASSES", "Change", "Pass", "PassResult", "Versions"]
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
     # First: the others look at nodes.

@@ -14,9 +14,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, Refused, each
-from pipeline.passes.graph_ops import constant, is_op, label, values_of
 from pipeline.machine.target import FROM_10, RTX
+from pipeline.passes.graph_ops import constant, is_op, label, values_of
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, Refused, each
-from pipeline.passes.graph_ops import drop_unused
 from pipeline.machine.target import EVERY
+from pipeline.passes.graph_ops import drop_unused
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.sizes import elements_of
 from pipeline.passes.lib.values import Value
@@ -24,6 +24,7 @@ def run(graph: gs.Graph) -> PassResult:
     The sizes may be constants, computed or an input. float16 is computed in float32. Refused: a
     theta of unknown sizes or type, and bfloat16 or double data.
     """
+
     def rewrite(inner: gs.Graph, node: gs.Node) -> str:
         size = node.inputs[1]
         detail = _rewrite(inner, node)

@@ -21,6 +21,7 @@ from pipeline.passes.graph_ops import values_of
 from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.passes.lib.chain import Chain
 
+
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every InstanceNormalization over 1-D to 3-D images ``(N, C, spatial...)``.
 
@@ -66,7 +67,9 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
     squared = op("Mul", "squared", centred, centred)
     variance = op("GlobalAveragePool", "variance", squared, sizes=one)
     epsilon = chain.constant(np.array(node.attrs.get("epsilon", 1e-5), work), "epsilon")
-    deviation = op("Sqrt", "deviation", op("Add", "add_epsilon", variance, epsilon, sizes=one), sizes=one)
+    deviation = op(
+        "Sqrt", "deviation", op("Add", "add_epsilon", variance, epsilon, sizes=one), sizes=one
+    )
     normal = op("Div", "normal", centred, deviation)
     gain = _column(chain, "scale", scale, spatial, work)
     shift = _column(chain, "bias", bias, spatial, work)

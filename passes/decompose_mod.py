@@ -17,9 +17,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, each
-from pipeline.passes.graph_ops import is_op, values_of
 from pipeline.machine.target import FROM_10, RTX
+from pipeline.passes.graph_ops import is_op, values_of
+from pipeline.passes.infra import Pass, PassResult, each
 from pipeline.passes.lib.chain import Chain
 
 _INTEGERS = (np.int32, np.int64)
@@ -31,6 +31,7 @@ def run(graph: gs.Graph) -> PassResult:
 
     Refuses none. Mod of data, and with fmod=1, is left alone.
     """
+
     def rewrite(inner: gs.Graph, node: gs.Node) -> str | None:
         if node.attrs.get("fmod", 0) or not _of_sizes(node) or _is_done(node):
             return None

@@ -24,9 +24,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, Refused, each
-from pipeline.passes.graph_ops import drop_unused, holder, is_op, values_of
 from pipeline.machine.target import EVERY
+from pipeline.passes.graph_ops import drop_unused, holder, is_op, values_of
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.dims import reduce, unsqueeze, widen, work_dtype
 

@@ -13,9 +13,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, Refused, each
-from pipeline.passes.graph_ops import is_op
 from pipeline.machine.target import EVERY
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.known import depends_on_data
 from pipeline.passes.lib.sizes import elements_of

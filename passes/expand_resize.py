@@ -18,9 +18,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, Refused, each
-from pipeline.passes.graph_ops import constant, drop_unused, label, values_of
 from pipeline.machine.target import EVERY
+from pipeline.passes.graph_ops import constant, drop_unused, label, values_of
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.passes.lib.resize import all_sizes, read, used_input, write_out
 
 _SCALES = 2
@@ -33,6 +33,7 @@ def run(graph: gs.Graph) -> PassResult:
     cubic, antialias together with tf_crop_and_resize, a computed region of interest, and a
     region on an axis that keeps its size (ONNX Runtime and the standard differ there).
     """
+
     def rewrite(inner: gs.Graph, node: gs.Node) -> str | None:
         why = _why(node)
         if why is None:

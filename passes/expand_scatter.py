@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.machine.target import EVERY
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.dims import (
     is_half,

@@ -20,7 +20,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from pipeline.machine.target import EVERY_READ
-from pipeline.passes.graph_ops import maker, holder, drop_unused, is_op, label, values_of, walk
+from pipeline.passes.graph_ops import drop_unused, holder, is_op, label, maker, values_of, walk
 from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.chain import Chain
 

@@ -23,10 +23,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, Refused, each
-from pipeline.passes.graph_ops import constant, label
 from pipeline.graph.ceil_pools import POOLS, Axis, may_round_otherwise, pool_axes
 from pipeline.machine.target import FROM_10, RTX, Versions
+from pipeline.passes.graph_ops import constant, label
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -10,8 +10,8 @@ import string
 
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.machine.target import FROM_10, RTX, Versions
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:

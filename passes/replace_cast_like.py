@@ -9,8 +9,8 @@ from __future__ import annotations
 import onnx
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.machine.target import BELOW_10
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -22,9 +22,7 @@ def run(graph: gs.Graph) -> PassResult:
 def _rewrite(_: gs.Graph, node: gs.Node) -> str:
     dtype = node.inputs[1].dtype
     if dtype is None:
-        raise Refused(
-            f"the dtype of {node.inputs[1].name} is not known; run shape inference first"
-        )
+        raise Refused(f"the dtype of {node.inputs[1].name} is not known; run shape inference first")
     to = dtype if isinstance(dtype, int) else onnx.helper.np_dtype_to_tensor_dtype(dtype)
     node.op, node.inputs = "Cast", node.inputs[:1]
     node.attrs["to"] = int(to)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, Refused, each
-from pipeline.passes.graph_ops import drop_unused, values_of
 from pipeline.machine.target import EVERY
+from pipeline.passes.graph_ops import drop_unused, values_of
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.passes.lib.chain import Chain
 
 
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites Compress with or without an axis, of data with dynamic sizes; a condition may be
     shorter than its axis, as the standard allows."""
+
     def rewrite(inner: gs.Graph, node: gs.Node) -> str:
         condition = values_of(node.inputs[1])
         if condition is None:

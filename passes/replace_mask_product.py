@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, each
-from pipeline.passes.graph_ops import drop_unused, is_op, values_of
 from pipeline.machine.target import EVERY_READ
+from pipeline.passes.graph_ops import drop_unused, is_op, values_of
+from pipeline.passes.infra import Pass, PassResult, each
 from pipeline.passes.lib.chain import Chain
 
 # keep the values of their first input
@@ -34,6 +34,7 @@ def run(graph: gs.Graph) -> PassResult:
     Equal to the product wherever that is no NaN: the sign decides between both infinities, and 0
     stays 0. Nothing is refused.
     """
+
     def rewrite(inner: gs.Graph, node: gs.Node) -> str | None:
         for mask, factor in (node.inputs, node.inputs[::-1]):
             infinite, kind = _infinite(factor), _kind(mask)

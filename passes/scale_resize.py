@@ -19,9 +19,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import sympy
 
-from pipeline.passes.infra import Pass, PassResult, Refused, each
-from pipeline.passes.graph_ops import constant, drop_unused, label, values_of
 from pipeline.machine.target import Versions
+from pipeline.passes.graph_ops import constant, drop_unused, label, values_of
+from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.passes.lib.sizes import Elements, dims_of, elements_of
 
 _SCALES, _SIZES = 2, 3
@@ -34,6 +34,7 @@ def run(graph: gs.Graph) -> PassResult:
     nothing else reads them. Refused: a computed size that is no constant whole multiple, or is
     not known to be, and the attributes named above.
     """
+
     def rewrite(_: gs.Graph, node: gs.Node) -> str | None:
         if not _sizes_are_computed(node):
             return None

@@ -15,9 +15,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.infra import Pass, PassResult, each
-from pipeline.passes.graph_ops import constant, label, replace
 from pipeline.machine.target import BELOW_10
+from pipeline.passes.graph_ops import constant, label, replace
+from pipeline.passes.infra import Pass, PassResult, each
 
 # "to the end" in Slice, as the ONNX standard writes it
 _END = int(np.iinfo(np.int64).max)

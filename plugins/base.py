@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.machine.target import Versions, Target
+from pipeline.machine.target import Target, Versions
 
 if TYPE_CHECKING:  # the runtime loads plugins where onnx need not be installed
     import onnx

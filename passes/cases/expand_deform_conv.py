@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from pipeline.passes.case import Case, Kind, Shapes
@@ -11,27 +12,33 @@ def _deformed(
     name: str,
     *,
     kernel: tuple[int, int] = (3, 3),
-    groups: int = 1,
-    offset_groups: int = 1,
-    mask: bool = False,
-    bias: bool = False,
+    groups: tuple[int, int] = (1, 1),
+    optional: Collection[str] = (),
     attributes: str = "",
     images: tuple[tuple[int, int, int, int, int], ...] = ((1, 5, 6, 3, 4), (2, 7, 8, 5, 6)),
     dtype: str = "float",
     **more: Any,
 ) -> Case:
+    """A DeformConv.
+
+    Args:
+        groups: of the weights, and of the offsets.
+        optional: which of the inputs ``bias`` and ``mask`` it has.
+    """
+    weight_groups, offset_groups = groups
+    bias, mask = "bias" in optional, "mask" in optional
     kind: Kind = more.pop("kind", "positive")
     fails = {"rtx-1.7": "parse"} if kind == "positive" else {}
     high, wide = kernel
     places = high * wide * offset_groups
     inputs = [
         f"{dtype}[n,4,h,w] x",
-        f"{dtype}[6,{4 // groups},{high},{wide}] k",
+        f"{dtype}[6,{4 // weight_groups},{high},{wide}] k",
         f"{dtype}[n,{places * 2},p,q] o",
     ]
     inputs += [f"{dtype}[6] b"] * bias + [f"{dtype}[n,{places},p,q] m"] * mask
     given = "x, k, o" + (", b" if bias else ", " if mask else "") + (", m" if mask else "")
-    parts = [f"group={groups}, offset_group={offset_groups}"]
+    parts = [f"group={weight_groups}, offset_group={offset_groups}"]
     attributes = ", ".join(parts + [attributes] * bool(attributes))
     text = (
         f"({', '.join(inputs)}) => ({dtype}[n,6,p,q] y) {{ y = DeformConv<{attributes}>({given}) }}"
@@ -40,7 +47,7 @@ def _deformed(
     for n, h, w, p, q in images:
         shape = {
             "x": (n, 4, h, w),
-            "k": (6, 4 // groups, high, wide),
+            "k": (6, 4 // weight_groups, high, wide),
             "o": (n, places * 2, p, q),
             "b": (6,),
             "m": (n, places, p, q),
@@ -55,17 +62,17 @@ def _deformed(
 
 CASES: tuple[Case, ...] = (
     _deformed("plain"),
-    _deformed("mask and bias", mask=True, bias=True),
-    _deformed("mask", mask=True),
-    _deformed("bias", bias=True),
-    _deformed("groups", groups=2, mask=True),
-    _deformed("offset groups", offset_groups=2, mask=True),
-    _deformed("groups and offset groups", groups=2, offset_groups=4, bias=True),
+    _deformed("mask and bias", optional=("bias", "mask")),
+    _deformed("mask", optional=("mask",)),
+    _deformed("bias", optional=("bias",)),
+    _deformed("groups", groups=(2, 1), optional=("mask",)),
+    _deformed("offset groups", groups=(1, 2), optional=("mask",)),
+    _deformed("groups and offset groups", groups=(2, 4), optional=("bias",)),
     _deformed(
         "strides, pads, dilations",
         attributes="strides=[2,1], pads=[1,2,1,2], dilations=[1,2]",
         images=((1, 5, 6, 3, 6), (2, 8, 9, 4, 9)),
-        mask=True,
+        optional=("mask",),
     ),
     _deformed("kernel of 1 by 2", kernel=(1, 2), images=((1, 1, 3, 1, 2), (2, 4, 5, 4, 4))),
     _deformed(
@@ -73,7 +80,7 @@ CASES: tuple[Case, ...] = (
         kernel=(2, 1),
         images=((1, 3, 1, 2, 1), (2, 4, 1, 3, 1)),
     ),
-    _deformed("opset 22", mask=True, opset=22, fails={"rtx-1.7": "parse"}),
+    _deformed("opset 22", optional=("mask",), opset=22, fails={"rtx-1.7": "parse"}),
     Case(
         "expand_deform_conv",
         "Conv",

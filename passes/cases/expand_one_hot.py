@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pipeline.passes.case import Case, Failure, Kind, Shapes
 
 _ROWS = ({"x": (2, 5)}, {"x": (3, 9)})
@@ -15,14 +17,9 @@ def _case(
     text: str,
     fails: Failure,
     shapes: tuple[Shapes, ...] = _ROWS,
-    opset: int = 18,
-    reason: str = "",
-    ranges: dict[str, tuple[float, float]] | None = None,
+    **more: Any,
 ) -> Case:
-    return Case(
-        "expand_one_hot", name, kind, text, shapes, reason, opset, ranges=ranges or {},
-        fails={"rtx-1.7": fails},
-    )  # fmt: skip
+    return Case("expand_one_hot", name, kind, text, shapes, fails={"rtx-1.7": fails}, **more)
 
 
 def _one_hot(axis: str, values: str = "float[2] v = {-2, 3}", kind: str = "float") -> str:

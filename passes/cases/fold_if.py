@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 from pipeline.passes.case import Case, Failure, Kind, Shapes
 
@@ -24,14 +24,9 @@ def _case(
     text: str,
     shapes: tuple[Shapes, ...] = _IMAGES,
     fails: Failure = "none",
-    reason: str = "",
-    opset: int = 18,
-    ranges: Mapping[str, tuple[float, float]] | None = None,
+    **more: Any,
 ) -> Case:
-    return Case(
-        "fold_if", name, kind, text, shapes, reason, opset, ranges=ranges or {},
-        fails={"rtx-1.7": fails},
-    )  # fmt: skip
+    return Case("fold_if", name, kind, text, shapes, fails={"rtx-1.7": fails}, **more)
 
 
 _NONZERO = "z = NonZero(x) f = Cast<to=1>(z) g = ReduceSum(f) ee = Add(x, g)"

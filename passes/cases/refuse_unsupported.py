@@ -19,13 +19,11 @@ def _case(
     shapes: tuple[Shapes, ...] = _ROWS,
     fails: Failure = "parse",
     kind: Kind = "refusal",
-    opset: int = 18,
-    ranges: dict[str, tuple[float, float]] | None = None,
     **more: Any,
 ) -> Case:
     return Case(
-        _NAMES[family], name, kind, text, shapes, "TensorRT" if kind == "refusal" else "", opset,
-        ranges=ranges or {}, fails={} if family == "8" else {"rtx-1.7": fails}, **more,
+        _NAMES[family], name, kind, text, shapes, "TensorRT" if kind == "refusal" else "",
+        fails={} if family == "8" else {"rtx-1.7": fails}, **more,
     )  # fmt: skip
 
 

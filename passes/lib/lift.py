@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.passes.graph_ops import maker, is_op, values_of
+from pipeline.passes.graph_ops import is_op, maker, values_of
 from pipeline.passes.infra import Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.sizes import dims_of, elements_of
