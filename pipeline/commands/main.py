@@ -196,11 +196,12 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def _convert(arguments: argparse.Namespace, progress: Progress) -> int:
-    from pipeline.commands import convert_all
+    if arguments.whole_zoo:
+        from pipeline.commands import convert_all
+
+        return convert_all.command(arguments, _config, progress)
     from pipeline.convert.driver import run
 
-    if arguments.whole_zoo:
-        return convert_all.command(arguments, _config, progress)
     if arguments.time_limit:
         raise InputError("--time-limit is for --all")
     return _show(run(_config(arguments), progress), arguments)
