@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pipeline.artifact.declared import engine_tolerance_of, tolerances_of
 from pipeline.artifact.manifest import Manifest, now
 from pipeline.commands.table import table
 from pipeline.compare.run_names import in_precision
@@ -163,7 +162,7 @@ def _done(result: Result, manifest: Manifest) -> Result:
     assert manifest.comparison is not None
     assert manifest.build is not None
     points = manifest.comparison.points
-    own, of_engine = tolerances_of(manifest), engine_tolerance_of(manifest)
+    own, of_engine = manifest.tolerances(), manifest.engine_tolerances()
     compared = sum(point.compared for point in points)
     plan_bytes = manifest.build.plan_bytes
     result = replace(
@@ -174,7 +173,7 @@ def _done(result: Result, manifest: Manifest) -> Result:
         far, of_largest = found.max_abs, found.max_rel
         if far is None or of_largest is None:
             continue
-        tolerance = (in_precision(found.pair[1]) and of_engine) or own[found.output]
+        tolerance = (of_engine if in_precision(found.pair[1]) else own)[found.output]
         allowed = max(tolerance.atol, tolerance.rtol * (far / of_largest if of_largest else 0.0))
         if far > allowed * worst:
             worst = far / allowed if allowed else 0.0
