@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.commands import report as summary
+from pipeline.convert.options import Verify
 from pipeline.errors import InputError, PipelineError
 
 _INTERRUPTED = 130
@@ -255,14 +256,16 @@ def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
 
     report = run_verify(
         arguments.artifact,
-        against=arguments.against,
-        torch_model=arguments.torch,
-        weights=arguments.weights,
-        shapes=arguments.shape,
-        memory_limit=arguments.memory_limit,
-        engine_tolerance=arguments.engine_tolerance,
+        Verify(
+            against=arguments.against,
+            torch_model=arguments.torch,
+            weights=arguments.weights,
+            shapes=arguments.shape,
+            memory_limit=arguments.memory_limit,
+            engine_tolerance=arguments.engine_tolerance,
+            plugins=arguments.plugin,
+        ),
         announce=progress,
-        plugins=arguments.plugin,
     )
     return _show(report, arguments)
 

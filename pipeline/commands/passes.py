@@ -14,7 +14,7 @@ from pipeline.machine.target import DEFAULT_TARGET, TARGETS, find_target
 
 if TYPE_CHECKING:
     from pipeline.commands.still_needed import Verdict
-    from pipeline.rewrite.rewrite import RewriteResult
+    from pipeline.rewrite.rewrite import Rewritten
 
 Announce = Callable[[str], None]
 
@@ -93,7 +93,7 @@ def rewrite_file(arguments: argparse.Namespace, announce: Announce) -> int:
     return 0
 
 
-def _rewrite_text(result: RewriteResult, out: Path, skipped: Sequence[str]) -> str:
+def _rewrite_text(result: Rewritten, out: Path, skipped: Sequence[str]) -> str:
     lines = []
     for record in result.passes:
         if record.skipped and record.name in skipped:

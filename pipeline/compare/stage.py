@@ -33,7 +33,7 @@ from pipeline.machine.files import fresh, hash_file
 from pipeline.machine.gpu import Gpu, find_gpu
 from pipeline.machine.libraries import versions
 from pipeline.machine.progress import Announce
-from pipeline.machine.resources import Stopwatch
+from pipeline.machine.resources import Stopwatch, default_limit
 from pipeline.machine.target import bind_polygraphy, find_target
 from pipeline.spec.file_names import (
     COMPARISON,
@@ -59,26 +59,48 @@ class CompareOptions:
     """How an artifact is compared.
 
     Args:
-        memory_limit: bytes that a run may take by its estimate.
+        memory_limit: bytes that a run may take by its estimate; None for the default, which
+            depends on the free memory.
         seed: for the inputs' values.
         shapes: further sizes, as text; only with the torch reference.
         plugins: files that the engine may load; see `pipeline.load`.
     """
 
-    memory_limit: int
-    seed: int
-    shapes: Sequence[str] = ()
-    plugins: Sequence[str] = ()
+    memory_limit: int | None = None
+    seed: int = 0
+    shapes: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
 
 
-def compare_stage(
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison found.
+
+    Args:
+        info: the verdicts at all sizes, the further checks, and notes.
+        ran_at: dim name to the sizes that ran.
+        engine_missing: why the engine was not compared; empty if it was.
+        gpu: name of the GPU that ran the engine; empty if none did.
+        versions: of the libraries that ran the ONNX files and compared.
+        library_seconds: seconds by the name of what ran.
+    """
+
+    info: ComparisonInfo
+    ran_at: Mapping[str, tuple[int, ...]]
+    engine_missing: str
+    gpu: str
+    versions: Mapping[str, str]
+    library_seconds: Mapping[str, float]
+
+
+def compare_artifact(
     folder: Path,
     manifest: Manifest,
     module: torch.nn.Module | None,
     options: CompareOptions,
     announce: Announce,
     place: Path | None = None,
-) -> tuple[Manifest, Mapping[str, float]]:
+) -> Compared:
     """Compares torch, exported.onnx, model.onnx, in fp16 half.onnx, and, where a GPU can run it,
     engine.plan.
 
@@ -107,7 +129,7 @@ def compare_stage(
     )
     # of an ONNX file only the sizes that were asked for; the values are made anew
     again = stored_feeds(folder) if base != run_names.TORCH else [point.feed for point in stored]
-    job = _job(manifest, options.shapes, again, options.memory_limit)
+    job = _job(manifest, options.shapes, again, options.memory_limit or default_limit())
     plan = plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
     if (folder / MODEL).is_file():
@@ -149,7 +171,14 @@ def compare_stage(
     with watch("polygraphy store"):
         left = _store(folder, manifest, plan.run, feeds, runs, later)
     info = replace(info, checks=tuple(checks), notes=(*info.notes, *left))
-    return _noted(manifest, info, plan.run, engine_why), dict(watch.seconds)
+    return Compared(
+        info,
+        _ran_at(manifest, plan.run),
+        engine_why,
+        "" if engine_why else _gpu_name(),
+        versions(("onnxruntime", "polygraphy", "numpy")),  # perhaps not where it was exported
+        dict(watch.seconds),
+    )
 
 
 def _job(
@@ -323,24 +352,30 @@ def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(sorted((name, array.shape) for name, array in feed.items()))
 
 
-def _noted(
-    manifest: Manifest, info: ComparisonInfo, run: Sequence[Point], engine_why: str
-) -> Manifest:
-    """The manifest with the result, and with the sizes that showed each dim to be dynamic."""
-    assert manifest.export is not None
-    dynamic = {}
+def _ran_at(manifest: Manifest, run: Sequence[Point]) -> dict[str, tuple[int, ...]]:
+    """Dim name to the sizes that ran, in order."""
+    names = manifest.export.dynamic if manifest.export is not None else ()
+    return {name: tuple(sorted({point.sizes[name] for point in run})) for name in names}
+
+
+def _gpu_name() -> str:
     gpu = find_gpu()
-    gpu_name = gpu.name if isinstance(gpu, Gpu) and not engine_why else ""
-    here = versions(("onnxruntime", "polygraphy", "numpy"))  # perhaps not where it was exported
-    for name, shown in manifest.export.dynamic.items():
-        sizes = sorted({point.sizes[name] for point in run})
-        dynamic[name] = replace(shown, ran_at=tuple(sizes))
+    return gpu.name if isinstance(gpu, Gpu) else ""
+
+
+def record(manifest: Manifest, done: Compared) -> Manifest:
+    """The manifest with what was compared, and the sizes that showed each dim to be dynamic."""
+    assert manifest.export is not None
+    dynamic = {
+        name: replace(shown, ran_at=done.ran_at[name])
+        for name, shown in manifest.export.dynamic.items()
+    }
     return replace(
         manifest,
-        comparison=info,
-        engine_compared=not engine_why,
-        engine_compared_why=engine_why or f"compared on {gpu_name}",
-        engine_gpu=gpu_name,
+        comparison=done.info,
+        engine_compared=not done.engine_missing,
+        engine_compared_why=done.engine_missing or f"compared on {done.gpu}",
+        engine_gpu=done.gpu,
         export=replace(manifest.export, dynamic=dynamic),
-        versions={**manifest.versions, **{f"compare:{k}": v for k, v in here.items()}},
+        versions={**manifest.versions, **{f"compare:{k}": v for k, v in done.versions.items()}},
     )

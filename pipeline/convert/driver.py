@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.artifact.artifact import Artifact, finish
+from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest, now
+from pipeline.build.settings import BuildOptions
 from pipeline.compare.regression import regression
 from pipeline.compare.runners import failures
-from pipeline.compare.stage import CompareOptions, compare_stage
-from pipeline.convert import stages
-from pipeline.convert.initial import chosen_profiles, draft
-from pipeline.convert.keys import STAGES, stage_keys
+from pipeline.compare.stage import CompareOptions
+from pipeline.convert.options import STORED, RewriteOptions, Verify, stage_options
+from pipeline.convert.plan import Plan, chosen_profiles, initial_manifest, plan_conversion
 from pipeline.convert.reference import rebuilt, reference_module
-from pipeline.convert.reuse import (
-    drop_damaged,
-    first_changed,
-    previous,
-    refuse_other,
-    sizes_compared,
-    still,
-)
-from pipeline.convert.stages import measured
+from pipeline.convert.reuse import drop_damaged, keep_timings, refuse_other, sizes_compared
+from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
+from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
 from pipeline.errors import CompareError, InputError
-from pipeline.machine.files import write_whole
 from pipeline.machine.progress import Announce
-from pipeline.machine.resources import default_limit
-from pipeline.machine.swap_folder import replacing
 from pipeline.machine.target import find_target, require
 from pipeline.runtime.trust import check_given
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
-from pipeline.spec.file_names import TIMING
 from pipeline.spec.findings import Note
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
-from pipeline.spec.tensors import Precision, Tolerance
-
-if TYPE_CHECKING:
-    import torch
+from pipeline.spec.tensors import Precision
 
 
 @dataclass(frozen=True)
@@ -81,98 +69,42 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
 
     Args:
         config: what to convert; a model's name or a spec alone takes the defaults.
-        announce: is told in words what begins.
+        announce: is called with the name of each stage when it begins.
 
     Returns:
-        The report; `Report.unchanged` where the artifact was already there.
+        The report; `Report.unchanged` is True if the artifact was already there.
 
     Raises:
         PipelineError: see `pipeline.errors`. The artifact that was there before stays.
-            `InputError` where it was made from another source, unless `Config.force` is set.
+            `InputError` if it was made from another source, unless `Config.force` is set.
     """
-    if not isinstance(config, Config):
-        config = Config(config)
-    spec = find_source(config)
-    target = find_target(config.target)
-    require(target)
-    check_precision(config.precision)
-    check_effort(config.effort, target)
-    profiles = chosen_profiles(config, spec)
-    for text in config.shapes:
-        check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")
-    place = config.place(spec)
-    keys = stage_keys(config, spec, target, profiles)
-    old = None if config.force else previous(place)
-    first = first_changed(old, keys)
-    if old is not None and first == len(STAGES):
-        return Report(place, old.manifest, unchanged=True)
-    manifest = draft(config, spec)
-    if old is not None and first > 0:  # the spec's tolerance is no matter to the stages before
-        interface = old.manifest.interface.with_tolerances(spec.interface)
-        manifest = replace(old.manifest, interface=interface)
-    todo = STAGES[first:]
-    module: torch.nn.Module | None = None
-    with replacing(place, keep=first > 0) as folder:
-        if first == 0 and not config.force:
-            refuse_other(place, manifest.model.source)
-        if old is not None and first > 0:
-            still(folder, old.manifest, place)
-        elif old is not None and (place / TIMING).is_file():
-            write_whole(folder / TIMING, (place / TIMING).read_bytes())
-        if "export" in todo:
-
-            def export() -> tuple[Manifest, Mapping[str, float]]:
-                nonlocal module
-                done, module, libraries = stages.export_stage(
-                    folder, manifest, spec, profiles, config.weights_path, config.seed
-                )
-                return done, libraries
-
-            manifest = measured("export", announce, export)
-        if "rewrite" in todo:
-            manifest = measured(
-                "rewrite",
-                announce,
-                lambda: stages.rewrite_stage(
-                    folder,
-                    manifest,
-                    target,
-                    own=config.passes,
-                    skip=config.skip,
-                    plugins=config.plugins,
-                ),
-            )
-        if "build" in todo:
-            manifest = measured(
-                "build",
-                announce,
-                lambda: stages.build_stage(
-                    folder, manifest, config.precision, profiles, config.plugins, config.effort
-                ),
-            )
-        options = CompareOptions(
-            memory_limit=config.memory_limit or default_limit(),
-            seed=config.seed,
-            shapes=config.shapes,
-            plugins=config.plugins,
-        )
-        manifest = measured(
-            "compare",
-            announce,
-            lambda: compare_stage(
-                folder,
-                manifest,
-                _reference(spec, manifest, config, module),
-                options,
-                announce,
-            ),
-        )
-        assert manifest.comparison is not None
-        if not manifest.comparison.passed:
-            raise _disagreement(manifest, place)
+    config = config if isinstance(config, Config) else Config(config)
+    plan = plan_conversion(config)
+    if plan.old is not None and not plan.todo:
+        return Report(plan.place, plan.old.manifest, unchanged=True)
+    options = plan.options
+    with _workspace(plan, announce) as work:
+        if EXPORT.name in plan.todo:
+            if not config.force:
+                refuse_other(plan.place, plan.manifest.model.source)
+            if plan.old is not None:
+                keep_timings(plan.place, work.folder)
+        exported = work.do(EXPORT, plan.spec, options.export)
+        work.do(REWRITE, options.rewrite)
+        work.do(BUILD, work.manifest.interface, options.build)
+        module = exported.module if exported is not None else None
+        reference = reference_module(plan.spec, work.manifest, options.export.weights, module)
+        work.do(COMPARE, work.manifest, reference, options.compare, announce)
+        _raise_disagreement(work)
         announce("package")
-        manifest = finish(folder, replace(manifest, keys=keys, created=now()))
-    return Report(place, manifest)
+        return Report(plan.place, work.finish(keys=plan.keys, created=now()))
+
+
+def _workspace(plan: Plan, announce: Announce) -> AbstractContextManager[Workspace]:
+    if EXPORT.name in plan.todo:
+        return new_artifact(plan.place, plan.manifest, announce)
+    assert plan.old is not None
+    return opened_artifact(plan.old, announce, plan.manifest, plan.todo)
 
 
 def run_export(config: Config, announce: Announce = quiet) -> Report:
@@ -180,20 +112,13 @@ def run_export(config: Config, announce: Announce = quiet) -> Report:
     spec = find_source(config)
     check_precision(config.precision)
     profiles = chosen_profiles(config, spec)
-    place = config.place(spec)
-    manifest = draft(config, spec)
-    with replacing(place, keep=False) as folder:
+    options = stage_options(config, find_target(config.target), profiles)
+    place, manifest = config.place(spec), initial_manifest(config, spec)
+    with new_artifact(place, manifest, announce) as work:
         if not config.force:
             refuse_other(place, manifest.model.source)
-
-        def export() -> tuple[Manifest, Mapping[str, float]]:
-            done, _, libraries = stages.export_stage(
-                folder, manifest, spec, profiles, config.weights_path, config.seed
-            )
-            return done, libraries
-
-        done = finish(folder, measured("export", announce, export))
-    return Report(place, done)
+        work.do(EXPORT, replace(spec, profiles=profiles), options.export)
+        return Report(place, work.finish())
 
 
 def run_rewrite(
@@ -211,24 +136,22 @@ def run_rewrite(
     Args:
         place: the artifact.
         target: a name out of `pipeline.machine.target.TARGETS`.
-        announce: is told in words what begins.
-        own: Python files with a pass of one's own each.
+        announce: is called with the name of the stage.
+        own: Python files with a user's pass each.
         only, skip: names of passes; see `pipeline.rewrite.choose.to_skip`.
-        plugins: ops that TensorRT shall run by a plugin.
+        plugins: ops that TensorRT is to run by a plugin.
     """
-    manifest = Artifact.open(place).manifest
-    chosen = find_target(target or manifest.target.name)
-    with replacing(place, keep=True) as folder:
-        still(folder, manifest, place)
-        done = measured(
-            "rewrite",
-            announce,
-            lambda: stages.rewrite_stage(
-                folder, manifest, chosen, own=own, only=only, skip=skip, plugins=plugins
-            ),
-        )
-        done = finish(folder, replace(done, keys={}))
-    return Report(place, done)
+    artifact = Artifact.open(place)
+    options = RewriteOptions(
+        target=find_target(target or artifact.manifest.target.name),
+        own=tuple(Path(path) for path in own),
+        only=tuple(only),
+        skip=tuple(skip),
+        plugins=tuple(plugins),
+    )
+    with opened_artifact(artifact, announce) as work:
+        work.do(REWRITE, options)
+        return Report(place, work.finish(keys={}))
 
 
 def run_build(
@@ -243,116 +166,89 @@ def run_build(
 
     Only what the build reads has to be whole: a damaged plan is built anew, and damaged files of
     the comparison go.
+
+    Args:
+        place: the artifact.
+        profiles: as text, in place of those that the artifact has.
+        precision: of the engine; the artifact's by default.
+        announce: is called with the name of the stage, and with what was removed.
+        plugins: what TensorRT loads first; see `pipeline.plugins.loading`.
+        effort: how hard the builder tries, and a timing cache to share.
     """
-    manifest = Artifact.open(place, built=False).manifest
-    parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles)]
+    artifact = Artifact.open(place, built=False)
+    interface = artifact.manifest.interface
+    parsed = tuple(Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles))
     for profile in parsed:
-        profile.resolve(manifest.interface.dims)
-    chosen: Any = precision or manifest.precision
-    target = find_target(manifest.target.name)
+        profile.resolve(interface.dims)
+    stated: Any = artifact.manifest.precision
+    target = find_target(artifact.manifest.target.name)
     require(target)
-    check_precision(chosen)
+    options = BuildOptions(
+        target, parsed or interface.profiles, precision or stated, effort, tuple(plugins)
+    )
+    check_precision(options.precision)
     check_effort(effort, target)
-    with replacing(place, keep=True) as folder:
-        still(folder, manifest, place)
-        for name in drop_damaged(folder, manifest):
+    with opened_artifact(artifact, announce) as work:
+        for name in drop_damaged(work.folder, work.manifest):
             announce(f"{name} is not as it was written: removed")
-        done = measured(
-            "build",
-            announce,
-            lambda: stages.build_stage(folder, manifest, chosen, parsed, plugins, effort),
-        )
-        done = finish(folder, replace(done, keys={}))
-    return Report(place, done)
+        work.do(BUILD, interface, options)
+        return Report(place, work.finish(keys={}))
 
 
-def run_verify(
-    place: Path,
-    *,
-    against: Path | None = None,
-    torch_model: bool = False,
-    spec: ModelSpec | None = None,
-    weights: Path | None = None,
-    shapes: Sequence[str] = (),
-    memory_limit: int | None = None,
-    engine_tolerance: Tolerance | None = None,
-    announce: Announce = quiet,
-    plugins: Sequence[str] = (),
-) -> Report:
+def run_verify(place: Path, how: Verify = STORED, announce: Announce = quiet) -> Report:
     """The comparison alone, on an artifact, perhaps one made on another machine.
 
     The result is written into the artifact, whether it passed or not.
 
     Args:
         place: the artifact.
-        against: another artifact, for the regression check.
-        torch_model: make the torch model again and run it; otherwise torch's stored outputs
-            are what everything is held against.
-        spec: what the artifact was made from, for `torch_model`, where that is no model of
-            the zoo.
-        weights: the weights file that the artifact was made with, for `torch_model`.
-        shapes: further sizes, for `torch_model`.
-        memory_limit: bytes a run may take by its estimate.
-        engine_tolerance: what an engine of the artifact's precision is held to from now on.
-        announce: is told in words what begins.
-        plugins: files that the engine may load; see `pipeline.load`.
+        how: with which reference, at which sizes, and against which other artifact.
+        announce: is called with what begins.
+
+    Raises:
+        PipelineError: see `pipeline.errors`.
     """
     artifact = Artifact.open(place)
-    manifest = artifact.manifest
-    check_given(manifest, plugins, str(place))
-    if weights is not None and not torch_model:
-        raise InputError(f"weights {weights}: they are for the torch model: give --torch as well")
-    old = Artifact.open(against) if against is not None else None
-    for text in shapes:
-        sizes = parse_sizes(text, manifest.interface.dims)
-        check_rules(manifest.interface.rules, sizes, f"shape {text!r}")
-    module = rebuilt(manifest, spec, weights) if torch_model else None
-    options = CompareOptions(
-        memory_limit=memory_limit or default_limit(), seed=0, shapes=shapes, plugins=plugins
-    )
-    with replacing(place, keep=True) as folder:
-        still(folder, manifest, place)
-        held = manifest
-        if engine_tolerance is not None:
-            declared = manifest.interface
-            own = {**declared.engine_tolerance, manifest.precision: engine_tolerance}
-            held = replace(manifest, interface=replace(declared, engine_tolerance=own))
-        done = measured(
-            "compare",
-            announce,
-            lambda: compare_stage(
-                folder,
-                held,
-                module,
-                options,
-                announce,
-                place,
-            ),
+    stated = artifact.manifest
+    check_given(stated, how.plugins, str(place))
+    if how.weights is not None and not how.torch_model:
+        raise InputError(
+            f"weights {how.weights}: they are for the torch model: give --torch as well"
         )
+    old = Artifact.open(how.against) if how.against is not None else None
+    for text in how.shapes:
+        sizes = parse_sizes(text, stated.interface.dims)
+        check_rules(stated.interface.rules, sizes, f"shape {text!r}")
+    module = rebuilt(stated, how.spec, how.weights) if how.torch_model else None
+    options = CompareOptions(
+        memory_limit=how.memory_limit, seed=0, shapes=how.shapes, plugins=how.plugins
+    )
+    manifest = stated
+    if how.engine_tolerance is not None:
+        own = {**stated.interface.engine_tolerance, stated.precision: how.engine_tolerance}
+        manifest = replace(stated, interface=replace(stated.interface, engine_tolerance=own))
+    with opened_artifact(artifact, announce, manifest) as work:
+        work.do(COMPARE, work.manifest, module, options, announce, place)
+        done = work.manifest
         # otherwise the next conversion has something to do
         good = done.comparison is not None and done.comparison.passed
-        good = good and sizes_compared(manifest) <= sizes_compared(done) and held == manifest
-        done = finish(folder, done if good else replace(done, keys={}))
+        good = good and sizes_compared(stated) <= sizes_compared(done) and manifest == stated
+        done = work.finish(keys=done.keys if good else {})
     if old is None:
         return Report(place, done)
-    found = regression(Artifact.open(place), old, announce, plugins)
+    found = regression(Artifact.open(place), old, announce, how.plugins)
     return Report(place, done, regressions=found.worse, notes=found.notes)
 
 
-def _reference(
-    spec: ModelSpec, manifest: Manifest, config: Config, module: torch.nn.Module | None
-) -> torch.nn.Module | None:
-    """The torch reference; None where the source is an ONNX file."""
-    if spec.onnx is not None:
-        return None
-    return reference_module(spec, manifest, config.weights_path, module)
-
-
-def _disagreement(manifest: Manifest, place: Path) -> CompareError:
+def _raise_disagreement(work: Workspace) -> None:
+    """Raises `CompareError` if the comparison failed."""
+    manifest, place = work.manifest, work.place
     assert manifest.comparison is not None
+    if manifest.comparison.passed:
+        return
     lines = failures(manifest.comparison)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    return CompareError(
+    raise CompareError(
         f"model {manifest.name}: {lines[0]}{more}; {place} was "
         + ("left as it was" if place.exists() else "not made"),
         detail="\n".join(lines),

@@ -15,12 +15,13 @@ import hashlib
 import json
 import platform
 import uuid
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 
 from pipeline.artifact.manifest import Weights
+from pipeline.convert.options import StageOptions
 from pipeline.errors import InputError
 from pipeline.machine.files import hash_file
 from pipeline.machine.gpu import find_gpu
@@ -28,9 +29,7 @@ from pipeline.machine.libraries import versions
 from pipeline.machine.target import Target, installed_version
 from pipeline.source.zoo import source_file
 from pipeline.spec.config import Config
-from pipeline.spec.dims import size_text
 from pipeline.spec.model import ModelSpec, holds_weights
-from pipeline.spec.profiles import Profile
 
 EXPORT, REWRITE, BUILD, COMPARE = STAGES = ("export", "rewrite", "build", "compare")
 _PACKAGES = {
@@ -42,53 +41,79 @@ _PACKAGES = {
 _PACKAGE = Path(__file__).parents[1]
 
 
-def stage_keys(
-    config: Config, spec: ModelSpec, target: Target, profiles: tuple[Profile, ...]
-) -> dict[str, str]:
+# What does not change a stage's result, or counts by another part of a key.
+EXEMPT: Mapping[tuple[str, str], str] = {
+    ("ExportOptions", "weights"): "counts by its content, see weights_info",
+    ("ExportOptions", "seed"): "which sizes a model takes does not depend on the values",
+    ("Effort", "timing_cache"): "it makes a build quicker",
+    ("ModelSpec", "build"): "counts by the file that holds it, see _source",
+    ("ModelSpec", "onnx"): "counts by its content, see _source",
+    ("ModelSpec", "key"): "see _source",
+    ("ModelSpec", "libraries"): "their versions count",
+    ("ModelSpec", "seed"): "see weights_info",
+    ("ModelSpec", "profiles"): "they are what the build is asked for",
+    ("ModelSpec", "tolerance"): "counts in the key of the comparison",
+    ("ModelSpec", "engine_tolerance"): "counts in the key of the comparison",
+    ("Output", "tolerance"): "counts in the key of the comparison",
+    ("Dim", "defaulted"): "who chose a range does not change it",
+}
+
+
+def stage_keys(config: Config, spec: ModelSpec, options: StageOptions) -> dict[str, str]:
     """The key of every stage, in order.
 
     Raises:
         InputError: the weights file can't be read.
     """
-    own: dict[str, object] = {
+    tolerances = [spec.tolerance, *(output.tolerance for output in spec.outputs)]
+    more: dict[str, object] = {
         "export": {
             "pipeline": pipeline_hash(),
             "source": _source(config, spec),
-            "spec": _describe(spec),
+            "spec": content_of(spec),
             "weights": asdict(weights_info(config, spec)),
             "libraries": versions(spec.libraries),
             # from a stated tolerance to a measured one: it is measured in the export
-            "measured": [spec.tolerance is None, *(o.tolerance is None for o in spec.outputs)],
+            "measured": [tolerance is None for tolerance in tolerances],
         },
-        "rewrite": {
-            "target": target.name,
-            "passes": [_file_hash(Path(path)) for path in config.passes],
-            "skip": sorted(config.skip),
-            "plugins": _plugins(config),
-        },
-        "build": {
-            "installed": installed_version(target),
-            "profiles": [asdict(profile) for profile in profiles],
-            "precision": config.precision,
-            "level": config.effort.level,
-            "gpu": _built_for(target),
-        },
-        "compare": {
-            "shapes": config.shapes,
-            "seed": config.seed,
-            "memory": config.memory_limit,
-            "tolerance": [spec.tolerance and asdict(spec.tolerance)]
-            + [o.tolerance and asdict(o.tolerance) for o in spec.outputs],
-            "engine tolerance": {p: asdict(t) for p, t in spec.engine_tolerance.items()},
-        },
+        "rewrite": None,
+        "build": [installed_version(options.build.target), _built_for(options.build.target)],
+        "compare": [content_of(tolerances), content_of(spec.engine_tolerance)],
     }
     keys: dict[str, str] = {}
     before = platform.python_version()
     for stage in STAGES:
-        content = [before, own[stage], versions(_PACKAGES[stage])]
-        text = json.dumps(content, sort_keys=True, default=str)
+        own = content_of(options.by_stage[stage])
+        content = [before, own, more[stage], versions(_PACKAGES[stage])]
+        text = json.dumps(content, sort_keys=True)
         keys[stage] = before = hashlib.sha256(text.encode()).hexdigest()
     return keys
+
+
+def content_of(value: object) -> object:
+    """What of an object counts for a key, as JSON's types.
+
+    Of a dataclass all fields count that are not in `EXEMPT`. A path counts by the content of its
+    file, and so does a plugin's name that is a file; a target counts by its name.
+    """
+    if isinstance(value, Target):
+        return value.name
+    if isinstance(value, Path):
+        return _file_hash(value)
+    if is_dataclass(value):
+        kind = type(value).__name__
+        return {
+            item.name: _plugins(getattr(value, item.name))
+            if item.name == "plugins"
+            else content_of(getattr(value, item.name))
+            for item in fields(value)
+            if (kind, item.name) not in EXEMPT
+        }
+    if isinstance(value, Mapping):
+        return {str(key): content_of(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [content_of(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float) else repr(value)
 
 
 def _built_for(target: Target) -> object:
@@ -97,11 +122,9 @@ def _built_for(target: Target) -> object:
     return None if target.flavour == "tensorrt_rtx" or isinstance(gpu, str) else gpu.capability
 
 
-def _plugins(config: Config) -> list[tuple[str, str | None]]:
+def _plugins(names: Sequence[str]) -> list[tuple[str, str | None]]:
     """Plugins by name, or by the hash of their file."""
-    return [
-        (name, _file_hash(Path(name)) if Path(name).is_file() else None) for name in config.plugins
-    ]
+    return [(name, _file_hash(Path(name)) if Path(name).is_file() else None) for name in names]
 
 
 def _source(config: Config, spec: ModelSpec) -> object:
@@ -129,23 +152,6 @@ def pipeline_hash() -> str:
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _describe(spec: ModelSpec) -> Mapping[str, object]:
-    return {
-        "name": spec.name,
-        "options": dict(spec.options),
-        "inputs": [
-            (i.name, i.dtype, i.low, i.high, [size_text(size) for size in i.shape])
-            for i in spec.inputs
-        ],
-        "dims": [asdict(dim) for dim in spec.dims.values()],
-        "outputs": [(o.name, [size_text(s) for s in o.shape or ()]) for o in spec.outputs],
-        "rules": list(spec.rules),
-        "arguments": repr(spec.arguments),
-        "padding": asdict(spec.padding) if spec.padding else None,
-        "refine_dims": spec.refine_dims,
-    }
 
 
 def weights_info(config: Config, spec: ModelSpec) -> Weights:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.artifact.artifact import Artifact, check_file, is_built
 from pipeline.artifact.manifest import Manifest
 from pipeline.convert.keys import STAGES
 from pipeline.errors import ArtifactError, InputError
-from pipeline.spec.file_names import COMPARISON, MANIFEST, PLAN
+from pipeline.machine.files import write_whole
+from pipeline.spec.file_names import COMPARISON, HALF, MANIFEST, MODEL, PLAN, REPRODUCE, TIMING
 
 
 def refuse_other(place: Path, source: str) -> None:
@@ -45,7 +47,7 @@ def _plain(source: str) -> tuple[Path | str, str]:
     return (Path(where).resolve() if where.endswith(".py") else where), name
 
 
-def still(folder: Path, manifest: Manifest, place: Path) -> None:
+def check_not_replaced(folder: Path, manifest: Manifest, place: Path) -> None:
     """Raises `InputError` unless what was carried into `folder` is the artifact of `manifest`.
 
     It was read before the place was locked, and may have been replaced since.
@@ -107,3 +109,46 @@ def first_changed(old: Artifact | None, keys: Mapping[str, str]) -> int:
         if old.manifest.keys.get(stage) != keys[stage]:
             return index
     return len(STAGES)
+
+
+def forget(folder: Path, manifest: Manifest, *, after: str) -> Manifest:
+    """Removes the files and the parts of the manifest of all stages after one."""
+    stale = STAGES[STAGES.index(after) + 1 :]
+    if "rewrite" in stale:
+        for path in folder.glob(f"{MODEL}*"):
+            if path.name != MODEL or manifest.rewrite is not None:
+                path.unlink()
+        manifest = replace(manifest, rewrite=None)
+    if "build" in stale:
+        (folder / PLAN).unlink(missing_ok=True)
+        remove_half(folder)
+        unbuilt = replace(manifest.target, compute_capability=None)
+        manifest = replace(manifest, build=None, target=unbuilt)
+    if "compare" in stale:
+        (folder / REPRODUCE).unlink(missing_ok=True)
+        for path in folder.glob(f"{COMPARISON}/*/*.json"):
+            # torch's stored outputs stay good for a later verify, unless the export is new
+            if "rewrite" in stale or path.stem not in ("inputs", "torch"):
+                path.unlink()
+        manifest = replace(
+            manifest,
+            comparison=None,
+            engine_compared=False,
+            engine_compared_why="not compared yet",
+            engine_gpu="",
+        )
+    return replace(
+        manifest, stages=tuple(stage for stage in manifest.stages if stage.name not in stale)
+    )
+
+
+def remove_half(folder: Path) -> None:
+    """Removes half.onnx and its external data."""
+    for path in folder.glob(f"{HALF}*"):
+        path.unlink()
+
+
+def keep_timings(place: Path, folder: Path) -> None:
+    """Carries the timing cache of the artifact at `place` over, if it has one."""
+    if (place / TIMING).is_file():
+        write_whole(folder / TIMING, (place / TIMING).read_bytes())

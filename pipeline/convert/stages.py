@@ -1,14 +1,12 @@
-"""The stages: each takes an artifact's folder and manifest and returns the manifest with its part.
+"""The four stages: what each does in an artifact's folder, and what it writes into the manifest.
 
-A stage reads the files that the stage before left in the folder and adds its own, so that each
-can be run alone, on another machine, later. What a stage makes stale it removes. The comparison
-is in `pipeline.compare.stage`.
+A stage reads the files that the stage before left in the folder and adds its own. So each can be
+run alone, on another machine, later. `pipeline.convert.workspace` runs and measures them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,162 +16,163 @@ from pipeline.artifact.manifest import (
     ExportInfo,
     Manifest,
     RewriteInfo,
-    StageInfo,
     TargetInfo,
 )
-from pipeline.build.build import build
+from pipeline.build import build as building
+from pipeline.build.build import Built
+from pipeline.build.settings import BuildOptions
+from pipeline.compare.stage import compare_artifact, record
+from pipeline.convert.keys import STAGES
+from pipeline.convert.options import ExportOptions, RewriteOptions
+from pipeline.convert.reuse import remove_half
+from pipeline.convert.workspace import Stage
 from pipeline.errors import ArtifactError
 from pipeline.machine.files import fresh, hash_file, write_whole
 from pipeline.machine.gpu import find_gpu
 from pipeline.machine.libraries import versions
-from pipeline.machine.progress import Announce
-from pipeline.machine.resources import Stopwatch, peak_memory, release_memory, reset_peak_memory
+from pipeline.machine.resources import Stopwatch, release_memory
 from pipeline.machine.target import Target, find_target
 from pipeline.plugins import PLUGINS
-from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
-from pipeline.spec.file_names import COMPARISON, EXPORTED, HALF, MODEL, PLAN, REPRODUCE, TIMING
+from pipeline.plugins.loading import provided_ops
+from pipeline.rewrite import rewrite as rewriting
+from pipeline.rewrite.choose import all_passes, to_skip
+from pipeline.rewrite.rewrite import Rewritten, raise_refused
+from pipeline.source.onnx.importing import import_onnx
+from pipeline.source.onnx.tolerance import with_onnx_tolerance
+from pipeline.spec.effort import check_effort
+from pipeline.spec.file_names import EXPORTED, MODEL, PLAN, TIMING
+from pipeline.spec.interface import Interface
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.profiles import Profile
-from pipeline.spec.tensors import Precision
 
 if TYPE_CHECKING:
-    import torch
+    from pipeline.export.exported import Exported
 
 PACKAGES = (
     "torch", "onnx", "onnxscript", "onnxruntime", "onnx-graphsurgeon", "polygraphy", "numpy",
 )  # fmt: skip
 
 
-def measured(
-    name: str, announce: Announce, work: Callable[[], tuple[Manifest, Mapping[str, float]]]
-) -> Manifest:
-    """Runs a stage and adds its seconds and its peak memory to the manifest that it returns."""
-    reset_peak_memory()
-    announce(name)
-    watch = Stopwatch()
-    with watch(name):
-        manifest, libraries = work()
-    peak = peak_memory()
-    if name == "build" and manifest.build is not None:  # TensorRT runs in a process of its own
-        peak = manifest.build.peak_bytes
-    info = StageInfo(name, watch.seconds[name], dict(libraries), peak)
-    others = tuple(stage for stage in manifest.stages if stage.name != name)
-    return replace(manifest, stages=(*others, info))
-
-
-def export_stage(
-    folder: Path,
-    manifest: Manifest,
-    spec: ModelSpec,
-    profiles: Sequence[Profile],
-    weights: Path | None,
-    seed: int,
-) -> tuple[Manifest, torch.nn.Module | None, Mapping[str, float]]:
+def export(folder: Path, spec: ModelSpec, options: ExportOptions) -> Exported:
     """torch -> exported.onnx, or an ONNX file as it is.
 
-    Also returns the torch module, and seconds spent inside libraries.
+    Args:
+        folder: the artifact's.
+        spec: the model, with the profiles that it is going to be built for.
+        options: the weights and the seed.
+
+    Raises:
+        PipelineError: see `pipeline.export.export.export` and
+            `pipeline.source.onnx.importing.import_onnx`.
     """
     watch = Stopwatch()
-    spec = replace(spec, profiles=tuple(profiles))  # dims that must be equal become one, here too
+    path = fresh(folder / EXPORTED)
     if spec.onnx is not None:
-        from pipeline.source.onnx.importing import import_onnx
-        from pipeline.source.onnx.tolerance import with_onnx_tolerance
-
-        done = import_onnx(spec, fresh(folder / EXPORTED), seed=seed)
-        done = replace(done, spec=with_onnx_tolerance(done.spec, folder / EXPORTED, seed))
-        exporter = f"none: {spec.onnx.name} as it is"
+        done = import_onnx(spec, path, seed=options.seed)
+        done = replace(done, spec=with_onnx_tolerance(done.spec, path, options.seed))
     else:
         with watch("import torch"):
-            import torch
-
-        from pipeline.export.export import export
-
-        done = export(spec, weights, fresh(folder / EXPORTED), seed=seed)
-        exporter = f"torch {torch.__version__}"
+            from pipeline.export.export import export as from_torch
+        done = from_torch(spec, options.weights, path, seed=options.seed)
     release_memory()
-    manifest = replace(
-        forget(folder, manifest, "rewrite"),
+    return replace(done, library_seconds={**watch.seconds, **done.library_seconds})
+
+
+def record_export(manifest: Manifest, done: Exported) -> Manifest:
+    """The manifest with the interface that the export found, and how it went."""
+    source = done.spec.onnx
+    here = versions(PACKAGES)
+    return replace(
+        manifest,
         interface=done.interface,
-        reference="torch" if done.module is not None else "exported",
+        reference="torch" if source is None else "exported",
         export=ExportInfo(
             done.opset,
-            exporter,
+            f"torch {here['torch']}" if source is None else f"none: {source.name} as it is",
             sum(done.library_seconds.values()),
             tuple(rule.applied() for rule in done.refinements),
             {name: DynamicInfo(where) for name, where in done.free.items()},
             tuple(done.notes),
         ),
-        versions={**manifest.versions, **versions(PACKAGES)},
+        versions={**manifest.versions, **here},
     )
-    return manifest, done.module, {**watch.seconds, **done.library_seconds}
 
 
-def rewrite_stage(
-    folder: Path,
-    manifest: Manifest,
-    target: Target,
-    *,
-    own: Sequence[Path | str] = (),
-    only: Sequence[str] = (),
-    skip: Sequence[str] = (),
-    plugins: Sequence[str] = (),
-) -> tuple[Manifest, Mapping[str, float]]:
+def rewrite(folder: Path, options: RewriteOptions) -> Rewritten:
     """exported.onnx -> model.onnx.
 
-    Args:
-        own, only, skip: see `pipeline.rewrite.choose`.
-        plugins: ops that stay since the target has a plugin for them.
-
     Raises:
+        ArtifactError: there is no exported.onnx.
         RewriteError: a pass broke its contract, or refused a node that the target would get
             wrong.
     """
-    from pipeline.plugins.loading import provided_ops
-    from pipeline.rewrite.choose import all_passes, to_skip
-    from pipeline.rewrite.rewrite import raise_refused, rewrite
-
     _need(folder, EXPORTED, "export")
-    passes = all_passes(own)
-    result = rewrite(
+    passes = all_passes(options.own)
+    target, plugins = options.target, options.plugins
+    done = rewriting.rewrite(
         folder / EXPORTED,
         fresh(folder / MODEL),
         target,
         passes,
-        skip=to_skip(passes, only, skip),
+        skip=to_skip(passes, options.only, options.skip),
         keep_functions=provided_ops(plugins, target) if plugins else (),
     )
-    raise_refused(result)
-    manifest = replace(
-        forget(folder, manifest, "build"),
-        target=TargetInfo(target.name, target.flavour, None),
-        rewrite=RewriteInfo(
-            result.passes, result.warnings, result.nodes_before, result.nodes_after
-        ),
+    raise_refused(done)
+    return done
+
+
+def record_rewrite(manifest: Manifest, done: Rewritten) -> Manifest:
+    """The manifest with the target that the model was rewritten for, and what the passes did."""
+    return replace(
+        manifest,
+        target=TargetInfo(done.target, find_target(done.target).flavour, None),
+        rewrite=RewriteInfo(done.passes, done.warnings, done.nodes_before, done.nodes_after),
     )
-    return manifest, {}
 
 
-def build_stage(
-    folder: Path,
-    manifest: Manifest,
-    precision: Precision,
-    profiles: Sequence[Profile] = (),
-    plugins: Sequence[str] = (),
-    effort: Effort = DEFAULT_EFFORT,
-) -> tuple[Manifest, Mapping[str, float]]:
-    """model.onnx -> engine.plan, and half.onnx in fp16, for the manifest's target.
+@dataclass(frozen=True)
+class BuiltEngine:
+    """The plan in an artifact.
 
     Args:
-        profiles: in place of those in the manifest.
-        plugins: what TensorRT loads first; see `pipeline.plugins.loading`.
-        effort: its timing cache takes the place of the artifact's own, and gets it afterwards.
+        plan: what TensorRT made, and what it said.
+        options: what was asked for.
+        plugin_hashes: sha256 of each plugin file that the plan needs.
+        gpu: name of the GPU that the plan was built on; empty for a portable plan.
+        compute_capability: of that GPU (``9.0``); None for a portable plan.
+    """
+
+    plan: Built
+    options: BuildOptions
+    plugin_hashes: dict[str, str] = field(default_factory=dict)
+    gpu: str = ""
+    compute_capability: str | None = None
+
+    @property
+    def library_seconds(self) -> dict[str, float]:
+        """Seconds inside TensorRT and Polygraphy."""
+        return dict(self.plan.library_seconds)
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes, of the process that built."""
+        return self.plan.peak_memory
+
+
+def build(folder: Path, interface: Interface, options: BuildOptions) -> BuiltEngine:
+    """model.onnx -> engine.plan, and half.onnx in fp16.
+
+    Args:
+        folder: the artifact's.
+        interface: of the exported model.
+        options: the target, the profiles, and what else changes the engine. A timing cache that
+            is given takes the place of the artifact's own, and gets its timings afterwards.
+
+    Raises:
+        ArtifactError: there is no model.onnx.
+        PipelineError: see `pipeline.build.build.build`.
     """
     _need(folder, MODEL, "rewrite")
-    target = find_target(manifest.target.name)
-    interface = manifest.interface
-    if profiles:
-        resolved = tuple(profile.resolve(interface.dims) for profile in profiles)
-        interface = replace(interface, profiles=resolved)
+    target, effort = options.target, options.effort
     shared, own = effort.timing_cache, folder / TIMING
     check_effort(effort, target)
     if shared is not None and shared.is_file():
@@ -181,80 +180,63 @@ def build_stage(
     kept = None if target.flavour == "tensorrt_rtx" else own
     hashes = {
         name: hash_file(Path(name)).sha256
-        for name in plugins
+        for name in options.plugins
         if name not in PLUGINS and Path(name).is_file()
     }
-    _remove_half(folder)
-    done = build(
-        folder / MODEL, fresh(folder / PLAN), target, interface, precision, plugins=plugins,
+    remove_half(folder)
+    options = replace(
+        options,
+        profiles=tuple(profile.resolve(interface.dims) for profile in options.profiles),
         effort=replace(effort, timing_cache=kept),
-    )  # fmt: skip
+    )
+    plan = building.build(folder / MODEL, fresh(folder / PLAN), interface.input_shapes, options)
     if shared is not None and own.is_file():
         write_whole(shared, own.read_bytes())
-    capability, gpu = _built_on(target)
-    manifest = replace(
-        forget(folder, manifest, "compare"),
-        target=TargetInfo(target.name, target.flavour, done.version, capability),
-        precision=precision,
-        interface=interface,
-        build=BuildInfo(
-            sum(done.library_seconds.values()), done.plan_bytes, done.validity, done.layers,
-            tuple(done.warnings), done.plugins, done.peak_memory, gpu=gpu,
-            optimization_level=effort.level, timing_cache=done.timing_cache,
-            plugin_hashes={name: hashes[name] for name in done.plugins if name in hashes},
-        ),
-        versions={**manifest.versions, target.flavour: done.version},
-    )  # fmt: skip
-    return manifest, done.library_seconds
+    needed = {name: hashes[name] for name in plan.plugins if name in hashes}
+    return BuiltEngine(plan, options, needed, *_built_on(target))
 
 
-def _built_on(target: Target) -> tuple[str | None, str]:
-    """Compute capability and name of the GPU that a plan built here is for; (None, "") for a
+def _built_on(target: Target) -> tuple[str, str | None]:
+    """Name and compute capability of the GPU that a plan built here is for; ("", None) for a
     portable plan."""
     gpu = find_gpu()
     if target.flavour == "tensorrt_rtx" or isinstance(gpu, str):
-        return None, ""
+        return "", None
     major, minor = gpu.capability
-    return f"{major}.{minor}", gpu.name
+    return gpu.name, f"{major}.{minor}"
 
 
-def forget(folder: Path, manifest: Manifest, since: str) -> Manifest:
-    """Removes the files and the parts of the manifest of a stage and of all after it."""
-    order = ("rewrite", "build", "compare")
-    stale = order[order.index(since) :]
-    if "rewrite" in stale:
-        for path in folder.glob(f"{MODEL}*"):
-            if path.name != MODEL or manifest.rewrite is not None:
-                path.unlink()
-        manifest = replace(manifest, rewrite=None)
-    if "build" in stale:
-        (folder / PLAN).unlink(missing_ok=True)
-        _remove_half(folder)
-        unbuilt = replace(manifest.target, compute_capability=None)
-        manifest = replace(manifest, build=None, target=unbuilt)
-    if "compare" in stale:
-        (folder / REPRODUCE).unlink(missing_ok=True)
-        for path in folder.glob(f"{COMPARISON}/*/*.json"):
-            # torch's stored outputs stay good for a later verify, unless the export is new
-            if "rewrite" in stale or path.stem not in ("inputs", "torch"):
-                path.unlink()
-        manifest = replace(
-            manifest,
-            comparison=None,
-            engine_compared=False,
-            engine_compared_why="not compared yet",
-            engine_gpu="",
-        )
+def record_build(manifest: Manifest, done: BuiltEngine) -> Manifest:
+    """The manifest with the plan: its profiles, its precision, and how it was built."""
+    plan, target = done.plan, done.options.target
     return replace(
-        manifest, stages=tuple(stage for stage in manifest.stages if stage.name not in stale)
+        manifest,
+        target=TargetInfo(target.name, target.flavour, plan.version, done.compute_capability),
+        precision=done.options.precision,
+        interface=replace(manifest.interface, profiles=done.options.profiles),
+        build=BuildInfo(
+            seconds=sum(plan.library_seconds.values()),
+            plan_bytes=plan.plan_bytes,
+            validity=plan.validity,
+            layers=plan.layers,
+            warnings=tuple(plan.warnings),
+            plugins=plan.plugins,
+            peak_bytes=plan.peak_memory,
+            optimization_level=done.options.effort.level,
+            timing_cache=plan.timing_cache,
+            gpu=done.gpu,
+            plugin_hashes=done.plugin_hashes,
+        ),
+        versions={**manifest.versions, target.flavour: plan.version},
     )
-
-
-def _remove_half(folder: Path) -> None:
-    for path in folder.glob(f"{HALF}*"):  # and its external data
-        path.unlink()
 
 
 def _need(folder: Path, name: str, stage: str) -> None:
     if not (folder / name).is_file():
         raise ArtifactError(f"the artifact holds no {name}: run `pipeline {stage}` first")
+
+
+EXPORT = Stage(STAGES[0], export, record_export)
+REWRITE = Stage(STAGES[1], rewrite, record_rewrite)
+BUILD = Stage(STAGES[2], build, record_build)
+COMPARE = Stage(STAGES[3], compare_artifact, record)

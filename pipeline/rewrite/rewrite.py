@@ -10,7 +10,7 @@ same, a new node ``<name>/<short>`` inherits the metadata of ``<name>``.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -26,7 +26,7 @@ from pipeline.rewrite.surgeon import Surgeon
 
 
 @dataclass(frozen=True)
-class RewriteResult:
+class Rewritten:
     """What the stage did; plain data, for the manifest.
 
     Args:
@@ -38,6 +38,7 @@ class RewriteResult:
         refused: the nodes that the target would fail or go wrong on and that no pass mends
             (`Pass.tolerable` refusals are warnings instead).
         warnings: one sentence each.
+        library_seconds: seconds inside libraries, by name.
     """
 
     target: str
@@ -48,6 +49,7 @@ class RewriteResult:
     passes: tuple[PassRecord, ...]
     refused: tuple[Change, ...]
     warnings: tuple[str, ...]
+    library_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def rewrite(
@@ -59,7 +61,7 @@ def rewrite(
     skip: Collection[str] = (),
     keep_functions: Collection[str] = (),
     diff: bool = False,
-) -> RewriteResult:
+) -> Rewritten:
     """Rewrites an ONNX file for a target.
 
     Weights go to ``<destination name>.data`` where the source had them outside or they pass
@@ -118,7 +120,7 @@ def rewrite(
     elif destination is not None:
         copy_model(source, destination, external)
     opset = opset_of(model)
-    return RewriteResult(
+    return Rewritten(
         target=target.name,
         opset=opset,
         changed=changed,
@@ -130,7 +132,7 @@ def rewrite(
     )
 
 
-def raise_refused(result: RewriteResult) -> None:
+def raise_refused(result: Rewritten) -> None:
     """Raises `RewriteError` if there are nodes that the target can't take and no pass mends."""
     if result.refused:
         words = "; ".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused[:3])

@@ -27,6 +27,7 @@ from pipeline.compare import stage as verify
 from pipeline.compare.engine_runs import Engine, opened, why_not_run
 from pipeline.compare.runners import failures
 from pipeline.convert.driver import Report, run, run_verify
+from pipeline.convert.options import Verify
 from pipeline.errors import CompareError, OutOfMemory
 from pipeline.graph.session import run_onnx
 from pipeline.machine.gpu import Gpu
@@ -184,7 +185,9 @@ def test_overflow_of_an_fp16_engine(artifact: Path, stand: Callable[[Fault], Non
 
     stand(overflow)
     refinish(artifact, precision="fp16")
-    (line, *_) = failed(run_verify(artifact, engine_tolerance=Tolerance(1e-2, 1e-2, "wide")))
+    (line, *_) = failed(
+        run_verify(artifact, Verify(engine_tolerance=Tolerance(1e-2, 1e-2, "wide")))
+    )
     assert "engine has NaN or infinity where rewritten has none. fp16 overflows" in line
     assert re.search(r"`pipeline locate ARTIFACT --shape h=\d+,w=\d+` finds where", line)
 
@@ -329,7 +332,7 @@ def test_why_no_rows_are_checked(tmp_path: Path, stand: Callable[[Fault], None])
     assert ("engine-all", "batch rows") in checks(done)
     assert done.manifest.comparison is not None
     least = min(point.estimate_bytes for point in done.manifest.comparison.points)
-    tight = notes(run_verify(tmp_path / "b", memory_limit=least))
+    tight = notes(run_verify(tmp_path / "b", Verify(memory_limit=least)))
     text = "batch rows were not checked: two rows are over the memory limit"
     assert tight[0] == ("rows-too-large", text)
 
@@ -339,7 +342,7 @@ def test_the_script_holds_the_engine_to_its_own_tolerance(
 ) -> None:
     stand(none)
     refinish(artifact, precision="tf32")
-    run_verify(artifact, engine_tolerance=Tolerance(0.02, 0.03, "wide"))
+    run_verify(artifact, Verify(engine_tolerance=Tolerance(0.02, 0.03, "wide")))
     lines = (artifact / "reproduce.sh").read_text().splitlines()
     engine = [line for line in lines if "--trt" in line]
     others = [line for line in lines if "--onnxrt" in line]
@@ -359,7 +362,7 @@ class TestAgainst:
         return Path(shutil.copytree(artifact, tmp_path / "old"))
 
     def test_the_same_engine(self, artifact: Path, old: Path) -> None:
-        report = run_verify(artifact, against=old)
+        report = run_verify(artifact, Verify(against=old))
         assert report.ok and report.regressions == []
         said = f"no regression against {old}. Sizes compared: 7. Engine: compared"
         assert [(note.kind, note.text) for note in report.notes] == [("no-regression", said)]
@@ -379,7 +382,7 @@ class TestAgainst:
                 raise OutOfMemory("9 GiB are wanted, 1 GiB is free")
 
         stand(full)
-        report = run_verify(artifact, against=old)
+        report = run_verify(artifact, Verify(against=old))
         notes = [n.text for n in report.notes if n.kind == "engine-out-of-memory"]
         where = "new engine was not compared at stored (h=40,w=40): 9 GiB are wanted, 1 GiB is free"
         assert where in notes and len(notes) == (1 if room else 7)
@@ -402,7 +405,7 @@ class TestAgainst:
             outputs["y"] += np.float32(7e-6)  # within atol=1e-5
 
         stand(off)
-        report = run_verify(artifact, against=old)
+        report = run_verify(artifact, Verify(against=old))
         assert report.manifest.comparison is not None and report.manifest.comparison.passed
         assert len(report.regressions) == 7
         assert {one.kind for one in report.regressions} == {"error-grew"}
@@ -418,7 +421,7 @@ class TestAgainst:
             outputs["y"] += np.float32(0.25)
 
         stand(off)
-        found = run_verify(artifact, against=old).regressions
+        found = run_verify(artifact, Verify(against=old)).regressions
         assert [one.kind for one in found] == ["error-too-large"] * 7
         start = "y of engine at stored (h=5,w=5): differs from torch by up to 0.25; "
         assert found[0].text.startswith(f"{start}the error before was ")
@@ -429,7 +432,7 @@ class TestAgainst:
     ) -> None:
         monkeypatch.undo()
         monkeypatch.setattr(verify, "why_not_run", lambda *_: "no GPU")
-        (found,) = run_verify(artifact, against=old).regressions
+        (found,) = run_verify(artifact, Verify(against=old)).regressions
         assert found.kind == "engine-not-compared"
         assert found.text == "the engine was compared before and is not now: no GPU"
 
@@ -437,7 +440,7 @@ class TestAgainst:
         self, artifact: Path, converted: Report
     ) -> None:
         perturb(artifact, by=1.5e-6)
-        report = run_verify(artifact, against=converted.path)
+        report = run_verify(artifact, Verify(against=converted.path))
         assert report.manifest.comparison is not None and report.manifest.comparison.passed
         assert not report.ok
         assert report.regressions[0].kind == "error-grew"
@@ -446,7 +449,7 @@ class TestAgainst:
 
     def test_a_wider_tolerance_of_the_engine(self, artifact: Path, old: Path) -> None:
         wide = Tolerance(1e-3, 1e-3, "wide")
-        (found,) = run_verify(artifact, against=old, engine_tolerance=wide).regressions
+        (found,) = run_verify(artifact, Verify(against=old, engine_tolerance=wide)).regressions
         assert found.kind == "engine-tolerance-widened"
         assert found.text == (
             "tolerance of y of the engine widened from rtol 0.0001, atol 1e-05 to rtol 0.001, "

@@ -23,6 +23,7 @@ from pipeline.commands.report import report_text
 from pipeline.compare import runners as compare
 from pipeline.compare.runners import failures
 from pipeline.convert.driver import Report, run, run_build, run_rewrite, run_verify
+from pipeline.convert.options import Verify
 from pipeline.errors import ArtifactError, CompareError, InputError
 from pipeline.spec.config import Config
 from pipeline.spec.dims import read_size
@@ -97,7 +98,7 @@ def test_sizes_asked_for_of_an_onnx_file_are_repeated(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_here_is_kept_for_later(artifact: Path, converted: Report) -> None:
     estimates = {p.label: p.estimate_bytes for p in compared(converted.manifest).points}
-    report = run_verify(artifact, memory_limit=estimates["opt"])
+    report = run_verify(artifact, Verify(memory_limit=estimates["opt"]))
     assert report.ok
     assert sizes(report) < sizes(converted)
     (left_out,) = [p for p in compared(report.manifest).points if p.label == "max"]
@@ -110,7 +111,7 @@ def test_what_does_not_fit_here_is_kept_for_later(artifact: Path, converted: Rep
 
 
 def test_nothing_compared_is_a_failure(artifact: Path) -> None:
-    report = run_verify(artifact, memory_limit=10)
+    report = run_verify(artifact, Verify(memory_limit=10))
     assert not report.ok
     assert "nothing was compared" in compare.failures(compared(report.manifest))[0]
 
@@ -122,12 +123,12 @@ def test_torch_runs_again(artifact: Path) -> None:
     said = f"{artifact}: no outputs of torch are stored to compare with; give --torch to run it"
     with pytest.raises(ArtifactError, match=f"^{re.escape(said)}$"):  # no copy's name
         run_verify(artifact)
-    report = run_verify(artifact, torch_model=True, shapes=("h=7",))
+    report = run_verify(artifact, Verify(torch_model=True, shapes=("h=7",)))
     assert report.ok
     assert (7, 22) in sizes(report)
     assert run_verify(artifact).ok
     perturb(artifact)
-    assert not run_verify(artifact, torch_model=True).ok
+    assert not run_verify(artifact, Verify(torch_model=True)).ok
 
 
 @pytest.mark.usefixtures("zoo")
@@ -140,25 +141,25 @@ def test_torch_needs_the_same_weights(tmp_path: Path) -> None:
     torch.save(state, other)
     run(Config("tiny", out=tmp_path / "a", weights=good))
     assert run_verify(tmp_path / "a").ok
-    assert run_verify(tmp_path / "a", torch_model=True, weights=good).ok
+    assert run_verify(tmp_path / "a", Verify(torch_model=True, weights=good)).ok
     with pytest.raises(InputError, match=r"made with the weights good\.pth: give --weights"):
-        run_verify(tmp_path / "a", torch_model=True)
+        run_verify(tmp_path / "a", Verify(torch_model=True))
     with pytest.raises(InputError, match="not those that the artifact was made with"):
-        run_verify(tmp_path / "a", torch_model=True, weights=other)
+        run_verify(tmp_path / "a", Verify(torch_model=True, weights=other))
 
 
 def test_torch_needs_a_model_of_the_zoo(tmp_path: Path) -> None:
     run(Config(tiny.conv(), out=tmp_path / "a"))
     with pytest.raises(InputError, match="spec:tiny, was handed over"):
-        run_verify(tmp_path / "a", torch_model=True)
+        run_verify(tmp_path / "a", Verify(torch_model=True))
 
 
 def test_sizes_need_torch_and_have_to_be_legal(artifact: Path) -> None:
     before = (artifact / "manifest.json").read_bytes()
     with pytest.raises(InputError, match="give --torch as well"):
-        run_verify(artifact, shapes=("h=6",))
+        run_verify(artifact, Verify(shapes=("h=6",)))
     with pytest.raises(InputError, match="h=41"):
-        run_verify(artifact, torch_model=True, shapes=("h=41",))
+        run_verify(artifact, Verify(torch_model=True, shapes=("h=41",)))
     assert (artifact / "manifest.json").read_bytes() == before
 
 
@@ -194,7 +195,7 @@ class TestAgainst:
     """The regression check between two artifacts."""
 
     def test_same_artifact(self, artifact: Path, converted: Report) -> None:
-        report = run_verify(artifact, against=converted.path)
+        report = run_verify(artifact, Verify(against=converted.path))
         assert report.ok
         assert report.regressions == []
         start = f"no regression against {converted.path}. Sizes compared: 7. Engine: "
@@ -203,12 +204,12 @@ class TestAgainst:
 
     def test_old_one_that_is_no_artifact(self, artifact: Path, tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match="no such folder"):
-            run_verify(artifact, against=tmp_path / "none")
+            run_verify(artifact, Verify(against=tmp_path / "none"))
 
     def test_perturbed_weights(self, artifact: Path, converted: Report) -> None:
         perturb(artifact, name="exported.onnx")
         perturb(artifact)
-        found = run_verify(artifact, against=converted.path).regressions
+        found = run_verify(artifact, Verify(against=converted.path)).regressions
         assert found[0].text.startswith("y at stored (h=5,w=5): differs by up to 0.")
         assert [one.kind for one in found] == ["output-differs"] * 7
         assert found[0].facts["verdict"] == "differs"
@@ -219,7 +220,7 @@ class TestAgainst:
         state = tiny.conv().build(None).state_dict()
         torch.save({key: value * 1.01 for key, value in state.items()}, tmp_path / "w.pth")
         run(Config(tiny.conv(), out=tmp_path / "a", weights=tmp_path / "w.pth"))
-        report = run_verify(tmp_path / "a", against=converted.path)
+        report = run_verify(tmp_path / "a", Verify(against=converted.path))
         assert compared(report.manifest).passed
         assert not report.ok
         assert len(report.regressions) == 7
@@ -241,7 +242,7 @@ class TestAgainst:
             from pipeline.models import MODELS
 
             patch.setitem(MODELS, "tiny", "tiny:conv")
-            report = run_verify(artifact, against=converted.path, torch_model=True)
+            report = run_verify(artifact, Verify(against=converted.path, torch_model=True))
         assert compared(report.manifest).passed
         found = {one.kind: one.text for one in report.regressions}
         assert found["dim-narrowed"] == "dim narrowed: h in 5..40 is now h in 5..30"
@@ -254,7 +255,7 @@ class TestAgainst:
             for p in Artifact.open(artifact).manifest.interface.profiles
         )
         redeclare(artifact, profiles=profiles)
-        (found,) = run_verify(artifact, against=converted.path).regressions
+        (found,) = run_verify(artifact, Verify(against=converted.path)).regressions
         assert found.kind == "profile-narrowed"
         assert found.text == "profile default: no profile allows its max h=40,w=40 any more"
 
@@ -262,7 +263,7 @@ class TestAgainst:
         spec = tiny.conv()
         other = dataclasses.replace(spec.outputs[0], name="flow")
         run(Config(dataclasses.replace(spec, outputs=(other,)), out=tmp_path / "a"))
-        found = run_verify(tmp_path / "a", against=converted.path).regressions
+        found = run_verify(tmp_path / "a", Verify(against=converted.path)).regressions
         assert found[0].kind == "output-changed"
         assert found[0].text == "output y was float32 [1, 4, h, w], is missing"
         text = "y at stored (h=5,w=5): only old has this output"
@@ -272,13 +273,13 @@ class TestAgainst:
         spec = tiny.conv()
         other = dataclasses.replace(spec.inputs[0], name="image")
         run(Config(dataclasses.replace(spec, inputs=(other,)), out=tmp_path / "a"))
-        found = run_verify(tmp_path / "a", against=converted.path).regressions
+        found = run_verify(tmp_path / "a", Verify(against=converted.path)).regressions
         assert found[0].kind == "input-changed"
         assert found[0].text == "input x was float32 [1, 3, h, w], is missing"
 
     def test_widened_tolerance(self, artifact: Path, converted: Report) -> None:
         redeclare(artifact, tolerance=Tolerance(1e-2, 1e-5, "easier"))
-        report = run_verify(artifact, against=converted.path)
+        report = run_verify(artifact, Verify(against=converted.path))
         assert compared(report.manifest).passed
         (found,) = report.regressions
         assert found.kind == "tolerance-widened"
@@ -288,7 +289,7 @@ class TestAgainst:
 
     def test_for_another_target(self, artifact: Path, converted: Report) -> None:
         run_rewrite(artifact, "tensorrt-8.6")
-        report = run_verify(artifact, against=converted.path)
+        report = run_verify(artifact, Verify(against=converted.path))
         assert report.ok
 
 
@@ -360,6 +361,6 @@ class TestAgainstCoverage:
         old = run_verify(artifact)
         assert old.ok
         run_build(artifact, precision="tf32")
-        (found,) = run_verify(artifact, against=converted.path).regressions
+        (found,) = run_verify(artifact, Verify(against=converted.path)).regressions
         assert found.kind == "precision-changed"
         assert found.text == "precision was fp32, is tf32"

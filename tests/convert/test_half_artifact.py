@@ -13,6 +13,7 @@ from on_gpu import save_net
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.convert.driver import Report, run, run_build, run_export, run_rewrite, run_verify
+from pipeline.convert.options import Verify
 from pipeline.errors import CompareError
 from pipeline.spec.config import Config
 from pipeline.spec.model import Tolerance
@@ -85,13 +86,13 @@ def test_it_is_compared_before_it_is_built(net: Path) -> None:
     assert report.manifest.comparison is not None
     (point, *_) = report.manifest.comparison.points
     assert ("exported", "half") in {result.pair for result in point.results}
-    assert not run_verify(net / "net", engine_tolerance=Tolerance(1e-6, 1e-6, "narrow")).ok
+    assert not run_verify(net / "net", Verify(engine_tolerance=Tolerance(1e-6, 1e-6, "narrow"))).ok
 
 
 def test_what_got_worse_is_told_without_a_gpu(net: Path) -> None:
     old = converted(net, WIDE).path
     new = Path(shutil.copytree(old, net / "new"))
-    assert run_verify(new, against=old).ok
+    assert run_verify(new, Verify(against=old)).ok
     half = onnx.load(new / "half.onnx")
     for tensor in half.graph.initializer:
         if tensor.name == "second/half":
@@ -99,7 +100,7 @@ def test_what_got_worse_is_told_without_a_gpu(net: Path) -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array(weights, tensor.name))
     onnx.save(half, new / "half.onnx")
     refinish(new)
-    found = run_verify(new, against=old).regressions
+    found = run_verify(new, Verify(against=old)).regressions
     assert found
     assert all(one.facts["run"] == "half" for one in found)
     assert {one.kind for one in found} <= {"error-too-large", "error-grew"}

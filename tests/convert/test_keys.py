@@ -12,20 +12,28 @@ import pytest
 import tiny
 
 from pipeline.convert import keys as keys_module
-from pipeline.convert.keys import STAGES, stage_keys, weights_info
+from pipeline.convert.keys import EXEMPT, STAGES, content_of, weights_info
+from pipeline.convert.options import stage_options
 from pipeline.errors import InputError
 from pipeline.machine.gpu import Gpu
-from pipeline.machine.target import TARGETS
+from pipeline.machine.target import TARGETS, Target
 from pipeline.source.zoo import find_spec
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import Input, ModelSpec, Tolerance
+from pipeline.spec.effort import Effort
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 from pipeline.spec.padding import Padding
 from pipeline.spec.profiles import Profile
 
 RTX = TARGETS["rtx-1.7"]
 PROFILES = (Profile("all"),)
 SPEC = tiny.conv()
+
+
+def stage_keys(
+    config: Config, spec: ModelSpec, target: Target, profiles: tuple[Profile, ...]
+) -> dict[str, str]:
+    return keys_module.stage_keys(config, spec, stage_options(config, target, profiles))
 
 
 def first_difference(after: dict[str, str], before: dict[str, str] | None = None) -> str | None:
@@ -193,3 +201,23 @@ def test_a_plan_is_for_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first_difference(on("tensorrt-8.6", *hopper), on("tensorrt-8.6", *ada)) == "build"
     assert first_difference(on("tensorrt-8.6", *hopper), on("tensorrt-8.6", *hopper)) is None
     assert first_difference(on("rtx-1.7", *hopper), on("rtx-1.7", *ada)) is None
+
+
+def test_every_field_of_the_options_counts_unless_it_is_exempt() -> None:
+    """A field that is added to a stage's options changes its key, or has a reason not to."""
+    options = stage_options(Config("tiny"), RTX, PROFILES)
+    counted = content_of(options)
+    assert isinstance(counted, dict)
+    for stage, own in options.by_stage.items():
+        kind = type(own).__name__
+        names = {field.name for field in dataclasses.fields(own)}  # type: ignore[arg-type]
+        assert counted[stage].keys() == {name for name in names if (kind, name) not in EXEMPT}
+
+
+def test_what_is_exempt_exists() -> None:
+    known = {
+        type(own).__name__: own for own in stage_options(Config("a"), RTX, ()).by_stage.values()
+    }
+    known |= {"Effort": Effort(), "ModelSpec": SPEC, "Output": Output("y"), "Dim": H}
+    for kind, name in EXEMPT:
+        assert name in {field.name for field in dataclasses.fields(known[kind])}  # type: ignore[arg-type]

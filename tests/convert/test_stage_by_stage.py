@@ -13,6 +13,7 @@ from helpers import files_under, perturb
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.convert.driver import Report, run_build, run_export, run_rewrite, run_verify
+from pipeline.convert.options import Verify
 from pipeline.errors import (
     ArtifactError,
     InputError,
@@ -58,7 +59,7 @@ def test_stage_by_stage_is_the_same_as_run(converted: Report, tmp_path: Path) ->
         run_verify(place)
     run_rewrite(place)
     run_build(place)
-    report = run_verify(place, torch_model=True)
+    report = run_verify(place, Verify(torch_model=True))
     assert report.ok
     assert report.manifest == Artifact.open(place).manifest
     assert without_times(report.manifest) == without_times(converted.manifest)
@@ -124,5 +125,5 @@ def test_tampering_between_stages_is_found(tmp_path: Path) -> None:
     run_rewrite(run_export(Config("tiny", out=place)).path)
     perturb(place)
     run_build(place)
-    report = run_verify(place, torch_model=True)
+    report = run_verify(place, Verify(torch_model=True))
     assert not report.ok

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import onnx.parser
@@ -13,8 +14,12 @@ from helpers import files_under, refinish
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest
+from pipeline.build.settings import BuildOptions
 from pipeline.convert import stages
 from pipeline.convert.driver import Report, run_rewrite
+from pipeline.convert.options import RewriteOptions
+from pipeline.convert.reuse import forget
+from pipeline.convert.workspace import Stage, Workspace
 from pipeline.errors import ArtifactError, RewriteError
 from pipeline.machine.gpu import Gpu
 from pipeline.machine.resources import Stopwatch, peak_memory, reset_peak_memory
@@ -28,7 +33,7 @@ RTX = TARGETS["rtx-1.7"]
     ("since", "gone", "parts"),
     [
         (
-            "rewrite",
+            "export",
             {
                 "model.onnx", "engine.plan", "reproduce.sh",
                 "comparison/default/exported.json", "comparison/default/inputs.json",
@@ -37,7 +42,7 @@ RTX = TARGETS["rtx-1.7"]
             ["rewrite", "build", "comparison"],
         ),
         (
-            "build",
+            "rewrite",
             {
                 "engine.plan", "reproduce.sh",
                 "comparison/default/exported.json", "comparison/default/rewritten.json",
@@ -45,7 +50,7 @@ RTX = TARGETS["rtx-1.7"]
             ["build", "comparison"],
         ),
         (
-            "compare",
+            "build",
             {
                 "reproduce.sh",
                 "comparison/default/exported.json", "comparison/default/rewritten.json",
@@ -56,7 +61,7 @@ RTX = TARGETS["rtx-1.7"]
 )  # fmt: skip
 def test_what_is_stale_goes(artifact: Path, since: str, gone: set[str], parts: list[str]) -> None:
     before = set(files_under(artifact))
-    manifest = stages.forget(artifact, Artifact.open(artifact).manifest, since)
+    manifest = forget(artifact, Artifact.open(artifact).manifest, after=since)
     assert before - set(files_under(artifact)) == gone
     for part in ("rewrite", "build", "comparison"):
         assert (getattr(manifest, part) is None) is (part in parts)
@@ -74,8 +79,8 @@ def test_engine_of_an_older_comparison_is_not_claimed(artifact: Path) -> None:
 def test_the_gpu_that_a_plan_is_for(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> None:
     monkeypatch.setattr(stages, "find_gpu", lambda: Gpu("some GPU", (8, 9)))
     # TensorRT-RTX's plans are portable, whatever is there; others are for the GPU they are built on
-    assert stages._built_on(RTX) == (None, "")
-    assert stages._built_on(TARGETS["tensorrt-8.6"]) == ("8.9", "some GPU")
+    assert stages._built_on(RTX) == ("", None)
+    assert stages._built_on(TARGETS["tensorrt-8.6"]) == ("some GPU", "8.9")
     manifest = Artifact.open(artifact).manifest
     assert manifest.target.compute_capability is None
     assert manifest.build is not None and manifest.build.gpu == ""
@@ -84,8 +89,8 @@ def test_the_gpu_that_a_plan_is_for(monkeypatch: pytest.MonkeyPatch, artifact: P
         engine_gpu="some GPU",
         target=dataclasses.replace(manifest.target, compute_capability="8.9"),
     )
-    for since, left in (("compare", "8.9"), ("build", None)):
-        manifest = stages.forget(artifact, manifest, since)
+    for since, left in (("build", "8.9"), ("rewrite", None)):
+        manifest = forget(artifact, manifest, after=since)
         assert (manifest.engine_gpu, manifest.target.compute_capability) == ("", left)
 
 
@@ -93,10 +98,10 @@ def test_a_stage_needs_the_one_before(artifact: Path) -> None:
     manifest = Artifact.open(artifact).manifest
     (artifact / "model.onnx").unlink()
     with pytest.raises(ArtifactError, match=r"no model\.onnx: run `pipeline rewrite` first"):
-        stages.build_stage(artifact, manifest, "fp32")
+        stages.build(artifact, manifest.interface, BuildOptions(RTX, manifest.interface.profiles))
     (artifact / "exported.onnx").unlink()
     with pytest.raises(ArtifactError, match=r"no exported\.onnx: run `pipeline export` first"):
-        stages.rewrite_stage(artifact, manifest, RTX)
+        stages.rewrite(artifact, RewriteOptions(target=RTX))
 
 
 def test_refused_nodes_stop_the_rewrite(artifact: Path) -> None:
@@ -139,16 +144,19 @@ def test_integer_inputs_keep_their_range(converted: Report) -> None:
 def test_stages_are_measured(converted: Report) -> None:
     manifest = converted.manifest
 
-    def work() -> tuple[object, dict[str, float]]:
+    def work(folder: Path) -> SimpleNamespace:
+        assert folder == converted.path
         time.sleep(0.05)
-        return manifest, {"library": 0.01}
+        return SimpleNamespace(library_seconds={"library": 0.01})
 
     said: list[str] = []
-    done = stages.measured("build", said.append, work)  # type: ignore[arg-type]
-    assert said == ["build"]
+    workspace = Workspace(converted.path, converted.path, manifest, said.append)
+    workspace.do(Stage("compare", work, lambda before, _: before))  # removes nothing
+    done = workspace.manifest
+    assert said == ["compare"]
     info = done.stages[-1]
-    assert [s.name for s in done.stages].count("build") == 1
-    assert info.name == "build"
+    assert [s.name for s in done.stages].count("compare") == 1
+    assert info.name == "compare"
     assert 0.05 <= info.seconds < 5
     assert info.library_seconds == {"library": 0.01}
 

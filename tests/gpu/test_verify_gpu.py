@@ -17,6 +17,7 @@ from on_gpu import TARGET, mix_rows, needs_gpu, save_net
 from pipeline.commands.main import main
 from pipeline.compare.runners import failures
 from pipeline.convert.driver import Report, run, run_build, run_verify
+from pipeline.convert.options import Verify
 from pipeline.machine.gpu import Gpu, find_gpu
 from pipeline.spec.config import Config
 from pipeline.spec.model import Tolerance
@@ -124,7 +125,7 @@ def test_what_another_machine_left_is_finished(
 
 def test_an_engine_of_other_weights(copy: Path, made: Report) -> None:
     with_other_engine(copy, lambda folder: perturb(folder, by=0.02))
-    report = run_verify(copy, against=made.path)
+    report = run_verify(copy, Verify(against=made.path))
     assert not report.ok
     assert bad_runs(report) == ENGINES
     # what an engine keeps beside the numbers this one keeps, too
@@ -159,13 +160,13 @@ def test_an_engine_that_mixes_rows(copy: Path) -> None:
 
 
 def test_the_same_engine_is_no_regression(copy: Path, made: Report) -> None:
-    report = run_verify(copy, against=made.path)
+    report = run_verify(copy, Verify(against=made.path))
     assert report.ok, report.regressions
 
 
 def test_a_build_of_the_same_is_no_regression(copy: Path, made: Report) -> None:
     run_build(copy)
-    report = run_verify(copy, against=made.path)
+    report = run_verify(copy, Verify(against=made.path))
     assert report.ok, report.regressions
 
 
@@ -173,7 +174,7 @@ def test_fp16_has_a_tolerance_of_its_own(copy: Path, made: Report) -> None:
     run_build(copy, precision="fp16")
     report = run_verify(copy)
     assert report.manifest.precision == "fp16"
-    assert run_verify(copy, against=made.path).regressions[0].kind == "precision-changed"
+    assert run_verify(copy, Verify(against=made.path)).regressions[0].kind == "precision-changed"
     # TensorRT may take float32 kernels all over: then the engine keeps fp32's tolerance
     assert "half" in bad_runs(report) <= {*ENGINES, "half"}
     assert report.manifest.comparison is not None
@@ -181,7 +182,7 @@ def test_fp16_has_a_tolerance_of_its_own(copy: Path, made: Report) -> None:
         "differs by up to " in line and "No tolerance is stated for fp16: state one" in line
         for line in failures(report.manifest.comparison)
     )
-    report = run_verify(copy, engine_tolerance=Tolerance(1e-2, 1e-2, "fp16 rounding"))
+    report = run_verify(copy, Verify(engine_tolerance=Tolerance(1e-2, 1e-2, "fp16 rounding")))
     assert report.ok, failures(report.manifest.comparison or made.manifest.comparison)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.machine.target import TARGETS
-from pipeline.rewrite.rewrite import RewriteResult, rewrite
+from pipeline.rewrite.rewrite import Rewritten, rewrite
 
 OLD, RTX = TARGETS["tensorrt-8.6"], TARGETS["rtx-1.7"]
 
@@ -21,7 +21,7 @@ def parse(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {text}')
 
 
-def both(model: onnx.ModelProto, folder: Path, feeds: dict[str, np.ndarray]) -> RewriteResult:
+def both(model: onnx.ModelProto, folder: Path, feeds: dict[str, np.ndarray]) -> Rewritten:
     """Rewrites for 8.6 and holds ONNX Runtime's outputs against the source's."""
     onnx.save(model, folder / "m.onnx")
     result = rewrite(folder / "m.onnx", folder / "o.onnx", OLD)

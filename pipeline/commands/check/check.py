@@ -22,11 +22,11 @@ from pipeline.commands.check.findings import (
     shortened,
 )
 from pipeline.compare.problems import Problem, problems
-from pipeline.compare.stage import CompareOptions, compare_stage
+from pipeline.compare.stage import CompareOptions, compare_artifact
 from pipeline.convert import stages
-from pipeline.convert.initial import chosen_profiles, draft
+from pipeline.convert.options import ExportOptions
+from pipeline.convert.plan import chosen_profiles, initial_manifest
 from pipeline.errors import ConstraintError, InputError, PipelineError
-from pipeline.machine.resources import default_limit
 from pipeline.machine.target import find_target
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
@@ -176,20 +176,16 @@ def _export(
     left_out = [f"profile {p.name}" for p in asked_for if p not in profiles]
     for what in (*left_out, *(f"shape {text}" for text in shapes)):
         found.append(Finding("dims", f"{what} is left out: not of these sizes", "left-out"))
-    manifest, made, _ = stages.export_stage(
-        folder,
-        draft(config, spec),
-        spec,
-        profiles or [Profile("default")],
-        config.weights_path,
-        config.seed,
-    )
+    spec = replace(spec, profiles=tuple(profiles) or (Profile("default"),))
+    options = ExportOptions(weights=config.weights_path, seed=config.seed)
+    exported = stages.export(folder, spec, options)
+    manifest = stages.record_export(initial_manifest(config, spec), exported)
     assert manifest.export is not None
     if module is None:
         found += dims.narrowings(
             asked, manifest.interface.dims, manifest.interface.rules, manifest.export.refinements
         )
-    return _Ready(spec, manifest, made)
+    return _Ready(spec, manifest, exported.module)
 
 
 def _allowed(profile: Profile, spec: ModelSpec) -> bool:
@@ -209,24 +205,17 @@ def _compared(config: Config, ready: _Ready, folder: Path, announce: Announce) -
         module = reference_module(spec, manifest, config.weights_path, ready.module)
     announce("compare")
     options = CompareOptions(
-        memory_limit=config.memory_limit or default_limit(),
+        memory_limit=config.memory_limit,
         seed=config.seed,
-        shapes=[text for text in config.shapes if _legal(text, spec)],
+        shapes=tuple(text for text in config.shapes if _legal(text, spec)),
     )
     try:
-        done, _ = compare_stage(
-            folder,
-            manifest,
-            module,
-            options,
-            announce,
-        )
+        done = compare_artifact(folder, manifest, module, options, announce)
     except ConstraintError as error:
         return constraint_findings(error)
     except PipelineError as error:
         return [Finding("comparison", shortened(str(error)), "comparison", blocks=True)]
-    assert done.comparison is not None
-    return comparison_findings(done.comparison)
+    return comparison_findings(done.info)
 
 
 def _legal(text: str, spec: ModelSpec) -> bool:

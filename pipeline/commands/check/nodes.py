@@ -17,6 +17,7 @@ from pipeline.build.refused_node import Said
 from pipeline.build.shape_inference import why_not_asked
 from pipeline.commands.check.findings import Finding, shortened
 from pipeline.convert import stages
+from pipeline.convert.options import stage_options
 from pipeline.errors import PipelineError
 from pipeline.graph.origin import called, origin_of
 from pipeline.machine.child import Child, ChildDied, ChildFailed
@@ -46,9 +47,8 @@ def check_nodes(
         faults = lint(folder / EXPORTED, target, all_passes(config.passes))
         found += _faults(faults.findings)
         found += [Finding("nodes", shortened(text), "warning") for text in faults.warnings]
-        manifest, _ = stages.rewrite_stage(
-            folder, manifest, target, own=config.passes, skip=config.skip, plugins=config.plugins
-        )
+        options = stage_options(config, target, manifest.interface.profiles).rewrite
+        manifest = stages.record_rewrite(manifest, stages.rewrite(folder, options))
     except PipelineError as error:
         if not any(finding.blocks for finding in found):  # else it is said node by node
             found.append(Finding("nodes", shortened(str(error)), "rewrite", blocks=True))
