@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.compare.divergence.flow import reads
 from pipeline.graph.files import infer_shapes
+from pipeline.graph.session import open_session
 
 _HALF = 2048
 _PREFIX = "pipeline/probe/probe/"
@@ -148,20 +149,10 @@ def _run(
 ) -> dict[str, Print]:
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_cpu_mem_arena = False
-    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-    options.log_severity_level = 4
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(folder)
-    )
     names = [value.name for value in model.graph.output]
     if not names:
         return {}
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = open_session(model.SerializeToString(), weights=folder, by_priority=True)
     known = {value.name for value in session.get_inputs()}
     given = {name: array for name, array in feed.items() if name in known}
     how = onnxruntime.RunOptions()
