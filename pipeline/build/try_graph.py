@@ -21,6 +21,7 @@ from pipeline.machine.child import Child, ChildDied
 from pipeline.machine.gpu import why_not
 from pipeline.machine.target import Target, use
 from pipeline.rewrite.half import in_half
+from pipeline.spec.closeness import Difference
 from pipeline.spec.tensors import Feed, Precision
 
 # of the largest value, what several products in half precision may be off
@@ -198,15 +199,13 @@ def differs(got: np.ndarray, want: np.ndarray, near: float | None = None) -> str
     if got.shape != want.shape:
         return f"has the shape {got.shape}, not {want.shape}"
     if want.dtype.kind != "f":
-        apart = int((got.astype(np.int64) != want.astype(np.int64)).sum())
-        return f"differs in {apart} of {want.size} values" if apart else ""
+        unequal = Difference(want.astype(np.int64), got.astype(np.int64)).unequal
+        return f"differs in {unequal} of {want.size} values" if unequal else ""
     near = near or (4e-3 if want.dtype == np.float16 else 1e-4)
-    a, b = got.astype(np.float64), want.astype(np.float64)
-    if not (np.isfinite(a) == np.isfinite(b)).all():
+    difference = Difference(want, got)
+    if not difference.finite_alike:
         return "has NaN or infinity elsewhere"
-    finite = np.isfinite(b)
-    scale = max(float(np.abs(b[finite]).max(initial=0)), 1e-3)
-    far = float(np.abs(a[finite] - b[finite]).max(initial=0))
+    scale, far = max(difference.scale, 1e-3), difference.largest_finite
     return (
         f"is off by {far:.3g} where the largest value is {scale:.3g}" if far > near * scale else ""
     )

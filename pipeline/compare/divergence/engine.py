@@ -27,6 +27,7 @@ from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, origin_of
 from pipeline.graph.session import run_onnx
 from pipeline.machine.target import find_target
+from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import DimExpr, check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT
 from pipeline.spec.file_names import MODEL, PLAN
@@ -71,15 +72,7 @@ def distance(got: np.ndarray, wanted: np.ndarray) -> float:
     """||got - wanted|| / ||wanted||; infinite for another shape, or NaN where there is none."""
     if got.shape != wanted.shape:
         return float("inf")
-    a, b = got.astype(np.float64), wanted.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    if same.all():
-        return 0.0
-    if not np.isfinite(a[~same]).all() or not np.isfinite(b[~same]).all():
-        return float("inf")
-    apart = float(np.sqrt(np.square(a[~same] - b[~same]).sum()))
-    whole = float(np.sqrt(np.square(b[np.isfinite(b)]).sum()))
-    return apart / max(whole, _ZERO)
+    return Difference(wanted, got).norm(_ZERO)
 
 
 def search(

@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pipeline.compare.divergence.flow import reads
 from pipeline.graph.files import infer_shapes
 from pipeline.graph.session import open_session
+from pipeline.spec.closeness import Difference
 
 _HALF = 2048
 _PREFIX = "pipeline/probe/probe/"
@@ -82,14 +83,11 @@ class Print:
         shapes differ, or one of them has NaN or infinity where the other has not."""
         if self.shape != other.shape:
             return float("inf")
-        a, b = self.numbers[:-1].astype(np.float64), other.numbers[:-1].astype(np.float64)
-        usual = np.isfinite(a)
-        if not (usual == np.isfinite(b)).all():
-            return float("inf")
-        if not usual.all() and not np.array_equal(a[~usual], b[~usual], equal_nan=True):
-            return float("inf")
-        far = float(np.abs(a[usual] - b[usual]).max(initial=0.0))
-        largest = float(np.abs(a[usual]).max(initial=0.0))
+        difference = Difference(self.numbers[:-1], other.numbers[:-1])
+        far = difference.largest
+        if far == float("inf"):
+            return far
+        largest = difference.scale
         norms = [float(p.numbers[-1]) for p in (self, other)]
         rest = abs(norms[0] - norms[1]) / norms[0] if norms[0] and np.isfinite(norms).all() else 0.0
         near = far / largest if largest else (float("inf") if far else 0.0)

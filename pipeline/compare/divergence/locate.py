@@ -25,6 +25,7 @@ from pipeline.compare.divergence.flow import NOISE, Flow, Parting
 from pipeline.compare.run_names import EXPORTED, REWRITTEN, TORCH
 from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, line_of, origin_of
+from pipeline.spec.closeness import Difference
 
 if TYPE_CHECKING:
     import torch
@@ -302,7 +303,7 @@ def _other_constant(old: _Model, new: _Model, parting: Parting) -> str:
 def _far(a: np.ndarray, b: np.ndarray) -> float:
     if not a.size or a.dtype.kind not in "biuf":
         return 0.0
-    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+    return Difference(a, b).largest
 
 
 def _passes(parting: Parting, rewrite: RewriteInfo | None) -> str:
