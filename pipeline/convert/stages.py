@@ -22,6 +22,7 @@ from pipeline.artifact.manifest import (
     TargetInfo,
 )
 from pipeline.build.build import build
+from pipeline.build.settings import BuildOptions
 from pipeline.errors import ArtifactError
 from pipeline.machine.files import fresh, hash_file, write_whole
 from pipeline.machine.gpu import find_gpu
@@ -185,10 +186,8 @@ def build_stage(
         if name not in PLUGINS and Path(name).is_file()
     }
     _remove_half(folder)
-    done = build(
-        folder / MODEL, fresh(folder / PLAN), target, interface, precision, plugins=plugins,
-        effort=replace(effort, timing_cache=kept),
-    )  # fmt: skip
+    options = BuildOptions(target, precision, replace(effort, timing_cache=kept), tuple(plugins))
+    done = build(folder / MODEL, fresh(folder / PLAN), interface, options)
     if shared is not None and own.is_file():
         write_whole(shared, own.read_bytes())
     capability, gpu = _built_on(target)

@@ -22,6 +22,7 @@ import onnx
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest
 from pipeline.build.build import build
+from pipeline.build.settings import BuildOptions
 from pipeline.errors import InputError
 from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, origin_of
@@ -212,10 +213,11 @@ class Engines:
         target = find_target(manifest.target.name)
         level = manifest.build.optimization_level if manifest.build else None
         declared = manifest.interface
-        build(
-            folder / MODEL, folder / PLAN, target, declared, cast(Precision, manifest.precision),
-            plugins=self.plugins, effort=replace(DEFAULT_EFFORT, level=level),
+        options = BuildOptions(
+            target, cast(Precision, manifest.precision), replace(DEFAULT_EFFORT, level=level),
+            tuple(self.plugins),
         )  # fmt: skip
+        build(folder / MODEL, folder / PLAN, declared, options)
         more = tuple(
             Output(
                 name,
