@@ -36,7 +36,8 @@ from pipeline.spec.profiles import parse_sizes
 from pipeline.spec.tensors import Feed, Output, Precision
 
 Announce = Callable[[str], None]
-Run = Callable[[Sequence[str] | None], Mapping[str, float]]
+# makes an engine with these values as further outputs, and measures how far all are off
+Distances = Callable[[Sequence[str] | None], Mapping[str, float]]
 _AT_ONCE = 24  # values that one engine gives beside its outputs
 # Distances, of a value's norm, that rounding in a precision makes; only beyond is there a fault
 NOISE: Mapping[str, float] = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2}
@@ -49,7 +50,7 @@ _FLOATS: Mapping[int, str] = {
 
 
 @dataclass(frozen=True)
-class Parting:
+class EngineParting:
     """Where an engine parts from the reference.
 
     Args:
@@ -77,8 +78,8 @@ def distance(got: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def search(
-    values: Sequence[str], outputs: Sequence[str], run: Run, noise: float, announce: Announce
-) -> Parting:
+    values: Sequence[str], outputs: Sequence[str], run: Distances, noise: float, announce: Announce
+) -> EngineParting:
     """The first of the values that an engine computes otherwise.
 
     Args:
@@ -91,7 +92,7 @@ def search(
     first = run(None)
     far = max(first[name] for name in outputs)
     if far <= noise:
-        return Parting(far)
+        return EngineParting(far)
     tries = _Tries(values, outputs, run, announce, max(noise, min(far, 1.0) / _PART))
     low, high = -1, len(values)  # right up to here, off from here on
     while high - low > 1:
@@ -100,7 +101,7 @@ def search(
         off, healed = tries.run(chosen)
         if healed:
             if tries.run([])[1]:
-                return Parting(far, fresh=True, builds=tries.builds)
+                return EngineParting(far, fresh=True, builds=tries.builds)
             low, high, fused = _one_by_one(tries, low, high)
             break
         high = min(off, default=high)
@@ -108,7 +109,7 @@ def search(
     else:
         fused = False
     value = values[high] if high < len(values) else max(outputs, key=first.__getitem__)
-    return Parting(far, value, values[low] if low >= 0 else "", fused, builds=tries.builds)
+    return EngineParting(far, value, values[low] if low >= 0 else "", fused, builds=tries.builds)
 
 
 def _one_by_one(tries: _Tries, low: int, high: int) -> tuple[int, int, bool]:
@@ -136,7 +137,7 @@ class _Tries:
     """Engines with further outputs, and what they show."""
 
     def __init__(
-        self, values: Sequence[str], outputs: Sequence[str], run: Run, announce: Announce,
+        self, values: Sequence[str], outputs: Sequence[str], run: Distances, announce: Announce,
         bar: float,
     ) -> None:  # fmt: skip
         self._values, self._outputs, self._run, self._announce = values, outputs, run, announce
@@ -279,10 +280,14 @@ def locate_engine(
         raise InputError(f"shape {shape!r}: no profile allows it")
     engines = Engines(artifact, sizes, plugins)
     found = search(engines.values, engines.outputs, engines, NOISE[manifest.precision], announce)
-    return found.far <= NOISE[manifest.precision], told(found, engines.maker, manifest.precision)
+    return found.far <= NOISE[manifest.precision], describe_parting(
+        found, engines.maker, manifest.precision
+    )
 
 
-def told(found: Parting, maker: Callable[[str], onnx.NodeProto | None], precision: str) -> str:
+def describe_parting(
+    found: EngineParting, maker: Callable[[str], onnx.NodeProto | None], precision: str
+) -> str:
     """What was found, in one line."""
     if found.fresh:
         return (

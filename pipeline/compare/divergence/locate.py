@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from pipeline.compare.divergence.flow import NOISE, Flow, Parting
 from pipeline.compare.run_names import EXPORTED, REWRITTEN, TORCH
 from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, line_of, origin_of
+from pipeline.probe.eager import call_module
 from pipeline.spec.closeness import Difference
 
 if TYPE_CHECKING:
@@ -136,13 +138,8 @@ def _against_torch(
     module: torch.nn.Module,
     seconds: float,
 ) -> str:
-    import torch
-
-    def run() -> object:
-        return module(*(torch.from_numpy(np.array(array, order="C")) for array in feed.values()))
-
     try:
-        eager = Eager(torch_prints(run, seconds))
+        eager = Eager(torch_prints(partial(call_module, module, feed), seconds))
     except Exception:  # the model's own; whoever compared reports that it fails
         return ""
     model = _Model.of(path, feed, seconds)
