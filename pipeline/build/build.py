@@ -1,8 +1,8 @@
 """ONNX -> plan, through Polygraphy over whichever TensorRT the target names.
 
 TensorRT runs in a child process: a graph that crashes it ends nothing else, and the process that
-asks never imports it. Only where a build failed and TensorRT's words name no node is it run a
-second time, telling everything that it does, which leaves a trail to the node.
+asks never imports it. If a build fails and TensorRT's message names no node, the build runs again
+with verbose logging, and the log shows which node it stopped at.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.build.custom_nodes import prepare
+from pipeline.build.network import open_network, parsed_network
 from pipeline.build.refusal import explain, readable
-from pipeline.build.refused_node import Graph, Said, find
-from pipeline.build.settings import TimingCache, configure
+from pipeline.build.refused_node import BuildFailure, NodeIndex, find
+from pipeline.build.settings import BuildOptions, TimingCache, configure
 from pipeline.errors import BuildError
 from pipeline.graph.files import check_model
 from pipeline.machine.child import Child, ChildDied, ChildFailed
@@ -26,11 +27,10 @@ from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import Target, require, use
 from pipeline.plugins.loading import Asked, find_plugins, library_folder, load_plugins
 from pipeline.rewrite.half import write_in_half
-from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
+from pipeline.spec.effort import check_effort
 from pipeline.spec.file_names import HALF
 from pipeline.spec.interface import Interface
 from pipeline.spec.precision import check_precision
-from pipeline.spec.tensors import Precision
 
 _MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
 _PHASE, _PARSING, _LAYERS, _UNIT = "phase ", "parsing ", "layers ", "\x1f"
@@ -62,23 +62,25 @@ class Built:
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One build, as the child is told it."""
+class _BuildJob:
+    """One build, as the child gets it."""
 
     model: Path
     plan: Path
-    target: Target
     interface: Interface
-    precision: Precision
+    options: BuildOptions
     plugins: tuple[Asked, ...]
     trail: Path
-    effort: Effort
     verbose: bool = False
+
+    @property
+    def target(self) -> Target:
+        return self.options.target
 
     @property
     def source(self) -> Path:
         """The model that is built: for fp16 the copy that computes in half precision."""
-        return self.plan.with_name(HALF) if self.precision == "fp16" else self.model
+        return self.plan.with_name(HALF) if self.options.precision == "fp16" else self.model
 
     @property
     def spare(self) -> Path:
@@ -87,7 +89,7 @@ class _Job:
 
 
 @dataclass(frozen=True)
-class _Refused:
+class _NoEngine:
     """TensorRT's words where no engine came out."""
 
     text: str
@@ -96,26 +98,17 @@ class _Refused:
 def build(
     model: Path,
     plan: Path,
-    target: Target,
     interface: Interface,
-    precision: Precision = "fp32",
-    *,
-    plugins: Sequence[str] = (),
-    effort: Effort = DEFAULT_EFFORT,
+    options: BuildOptions,
 ) -> Built:
     """Builds an engine from an ONNX file and writes its bytes; no GPU is needed on RTX.
 
     Args:
         model: the ONNX file, its external data beside it.
-        plan: where the bytes go.
-        target: which TensorRT builds.
-        interface: the shapes of the inputs, and one or more profiles with a range for every dim.
-        precision: ``fp32`` forbids TF32, ``tf32`` allows it, ``fp16`` also has convolutions,
-            matrix products and what follows them compute in half precision
-            (`pipeline.rewrite.half_rules`); what is built then is left beside the plan as
+        plan: where the bytes go. For fp16 the model that is built is left beside it as
             ``half.onnx``.
-        plugins: libraries, Python files, or names out of `pipeline.plugins.PLUGINS`.
-        effort: how hard the builder tries, and where it keeps its timings.
+        interface: the shapes of the inputs, and one or more profiles with a range for every dim.
+        options: the target, the precision, and what else changes the engine.
 
     Raises:
         TargetMissing: the target's TensorRT is not installed here.
@@ -123,56 +116,64 @@ def build(
         BuildError: TensorRT refused or crashed, or a custom op has no plugin; tells what
             `pipeline.build.refusal.explain` can find out. TensorRT's own words are in ``detail``.
     """
-    check_precision(precision)
+    target, effort = options.target, options.effort
+    check_precision(options.precision)
     check_effort(effort, target)
     require(target)
-    asked = find_plugins(plugins, target)
+    asked = find_plugins(options.plugins, target)
     with library_folder(target) as env, tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         trail, cache = Path(folder) / "trail", effort.timing_cache
-        job = _Job(
-            model.resolve(), plan.resolve(), target, interface, precision, asked, trail,
-            replace(effort, timing_cache=cache and cache.resolve()),
-        )  # fmt: skip
+        effort = replace(effort, timing_cache=cache and cache.resolve())
+        job = _BuildJob(
+            model.resolve(),
+            plan.resolve(),
+            interface,
+            replace(options, effort=effort),
+            asked,
+            trail,
+        )
         try:
             made, peak = _in_child(env, job)
-            if isinstance(made, Said):
+            if isinstance(made, BuildFailure):
                 made = _with_trail(env, job, made)
         finally:
             job.spare.unlink(missing_ok=True)
-    if isinstance(made, Said):
+    if isinstance(made, BuildFailure):
         plan.unlink(missing_ok=True)
         raise explain(job.source, target, made, interface.profiles)
     warnings = made.warnings
     if any("not self-consistent" in warning for warning in warnings):
-        graph = Graph(job.source)
+        graph = NodeIndex(job.source)
         warnings = tuple(readable(warning, graph, interface.profiles) for warning in warnings)
     return replace(made, peak_memory=peak, warnings=warnings)
 
 
-def _in_child(env: Mapping[str, str], job: _Job) -> tuple[Built | Said, int]:
+def _in_child(env: Mapping[str, str], job: _BuildJob) -> tuple[Built | BuildFailure, int]:
     """What came of the job, and the child's peak memory."""
     with Child(env) as child:
         try:
-            made: Built | Said | _Refused = child.call(_build_here, job)
+            made: Built | BuildFailure | _NoEngine = child.call(_build_here, job)
         except ChildDied as died:
-            made = Said(died.words, died.how)
+            made = BuildFailure(died.words, died.how)
         except ChildFailed as failed:
             raise BuildError(f"target {job.target}: building {job.model.name}: {failed}") from None
-    if isinstance(made, _Refused):
-        made = Said(made.text)
+    if isinstance(made, _NoEngine):
+        made = BuildFailure(made.text)
     return made, child.peak_memory
 
 
-def _with_trail(env: Mapping[str, str], job: _Job, said: Said) -> Said:
+def _with_trail(env: Mapping[str, str], job: _BuildJob, said: BuildFailure) -> BuildFailure:
     """What is known of a failure; for a second run's trail where the words name no node."""
     said = replace(said, **_trail_of(job.trail))
-    if said.phase.startswith("plugin ") or (not said.died and find(Graph(job.source), said).nodes):
+    if said.phase.startswith("plugin ") or (
+        not said.died and find(NodeIndex(job.source), said).nodes
+    ):
         return said
     again, _ = _in_child(env, replace(job, verbose=True))
-    return replace(said, **_trail_of(job.trail)) if isinstance(again, Said) else said
+    return replace(said, **_trail_of(job.trail)) if isinstance(again, BuildFailure) else said
 
 
-def _build_here(job: _Job) -> Built | _Refused:
+def _build_here(job: _BuildJob) -> Built | _NoEngine:
     """In the child."""
     with job.trail.open("w", buffering=1) as trail:
 
@@ -190,19 +191,19 @@ def _build_here(job: _Job) -> Built | _Refused:
         brought, warnings = load_plugins(trt, job.plugins, job.target, doing)
         # TensorRT keeps the first logger that a process gives it: it has to live as long
         logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
-        first = _parser(trt, logger, job.target)
-        known = first[2].supports_operator
+        first = open_network(trt, job.target, logger)
+        known = first.parser.supports_operator
         ready = prepare(trt, job.source, job.spare, job.target, brought, known)
         if job.verbose:
-            return _tell_all(trt, ready.model, job, trail)
+            return _build_verbosely(trt, ready.model, job, trail)
         doing("parse")
         watch = Stopwatch()
         with collected() as messages:
             try:
                 with watch("tensorrt parse"):
-                    builder, network, parser = _parse(ready.model, job.target)
-                config = _configure(trt, job, builder, network)
-                cache = TimingCache(job.effort.timing_cache, job.target)
+                    builder, network, parser = parsed_network(ready.model, job.target)
+                config = configure(trt, builder, network, job.interface, job.options)
+                cache = TimingCache(job.options.effort.timing_cache, job.target)
                 cache.attach(config)
                 doing("build")
                 with watch("tensorrt build"):
@@ -210,9 +211,9 @@ def _build_here(job: _Job) -> Built | _Refused:
             except Exception as error:
                 if type(error).__name__ != "PolygraphyException":
                     raise
-                return _Refused("\n".join([*messages.errors, str(error)]))
+                return _NoEngine("\n".join([*messages.errors, str(error)]))
         if data is None:
-            return _Refused("\n".join([*messages.errors, "no engine came out"]))
+            return _NoEngine("\n".join([*messages.errors, "no engine came out"]))
         layers = int(network.num_layers)
         kept = cache.save()
         said += [*warnings, *([cache.note] if cache.note else []), *messages.warnings]
@@ -231,27 +232,22 @@ def _build_here(job: _Job) -> Built | _Refused:
         )
 
 
-def _configure(trt: Any, job: _Job, builder: Any, network: Any) -> Any:
-    return configure(trt, job.target, builder, network, job.interface, job.precision, job.effort)
-
-
-def _tell_all(trt: Any, model: Path, job: _Job, trail: Any) -> _Refused:
+def _build_verbosely(trt: Any, model: Path, job: _BuildJob, trail: Any) -> _NoEngine:
     """Parses and builds once more, and writes which nodes TensorRT is at, as it goes."""
 
-    class Log(trt.ILogger):  # type: ignore[misc]
+    class TrailLog(trt.ILogger):  # type: ignore[misc]
         def log(self, severity: Any, message: str) -> None:
             del severity
             for line in _trail_lines(message):
                 trail.write(f"{line}\n")
 
-    log = Log()
-    builder, network, parser = _parser(trt, log, job.target)
+    opened = open_network(trt, job.target, TrailLog())
     trail.write(f"{_PHASE}parse\n")
-    if parser.parse_from_file(str(model)):
-        config = _configure(trt, job, builder, network)
+    if not opened.parse_file(model):
+        config = configure(trt, opened.builder, opened.network, job.interface, job.options)
         trail.write(f"{_PHASE}build\n")
-        builder.build_serialized_network(network, config)
-    return _Refused("")
+        opened.builder.build_serialized_network(opened.network, config)
+    return _NoEngine("")
 
 
 def _trail_lines(message: str) -> Iterator[str]:
@@ -263,7 +259,7 @@ def _trail_lines(message: str) -> Iterator[str]:
 
 
 def _trail_of(path: Path) -> dict[str, Any]:
-    """The fields of `Said` that a trail tells."""
+    """The fields of `BuildFailure` that a trail tells."""
     phase, parsing, layers = "", "", dict[str, None]()
     for line in path.read_text().splitlines() if path.is_file() else ():
         if line.startswith(_PHASE):
@@ -274,24 +270,6 @@ def _trail_of(path: Path) -> dict[str, Any]:
         elif line.startswith(_LAYERS):
             layers |= dict.fromkeys(line.removeprefix(_LAYERS).split(_UNIT))
     return {"phase": phase, "parsing": parsing, "layers": tuple(layers)}
-
-
-def _parser(trt: Any, logger: Any, target: Target) -> tuple[Any, Any, Any]:
-    """A builder, a network and a parser, made without Polygraphy."""
-    flags = 1  # EXPLICIT_BATCH up to TensorRT 10, ignored afterwards
-    if target.strongly_typed and hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"):
-        flags |= 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    builder = trt.Builder(logger)
-    network = builder.create_network(flags)
-    return builder, network, trt.OnnxParser(network, logger)
-
-
-def _parse(model: Path, target: Target) -> tuple[Any, Any, Any]:
-    from polygraphy.backend.trt import network_from_onnx_path
-
-    return network_from_onnx_path(  # type: ignore[no-any-return]
-        str(model), strongly_typed=True if target.strongly_typed else None
-    )
 
 
 def _validity(trt: Any, target: Target, data: bytes) -> str:

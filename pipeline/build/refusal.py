@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from pipeline.build.advice import KNOWN_TO_CRASH, declared_advice
-from pipeline.build.refused_node import Found, Graph, Said, find, flat, more
+from pipeline.build.refused_node import BuildFailure, Found, NodeIndex, find, flat, more
 from pipeline.errors import BuildError, PipelineError
 from pipeline.graph.origin import called, origin_of
 from pipeline.machine.target import Target
@@ -25,7 +25,7 @@ _INCONSISTENT = re.compile(r"Profile k(?P<which>MIN|OPT|MAX) values are not self
 
 
 def explain(
-    model: Path, target: Target, said: Said, profiles: Sequence[Profile] = ()
+    model: Path, target: Target, said: BuildFailure, profiles: Sequence[Profile] = ()
 ) -> BuildError:
     """The error for what TensorRT said.
 
@@ -33,7 +33,7 @@ def explain(
     TensorRT's reason, the sizes of its tensors with the profiles' ranges of their dims, and what
     would mend it. In ``detail`` the same by lines, and TensorRT's own text below.
     """
-    graph = Graph(model)
+    graph = NodeIndex(model)
     found = find(graph, said)
     if said.died and not found.why:
         head = (
@@ -63,7 +63,7 @@ def explain(
 
 
 def _facts(
-    graph: Graph, target: Target, said: Said, found: Found, profiles: Sequence[Profile]
+    graph: NodeIndex, target: Target, said: BuildFailure, found: Found, profiles: Sequence[Profile]
 ) -> dict[str, str]:
     """What there is to say of the node; only what holds for all where several may be meant."""
     known = {name for profile in profiles for name in profile.ranges}
@@ -87,11 +87,11 @@ def _facts(
     }
 
 
-def readable(warning: str, graph: Graph, profiles: Sequence[Profile]) -> str:
+def readable(warning: str, graph: NodeIndex, profiles: Sequence[Profile]) -> str:
     """A warning of TensorRT's; one about sizes of a profile that the engine can't run names the
     node, its sizes and the declaration that would mend it."""
     match = _INCONSISTENT.search(warning)
-    found = find(graph, Said(warning[match.end() :])) if match else None
+    found = find(graph, BuildFailure(warning[match.end() :])) if match else None
     if match is None or found is None or not found.nodes:
         return warning
     node = found.nodes[0]
@@ -118,7 +118,7 @@ _PHASES = {
 }
 
 
-def _doing(graph: Graph, said: Said, found: Found) -> str:
+def _doing(graph: NodeIndex, said: BuildFailure, found: Found) -> str:
     """What the process that died was doing, as far as the trail tells."""
     if said.phase.startswith("plugin "):
         return f"while it loaded the {said.phase}"

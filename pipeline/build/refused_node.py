@@ -42,7 +42,7 @@ _MOST = 6  # tensors and nodes that a line lists
 
 
 @dataclass(frozen=True)
-class Said:
+class BuildFailure:
     """What is known of a failure.
 
     Args:
@@ -75,7 +75,7 @@ class Found:
     sure: bool = True
 
 
-class Graph:
+class NodeIndex:
     """A model's nodes by the names that TensorRT gives them, and its tensors' shapes."""
 
     def __init__(self, path: Path) -> None:
@@ -155,7 +155,7 @@ class Graph:
         return f"{name} [{', '.join(sizes)}]"
 
 
-def find(graph: Graph, said: Said) -> Found:
+def find(graph: NodeIndex, said: BuildFailure) -> Found:
     """The nodes that the words (or the trail) name, and TensorRT's reason in one line."""
     nodes: list[onnx.NodeProto] = []
     why = ""
@@ -187,7 +187,7 @@ def find(graph: Graph, said: Said) -> Found:
     return _trail(graph, said, "" if said.died else _first_error(said.text))
 
 
-def _trail(graph: Graph, said: Said, why: str) -> Found:
+def _trail(graph: NodeIndex, said: BuildFailure, why: str) -> Found:
     """What the words without a name may be about, by the trail."""
     if said.parsing:
         node = graph.node(said.parsing)

@@ -10,36 +10,61 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.build import layer_types as _mixed
+from pipeline.build import layer_types
 from pipeline.errors import BuildError
 from pipeline.machine.files import write_whole
 from pipeline.machine.target import Target
-from pipeline.spec.effort import Effort
+from pipeline.spec.effort import DEFAULT_EFFORT, Effort
 from pipeline.spec.interface import Interface
 from pipeline.spec.tensors import Precision
 
 _CUDNN = "libcudnn_ops_infer.so.8"
 
 
+@dataclass(frozen=True)
+class BuildOptions:
+    """What changes an engine beside its model and its profiles, which the interface has.
+
+    Args:
+        target: the TensorRT that builds.
+        precision: ``fp32`` forbids TF32, ``tf32`` allows it, ``fp16`` also has convolutions,
+            matrix products and what follows them compute in half precision
+            (`pipeline.rewrite.half_rules`).
+        effort: how hard the builder tries, and where it keeps its timings.
+        plugins: libraries, Python files, or names out of `pipeline.plugins.PLUGINS`.
+    """
+
+    target: Target
+    precision: Precision = "fp32"
+    effort: Effort = DEFAULT_EFFORT
+    plugins: tuple[str, ...] = ()
+
+
 def configure(
     trt: Any,
-    target: Target,
     builder: Any,
     network: Any,
     interface: Interface,
-    precision: Precision,
-    effort: Effort,
+    options: BuildOptions,
 ) -> Any:
-    """A builder config for the network, whose layers it may tell their precision.
+    """A builder config for the network; it may also set the precision of the network's layers.
+
+    Args:
+        trt: the target's TensorRT.
+        builder, network: what the config is for.
+        interface: the shapes of the inputs, and the profiles.
+        options: the target, the precision and the effort.
 
     Raises:
         BuildError: TensorRT takes a profile for invalid.
     """
     from polygraphy.backend.trt import Profile as PolygraphyProfile
 
+    target, precision = options.target, options.precision
     ranges = []
     for profile in interface.profiles:
         made = PolygraphyProfile()
@@ -58,8 +83,8 @@ def configure(
         raise BuildError(f"target {target}: TensorRT takes a profile for invalid")
     # CreateConfig clears TF32 by default, CreateConfigRTX leaves it on: say it either way
     (config.clear_flag if precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)
-    if effort.level is not None:
-        config.builder_optimization_level = effort.level
+    if options.effort.level is not None:
+        config.builder_optimization_level = options.effort.level
     return config
 
 
@@ -75,7 +100,7 @@ def _classic_config(
     for made in ranges:
         config.add_optimization_profile(made.fill_defaults(network).to_trt(builder, network))
     if precision == "fp16":
-        _mixed.apply(trt, config, network)
+        layer_types.apply(trt, config, network)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if target.version < (9,):
         # Tactics of cuBLAS and cuDNN need these installed, and convolutions that are compiled at

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 
+from pipeline.build.try_graph import static_sizes
 from pipeline.machine.child import Child, ChildDied, ChildFailed
 from pipeline.machine.gpu import why_not
 from pipeline.machine.target import Target, installed_version, require, use
@@ -57,8 +58,6 @@ _models: dict[Path, onnx.ModelProto] = {}
 
 def _sizes(model: Path, shapes: Mapping[str, Sequence[int]], target: Target) -> Sizes | str:
     """In the child, which keeps the model between calls."""
-    from pipeline.build.try_graph import static_sizes
-
     if model not in _models:
         _models[model] = onnx.load(model, load_external_data=False)
-    return static_sizes(use(target), _models[model], shapes, model)
+    return static_sizes(use(target), target, _models[model], shapes, model)

@@ -15,17 +15,18 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
-from pipeline.build import layer_types as _mixed
+from pipeline.build import layer_types
+from pipeline.build.network import ParserError, open_network
 from pipeline.graph.session import run_reference
 from pipeline.machine.child import Child, ChildDied
 from pipeline.machine.gpu import why_not
 from pipeline.machine.target import Target, use
 from pipeline.rewrite.half import in_half
+from pipeline.spec.closeness import Difference
 from pipeline.spec.tensors import Feed, Precision
 
 # of the largest value, what several products in half precision may be off
 _HALF = 2e-2
-_EXPLICIT_BATCH = 1  # flag bit 0 up to TensorRT 10, ignored afterwards
 Verdict = Literal["parse", "build", "crash", "sizes", "numbers", "builds", "right"]
 
 
@@ -74,6 +75,7 @@ def attempt(
 
 def static_sizes(
     trt: Any,
+    target: Target,
     model: onnx.ModelProto,
     shapes: Mapping[str, Sequence[int]],
     path: Path | None = None,
@@ -82,7 +84,11 @@ def static_sizes(
     leaves them open; its words where it refuses to parse.
 
     Args:
-        path: the model's file, where its weights are beside it.
+        trt: the target's TensorRT.
+        target: what kind of network it builds.
+        model: the model; its weights may be outside of it.
+        shapes: input shapes by name.
+        path: the model's file, if its weights are beside it.
     """
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
@@ -92,13 +98,10 @@ def static_sizes(
         ):
             dim.Clear()
             dim.dim_value = int(size)
-    builder = trt.Builder(trt.Logger(trt.Logger.INTERNAL_ERROR))
-    network = builder.create_network(_EXPLICIT_BATCH)
-    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.INTERNAL_ERROR))
-    where = () if path is None else (str(path),)
-    if not parser.parse(fixed.SerializeToString(), *where):
-        return _errors(parser)
-    outputs = [network.get_output(n) for n in range(network.num_outputs)]
+    opened = open_network(trt, target)
+    if errors := opened.parse(fixed.SerializeToString(), path):
+        return _reasons(errors)
+    outputs = [opened.network.get_output(n) for n in range(opened.network.num_outputs)]
     return {o.name: tuple(o.shape) for o in outputs}
 
 
@@ -113,12 +116,11 @@ def _attempt(
         copy = onnx.load_from_string(model_bytes)
         in_half(copy)
         parsed = copy.SerializeToString()
-    logger = _Log(trt)
-    builder = trt.Builder(logger)
-    network = builder.create_network(_EXPLICIT_BATCH)
-    parser = trt.OnnxParser(network, logger)
-    if not parser.parse(parsed):
-        return "parse", _errors(parser)
+    logger = _last_error_log(trt)
+    opened = open_network(trt, target, logger)
+    if errors := opened.parse(parsed):
+        return "parse", _reasons(errors)
+    builder, network = opened.builder, opened.network
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)
     profile = builder.create_optimization_profile()
@@ -139,12 +141,12 @@ def _attempt(
     if config.add_optimization_profile(profile) < 0:
         return "build", "the profile is not valid"
     if half and not target.strongly_typed:
-        _mixed.apply(trt, config, network)
+        layer_types.apply(trt, config, network)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         return "build", logger.last
     expected = run_reference(model_bytes, feeds)
-    wrong = _wrong_sizes(trt, model, feeds, expected)
+    wrong = _wrong_sizes(trt, target, model, feeds, expected)
     if wrong:
         return "sizes", wrong
     why = why_not(target)
@@ -156,10 +158,14 @@ def _inputs(network: Any) -> list[Any]:
 
 
 def _wrong_sizes(
-    trt: Any, model: onnx.ModelProto, feeds: Sequence[Feed], expected: Sequence[Feed]
+    trt: Any,
+    target: Target,
+    model: onnx.ModelProto,
+    feeds: Sequence[Feed],
+    expected: Sequence[Feed],
 ) -> str:
     for feed, want in zip(feeds, expected, strict=True):
-        sizes = static_sizes(trt, model, {k: v.shape for k, v in feed.items()})
+        sizes = static_sizes(trt, target, model, {k: v.shape for k, v in feed.items()})
         if isinstance(sizes, str):
             return f"refused at {_words(feed)}: {sizes}"
         for name, size in sizes.items():
@@ -192,24 +198,22 @@ def differs(got: np.ndarray, want: np.ndarray, near: float | None = None) -> str
     if got.shape != want.shape:
         return f"has the shape {got.shape}, not {want.shape}"
     if want.dtype.kind != "f":
-        apart = int((got.astype(np.int64) != want.astype(np.int64)).sum())
-        return f"differs in {apart} of {want.size} values" if apart else ""
+        unequal = Difference(want.astype(np.int64), got.astype(np.int64)).unequal
+        return f"differs in {unequal} of {want.size} values" if unequal else ""
     near = near or (4e-3 if want.dtype == np.float16 else 1e-4)
-    a, b = got.astype(np.float64), want.astype(np.float64)
-    if not (np.isfinite(a) == np.isfinite(b)).all():
+    difference = Difference(want, got)
+    if not difference.finite_alike:
         return "has NaN or infinity elsewhere"
-    finite = np.isfinite(b)
-    scale = max(float(np.abs(b[finite]).max(initial=0)), 1e-3)
-    far = float(np.abs(a[finite] - b[finite]).max(initial=0))
+    scale, far = max(difference.scale, 1e-3), difference.largest_finite
     return (
         f"is off by {far:.3g} where the largest value is {scale:.3g}" if far > near * scale else ""
     )
 
 
-def _Log(trt: Any) -> Any:
+def _last_error_log(trt: Any) -> Any:
     """A logger that keeps the last error."""
 
-    class Log(trt.ILogger):  # type: ignore[misc]
+    class LastErrorLog(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.last = "no engine came out"
@@ -218,11 +222,11 @@ def _Log(trt: Any) -> Any:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 self.last = message
 
-    return Log()
+    return LastErrorLog()
 
 
-def _errors(parser: Any) -> str:
-    return "; ".join(parser.get_error(n).desc() for n in range(parser.num_errors))
+def _reasons(errors: Sequence[ParserError]) -> str:
+    return "; ".join(error.why for error in errors)
 
 
 def _words(feed: Feed) -> str:

@@ -8,7 +8,7 @@ does not fit into the GPU's memory is no fault: it is noted, and the check is do
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,10 +19,10 @@ from pipeline.errors import OutOfMemory
 from pipeline.spec.closeness import apart
 from pipeline.spec.findings import Facts, Note
 from pipeline.spec.profiles import Point
+from pipeline.spec.runner import Runner, run_once
 from pipeline.spec.tensors import Feed, Tolerance
 from pipeline.spec.verdicts import Check, CheckKind, CheckName, finite
 
-Run = Callable[[Feed], dict[str, np.ndarray]]
 DETERMINISM: Final = "determinism"
 ORDER: Final = "shuffled order"
 UNWRITTEN: Final = "unwritten outputs"
@@ -34,14 +34,16 @@ class Subject:
     """An engine in one profile.
 
     Args:
-        name: of its run.
-        run: the outputs for a feed, which stay as they are when it is called again.
-        poisoned: the same, with every byte of the outputs 0xFF before the run.
+        plain: runs it.
+        poisoned: runs it too, with every byte of the outputs 0xFF before each run.
     """
 
-    name: str
-    run: Run
-    poisoned: Run
+    plain: Runner
+    poisoned: Runner
+
+    @property
+    def name(self) -> str:
+        return self.plain.name
 
 
 @dataclass
@@ -118,10 +120,10 @@ def check_engine(
     repeated: set[int] = set()
     for n, (point, feed) in enumerate(zip(points, feeds, strict=True)):
         with fits.at(point):
-            subject.run(feed)  # what other sizes left is not to be taken for chance
-            again = subject.run(feed)
+            run_once(subject.plain, feed)  # what other sizes left is not to be taken for chance
+            again = run_once(subject.plain, feed)
             for _ in range(_REPEATS - 1):
-                worst.add(point, again, subject.run(feed))
+                worst.add(point, again, run_once(subject.plain, feed))
             repeated.add(n)
     if fits.done or worst.found[0]:
         found.checks.append(worst.check(fits, {"runs": _REPEATS, "count": fits.done}))
@@ -132,7 +134,9 @@ def check_engine(
     holes: list[tuple[Point, Facts]] = []
     for point, feed, outputs in zip(points, feeds, first, strict=True):
         with fits.at(point):
-            holes += [(point, facts) for facts in _unwritten(outputs, subject.poisoned(feed))]
+            holes += [
+                (point, facts) for facts in _unwritten(outputs, run_once(subject.poisoned, feed))
+            ]
     if fits.done and holes:
         at, facts = holes[0]
         found.checks.append(Check(UNWRITTEN, subject.name, "not-written", dict(at.sizes), facts))
@@ -146,7 +150,7 @@ def check_engine(
     random.Random(seed).shuffle(order)
     for n in order:
         with fits.at(points[n]):
-            worst.add(points[n], first[n], subject.poisoned(feeds[n]), exact=n in exact)
+            worst.add(points[n], first[n], run_once(subject.poisoned, feeds[n]), exact=n in exact)
     if fits.done:
         found.checks.append(worst.check(fits, {"count": fits.done}))
     found.notes += fits.notes()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.compare import run_names
-from pipeline.compare import runners as compare
-from pipeline.compare.engine_checks import Checked, Fitting, Run, Subject, check_engine
+from pipeline.compare.engine_checks import Checked, Fitting, Subject, check_engine
 from pipeline.compare.plan import Job
 from pipeline.compare.rows import ROWS, Batch, Part, RowSizes, check_rows
 from pipeline.compare.runners import Ground, Runs
@@ -24,7 +23,8 @@ from pipeline.machine.target import Target, installed_version
 from pipeline.spec.file_names import PLAN
 from pipeline.spec.findings import Facts, Note
 from pipeline.spec.profiles import Point, Profile, size_text
-from pipeline.spec.tensors import Feed
+from pipeline.spec.runner import Runner, run_once
+from pipeline.spec.tensors import Feed, Precision
 from pipeline.spec.verdicts import Check
 
 
@@ -68,35 +68,93 @@ def engine_name(profiles: Sequence[Profile], number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Engine:
+class OpenedEngine:
     """An engine that was opened for the comparison.
 
     Args:
         loaded: see `pipeline.runtime.engine`.
         profiles: in the plan's order.
+        precision: the precision that it was built in.
     """
 
     loaded: Any
     profiles: Sequence[Profile]
+    precision: Precision = "fp32"
 
     def name(self, number: int) -> str:
         """What its run in a profile is called."""
         return engine_name(self.profiles, number)
 
+    def runner(self, number: int, *, poison: bool = False) -> EngineRunner:
+        """Runs the engine in one profile, while it is open."""
+        return EngineRunner(self.loaded, number, self.name(number), self.precision, poison)
+
     def subject(self, number: int) -> Subject:
-        """The engine in one profile."""
-        return Subject(self.name(number), self._run(number, False), self._run(number, True))
+        """The engine in one profile, as its checks need it."""
+        return Subject(self.runner(number), self.runner(number, poison=True))
 
-    def _run(self, number: int, poison: bool) -> Callable[[Feed], dict[str, np.ndarray]]:
-        def run(feed: Feed) -> dict[str, np.ndarray]:
-            self.loaded.profile, self.loaded.poison = number, poison
-            return {name: np.asarray(value) for name, value in self.loaded(dict(feed)).items()}
 
-        return run
+@dataclass(frozen=True)
+class EngineRunner:
+    """Runs an open engine in one profile; see `pipeline.spec.runner.Runner`.
+
+    Args:
+        loaded: see `pipeline.runtime.engine`.
+        number: the profile's number.
+        poison: True fills the outputs with 0xFF before each run.
+    """
+
+    loaded: Any
+    number: int
+    name: str
+    precision: Precision = "fp32"
+    poison: bool = False
+
+    def run(self, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
+        """The outputs by name, feed by feed."""
+        for feed in feeds:
+            self.loaded.profile, self.loaded.poison = self.number, self.poison
+            yield {name: np.asarray(value) for name, value in self.loaded(dict(feed)).items()}
+
+
+@dataclass(frozen=True)
+class WithinMemory:
+    """A runner that gives no outputs where the GPU's memory does not suffice.
+
+    Args:
+        runner: what runs.
+        points: the sizes of the feeds, in their order.
+        notes: gets a note for each point without outputs.
+        called: what the run is called; by default as the runner is.
+    """
+
+    runner: Runner
+    points: Sequence[Point]
+    notes: list[Note]
+    called: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.called or self.runner.name
+
+    @property
+    def precision(self) -> Precision:
+        return self.runner.precision
+
+    def run(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
+        """The outputs by name, feed by feed; {} where they don't fit into memory."""
+        for feed, point in zip(feeds, self.points, strict=True):
+            try:
+                outputs = run_once(self.runner, feed)
+            except OutOfMemory as error:
+                facts: Facts = {"run": self.name, "label": point.label, "sizes": dict(point.sizes)}
+                self.notes.append(Note("engine-out-of-memory", {**facts, "reason": str(error)}))
+                outputs = {}
+            yield outputs
 
 
 @contextmanager
-def opened(folder: Path, manifest: Manifest, plugins: Sequence[str] = ()) -> Iterator[Engine]:
+def opened(folder: Path, manifest: Manifest, plugins: Sequence[str] = ()) -> Iterator[OpenedEngine]:
     """The engine of a folder whose manifest may not be written yet; freed afterwards.
 
     Args:
@@ -109,7 +167,8 @@ def opened(folder: Path, manifest: Manifest, plugins: Sequence[str] = ()) -> Ite
 
     plan = (folder / PLAN).read_bytes()
     with open_plan(plan, manifest, where=PLAN, plugins=plugins) as loaded:
-        yield Engine(loaded, manifest.interface.profiles)
+        precision = cast(Precision, manifest.precision)
+        yield OpenedEngine(loaded, manifest.interface.profiles, precision)
 
 
 @dataclass
@@ -141,7 +200,7 @@ class EngineRuns:
 
 
 def run_engine(
-    engine: Engine,
+    engine: OpenedEngine,
     ground: Ground,
     job: Job,
     batch: Batch | None,
@@ -165,10 +224,8 @@ def run_engine(
         subject = engine.subject(number)
         allowed = [n for n, point in enumerate(points) if profile.allows(point.sizes)]
         some = [points[n] for n in allowed]
-        run = map(
-            within_memory(subject.name, subject.run, done.notes), (feeds[n] for n in allowed), some
-        )
-        found = compare.collect(subject.name, run, some, ground.announce, ground.watch)
+        here = replace(ground, points=some, feeds=[feeds[n] for n in allowed])
+        found = here.collect(WithinMemory(subject.plain, some, done.notes))
         outputs: list[Feed] = [{} for _ in points]
         for n, output in zip(allowed, found, strict=True):
             outputs[n] = output
@@ -184,22 +241,6 @@ def run_engine(
             if batch is not None and ran:
                 done.add(_rows(subject, batch, profile, ran, job, forgiven))
     return done
-
-
-def within_memory(
-    name: str, run: Run, notes: list[Note]
-) -> Callable[[Feed, Point], dict[str, np.ndarray]]:
-    """Runs the engine; nothing, and a note, where the GPU's memory does not suffice."""
-
-    def tried(feed: Feed, point: Point) -> dict[str, np.ndarray]:
-        try:
-            return run(feed)
-        except OutOfMemory as error:
-            at: Facts = {"label": point.label, "sizes": dict(point.sizes)}
-            notes.append(Note("engine-out-of-memory", {"run": name, **at, "reason": str(error)}))
-            return {}
-
-    return tried
 
 
 def _rows(
@@ -227,8 +268,7 @@ def _rows(
         tried.append(found)
         with fits.at(size_text(found.sizes)):
             check = check_rows(
-                subject.name, lambda feeds: map(subject.run, feeds), batch, found,
-                job.tolerances(subject.name), forgiven=forgiven,
+                subject.plain, batch, found, job.tolerances(subject.name), forgiven=forgiven
             )  # fmt: skip
             done.checks.append(check.info)
         if done.checks:

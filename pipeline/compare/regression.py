@@ -12,12 +12,12 @@ from pipeline.artifact.manifest import Manifest
 from pipeline.artifact.stored import StoredRuns, stored_runs
 from pipeline.compare import run_names
 from pipeline.compare import runners as compare
-from pipeline.compare.engine_runs import opened, why_not_run, within_memory
+from pipeline.compare.engine_runs import WithinMemory, opened, why_not_run
 from pipeline.compare.run_names import is_engine
 from pipeline.compare.runners import Announce
 from pipeline.compare.verdict import judge
 from pipeline.errors import ArtifactError, InputError
-from pipeline.graph.session import run_onnx
+from pipeline.graph.session import OnnxRunner
 from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import bind_polygraphy, find_target
 from pipeline.spec.closeness import apart
@@ -86,9 +86,9 @@ def regression(
     worse += [note("input-refused", reason=text) for text in refused]
     bind_polygraphy(find_target(new.target.name))
     model = artifact.model if MODEL in new.files else artifact.exported
-    results = run_onnx(model, [each.stored.feed for each in usable])
-    points = [each.point for each in usable]
-    outputs = compare.collect("new model", results, points, announce, Stopwatch())
+    feeds, points = [each.stored.feed for each in usable], [each.point for each in usable]
+    runner = OnnxRunner(model, "new model")
+    outputs = compare.collect(runner, feeds, points, announce, Stopwatch())
     last = _last_run(old)
     for each, output in zip(usable, outputs, strict=True):
         verdicts = judge("old", "new", each.stored.outputs[last], output, before.tolerances())
@@ -145,8 +145,8 @@ def _half(
     if HALF not in artifact.manifest.files or before.precision != "fp16":
         return
     feeds, points = [each.stored.feed for each in usable], [each.point for each in usable]
-    results = compare.run_half(artifact.path / HALF, feeds, plain=False)
-    outputs = compare.collect("new half", results, points, announce, Stopwatch())
+    runner = compare.HalfRunner(artifact.path / HALF, plain=False, name="new half")
+    outputs = compare.collect(runner, feeds, points, announce, Stopwatch())
     tolerance = before.engine_tolerances()
     for each, output in zip(usable, outputs, strict=True):
         runs = [name for name in each.stored.outputs if name == run_names.HALF]
@@ -169,19 +169,18 @@ def _engine(
     tolerance = before.engine_tolerances()
     with opened(artifact.path, new, plugins) as engine:
         for number, profile in enumerate(engine.profiles):
-            subject = engine.subject(number)
+            plain = engine.runner(number)
             mine = [each for each in usable if profile.allows(each.point.sizes)]
             points = [each.point for each in mine]
-            name = f"new {subject.name}"
-            run = within_memory(name, subject.run, found.notes)
-            results = map(run, [each.stored.feed for each in mine], points)
-            outputs = compare.collect(name, results, points, announce, Stopwatch())
+            runner = WithinMemory(plain, points, found.notes, f"new {plain.name}")
+            feeds = [each.stored.feed for each in mine]
+            outputs = compare.collect(runner, feeds, points, announce, Stopwatch())
             for each, output in zip(mine, outputs, strict=True):
                 if not output:  # no room for it here; noted
                     continue
                 found.ran += 1
                 runs = [name for name in each.stored.outputs if is_engine(name)]
-                found.worse += _worse(subject.name, before, each, output, runs, tolerance)
+                found.worse += _worse(plain.name, before, each, output, runs, tolerance)
     return found
 
 

@@ -6,7 +6,7 @@ is no fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -19,10 +19,10 @@ from pipeline.spec.dims import Dim, Size, kept_rules, size_text
 from pipeline.spec.expressions import DimExpr
 from pipeline.spec.findings import Note, note
 from pipeline.spec.interface import Interface
+from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed, Tolerance
 from pipeline.spec.verdicts import Check, CheckKind, RowChange, RowChangeKind, finite
 
-RunAll = Callable[[Sequence[Feed]], Iterable[Feed]]
 Part = tuple[RowChangeKind, str]  # what is wrong, and in which output
 ROWS: Final = "batch rows"
 
@@ -132,8 +132,7 @@ class RowsFound:
 
 
 def check_rows(
-    name: str,
-    run: RunAll,
+    runner: Runner,
     batch: Batch,
     at: RowSizes,
     tolerance: Mapping[str, Tolerance],
@@ -147,8 +146,7 @@ def check_rows(
     the other rows, with its position, or with the batch size.
 
     Args:
-        name: the run's name.
-        run: gives the outputs, one feed after the other.
+        runner: computes the outputs.
         batch: see `find_batch`.
         at: the sizes.
         tolerance: by output name.
@@ -158,7 +156,7 @@ def check_rows(
     Raises:
         OutOfMemory: an engine's sizes do not fit into the GPU's memory.
     """
-    sizes, smaller = at
+    name, (sizes, smaller) = runner.name, at
     feed = batch.interface.sample(sizes, seed)
     feeds = [
         feed,
@@ -167,7 +165,7 @@ def check_rows(
     ]
     feeds += [] if smaller is None else [_with_rows(feed, batch, lambda a: a[:smaller])]
     try:
-        plain, same, reverse, *less = [dict(outputs) for outputs in run(feeds)]
+        plain, same, reverse, *less = [dict(outputs) for outputs in runner.run(feeds)]
     except OutOfMemory:  # no finding about the rows
         raise
     except Exception as error:  # every library has its own
@@ -222,8 +220,8 @@ def _with_rows(
 def check_models(
     batch: Batch,
     at: RowSizes,
-    models: Mapping[str, RunAll],
-    torch_run: RunAll | None,
+    models: Sequence[Runner],
+    torch_runner: Runner | None,
     tolerance: Mapping[str, Tolerance],
     seed: int = 0,
 ) -> tuple[list[Check], frozenset[Part]]:
@@ -231,23 +229,23 @@ def check_models(
 
     Args:
         batch, at, tolerance, seed: see `check_rows`.
-        models: run by name; the first is the exported model. Where rows depend on each other in
-            it, torch is asked whether that is meant, if it is there; without torch it is.
-        torch_run: the torch module.
+        models: the first is the exported model. Where rows depend on each other in it, torch is
+            asked whether that is meant, if it is there; without torch it is.
+        torch_runner: the torch module.
 
     Returns:
         One check a model, and what is forgiven to an engine: parts, each in one output.
     """
     checks: list[Check] = []
     forgiven: frozenset[Part] = frozenset()
-    for name, run in models.items():
-        found = check_rows(name, run, batch, at, tolerance, forgiven=forgiven, seed=seed)
+    for runner in models:
+        found = check_rows(runner, batch, at, tolerance, forgiven=forgiven, seed=seed)
         if not checks and found.against:
             meant = found.against
-            if torch_run is not None:
-                judge = check_rows("torch", torch_run, batch, at, tolerance, seed=seed)
+            if torch_runner is not None:
+                judge = check_rows(torch_runner, batch, at, tolerance, seed=seed)
                 meant = judge.against
             forgiven = frozenset(meant)
-            found = RowsFound(_info(name, at.sizes, found.against, forgiven), found.against)
+            found = RowsFound(_info(runner.name, at.sizes, found.against, forgiven), found.against)
         checks.append(found.info)
     return checks, forgiven

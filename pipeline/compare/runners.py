@@ -10,7 +10,7 @@ ONNX Runtime runs with its graph optimisations off, so that it can't hide what a
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,18 +20,20 @@ import numpy as np
 from pipeline.artifact.manifest import ComparisonInfo, PointInfo
 from pipeline.compare.plan import Job, Plan
 from pipeline.compare.problems import Problem, problems, with_worst
-from pipeline.compare.run_names import EXPORTED, TORCH, in_precision
+from pipeline.compare.run_names import EXPORTED, HALF, TORCH, in_precision
 from pipeline.compare.verdict import judge, origins_of, other_shape
 from pipeline.compare.weak_parts import weak_parts
 from pipeline.errors import CompareError, PipelineError
 from pipeline.graph.session import run_onnx
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.resources import Stopwatch
+from pipeline.probe.eager import call_module
 from pipeline.rewrite.half import write_rounded
 from pipeline.spec.dims import shape_at
 from pipeline.spec.findings import Facts, Note, NoteKind, note
 from pipeline.spec.profiles import Point, Profile, size_text
-from pipeline.spec.tensors import Feed
+from pipeline.spec.runner import Runner
+from pipeline.spec.tensors import Feed, Precision
 from pipeline.spec.verdicts import ADVICE, Verdict
 
 if TYPE_CHECKING:
@@ -57,9 +59,9 @@ class Ground:
     announce: Announce
     watch: Stopwatch
 
-    def collect(self, name: str, results: Iterator[dict[str, np.ndarray]]) -> Sequence[Feed]:
-        """The outputs of a run; see `collect`."""
-        return collect(name, results, self.points, self.announce, self.watch)
+    def collect(self, runner: Runner) -> Sequence[Feed]:
+        """The runner's outputs at all points; see `collect`."""
+        return collect(runner, self.feeds, self.points, self.announce, self.watch)
 
 
 class RunFailed(CompareError):
@@ -75,50 +77,88 @@ class RunFailed(CompareError):
         self.run, self.point = run, point
 
 
-def run_torch(
-    module: torch.nn.Module, names: Sequence[str], feeds: Sequence[Feed]
-) -> Iterator[dict[str, np.ndarray]]:
-    """The module's outputs by name, one point after the other, in eval mode without gradients."""
-    import torch
-
-    with torch.inference_mode():
-        for feed in feeds:
-            result = module(*(torch.from_numpy(array.copy()) for array in feed.values()))
-            flat = result if isinstance(result, (tuple, list)) else (result,)
-            if len(flat) != len(names) or not all(isinstance(t, torch.Tensor) for t in flat):
-                raise CompareError(
-                    f"the model returns {type(result).__name__} where the spec names the outputs "
-                    f"{', '.join(names)}: return a tensor, or a tuple of that many tensors"
-                )
-            arrays = [t.detach().cpu().contiguous().numpy() for t in flat]  # a crop is a view
-            yield dict(zip(names, arrays, strict=True))
-
-
-def run_half(model: Path, feeds: Sequence[Feed], *, plain: bool) -> Iterator[dict[str, np.ndarray]]:
-    """The outputs of a model in half precision, rounded wherever a GPU rounds (`_half.rounded`).
+@dataclass(frozen=True)
+class TorchRunner:
+    """Runs a torch module without gradients; see `pipeline.spec.runner.Runner`.
 
     Args:
-        plain: it is not in half precision yet.
+        module: in eval mode; it gets the inputs in their order.
+        outputs: the names of its outputs, in their order.
     """
-    with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
-        path = Path(folder) / model.name
-        write_rounded(model, path, plain=plain)
-        yield from run_onnx(path, feeds)
+
+    module: torch.nn.Module
+    outputs: Sequence[str]
+    name: str = TORCH
+    precision: Precision = "fp32"
+
+    def run(self, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
+        """The outputs by name, feed by feed.
+
+        Raises:
+            CompareError: the module returns something else than one tensor for each name.
+        """
+        import torch
+
+        names = self.outputs
+        with torch.inference_mode():
+            for feed in feeds:
+                result = call_module(self.module, feed)
+                flat = result if isinstance(result, (tuple, list)) else (result,)
+                if len(flat) != len(names) or not all(isinstance(t, torch.Tensor) for t in flat):
+                    raise CompareError(
+                        f"the model returns {type(result).__name__} where the spec names the "
+                        f"outputs {', '.join(names)}: return a tensor, or a tuple of that many "
+                        "tensors"
+                    )
+                arrays = [t.detach().cpu().contiguous().numpy() for t in flat]  # a crop is a view
+                yield dict(zip(names, arrays, strict=True))
+
+
+@dataclass(frozen=True)
+class HalfRunner:
+    """Runs a model in half precision on the CPU, rounded wherever a GPU rounds.
+
+    See `pipeline.rewrite.half.rounded`, and `pipeline.spec.runner.Runner`.
+
+    Args:
+        model: the ONNX file.
+        plain: True if it is not in half precision yet.
+    """
+
+    model: Path
+    plain: bool
+    name: str = HALF
+    precision: Precision = "fp16"
+
+    def run(self, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
+        """The outputs by name, feed by feed."""
+        with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+            path = Path(folder) / self.model.name
+            write_rounded(self.model, path, plain=self.plain)
+            yield from run_onnx(path, feeds)
 
 
 def collect(
-    name: str,
-    results: Iterator[dict[str, np.ndarray]],
+    runner: Runner,
+    feeds: Iterable[Feed],
     points: Sequence[Point],
     announce: Announce,
     watch: Stopwatch,
-) -> list[dict[str, np.ndarray]]:
-    """Runs through `results`, announcing each point before it and timing it under `name`.
+) -> list[Feed]:
+    """The runner's outputs at all points.
+
+    Args:
+        runner: what computes them.
+        feeds: the inputs, one set a point.
+        points: the sizes; each is announced before it is run.
+        announce: gets what runs now, as text.
+        watch: times the runs under the runner's name.
 
     Raises:
         RunFailed: the run failed at a point; names the run and the sizes.
     """
-    done = []
+    name, results = runner.name, runner.run(feeds)
+    done: list[Feed] = []
     for point in points:
         announce(f"{name} at {point}")
         try:

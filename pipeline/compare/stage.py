@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from pipeline.compare.plan import Job, Plan, plan_points
 from pipeline.compare.rows import (
     Batch,
     Part,
-    RunAll,
     cheap_sizes,
     check_models,
     find_batch,
@@ -28,7 +26,7 @@ from pipeline.compare.rows import (
 from pipeline.compare.runners import Ground, RunFailed, Runs, profile_of
 from pipeline.compare.shape_oracle import check_sizes
 from pipeline.errors import ArtifactError, InputError
-from pipeline.graph.session import run_onnx
+from pipeline.graph.session import OnnxRunner
 from pipeline.machine.files import fresh, hash_file
 from pipeline.machine.gpu import Gpu, find_gpu
 from pipeline.machine.libraries import versions
@@ -146,8 +144,8 @@ def compare_artifact(
     ground = Ground(plan.run, feeds, announce, watch)
     try:
         if module is not None:
-            results = compare.run_torch(module, [o.name for o in manifest.interface.outputs], feeds)
-            runs[run_names.TORCH] = ground.collect(run_names.TORCH, results)
+            outputs = [o.name for o in manifest.interface.outputs]
+            runs[run_names.TORCH] = ground.collect(compare.TorchRunner(module, outputs))
         pairs, notes = _run_files(folder, manifest, ground, runs)
     except RunFailed as error:
         raise explain.failed_run(error, folder, manifest, module, feeds, options.seed) from error
@@ -211,8 +209,7 @@ def _run_files(
     """
     exported, model, base = folder / EXPORTED, folder / MODEL, manifest.reference
     name = run_names.EXPORTED
-    feeds = ground.feeds
-    runs[name] = ground.collect(name, run_onnx(exported, feeds))
+    runs[name] = ground.collect(OnnxRunner(exported, name))
     pairs, notes = [(base, name)] if base != name else [], list[Note]()
     if base == name:
         notes.append(note("source-is-onnx"))
@@ -222,14 +219,14 @@ def _run_files(
         runs[run_names.REWRITTEN] = runs[name]
         notes.append(note("model-unchanged"))
     else:
-        runs[run_names.REWRITTEN] = ground.collect(run_names.REWRITTEN, run_onnx(model, feeds))
+        runs[run_names.REWRITTEN] = ground.collect(OnnxRunner(model, run_names.REWRITTEN))
         pairs += dict.fromkeys([(name, run_names.REWRITTEN), (base, run_names.REWRITTEN)])
     if manifest.precision == "fp16" and model.is_file():
         built = (folder / HALF).is_file()
         if not built:
             notes.append(note("half-not-built"))
-        results = compare.run_half(folder / HALF if built else model, feeds, plain=not built)
-        runs[run_names.HALF] = ground.collect(run_names.HALF, results)
+        half = compare.HalfRunner(folder / HALF if built else model, plain=not built)
+        runs[run_names.HALF] = ground.collect(half)
         pairs.append((base, run_names.HALF))
     return pairs, notes
 
@@ -249,13 +246,13 @@ def _rows_of_models(
     if not batch or not found:
         return batch, [], frozenset(), [why_no_rows(batch, plan.infos)]
     exported, model = folder / EXPORTED, folder / MODEL
-    models: dict[str, RunAll] = {run_names.EXPORTED: partial(run_onnx, exported)}
+    models = [OnnxRunner(exported, run_names.EXPORTED)]
     if model.is_file() and hash_file(model) != hash_file(exported):
-        models[run_names.REWRITTEN] = partial(run_onnx, model)
+        models.append(OnnxRunner(model, run_names.REWRITTEN))
     outputs = [o.name for o in manifest.interface.outputs]
-    torch_run = module and partial(compare.run_torch, module, outputs)
+    torch_runner = None if module is None else compare.TorchRunner(module, outputs)
     tolerances = manifest.tolerances()
-    checks, forgiven = check_models(batch, found, models, torch_run, tolerances, seed)
+    checks, forgiven = check_models(batch, found, models, torch_runner, tolerances, seed)
     return batch, checks, forgiven, []
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.compare.run_names import TORCH
 from pipeline.machine.polygraphy import collected
+from pipeline.spec.closeness import Difference
 from pipeline.spec.findings import Facts
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Verdict
@@ -114,20 +115,17 @@ def _not_finite(
 
 def _same_places(a: np.ndarray, b: np.ndarray) -> bool:
     """True if both have the same NaN and infinities, and at the same places."""
-    if a.shape != b.shape:
-        return False
-    odd = ~np.isfinite(a)
-    return np.array_equal(odd, ~np.isfinite(b)) and np.array_equal(a[odd], b[odd], equal_nan=True)
+    return a.shape == b.shape and Difference(a, b).odd_alike
 
 
 def _equal(
     pair: tuple[str, str], name: str, a: np.ndarray, b: np.ndarray, differing: float
 ) -> Verdict:
-    apart = int((a != b).sum())
-    far = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) if a.size else 0.0
-    if apart <= differing * a.size:
+    difference = Difference(a, b)
+    unequal, far = difference.unequal, difference.largest
+    if unequal <= differing * a.size:
         return Verdict("agrees", pair, name, far)
-    facts: Facts = {"count": apart, "of": a.size, "dtype": str(a.dtype), "differing": differing}
+    facts: Facts = {"count": unequal, "of": a.size, "dtype": str(a.dtype), "differing": differing}
     return Verdict("values-differ", pair, name, far, facts=facts)
 
 
@@ -187,17 +185,14 @@ def _nearest_to_failing(
     """
     if a.dtype == np.float16:
         a, b = a.astype(np.float32), b.astype(np.float32)
-    off = np.subtract(a, b).ravel()
-    np.abs(off, out=off)
-    largest = float(off.max(initial=0))
+    difference = Difference(a, b, wide=False)
+    largest = difference.largest
     if a.size <= _JUDGED:
         return largest, a, b
-    allowed = np.abs(a).ravel()
-    allowed *= tolerance.rtol
-    np.maximum(allowed, tolerance.atol, out=allowed)
+    allowed = difference.allowed(tolerance).ravel()
     allowed *= _SURE  # what is near to it is Polygraphy's to decide
-    off -= allowed
-    chosen = np.flatnonzero(off > 0)[:_JUDGED]
+    over = np.subtract(difference.off.ravel(), allowed, out=allowed)
+    chosen = np.flatnonzero(over > 0)[:_JUDGED]
     if not len(chosen):
-        chosen = np.array([off.argmax()])
+        chosen = np.array([over.argmax()])
     return largest, a.ravel()[chosen], b.ravel()[chosen]

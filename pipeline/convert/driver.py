@@ -91,9 +91,12 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
                 keep_timings(plan.place, work.folder)
         exported = work.do(EXPORT, plan.spec, options.export)
         work.do(REWRITE, options.rewrite)
-        work.do(BUILD, work.manifest.interface, options.build)
-        module = exported.module if exported is not None else None
-        reference = reference_module(plan.spec, work.manifest, options.export.weights, module)
+        interface = replace(work.manifest.interface, profiles=plan.spec.profiles)
+        work.do(BUILD, interface, options.build)
+        reference = None  # an ONNX file is its own reference
+        if plan.spec.onnx is None:
+            module = exported.module if exported is not None else None
+            reference = reference_module(plan.spec, work.manifest, options.export.weights, module)
         work.do(COMPARE, work.manifest, reference, options.compare, announce)
         _raise_disagreement(work)
         announce("package")
@@ -112,7 +115,7 @@ def run_export(config: Config, announce: Announce = quiet) -> Report:
     spec = find_source(config)
     check_precision(config.precision)
     profiles = chosen_profiles(config, spec)
-    options = stage_options(config, find_target(config.target), profiles)
+    options = stage_options(config, find_target(config.target))
     place, manifest = config.place(spec), initial_manifest(config, spec)
     with new_artifact(place, manifest, announce) as work:
         if not config.force:
@@ -183,9 +186,8 @@ def run_build(
     stated: Any = artifact.manifest.precision
     target = find_target(artifact.manifest.target.name)
     require(target)
-    options = BuildOptions(
-        target, parsed or interface.profiles, precision or stated, effort, tuple(plugins)
-    )
+    interface = replace(interface, profiles=parsed or interface.profiles)
+    options = BuildOptions(target, precision or stated, effort, tuple(plugins))
     check_precision(options.precision)
     check_effort(effort, target)
     with opened_artifact(artifact, announce) as work:

@@ -51,7 +51,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("ModelSpec", "key"): "see _source",
     ("ModelSpec", "libraries"): "their versions count",
     ("ModelSpec", "seed"): "see weights_info",
-    ("ModelSpec", "profiles"): "they are what the build is asked for",
+    ("ModelSpec", "profiles"): "counts in the key of the build",
     ("ModelSpec", "tolerance"): "counts in the key of the comparison",
     ("ModelSpec", "engine_tolerance"): "counts in the key of the comparison",
     ("Output", "tolerance"): "counts in the key of the comparison",
@@ -77,7 +77,11 @@ def stage_keys(config: Config, spec: ModelSpec, options: StageOptions) -> dict[s
             "measured": [tolerance is None for tolerance in tolerances],
         },
         "rewrite": None,
-        "build": [installed_version(options.build.target), _built_for(options.build.target)],
+        "build": [
+            installed_version(options.build.target),
+            _built_for(options.build.target),
+            content_of(spec.profiles),
+        ],
         "compare": [content_of(tolerances), content_of(spec.engine_tolerance)],
     }
     keys: dict[str, str] = {}

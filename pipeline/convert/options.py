@@ -15,7 +15,6 @@ from pipeline.compare.stage import CompareOptions
 from pipeline.machine.target import Target
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.profiles import Profile
 from pipeline.spec.tensors import Tolerance
 
 
@@ -65,7 +64,7 @@ class StageOptions:
         return {name: getattr(self, name) for name in ("export", "rewrite", "build", "compare")}
 
 
-def stage_options(config: Config, target: Target, profiles: tuple[Profile, ...]) -> StageOptions:
+def stage_options(config: Config, target: Target) -> StageOptions:
     """What a conversion asks of each stage."""
     return StageOptions(
         ExportOptions(weights=config.weights_path, seed=config.seed),
@@ -75,7 +74,7 @@ def stage_options(config: Config, target: Target, profiles: tuple[Profile, ...])
             skip=tuple(config.skip),
             plugins=tuple(config.plugins),
         ),
-        BuildOptions(target, profiles, config.precision, config.effort, tuple(config.plugins)),
+        BuildOptions(target, config.precision, config.effort, tuple(config.plugins)),
         CompareOptions(
             memory_limit=config.memory_limit,
             seed=config.seed,

@@ -67,7 +67,9 @@ def plan_conversion(config: Config) -> Plan:
     for text in config.shapes:
         check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")
     place = config.place(spec)
-    options = stage_options(config, target, profiles)
+    options = stage_options(config, target)
+    # dims that must be equal become one in the profiles, too
+    spec = replace(spec, profiles=profiles)
     keys = stage_keys(config, spec, options)
     old = None if config.force else previous(place)
     first = first_changed(old, keys)
@@ -75,8 +77,6 @@ def plan_conversion(config: Config) -> Plan:
     if old is not None and first > 0:  # the stages before do not depend on the tolerances
         interface = old.manifest.interface.with_tolerances(spec.interface)
         manifest = replace(old.manifest, interface=interface)
-    # dims that must be equal become one in the profiles, too
-    spec = replace(spec, profiles=profiles)
     return Plan(spec, place, manifest, options, keys, STAGES[first:], old)
 
 

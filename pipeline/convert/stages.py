@@ -135,6 +135,7 @@ class BuiltEngine:
 
     Args:
         plan: what TensorRT made, and what it said.
+        interface: the model's, with the profiles of the plan.
         options: what was asked for.
         plugin_hashes: sha256 of each plugin file that the plan needs.
         gpu: name of the GPU that the plan was built on; empty for a portable plan.
@@ -142,6 +143,7 @@ class BuiltEngine:
     """
 
     plan: Built
+    interface: Interface
     options: BuildOptions
     plugin_hashes: dict[str, str] = field(default_factory=dict)
     gpu: str = ""
@@ -163,8 +165,8 @@ def build(folder: Path, interface: Interface, options: BuildOptions) -> BuiltEng
 
     Args:
         folder: the artifact's.
-        interface: of the exported model.
-        options: the target, the profiles, and what else changes the engine. A timing cache that
+        interface: of the exported model, with the profiles to build.
+        options: the target, and what else changes the engine. A timing cache that
             is given takes the place of the artifact's own, and gets its timings afterwards.
 
     Raises:
@@ -184,16 +186,14 @@ def build(folder: Path, interface: Interface, options: BuildOptions) -> BuiltEng
         if name not in PLUGINS and Path(name).is_file()
     }
     remove_half(folder)
-    options = replace(
-        options,
-        profiles=tuple(profile.resolve(interface.dims) for profile in options.profiles),
-        effort=replace(effort, timing_cache=kept),
-    )
-    plan = building.build(folder / MODEL, fresh(folder / PLAN), interface.input_shapes, options)
+    options = replace(options, effort=replace(effort, timing_cache=kept))
+    profiles = tuple(profile.resolve(interface.dims) for profile in interface.profiles)
+    interface = replace(interface, profiles=profiles)
+    plan = building.build(folder / MODEL, fresh(folder / PLAN), interface, options)
     if shared is not None and own.is_file():
         write_whole(shared, own.read_bytes())
     needed = {name: hashes[name] for name in plan.plugins if name in hashes}
-    return BuiltEngine(plan, options, needed, *_built_on(target))
+    return BuiltEngine(plan, interface, options, needed, *_built_on(target))
 
 
 def _built_on(target: Target) -> tuple[str, str | None]:
@@ -213,7 +213,7 @@ def record_build(manifest: Manifest, done: BuiltEngine) -> Manifest:
         manifest,
         target=TargetInfo(target.name, target.flavour, plan.version, done.compute_capability),
         precision=done.options.precision,
-        interface=replace(manifest.interface, profiles=done.options.profiles),
+        interface=done.interface,
         build=BuildInfo(
             seconds=sum(plan.library_seconds.values()),
             plan_bytes=plan.plan_bytes,

@@ -24,6 +24,7 @@ from pipeline.export.symbols import SymbolNames, apply_names, output_shapes
 from pipeline.export.tolerance import with_tolerance
 from pipeline.export.trace import trace
 from pipeline.graph.ceil_pools import with_true_pools
+from pipeline.graph.files import is_outside, lightened
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import explain_by_running, fit_to_module
 from pipeline.probe.eager import quiet
@@ -247,23 +248,8 @@ def _check_inferred(
 
 def _weightless(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy without known shapes, and with inputs in place of weights that can't be a shape."""
-    bare = onnx.ModelProto()
-    bare.ir_version = model.ir_version
-    bare.opset_import.extend(model.opset_import)
-    bare.functions.extend(model.functions)
-    graph = bare.graph
-    graph.name = model.graph.name
-    graph.node.extend(model.graph.node)
-    graph.input.extend(model.graph.input)
-    for value in model.graph.output:
-        new = graph.output.add()
-        new.name = value.name
-        new.type.tensor_type.elem_type = value.type.tensor_type.elem_type
-    for tensor in model.graph.initializer:
-        if math.prod(tensor.dims) <= 64 and tensor.data_location != onnx.TensorProto.EXTERNAL:
-            graph.initializer.append(tensor)
-        else:
-            graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
+    bare = lightened(model, lambda tensor: math.prod(tensor.dims) > 64 or is_outside(tensor))
+    del bare.graph.value_info[:]
+    for value in bare.graph.output:
+        value.type.tensor_type.ClearField("shape")
     return bare

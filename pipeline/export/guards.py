@@ -12,6 +12,7 @@ from pipeline.probe.eager import flat_tensors
 from pipeline.probe.evaluate import SYMBOL_NAME, holds, result_of, symbols_in, where_holds
 from pipeline.probe.grid import MOST_SIZES, complete, evidence, legal_sizes, size_grid, spread
 from pipeline.probe.sample_sizes import dims_of, elements, examples
+from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import Dim, DimExpr, Size, kept_rules, size_text
 from pipeline.spec.tensors import Input, Tolerance
 
@@ -266,11 +267,6 @@ def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:
         return True
     if not want.dtype.is_floating_point:
         return False
-    a, b = want.double().numpy(), got.double().numpy()
-    odd = ~np.isfinite(a)
-    if not np.array_equal(a[odd], b[odd], equal_nan=True) or not np.isfinite(b[~odd]).all():
-        return False
-    a, b = a[~odd], b[~odd]
-    off = abs(a - b)
-    near = (off <= tolerance.atol) | (off <= tolerance.rtol * abs(a))
-    return bool(near.all() and off.max(initial=0) <= _CLOSE * abs(a).max(initial=0))
+    # numpy has no bfloat16
+    difference = Difference(want.double().numpy(), got.double().numpy())
+    return difference.within(tolerance) and difference.largest <= _CLOSE * difference.scale

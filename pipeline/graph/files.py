@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
@@ -60,7 +60,7 @@ def write_model(model: onnx.ModelProto, path: Path) -> None:
     SerializeToString needs twice the model's size on top of the model; this needs twice the
     largest tensor's. Source: https://protobuf.dev/programming-guides/encoding
     """
-    light, heavy = _split(model)
+    light, heavy = _split(model, is_heavy)
     graph = onnx.GraphProto()
     graph.CopyFrom(light.graph)
     light.ClearField("graph")
@@ -129,22 +129,43 @@ def _take_values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> None:
                 _take_values(attribute.g, another.g)
 
 
-def lightened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without large weights, which stand as graph inputs of the same type instead: for
-    what has to serialise a model, which protobuf can't above 2 GiB, and which costs memory."""
-    light, heavy = _split(model)
+def is_heavy(tensor: onnx.TensorProto) -> bool:
+    """True for weights of 64 KiB or more in the model itself."""
+    return len(tensor.raw_data) >= _HEAVY
+
+
+def is_outside(tensor: onnx.TensorProto) -> bool:
+    """True for weights that are in an external data file."""
+    return tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def lightened(
+    model: onnx.ModelProto, heavy: Callable[[onnx.TensorProto], bool] = is_heavy
+) -> onnx.ModelProto:
+    """A copy without some of its weights, which stand as graph inputs of the same type instead.
+
+    For what has to serialise a model, which protobuf can't above 2 GiB and which costs memory, and
+    for shape inference, which needs the values of small weights only.
+
+    Args:
+        model: any model; its heavy weights are not copied.
+        heavy: which weights to leave out.
+    """
+    light, left_out = _split(model, heavy)
     have = {value.name for value in light.graph.input}
     light.graph.input.extend(
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-        for tensor in heavy
+        for tensor in left_out
         if tensor.name not in have
     )
     return light
 
 
-def _split(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
-    """A copy of the model without its large weights, and these, which are not copied."""
-    light, heavy = onnx.ModelProto(), []
+def _split(
+    model: onnx.ModelProto, heavy: Callable[[onnx.TensorProto], bool]
+) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
+    """A copy of the model without its heavy weights, and these, which are not copied."""
+    light, left_out = onnx.ModelProto(), []
     for field, value in model.ListFields():
         if field.name != "graph":
             light.MergeFrom(onnx.ModelProto(**{field.name: value}))
@@ -152,16 +173,16 @@ def _split(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorPro
         if field.name != "initializer":
             light.graph.MergeFrom(onnx.GraphProto(**{field.name: value}))
     for tensor in model.graph.initializer:
-        if len(tensor.raw_data) < _HEAVY:
-            light.graph.initializer.append(tensor)
+        if heavy(tensor):
+            left_out.append(tensor)
         else:
-            heavy.append(tensor)
-    return light, heavy
+            light.graph.initializer.append(tensor)
+    return light, left_out
 
 
 def with_weights(light: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
     """`light`, changed since `lightened` made it of `model`, with the large weights put back."""
-    heavy = [t for t in model.graph.initializer if len(t.raw_data) >= _HEAVY]
+    heavy = [t for t in model.graph.initializer if is_heavy(t)]
     names = {t.name for t in heavy} - {value.name for value in model.graph.input}
     for place in reversed(range(len(light.graph.input))):
         if light.graph.input[place].name in names:

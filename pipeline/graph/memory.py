@@ -9,17 +9,18 @@ needed on top.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx.inliner
 from onnx import external_data_helper, helper
 
 from pipeline.errors import InputError, PipelineError
 from pipeline.graph.ceil_pools import with_true_pools
+from pipeline.graph.files import is_outside, lightened
 from pipeline.graph.sizes.carried import SMALL, Sizes, body_key, element_count
 from pipeline.graph.sizes.static import StaticSizes
 from pipeline.spec.dims import evaluate
@@ -53,7 +54,13 @@ class Estimator:
             model = onnx.inliner.inline_local_functions(model)
         weights = {tensor.name for tensor in model.graph.initializer}
         self._inputs = {value.name for value in model.graph.input} - weights
-        self._weights = _shed_weights(model, path.parent)
+        self._weights = sum(
+            _bytes(tensor.data_type, math.prod(tensor.dims)) for tensor in model.graph.initializer
+        )
+        for node in model.graph.node:
+            del node.metadata_props[:]
+        model = lightened(model, lambda tensor: math.prod(tensor.dims) > SMALL)
+        _read_small(model, path.parent)
         model = with_true_pools(model)
         self._graph = model.graph
         self._sizes = StaticSizes(model)
@@ -143,33 +150,13 @@ def _declared(graph: onnx.GraphProto, symbols: Mapping[str, int]) -> Sizes:
     return found
 
 
-def _shed_weights(model: onnx.ModelProto, folder: Path) -> int:
-    """Turns large initializers into inputs, in place; returns the bytes of all initializers.
-
-    Small ones that lie outside of the file are read: they may be shapes.
-    """
-    total = 0
-    kept = []
+def _read_small(model: onnx.ModelProto, folder: Path) -> None:
+    """Reads the weights that are in external data files, in place: they may be shapes."""
     for tensor in model.graph.initializer:
-        count = int(np.prod(tensor.dims, dtype=np.int64))
-        total += _bytes(tensor.data_type, count)
-        if count > SMALL:
-            model.graph.input.append(
-                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-            continue
-        copy = onnx.TensorProto()
-        copy.CopyFrom(tensor)
-        if external_data_helper.uses_external_data(copy):
+        if is_outside(tensor):
             with contextlib.suppress(OSError, ValueError, onnx.checker.ValidationError):
-                external_data_helper.load_external_data_for_tensor(copy, str(folder))
-                copy.data_location = onnx.TensorProto.DEFAULT
-        kept.append(copy)
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
-    for node in model.graph.node:
-        del node.metadata_props[:]
-    return total
+                external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+                tensor.data_location = onnx.TensorProto.DEFAULT
 
 
 def _bytes(elem_type: int, count: int) -> int:

@@ -1,38 +1,92 @@
-"""ONNX Runtime, and ONNX's reference evaluator: every run of a model goes through here."""
+"""ONNX Runtime: every session is opened here, and the models that only have to be run are run here.
+
+`open_session` states the options once. They keep ONNX Runtime from hiding what a pass did.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.spec.tensors import Feed
+from pipeline.spec.tensors import Feed, Precision
 
-
-def run_onnx(model: Path, feeds: Sequence[Feed]) -> Iterator[dict[str, np.ndarray]]:
-    """The ONNX model's outputs by name in ONNX Runtime on the CPU, unoptimised."""
+if TYPE_CHECKING:
     import onnxruntime
-    from polygraphy.backend.onnxrt import OnnxrtRunner
+
+_FATAL = 4  # the log's severity
+_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+def open_session(
+    model: Path | bytes,
+    *,
+    weights: Path | None = None,
+    one_thread: bool = False,
+    by_priority: bool = False,
+) -> onnxruntime.InferenceSession:
+    """Opens a model in ONNX Runtime on the CPU.
+
+    Args:
+        model: the ONNX file, its external data beside it, or the model's bytes.
+        weights: the folder of the external data, for a model that is given as bytes.
+        one_thread: True for graphs so small that starting threads costs more than they save.
+        by_priority: True to run a node as soon as its inputs are there; then a value can be freed
+            right after its last use, even in a graph with thousands of further outputs.
+
+    Raises:
+        Exception: ONNX Runtime's own errors, which have no common base, if it refuses the model.
+    """
+    import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    # a fusion or a folded constant could hide a wrong rewrite, or compute it away
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_cpu_mem_arena = False  # memory goes back after each point
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    with OnnxrtRunner(session, name=model.stem) as runner:
+    options.enable_cpu_mem_arena = False  # memory goes back after each run
+    options.log_severity_level = _FATAL  # an error is raised too, and its message is enough
+    if one_thread:
+        options.intra_op_num_threads = 1
+    if by_priority:
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    if weights is not None:
+        options.add_session_config_entry(_FOLDER, str(weights))
+    source = model if isinstance(model, bytes) else str(model)
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+@dataclass(frozen=True)
+class OnnxRunner:
+    """Runs an ONNX file in ONNX Runtime; see `pipeline.spec.runner.Runner`.
+
+    Args:
+        model: the file, its external data beside it.
+        name: what messages call its run.
+        precision: the precision that the file computes in.
+    """
+
+    model: Path
+    name: str = "onnx"
+    precision: Precision = "fp32"
+
+    def run(self, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
+        """The outputs by name, feed by feed; one session serves all feeds, and is freed after."""
+        return run_onnx(self.model, feeds)
+
+
+def run_onnx(model: Path, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
+    """The ONNX model's outputs by name in ONNX Runtime on the CPU, unoptimised."""
+    from polygraphy.backend.onnxrt import OnnxrtRunner
+
+    with OnnxrtRunner(open_session(model), name=model.stem) as runner:
         for feed in feeds:
             yield {name: np.asarray(v) for name, v in runner.infer(dict(feed)).items()}
 
 
-def run_reference(model: bytes, feeds: Sequence[Feed]) -> list[dict[str, np.ndarray]]:
-    """ONNX Runtime's outputs by name, its graph optimisations off, so that they hide nothing."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+def run_reference(model: bytes, feeds: Iterable[Feed]) -> list[dict[str, np.ndarray]]:
+    """The outputs by name of a small model in memory, feed by feed."""
+    session = open_session(model, one_thread=True)
     names = [o.name for o in session.get_outputs()]
     return [dict(zip(names, session.run(None, dict(feed)), strict=True)) for feed in feeds]

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.probe.sample_sizes import elements
 from pipeline.spec.dims import shape_at
-from pipeline.spec.tensors import Input
+from pipeline.spec.tensors import Feed, Input
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +107,13 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
         for part, attributes in saved:
             vars(part).clear()
             vars(part).update(attributes)
+
+
+def call_module(module: torch.nn.Module, feed: Feed) -> Any:
+    """What a module returns for inputs that it gets in their order; it may change its copies."""
+    import torch
+
+    return module(*(torch.from_numpy(array.copy()) for array in feed.values()))
 
 
 def flat_tensors(result: Any) -> list[torch.Tensor]:

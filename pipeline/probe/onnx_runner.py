@@ -18,6 +18,7 @@ import numpy as np
 
 from pipeline.errors import InputError, PipelineError
 from pipeline.graph.memory import Estimator
+from pipeline.graph.session import open_session
 from pipeline.spec.dims import Dim, kept_rules, shape_at
 from pipeline.spec.model import ModelSpec
 
@@ -187,16 +188,8 @@ def newest_ir(path: Path) -> int | None:
 
 
 def _load(path: Path, source: Path) -> tuple[list[str], Any]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_cpu_mem_arena = False
-    options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
-        )
+        session = open_session(path)
     except Exception as error:  # ONNX Runtime's own kinds, of no common base
         words = _first_line(re.sub(r"/\S+\.(?:cc|h):\d+ .*\) ", "", str(error)))
         raise InputError(

@@ -17,7 +17,8 @@ from helpers import files_under, refinish
 
 from pipeline.build import build as build_module
 from pipeline.build.build import build
-from pipeline.build.settings import TimingCache, configure
+from pipeline.build.network import parsed_network
+from pipeline.build.settings import BuildOptions, TimingCache, configure
 from pipeline.convert.driver import run, run_export
 from pipeline.errors import BuildError, InputError, TargetMissing
 from pipeline.machine.target import TARGETS, installed_version, use
@@ -50,16 +51,17 @@ def declared(shape: tuple[Size, ...], profiles: list[Profile]) -> Interface:
 
 def built(path: Path, **changes: Any) -> build_module.Built:
     shape, profiles = changes.pop("shape", (1, H)), changes.pop("profiles", ALL)
-    words = {"target": RTX, "interface": declared(shape, profiles), **changes}
-    return build(path, path.with_name("engine.plan"), **words)
+    interface = changes.pop("interface", declared(shape, profiles))
+    options = BuildOptions(**{"target": RTX, **changes})
+    return build(path, path.with_name("engine.plan"), interface, options)
 
 
 def here(path: Path, profiles: list[Profile]) -> Any:
     """What the child process does, in this one, so that TensorRT's calls can be looked at."""
     return build_module._build_here(
-        build_module._Job(
-            path, path.with_name("engine.plan"), RTX, declared((1, H), profiles), "fp32", (),
-            path.with_name("trail"), Effort(),
+        build_module._BuildJob(
+            path, path.with_name("engine.plan"), declared((1, H), profiles), BuildOptions(RTX), (),
+            path.with_name("trail"),
         )
     )  # fmt: skip
 
@@ -205,13 +207,13 @@ def test_profile_that_tensorrt_does_not_add(tmp_path: Path, monkeypatch: Any) ->
 
 def test_several_profiles_are_in_the_engine(tmp_path: Path, monkeypatch: Any) -> None:
     seen = []
-    real = build_module._configure
+    real = build_module.configure
 
     def config(*words: Any) -> Any:
         seen.append(real(*words))
         return seen[-1]
 
-    monkeypatch.setattr(build_module, "_configure", config)
+    monkeypatch.setattr(build_module, "configure", config)
     profiles = [Profile("a", {"h": (2, 2, 2)}), Profile("b", {"h": (3, 4, 8)})]
     here(model(tmp_path, "y = Relu(x)"), profiles)
     assert seen[0].num_optimization_profiles == 2
@@ -221,8 +223,8 @@ def test_several_profiles_are_in_the_engine(tmp_path: Path, monkeypatch: Any) ->
 def test_tf32_is_said_either_way(tmp_path: Path, precision: Any, allowed: bool) -> None:
     trt = use(RTX)
     path = model(tmp_path, "y = Relu(x)")
-    builder, network, parser = build_module._parse(path, RTX)
-    config = configure(trt, RTX, builder, network, declared((1, H), ALL), precision, Effort())
+    builder, network, parser = parsed_network(path, RTX)
+    config = configure(trt, builder, network, declared((1, H), ALL), BuildOptions(RTX, precision))
     assert config.get_flag(trt.BuilderFlag.TF32) is allowed
     del parser
 
@@ -273,7 +275,7 @@ def test_target_that_is_not_installed(tmp_path: Path, name: str) -> None:
 def test_full_disk_is_the_callers_matter(tmp_path: Path) -> None:
     path = model(tmp_path, "y = Relu(x)")
     with pytest.raises(OSError, match="No space left on device") as caught:
-        build(path, Path("/dev/full"), RTX, declared((1, H), ALL))
+        build(path, Path("/dev/full"), declared((1, H), ALL), BuildOptions(RTX))
     assert caught.value.errno == errno.ENOSPC
 
 

@@ -21,7 +21,8 @@ from pipeline.build import refusal as failure
 from pipeline.build.advice import ADVICE, declared_advice
 from pipeline.build.build import Built, build
 from pipeline.build.refusal import explain
-from pipeline.build.refused_node import Graph, Said, find
+from pipeline.build.refused_node import BuildFailure, NodeIndex, find
+from pipeline.build.settings import BuildOptions
 from pipeline.errors import BuildError, InputError
 from pipeline.machine.target import TARGETS
 from pipeline.spec.dims import Dim
@@ -53,7 +54,9 @@ def converted(tmp_path: Path, text: str, head: str = OPSET, **ranges: Range) -> 
         for shape in [value.type.tensor_type.shape]
     )
     profile = Profile("wide").resolve(dims)
-    return build(path, tmp_path / "engine.plan", RTX, Interface(inputs, profiles=(profile,)))
+    return build(
+        path, tmp_path / "engine.plan", Interface(inputs, profiles=(profile,)), BuildOptions(RTX)
+    )
 
 
 def whole_range(name: str, dim: Dim) -> Interface:
@@ -293,7 +296,7 @@ def test_input_of_a_fixed_size(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(f"{OPSET}\n{text}"), path)
     h = Dim("h", 5, 6, 7)
     with pytest.raises(BuildError) as caught:
-        build(path, tmp_path / "p", RTX, whole_range("x", h))
+        build(path, tmp_path / "p", whole_range("x", h), BuildOptions(RTX))
     assert "refuses model.onnx: Input tensor x has static dimensions" in str(caught.value)
     assert "(TensorRT names no node); this input has a fixed size" in str(caught.value)
 
@@ -339,8 +342,9 @@ def test_crash_of_the_parser_names_the_node(tmp_path: Path, monkeypatch: Any) ->
     text = "g (float[1,h] x) => (float[1,h] y) { t = Relu(x) [dbl] y = mine.Twice(t) }"
     onnx.save(onnx.parser.parse_model(f"{OPSET}\n{text}"), path)
     h = Dim("h", 2, 4, 8)
+    options = BuildOptions(RTX, plugins=(str(plugin),))
     with pytest.raises(BuildError) as caught:
-        build(path, tmp_path / "p", RTX, whole_range("x", h), plugins=[str(plugin)])
+        build(path, tmp_path / "p", whole_range("x", h), options)
     text = str(caught.value)
     assert "died: Aborted (SIGABRT), while it parsed the mine::Twice node dbl (t [1, h]" in text
     assert "terminate called" in caught.value.detail
@@ -388,21 +392,23 @@ def test_nothing_is_claimed_that_the_words_do_not_say(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     text = "g (float[1,h] x) => (float[1,h] y) { [one] t = Relu(x) [two] y = Relu(t) }"
     onnx.save(onnx.parser.parse_model(f"{OPSET}\n{text}"), path)
-    told = str(explain(path, RTX, Said("[E] out of something")))
+    told = str(explain(path, RTX, BuildFailure("[E] out of something")))
     assert told == "target rtx-1.7 refuses model.onnx: out of something (TensorRT names no node)"
-    told = str(explain(path, RTX, Said("", "Killed (SIGKILL)", "build", layers=("one", "two"))))
+    told = str(
+        explain(path, RTX, BuildFailure("", "Killed (SIGKILL)", "build", layers=("one", "two")))
+    )
     assert told == (
         "target rtx-1.7: TensorRT's process died: Killed (SIGKILL), while it compiled 2 nodes, "
         "among them Relu node one, Relu node two: which is not known"
     )
-    told = str(explain(path, RTX, Said("", "Killed (SIGKILL)", "build")))
+    told = str(explain(path, RTX, BuildFailure("", "Killed (SIGKILL)", "build")))
     assert told.endswith("while it built model.onnx; nothing says at which node")
-    told = str(explain(path, RTX, Said("", "Killed (SIGKILL)", "plugin libfoo.so")))
+    told = str(explain(path, RTX, BuildFailure("", "Killed (SIGKILL)", "plugin libfoo.so")))
     assert told.endswith("while it loaded the plugin libfoo.so")
     # names of layers that only begin like a node's are not that node
     for words in ("(ILayer one_more: why)", "(on: why)", "(xone: why)"):
-        assert find(Graph(path), Said(words)).nodes == ()
-    assert find(Graph(path), Said("(ILayer one_relu: why)")).nodes[0].name == "one"
+        assert find(NodeIndex(path), BuildFailure(words)).nodes == ()
+    assert find(NodeIndex(path), BuildFailure("(ILayer one_relu: why)")).nodes[0].name == "one"
 
 
 def test_words_that_name_an_op_of_which_there_are_two(tmp_path: Path) -> None:
@@ -416,7 +422,7 @@ def test_words_that_name_an_op_of_which_there_are_two(tmp_path: Path) -> None:
         "CHECK(composite_op->is_decomposable()) failed. Attention operation was not supported by "
         "a dedicated kernel.  (See https://docs.nvidia.com/ for shapes and datatypes)"
     )
-    told = str(explain(path, RTX, Said(words)))
+    told = str(explain(path, RTX, BuildFailure(words)))
     assert told.startswith(
         "target rtx-1.7 refuses one of these: Attention node a, Attention node b: Attention "
         "operation was not supported by a dedicated kernel; "
@@ -428,7 +434,7 @@ def test_words_of_tensorrt_8_6(tmp_path: Path) -> None:
     text = "g (float[1,h] x) => (float[1,h] y) { t = Relu(x) [two] y = Abs(t) }"
     onnx.save(onnx.parser.parse_model(f"{OPSET}\n{text}"), path)
     words = "[E] In node 1 (importAbs): UNSUPPORTED_NODE: Assertion failed: (a && b): No such thing"
-    told = str(explain(path, TARGETS["tensorrt-8.6"], Said(words)))
+    told = str(explain(path, TARGETS["tensorrt-8.6"], BuildFailure(words)))
     assert told.startswith("target tensorrt-8.6 refuses the Abs node two: No such thing (t [1, h]")
 
 

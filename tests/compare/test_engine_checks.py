@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from helpers import FeedRunner
 
 from pipeline.compare.engine_checks import (
     DETERMINISM,
@@ -72,7 +73,7 @@ class Engine:
 
 
 def all_of(engine: Engine) -> Checked:
-    subject = Subject("engine", engine.run, engine.poisoned)
+    subject = Subject(FeedRunner("engine", engine.run), FeedRunner("engine", engine.poisoned))
     first = [engine.run(feed) for feed in FEEDS]
     return check_engine(subject, POINTS, FEEDS, first, TOLERANCE)
 
@@ -222,7 +223,7 @@ def test_other_shapes_types_and_whole_numbers_are_apart() -> None:
 
 
 def test_without_sizes_nothing_is_claimed() -> None:
-    engine = Subject("engine", dict, dict)
+    engine = Subject(FeedRunner("engine", dict), FeedRunner("engine", dict))
     assert check_engine(engine, [], [], [], TOLERANCE) == Checked()
 
 

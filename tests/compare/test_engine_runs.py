@@ -24,7 +24,7 @@ from pipeline.artifact.manifest import Manifest
 from pipeline.commands.report import report_json, report_text
 from pipeline.compare import engine_runs, regression
 from pipeline.compare import stage as verify
-from pipeline.compare.engine_runs import Engine, opened, why_not_run
+from pipeline.compare.engine_runs import OpenedEngine, opened, why_not_run
 from pipeline.compare.runners import failures
 from pipeline.convert.driver import Report, run, run_verify
 from pipeline.convert.options import Verify
@@ -66,9 +66,9 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
         @contextlib.contextmanager
         def opened(
             folder: Path, manifest: Manifest, plugins: Sequence[str] = ()
-        ) -> Iterator[Engine]:
+        ) -> Iterator[OpenedEngine]:
             del plugins
-            yield Engine(Stand(folder / "model.onnx", fault), manifest.interface.profiles)
+            yield OpenedEngine(Stand(folder / "model.onnx", fault), manifest.interface.profiles)
 
         for module in (verify, regression):
             monkeypatch.setattr(module, "opened", opened)

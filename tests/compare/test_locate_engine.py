@@ -13,7 +13,13 @@ import pytest
 from helpers import Run
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.compare.divergence.engine import Engines, Parting, distance, search, told
+from pipeline.compare.divergence.engine import (
+    EngineParting,
+    Engines,
+    describe_parting,
+    distance,
+    search,
+)
 from pipeline.convert.driver import run
 from pipeline.errors import InputError
 from pipeline.spec.config import Config
@@ -47,7 +53,7 @@ def test_the_first_value_that_is_off(start: int) -> None:
     engine = Faulty(start)
     found = search(NAMES, ["y"], engine, 1e-4, silent)
     before = NAMES[start - 1] if start else ""
-    assert found == Parting(0.5, NAMES[start], before, builds=len(engine.asked) - 1)
+    assert found == EngineParting(0.5, NAMES[start], before, builds=len(engine.asked) - 1)
     assert found.builds <= 3
 
 
@@ -57,15 +63,17 @@ def test_only_the_output_is_off() -> None:
 
 def test_an_engine_that_is_right() -> None:
     found = search(NAMES, ["y"], lambda _: {"y": 2e-5}, 1e-4, silent)
-    assert found == Parting(2e-5)
-    assert told(found, lambda _: None, "fp32").startswith("agrees with ONNX Runtime: the worst")
+    assert found == EngineParting(2e-5)
+    assert describe_parting(found, lambda _: None, "fp32").startswith(
+        "agrees with ONNX Runtime: the worst"
+    )
 
 
 def test_another_build_is_right() -> None:
     engine = Faulty(40, {"fresh": True})
     found = search(NAMES, ["y"], engine, 1e-4, silent)
     assert found.fresh and found.builds == 2 and engine.asked[-1] == []
-    assert "a new engine built from the same model.onnx is right" in told(
+    assert "a new engine built from the same model.onnx is right" in describe_parting(
         found, lambda _: None, "fp32"
     )
 
@@ -77,7 +85,7 @@ def test_a_fault_that_goes_away_where_it_is_looked_at() -> None:
     assert found.fused
     assert (found.before, found.first) == ("v29", "v69")
     assert found.builds <= 16
-    assert told(found, lambda _: None, "fp32").startswith(
+    assert describe_parting(found, lambda _: None, "fp32").startswith(
         "wrong in the layers that TensorRT fuses from v29 up to"
     )
 
@@ -141,7 +149,7 @@ def test_the_node_is_named(artifact: Path) -> None:
     engines = Stand(Artifact.open(artifact), {"n": 3}, ())
     assert engines.values == ["a", "b", "c", "d", "e"]
     found = search(engines.values, engines.outputs, engines, 1e-4, silent)
-    text = told(found, engines.maker, "fp32")
+    text = describe_parting(found, engines.maker, "fp32")
     assert text.startswith(
         "first difference: Tanh node Tanh_c: c; b is right (the worst output differs"
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,14 @@ import onnx
 import onnx.parser
 import pytest
 import tiny
+from helpers import FeedRunner
 
 from pipeline.artifact.manifest import PointInfo
 from pipeline.compare import rows as batch_rows
 from pipeline.compare.rows import Batch, RowSizes, cheap_sizes, check_models, check_rows, find_batch
-from pipeline.compare.runners import run_torch
+from pipeline.compare.runners import TorchRunner
 from pipeline.convert.driver import run
-from pipeline.graph.session import run_onnx
+from pipeline.graph.session import OnnxRunner
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim, Size, read_size
 from pipeline.spec.findings import note
@@ -72,7 +71,7 @@ def test_what_is_found(tmp_path: Path, text: str) -> None:
     onnx.save(graph(text), path)
     batch = find_batch(declared("y"))
     assert batch is not None
-    found = check_rows("exported", partial(run_onnx, path), batch, RowSizes({"b": 4}, 2), TOLERANCE)
+    found = check_rows(OnnxRunner(path, "exported"), batch, RowSizes({"b": 4}, 2), TOLERANCE)
     assert set(found.against) == {(part, "y") for part in GRAPHS[text]}
     assert found.info.passed is (not GRAPHS[text])
     assert (found.info.name, found.info.run, found.info.sizes) == (
@@ -93,12 +92,11 @@ def test_rows_of_nan_stand_for_themselves() -> None:
     batch = find_batch(declared("y"))
     assert batch is not None
 
-    def nans(feeds: Sequence[Feed]) -> Iterator[Feed]:
-        for feed in feeds:
-            signs = (-1.0) ** np.arange(len(feed["x"]))
-            yield {"y": np.copysign(np.full_like(feed["x"], np.nan), signs[:, None])}
+    def nans(feed: Feed) -> Feed:
+        signs = (-1.0) ** np.arange(len(feed["x"]))
+        return {"y": np.copysign(np.full_like(feed["x"], np.nan), signs[:, None])}
 
-    found = check_rows("exported", nans, batch, RowSizes({"b": 4}, 2), TOLERANCE)
+    found = check_rows(FeedRunner("exported", nans), batch, RowSizes({"b": 4}, 2), TOLERANCE)
     assert (found.info.passed, found.info.kind) == (True, "rows-independent")
 
 
@@ -108,7 +106,7 @@ def test_a_run_that_fails_is_a_fault(tmp_path: Path) -> None:
     batch = find_batch(declared("y"))
     assert batch is not None
     info = check_rows(
-        "rewritten", partial(run_onnx, path), batch, RowSizes({"b": 4}, None), TOLERANCE
+        OnnxRunner(path, "rewritten"), batch, RowSizes({"b": 4}, None), TOLERANCE
     ).info
     assert not info.passed
     assert info.kind == "run-failed" and info.text.startswith("fails: ")
@@ -180,10 +178,10 @@ def test_the_cheapest_sizes_within_the_memory() -> None:
     assert cheap_sizes(batch, points, 99) is None
 
 
-def models(tmp_path: Path, **texts: str) -> dict[str, Any]:
+def models(tmp_path: Path, **texts: str) -> list[OnnxRunner]:
     for name, text in texts.items():
         onnx.save(graph(text), tmp_path / f"{name}.onnx")
-    return {name: partial(run_onnx, tmp_path / f"{name}.onnx") for name in texts}
+    return [OnnxRunner(tmp_path / f"{name}.onnx", name) for name in texts]
 
 
 PLAIN, MEAN, *_, BOTH = GRAPHS
@@ -199,7 +197,7 @@ def test_what_the_model_means_is_told_and_no_fault(tmp_path: Path, with_torch: b
 
     batch = find_batch(declared("y"))
     assert batch is not None
-    judge = partial(run_torch, Mean(), ["y"]) if with_torch else None
+    judge = TorchRunner(Mean(), ["y"]) if with_torch else None
     runs = models(tmp_path, exported=MEAN, rewritten=MEAN)
     checks, forgiven = check_models(batch, RowSizes({"b": 2}, 1), runs, judge, TOLERANCE)
     assert [check.run for check in checks] == ["exported", "rewritten"]
@@ -215,7 +213,7 @@ def test_torch_goes_before_what_was_exported(tmp_path: Path) -> None:
 
     batch = find_batch(declared("y"))
     assert batch is not None
-    judge = partial(run_torch, torch.nn.Tanh(), ["y"])
+    judge = TorchRunner(torch.nn.Tanh(), ["y"])
     runs = models(tmp_path, exported=MEAN, rewritten=MEAN)
     checks, forgiven = check_models(batch, RowSizes({"b": 2}, 1), runs, judge, TOLERANCE)
     assert not any(check.passed for check in checks)
@@ -244,22 +242,22 @@ def test_what_is_meant_in_one_output_is_a_fault_in_another() -> None:
     batch = find_batch(declared("y", "centred"))
     assert batch is not None
 
-    def meant(feeds: Sequence[Feed]) -> Iterator[Feed]:
-        for feed in feeds:
-            x = feed["x"]
-            yield {"y": np.tanh(x), "centred": x - x.mean(0)}
+    def meant(feed: Feed) -> Feed:
+        x = feed["x"]
+        return {"y": np.tanh(x), "centred": x - x.mean(0)}
 
-    def mixed(feeds: Sequence[Feed]) -> Iterator[Feed]:
-        for outputs in meant(feeds):
-            yield {**outputs, "y": outputs["y"] + outputs["y"][::-1].mean(0)}
+    def mixed(feed: Feed) -> Feed:
+        outputs = meant(feed)
+        return {**outputs, "y": outputs["y"] + outputs["y"][::-1].mean(0)}
 
     tolerance = dict.fromkeys(("y", "centred"), TOLERANCE["y"])
-    runs = {"exported": meant, "rewritten": mixed}
+    runs = [FeedRunner("exported", meant), FeedRunner("rewritten", mixed)]
     (first, second), forgiven = check_models(batch, RowSizes({"b": 4}, 2), runs, None, tolerance)
     assert first.passed and forgiven == {(OTHERS, "centred"), (SIZE, "centred")}
     assert not second.passed
     assert second.text.startswith(f"{ROW_CHANGES[OTHERS]}: y by up to ")
-    engine = check_rows("engine", mixed, batch, RowSizes({"b": 4}, 2), tolerance, forgiven=forgiven)
+    runner = FeedRunner("engine", mixed)
+    engine = check_rows(runner, batch, RowSizes({"b": 4}, 2), tolerance, forgiven=forgiven)
     assert not engine.info.passed
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from helpers import FeedRunner
 
 from pipeline.artifact import stored
 from pipeline.compare import runners as compare
@@ -17,14 +18,15 @@ from pipeline.compare.runners import collect, conclude, profile_of
 from pipeline.compare.verdict import judge
 from pipeline.convert.driver import quiet
 from pipeline.errors import CompareError, PipelineError
-from pipeline.graph.session import run_onnx
+from pipeline.graph.session import OnnxRunner, run_onnx
 from pipeline.machine.resources import Stopwatch
 from pipeline.spec.dims import Dim, read_size
 from pipeline.spec.findings import note
 from pipeline.spec.interface import Interface
 from pipeline.spec.model import Tolerance
 from pipeline.spec.profiles import Point, Profile
-from pipeline.spec.tensors import Input, Output
+from pipeline.spec.runner import run_once
+from pipeline.spec.tensors import Feed, Input, Output
 from pipeline.spec.verdicts import Verdict
 
 TOLERANCE = Tolerance(1e-3, 1e-4, "test")
@@ -269,22 +271,22 @@ def test_a_run_that_fails_names_the_sizes(model: Path) -> None:
     feeds = [{"x": np.ones((1, 4), F32)}, {"x": np.ones((10, 5), F32)}]
     said: list[str] = []
     with pytest.raises(CompareError, match=r"exported fails at opt \(n=10\): ") as caught:
-        collect("exported", run_onnx(model, feeds), POINTS[:2], said.append, Stopwatch())
+        collect(OnnxRunner(model, "exported"), feeds, POINTS[:2], said.append, Stopwatch())
     assert "\n" not in str(caught.value)
     assert said == ["exported at min (n=1)", "exported at opt (n=10)"]
-    (short,) = collect("a", iter([{"y": feeds[0]["x"]}]), POINTS[:1], quiet, Stopwatch())
+    runner = FeedRunner("a", lambda feed: {"y": feed["x"]})
+    (short,) = collect(runner, feeds, POINTS[:1], quiet, Stopwatch())
     assert short["y"].shape == (1, 4)
     with pytest.raises(CompareError, match="a fails at opt"):  # fewer results than points
-        collect("a", iter([short]), POINTS[:2], quiet, Stopwatch())
+        collect(runner, feeds[:1], POINTS[:2], quiet, Stopwatch())
 
 
 def test_own_errors_pass_through() -> None:
-    def refuse() -> Any:
+    def refuse(_: Feed) -> Any:
         raise PipelineError("said already")
-        yield
 
     with pytest.raises(PipelineError, match=r"^said already$"):
-        collect("a", refuse(), POINTS[:1], quiet, Stopwatch())
+        collect(FeedRunner("a", refuse), [{}], POINTS[:1], quiet, Stopwatch())
 
 
 def test_onnx_runs_unoptimised(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,11 +313,11 @@ def test_torch_is_put_into_inference_mode() -> None:
             assert torch.is_inference_mode_enabled()
             return x + 1, x.sum()
 
-    (out,) = compare.run_torch(Two(), ["a", "b"], [{"x": np.ones((2, 2), F32)}])
+    out = run_once(compare.TorchRunner(Two(), ["a", "b"]), {"x": np.ones((2, 2), F32)})
     assert out["a"].dtype == F32
     assert out["b"] == 4
     with pytest.raises(CompareError, match="the spec names the outputs a:"):
-        list(compare.run_torch(Two(), ["a"], [{"x": np.ones((2, 2), F32)}]))
+        run_once(compare.TorchRunner(Two(), ["a"]), {"x": np.ones((2, 2), F32)})
 
 
 def test_profile_of_a_point() -> None:

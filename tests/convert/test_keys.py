@@ -33,7 +33,8 @@ SPEC = tiny.conv()
 def stage_keys(
     config: Config, spec: ModelSpec, target: Target, profiles: tuple[Profile, ...]
 ) -> dict[str, str]:
-    return keys_module.stage_keys(config, spec, stage_options(config, target, profiles))
+    spec = dataclasses.replace(spec, profiles=profiles)
+    return keys_module.stage_keys(config, spec, stage_options(config, target))
 
 
 def first_difference(after: dict[str, str], before: dict[str, str] | None = None) -> str | None:
@@ -205,7 +206,7 @@ def test_a_plan_is_for_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_field_of_the_options_counts_unless_it_is_exempt() -> None:
     """A field that is added to a stage's options changes its key, or has a reason not to."""
-    options = stage_options(Config("tiny"), RTX, PROFILES)
+    options = stage_options(Config("tiny"), RTX)
     counted = content_of(options)
     assert isinstance(counted, dict)
     for stage, own in options.by_stage.items():
@@ -215,9 +216,7 @@ def test_every_field_of_the_options_counts_unless_it_is_exempt() -> None:
 
 
 def test_what_is_exempt_exists() -> None:
-    known = {
-        type(own).__name__: own for own in stage_options(Config("a"), RTX, ()).by_stage.values()
-    }
+    known = {type(own).__name__: own for own in stage_options(Config("a"), RTX).by_stage.values()}
     known |= {"Effort": Effort(), "ModelSpec": SPEC, "Output": Output("y"), "Dim": H}
     for kind, name in EXEMPT:
         assert name in {field.name for field in dataclasses.fields(known[kind])}  # type: ignore[arg-type]

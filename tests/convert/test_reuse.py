@@ -15,7 +15,8 @@ from helpers import command
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
-from pipeline.convert import driver
+from pipeline.convert import plan as plan_module
+from pipeline.convert import workspace
 from pipeline.convert.driver import Report, run, run_build, run_verify
 from pipeline.errors import (
     ArtifactError,
@@ -132,7 +133,7 @@ class TestReuse:
         assert report.manifest.interface.tolerance.why == "wider"
 
     def test_target(self, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(driver, "require", lambda _: "8.6.0")  # so that it gets to the stages
+        monkeypatch.setattr(plan_module, "require", lambda _: "8.6.0")
         heard = Heard()
         with pytest.raises(TargetMissing):
             run(Config("tiny", out=artifact, target="tensorrt-8.6"), heard)
@@ -168,14 +169,14 @@ class TestReuse:
     def test_another_conversion_in_between_does_not_mix(
         self, artifact: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = driver.replacing
+        real = workspace.replacing
 
         def late(path: Path, *, keep: bool) -> Any:
-            monkeypatch.setattr(driver, "replacing", real)
+            monkeypatch.setattr(workspace, "replacing", real)
             again(path, options={"channels": 2})
             return real(path, keep=keep)
 
-        monkeypatch.setattr(driver, "replacing", late)
+        monkeypatch.setattr(workspace, "replacing", late)
         with pytest.raises(InputError, match="another conversion replaced it meanwhile; run again"):
             again(artifact, shapes=("h=11",))
         assert Artifact.open(artifact).manifest.model.options == {"channels": 2}

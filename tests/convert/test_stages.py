@@ -98,7 +98,7 @@ def test_a_stage_needs_the_one_before(artifact: Path) -> None:
     manifest = Artifact.open(artifact).manifest
     (artifact / "model.onnx").unlink()
     with pytest.raises(ArtifactError, match=r"no model\.onnx: run `pipeline rewrite` first"):
-        stages.build(artifact, manifest.interface, BuildOptions(RTX, manifest.interface.profiles))
+        stages.build(artifact, manifest.interface, BuildOptions(RTX))
     (artifact / "exported.onnx").unlink()
     with pytest.raises(ArtifactError, match=r"no exported\.onnx: run `pipeline export` first"):
         stages.rewrite(artifact, RewriteOptions(target=RTX))

@@ -17,7 +17,7 @@ from readme_commands import Done
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.compare.run_names import TORCH
-from pipeline.compare.runners import run_torch
+from pipeline.compare.runners import TorchRunner
 from pipeline.compare.verdict import judge
 from pipeline.convert.driver import run_rewrite
 from pipeline.export.export import reference
@@ -26,6 +26,7 @@ from pipeline.graph.session import run_onnx
 from pipeline.models.raft import raft, raft_small
 from pipeline.spec.dims import shape_texts
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.runner import run_once
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +61,7 @@ def module(spec: ModelSpec) -> torch.nn.Module:
 
 
 def run_reference(module: torch.nn.Module, feed: Feed) -> Feed:
-    return next(run_torch(module, ["flow"], [feed]))
+    return run_once(TorchRunner(module, ["flow"]), feed)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 from pipeline.build import custom_nodes
 from pipeline.build.build import Built, build
 from pipeline.build.custom_nodes import prepare
+from pipeline.build.settings import BuildOptions
 from pipeline.errors import BuildError, InputError
 from pipeline.machine.child import Child
 from pipeline.machine.target import TARGETS, use
@@ -52,9 +53,8 @@ def saved(tmp_path: Path, text: str, domain: str = "any", op: str = "Foo") -> Pa
 
 def built(path: Path, *plugins: object) -> Built:
     declared = Interface((Input("x", (1, H)),), profiles=(Profile("all").resolve({"h": H}),))
-    return build(
-        path, path.with_name("engine.plan"), RTX, declared, plugins=[str(p) for p in plugins]
-    )
+    options = BuildOptions(RTX, plugins=tuple(map(str, plugins)))
+    return build(path, path.with_name("engine.plan"), declared, options)
 
 
 def python_plugin(tmp_path: Path, text: str) -> Path:
@@ -303,7 +303,7 @@ def test_own_plugin_goes_before_its_body(tmp_path: Path) -> None:
     def layers(*plugins: str) -> tuple[int, tuple[str, ...]]:
         inputs = tuple(Input(name, shape) for name, shape in shapes.items())
         declared = Interface(inputs, profiles=(Profile("all").resolve(dims),))
-        done = build(path, tmp_path / "p", RTX, declared, plugins=plugins)
+        done = build(path, tmp_path / "p", declared, BuildOptions(RTX, plugins=plugins))
         return done.layers, done.plugins
 
     with pytest.raises(BuildError, match="it is the pipeline's own: --plugin correlation_lookup"):

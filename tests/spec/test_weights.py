@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.compare.run_names import TORCH
-from pipeline.compare.runners import run_torch
+from pipeline.compare.runners import TorchRunner
 from pipeline.compare.verdict import judge
 from pipeline.convert.driver import run_export
 from pipeline.errors import InputError
 from pipeline.export.export import reference
 from pipeline.graph.session import run_onnx
 from pipeline.spec.config import Config
+from pipeline.spec.runner import run_once
 from pipeline.spec.weights import load_weights, read_state_dict
 
 
@@ -77,7 +78,7 @@ def test_a_file_is_what_is_exported(tmp_path, suffix) -> None:
     feed = spec.sample({"h": 17, "w": 23}, seed=0)
     got = next(run_onnx(report.path / "exported.onnx", [feed]))
     results = [
-        judge(TORCH, "onnx", next(run_torch(module, ["y"], [feed])), got, spec.tolerance)
+        judge(TORCH, "onnx", run_once(TorchRunner(module, ["y"]), feed), got, spec.tolerance)
         for module in (reference(spec, net, shapes) for net in (other, spec.build(None)))
     ]
     ((same,), (different,)) = results

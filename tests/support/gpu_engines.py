@@ -25,12 +25,11 @@ from pipeline.artifact.manifest import (
     Weights,
     now,
 )
-from pipeline.build.settings import configure
+from pipeline.build.settings import BuildOptions, configure
 from pipeline.machine.gpu import find_gpu
 from pipeline.machine.target import Target, require, use
 from pipeline.runtime.engine import Engine
 from pipeline.spec.dims import Dim, Size, read_size
-from pipeline.spec.effort import DEFAULT_EFFORT
 from pipeline.spec.file_names import MODEL, PLAN
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Profile
@@ -162,7 +161,7 @@ def _build(
                 profile.set_shape(name, *shapes)
         assert config.add_optimization_profile(profile) == 0
     else:
-        config = configure(trt, target, builder, network, interface, "fp32", DEFAULT_EFFORT)
+        config = configure(trt, builder, network, interface, BuildOptions(target))
     data = builder.build_serialized_network(network, config)
     assert data is not None, "no engine came out"
     return bytes(memoryview(data))

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,23 @@ from onnx import numpy_helper
 
 from pipeline.artifact.artifact import Artifact, finish
 from pipeline.artifact.manifest import Manifest
+from pipeline.spec.tensors import Feed, Precision
 
 HERE = Path(__file__).resolve().parent
 Run = Callable[..., tuple[int, str, str]]  # the `cli` fixture
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedRunner:
+    """A runner of a function of one feed; see `pipeline.spec.runner.Runner`."""
+
+    name: str
+    function: Callable[[Feed], Feed]
+    precision: Precision = "fp32"
+
+    def run(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
+        """The function's outputs, feed by feed."""
+        return map(self.function, feeds)
 
 
 def refinish(folder: Path, **changes: object) -> Manifest:

@@ -11,12 +11,13 @@ import onnxruntime
 import torch
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.compare.runners import run_torch
+from pipeline.compare.runners import TorchRunner
 from pipeline.convert.driver import run
 from pipeline.export.module import built
 from pipeline.models.llama import llama
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.runner import run_once
 
 Feed = dict[str, np.ndarray]
 CHUNK, PREFILL = {"batch": 3, "seq": 7, "past": 5}, {"batch": 3, "seq": 7, "past": 0}
@@ -45,7 +46,7 @@ def session_of(path: Path) -> onnxruntime.InferenceSession:
 def reference(feed: Feed) -> Feed:
     """torch's outputs by name."""
     spec, module = made()
-    return next(run_torch(module, [o.name for o in spec.outputs], [feed]))
+    return run_once(TorchRunner(module, [o.name for o in spec.outputs]), feed)
 
 
 def positions(mask: np.ndarray, seq: int) -> np.ndarray:

@@ -12,8 +12,9 @@ import onnx
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.build.custom_nodes import prepare
+from pipeline.build.network import open_network
 from pipeline.build.refusal import explain
-from pipeline.build.refused_node import Said
+from pipeline.build.refused_node import BuildFailure
 from pipeline.build.shape_inference import why_not_asked
 from pipeline.commands.check.findings import Finding, shortened
 from pipeline.convert import stages
@@ -28,8 +29,6 @@ from pipeline.rewrite.lint import Finding as Fault
 from pipeline.rewrite.lint import lint
 from pipeline.spec.config import Config
 from pipeline.spec.file_names import EXPORTED, MODEL
-
-_EXPLICIT_BATCH = 1  # flag bit 0 up to TensorRT 10, ignored afterwards
 
 
 def check_nodes(
@@ -47,7 +46,7 @@ def check_nodes(
         faults = lint(folder / EXPORTED, target, all_passes(config.passes))
         found += _faults(faults.findings)
         found += [Finding("nodes", shortened(text), "warning") for text in faults.warnings]
-        options = stage_options(config, target, manifest.interface.profiles).rewrite
+        options = stage_options(config, target).rewrite
         manifest = stages.record_rewrite(manifest, stages.rewrite(folder, options))
     except PipelineError as error:
         if not any(finding.blocks for finding in found):  # else it is said node by node
@@ -92,9 +91,9 @@ def parsed(model: Path, target: Target, plugins: Sequence[str] = ()) -> list[Fin
         asked = find_plugins(plugins, target)
         with library_folder(target) as env, Child(env) as child:
             try:
-                said = Said(child.call(parse_here, model, spare, target, asked))
+                said = BuildFailure(child.call(parse_here, model, spare, target, asked))
             except ChildDied as died:
-                said = Said(died.words, died.how, "parse")
+                said = BuildFailure(died.words, died.how, "parse")
             if said.text and not said.died and not spare.exists():
                 with suppress(ChildDied):  # TensorRT-RTX 1.7.1 crashes on some graphs
                     others = child.call(unknown_here, model, target)
@@ -122,29 +121,19 @@ def parse_here(model: Path, spare: Path, target: Target, asked: Sequence[Asked])
     """In the child: the parser's words; none where it takes the model."""
     trt: Any = use(target)
     brought, _ = load_plugins(trt, asked, target, lambda _: None)
-    parser, _alive = _parser(trt)
-    ready = prepare(trt, model, spare, target, brought, parser.supports_operator)
-    if parser.parse_from_file(str(ready.model)):
-        return ""
-    errors = (str(parser.get_error(n)) for n in range(parser.num_errors))
-    return "\n".join(errors) or "no reason given"
+    opened = open_network(trt, target)
+    ready = prepare(trt, model, spare, target, brought, opened.parser.supports_operator)
+    return "\n".join(error.text for error in opened.parse_file(ready.model))
 
 
 def unknown_here(model: Path, target: Target) -> list[int]:
     """In the child: numbers of the nodes that are in no part which the parser could take; none
     before TensorRT 10, which can't be asked."""
-    parser, _alive = _parser(use(target))
+    opened = open_network(use(target), target)
+    parser = opened.parser
     if not hasattr(parser, "supports_model_v2"):
         return []
     parser.supports_model_v2(model.read_bytes(), str(model))
     known = {n for k in range(parser.num_subgraphs) for n in parser.get_subgraph_nodes(k)}
     count = len(onnx.load(model, load_external_data=False).graph.node)
     return [n for n in range(count) if n not in known]
-
-
-def _parser(trt: Any) -> tuple[Any, Any]:
-    """A parser, and what has to live as long as it does."""
-    logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
-    builder = trt.Builder(logger)
-    network = builder.create_network(_EXPLICIT_BATCH)
-    return trt.OnnxParser(network, logger), (builder, network, logger)

@@ -22,11 +22,13 @@ import onnx
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest
 from pipeline.build.build import build
+from pipeline.build.settings import BuildOptions
 from pipeline.errors import InputError
 from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, origin_of
 from pipeline.graph.session import run_onnx
 from pipeline.machine.target import find_target
+from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import DimExpr, check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT
 from pipeline.spec.file_names import MODEL, PLAN
@@ -34,7 +36,8 @@ from pipeline.spec.profiles import parse_sizes
 from pipeline.spec.tensors import Feed, Output, Precision
 
 Announce = Callable[[str], None]
-Run = Callable[[Sequence[str] | None], Mapping[str, float]]
+# makes an engine with these values as further outputs, and measures how far all are off
+Distances = Callable[[Sequence[str] | None], Mapping[str, float]]
 _AT_ONCE = 24  # values that one engine gives beside its outputs
 # Distances, of a value's norm, that rounding in a precision makes; only beyond is there a fault
 NOISE: Mapping[str, float] = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2}
@@ -47,7 +50,7 @@ _FLOATS: Mapping[int, str] = {
 
 
 @dataclass(frozen=True)
-class Parting:
+class EngineParting:
     """Where an engine parts from the reference.
 
     Args:
@@ -71,20 +74,12 @@ def distance(got: np.ndarray, wanted: np.ndarray) -> float:
     """||got - wanted|| / ||wanted||; infinite for another shape, or NaN where there is none."""
     if got.shape != wanted.shape:
         return float("inf")
-    a, b = got.astype(np.float64), wanted.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    if same.all():
-        return 0.0
-    if not np.isfinite(a[~same]).all() or not np.isfinite(b[~same]).all():
-        return float("inf")
-    apart = float(np.sqrt(np.square(a[~same] - b[~same]).sum()))
-    whole = float(np.sqrt(np.square(b[np.isfinite(b)]).sum()))
-    return apart / max(whole, _ZERO)
+    return Difference(wanted, got).norm(_ZERO)
 
 
 def search(
-    values: Sequence[str], outputs: Sequence[str], run: Run, noise: float, announce: Announce
-) -> Parting:
+    values: Sequence[str], outputs: Sequence[str], run: Distances, noise: float, announce: Announce
+) -> EngineParting:
     """The first of the values that an engine computes otherwise.
 
     Args:
@@ -97,7 +92,7 @@ def search(
     first = run(None)
     far = max(first[name] for name in outputs)
     if far <= noise:
-        return Parting(far)
+        return EngineParting(far)
     tries = _Tries(values, outputs, run, announce, max(noise, min(far, 1.0) / _PART))
     low, high = -1, len(values)  # right up to here, off from here on
     while high - low > 1:
@@ -106,7 +101,7 @@ def search(
         off, healed = tries.run(chosen)
         if healed:
             if tries.run([])[1]:
-                return Parting(far, fresh=True, builds=tries.builds)
+                return EngineParting(far, fresh=True, builds=tries.builds)
             low, high, fused = _one_by_one(tries, low, high)
             break
         high = min(off, default=high)
@@ -114,7 +109,7 @@ def search(
     else:
         fused = False
     value = values[high] if high < len(values) else max(outputs, key=first.__getitem__)
-    return Parting(far, value, values[low] if low >= 0 else "", fused, builds=tries.builds)
+    return EngineParting(far, value, values[low] if low >= 0 else "", fused, builds=tries.builds)
 
 
 def _one_by_one(tries: _Tries, low: int, high: int) -> tuple[int, int, bool]:
@@ -142,7 +137,7 @@ class _Tries:
     """Engines with further outputs, and what they show."""
 
     def __init__(
-        self, values: Sequence[str], outputs: Sequence[str], run: Run, announce: Announce,
+        self, values: Sequence[str], outputs: Sequence[str], run: Distances, announce: Announce,
         bar: float,
     ) -> None:  # fmt: skip
         self._values, self._outputs, self._run, self._announce = values, outputs, run, announce
@@ -219,10 +214,11 @@ class Engines:
         target = find_target(manifest.target.name)
         level = manifest.build.optimization_level if manifest.build else None
         declared = manifest.interface
-        build(
-            folder / MODEL, folder / PLAN, target, declared, cast(Precision, manifest.precision),
-            plugins=self.plugins, effort=replace(DEFAULT_EFFORT, level=level),
+        options = BuildOptions(
+            target, cast(Precision, manifest.precision), replace(DEFAULT_EFFORT, level=level),
+            tuple(self.plugins),
         )  # fmt: skip
+        build(folder / MODEL, folder / PLAN, declared, options)
         more = tuple(
             Output(
                 name,
@@ -284,10 +280,14 @@ def locate_engine(
         raise InputError(f"shape {shape!r}: no profile allows it")
     engines = Engines(artifact, sizes, plugins)
     found = search(engines.values, engines.outputs, engines, NOISE[manifest.precision], announce)
-    return found.far <= NOISE[manifest.precision], told(found, engines.maker, manifest.precision)
+    return found.far <= NOISE[manifest.precision], describe_parting(
+        found, engines.maker, manifest.precision
+    )
 
 
-def told(found: Parting, maker: Callable[[str], onnx.NodeProto | None], precision: str) -> str:
+def describe_parting(
+    found: EngineParting, maker: Callable[[str], onnx.NodeProto | None], precision: str
+) -> str:
     """What was found, in one line."""
     if found.fresh:
         return (

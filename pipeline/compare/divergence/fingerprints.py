@@ -21,6 +21,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.compare.divergence.flow import reads
 from pipeline.graph.files import infer_shapes
+from pipeline.graph.session import open_session
+from pipeline.spec.closeness import Difference
 
 _HALF = 2048
 _PREFIX = "pipeline/probe/probe/"
@@ -81,14 +83,11 @@ class Print:
         shapes differ, or one of them has NaN or infinity where the other has not."""
         if self.shape != other.shape:
             return float("inf")
-        a, b = self.numbers[:-1].astype(np.float64), other.numbers[:-1].astype(np.float64)
-        usual = np.isfinite(a)
-        if not (usual == np.isfinite(b)).all():
-            return float("inf")
-        if not usual.all() and not np.array_equal(a[~usual], b[~usual], equal_nan=True):
-            return float("inf")
-        far = float(np.abs(a[usual] - b[usual]).max(initial=0.0))
-        largest = float(np.abs(a[usual]).max(initial=0.0))
+        difference = Difference(self.numbers[:-1], other.numbers[:-1])
+        far = difference.largest
+        if far == float("inf"):
+            return far
+        largest = difference.scale
         norms = [float(p.numbers[-1]) for p in (self, other)]
         rest = abs(norms[0] - norms[1]) / norms[0] if norms[0] and np.isfinite(norms).all() else 0.0
         near = far / largest if largest else (float("inf") if far else 0.0)
@@ -148,20 +147,10 @@ def _run(
 ) -> dict[str, Print]:
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_cpu_mem_arena = False
-    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-    options.log_severity_level = 4
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(folder)
-    )
     names = [value.name for value in model.graph.output]
     if not names:
         return {}
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = open_session(model.SerializeToString(), weights=folder, by_priority=True)
     known = {value.name for value in session.get_inputs()}
     given = {name: array for name, array in feed.items() if name in known}
     how = onnxruntime.RunOptions()

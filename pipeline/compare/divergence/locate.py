@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ from pipeline.compare.divergence.flow import NOISE, Flow, Parting
 from pipeline.compare.run_names import EXPORTED, REWRITTEN, TORCH
 from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, line_of, origin_of
+from pipeline.probe.eager import call_module
+from pipeline.spec.closeness import Difference
 
 if TYPE_CHECKING:
     import torch
@@ -135,13 +138,8 @@ def _against_torch(
     module: torch.nn.Module,
     seconds: float,
 ) -> str:
-    import torch
-
-    def run() -> object:
-        return module(*(torch.from_numpy(np.array(array, order="C")) for array in feed.values()))
-
     try:
-        eager = Eager(torch_prints(run, seconds))
+        eager = Eager(torch_prints(partial(call_module, module, feed), seconds))
     except Exception:  # the model's own; whoever compared reports that it fails
         return ""
     model = _Model.of(path, feed, seconds)
@@ -302,7 +300,7 @@ def _other_constant(old: _Model, new: _Model, parting: Parting) -> str:
 def _far(a: np.ndarray, b: np.ndarray) -> float:
     if not a.size or a.dtype.kind not in "biuf":
         return 0.0
-    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+    return Difference(a, b).largest
 
 
 def _passes(parting: Parting, rewrite: RewriteInfo | None) -> str:

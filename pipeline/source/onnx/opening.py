@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import TensorProto, external_data_helper, helper
+from onnx import TensorProto
 
 from pipeline.errors import InputError
 from pipeline.graph.external_data import outside_files
-from pipeline.graph.files import check_source, lightened, nodes_of
+from pipeline.graph.files import check_source, is_heavy, is_outside, lightened, nodes_of
 from pipeline.graph.origin import DOMAINS
 
 PROTOBUF_ENDS = 2 << 30
@@ -79,26 +79,7 @@ def open_onnx(path: Path) -> OnnxFile:
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which weights that are large or outside stand as inputs of the same type."""
-    bare = lightened(model)
-    have = {value.name for value in bare.graph.input}
-    kept = []
-    for tensor in bare.graph.initializer:
-        if not external_data_helper.uses_external_data(tensor):
-            kept.append(tensor)
-        elif tensor.name not in have:
-            bare.graph.input.append(
-                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-    light = [_copy(tensor) for tensor in kept]
-    del bare.graph.initializer[:]
-    bare.graph.initializer.extend(light)
-    return bare
-
-
-def _copy(tensor: TensorProto) -> TensorProto:
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
-    return copy
+    return lightened(model, lambda tensor: is_heavy(tensor) or is_outside(tensor))
 
 
 def _parsed(path: Path) -> onnx.ModelProto:
