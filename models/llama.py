@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, first_line
 from pipeline.models.transformers_library import import_transformers
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
@@ -228,7 +228,7 @@ def _load_folder(kind: Any, folder: Path) -> torch.nn.Module:
                 output_loading_info=True,
             )
     except Exception as error:  # whatever damaged files lead to
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        first = first_line(error)
         raise InputError(f"weights {folder}: {first}", detail=str(error)) from error
     finally:
         log.setLevel(level)

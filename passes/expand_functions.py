@@ -19,6 +19,7 @@ import onnx_graphsurgeon as gs
 from onnx.defs import OpSchema
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
+from pipeline.errors import first_line
 from pipeline.machine.target import BELOW_10, FROM_10, RTX, Versions
 from pipeline.passes.graph_ops import is_op, label, values_of, walk
 from pipeline.passes.infra import Change, Pass, PassResult, Refused
@@ -75,7 +76,7 @@ def _expand(graph: gs.Graph, node: gs.Node, new: OpSchema, opset: int) -> int:
     except Refused:
         raise
     except Exception as error:  # onnx raises what pybind makes of C++'s
-        first = (str(error).splitlines() or ["?"])[0]
+        first = first_line(error)
         raise Refused(f"onnx can't expand it: {first}") from error
     for other in inner.nodes:
         made, there = schema(other.op, new.since_version), schema(other.op, opset)

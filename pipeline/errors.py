@@ -112,3 +112,14 @@ def _restored(
     error.args = args
     vars(error).update(state)
     return error
+
+
+def first_line(error: BaseException, empty: str | None = None) -> str:
+    """The first line of an exception's message.
+
+    Args:
+        error: any library's exception.
+        empty: the text for an exception without a message; by default the name of its class.
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__ if empty is None else empty

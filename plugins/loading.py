@@ -15,7 +15,6 @@ import ctypes
 import importlib
 import importlib.util
 import os
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 
 from pipeline.errors import BuildError, InputError
 from pipeline.machine.child import Child, ChildDied
+from pipeline.machine.python_file import line_of_error, run_python_file
 from pipeline.machine.target import Target, use
 from pipeline.plugins import PLUGINS
 from pipeline.plugins.base import Plugin
@@ -213,21 +213,12 @@ def _open_library(trt: Any, name: str, file: Path) -> None:
 
 def _run_file(trt: Any, name: str, file: Path) -> None:
     """Runs a Python file, and its function ``register(trt)`` if it has one."""
-    spec = importlib.util.spec_from_file_location(f"pipeline_plugin_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # keeps the creators alive
     try:
-        spec.loader.exec_module(module)
+        module = run_python_file(file, f"pipeline_plugin_{file.stem}")  # keeps the creators alive
         if hasattr(module, "register"):
             module.register(trt)
     except (Exception, SystemExit) as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
-        line = (
-            error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else 0
-        )
         raise InputError(
-            f"plugin {name}: line {line}: {type(error).__name__}: {error}",
+            f"plugin {name}: {line_of_error(error, file)}: {type(error).__name__}: {error}",
             detail=traceback.format_exc(),
         ) from error

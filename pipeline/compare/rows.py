@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pipeline.artifact.manifest import PointInfo
-from pipeline.errors import OutOfMemory
+from pipeline.errors import OutOfMemory, first_line
 from pipeline.spec.closeness import apart
 from pipeline.spec.dims import Dim, Size, kept_rules, size_text
 from pipeline.spec.expressions import DimExpr
@@ -169,7 +169,7 @@ def check_rows(
     except OutOfMemory:  # no finding about the rows
         raise
     except Exception as error:  # every library has its own
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        first = first_line(error)
         return RowsFound(Check(ROWS, name, "run-failed", dict(sizes), {"reason": first}), {})
     against: dict[Part, float] = {}
     for key in sorted(batch.rows & plain.keys()):

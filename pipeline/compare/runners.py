@@ -23,7 +23,7 @@ from pipeline.compare.problems import Problem, problems, with_worst
 from pipeline.compare.run_names import EXPORTED, HALF, TORCH, in_precision
 from pipeline.compare.verdict import judge, origins_of, other_shape
 from pipeline.compare.weak_parts import weak_parts
-from pipeline.errors import CompareError, PipelineError
+from pipeline.errors import CompareError, PipelineError, first_line
 from pipeline.graph.session import run_onnx
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.resources import Stopwatch
@@ -167,7 +167,7 @@ def collect(
         except PipelineError:
             raise
         except Exception as error:  # every library has its own; the point is to name the sizes
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            first = first_line(error)
             text = "\n".join([*messages.errors, str(error)])
             hint = f". {ADVICE['limit-inputs']}" if name == TORCH else ""
             message = f"{name} fails at {point}: {first}{hint}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 import torch
 
-from pipeline.errors import ConstraintError, ExportError, SizeError
+from pipeline.errors import ConstraintError, ExportError, SizeError, first_line
 from pipeline.export.exported import Exported
 from pipeline.export.guards import sampled_guards
 from pipeline.export.module import made, placed, with_outputs
@@ -94,7 +94,7 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     try:
         onnx.checker.check_model(path, full_check=False)
     except onnx.checker.ValidationError as error:
-        first = str(error).strip().splitlines()[0]
+        first = first_line(error)
         raise ExportError(
             f"model {spec.name}: torch.onnx.export wrote a bad ONNX: {first}", detail=str(error)
         ) from error
@@ -152,7 +152,7 @@ def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path)
     except ExportError as error:
         raise ExportError(f"model {spec.name}: {error}", detail=error.detail) from error
     except Exception as error:  # an OnnxExporterError, or what the exporter stumbled over
-        cause = next(iter(str(error.__cause__ or error).strip().splitlines()), repr(error))
+        cause = first_line(error.__cause__ or error, repr(error))
         raise ExportError(
             f"model {spec.name}: torch.onnx.export: {cause}", detail=str(error)
         ) from error

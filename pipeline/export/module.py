@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import ExportError, InputError, PipelineError
+from pipeline.errors import ExportError, InputError, PipelineError, first_line
 from pipeline.probe.eager import example_args, quiet
 from pipeline.probe.sample_sizes import examples
 from pipeline.spec.model import ModelSpec
@@ -143,14 +143,10 @@ def first_result(spec: ModelSpec, module: Callable[..., Any], seed: int) -> Any:
             error = error or caught
     assert error is not None
     raise ExportError(
-        f"model {spec.name} runs at none of the sizes that were tried: at {words}: {first(error)}",
+        f"model {spec.name} runs at none of the sizes that were tried: at {words}: "
+        f"{first_line(error)}",
         detail="".join(traceback.format_exception(error)),
     ) from error
-
-
-def first(error: BaseException) -> str:
-    """The first line of an exception's text, or its type where it has none."""
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
 def _made(spec: ModelSpec, weights: Path | None) -> torch.nn.Module:
@@ -160,7 +156,7 @@ def _made(spec: ModelSpec, weights: Path | None) -> torch.nn.Module:
         raise
     except Exception as error:
         raise InputError(
-            f"model {spec.name}: its build raised {type(error).__name__}: {first(error)}",
+            f"model {spec.name}: its build raised {type(error).__name__}: {first_line(error)}",
             detail="".join(traceback.format_exception(error)),
         ) from error
     if not isinstance(module, torch.nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_unflatten
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, first_line
 
 
 class ProgramModule(torch.nn.Module):
@@ -82,7 +82,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
         cause: BaseException = log.error or error
         while cause.__cause__ or cause.__context__:
             cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
-        first = next(iter(str(cause).strip().splitlines()), "") or type(cause).__name__
+        first = first_line(cause)
         first = first.partition(". ")[0]
         other = "" if version == torch.__version__ else f"; it was saved by torch {version}"
         raise InputError(

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
-from pipeline.errors import ConstraintError, ExportError
+from pipeline.errors import ConstraintError, ExportError, first_line
 from pipeline.export.guards import Broken, broken_guards, good_sizes, matters, tries
 from pipeline.export.torch_2_13 import mended
 from pipeline.export.torch_messages import GuardLog, find_rules, fixed_dims, root_name
@@ -187,7 +187,7 @@ def _torch_export(
             raise ConstraintError(text) from error
         line = model_line(traceback.extract_tb(error.__traceback__), _TORCH)
         place = f" at {line}" if line else ""
-        first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+        first = first_line(error)
         raise ExportError(
             f"torch.export failed{place}: {first}",
             detail=text,

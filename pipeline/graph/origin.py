@@ -16,16 +16,14 @@ def called(node: onnx.NodeProto) -> str:
 
 def origin_of(node: onnx.NodeProto) -> str:
     """``, from module ... at file:line`` by the exporter's metadata, as far as it is there."""
-    metadata = {p.key: p.value for p in node.metadata_props}
     parts = []
-    if scopes := metadata.get("pkg.torch.onnx.name_scopes"):
+    if scopes := metadata_of(node).get("pkg.torch.onnx.name_scopes"):
         names = re.findall(r"'([^']*)'", scopes)
         parts.append(f"module {names[-2] or '(top)'}" if len(names) > 1 else "")
-    if trace := metadata.get("pkg.torch.onnx.stack_trace"):
-        frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-        frames = [f for f in frames if "/torch/nn/" not in f[0]] or frames  # who called the layer
-        if frames:
-            parts.append(f"at {frames[-1][0]}:{frames[-1][1]}")
+    frames = _frames(node)
+    frames = [f for f in frames if "/torch/nn/" not in f[0]] or frames  # who called the layer
+    if frames:
+        parts.append(f"at {frames[-1][0]}:{frames[-1][1]}")
     return f", from {' '.join(p for p in parts if p)}" if any(parts) else ""
 
 
@@ -35,14 +33,20 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 NOWHERE = ("", 0)
 
 
+def line_of(node: onnx.NodeProto) -> tuple[str, int]:
+    """The innermost frame of the node's stack trace, as (file, line)."""
+    return next(reversed(_frames(node)), NOWHERE)
+
+
 def metadata_of(node: onnx.NodeProto) -> dict[str, str]:
+    """What the exporter noted on a node, by its keys."""
     return {p.key: p.value for p in node.metadata_props}
 
 
-def line_of(node: onnx.NodeProto) -> tuple[str, int]:
-    """The innermost frame of the node's stack trace, as (file, line)."""
-    frames = _FRAME.findall(metadata_of(node).get("pkg.torch.onnx.stack_trace", ""))
-    return (frames[-1][0], int(frames[-1][1])) if frames else NOWHERE
+def _frames(node: onnx.NodeProto) -> list[tuple[str, int]]:
+    """The stack trace of a node, as (file, line) of each frame, the innermost last."""
+    found = _FRAME.findall(metadata_of(node).get("pkg.torch.onnx.stack_trace", ""))
+    return [(file, int(line)) for file, line in found]
 
 
 # where the ops of well-known domains come from

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, first_line
 from pipeline.probe.sample_sizes import dims_of, elements
 from pipeline.spec.dims import Dim, kept_rules, shape_at
 from pipeline.spec.rules import Refusal
@@ -160,6 +160,6 @@ class Runs:
 
 def refusal(sizes: Mapping[str, int], error: Exception, line: str) -> Refusal:
     """What the model said, and where."""
-    first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    first = first_line(error)
     first = first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."
     return Refusal(dict(sizes), first, line)

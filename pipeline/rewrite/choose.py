@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import importlib.util
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pipeline.errors import InputError
+from pipeline.machine.python_file import line_of_error, run_python_file
 from pipeline.machine.target import EVERY
 from pipeline.passes import DEFAULT_PASSES, Pass
 
@@ -27,19 +27,13 @@ def load_pass(path: Path) -> Pass:
     """
     if not path.is_file():
         raise InputError(f"pass {path}: no such file")
-    spec = importlib.util.spec_from_file_location(f"_own_pass_{path.stem}", path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise InputError(f"pass {path}: not a Python file (its name has to end in .py)")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        module = run_python_file(path, f"_own_pass_{path.stem}")
     except Exception as error:
-        lines = [
-            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
-        ]
-        line = getattr(error, "lineno", None) or (lines[-1] if lines else "?")
         raise InputError(
-            f"pass {path}: line {line}: {type(error).__name__}: {error}",
+            f"pass {path}: {line_of_error(error, path)}: {type(error).__name__}: {error}",
             detail=traceback.format_exc(),
         ) from error
     made, run = getattr(module, "PASS", None), getattr(module, "run", None)

@@ -20,7 +20,7 @@ from onnx_graphsurgeon.importers.onnx_importer import (
 from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from pipeline.errors import RewriteError
+from pipeline.errors import RewriteError, first_line
 from pipeline.graph.files import check, infer_shapes, inner_nodes, lightened, nodes_of
 from pipeline.passes import Change, Pass, PassResult
 from pipeline.rewrite.new_names import Known
@@ -130,7 +130,7 @@ class Surgeon:
         except RewriteError as error:
             raise fail(str(error)) from error
         except Exception as error:
-            first = (str(error).splitlines() or ["?"])[0]
+            first = first_line(error)
             raise fail(f"made a graph that is not valid: {first}", error) from error
         _hold(interface, self.interface, fail)
         return result

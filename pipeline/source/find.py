@@ -21,7 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import InputError, PipelineError
+from pipeline.errors import InputError, PipelineError, first_line
+from pipeline.machine.python_file import line_of_error, run_python_file
 from pipeline.models import MODELS
 from pipeline.source.zoo import find_spec
 from pipeline.spec.config import Config
@@ -217,25 +218,18 @@ def _file_module(path: Path) -> Any:
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) != str(path.resolve()):
         name = f"{name}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look a class's module up
     try:
-        spec.loader.exec_module(module)
+        return run_python_file(path.resolve(), name)
     except Exception as error:
-        del sys.modules[name]
-        raise _import_failed(str(path), error) from error
-    return module
+        raise _import_failed(str(path), error, path.resolve()) from error
 
 
-def _import_failed(name: str, error: Exception) -> Exception:
+def _import_failed(name: str, error: Exception, file: Path | None = None) -> Exception:
     if isinstance(error, PipelineError) or "torchvision::" in str(error):
         return error
-    text = str(error).strip().splitlines()
+    place = f" ({line_of_error(error, file)})" if file else ""
     return InputError(
-        f"source {name}: its import raises {type(error).__name__}: {text[0] if text else ''}",
+        f"source {name}: its import raises {type(error).__name__}: {first_line(error, '')}{place}",
         detail="".join(traceback.format_exception(error)),
     )
 
@@ -261,7 +255,7 @@ def _call(text: str, factory: Callable[..., Any], options: Mapping[str, Any]) ->
     except PipelineError:
         raise
     except Exception as error:
-        first = next(iter(str(error).strip().splitlines()), "")
+        first = first_line(error, "")
         raise InputError(
             f"source {text}: the factory raises {type(error).__name__}: {first}",
             detail="".join(traceback.format_exception(error)),

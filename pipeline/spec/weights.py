@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -113,9 +113,5 @@ def _read_safetensors(path: Path) -> object:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(f"weights {path}: damaged, or not safetensors: {_first(error)}") from error
-
-
-def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+        words = first_line(error)
+        raise InputError(f"weights {path}: damaged, or not safetensors: {words}") from error

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 from pipeline.plugins.correlation_lookup.function import LEVELS
 
 SOURCE = Path(__file__).parent / "kernel.cu"
@@ -140,7 +140,7 @@ def _bindings() -> tuple[Any, Any]:
         driver, nvrtc = (importlib.import_module(f"cuda.bindings.{n}") for n in ("driver", "nvrtc"))
         nvrtc.nvrtcVersion()  # loads the library
     except (ImportError, OSError, RuntimeError) as error:
-        first = str(error).splitlines()[0]
+        first = first_line(error)
         raise PipelineError(
             f"CorrelationLookup: NVRTC can't be used from Python here ({first}); {_GET}"
         ) from error

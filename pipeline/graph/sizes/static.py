@@ -24,7 +24,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import infer_node_outputs
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 from pipeline.graph.sizes.bodies import BODIES, add_weights
 from pipeline.graph.sizes.carried import (
     SMALL,
@@ -131,7 +131,8 @@ class StaticSizes:
         except Exception as error:  # onnx's InferenceError is a RuntimeError, or a ValueError
             if any(not kind.WhichOneof("value") for kind in types.values()):
                 return [None] * len(node.output)  # it wants the type of what is unknown
-            raise PipelineError(f"{_title(node)}: {_first_line(error)}") from error
+            words = first_line(error).removeprefix("[ShapeInferenceError] ")
+            raise PipelineError(f"{_title(node)}: {words}") from error
         results = [found.get(name) for name in node.output]
         if node.op_type == "Reshape":
             _check_count(node, types[node.input[0]], results[0], version)
@@ -207,11 +208,6 @@ def _spelled_out(node: onnx.NodeProto) -> onnx.NodeProto:
 
 def _title(node: onnx.NodeProto) -> str:
     return f"{node.op_type} {node.name or ', '.join(node.output)!r}"
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].removeprefix("[ShapeInferenceError] ")
 
 
 def _small(kind: onnx.TypeProto | None) -> bool:

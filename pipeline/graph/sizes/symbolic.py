@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 
 DOMAIN = "com.microsoft"
 
@@ -40,7 +40,7 @@ def infer(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.M
             inference._update_output_from_vi()
             inferred = inference.out_mp_
     except Exception as error:  # it raises bare Exception
-        first = (str(error).strip() or "the sizes do not fit each other").splitlines()[0]
+        first = first_line(error, "the sizes do not fit each other")
         raise PipelineError(f"shape inference fails at {dict(shapes)}: {first}") from error
     assert isinstance(inferred, onnx.ModelProto)
     return inferred
