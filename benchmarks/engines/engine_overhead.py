@@ -37,9 +37,8 @@ from pipeline.artifact.manifest import now
 from pipeline.errors import EngineError, InputError, PipelineError
 from pipeline.machine.gpu import why_not
 from pipeline.machine.target import TARGETS, find_target, installed_version, use
-from pipeline.spec.dims import kept_rules, shape_at
+from pipeline.spec.dims import kept_rules, shape_at, sizes_text
 from pipeline.spec.file_names import PLAN
-from pipeline.spec.profiles import size_text
 
 TURNS = 2000
 GOAL = 20.0  # microseconds
@@ -338,7 +337,7 @@ def main() -> int:
             "model": manifest.name,
             "target": manifest.target.name,
             "version": manifest.target.version,
-            "profile": size_text(manifest.interface.profiles[0].sizes(1)),
+            "profile": sizes_text(manifest.interface.profiles[0].sizes(1)),
             "overhead": rows,
             "memory": memory,
         }

@@ -22,7 +22,7 @@ from compact_json import compact
 from gpu_rates import RATES, RATES_OF
 
 from pipeline.errors import InputError
-from pipeline.spec.profiles import size_text
+from pipeline.spec.dims import sizes_text
 
 KEY = ("model", "options", "sizes", "runner", "precision", "gpu")
 # Of the norm of torch's outputs: what is further off computes something else, or other weights
@@ -139,7 +139,7 @@ def _what(record: Mapping[str, Any], part: str) -> str:
     """What a record is of, for a reader."""
     if part == "rates":
         return f"rates of {record['gpu']}"
-    sizes = "all sizes" if record.get("sizes") is None else size_text(record["sizes"]) or "fixed"
+    sizes = "all sizes" if record.get("sizes") is None else sizes_text(record["sizes"]) or "fixed"
     runner = "floor" if part == "floors" else f"{record['precision']} {record['runner']}"
     of = f" of {label(record)}" if label(record) else ""
     return f"{title(record)}, {sizes}: {runner}{of}"

@@ -31,7 +31,7 @@ from engine_results import (
     whose,
 )
 
-from pipeline.spec.profiles import size_text
+from pipeline.spec.dims import sizes_text
 
 # Which of torch's numbers an engine of a precision is held against
 SAME_PRECISION = {
@@ -122,7 +122,7 @@ def _speed(
             others = [next(filter(None, naive), None), ort, *torch]
             rows.append(
                 (
-                    size_text(sizes) or "fixed", text, _number(floor),
+                    sizes_text(sizes) or "fixed", text, _number(floor),
                     *map(_median, [*made, *others]),
                     ratio,
                     f"{mine['median_ms'] / floor:.1f}"
@@ -160,7 +160,7 @@ def _rest(records: Sequence[Record]) -> str:
             error = record.get("error")
             rows.append(
                 (
-                    size_text(sizes) or "fixed", label(record) or "-", record["runner"],
+                    sizes_text(sizes) or "fixed", label(record) or "-", record["runner"],
                     _number(record["p99_ms"]), f"{record['calls_per_second']:.4g}",
                     _memory(record.get("memory_bytes")),
                     record.get("error_why") or ("-" if error is None else f"{error:.1e}"),
@@ -200,7 +200,7 @@ def _unmeasured(records: Sequence[Record]) -> list[str]:
     for record in records:
         if not record.get("why") or any(_mends(later, record) for later in records):
             continue
-        at = f" at {size_text(record['sizes'])}" if record["sizes"] else ""
+        at = f" at {sizes_text(record['sizes'])}" if record["sizes"] else ""
         of = f" of {label(record)}" if label(record) else ""
         what = f"{record['runner']}{of} ({record['precision']}){at}"
         lines.append(f"- {what}: {_without_folders(record['why'])}")

@@ -51,7 +51,8 @@ from pipeline.commands.bench.measure import Method
 from pipeline.errors import PipelineError
 from pipeline.machine.gpu import find_gpu
 from pipeline.models import MODELS
-from pipeline.spec.profiles import size_text, sizes_to_time
+from pipeline.spec.dims import sizes_text
+from pipeline.spec.profiles import sizes_to_time
 
 HERE = Path(__file__).resolve().parent
 DEFAULT = Path("bench-results/engines.json")
@@ -74,7 +75,7 @@ class Part:
         declared = manifest.interface
         points = sizes_to_time(declared.dims, declared.profiles, declared.rules, arguments.shape)
         self.points = [dict(p.sizes) for p in points]
-        self.shapes = [size_text(sizes) for sizes in self.points if sizes]
+        self.shapes = [sizes_text(sizes) for sizes in self.points if sizes]
         info = manifest.model
         self.name = info.source if info.source in MODELS else manifest.name
         self.options = option_texts(as_written(self.name, info.options))
@@ -97,7 +98,7 @@ class Part:
         self.measured += "median_ms" in record
         record["gpu"] = "cpu" if record.get("device") == "cpu" else self.arguments.gpu
         self.results.add(record)
-        sizes = size_text(record["sizes"]) if record["sizes"] else "all sizes"
+        sizes = sizes_text(record["sizes"]) if record["sizes"] else "all sizes"
         value = record.get("why") or f"{record['median_ms']:.3f} ms"
         print(f"{self.name} {record['precision']} {sizes}: {record['runner']}: {value}", flush=True)
 

@@ -37,7 +37,7 @@ from engine_results import (
 from engine_tables import RUNNERS, SAME_PRECISION
 
 from pipeline.errors import InputError, PipelineError
-from pipeline.spec.profiles import size_text
+from pipeline.spec.dims import sizes_text
 
 COLOURS = {
     "engine graph": "C0", "engine": "C9", "naive ONNX graph": "C4", "naive ONNX": "C6",
@@ -113,8 +113,8 @@ def places(sizes: Sequence[Sizes]) -> tuple[dict[str, float], str, bool]:
     if names and len(set(products)) == len(products):
         fixed = ", ".join(f"{k}={v}" for k, v in sizes[0].items() if k not in names)
         name = " x ".join(names) + (f"  ({fixed})" if fixed else "")
-        return {size_text(at): float(n) for at, n in zip(sizes, products, strict=True)}, name, True
-    return {size_text(at): float(n) for n, at in enumerate(sizes)}, "sizes", False
+        return {sizes_text(at): float(n) for at, n in zip(sizes, products, strict=True)}, name, True
+    return {sizes_text(at): float(n) for n, at in enumerate(sizes)}, "sizes", False
 
 
 def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -156,7 +156,7 @@ def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
                 kinds.values(), kinds, loc="outside lower center", fontsize=8,
                 ncols=min(len(kinds), 2 * len(found)), frameon=False,
             )  # fmt: skip
-        at = f", {size_text(sizes[0]) or 'fixed sizes'}" if len(sizes) == 1 else ""
+        at = f", {sizes_text(sizes[0]) or 'fixed sizes'}" if len(sizes) == 1 else ""
         figure.suptitle(f"{model.partition(' ')[0]}{at} on {gpu}", fontsize=11)
         place = folder / names[gpu, model]
         figure.savefig(place, dpi=110)
@@ -183,7 +183,7 @@ def _lines(
     artifacts = sorted({artifact for _, artifact, _ in _ordered(lines)})
 
     def plot(line: Sequence[tuple[Sizes, float]], **how: Any) -> None:
-        axes.plot([place[size_text(at)] for at, _ in line], [ms for _, ms in line], **how)
+        axes.plot([place[sizes_text(at)] for at, _ in line], [ms for _, ms in line], **how)
 
     for kind, artifact, line in _ordered(lines):
         plot(
@@ -197,7 +197,7 @@ def _lines(
         axes.set_xscale("log")
     names = changing(sizes)
     texts = ["x".join(str(at[n]) for n in names or at) for at in sizes]
-    axes.set_xticks([place[size_text(at)] for at in sizes], texts, rotation=30, ha="right")
+    axes.set_xticks([place[sizes_text(at)] for at in sizes], texts, rotation=30, ha="right")
     axes.set_xticks([], minor=True)
     axes.tick_params(labelsize=8)
     axes.yaxis.set_major_formatter("{x:g}")

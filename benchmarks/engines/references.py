@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.spec.profiles import size_text
+from pipeline.spec.dims import sizes_text
 
 # Options of the zoo's models that say in which form a model is exported, and their values for the
 # model as its authors wrote it, which is what stands beside every engine of it.
@@ -32,7 +32,7 @@ def reference_file(
     folder: Path, model: str, options: Sequence[str], sizes: Mapping[str, int]
 ) -> Path:
     """Where the outputs of a model at some sizes are kept."""
-    name = "-".join([model, *sorted(options), *size_text(sizes).split(",")]).replace("/", "_")
+    name = "-".join([model, *sorted(options), *sizes_text(sizes).split(",")]).replace("/", "_")
     return folder / f"{name}.npz"
 
 

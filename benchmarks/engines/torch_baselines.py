@@ -48,8 +48,8 @@ from torch_module import flat, half_type, module_of, store_half
 
 from pipeline.commands.bench.measure import Method, WallClock, input_sets, timed
 from pipeline.errors import PipelineError
-from pipeline.spec.dims import Dim
-from pipeline.spec.profiles import Profile, size_text, sizes_to_time
+from pipeline.spec.dims import Dim, sizes_text
+from pipeline.spec.profiles import Profile, sizes_to_time
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def run_variant(
     tell: Callable[[dict[str, Any]], None],
 ) -> None:
     """Tells one record a size, as they come; a size that was not reached says why."""
-    shapes = [size_text(sizes) for sizes in points if sizes]
+    shapes = [sizes_text(sizes) for sizes in points if sizes]
     command = [sys.executable, __file__, arguments.model, "--child", "--variant", variant]
     command += ["--device", arguments.device, "--repeat", str(arguments.repeat)]
     command += ["--seconds", str(arguments.seconds)]

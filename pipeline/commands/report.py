@@ -15,9 +15,8 @@ from pipeline.artifact.records import encode
 from pipeline.commands.table import table
 from pipeline.compare.problems import problems
 from pipeline.compare.runners import failures
-from pipeline.spec.dims import size_text
+from pipeline.spec.dims import size_text, sizes_text
 from pipeline.spec.model import ModelSpec, Tolerance
-from pipeline.spec.profiles import size_text as sizes_text
 from pipeline.spec.verdicts import Check
 
 if TYPE_CHECKING:

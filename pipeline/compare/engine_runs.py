@@ -20,9 +20,10 @@ from pipeline.compare.runners import Ground, Runs
 from pipeline.errors import OutOfMemory
 from pipeline.machine.gpu import find_gpu, why_not
 from pipeline.machine.target import Target, installed_version
+from pipeline.spec.dims import sizes_text
 from pipeline.spec.file_names import PLAN
 from pipeline.spec.findings import Facts, Note
-from pipeline.spec.profiles import Point, Profile, size_text
+from pipeline.spec.profiles import Point, Profile
 from pipeline.spec.runner import Runner, run_once
 from pipeline.spec.tensors import Feed, Precision
 from pipeline.spec.verdicts import Check
@@ -266,7 +267,7 @@ def _rows(
         if found is None or found in tried:
             continue
         tried.append(found)
-        with fits.at(size_text(found.sizes)):
+        with fits.at(sizes_text(found.sizes)):
             check = check_rows(
                 subject.plain, batch, found, job.tolerances(subject.name), forgiven=forgiven
             )  # fmt: skip

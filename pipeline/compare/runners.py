@@ -29,9 +29,9 @@ from pipeline.machine.polygraphy import collected
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.eager import call_module
 from pipeline.rewrite.half import write_rounded
-from pipeline.spec.dims import shape_at
+from pipeline.spec.dims import shape_at, sizes_text
 from pipeline.spec.findings import Facts, Note, NoteKind, note
-from pipeline.spec.profiles import Point, Profile, size_text
+from pipeline.spec.profiles import Point, Profile
 from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed, Precision
 from pipeline.spec.verdicts import ADVICE, Verdict
@@ -268,7 +268,7 @@ def failures(comparison: ComparisonInfo) -> list[str]:
     lines += [one.text for one in comparison.notes if one.fails]
     for check in comparison.checks:
         if not check.passed:
-            at = size_text(check.sizes)
+            at = sizes_text(check.sizes)
             lines.append(f"{check.name} of {check.run}{f' ({at})' if at else ''}: {check.text}")
     return lines
 
@@ -277,7 +277,7 @@ def _line(problem: Problem) -> str:
     info, result, more = problem.point, problem.result, problem.points - 1
     rest = f" and {more} more size{'s' if more > 1 else ''}" if more else ""
     reference, run = result.pair
-    at = f"{info.label} ({size_text(info.sizes)}){rest}"
+    at = f"{info.label} ({sizes_text(info.sizes)}){rest}"
     return f"{result.output} of {run} against {reference} at {at}: {result.text}"
 
 

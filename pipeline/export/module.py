@@ -17,6 +17,7 @@ import torch
 from pipeline.errors import ExportError, InputError, PipelineError, first_line
 from pipeline.probe.eager import example_args, quiet
 from pipeline.probe.sample_sizes import examples
+from pipeline.spec.dims import sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.structure import (
     by_name_or_place,
@@ -139,7 +140,7 @@ def first_result(spec: ModelSpec, module: Callable[..., Any], seed: int) -> Any:
             with torch.no_grad(), quiet():
                 return module(*example_args(spec.inputs, seed, sizes))
         except Exception as caught:
-            words = words or ", ".join(f"{name}={size}" for name, size in sizes.items())
+            words = words or sizes_text(sizes)
             error = error or caught
     assert error is not None
     raise ExportError(

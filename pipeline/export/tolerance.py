@@ -18,6 +18,7 @@ from pipeline.errors import InputError
 from pipeline.export.module import flat_outputs
 from pipeline.probe.eager import example_args, quiet, untouched
 from pipeline.probe.sample_sizes import elements, examples
+from pipeline.spec.dims import sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
 
@@ -40,7 +41,7 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
         if len(plain) != len(spec.outputs):
             raise InputError(
                 f"model {spec.name}: it returns {len(plain)} tensors at "
-                f"{', '.join(f'{n}={size}' for n, size in sizes.items())}, and "
+                f"{sizes_text(sizes)}, and "
                 f"{len(spec.outputs)} elsewhere: an engine's outputs are the same at every size"
             )
         _check_repeats(spec, module, args, plain)
@@ -57,7 +58,7 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
         if name not in noise and not _has_tolerance(spec, name):
             raise InputError(
                 f"model {spec.name}: output {name} is NaN or infinite at "
-                f"{', '.join(f'{n}={size}' for n, size in sizes.items())}: there is nothing to "
+                f"{sizes_text(sizes)}: there is nothing to "
                 "compare; give the inputs a range for which it is not (--range, or low= and high=)"
             )
     outputs = []

@@ -29,9 +29,9 @@ from pipeline.probe.eager import EagerModule, model_line, quiet
 from pipeline.probe.grid import legal_sizes
 from pipeline.probe.rules import fitted
 from pipeline.probe.sample_sizes import dims_of, examples
-from pipeline.spec.dims import Dim, DimExpr, Size
+from pipeline.spec.dims import Dim, DimExpr, Size, sizes_text
 from pipeline.spec.model import ModelSpec, inner_inputs
-from pipeline.spec.rules import Rule, size_list
+from pipeline.spec.rules import Rule
 from pipeline.spec.tensors import Input
 
 _ROUNDS = 6  # how often a refined dim is tried again: multiple, then range, then another dim
@@ -136,8 +136,9 @@ def _export_once(task: _Task, skip: int) -> tuple[torch.export.ExportedProgram |
         rules = _broken_rules(program, task, log)
         if first is not None and not rules:
             raise ExportError(
-                f"{first} (the model fails at {size_list(example_sizes[0])}, and exports from an "
-                f"example at {size_list(sizes)}; torch.export does not say at which sizes it runs)",
+                f"{first} (the model fails at {sizes_text(example_sizes[0])}, and exports from an "
+                f"example at {sizes_text(sizes)}; torch.export does not say at which sizes it "
+                "runs)",
                 detail=first.detail,
             )
         return program, rules

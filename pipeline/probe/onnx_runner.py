@@ -19,7 +19,7 @@ import numpy as np
 from pipeline.errors import InputError, PipelineError
 from pipeline.graph.memory import Estimator
 from pipeline.graph.session import open_session
-from pipeline.spec.dims import Dim, kept_rules, shape_at
+from pipeline.spec.dims import Dim, kept_rules, shape_at, sizes_text
 from pipeline.spec.model import ModelSpec
 
 Sizes = Mapping[str, int]
@@ -44,7 +44,7 @@ class Failure:
         return f"{self.node}: {self.words}"
 
     def __str__(self) -> str:
-        at = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        at = sizes_text(self.sizes)
         return f"fails at {at or 'its only sizes'}: {self.reason}"
 
 

@@ -20,7 +20,8 @@ from pipeline.runtime import cuda as _cuda
 from pipeline.runtime.bindings import Context, Plan
 from pipeline.runtime.cuda_graph import Graph
 from pipeline.runtime.pool import DIRTY, Lease, Pool
-from pipeline.runtime.sizes import Sized, words
+from pipeline.runtime.sizes import ONE_SIZE, Sized
+from pipeline.spec.dims import sizes_text
 
 
 @dataclass
@@ -115,8 +116,9 @@ def capture(
         raise
     except EngineError as error:
         raise EngineError(
-            f"can't be captured at {words(sized.sizes)}: TensorRT 8.6 gives a profile to one "
-            "context, unless the engine was built with profile sharing: run `pipeline build` again",
+            f"can't be captured at {sizes_text(sized.sizes, ONE_SIZE)}: TensorRT 8.6 gives a "
+            "profile to one context, unless the engine was built with profile sharing: run "
+            "`pipeline build` again",
             detail=f"{error}\n{error.detail}",
         ) from error
     context.set_shapes(sized.inputs)
@@ -148,8 +150,8 @@ def capture(
     except EngineError as error:
         said = context.error()
         raise EngineError(
-            f"can't be captured at {words(sized.sizes)}: {error} (loops and branches by data are "
-            "not to be captured)",
+            f"can't be captured at {sizes_text(sized.sizes, ONE_SIZE)}: {error} (loops and "
+            "branches by data are not to be captured)",
             detail=f"{said}\n{said.detail}",
         ) from error
     finally:

@@ -15,11 +15,14 @@ import numpy as np
 
 from pipeline.errors import EngineError, InputError
 from pipeline.runtime.arrays import Port
-from pipeline.spec.dims import DimExpr, Size, check_rules, shape_at, size_text
+from pipeline.spec.dims import DimExpr, Size, check_rules, shape_at, size_text, sizes_text
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Profile
 
 Shape = tuple[int, ...]
+
+# for the text of sizes where an engine has no dims
+ONE_SIZE = "its only size"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -123,8 +126,9 @@ class Sizes:
         if not right:
             said = ", ".join(size.text for size in declared)
             raise EngineError(
-                f"output {name} came out as {list(shape)} at {words(sizes)}, but the manifest says "
-                f"[{said}]: the plan does not belong to it, or TensorRT is wrong; convert again"
+                f"output {name} came out as {list(shape)} at {sizes_text(sizes, ONE_SIZE)}, but "
+                f"the manifest says [{said}]: the plan does not belong to it, or TensorRT is "
+                "wrong; convert again"
             )
 
     def most_bytes(self, itemsizes: Mapping[str, int]) -> dict[str, int]:
@@ -158,8 +162,8 @@ def best_profile(profiles: Sequence[Profile], sizes: Mapping[str, int]) -> int:
     if not allowing:
         there = "; ".join(f"{p.name}: {_ranges(p)}" for p in profiles)
         raise InputError(
-            f"no profile allows {words(sizes)}; the engine's profiles are {there}; give other "
-            "sizes, or build with another --profile"
+            f"no profile allows {sizes_text(sizes, ONE_SIZE)}; the engine's profiles are {there}; "
+            "give other sizes, or build with another --profile"
         )
 
     def rank(place: int) -> tuple[float, float, int]:
@@ -170,11 +174,6 @@ def best_profile(profiles: Sequence[Profile], sizes: Mapping[str, int]) -> int:
         return (round(distance, 9), round(width, 9), place)
 
     return min(allowing, key=rank)
-
-
-def words(sizes: Mapping[str, int]) -> str:
-    """``h=440, w=1024``, for messages."""
-    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "its only size"
 
 
 def _ranges(profile: Profile) -> str:

@@ -21,7 +21,8 @@ from pipeline.runtime.graphs import Captured, Graphs, capture
 from pipeline.runtime.hold import Held
 from pipeline.runtime.outputs import Result, caller_memory, finish, prepare
 from pipeline.runtime.pool import DIRTY, QUIET, Lease, Pool
-from pipeline.runtime.sizes import Output, Shape, Sized, Sizes, words
+from pipeline.runtime.sizes import ONE_SIZE, Output, Shape, Sized, Sizes
+from pipeline.spec.dims import sizes_text
 
 _MOST_SIZES = 512  # sets of sizes that are remembered
 _POISON = 0xFF  # float32, float16: NaN; int: -1
@@ -70,7 +71,7 @@ class Runs:
         """Keeps a graph for these sizes; see `pipeline.runtime.engine.Engine.capture`."""
         sizes = self.sizes.check(asked)
         shapes = self.sizes.input_shapes(sizes)
-        at = f"can't be captured at {words(sizes)}"
+        at = f"can't be captured at {sizes_text(sizes, ONE_SIZE)}"
         for port in self.plan.inputs:
             if port.on_host:
                 raise EngineError(f"{at}: sizes are computed on the host from {port.name}'s values")
@@ -152,7 +153,7 @@ class Runs:
         # not from within, since that error's frames hold the blocks of the outputs
         sizes = self.sizes.solve(dict(zip(self.names, shapes, strict=True)))
         raise OutOfMemory(
-            f"at {words(sizes)}: {said}; the engine still works at smaller sizes",
+            f"at {sizes_text(sizes, ONE_SIZE)}: {said}; the engine still works at smaller sizes",
             wanted=wanted,
             free=left,
         )

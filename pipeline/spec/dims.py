@@ -21,7 +21,7 @@ from pipeline.spec.expressions import DimExpr, combine, size_text
 
 __all__ = [
     "Dim", "DimExpr", "Size", "SizeRule", "check_rules", "evaluate", "kept_rules", "read_size",
-    "shape_at", "shape_texts", "size_text", "solve_sizes",
+    "shape_at", "shape_texts", "size_text", "sizes_text", "solve_sizes",
 ]  # fmt: skip
 
 Default = Literal["min", "opt"]
@@ -273,7 +273,7 @@ def check_rules(rules: Sequence[str], sizes: Mapping[str, int], where: str = "")
     for text in rules:
         if not kept_rules([text], sizes):
             names = SizeRule(text).names
-            words = ", ".join(f"{name}={sizes[name]}" for name in sorted(names))
+            words = sizes_text({name: sizes[name] for name in sorted(names)})
             raise InputError(f"{where}{': ' if where else ''}{text} does not hold at {words}")
 
 
@@ -304,6 +304,16 @@ def read_size(size: Size | str, dims: Mapping[str, Dim]) -> Size:
 def shape_texts(shape: Sequence[Size | str]) -> tuple[int | str, ...]:
     """A shape in plain values: numbers stay numbers, other sizes become their text."""
     return tuple(size if isinstance(size, int) else size_text(size) for size in shape)
+
+
+def sizes_text(sizes: Mapping[str, int], none: str = "") -> str:
+    """``h=440,w=1024``, as ``--shape`` reads it.
+
+    Args:
+        sizes: of dims, by name.
+        none: the text for a model without dims.
+    """
+    return ",".join(f"{name}={size}" for name, size in sizes.items()) or none
 
 
 def shape_at(shape: Sequence[Size | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -360,7 +370,7 @@ def solve_sizes(
             sizes[missing] = _solved(expr, missing, size, sizes, (dims or {}).get(missing), where)
         want = expr.value(sizes)
         if want != size:
-            known = ", ".join(f"{n}={sizes[n]}" for n in sorted(expr.names))
+            known = sizes_text({name: sizes[name] for name in sorted(expr.names)})
             raise InputError(f"{where}: size {size}, expected {expr} = {want} with {known}")
     check_rules(rules, sizes)
     return sizes

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from pipeline.spec.profiles import size_text
+from pipeline.spec.dims import sizes_text
 
 Fact = int | float | str | None | tuple[int | str, ...] | Mapping[str, int]
 Facts = Mapping[str, Fact]
@@ -304,7 +304,7 @@ def shown(facts: Facts) -> dict[str, str]:
 
 def _show(name: str, value: Fact) -> str:
     if isinstance(value, Mapping):
-        return size_text(value)
+        return sizes_text(value)
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     if isinstance(value, int | float):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.errors import InputError
-from pipeline.spec.dims import Dim, Size, SizeRule, check_rules, kept_rules, shape_at
+from pipeline.spec.dims import Dim, Size, SizeRule, check_rules, kept_rules, shape_at, sizes_text
 
 Range = tuple[int, int, int]
 
@@ -103,7 +103,7 @@ class Point:
     sizes: Mapping[str, int]
 
     def __str__(self) -> str:
-        return f"{self.label} ({','.join(f'{k}={v}' for k, v in self.sizes.items())})"
+        return f"{self.label} ({sizes_text(self.sizes)})"
 
 
 def parse_sizes(text: str, dims: Mapping[str, Dim]) -> dict[str, int]:
@@ -239,11 +239,6 @@ def sizes_to_time(
             for more, sizes in near_rules(profile.sizes(which), dims, profile, rules):
                 every.setdefault(tuple(sizes.values()), Point(f"{tag}{label}{more}", sizes))
     return tuple(every.values())
-
-
-def size_text(sizes: Mapping[str, int]) -> str:
-    """``h=440,w=1024``, as --shape takes it."""
-    return ",".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _ranges(profile: Profile) -> str:

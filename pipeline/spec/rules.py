@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.spec.dims import Dim
+from pipeline.spec.dims import Dim, sizes_text
 
 RuleKind = Literal[
     "fixed",  # only one size of the dim is possible
@@ -153,7 +153,7 @@ class Rule:
         if self.failed is not None:
             sizes = self.failed.sizes
             own = {name: size for name, size in sizes.items() if name in self.dims}
-            at = size_list(sizes if self.kind in ("nowhere", "expression") else own or sizes)
+            at = sizes_text(sizes if self.kind in ("nowhere", "expression") else own or sizes)
             what += f": {subject} fails at {at}: {self.failed.error}"
         return what
 
@@ -209,7 +209,7 @@ class Rule:
             "unsettled": f"{name} can't be {listed(self.fails)}, and the time was over before a "
             "rule was found",
             "dependent": f"{both} depend on each other: {tried - failed} of the {tried} pairs that "
-            f"were tried run, such as {size_list(self.example)}",
+            f"were tried run, such as {sizes_text(self.example)}",
             "baked-in": f"{name} is baked in: {subject} makes a Python number of it",
             "example-size": f"torch.export fixes {name} at its example size, but {subject} runs at "
             f"{name}={listed(self.runs)} and fails at {name}={listed(self.fails)}",
@@ -297,11 +297,6 @@ def dim_text(dim: Dim) -> str:
     step = f", multiple_of={dim.multiple_of}" if dim.multiple_of > 1 else ""
     step += f", offset={dim.offset}" if dim.offset else ""
     return f'Dim("{dim.name}", min={dim.min}, opt={dim.opt}, max={dim.max}{step})'
-
-
-def size_list(sizes: Mapping[str, int]) -> str:
-    """``h=33, w=64``."""
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def listed(sizes: Sequence[int]) -> str:

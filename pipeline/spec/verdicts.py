@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from pipeline.spec.dims import sizes_text
 from pipeline.spec.findings import Fact, Facts, Kind, shown
-from pipeline.spec.profiles import size_text
 
 VerdictKind = Literal[
     "agrees",
@@ -147,7 +147,7 @@ class Verdict:
                 "largest value"
             )
         if (shape := get("locate")) is not None:
-            option = f" --shape {size_text(shape)}" if isinstance(shape, Mapping) and shape else ""
+            option = f" --shape {sizes_text(shape)}" if isinstance(shape, Mapping) and shape else ""
             parts.append(f"`pipeline locate ARTIFACT{option}` finds where")
         return ". ".join(parts)
 

@@ -198,7 +198,7 @@ def test_a_size_that_does_not_fit_into_the_gpu(
     def full(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
         del stand
         if outputs["y"].size >= 4 * 40 * 40:
-            raise OutOfMemory("at h=40, w=40: 9 GiB are wanted, 1 GiB is free")
+            raise OutOfMemory("at h=40,w=40: 9 GiB are wanted, 1 GiB is free")
 
     stand(full)
     report = run_verify(artifact)
@@ -207,7 +207,7 @@ def test_a_size_that_does_not_fit_into_the_gpu(
     notes = {note.kind: note for note in report.manifest.comparison.notes}
     left_out = notes["engine-out-of-memory"]
     assert left_out.facts["sizes"] == {"h": 40, "w": 40}
-    start = "engine was not compared at max (h=40,w=40): at h=40, w=40: 9 GiB"
+    start = "engine was not compared at max (h=40,w=40): at h=40,w=40: 9 GiB"
     assert left_out.text.startswith(start)
     done = checks(report)["engine", "determinism"]
     assert (done.kind, done.text) == ("bit-identical", "3 runs at each of 6 sizes: bit-identical")

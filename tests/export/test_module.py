@@ -179,7 +179,7 @@ def test_expressions_of_dims_in_inputs(tmp_path: Path) -> None:
     good = {n: x.shape for n, x in spec.sample(sizes[1], 0).items()}
     assert good["mask"] == (2, 12) and good["small"] == (3, 5, 1) and good["large"] == (3, 80, 16)
     for name, shape, words in (
-        ("mask", (2, 13), "mask axis 1: size 13, expected past + seq = 12 with past=5, seq=7"),
+        ("mask", (2, 13), "mask axis 1: size 13, expected past + seq = 12 with past=5,seq=7"),
         ("small", (3, 6, 1), "small axis 1: size 6, expected h // 8 = 5 with h=40"),
         ("large", (3, 79, 16), "large axis 1: size 79, expected 2 * h = 80"),
         ("image", (3, 44, 8), "h=44 is not a multiple of 8"),

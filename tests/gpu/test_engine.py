@@ -75,7 +75,7 @@ def test_profiles(loaded: Loaded, reference: References) -> None:
     x = np.ones((1, 1, 8), np.float32)
     same(engine(x=x), right(x=x))
     engine.profile = 1
-    with pytest.raises(InputError, match=r"no profile allows b=1, s=5; .*decode: b 1\.\.16"):
+    with pytest.raises(InputError, match=r"no profile allows b=1,s=5; .*decode: b 1\.\.16"):
         engine(x=np.ones((1, 5, 8), np.float32))
     with pytest.raises(InputError, match="profile=3: there are 3"):
         engine.profile = 3
@@ -154,7 +154,7 @@ def test_no_elements(loaded: Loaded, reference: References) -> None:
         same(hosted(engine({n: OnGpu(v) for n, v in feed.items()})), right(**feed))
     engine.capture({"past_len": 0, "s": 7})
     same(engine(**feed), right(**feed))
-    with pytest.raises(InputError, match=r"past_len \+ s <= 40 does not hold at past_len=30, s=20"):
+    with pytest.raises(InputError, match=r"past_len \+ s <= 40 does not hold at past_len=30,s=20"):
         engine(past=np.zeros((2, 30, 8), np.float32), new=np.zeros((2, 20, 8), np.float32))
 
 

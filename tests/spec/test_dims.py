@@ -259,7 +259,7 @@ def test_rules() -> None:
     shapes = {"a": (CACHE,), "b": (SEQ,)}
     assert solve_sizes(shapes, {"a": (20,), "b": (5,)}, rules) == {"past": 20, "seq": 5}
     for past, seq, words in (
-        (20, 6, "past + seq <= 25 does not hold at past=20, seq=6"),
+        (20, 6, "past + seq <= 25 does not hold at past=20,seq=6"),
         (5, 1, "past % 2 == 0 does not hold at past=5"),
     ):
         with pytest.raises(InputError) as caught:

@@ -172,7 +172,7 @@ def test_dims_in_expressions_alone_are_dims_of_the_spec() -> None:
     assert given.dims == {"seq": SEQ, "past": PAST}
     assert given.sizes_of({"x": (1, 3), "mask": (1, 8)}) == {"seq": 3, "past": 5}
     assert given.sample({"seq": 3, "past": 0}, 0)["mask"].shape == (1, 3)
-    with pytest.raises(InputError, match="past \\+ seq <= 100 does not hold at past=98, seq=3"):
+    with pytest.raises(InputError, match="past \\+ seq <= 100 does not hold at past=98,seq=3"):
         given.sizes_of({"x": (1, 3), "mask": (1, 101)})
     assert not given.auto("past")
     assert spec(refine_dims=True).auto("h")

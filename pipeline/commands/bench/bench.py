@@ -20,7 +20,8 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest, now
 from pipeline.commands.bench.measure import Method, Timing, input_sets, timed
 from pipeline.errors import EngineError, InputError
-from pipeline.spec.profiles import Point, size_text, sizes_to_time
+from pipeline.spec.dims import sizes_text
+from pipeline.spec.profiles import Point, sizes_to_time
 
 if TYPE_CHECKING:
     from pipeline.runtime.engine import Engine
@@ -108,7 +109,7 @@ def bench(
         gpu = engine.gpu
     found = []
     for point in points:
-        announce(f"measuring at {size_text(point.sizes) or 'its fixed sizes'}")
+        announce(f"measuring at {sizes_text(point.sizes) or 'its fixed sizes'}")
         try:
             found.append(_point(place, manifest, point, method, graph, plugins))
         except EngineError as error:
@@ -268,7 +269,7 @@ def report_text(report: BenchReport) -> str:
     ]
     rows = [("sizes", "", "no graph", "calls/s", "CUDA graph", "calls/s", "GPU memory", "held")]
     for point in report.points:
-        sizes = size_text(point.sizes) or "fixed"
+        sizes = sizes_text(point.sizes) or "fixed"
         if point.why:
             rows.append((sizes, point.label, f"not measured: {point.why}", "", "", "", "", ""))
             continue

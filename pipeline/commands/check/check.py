@@ -30,7 +30,7 @@ from pipeline.errors import ConstraintError, InputError, PipelineError
 from pipeline.machine.target import find_target
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
-from pipeline.spec.dims import check_rules, kept_rules
+from pipeline.spec.dims import check_rules, kept_rules, sizes_text
 from pipeline.spec.findings import Note
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import check_precision
@@ -242,7 +242,7 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
     for seen, problem in first.items():
         result, point = problem.result, problem.point
         one, other = result.pair
-        sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
+        sizes = sizes_text(point.sizes)
         times = f"{count[seen]} of {len(comparison.points)} sets of sizes"
         first_at = f"first at {point.label} ({sizes}): {result.what}"
         what = f"{result.output} of {other} is not that of {one} at {times}, {first_at}"
@@ -250,7 +250,7 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
         found.append(Finding("comparison", what, result.kind, result.where, do, blocks=True))
     for beside in comparison.checks:
         if not beside.passed:
-            at = ",".join(f"{k}={v}" for k, v in beside.sizes.items())
+            at = sizes_text(beside.sizes)
             what = f"{beside.name} of {beside.run}{at and f' at {at}'}: {beside.text}"
             found.append(Finding("comparison", shortened(what), beside.kind, blocks=True))
     compared = [point for point in comparison.points if point.compared]
@@ -261,7 +261,7 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
         found.append(Finding("comparison", words, "compared"))
     for point in comparison.points:
         if point.left_out is not None:
-            sizes = ",".join(f"{k}={v}" for k, v in point.sizes.items())
+            sizes = sizes_text(point.sizes)
             what = f"{sizes} was not compared: {point.left_out.text}"
             found.append(Finding("comparison", what, point.left_out.kind))
     return found + _grouped(comparison)

@@ -19,10 +19,9 @@ from pipeline.probe.fit import Point, doubts, formula, holds_at
 from pipeline.probe.onnx_runner import OnnxRunner, Sizes, steps
 from pipeline.source.onnx.legal import by_values, mixed, with_rules
 from pipeline.source.onnx.opening import without_weights
-from pipeline.spec.dims import Dim, SizeRule
+from pipeline.spec.dims import Dim, SizeRule, sizes_text
 from pipeline.spec.expressions import DimExpr
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.rules import size_list
 
 # ops whose result has a size that is up to the data, and ops that can hold a size of an example
 _BY_DATA = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
@@ -214,14 +213,14 @@ def _check_declared(
         hint = f"; a size of the example may be baked into {node}" if node else ""
         raise SizeError(
             f"model {spec.name}: {axis}: the file states {said}, and a run gives {wrong[1]} at "
-            f"{size_list(wrong[0])}{hint}; "
+            f"{sizes_text(wrong[0])}{hint}; "
             "export it anew with these dims dynamic, or state the true size"
         )
     return f"{axis}: the file states {said}; it is {size}"
 
 
 def _unknown(spec: ModelSpec, model: onnx.ModelProto, axis: _Axis, points: Sequence[Point]) -> str:
-    some = "; ".join(f"{value} at {size_list(sizes)}" for sizes, value in points[:4])
+    some = "; ".join(f"{value} at {sizes_text(sizes)}" for sizes, value in points[:4])
     maker = _maker(model, axis.output, _BY_DATA)
     why = f"; it may be up to the data, by {maker}" if maker else by_values(spec)
     return f"model {spec.name}: {axis}: no formula of the dims was found for its size ({some}){why}"

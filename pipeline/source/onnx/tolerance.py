@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.graph.session import run_onnx
-from pipeline.spec.dims import kept_rules
+from pipeline.spec.dims import kept_rules, sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
 from pipeline.spec.tensors import Feed
@@ -46,7 +46,7 @@ def with_onnx_tolerance(spec: ModelSpec, path: Path, seed: int) -> ModelSpec:
         measured = EQUAL
         if real and not np.isfinite(a).all():
             raise InputError(
-                f"{where} is NaN or infinite at {', '.join(f'{n}={s}' for n, s in sizes.items())}: "
+                f"{where} is NaN or infinite at {sizes_text(sizes)}: "
                 "there is nothing to compare; give the inputs a range (--range NAME=LOW..HIGH)"
             )
         if real:
