@@ -183,7 +183,7 @@ def test_what_torch_keeps_of_sizes_together_is_a_rule(tmp_path: Path) -> None:
     spec = spec_of(tmp_path / "a.pt2")  # torch finds the ends by itself
     assert spec.rules in (("x_1 + y_1 <= 20",), ("y_1 + x_1 <= 20",))
     equal(spec, tmp_path / "a.onnx", loaded, {"x_1": 2, "y_1": 18}, {"x_1": 9, "y_1": 11})
-    with pytest.raises(InputError, match="<= 20 does not hold at x_1=15, y_1=6"):
+    with pytest.raises(InputError, match="<= 20 does not hold at x_1=15,y_1=6"):
         spec.sizes_of({"x": wrong[0].shape, "y": wrong[1].shape})
 
 
