@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.weights import load_weights
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,6 @@ def save_linear(path: Path, inputs: int, outputs: int, weights: Path | None = No
     import torch
 
     from pipeline.models._seeded import seeded
-    from pipeline.spec.weights import load_weights
 
     layer = seeded(lambda: torch.nn.Linear(inputs, outputs), _SEED)
     if weights is not None:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError, first_line
 from pipeline.models.transformers_library import import_transformers
+from pipeline.probe.eager import quiet
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 from pipeline.spec.profiles import Profile
+from pipeline.spec.weights import load_weights
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +42,7 @@ _TOLERANCE = Tolerance(
 _HALF = Tolerance(1e-2, 5e-2, "half.onnx is within 1.2e-2; no engine was compared")
 
 
-def llama(
+def llama(  # noqa: PLR0913 - these are the names of --option
     *,
     hidden: int = 128,
     intermediate: int = 352,
@@ -162,8 +164,6 @@ def _read_config(folder: Path, max_length: int) -> dict[str, int]:
 def _build(sizes: Mapping[str, int], max_length: int, weights: Path | None) -> torch.nn.Module:
     import torch
 
-    from pipeline.spec.weights import load_weights
-
     transformers = import_transformers()
     if weights is not None and weights.is_dir():
         model = _load_folder(transformers.LlamaForCausalLM, weights)
@@ -211,8 +211,6 @@ def _build(sizes: Mapping[str, int], max_length: int, weights: Path | None) -> t
 def _load_folder(kind: Any, folder: Path) -> torch.nn.Module:
     """The model of a checkpoint folder, in float32; every tensor has to be there."""
     import torch
-
-    from pipeline.probe.eager import quiet
 
     log = logging.getLogger("transformers")
     level = log.level

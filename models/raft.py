@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
+from pipeline.machine.libraries import import_torchvision
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 from pipeline.spec.padding import Padding
+from pipeline.spec.weights import load_weights
 
 if TYPE_CHECKING:
     import torch
@@ -113,9 +115,6 @@ def _build(
     constructor: str, updates: int, correlation: str, update: str, weights: Path | None
 ) -> torch.nn.Module:
     import torch
-
-    from pipeline.machine.libraries import import_torchvision
-    from pipeline.spec.weights import load_weights
 
     import_torchvision()
     from torchvision.models import optical_flow

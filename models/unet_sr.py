@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.weights import load_weights
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +65,6 @@ def unet_sr(*, channels: int = 16) -> ModelSpec:
 def _build(channels: int, weights: Path | None) -> torch.nn.Module:
     from pipeline.models._seeded import seeded
     from pipeline.models._unet import UNet
-    from pipeline.spec.weights import load_weights
 
     model = seeded(lambda: UNet(channels), _SEED)
     if weights is not None:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
+from pipeline.machine.libraries import import_torchvision
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.weights import load_weights
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +76,6 @@ def _spec(name: str, layers: int, image: Input, *, any_size: bool) -> ModelSpec:
 
 def _build(layers: int, weights: Path | None, *, any_size: bool) -> torch.nn.Module:
     from pipeline.models._seeded import seeded
-    from pipeline.spec.weights import load_weights
 
     model: torch.nn.Module = seeded(lambda: _torchvision_vit(layers), _SEED)
     if weights is not None:
@@ -89,8 +90,6 @@ def _build(layers: int, weights: Path | None, *, any_size: bool) -> torch.nn.Mod
 def _torchvision_vit(layers: int) -> Any:
     """vit_b_16, or a shallower one, with random values where torchvision starts with zeros."""
     import torch
-
-    from pipeline.machine.libraries import import_torchvision
 
     import_torchvision()
     from torchvision.models import VisionTransformer

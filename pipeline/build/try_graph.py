@@ -20,6 +20,7 @@ from pipeline.build.network import ParserError, open_network
 from pipeline.graph.session import run_reference
 from pipeline.machine.child import Child, ChildDied
 from pipeline.machine.gpu import why_not
+from pipeline.machine.polygraphy import collected
 from pipeline.machine.target import Target, use
 from pipeline.rewrite.half import in_half
 from pipeline.spec.closeness import Difference
@@ -178,8 +179,6 @@ def _numbers(
     plan: bytes, feeds: Sequence[Feed], expected: Sequence[Feed], half: bool
 ) -> tuple[Verdict, str]:
     from polygraphy.backend.trt import EngineFromBytes, TrtRunner
-
-    from pipeline.machine.polygraphy import collected
 
     with collected(), TrtRunner(EngineFromBytes(plan)) as runner:
         metadata = runner.get_input_metadata(use_numpy_dtypes=True)

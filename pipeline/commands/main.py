@@ -16,9 +16,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pipeline.artifact.artifact import Artifact
+from pipeline.commands import locate as cli_locate
+from pipeline.commands import options as cli_options
+from pipeline.commands import passes as cli_passes
 from pipeline.commands import report as summary
+from pipeline.commands import source_options as cli_source
+from pipeline.commands.bench import command as cli_bench
+from pipeline.commands.check import command as cli_check
 from pipeline.convert.options import Verify
 from pipeline.errors import InputError, PipelineError
+from pipeline.machine.target import DEFAULT_TARGET, TARGETS
+from pipeline.models import MODELS
+from pipeline.source.zoo import find_spec
+from pipeline.spec.config import Config
 
 _INTERRUPTED = 130
 _HEARTBEAT = 15.0  # seconds of silence before a long stage says that it still runs
@@ -127,13 +138,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def command_parser() -> argparse.ArgumentParser:
     """The command line's parser; a parsed `command` is the function to call."""
-    from pipeline.commands import locate as cli_locate
-    from pipeline.commands import options as cli_options
-    from pipeline.commands import passes as cli_passes
-    from pipeline.commands import source_options as cli_source
-    from pipeline.commands.bench import command as cli_bench
-    from pipeline.commands.check import command as cli_check
-    from pipeline.machine.target import DEFAULT_TARGET, TARGETS
 
     parser = _Parser(prog="pipeline", description="PyTorch to TensorRT through ONNX.")
     parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
@@ -215,13 +219,11 @@ def _export(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _check(arguments: argparse.Namespace, progress: Progress) -> int:
-    from pipeline.commands.check import command as cli_check
 
     return cli_check.check(_config(arguments), arguments, progress)
 
 
 def _rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
-    from pipeline.commands import passes as cli_passes
     from pipeline.convert.driver import run_rewrite
 
     if arguments.source.suffix == ".onnx" or arguments.source.is_file():
@@ -241,7 +243,6 @@ def _rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _build(arguments: argparse.Namespace, progress: Progress) -> int:
-    from pipeline.commands import options as cli_options
     from pipeline.convert.driver import run_build
 
     report = run_build(
@@ -271,7 +272,6 @@ def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _inspect(arguments: argparse.Namespace, progress: Progress) -> int:
-    from pipeline.artifact.artifact import Artifact
     from pipeline.convert.driver import Report
 
     del progress
@@ -280,8 +280,6 @@ def _inspect(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _models(arguments: argparse.Namespace, progress: Progress) -> int:
-    from pipeline.models import MODELS
-    from pipeline.source.zoo import find_spec
 
     del progress
     specs = {name: find_spec(name, {}) for name in MODELS}
@@ -303,9 +301,6 @@ def _show(report: Any, arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> Any:
-    from pipeline.commands import options as cli_options
-    from pipeline.commands import source_options as cli_source
-    from pipeline.spec.config import Config
 
     return Config(
         **cli_source.config_fields(arguments),

@@ -9,8 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.commands.table import table
 from pipeline.errors import InputError
 from pipeline.machine.target import DEFAULT_TARGET, TARGETS, find_target
+from pipeline.plugins.loading import provided_ops
 
 if TYPE_CHECKING:
     from pipeline.commands.still_needed import Verdict
@@ -66,7 +68,6 @@ def rewrite_options(sub: Any) -> None:
 
 def rewrite_file(arguments: argparse.Namespace, announce: Announce) -> int:
     """``rewrite`` on an ONNX file that is no part of an artifact."""
-    from pipeline.plugins.loading import provided_ops
     from pipeline.rewrite.choose import all_passes, to_skip
     from pipeline.rewrite.rewrite import raise_refused, rewrite
 
@@ -186,7 +187,6 @@ def _still_needed(arguments: argparse.Namespace, announce: Announce) -> int:
 
 
 def _verdict_table(verdicts: Sequence[Verdict]) -> str:
-    from pipeline.commands.table import table
 
     words = {
         "needed": "needed",

@@ -20,6 +20,7 @@ from pipeline.compare.runners import Ground, Runs
 from pipeline.errors import OutOfMemory
 from pipeline.machine.gpu import find_gpu, why_not
 from pipeline.machine.target import Target, installed_version
+from pipeline.runtime.engine import open_plan
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.file_names import PLAN
 from pipeline.spec.findings import Facts, Note
@@ -164,7 +165,6 @@ def opened(folder: Path, manifest: Manifest, plugins: Sequence[str] = ()) -> Ite
     Raises:
         PipelineError: it does not load; see `pipeline.runtime.engine`.
     """
-    from pipeline.runtime.engine import open_plan
 
     plan = (folder / PLAN).read_bytes()
     with open_plan(plan, manifest, where=PLAN, plugins=plugins) as loaded:

@@ -14,6 +14,7 @@ from pipeline.compare.problems import key_of, problems
 from pipeline.compare.run_names import HALF, REWRITTEN, TORCH, is_engine
 from pipeline.compare.runners import RunFailed
 from pipeline.errors import CompareError, ConstraintError
+from pipeline.probe.probe import probe
 from pipeline.spec.file_names import EXPORTED, MODEL
 from pipeline.spec.tensors import Feed
 
@@ -41,7 +42,6 @@ def failed_run(
     """
     if error.run == TORCH:
         assert module is not None
-        from pipeline.probe.probe import probe
 
         found = probe(manifest.interface.inputs, module, seed, manifest.interface.rules)
         if found.rules:

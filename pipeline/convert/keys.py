@@ -27,6 +27,7 @@ from pipeline.machine.files import hash_file
 from pipeline.machine.gpu import find_gpu
 from pipeline.machine.libraries import versions
 from pipeline.machine.target import Target, installed_version
+from pipeline.source.onnx.spec import source_files
 from pipeline.source.zoo import source_file
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec, holds_weights
@@ -138,8 +139,6 @@ def _source(config: Config, spec: ModelSpec) -> object:
     is handed over as an object without a key of its own never equals an earlier one.
     """
     if spec.onnx is not None:
-        from pipeline.source.onnx.spec import source_files
-
         return [_file_hash(file) for file in source_files(spec.onnx)]
     if not isinstance(config.model, str) and spec.key is None:
         return uuid.uuid4().hex

@@ -93,9 +93,7 @@ def _root(dim: Dim) -> tuple[str, int]:
     return (f"_{dim.name}", dim.multiple_of) if dim.multiple_of > 1 else (dim.name, 1)
 
 
-def _rule(  # noqa: PLR0911
-    dim: Dim, step: int, fix: str, found: Mapping[str, str]
-) -> Rule | None:
+def _rule(dim: Dim, step: int, fix: str, found: Mapping[str, str]) -> Rule | None:
     """The rule behind ``(dim - offset)/step = fix``; the offset is 0 where the step is 1."""
     name, offset = dim.name, dim.offset if step > 1 else 0
     if fix.isdigit():

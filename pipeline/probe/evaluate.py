@@ -40,9 +40,7 @@ def _piecewise(*cases: tuple[Any, Any]) -> Any:
     return result
 
 
-_UNARY = (
-    "sqrt cos cosh sin sinh tan tanh asin acos atan exp log asinh log2".split()  # noqa: SIM905
-)
+_UNARY = "sqrt cos cosh sin sinh tan tanh asin acos atan exp log asinh log2".split()
 # what torch.utils._sympy.functions and sympy print
 _WORDS: dict[str, Any] = {
     "Eq": operator.eq,

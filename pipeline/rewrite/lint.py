@@ -10,6 +10,7 @@ import onnx
 
 from pipeline.graph.files import nodes_of
 from pipeline.graph.names import name_nodes
+from pipeline.graph.origin import origin_of
 from pipeline.machine.target import Target
 from pipeline.passes import Change, Pass
 from pipeline.rewrite.record import PassRecord
@@ -79,7 +80,6 @@ def lint(source: Path, target: Target, passes: Sequence[Pass]) -> LintResult:
 
 def _custom(model: onnx.ModelProto) -> list[Finding]:
     """Nodes of other domains that no function of the file stands for."""
-    from pipeline.graph.origin import origin_of
 
     known = {(f.domain, f.name) for f in model.functions}
     return [
@@ -99,7 +99,6 @@ def _custom(model: onnx.ModelProto) -> list[Finding]:
 def _finding(
     nodes: dict[str, onnx.NodeProto], record: PassRecord, change: Change, mended: bool, p: Pass
 ) -> Finding:
-    from pipeline.graph.origin import origin_of
 
     name = change.node
     while name not in nodes and "/" in name:  # a node that an earlier pass made

@@ -20,6 +20,7 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest, now
 from pipeline.commands.bench.measure import Method, Timing, input_sets, timed
 from pipeline.errors import EngineError, InputError
+from pipeline.runtime import engine as runtime
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.profiles import Point, sizes_to_time
 
@@ -78,7 +79,7 @@ def bench(
     place: Path,
     *,
     shapes: Sequence[str] = (),
-    method: Method = Method(),  # noqa: B008  # frozen
+    method: Method = Method(),  # frozen
     graph: bool = True,
     announce: Announce = lambda _: None,
     plugins: Sequence[str] = (),
@@ -102,7 +103,6 @@ def bench(
     manifest = artifact.manifest
     declared = manifest.interface
     points = sizes_to_time(declared.dims, declared.profiles, declared.rules, shapes)
-    from pipeline.runtime import engine as runtime
 
     # says what stands in the way before anything is measured
     with runtime.load(place, plugins=plugins) as engine:
@@ -137,7 +137,6 @@ def _point(
     plugins: Sequence[str],
 ) -> PointBench:
     from pipeline.runtime import cuda as _cuda
-    from pipeline.runtime import engine as runtime
 
     stream = _cuda.Stream(blocking=False)
     _cuda.synchronise()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.bench import bench as measuring
+from pipeline.commands.bench.measure import Method
 from pipeline.commands.options import plugins
 from pipeline.errors import InputError
 
@@ -36,15 +38,13 @@ def add_command(add: Callable[..., Any]) -> None:
 
 def bench(arguments: argparse.Namespace, announce: Announce) -> int:
     """``bench``: 0 if every size was measured, 1 if one was not."""
-    from pipeline.commands.bench.bench import bench, report_json, report_text
-    from pipeline.commands.bench.measure import Method
 
     if arguments.repeat < 1:
         raise InputError(f"--repeat {arguments.repeat}: must be 1 or more")
     out: Path | None = arguments.out
     if out is not None and not out.absolute().parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {out.absolute().parent}")
-    report = bench(
+    report = measuring.bench(
         arguments.artifact,
         shapes=arguments.shape,
         method=Method(repeat=arguments.repeat),
@@ -53,6 +53,6 @@ def bench(arguments: argparse.Namespace, announce: Announce) -> int:
         plugins=arguments.plugin,
     )
     if out is not None:
-        out.write_text(f"{report_json(report)}\n")
-    print(report_json(report) if arguments.json else report_text(report))
+        out.write_text(f"{measuring.report_json(report)}\n")
+    print(measuring.report_json(report) if arguments.json else measuring.report_text(report))
     return 0 if report.ok else 1

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.build.shape_inference import ORACLE
+from pipeline.commands.check import dims
 from pipeline.commands.check.findings import (
     SECTIONS,
     Finding,
@@ -21,11 +22,13 @@ from pipeline.commands.check.findings import (
     export_failure,
     shortened,
 )
+from pipeline.commands.check.nodes import check_nodes
 from pipeline.compare.problems import Problem, problems
 from pipeline.compare.stage import CompareOptions, compare_artifact
 from pipeline.convert import stages
 from pipeline.convert.options import ExportOptions
 from pipeline.convert.plan import chosen_profiles, initial_manifest
+from pipeline.convert.reference import reference_module
 from pipeline.errors import ConstraintError, InputError, PipelineError
 from pipeline.machine.target import find_target
 from pipeline.source.find import find_source
@@ -97,8 +100,6 @@ def check(config: Config, announce: Announce) -> CheckReport:
             why = "not looked at: there is no ONNX without the export"
             found += [Finding("nodes", why, "skipped"), Finding("comparison", why, "skipped")]
         else:
-            from pipeline.commands.check.nodes import check_nodes
-
             nodes, manifest = check_nodes(folder, ready.manifest, config, announce)
             found += nodes
             found += _compared(config, replace(ready, manifest=manifest), folder, announce)
@@ -112,7 +113,6 @@ def _exported(
 
     Where torch refuses it, it is tried again with the dims to blame fixed, then with all of them.
     """
-    from pipeline.commands.check import dims
 
     found += dims.declared(spec)
     module: torch.nn.Module | None = None
@@ -161,7 +161,6 @@ def _export(
     folder: Path,
     found: list[Finding],
 ) -> _Ready:
-    from pipeline.commands.check import dims
 
     asked = spec
     if module is not None:
@@ -197,7 +196,6 @@ def _allowed(profile: Profile, spec: ModelSpec) -> bool:
 
 
 def _compared(config: Config, ready: _Ready, folder: Path, announce: Announce) -> list[Finding]:
-    from pipeline.convert.reference import reference_module
 
     manifest, spec = ready.manifest, ready.spec
     module = None

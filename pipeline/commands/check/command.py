@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.commands.source_options import engine_tolerance
 from pipeline.machine.progress import Announce
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 def verify_options(sub: Any) -> None:
     """Adds the options that ``verify`` alone has."""
-    from pipeline.commands.source_options import engine_tolerance
 
     sub.add_argument(
         "--against", type=Path, metavar="OLD", help="regression check against another artifact"

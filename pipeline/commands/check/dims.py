@@ -7,6 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipeline.commands.check.findings import Finding, rule_finding, shortened
+from pipeline.export.guards import broken_guards, sampled_guards
+from pipeline.machine.resources import Stopwatch
+from pipeline.probe.apply import apply, equal_dims, for_user, may_apply, with_dims
+from pipeline.probe.probe import probe
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.rules import AppliedRule, Rule
@@ -42,8 +46,6 @@ def tried(
         The findings; the spec with its dims narrowed to what the module takes, as far as that can
         be said; and sizes at which it runs.
     """
-    from pipeline.probe.apply import apply, for_user
-    from pipeline.probe.probe import probe
 
     if all(dim.static for dim in spec.dims.values()):
         return [], spec, {}
@@ -68,7 +70,6 @@ def _at(probed: Probed, name: str) -> int:
 
 def _finding(spec: ModelSpec, rule: Rule) -> Finding:
     """A rule that trying sizes has shown."""
-    from pipeline.probe.apply import equal_dims, may_apply
 
     own, new, do = may_apply(spec, rule), rule.refined, rule.advice()
     if own and new is not None:
@@ -104,7 +105,6 @@ def traced(
     from pipeline.export.module import with_outputs
     from pipeline.export.tolerance import with_tolerance
     from pipeline.export.trace import trace
-    from pipeline.machine.resources import Stopwatch
 
     spec, module = with_outputs(spec, module, seed)
     spec = with_tolerance(spec, module, seed)
@@ -149,7 +149,6 @@ def narrowings(
 
 def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Finding]:
     """torch.export's guards, evaluated over the dims' ranges."""
-    from pipeline.export.guards import broken_guards, sampled_guards
 
     guards = {
         str(guard.expr)
@@ -184,7 +183,6 @@ def fixed(spec: ModelSpec, names: Sequence[str], sizes: Mapping[str, int]) -> Mo
 
     A dim that `sizes` has at 0 stays as it is: no Dim is of the size 0 alone.
     """
-    from pipeline.probe.apply import with_dims
 
     new = {}
     for name in names:
@@ -205,7 +203,6 @@ def never_fixed(spec: ModelSpec, names: Sequence[str]) -> list[Finding]:
 
 def declared_as_is(spec: ModelSpec) -> ModelSpec:
     """The spec with no dim left to be narrowed: that has been done."""
-    from pipeline.probe.apply import with_dims
 
     exact = {name: replace(dim, auto=False) for name, dim in spec.dims.items()}
     return replace(with_dims(spec, exact), refine_dims=False)

@@ -28,6 +28,7 @@ from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, origin_of
 from pipeline.graph.session import run_onnx
 from pipeline.machine.target import find_target
+from pipeline.runtime.engine import load, open_plan
 from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import DimExpr, check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT
@@ -201,14 +202,12 @@ class Engines:
 
     def _own(self) -> Mapping[str, np.ndarray]:
         """The outputs of the artifact's engine."""
-        from pipeline.runtime.engine import load
 
         with load(self.place, plugins=self.plugins) as engine:
             return {name: np.array(array) for name, array in engine(self.feed).items()}
 
     def _engine(self, folder: Path, ranks: Mapping[str, int]) -> Mapping[str, np.ndarray]:
         """The outputs of the engine of a folder's model, `ranks` those of the further ones."""
-        from pipeline.runtime.engine import open_plan
 
         manifest = self.manifest
         target = find_target(manifest.target.name)

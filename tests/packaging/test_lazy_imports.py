@@ -1,0 +1,110 @@
+"""A function imports one of our own modules only where that keeps a heavy library out of the start.
+
+Ruff's PLC0415 refuses every import inside a function, those of heavy libraries included.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import pipeline
+
+ROOT = Path(pipeline.__file__).parent
+HEAVY = {
+    "cuda", "matplotlib", "onnx", "onnx_graphsurgeon", "onnx_ir", "onnxruntime", "onnxscript",
+    "polygraphy", "safetensors", "sympy", "tensorrt", "tensorrt_rtx", "torch", "torchvision",
+    "transformers",
+}  # fmt: skip
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    links = [ROOT / name for name in ("passes", "plugins", "models")]
+    for file in {*ROOT.rglob("*.py"), *(file for link in links for file in link.rglob("*.py"))}:
+        parts = file.relative_to(ROOT.parent).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+
+
+MODULES = dict(_files())
+
+
+def _targets(node: ast.stmt) -> Iterator[str]:
+    """The modules that an import statement imports."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            yield inner if inner in MODULES else node.module
+
+
+def _at_the_top(body: list[ast.stmt]) -> Iterator[str]:
+    """What a module imports when it is imported."""
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from _at_the_top([*node.body, *node.orelse])
+        elif isinstance(node, ast.Try):
+            yield from _at_the_top([*node.body, *(n for h in node.handlers for n in h.body)])
+        else:
+            yield from _targets(node)
+
+
+@cache
+def imported_by(module: str) -> frozenset[str]:
+    """Our own modules, and the heavy libraries, that importing a module imports."""
+    seen: set[str] = set()
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        if name in MODULES:
+            seen.add(name)
+            todo += _at_the_top(ast.parse(MODULES[name].read_text()).body)
+            parent = name.rpartition(".")[0]
+            todo += [] if parent in ("", "pipeline") else [parent]  # which everybody has imported
+        elif name.partition(".")[0] in HEAVY:
+            seen.add(name.partition(".")[0])
+    return frozenset(seen)
+
+
+def needless(module: str, tree: ast.AST) -> list[str]:
+    """Imports of our own modules inside functions that could stand at the top."""
+    here = imported_by(module)
+    found = []
+    for function in ast.walk(tree):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        for node in ast.walk(function):
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
+                continue
+            for target in _targets(node):
+                if target in MODULES:
+                    new = imported_by(target) - here
+                    if not new & HEAVY and module not in imported_by(target):
+                        found.append(f"{module}, line {node.lineno}: {target}")
+    return found
+
+
+def test_own_modules_are_imported_at_the_top_unless_they_are_heavy() -> None:
+    assert len(MODULES) > 250
+    every = (needless(name, ast.parse(file.read_text())) for name, file in MODULES.items())
+    assert sorted({line for lines in every for line in lines}) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        ("from pipeline.spec.dims import Dim", False),
+        ("from pipeline.spec import dims", False),
+        ("from pipeline.export.trace import trace", True),  # imports torch
+        ("import torch", True),
+    ],
+)
+def test_a_needless_import_is_noticed(line: str, right: bool) -> None:
+    tree = ast.parse(f"def function():\n    {line}\n")
+    assert (needless("pipeline.machine.target", tree) == []) is right
