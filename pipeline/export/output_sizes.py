@@ -86,7 +86,7 @@ def true_shapes(
 
 
 def _diagonal(dims: Mapping[str, Dim], count: int) -> list[dict[str, int]]:
-    """Sets of sizes: each dim takes its smallest sizes and some others, in a step of its own."""
+    """Sets of sizes: each dim takes its smallest sizes and some others, in a different step."""
     runs = {name: legal_sizes(dim, 2 * count)[: count + 4] for name, dim in dims.items()}
     runs = {n: [*run, *legal_sizes(dims[n], 8)[4:]] for n, run in runs.items()}
     most = max(map(len, runs.values()))

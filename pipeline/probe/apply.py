@@ -246,7 +246,7 @@ def fit_to_module(
         The narrowed spec, and the rules that narrowed it.
 
     Raises:
-        ConstraintError: the model needs a rule on a dim that may not be narrowed, or a rule that
+        ConstraintError: the model needs a rule on a dim that may not be narrowed, or one that
             neither a dim nor a rule on sizes can express.
         ExportError: the model runs at none of the sizes that were tried.
     """
