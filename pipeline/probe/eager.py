@@ -111,7 +111,7 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
 
 def call_module(module: torch.nn.Module, feed: Feed) -> Any:
     """What a module returns for inputs that it gets in their order; it may change its copies."""
-    import torch
+    import torch  # noqa: PLC0415 - torch; see runs_at
 
     return module(*(torch.from_numpy(array.copy()) for array in feed.values()))
 
