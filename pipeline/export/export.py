@@ -1,7 +1,7 @@
-"""torch -> ONNX: torch.export first (its errors are the truth about the dims), then ONNX.
+"""Exports a torch module to ONNX: first torch.export, then torch.onnx.export.
 
-torch.onnx.export on a module can hide constraint errors by taking the suggested fixes in
-silence, so it is given the ExportedProgram, and what comes out is held against what was asked.
+torch.onnx.export on a module can hide constraint errors: it applies the suggested fixes silently.
+So it gets an ExportedProgram here, and its result is compared with what the spec declares.
 """
 
 from __future__ import annotations
@@ -44,14 +44,18 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     Args:
         spec: the model.
         weights: a weights file, or None for the spec's seeded random weights.
-        path: where the ONNX file goes; weights beyond 2 GB go into ``<path>.data`` beside it.
-        seed: for the example inputs' values.
+        path: the ONNX file to write; weights beyond 2 GB go into ``<path>.data`` beside it.
+        seed: the seed of the example inputs' values.
+
+    Returns:
+        The exported model, with the spec narrowed where it allows that.
 
     Raises:
-        ConstraintError: the model does not take every size of a dim; says which rule, which
-            line of the model and what to declare.
-        ExportError: anything else that torch refuses, or an ONNX that is not what was asked.
-        InputError: bad weights.
+        ConstraintError: the model does not run at every size of a dim. The text names the rule,
+            the line of the model and what to declare.
+        ExportError: torch refuses the model for another reason, or the ONNX file does not match
+            the spec.
+        InputError: the weights do not fit the model.
     """
     watch = Stopwatch()
     with watch("model"):
@@ -96,11 +100,14 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     except onnx.checker.ValidationError as error:
         first = first_line(error)
         raise ExportError(
-            f"model {spec.name}: torch.onnx.export wrote a bad ONNX: {first}", detail=str(error)
+            f"model {spec.name}: torch.onnx.export wrote an invalid ONNX file: {first}",
+            detail=str(error),
         ) from error
     opset = next(i.version for i in model.opset_import if i.domain in ("", "ai.onnx"))
     if opset != OPSET:
-        raise ExportError(f"model {spec.name}: torch wrote opset {opset}, asked for {OPSET}")
+        raise ExportError(
+            f"model {spec.name}: torch.onnx.export wrote opset {opset} instead of {OPSET}"
+        )
     return Exported(
         spec, module, path, opset, shapes, tuple(refinements), free, dict(watch.seconds), notes
     )
@@ -109,7 +116,7 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
 def _traced(
     spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
 ) -> tuple[ModelSpec, torch.export.ExportedProgram, list[Rule]]:
-    """`trace`; where torch fails without saying which sizes the model takes, they are tried."""
+    """Calls `trace`. If torch fails without naming a rule on sizes, tries sizes to find one."""
     try:
         return trace(spec, module, seed, watch)
     except ConstraintError:
@@ -127,12 +134,12 @@ def reference(
     module: torch.nn.Module,
     output_shapes: Mapping[str, Sequence[Size | str]],
 ) -> torch.nn.Module:
-    """What the ONNX has to equal: the module, with the spec's padding round it.
+    """The reference for the ONNX file: the module, with the spec's padding round it.
 
     Args:
         spec: the spec.
-        module: what the spec builds.
-        output_shapes: by output name, in terms of the dims.
+        module: the module that the spec builds.
+        output_shapes: for each output name, its shape in terms of the dims.
     """
     if spec.padding is None:
         return module
@@ -151,7 +158,7 @@ def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path)
             )
     except ExportError as error:
         raise ExportError(f"model {spec.name}: {error}", detail=error.detail) from error
-    except Exception as error:  # an OnnxExporterError, or what the exporter stumbled over
+    except Exception as error:  # an OnnxExporterError, or an error inside the exporter
         cause = first_line(error.__cause__ or error, repr(error))
         raise ExportError(
             f"model {spec.name}: torch.onnx.export: {cause}", detail=str(error)
@@ -159,22 +166,22 @@ def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path)
 
 
 def _not_in_outputs(spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]) -> tuple[str, ...]:
-    """What to look at twice: the first axis of an input, a batch, that no output has."""
+    """Notes for suspicious dims: the first axis of an input (a batch) that no output has."""
     used = {n for shape in shapes.values() for size in shape for n in DimExpr(str(size)).names}
     first = {i.shape[0] for i in spec.inputs if i.shape and isinstance(i.shape[0], Dim)}
     return tuple(
-        f"no output's size has {dim.name}, the first axis of an input, in it"
+        f"no output's size depends on {dim.name}, the first axis of an input"
         for dim in sorted(first, key=lambda d: d.name)
         if dim.name not in used and not dim.static
     )
 
 
 def _check_inputs(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, str]:
-    """Raises unless every input is as declared; returns where each dim is free."""
+    """Raises unless every input is as declared. Returns the inputs and axes of each free dim."""
     free: dict[str, list[str]] = {}
     got = [value.name for value in model.graph.input]
     if got != [i.name for i in spec.inputs]:
-        raise ExportError(f"model {spec.name}: the ONNX has the inputs {', '.join(got)}")
+        raise ExportError(f"model {spec.name}: the ONNX file has the inputs {', '.join(got)}")
     for value, declared in zip(model.graph.input, spec.inputs, strict=True):
         for axis, (dim, size) in enumerate(
             zip(value.type.tensor_type.shape.dim, declared.shape, strict=True)
@@ -193,9 +200,9 @@ def _check_inputs(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, str]:
 
 
 def _check_outputs(spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]) -> None:
-    """Raises unless torch's output shapes are those that the spec declares."""
+    """Raises unless torch's output shapes match the shapes that the spec declares."""
     dims = spec.dims
-    # min, opt and max may all be even: a run of sizes tells h//2 from (h + 1)//2
+    # min, opt and max may all be even: consecutive sizes distinguish h//2 from (h + 1)//2
     probes = [{name: getattr(dim, at) for name, dim in dims.items()} for at in _AT]
     runs = {name: legal_sizes(dim, 64)[:32] for name, dim in dims.items()}
     probes += [
@@ -216,10 +223,10 @@ def _check_outputs(spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]) -
 def _check_inferred(
     model: onnx.ModelProto, spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]
 ) -> None:
-    """Raises if ONNX's own shape inference finds another output size than torch at some sizes.
+    """Raises if ONNX shape inference finds a different output size from torch's at some sizes.
 
-    A size that was baked into a node (the kernel of a pool that stands for
-    adaptive_avg_pool2d) shows so; where inference can't tell a size, nothing is said.
+    This finds sizes that were baked into a node, such as the kernel of a pool that replaces
+    adaptive_avg_pool2d. Sizes that shape inference can't compute are not checked.
     """
     bare = with_true_pools(_weightless(model))
     dims = spec.dims
@@ -247,7 +254,7 @@ def _check_inferred(
 
 
 def _weightless(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without known shapes, and with inputs in place of weights that can't be a shape."""
+    """A copy without known shapes. Weights too large to be a shape become inputs."""
     bare = lightened(model, lambda tensor: math.prod(tensor.dims) > 64 or is_outside(tensor))
     del bare.graph.value_info[:]
     for value in bare.graph.output:

@@ -1,4 +1,4 @@
-"""What the export stage leaves: a model as ONNX, whether torch or an ONNX file was the source."""
+"""The result of the export stage: a model as ONNX, from torch or from an ONNX file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exported:
-    """A model as ONNX, and the torch module that it came from.
+    """A model as ONNX, and the torch module that it was exported from.
 
     Args:
-        spec: the spec, its dims refined where that was allowed.
-        module: the torch module that was exported, without padding; None where the source is an
+        spec: the spec, its dims narrowed where that was allowed.
+        module: the torch module that was exported, without padding; None if the source is an
             ONNX file.
         path: the ONNX file.
         opset: the file's opset.
         output_shapes: each output's shape in terms of the dims.
         refinements: the rules that narrowed the spec.
         free: for each dynamic dim, the ONNX inputs and axes where it is free.
-        library_seconds: time inside torch or ONNX Runtime, by name of what was called.
-        notes: positional inputs; guards of torch.export that were checked at a sample of sizes;
-            what an ONNX file declares wrongly. One sentence each.
+        library_seconds: seconds inside torch or ONNX Runtime, by the name of the call.
+        notes: one sentence for each remark: positional inputs, guards of torch.export that were
+            checked at a sample of sizes, and wrong declarations in an ONNX file.
     """
 
     spec: ModelSpec
@@ -49,7 +49,7 @@ class Exported:
 
     @cached_property
     def interface(self) -> Interface:
-        """The interface of the ONNX file: the spec's, with all that the export found out."""
+        """The interface of the ONNX file: the spec's, with the output shapes and dtypes."""
         graph = onnx.load(self.path, load_external_data=False).graph
         dtypes = {
             value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from pipeline.probe.eager import flat_tensors
 from pipeline.probe.evaluate import SYMBOL_NAME, holds, result_of, symbols_in, where_holds
@@ -16,9 +17,6 @@ from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import Dim, DimExpr, Size, kept_rules, size_text
 from pipeline.spec.tensors import Input, Tolerance
 
-if TYPE_CHECKING:
-    import torch
-
 
 @dataclass(frozen=True)
 class Broken:
@@ -27,10 +25,10 @@ class Broken:
     Args:
         text: the guard, in torch's symbols.
         words: the guard, in the dims.
-        dims: the dims that it is on.
-        sizes: sizes that break it, one row a combination, in the order of `dims`, the one of
-            the fewest elements first.
-        readable: False if it can't be evaluated: then it is taken to be broken at every size.
+        dims: the dims in the guard.
+        sizes: the sizes that break it, int [combinations, dims], in the order of `dims`; the
+            combination with the fewest elements comes first.
+        readable: False if it can't be evaluated; then it counts as broken at every size.
     """
 
     text: str
@@ -42,15 +40,22 @@ class Broken:
 
 @dataclass(frozen=True)
 class Symbol:
-    size: Size  # what is declared where torch has the symbol
-    step: int = 1  # the symbol's value is that size divided by this
+    """One of torch's symbols, as a declared size divided by a step.
+
+    Args:
+        size: the declared size where torch has the symbol.
+        step: the divisor; the symbol's value is the size divided by it.
+    """
+
+    size: Size
+    step: int = 1
 
     @property
     def names(self) -> frozenset[str]:
         return DimExpr(size_text(self.size)).names
 
     def at(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Its values where the dims have these sizes."""
+        """The symbol's values at these sizes of the dims."""
         values: np.ndarray = result_of(size_text(self.size), columns)
         return values // self.step
 
@@ -68,7 +73,7 @@ def broken_guards(
     Args:
         program: what torch exported.
         inputs: its inputs as declared.
-        rules: what sizes keep together; others are no matter.
+        rules: the rules on sizes; sizes that break one are ignored.
     """
     symbols, guards = recorded(program, inputs)
     every = {dim.name: dim for i in inputs for dim in i.dims}
@@ -93,7 +98,7 @@ def broken_guards(
 def sampled_guards(
     program: torch.export.ExportedProgram, inputs: Sequence[Input], rules: Sequence[str] = ()
 ) -> list[str]:
-    """A note for each set of dims whose guards could be evaluated at a sample of sizes only.
+    """Notes on guards that were evaluated only at a sample of sizes, one for each set of dims.
 
     Args:
         program, inputs, rules: see `broken_guards`.
@@ -124,7 +129,7 @@ def good_sizes(
     dim: Dim,
     guards: Sequence[Broken],
 ) -> list[int]:
-    """The legal sizes of a dim that keep all of these guards, which are on this dim alone."""
+    """The legal sizes of a dim that keep all of these guards; each guard has only this dim."""
     symbols, _ = recorded(program, inputs)
     own = {name: s for name, s in symbols.items() if s.names == {dim.name}}
     sizes = np.array(legal_sizes(dim, MOST_SIZES))
@@ -159,19 +164,11 @@ def recorded(
     return symbols, guards
 
 
-_ELEMENTS = 1 << 21  # of the inputs for which a broken guard is tried out
-
-
-_TOGETHER = 1 << 22  # of the inputs of all tries of a guard
-
-
-_FIRST = 1 << 23  # of the inputs at the smallest sizes that break it
-
-
-_ROWS = 1 << 12  # sizes among which those to try are chosen
-
-
-_CLOSE = 1e-4  # of an output's largest value: a guard that changes more than this matters
+_ELEMENTS = 1 << 21  # most input elements of one try of a broken guard
+_TOGETHER = 1 << 22  # most input elements of all tries of a guard
+_FIRST = 1 << 23  # most input elements at the smallest sizes that break a guard
+_ROWS = 1 << 12  # most sizes from which those to try are chosen
+_CLOSE = 1e-4  # part of an output's largest value: a guard that changes more than this matters
 
 
 def tries(
@@ -180,8 +177,11 @@ def tries(
     program: torch.export.ExportedProgram,
     rules: Sequence[str] = (),
 ) -> list[dict[str, int]]:
-    """Sizes of all dims at which to try a broken guard out: the smallest that break it and
-    others up to the largest that is not too much to run, the other dims small and large."""
+    """Sizes of all dims at which to try a broken guard.
+
+    They include the smallest sizes that break it, and others up to the largest affordable run.
+    The other dims are both small and large.
+    """
     most = min(max(4000 // len(program.graph.nodes), 8), 128)
     names = [dim.name for dim in guard.dims]
     every = dims_of(inputs)
@@ -208,7 +208,7 @@ def tries(
 def _completed(
     guard: Broken, every: Mapping[str, Dim], rules: Sequence[str]
 ) -> list[dict[str, int]]:
-    """Some of the sizes that break a guard, with sizes of the other dims that keep the rules."""
+    """Some sizes that break a guard, with sizes of the other dims that keep the rules."""
     names = list(every)
     columns = [names.index(dim.name) for dim in guard.dims]
     grid = size_grid(tuple(every.values()), tuple(rules))
@@ -218,8 +218,10 @@ def _completed(
 
 
 def _affordable(inputs: Sequence[Input], sets: Sequence[dict[str, int]]) -> list[dict[str, int]]:
-    """The smallest of these sets of sizes that are not too much together, 8 at least; and the
-    largest of all."""
+    """The smallest of these sets of sizes that are affordable together, and the largest of all.
+
+    At least 8 are kept.
+    """
     ranked = sorted(sets, key=lambda sizes: elements(inputs, sizes))
     total = 0
     for n, sizes in enumerate(ranked):
@@ -239,10 +241,10 @@ def matters(
     args: Sequence[torch.Tensor],
     tolerance: Tolerance,
 ) -> bool:
-    """False if the exported program does as the module does at sizes that break a guard.
+    """False if the exported program and the module agree at sizes that break a guard.
 
-    Many guards only chose a faster way (memory layouts, sizes of 1). Where the inputs are too
-    large to try, the guard is taken to matter.
+    Many guards only choose a faster way (memory layouts, sizes of 1). If the inputs are too large
+    to try, the guard counts as one that matters.
     """
     if sum(arg.numel() for arg in args) > _FIRST:
         return True
@@ -257,10 +259,7 @@ def matters(
 
 
 def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:
-    """True if two outputs are equal but for the order of the sums: by the tolerance and by
-    the scale of what the model gives."""
-    import torch
-
+    """True if two outputs differ only by rounding, within the tolerance and `_CLOSE`."""
     if want.shape != got.shape or want.dtype != got.dtype:
         return False
     if torch.equal(want, got):

@@ -1,7 +1,7 @@
-"""The torch module behind a spec: made, checked, and called with flat tensors.
+"""Builds the torch module of a spec, checks it and calls it with flat tensors.
 
-Everything after this sees a module that takes the spec's inputs one by one and returns a tuple
-of tensors in the order of the spec's outputs, whatever the model itself takes and returns.
+The result takes the spec's inputs one by one. It returns a tuple of tensors in the order of the
+spec's outputs, even if the model itself takes and returns nested structures.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from pipeline.spec.tensors import Output
 
 
 class FlatModule(torch.nn.Module):
-    """A module that takes and returns nested tensors, with flat ones instead.
+    """Gives flat inputs and outputs to a module that takes and returns nested tensors.
 
     Args:
         model: the module.
-        arguments: the structure of its arguments, with names in place of tensors; None for
+        arguments: the structure of its arguments, with input names instead of tensors; None for
             positional tensors.
         names: the inputs' names, in order.
     """
@@ -45,7 +45,7 @@ class FlatModule(torch.nn.Module):
         self.arguments, self.names = arguments, tuple(names)
 
     def result(self, *tensors: torch.Tensor) -> Any:
-        """What the module itself returns."""
+        """The module's own result, which may be nested."""
         if self.arguments is None:
             return self.model(*tensors)
         args, kwargs = call_with(self.arguments, dict(zip(self.names, tensors, strict=True)))
@@ -56,29 +56,32 @@ class FlatModule(torch.nn.Module):
 
 
 def flat_outputs(result: Any) -> tuple[Any, ...]:
-    """The tensors in what a model returned, in order; None is left out."""
+    """The tensors in a model's result, in order, without None."""
     return tuple(leaf for _, leaf in leaves(result))
 
 
 def built(
     spec: ModelSpec, weights: Path | None, seed: int = 0
 ) -> tuple[ModelSpec, torch.nn.Module]:
-    """`made`, and its outputs found (`with_outputs`)."""
+    """The module from `made`, with its outputs found by `with_outputs`."""
     spec, module = made(spec, weights)
     return with_outputs(spec, module, seed)
 
 
 def made(spec: ModelSpec, weights: Path | None) -> tuple[ModelSpec, torch.nn.Module]:
-    """Makes the spec's module, in eval mode and its weights without gradients; it takes the inputs
-    one by one.
+    """Builds the spec's module, in eval mode and with weights that need no gradients.
+
+    Returns:
+        The spec with the structure of its arguments, and the module; it takes the inputs one by
+        one.
 
     Raises:
-        InputError: `build` fails or makes no module, or the module can't be called with the
+        InputError: `build` fails or returns no module, or the module can't be called with the
             declared inputs.
     """
     # Attention under a learnt mask gives other strides where the mask asks for gradients, even
     # under no_grad. torch 2.13 fails at a view behind it (tests/export/test_module.py).
-    module = _made(spec, weights).eval().requires_grad_(False)
+    module = _build(spec, weights).eval().requires_grad_(False)
     arguments, _ = by_name_or_place(spec.name, module.forward, spec.arguments)
     spec = replace(spec, arguments=arguments)
     check_signature(spec.name, module.forward, spec.arguments, len(spec.inputs))
@@ -88,11 +91,14 @@ def made(spec: ModelSpec, weights: Path | None) -> tuple[ModelSpec, torch.nn.Mod
 
 
 def placed(spec: ModelSpec, module: torch.nn.Module) -> list[str]:
-    """What `made` gave to the module by place, though the spec names it; one note, or none.
+    """A note on inputs that `made` passes by position although the spec names them.
 
     Args:
-        spec: as it was declared.
-        module: from `made`.
+        spec: the spec as it was declared.
+        module: the module from `made`.
+
+    Returns:
+        One note, or none.
     """
     inner = module.model if isinstance(module, FlatModule) else module
     _, note = by_name_or_place(spec.name, inner.forward, spec.arguments)
@@ -102,12 +108,14 @@ def placed(spec: ModelSpec, module: torch.nn.Module) -> list[str]:
 def with_outputs(
     spec: ModelSpec, module: torch.nn.Module, seed: int
 ) -> tuple[ModelSpec, torch.nn.Module]:
-    """The spec with its outputs, found by running the module where it does not name them; and
-    the module, returning a tuple of tensors where it returned something else.
+    """Finds the outputs of a spec that names none, by running the module.
+
+    Returns:
+        The spec with its outputs, and the module; it returns a tuple of tensors.
 
     Raises:
-        InputError: the module returns something that is no tensor.
-        ExportError: it runs at none of the example sizes.
+        InputError: the module returns something that is not a tensor.
+        ExportError: the module runs at none of the example sizes.
     """
     if spec.outputs:
         return spec, module
@@ -128,10 +136,10 @@ def with_outputs(
 
 
 def first_result(spec: ModelSpec, module: Callable[..., Any], seed: int) -> Any:
-    """What the module returns at the first example sizes at which it runs.
+    """The module's result at the first example sizes at which it runs.
 
     Raises:
-        ExportError: it runs at none.
+        ExportError: it runs at none of them.
     """
     error: Exception | None = None
     words = ""
@@ -150,7 +158,7 @@ def first_result(spec: ModelSpec, module: Callable[..., Any], seed: int) -> Any:
     ) from error
 
 
-def _made(spec: ModelSpec, weights: Path | None) -> torch.nn.Module:
+def _build(spec: ModelSpec, weights: Path | None) -> torch.nn.Module:
     try:
         module = spec.build(weights)
     except (PipelineError, KeyboardInterrupt, MemoryError):

@@ -1,4 +1,4 @@
-"""torch.export's output sizes, held against the dims and against what the model itself gives."""
+"""Compares torch.export's output sizes with the dims and with the model's own outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.spec.model import ModelSpec, inner_inputs
 
 
 def check_names(spec: ModelSpec, shapes: Sequence[Sequence[int | str]]) -> None:
-    """Raises if an output's size is no integer expression of the dims."""
+    """Raises `SizeError` if an output's size is not an integer expression of the dims."""
     known = {dim.name for i in inner_inputs(spec) for dim in i.dims}
     for output, shape in zip(spec.outputs, shapes, strict=True):
         for axis, size in enumerate(shape):
@@ -29,21 +29,27 @@ def check_names(spec: ModelSpec, shapes: Sequence[Sequence[int | str]]) -> None:
                 ) from None
             if unknown:
                 raise SizeError(
-                    f"{where}: its size is {size}, and {', '.join(sorted(unknown))} is up to the "
-                    "data: no shape can be declared; return a tensor of a fixed size, or a mask"
+                    f"{where}: its size is {size}, and {', '.join(sorted(unknown))} depends on "
+                    "the data: no shape can be declared; return a tensor of a fixed size, or a mask"
                 )
 
 
 def true_shapes(
     spec: ModelSpec, module: torch.nn.Module, shapes: Sequence[Sequence[int | str]], seed: int
 ) -> list[list[int | str]]:
-    """The output shapes, each held against what the module itself gives at many sizes.
+    """The output shapes, each compared with the module's own output at many sizes.
 
-    torch's formula can be wrong (2.13: a pool with ``ceil_mode``); then a quotient that
-    gives the module's sizes takes its place.
+    torch's formula can be wrong (2.13: a pool with ``ceil_mode``). Then a quotient that gives the
+    module's sizes replaces it.
+
+    Args:
+        spec: the spec.
+        module: the module that the spec builds.
+        shapes: torch's shape of each output, in terms of the dims.
+        seed: the seed of the inputs' values.
 
     Raises:
-        ExportError: there is none.
+        SizeError: torch's formula is wrong, and no quotient gives the module's sizes.
     """
     inputs = inner_inputs(spec)
     dims = {dim.name: dim for i in inputs for dim in i.dims}
@@ -70,8 +76,9 @@ def true_shapes(
             fit = _fit(dims, size, points)
             if fit is None:
                 raise SizeError(
-                    f"model {spec.name}: output {output.name} axis {axis}: torch.export takes its "
-                    f"size for {size}, but the model gives {wrong[0][1]} at {wrong[0][0]}"
+                    f"model {spec.name}: output {output.name} axis {axis}: torch.export "
+                    f"computes the size {size}, but the model gives {wrong[0][1]} at "
+                    f"{wrong[0][0]}"
                 )
             new[axis] = fit
         result.append(new)
@@ -79,7 +86,7 @@ def true_shapes(
 
 
 def _diagonal(dims: Mapping[str, Dim], count: int) -> list[dict[str, int]]:
-    """Sets of sizes: every dim through its smallest ones and some others, each in its own step."""
+    """Sets of sizes: each dim takes its smallest sizes and some others, in a different step."""
     runs = {name: legal_sizes(dim, 2 * count)[: count + 4] for name, dim in dims.items()}
     runs = {n: [*run, *legal_sizes(dims[n], 8)[4:]] for n, run in runs.items()}
     most = max(map(len, runs.values()))
@@ -98,13 +105,13 @@ def _value(size: int | str, sizes: Mapping[str, int]) -> int | None:
 def _fit(
     dims: Mapping[str, Dim], size: int | str, points: Sequence[tuple[Mapping[str, int], int]]
 ) -> str | None:
-    """A quotient of the one dim in a wrong formula that gives all of the sizes seen."""
+    """A quotient of the only dim in a wrong formula; it gives all sizes that were seen."""
     names = DimExpr(str(size)).names
     if len(names) != 1:
         return None
     (name,) = names
     at = {sizes[name]: got for sizes, got in points}
-    if any(at[sizes[name]] != got for sizes, got in points):  # another dim has a part in it
+    if any(at[sizes[name]] != got for sizes, got in points):  # another dim plays a part
         return None
     few = len(at) < len(legal_sizes(dims[name], 1 << 14))
     found = fit_line(at)

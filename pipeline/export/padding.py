@@ -1,12 +1,12 @@
-"""Padding round a model and cropping back, as part of the ONNX graph and of the engine.
+"""Pads a model's inputs and crops its outputs, inside the ONNX graph and the engine.
 
-A model that takes only multiples of 8 gets a graph that takes every size: the inputs are
-padded up to the next multiple, the outputs cropped back. torch.export refuses such a wrapper
-though every size works (its solver can't simplify ``(h + (-h % 8)) % 8``), so the inner model
-is exported and the padding is added to the ONNX graph.
+A model that takes only multiples of 8 gets a graph that takes every size. The graph pads the
+inputs up to the next multiple and crops the outputs back. torch.export refuses such a wrapper
+although every size works: its solver can't simplify ``(h + (-h % 8)) % 8``. So the inner model is
+exported, and the padding is added to the ONNX graph.
 
-All shape arithmetic stays on non-negative 1-D int64 tensors: ONNX's integer Div truncates and
-TensorRT's Mod differs from Python's for negative numbers, so the amount of padding is
+All shape arithmetic uses non-negative int64 tensors of one axis. ONNX's integer Div truncates, and
+TensorRT's Mod differs from Python's for negative numbers. So the amount of padding is
 ``(h + m - 1) // m * m - h``, never ``-h % m``.
 """
 
@@ -33,8 +33,8 @@ _PREFIX = "padding"
 def crop_factor(size: Size | str, multiples: Mapping[str, int]) -> tuple[str, int] | None:
     """(dim, k) if an inner output size is k times a padded dim, so that it can be cropped.
 
-    None for every other size: one that has nothing to do with a padded dim, and one that
-    depends on it in another way (a feature map at 1/8), which stays uncropped.
+    Returns None for every other size: one that depends on no padded dim, or in another way (a
+    feature map at 1/8). Such a size stays uncropped.
     """
     if isinstance(size, int):
         return None
@@ -43,8 +43,8 @@ def crop_factor(size: Size | str, multiples: Mapping[str, int]) -> tuple[str, in
         inner = padded_name(name)
         if expr.names != {inner}:
             continue
-        # an expression with floor divisions is periodic: 64 multiples in a row show any period
-        # up to 64; the powers of 2 show a bound (``min(h, 600)``)
+        # floor divisions are periodic: 64 consecutive multiples show any period up to 64; the
+        # powers of 2 show a bound (``min(h, 600)``)
         sizes = [multiple * k for k in [*range(1, 65), *(2**i for i in range(7, 24))]]
         try:
             values = [expr.value({inner: n}) for n in sizes]
@@ -57,7 +57,7 @@ def crop_factor(size: Size | str, multiples: Mapping[str, int]) -> tuple[str, in
 
 
 def factors(size: Size | str, multiples: Mapping[str, int]) -> list[tuple[str, int]]:
-    """[(dim, k)] if an outer output size is k times a padded dim, that is, was cropped; else []."""
+    """[(dim, k)] if an outer output size is k times a padded dim, so it was cropped; else []."""
     if isinstance(size, int):
         return []
     expr = DimExpr(size_text(size))
@@ -70,7 +70,7 @@ def factors(size: Size | str, multiples: Mapping[str, int]) -> list[tuple[str, i
 
 
 def outer_size(size: Size | str, multiples: Mapping[str, int]) -> str:
-    """An output size in terms of the user's dims, given it in terms of the padded ones."""
+    """Rewrites an output size from the padded dims to the user's dims."""
     cropped = crop_factor(size, multiples)
     if cropped:
         name, factor = cropped
@@ -83,13 +83,13 @@ def outer_size(size: Size | str, multiples: Mapping[str, int]) -> str:
 
 
 class PaddedModule(torch.nn.Module):
-    """What the padded graph has to equal: pads with torch, runs the model, crops.
+    """The reference for the padded graph: pads with torch, runs the model and crops.
 
-    Works eagerly at concrete sizes only; it is the reference, not what is exported.
+    It works eagerly at concrete sizes only, and is never exported.
 
     Args:
-        inner: the model inside.
-        spec: its spec, with a padding.
+        inner: the model inside the padding.
+        spec: the model's spec, with a padding.
         outputs: each output's shape in terms of the user's dims, as `add_padding` returns it.
     """
 
@@ -168,7 +168,7 @@ class _Graph:
         return name
 
     def node(self, op: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        """The output of a new node, or of one that is there already and computes the same."""
+        """The output of a new node, or of an existing node that computes the same."""
         new = helper.make_node(op, list(inputs), [f"{_PREFIX}/{name}"], **attributes)
         for old in self.nodes:
             if (old.op_type, old.input, old.attribute) == (new.op_type, new.input, new.attribute):
@@ -179,11 +179,11 @@ class _Graph:
 
 
 def add_padding(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, list[int | str]]:
-    """Puts the spec's padding and cropping round the graph of `model`, in place.
+    """Adds the spec's padding and cropping to the graph of `model`, in place.
 
     Args:
-        model: the inner model, inputs and outputs named as in `spec`, `padded_name` of each
-            padded dim as ``dim_param`` of the inputs, outputs' sizes as expressions of them.
+        model: the inner model, with inputs and outputs named as in `spec`. Each padded dim is in
+            the inputs as its `padded_name`; outputs' sizes are expressions of these names.
         spec: the model's spec, with a padding.
 
     Returns:
@@ -209,7 +209,7 @@ def add_padding(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, list[int |
 def _pad_inputs(
     head: _Graph, graph: onnx.GraphProto, spec: ModelSpec, padding: Padding
 ) -> dict[str, tuple[str, str]]:
-    """Adds the Pad nodes. Returns for each padded dim the tensors (before, size), each [1]."""
+    """Adds the Pad nodes. Returns the tensors (before, size) of each padded dim, each [1]."""
     known: dict[str, tuple[str, str, str]] = {}
     renamed: dict[str, str] = {}
     zero = head.constant("zero", 0)
@@ -317,7 +317,7 @@ def _crop_outputs(
 
 
 def _rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Renames the tensors that a node reads, in its subgraphs too."""
+    """Renames the tensors that a node reads, including those in its subgraphs."""
     for i, name in enumerate(node.input):
         if name in names:
             node.input[i] = names[name]

@@ -1,4 +1,4 @@
-"""A saved program as a module that takes its tensors one by one."""
+"""Loads a saved program and makes it a module that takes its tensors one by one."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.errors import InputError, first_line
+from pipeline.probe.eager import quiet
 
 
 class ProgramModule(torch.nn.Module):
-    """What an ExportedProgram computes.
+    """Runs an ExportedProgram with flat inputs.
 
-    Its inputs are the program's tensors in order, whatever nested arguments they stood in;
-    constants that it was exported with stay what they were. It returns what the program does.
+    Its inputs are the program's tensors in order, without the nested arguments that held them.
+    Constants of the export keep their values. The result is the program's own.
 
     Args:
-        program: the program. Its parameters are the module's.
+        program: the program; its parameters become the module's.
     """
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         super().__init__()
-        # the guards are found anew when it is exported again, over the range that is asked for
+        # the next export finds the guards again, over the declared ranges
         self.program = program.module(check_guards=False)
         spec = program.call_spec.in_spec
         assert spec is not None
@@ -46,7 +47,7 @@ class ProgramModule(torch.nn.Module):
         return self.program(*args, **kwargs)
 
     def train(self, mode: bool = True) -> ProgramModule:
-        """Nothing: a program is what it was when it was exported, and refuses to be changed."""
+        """Does nothing: an exported program can't change its mode."""
         del mode
         return self
 
@@ -58,27 +59,23 @@ KINDS = {
 }
 
 
-_NEVER_SAVED = "a .pt2 is written by torch.export.save"
+_NEVER_SAVED = "torch.export.save writes .pt2 files"
 
 
 def load_program(path: Path) -> torch.export.ExportedProgram:
-    """The program in a file.
+    """Loads the program in a .pt2 file.
 
     Raises:
-        InputError: there is none that this torch reads; says why.
+        InputError: this torch can't load a program from the file. The text says why.
     """
     version = _saved_with(path)
-    import torch
-
-    from pipeline.probe.eager import quiet
-
     log = _Caught()
     logger = logging.getLogger("torch.export")
     logger.addFilter(log)
     try:
         with quiet():
             return torch.export.load(path)
-    except Exception as error:  # whatever a file's content leads to
+    except Exception as error:  # a file's content can raise anything
         cause: BaseException = log.error or error
         while cause.__cause__ or cause.__context__:
             cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
@@ -94,7 +91,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
 
 
 class _Caught(logging.Filter):
-    """Keeps the error that torch only logs, and its log out of the way."""
+    """Keeps the error that torch only logs, and hides the log."""
 
     error: BaseException | None = None
 
@@ -105,7 +102,7 @@ class _Caught(logging.Filter):
 
 
 def _saved_with(path: Path) -> str:
-    """The version of torch that saved the file, whose checksums are looked at (torch does not).
+    """The version of torch that saved the file. Checks the file's checksums; torch does not.
 
     Raises:
         InputError: the file holds no program.
@@ -144,17 +141,18 @@ def _check_kind(path: Path, names: list[str]) -> None:
         return
     if models:
         found = ", ".join(Path(n).stem for n in models)
-        what = f"a package of several programs ({found}); save the one alone, torch.export.save"
+        what = f"a package of several programs ({found}); save one program with torch.export.save"
     elif any("data/aotinductor/" in n for n in names):
-        what = "a package of compiled code (AOTInductor); save the program, torch.export.save"
+        what = "a package of compiled code (AOTInductor); save the program with torch.export.save"
     elif any("/code/" in n for n in names):
         what = (
-            "a TorchScript file, no saved program: export its model with torch.export and save it"
+            "a TorchScript file, not a saved program: export its model with torch.export and "
+            "save it"
         )
     elif any(n.endswith("data.pkl") for n in names):
         what = (
-            f"written by torch.save (weights, or a pickled module): {_NEVER_SAVED}; for weights "
-            "name the model's factory as the source, and the file with --weights"
+            f"written by torch.save (weights, or a pickled module): {_NEVER_SAVED}; to use "
+            "weights, give the model's factory as the source and the file with --weights"
         )
     else:
         what = f"a zip archive without a program: {_NEVER_SAVED}"

@@ -1,7 +1,7 @@
-"""Sizes in an ONNX file: torch's symbols renamed to the dims, shapes at given dim sizes.
+"""Renames torch's symbols in sizes to the dims of the spec.
 
-torch names sizes by its own symbols (``s17``, ``8*s17``, ``(s17//2)``). They are replaced by
-the dims' names, so that the file says ``h`` where the spec says ``h``.
+torch names sizes by its own symbols (``s17``, ``8*s17``, ``(s17//2)``). They are replaced by the
+dims' names, so that the ONNX file says ``h`` where the spec says ``h``.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ if TYPE_CHECKING:
     import torch
 
 _ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
-_MOST = 1 << 14  # sizes of a dim at which a quotient is fitted
-_MOST_TRIED = 1 << 14  # combinations of sizes at which an expression may be constant
+_MOST = 1 << 14  # most sizes of a dim at which a quotient is fitted
+_MOST_TRIED = 1 << 14  # most combinations of sizes in the check that an expression is constant
 
 
 @dataclass(frozen=True)
 class SymbolNames:
-    """For each of torch's symbols, the text that stands for it: ``h``, or ``h/8``.
+    """The names of torch's symbols in terms of the dims.
 
-    `dims` by name are needed only to write floating-point sizes as quotients of integers.
+    Args:
+        texts: for each symbol, the text that replaces it: ``h``, or ``h/8``.
+        dims: the dims by name; needed only to write floating-point sizes as integer quotients.
     """
 
     texts: Mapping[str, str]
@@ -47,10 +49,11 @@ class SymbolNames:
 
     @staticmethod
     def of(program: torch.export.ExportedProgram, inputs: Sequence[Input]) -> SymbolNames:
-        """Reads the symbols off the program's inputs.
+        """Reads the symbols from the program's inputs.
 
         Raises:
-            ExportError: torch fixed a dim, or tied it to another one.
+            SizeError: torch fixed a dim, or replaced it by another expression.
+            ConstraintError: torch made two dims equal.
         """
         values = _user_inputs(program)
         texts: dict[str, str] = {}
@@ -81,7 +84,7 @@ class SymbolNames:
         return SymbolNames(texts, {dim.name: dim for i in inputs for dim in i.dims})
 
     def size(self, expr: Any) -> int | str:
-        """A size of torch's (a number or a sympy expression) in terms of the dims."""
+        """Writes a size (a number or torch's sympy expression) in terms of the dims."""
         if isinstance(expr, int) or getattr(expr, "is_Integer", False):
             return int(expr)
         subs = {}
@@ -89,7 +92,7 @@ class SymbolNames:
         for symbol in expr.free_symbols:
             known = self.texts.get(str(symbol))
             if not known:
-                return self.text(str(expr))  # a size that only the data decide
+                return self.text(str(expr))  # a size that depends on the data
             subs[symbol] = _symbolic(known)
         text: str = SizePrinter().doprint(sympy.together(expr.subs(subs)))
         try:
@@ -99,7 +102,7 @@ class SymbolNames:
         return text
 
     def _quotient(self, expr: Any) -> Any:
-        """``TruncToInt(1.5*ToFloat(s))`` as ``(3*s)//2``, if that is so at every size."""
+        """``TruncToInt(1.5*ToFloat(s))`` as ``(3*s)//2``, if both are equal at every size."""
         if len(expr.free_symbols) != 1:
             return expr
         (symbol,) = expr.free_symbols
@@ -111,12 +114,12 @@ class SymbolNames:
         found = None if values is None else fit_quotient(sizes, values)
         if found is None:
             return expr
-        from torch.utils._sympy.functions import FloorDiv
+        from torch.utils._sympy.functions import FloorDiv  # noqa: PLC0415 - loads torch
 
         return FloorDiv(found.a * symbol + found.b, found.c)
 
     def text(self, text: str) -> str:
-        """`text` with the symbols replaced, not simplified."""
+        """The text with its symbols replaced, not simplified."""
 
         def replacement(match: re.Match[str]) -> str:
             name = self.texts.get(match[0], match[0])
@@ -126,15 +129,15 @@ class SymbolNames:
 
 
 def _symbolic(text: str) -> Any:
-    """An expression of dims in sympy's terms."""
+    """An expression of dims as a sympy expression."""
     names = {n: sympy.Symbol(n, integer=True, positive=True) for n in DimExpr(text).names}
-    code = compile(text, "<size>", "eval")  # DimExpr lets arithmetic and min, max through alone
+    code = compile(text, "<size>", "eval")  # DimExpr allows only arithmetic, min and max
     words = {"min": sympy.Min, "max": sympy.Max}
     return eval(code, {"__builtins__": {}}, {**words, **names})
 
 
 class SizePrinter(StrPrinter):  # type: ignore[misc]
-    """Writes expressions as `DimExpr` reads them."""
+    """Prints sympy expressions in the form that `DimExpr` reads."""
 
     def _print_floor(self, expr: Any) -> str:
         top, bottom = sympy.fraction(sympy.together(expr.args[0]))
@@ -169,9 +172,9 @@ def output_shapes(
     """The shape of every output in terms of the dims, in order.
 
     Raises:
-        ExportError: an output is not a tensor.
+        ExportError: an output is not a tensor, or is complex.
     """
-    import torch
+    import torch  # noqa: PLC0415 - torch; an ONNX source needs this module without it
 
     (node,) = (n for n in program.graph.nodes if n.op == "output")
     wanted = list(program.graph_signature.user_outputs)
@@ -183,8 +186,8 @@ def output_shapes(
             raise ExportError(f"output {name} of the model is not a tensor ({node.name})")
         if value.dtype.is_complex:
             raise ExportError(
-                f"output {name} of the model is complex, and TensorRT has no such numbers: return "
-                "torch.view_as_real of it"
+                f"output {name} of the model is complex, and TensorRT has no complex numbers: "
+                "return torch.view_as_real(output)"
             )
         shapes.append([names.size(s if isinstance(s, int) else s.node.expr) for s in value.shape])
     return shapes
@@ -199,10 +202,14 @@ def apply_names(
     """Renames every symbolic size of the graph, in place; outputs get the given shapes.
 
     Args:
-        dims: by name; a size that is the same at all of theirs may be a number in the graph.
+        model: the model to change.
+        names: the symbols' names.
+        outputs: the shape of each output in terms of the dims, by its name.
+        dims: the dims by name. An output's size that is the same at all their sizes may be a
+            number in the graph.
 
     Raises:
-        ExportError: the graph has a number where an output's size is not always that.
+        SizeError: the graph has a number where an output's size varies or is another number.
     """
     cache: dict[str, str] = {}
     for value in values_of(model.graph):
@@ -225,7 +232,7 @@ def apply_names(
 
 
 def _always(size: str, dims: Mapping[str, Dim]) -> int | None:
-    """What an expression is at every size of its dims; None where it varies, or nobody knows."""
+    """The one value of an expression at every size of its dims; None if it varies or is unknown."""
     expression = DimExpr(size)
     used = sorted(expression.names)
     if not dims.keys() >= expression.names:
@@ -242,7 +249,7 @@ def _always(size: str, dims: Mapping[str, Dim]) -> int | None:
 
 
 def _input_name(names: SymbolNames, text: str) -> str:
-    """``8*s17`` is ``h`` where s17 is ``h/8``; other texts get the symbols replaced."""
+    """``8*s17`` becomes ``h`` where s17 is ``h/8``; in other texts the symbols are replaced."""
     match = re.fullmatch(r"(?:(\d+)\*)?([a-z]\d+)", text)
     if match:
         stands_for = names.texts.get(match[2], "")

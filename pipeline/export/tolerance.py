@@ -1,8 +1,8 @@
-"""A tolerance measured on the model itself, for a spec that states none.
+"""Measures a tolerance on the model itself, for a spec that states none.
 
-What float32 rounding does to a model is found by running it in float64 too: the outputs of a
-right conversion differ by about as much, in another order of the same sums. A model that
-amplifies rounding so much that such a tolerance would let faults pass is refused one.
+The model runs in float32 and in float64, and the difference shows its rounding. The outputs of a
+correct conversion differ about as much, since it adds the same sums in another order. If a model
+amplifies rounding so much that faults would pass, it gets no tolerance but an error.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pipeline.spec.dims import sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
 
-_WIDE = 1 << 28  # parameters up to which a model is made float64 for a moment
-_ELEMENTS = 1 << 20  # of the inputs up to which a second, larger run is made
+_WIDE = 1 << 28  # most parameters of a model that is made float64 for a moment
+_ELEMENTS = 1 << 20  # most input elements of a second, larger run
 
 
 def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> ModelSpec:
@@ -41,8 +41,8 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
         if len(plain) != len(spec.outputs):
             raise InputError(
                 f"model {spec.name}: it returns {len(plain)} tensors at "
-                f"{sizes_text(sizes)}, and "
-                f"{len(spec.outputs)} elsewhere: an engine's outputs are the same at every size"
+                f"{sizes_text(sizes)}, but "
+                f"{len(spec.outputs)} at other sizes: an engine has the same outputs at every size"
             )
         _check_repeats(spec, module, args, plain)
         exact, how = _exact(module, args)
@@ -58,8 +58,8 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
         if name not in noise and not _has_tolerance(spec, name):
             raise InputError(
                 f"model {spec.name}: output {name} is NaN or infinite at "
-                f"{sizes_text(sizes)}: there is nothing to "
-                "compare; give the inputs a range for which it is not (--range, or low= and high=)"
+                f"{sizes_text(sizes)}, so it can't be "
+                "compared; give the inputs a range where it is finite (--range, or low= and high=)"
             )
     outputs = []
     for output in spec.outputs:
@@ -77,16 +77,15 @@ def _check_repeats(
     args: Sequence[torch.Tensor],
     before: Sequence[np.ndarray],
 ) -> None:
-    """Raises `InputError` where the model gives something else for the same inputs."""
+    """Raises `InputError` if a second call with the same inputs gives other outputs."""
     with torch.no_grad(), quiet():
         again = _arrays(module(*(a.clone() for a in args)))
     for output, a, b in zip(spec.outputs, before, again, strict=True):
         near = a.shape == b.shape and np.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
         if not near:
             raise InputError(
-                f"model {spec.name}: output {output.name} is another one at a second call with the "
-                "same inputs: the model is random, or keeps something from call to call; an engine "
-                "does neither"
+                f"model {spec.name}: output {output.name} differs at a second call with the same "
+                "inputs: the model is random, or keeps state between calls; an engine does neither"
             )
 
 
@@ -97,7 +96,7 @@ def _has_tolerance(spec: ModelSpec, name: str) -> bool:
 def _runs(
     spec: ModelSpec, module: torch.nn.Module, seed: int
 ) -> Iterator[tuple[Mapping[str, int], tuple[torch.Tensor, ...], list[np.ndarray]]]:
-    """Sizes, inputs and outputs; small inputs, or else the first at which the module runs."""
+    """Sizes, inputs and outputs: all small inputs, or else the first at which the module runs."""
     every = examples(spec.inputs, spec.rules)
     small = [s for s in every if elements(spec.inputs, s) <= _ELEMENTS]
     ran = False
@@ -108,18 +107,18 @@ def _runs(
         try:
             with torch.no_grad(), quiet():
                 plain = _arrays(module(*(a.clone() for a in args)))
-        except Exception:  # not a size that the model takes
+        except Exception:  # the model does not run at these sizes
             continue
         ran = True
         yield sizes, args, plain
 
 
 def _exact(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> tuple[list[np.ndarray], str]:
-    """The outputs in float64; where the model can't run so, with slightly other inputs."""
+    """The outputs in float64, or with slightly changed inputs if the model can't run in float64."""
     tensors = [*module.parameters(), *module.buffers()]  # state_dict() leaves some buffers out
     plain = all(t.dtype == torch.float32 or not t.dtype.is_floating_point for t in tensors)
-    if plain and sum(t.numel() for t in tensors) <= _WIDE:  # then float() gives all back as it was
-        with untouched(module):  # a tensor that a run keeps would be float64 ever after
+    if plain and sum(t.numel() for t in tensors) <= _WIDE:  # then float() restores all of it
+        with untouched(module):  # a tensor that a run keeps would stay float64
             try:
                 module.double()
                 wide = [a.double() if a.is_floating_point() else a.clone() for a in args]

@@ -1,8 +1,8 @@
-"""What torch.export says of sizes, in its errors and its log, as rules on dims.
+"""Reads rules on dims from torch.export's errors and log.
 
-Every pattern here reads torch's own text (torch 2.13), never a sentence of this package. torch
+Every pattern here matches torch's own text (torch 2.13), never a sentence of this package. torch
 fails with "Suggested fixes" (``_h = Dim('_h', min=17, max=270)``, ``h = 8*_h``). It does not say
-which line of the model made a guard: `GuardLog` listens to the shape environment's log for that.
+which line of the model made a guard, so `GuardLog` reads the shape environment's log for that.
 """
 
 from __future__ import annotations
@@ -21,20 +21,10 @@ from pipeline.spec.dims import Dim
 from pipeline.spec.rules import Rule
 
 _LOGGER = "torch.fx.experimental.symbolic_shapes"
-
-
 _FIX = re.compile(r"^\s*(\w+) = (.+)$")
-
-
 _RANGE = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)\Z")
-
-
 _MULTIPLE = re.compile(r"(\d+)\*(\w+)(?: ([+-]) (\d+))?\Z")
-
-
 _SYMBOL = re.compile(r"create_symbol (\w+) = .* for L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\]")
-
-
 _GUARD = re.compile(r"eval (.+?) \[guard added\]")
 
 
@@ -43,8 +33,7 @@ def find_rules(message: str, dims: Mapping[str, Dim]) -> list[Rule]:
 
     Args:
         message: the exception's text.
-        dims: the dims that were exported, by name; a dim with a multiple of k was given to
-            torch as ``k*_name``.
+        dims: the exported dims by name; a dim with a multiple of k is ``k*_name`` in torch.
     """
     _, _, fixes = message.partition("Suggested fixes:")
     found = {m[1]: m[2] for line in fixes.splitlines() if (m := _FIX.match(line))}
@@ -68,11 +57,11 @@ _FIXED = re.compile(
 def fixed_dims(
     message: str, arguments: Mapping[tuple[str, int], str], dims: Mapping[str, Dim]
 ) -> list[Rule]:
-    """The rules where torch says that the model fixed a size that was given as ``DYNAMIC``.
+    """The rules on dims that were passed as ``DYNAMIC`` and that the model fixed.
 
     Args:
         message: the exception's text.
-        arguments: dim name by (argument name of ``forward``, axis).
+        arguments: the dim's name by (argument name of ``forward``, axis).
         dims: the dims by name.
     """
     rules = {}
@@ -85,7 +74,7 @@ def fixed_dims(
 
 
 def root_name(dim: Dim) -> str:
-    """The name of torch's Dim of which `dim` is a multiple; its own where it is no multiple."""
+    """The name of the torch Dim that `dim` is a multiple of, or the dim's own name."""
     return _root(dim)[0]
 
 
@@ -93,8 +82,10 @@ def _root(dim: Dim) -> tuple[str, int]:
     return (f"_{dim.name}", dim.multiple_of) if dim.multiple_of > 1 else (dim.name, 1)
 
 
-def _rule(dim: Dim, step: int, fix: str, found: Mapping[str, str]) -> Rule | None:
-    """The rule behind ``(dim - offset)/step = fix``; the offset is 0 where the step is 1."""
+def _rule(  # noqa: PLR0911
+    dim: Dim, step: int, fix: str, found: Mapping[str, str]
+) -> Rule | None:
+    """The rule behind ``(dim - offset)/step = fix``; the offset is 0 if the step is 1."""
     name, offset = dim.name, dim.offset if step > 1 else 0
     if fix.isdigit():
         size = int(fix) * step + offset
@@ -127,7 +118,10 @@ def _rule(dim: Dim, step: int, fix: str, found: Mapping[str, str]) -> Rule | Non
 class GuardLog:
     """Records the guards that torch.export adds, each with the model's line that made it.
 
-    A context manager round torch.export.export; see `line_of`.
+    Enter it round torch.export.export, then call `line_of`.
+
+    Args:
+        framework: torch's folder, whose lines are not the model's.
     """
 
     def __init__(self, framework: Path) -> None:
@@ -166,13 +160,13 @@ class GuardLog:
     def line_of(
         self, arguments: Mapping[tuple[str, int], str], dim: str, sizes: Sequence[int] = ()
     ) -> str:
-        """The model's line that made the guard on `dim`, or an empty text.
+        """The model's line that made the guard on a dim, or an empty text.
 
         Args:
-            arguments: dim name by (argument name of ``forward``, axis).
+            arguments: the dim's name by (argument name of ``forward``, axis).
             dim: the dim's name.
-            sizes: its sizes; a guard that one of them breaks is preferred, then one that ties
-                the dim to another one.
+            sizes: the dim's sizes. A guard that one of them breaks is preferred, then one that
+                ties the dim to another dim.
         """
         names = {s for at, s in self._symbols.items() if arguments.get(at) == dim}
         on_it = [(g, line) for g, line in self._guards if names & symbols_in(g)]

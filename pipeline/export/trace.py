@@ -1,8 +1,8 @@
-"""torch.export of a spec's model, with dims refined as the model asks where the spec allows it.
+"""Runs torch.export on a spec's model, and narrows dims as the model needs and the spec allows.
 
-The example sizes are small, odd and different from each other, so that nothing holds by chance.
-A model that fails there on its own (h must be a multiple of 8) is tried again at rounder
-sizes, where torch can say by its guards what the model asks of the sizes.
+The example sizes are small, odd and different from each other, so that no guard holds by chance.
+If the model itself fails there (h must be a multiple of 8), it is tried at rounder sizes. There
+torch's guards show the rules of the model.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.rules import Rule
 from pipeline.spec.tensors import Input
 
-_ROUNDS = 6  # how often a refined dim is tried again: multiple, then range, then another dim
+_ROUNDS = 6  # most exports with narrowed dims: multiple, then range, then another dim
 _TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True)
 class _Task:
-    """One model to export: its spec, its module, and the clock that gets torch's seconds."""
+    """One model to export: its spec, its module, and the clock for the seconds inside torch."""
 
     spec: ModelSpec
     module: torch.nn.Module
@@ -59,23 +59,23 @@ def trace(
 
     Args:
         spec: the spec.
-        module: what it builds.
-        seed: for the example inputs' values.
-        watch: gets the seconds inside torch.
+        module: the module that the spec builds.
+        seed: the seed of the example inputs' values.
+        watch: the clock that the seconds inside torch are added to.
 
     Returns:
-        The spec with its dims refined, the program, and the rules that refined them.
+        The spec with its dims narrowed, the program, and the rules that narrowed them.
 
     Raises:
         ConstraintError: the model does not run at every size of a dim.
-        ExportError: torch can't export it for another reason.
+        ExportError: torch can't export the model for another reason.
     """
     applied: list[Rule] = []
     for _ in range(_ROUNDS):
         task = _Task(spec, module, seed, watch)
         program, rules = _attempt(task)
         for skip in (1, 2) if one_sided(rules, spec) else ():
-            with contextlib.suppress(ExportError):  # then the first one says why
+            with contextlib.suppress(ExportError):  # then the first attempt's rules stay
                 rounder = _attempt(task, skip)
                 if not one_sided(rounder[1], spec):
                     program, rules = rounder
@@ -95,15 +95,15 @@ def trace(
 
 
 def _attempt(task: _Task, skip: int = 0) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
-    """`_export_once`; a rule names a branch where the model itself runs at other sizes."""
+    """Calls `_export_once`. Rules that the model does not need itself get a `branch`."""
     program, rules = _export_once(task, skip)
     return program, [with_branch(rule, task.eager) for rule in rules]
 
 
 def _export_once(task: _Task, skip: int) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
-    """A program, or the rules for want of which there is none.
+    """A program, or the rules that torch needs before it makes one.
 
-    `skip`: how many of the example sizes to leave out, if so many are there.
+    `skip` is the number of example sizes to leave out, if there are more.
     """
     spec, eager = task.spec, task.eager
     first: ExportError | None = None
@@ -130,7 +130,7 @@ def _export_once(task: _Task, skip: int) -> tuple[torch.export.ExportedProgram |
             if not eager.runs_at(sizes):
                 continue
             relaxed, broken = _relaxed(task, sizes)
-            if relaxed is None and not broken:  # torch can't export what the model can do
+            if relaxed is None and not broken:  # the model runs, but torch can't export it
                 raise
             return relaxed, broken
         rules = _broken_rules(program, task, log)
@@ -149,14 +149,14 @@ def _export_once(task: _Task, skip: int) -> tuple[torch.export.ExportedProgram |
 def _torch_export(
     eager: EagerModule, sizes: Mapping[str, int], *, relaxed: bool = False
 ) -> torch.export.ExportedProgram:
-    """One call of torch.export.export; `relaxed` leaves it to us to check the guards.
+    """Calls torch.export.export once.
 
-    So does a size that is more than a multiple of a dim (``past + seq``, ``2*k + 1``), for which
-    torch has no word.
+    If `relaxed`, torch does not check the guards, and the caller has to. The same is true of sizes
+    that torch's Dim can't express (``past + seq``, ``2*k + 1``).
 
     Raises:
-        ConstraintError: with torch's own text.
-        ExportError: anything else, with the model's line.
+        ConstraintError: torch refuses the sizes; the text is torch's own.
+        ExportError: torch fails in another way; the text names the model's line.
     """
     inputs, module = eager.inputs, eager.module
     roots: dict[str, Any] = {}
@@ -198,7 +198,7 @@ def _torch_export(
 
 
 def _declared(inputs: Sequence[Input], module: torch.nn.Module) -> dict[tuple[str, int], Size]:
-    """The inputs' sizes by torch's name of the argument of ``forward`` and the axis."""
+    """The inputs' sizes, by torch's name of the argument of ``forward`` and the axis."""
     names: list[str] = []
     for name, parameter in inspect.signature(module.forward).parameters.items():
         many = parameter.kind is inspect.Parameter.VAR_POSITIONAL
@@ -219,11 +219,11 @@ def _dynamic(size: Size) -> TypeGuard[Dim | DimExpr]:
 def _relaxed(
     task: _Task, sizes: Mapping[str, int]
 ) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
-    """The program, if what torch.export refuses the model for makes no difference; or the rules.
+    """The program, if the guards that torch.export refuses do not matter; otherwise the rules.
 
-    A guard may only have chosen a faster way (``x[:, : n // 2]`` is taken for contiguous where
-    the example has n = 1 or an odd n), and torch can't tell that from a rule of the model. A
-    guard that can't be evaluated is a rule here: only torch could have checked it.
+    A guard may only choose a faster way, and torch can't distinguish that from a rule of the
+    model. For example, ``x[:, : n // 2]`` counts as contiguous where n is 1 or odd. A guard that
+    can't be evaluated is a rule here: only torch could have checked it.
     """
     log = GuardLog(Path(_TORCH))
     with contextlib.suppress(ExportError), task.watch("torch.export"), log:
@@ -234,7 +234,7 @@ def _relaxed(
 
 
 def _torch_dim(size: Dim, roots: dict[str, Any]) -> Any:
-    """torch's Dim for a dim: itself, or ``k*_name`` for multiples; one object a name."""
+    """torch's Dim for a dim, or ``k*_name`` for multiples; one object for each name."""
     step = size.multiple_of
     if size.name not in roots:
         root = torch.export.Dim(root_name(size), min=size.min // step, max=size.max // step)
@@ -243,16 +243,16 @@ def _torch_dim(size: Dim, roots: dict[str, Any]) -> Any:
 
 
 def _explain(eager: EagerModule, text: str, log: GuardLog) -> list[Rule]:
-    """The rules behind a constraint violation, each with the model's line that asks for it.
+    """The rules behind a constraint violation, each with the model's line that needs it.
 
-    `text`: torch's own.
+    `text` is torch's own.
     """
     dims = {name: dim for name, dim in dims_of(eager.inputs).items() if not dim.static}
     declared = _declared(eager.inputs, eager.module)
     arguments = {at: size.name for at, size in declared.items() if isinstance(size, Dim)}
     found = []
     for rule in find_rules(text, dims) or fixed_dims(text, arguments, dims):
-        name = rule.others[0] if rule.others else rule.dim  # torch's word is on this one
+        name = rule.others[0] if rule.others else rule.dim  # torch names this one
         line = log.line_of(arguments, name, legal_sizes(dims[name], 1 << 12))
         found.append(replace(rule, line=line))
     return found
@@ -261,9 +261,9 @@ def _explain(eager: EagerModule, text: str, log: GuardLog) -> list[Rule]:
 def _broken_rules(
     program: torch.export.ExportedProgram, task: _Task, log: GuardLog, *, unread: bool = False
 ) -> list[Rule]:
-    """The rules that torch.export needed but did not check (see `pipeline.probe.evaluate`).
+    """The rules that torch.export needs but did not check (see `pipeline.probe.evaluate`).
 
-    `unread`: a guard that can't be evaluated is one, whatever it does at the sizes that are tried.
+    If `unread`, a guard that can't be evaluated is always a rule.
     """
     spec, eager, tolerance = task.spec, task.eager, task.spec.tolerance
     inputs = eager.inputs
@@ -272,7 +272,7 @@ def _broken_rules(
 
     def differs(guard: Broken) -> bool:
         sets = tries(inputs, guard, program, spec.rules)
-        return not sets or any(map(differs_at, sets))  # what can't be tried is taken to matter
+        return not sets or any(map(differs_at, sets))  # a guard that can't be tried matters
 
     def differs_at(sizes: Mapping[str, int]) -> bool:
         key = tuple(sizes.values())
@@ -289,7 +289,7 @@ def _broken_rules(
     rules = []
     for dim in dims_of(inputs).values():
         own = [guard for guard in broken if guard.dims == (dim,) and guard.readable]
-        # the guard that most sizes break first; one that is broken with it says nothing new
+        # the guard that most sizes break comes first; others that break with it add nothing
         own.sort(key=lambda g: len(good_sizes(program, inputs, dim, [g])))
         needed: list[Broken] = []
         for guard in own:

@@ -1,4 +1,4 @@
-"""What a rule that torch.export asks for means: a size baked in, one branch of several, a range."""
+"""Classifies torch.export's rules: a size that is baked in, one branch of several, or a range."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ def find_baked(
     sizes: Mapping[str, int],
     example_sizes: Sequence[Mapping[str, int]],
 ) -> list[Rule]:
-    """The rules; a dim that is fixed at whatever the example was gets a rule of another kind.
+    """Marks the rules that only fix a dim at its example size.
 
-    Such a dim (``int(x.shape[2])``) must not be refined: the model works at other sizes too.
+    Such a dim (``int(x.shape[2])``) must not be narrowed: the model runs at other sizes too.
 
     Args:
-        rules: what torch.export demands.
+        rules: the rules that torch.export needs.
         eager: the module and its inputs.
-        sizes: the example sizes that were exported at.
+        sizes: the example sizes of the export.
         example_sizes: all example sizes.
+
+    Returns:
+        The rules; such a rule has the kind ``baked-in`` or ``example-size``.
     """
     result = []
     for rule in rules:
@@ -47,7 +50,7 @@ def find_baked(
 
 
 def with_branch(rule: Rule, eager: EagerModule) -> Rule:
-    """The rule; with a size at which the model runs although the rule leaves it out."""
+    """Adds to a rule, as its `branch`, a size that it excludes and at which the model runs."""
     dim, new = dims_of(eager.inputs).get(rule.dim), rule.refined
     if dim is None or new is None:
         return rule
@@ -59,9 +62,9 @@ def with_branch(rule: Rule, eager: EagerModule) -> Rule:
 
 
 def without_opt(rule: Rule, dim: Dim | None) -> Rule:
-    """The rule, not to be applied by itself where it is a range without the dim's opt.
+    """Turns a range that excludes the dim's opt into a suggestion.
 
-    The example may just have taken the other side of a branch than the one that is wanted.
+    The example may have taken another side of a branch than the one that the user wants.
     """
     new = rule.refined
     if dim is None or new is None or new.multiple_of != dim.multiple_of:
@@ -72,11 +75,11 @@ def without_opt(rule: Rule, dim: Dim | None) -> Rule:
 
 
 def one_sided(rules: Sequence[Rule], spec: ModelSpec) -> bool:
-    """True if rules may hold for the example's sizes alone, and a rounder example is worth a try.
+    """Whether rules may be artefacts of the example's sizes, so that a rounder example may help.
 
-    A rule that leaves sizes such as ``16*k + 1`` may be the side of a branch that odd sizes take
-    (a pad by 1); and a dim may be fixed because the example is so small that a size inside of the
-    model is 1, which torch takes for a number.
+    A rule that keeps sizes such as ``16*k + 1`` may be a branch that odd sizes take (a pad by 1).
+    A dim may also be fixed because the example is too small: a size inside the model is 1, which
+    torch treats as a constant.
     """
 
     def doubtful(rule: Rule) -> bool:

@@ -1,4 +1,4 @@
-"""What was found about a model's sizes, applied to its spec: the same for every kind of source."""
+"""Applies rules on a model's sizes to its spec, for every kind of source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Applied:
         spec: the narrowed spec.
         rules: the rules that were applied.
         left: the rules that could not be applied.
-        merged: for each dim that became another one, the name of that other dim.
+        merged: for each dim that was merged into another dim, that dim's name.
     """
 
     spec: ModelSpec
@@ -42,10 +42,10 @@ def apply(spec: ModelSpec, rules: Sequence[Rule], *, bands: bool = False) -> App
 
     Args:
         spec: the spec.
-        rules: in terms of the spec's dims (see `for_user`).
-        bands: keep all sizes of a rule such as ``h % 28 < 4``, by a range and a rule on sizes.
-            Otherwise such a dim keeps sizes in equal steps, and an output's formula can be found
-            from a line of them.
+        rules: the rules, in terms of the spec's dims (see `for_user`).
+        bands: True to keep all sizes of a rule such as ``h % 28 < 4``, by a range and a rule on
+            sizes. Otherwise such a dim keeps sizes in equal steps, and an output's formula can be
+            fitted to them.
     """
     ready = [_whole_band(rule, spec) if bands else _stepped(rule) for rule in rules]
     spec = refine(spec, ready)
@@ -60,7 +60,7 @@ def apply(spec: ModelSpec, rules: Sequence[Rule], *, bands: bool = False) -> App
         names = equal_dims(spec, text)
         one = merge(spec, *names) if names else None
         if one is None:
-            if names:  # no size is left in common
+            if names:  # they share no size
                 left.append(rule)
                 continue
             spec = replace(spec, rules=(*spec.rules, text))
@@ -81,7 +81,7 @@ def may_apply(spec: ModelSpec, rule: Rule) -> bool:
 
 
 def for_user(rule: Rule, spec: ModelSpec) -> Rule:
-    """A rule on a padded dim, with what it means for the dim that the user declares."""
+    """Completes a rule on a padded dim with the effect on the dim that the user declares."""
     for name, multiple in (spec.padding.multiples if spec.padding else {}).items():
         if rule.dim != padded_name(name):
             continue
@@ -102,7 +102,7 @@ def for_user(rule: Rule, spec: ModelSpec) -> Rule:
 
 
 def _unpadded(dim: Dim, inner: Dim, multiple: int) -> Dim | None:
-    """The sizes of `dim` that are padded to a size of `inner`; None if there are none."""
+    """The sizes of `dim` that are padded to a size of `inner`; None if no size is."""
     step, first = dim.multiple_of, inner.min - multiple + 1
     low = max(dim.min, first + (dim.offset - first) % step)
     high = min(dim.max, inner.max - (inner.max - dim.offset) % step)
@@ -112,7 +112,7 @@ def _unpadded(dim: Dim, inner: Dim, multiple: int) -> Dim | None:
 
 
 def refine(spec: ModelSpec, rules: Sequence[Rule]) -> ModelSpec:
-    """The spec with the narrower dims of the rules, in inputs, outputs and padding."""
+    """Puts the narrower dims of the rules into the spec's inputs, outputs and padding."""
     refined = {rule.dim: rule.refined for rule in rules if rule.refined is not None}
     padding = spec.padding
     for name, multiple in (spec.padding.multiples if spec.padding else {}).items():
@@ -129,7 +129,7 @@ def refine(spec: ModelSpec, rules: Sequence[Rule]) -> ModelSpec:
 def with_dims(
     spec: ModelSpec, dims: Mapping[str, Dim], padding: Padding | None = None
 ) -> ModelSpec:
-    """The spec with other dims in place of those of the same names.
+    """Replaces dims of a spec by other dims of the same names.
 
     Args:
         spec: the spec.
@@ -156,15 +156,15 @@ def _shapes(spec: ModelSpec, new_size: Callable[[Size], Size]) -> dict[str, Any]
 
 
 def merge(spec: ModelSpec, stays: str, goes: str) -> ModelSpec | None:
-    """The spec with one dim in place of two that must be equal.
+    """Merges two dims of a spec that must be equal.
 
     Args:
         spec: the spec.
-        stays: the dim whose name the one dim has.
-        goes: the dim that is replaced by it.
+        stays: the name of the merged dim.
+        goes: the name of the dim that disappears.
 
     Returns:
-        The spec; the one dim has the sizes that both dims have. None if they share no size.
+        The spec; the merged dim has the sizes that both dims have. None if they share no size.
     """
     a, b = spec.dims[stays], spec.dims[goes]
     step = math.lcm(a.multiple_of, b.multiple_of)
@@ -194,14 +194,14 @@ def merge(spec: ModelSpec, stays: str, goes: str) -> ModelSpec | None:
 
 
 def _rename(formula: str, names: Mapping[str, str]) -> str:
-    """A formula of dims with other names in it."""
+    """Renames the dims of a formula."""
     return re.sub(r"[A-Za-z_]\w*", lambda match: names.get(match[0], match[0]), formula)
 
 
 def equal_dims(spec: ModelSpec, size_rule: str) -> tuple[str, str] | None:
     """The two dims of a size rule ``h == w`` that one dim can replace, in the spec's order.
 
-    None for any other rule, and where the spec pads sizes.
+    Returns None for any other rule, and if the spec pads sizes.
     """
     match = re.fullmatch(r"(\w+) == (\w+)", size_rule)  # a formula of dims, not a sentence
     if match is None or spec.padding is not None or not {*match.groups()} <= spec.dims.keys():
@@ -211,7 +211,7 @@ def equal_dims(spec: ModelSpec, size_rule: str) -> tuple[str, str] | None:
 
 
 def _merge_ranges(profile: Profile, stays: str, goes: str) -> Profile:
-    """The profile with one range for two dims that became one: the sizes in both ranges."""
+    """Merges the ranges of two dims that became one: the sizes in both ranges stay."""
     ranges = dict(profile.ranges)
     if goes not in ranges:
         return profile
@@ -233,21 +233,21 @@ def fit_to_module(
 ) -> tuple[ModelSpec, list[Rule]]:
     """Narrows the dims of a spec to the sizes at which its module runs.
 
-    Does nothing where no dim may be narrowed (`Dim.auto`): then torch.export and the comparison
-    check the declared sizes.
+    Does nothing if no dim may be narrowed (`Dim.auto`): then torch.export and the comparison check
+    the declared sizes.
 
     Args:
         spec: the spec.
-        module: what the spec builds; called with its inputs one by one.
-        seed: for the inputs' values.
-        seconds: about how long it may take.
+        module: the module that the spec builds; called with its inputs one by one.
+        seed: the seed of the inputs' values.
+        seconds: the approximate time limit.
 
     Returns:
         The narrowed spec, and the rules that narrowed it.
 
     Raises:
-        ConstraintError: the model demands something of a dim that may not be narrowed, or
-            something that neither a dim nor a rule on sizes can express.
+        ConstraintError: the model needs a rule on a dim that may not be narrowed, or one that
+            neither a dim nor a rule on sizes can express.
         ExportError: the model runs at none of the sizes that were tried.
     """
     if not any(spec.auto(name) for name in spec.dims):
@@ -266,14 +266,14 @@ def fit_to_module(
 
 
 def _stepped(rule: Rule) -> Rule:
-    """The rule with its Dim alone, where it has both a Dim and a rule on sizes."""
+    """The rule without its rule on sizes, if it also has a Dim."""
     return rule if rule.refined is None else replace(rule, size_rule="")
 
 
 def _whole_band(rule: Rule, spec: ModelSpec) -> Rule:
-    """The rule with the range of all sizes that keep its `size_rule`.
+    """Gives a rule the range of all sizes that keep its `size_rule`.
 
-    A Dim that obeys ``(h + 3) % 32 < 4`` leaves out all sizes but the multiples of 32.
+    A Dim alone that keeps ``(h + 3) % 32 < 4`` excludes all sizes but the multiples of 32.
     """
     new = rule.refined
     if new is None or not rule.size_rule:
@@ -294,8 +294,10 @@ def _whole_band(rule: Rule, spec: ModelSpec) -> Rule:
 def explain_by_running(
     spec: ModelSpec, module: torch.nn.Module, seed: int
 ) -> ConstraintError | None:
-    """The error for what the model demands of its sizes, found by trying them; None if it runs
-    at all of them, or at none."""
+    """The error for the rules that a model needs, found by running it at many sizes.
+
+    Returns None if the model runs at all of them, or at none.
+    """
     found = probe(inner_inputs(spec), module, seed, spec.rules)
     rules = [for_user(rule, spec) for rule in found.rules]
     if found.base is None:
@@ -306,12 +308,12 @@ def explain_by_running(
 def constraint_error(
     spec: ModelSpec, rules: Sequence[Rule], found: Probed | None = None
 ) -> ConstraintError:
-    """The rules as an error that says what to declare.
+    """Makes an error of the rules that says what to declare.
 
     Args:
         spec: the spec.
-        rules: at least one.
-        found: how the rules were found, if by trying sizes.
+        rules: the rules, at least one.
+        found: the probe that found the rules, if one did.
     """
     allow = "; or set refine_dims=True (or auto=True on the Dim) to let the pipeline narrow it"
     if any(spec.auto(rule.dim) or rule.refined is None for rule in rules):
@@ -322,7 +324,7 @@ def constraint_error(
         if rule.refined and rule.refined.multiple_of > 1 and not rule.refined.offset
     }
     if multiples and spec.padding is None and len(multiples) == len(rules):
-        allow += f"; or padding=Padding({multiples}) to pad every size inside of the engine"
+        allow += f"; or padding=Padding({multiples}) to pad every size inside the engine"
     how = f" (found by running the model: {found.words})" if found else ""
     return ConstraintError(
         f"model {spec.name}: {'; '.join(map(str, rules))}{allow}{how}", rules=tuple(rules)

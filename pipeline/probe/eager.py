@@ -1,4 +1,4 @@
-"""A module run on random inputs without torch.export, and the line of a model that failed."""
+"""Runs a module on random inputs without torch.export, and finds the line where it failed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.spec.tensors import Feed, Input
 if TYPE_CHECKING:
     import torch
 
-_EAGER = 1 << 18  # of the inputs up to which a model is run to see its output shapes
+_EAGER = 1 << 18  # most input elements of a run for output shapes; larger inputs are fake
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EagerModule:
     Args:
         inputs: the module's inputs, in order.
         module: called with one tensor an input.
-        seed: for the inputs' values.
+        seed: the seed of the inputs' values.
     """
 
     inputs: tuple[Input, ...]
@@ -45,7 +45,7 @@ class EagerModule:
 
     def runs_at(self, sizes: Mapping[str, int]) -> bool:
         """True if the module runs at these sizes."""
-        import torch
+        import torch  # noqa: PLC0415 - torch; ONNX sources use this module without it
 
         try:
             with torch.no_grad(), quiet():
@@ -59,7 +59,7 @@ def example_args(
     inputs: Sequence[Input], seed: int, sizes: Mapping[str, int]
 ) -> tuple[torch.Tensor, ...]:
     """Random inputs at these dim sizes, in order."""
-    import torch
+    import torch  # noqa: PLC0415 - torch; see runs_at
 
     return tuple(torch.from_numpy(i.sample(sizes, seed)) for i in inputs)
 
@@ -67,12 +67,12 @@ def example_args(
 def output_sizes(
     inputs: Sequence[Input], module: torch.nn.Module, seed: int, sizes: Mapping[str, int]
 ) -> list[tuple[int, ...]] | None:
-    """The shapes that the module gives at these sizes, by running it without torch.export.
+    """The shapes of the module's outputs at these sizes, by running it without torch.export.
 
-    Large inputs go through as shapes without values. None where the module does not run.
+    Large inputs are run as shapes without values. Returns None if the module does not run.
     """
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    import torch  # noqa: PLC0415 - torch; see runs_at
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - torch
 
     try:
         with torch.no_grad(), quiet():
@@ -96,7 +96,7 @@ def output_sizes(
 
 @contextlib.contextmanager
 def untouched(module: torch.nn.Module) -> Iterator[None]:
-    """Undoes what a run sets on the module: a cached tensor that has no values."""
+    """Restores the attributes that a run sets on the module, such as a cached fake tensor."""
     saved = [
         (part, {k: dict(v) if type(v) is dict else v for k, v in vars(part).items()})
         for part in module.modules()
@@ -111,20 +111,21 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
 
 def call_module(module: torch.nn.Module, feed: Feed) -> Any:
     """What a module returns for inputs that it gets in their order; it may change its copies."""
-    import torch
+    import torch  # noqa: PLC0415 - torch; see runs_at
 
     return module(*(torch.from_numpy(array.copy()) for array in feed.values()))
 
 
 def flat_tensors(result: Any) -> list[torch.Tensor]:
-    from torch.utils._pytree import tree_leaves
+    """The tensors in a module's result, in order."""
+    from torch.utils._pytree import tree_leaves  # noqa: PLC0415 - torch; see runs_at
 
     return list(tree_leaves(result))
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps torch's warnings, prints and logs out of the way; errors still come as exceptions."""
+    """Hides torch's warnings, prints and logs; errors are still raised."""
     handlers = [
         (handler, handler.level)
         for name, logger in list(logging.root.manager.loggerDict.items())
@@ -150,8 +151,7 @@ def quiet() -> Iterator[None]:
 def model_line(stack: traceback.StackSummary, framework: str) -> str:
     """The innermost frame that belongs to the model, as ``file:line in function: code``.
 
-    Frames of torch (`framework` is its folder), of the pipeline and of the standard library's
-    plumbing are passed over.
+    Skips frames of torch (`framework` is its folder), of the pipeline and of the standard library.
     """
     own = str(Path(__file__).parents[1])
     inside = False

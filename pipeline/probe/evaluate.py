@@ -1,9 +1,9 @@
-"""The guards that an export stands on, held against every size that is declared.
+"""Evaluates the guards of an export at every declared size.
 
-torch.export itself checks a guard only where it is on one dim that was given as it is: for a
-derived dim (``8*_h``) and for two dims at once (``h*w < 10000``) it takes what the example
-showed for the whole range (torch 2.13). So each guard that the shape environment recorded is
-evaluated at the dims' legal sizes. A guard that can't be evaluated counts as broken everywhere.
+torch.export itself checks a guard only on a single dim that is passed unchanged. For a derived dim
+(``8*_h``) and for two dims at once (``h*w < 10000``), it assumes that the example holds for the
+whole range (torch 2.13). So each guard that the shape environment recorded is evaluated at the
+dims' legal sizes. A guard that can't be evaluated counts as broken everywhere.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    pass
-
 
 def _each(function: Callable[..., Any], kind: Any) -> Callable[..., Any]:
-    """Python's own function on numbers and on arrays: numpy's may round in another way."""
+    """Applies Python's own function to numbers and arrays: numpy's may round differently."""
     return np.vectorize(function, otypes=[kind])
 
 
@@ -40,8 +37,10 @@ def _piecewise(*cases: tuple[Any, Any]) -> Any:
     return result
 
 
-_UNARY = "sqrt cos cosh sin sinh tan tanh asin acos atan exp log asinh log2".split()
-# what torch.utils._sympy.functions and sympy print
+_UNARY = (
+    "sqrt cos cosh sin sinh tan tanh asin acos atan exp log asinh log2".split()  # noqa: SIM905
+)
+# the words that torch.utils._sympy.functions and sympy print
 _WORDS: dict[str, Any] = {
     "Eq": operator.eq,
     "Ne": operator.ne,
@@ -93,7 +92,7 @@ SYMBOL_NAME = re.compile(r"\b[a-z]+\d+\b(?!\()")  # of a symbol
 
 
 class _Logic(ast.NodeTransformer):
-    """``~``, ``&`` and ``|`` as functions: sympy prints its logic so, Python takes it for bits."""
+    """``~``, ``&`` and ``|`` as functions: sympy's logic, which Python would apply to bits."""
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
@@ -110,11 +109,11 @@ def _call(name: str, *args: ast.expr) -> ast.Call:
 
 
 def result_of(text: str, values: Mapping[str, Any]) -> Any:
-    """The value of torch's text of an expression; None if it can't be told.
+    """The value of an expression in torch's text; None if it can't be evaluated.
 
     Args:
-        text: as torch prints it.
-        values: of its symbols, numbers or numpy arrays of one shape.
+        text: the expression as torch prints it.
+        values: the values of its symbols, numbers or numpy arrays of one shape.
     """
     code = _compiled(text)
     if code is None:
@@ -127,7 +126,7 @@ def result_of(text: str, values: Mapping[str, Any]) -> Any:
 
 
 def holds(guard: str, values: Mapping[str, int]) -> bool | None:
-    """The value of a guard's text at given values of its symbols; None if it can't be told."""
+    """The value of a guard's text at given values of its symbols; None if it is unknown."""
     result = result_of(guard, values)
     return None if result is None else bool(result)
 
@@ -149,9 +148,9 @@ def _compiled(guard: str) -> CodeType | None:
 
 
 def where_holds(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """Where a guard holds; None if it can't be told everywhere."""
+    """Where a guard holds, as a bool array; None if it can't be evaluated everywhere."""
     (length,) = {len(v) for v in values.values()}
-    # Python's own numbers where a product of the sizes, squared, might leave int64
+    # Python's own numbers if the squared product of the sizes might exceed int64
     if math.prod(int(v.max()) for v in values.values()) > 1 << 25:
         values = {n: v.astype(object) for n, v in values.items()}
     result = result_of(text, values)

@@ -1,4 +1,4 @@
-"""Formulas for sizes that were seen: what an output's size is in terms of the inputs' dims.
+"""Fits formulas to sizes that were seen: an output's size in terms of the inputs' dims.
 
 The only place that fits and prints ``(a*h + b)//c``.
 """
@@ -20,8 +20,7 @@ from pipeline.spec.dims import Dim, DimExpr, evaluate
 
 Point = tuple[Mapping[str, int], int]  # the dims' sizes, and the size that was seen there
 
-
-_LARGEST_DIVISOR = 64  # of a size
+_LARGEST_DIVISOR = 64
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class Quotient:
     c: int
 
     def at(self, size: int) -> int:
-        """Its value at a size."""
+        """The quotient's value at a size."""
         return (self.a * size + self.b) // self.c
 
     def text(self, name: str) -> str:
-        """The quotient of a dim: ``(3*h + 1)//2``, ``h//4``, ``2*h``."""
+        """The quotient as a formula of a dim: ``(3*h + 1)//2``, ``h//4``, ``2*h``."""
         top = (name if self.a == 1 else f"{self.a}*{name}") + _plus(self.b)
         if self.c == 1:
             return top
@@ -45,11 +44,11 @@ class Quotient:
 
 
 def fit_quotient(sizes: np.ndarray, values: np.ndarray) -> Quotient | None:
-    """The quotient of the least divisor that is the value at each size; None if there is none.
+    """The quotient with the smallest divisor that gives the value at each size; None without one.
 
     Args:
-        sizes: in ascending order, two at least.
-        values: as many.
+        sizes: the sizes in ascending order, int [n], at least two.
+        values: the value at each size, int [n].
     """
     if len(sizes) < 2:
         return None
@@ -64,18 +63,18 @@ def fit_quotient(sizes: np.ndarray, values: np.ndarray) -> Quotient | None:
 
 
 def fit_line(values: Mapping[int, int]) -> Quotient | None:
-    """`fit_quotient` of a value for each size."""
+    """Calls `fit_quotient` with a mapping from sizes to values."""
     pairs = np.array(sorted(values.items()))
     return fit_quotient(pairs[:, 0], pairs[:, 1]) if len(pairs) > 1 else None
 
 
 def fit_dim(name: str, sizes: np.ndarray, values: np.ndarray) -> str | None:
-    """The values as a quotient of one dim's sizes, as text; None where another dim plays a part.
+    """The values as a quotient of one dim's sizes, as text; None if another dim plays a part.
 
     Args:
-        name: the dim.
-        sizes: its sizes, in any order and more than once.
-        values: as many.
+        name: the dim's name.
+        sizes: the dim's sizes, int [n], in any order; a size may be repeated.
+        values: the value at each size, int [n].
     """
     every, first = np.unique(sizes, return_index=True)
     if (values != values[first][np.searchsorted(every, sizes)]).any():
@@ -98,13 +97,13 @@ def holds_at(text: int | str, points: Sequence[Point]) -> bool:
 def formula(points: Sequence[Point], base: Mapping[str, int]) -> int | str | None:
     """The simplest formula that gives every size that was seen, or None.
 
-    Tried in this order: a number; a quotient of one dim ``(a*h + b)//c``; a sum of quotients; a
-    product of all dims times a fraction; a product of quotients, perhaps with a number added (the
-    class token beside the patches); a sum of such products is not.
+    These are tried in order: a number; a quotient of one dim ``(a*h + b)//c``; a sum of quotients;
+    a product of all dims times a fraction; a product of quotients, perhaps with a number added
+    (the class token beside the patches). A sum of such products is not tried.
 
     Args:
-        points: among them, for each dim, some that differ from `base` in that dim only.
-        base: the sizes at which those lines cross.
+        points: the sizes that were seen. For each dim, some differ from `base` in that dim only.
+        base: the common sizes of these points.
     """
     values = {value for _, value in points}
     if len(values) == 1:
@@ -158,7 +157,7 @@ def _sum(
 
 
 def _fraction(points: Sequence[Point], moving: Sequence[str]) -> str:
-    """``(a*h*w)//c`` where the product times a/c is a whole number at every point."""
+    """``(a*h*w)//c`` if the product times a/c is the value at every point."""
     ratios = {Fraction(value, math.prod(s[n] for n in moving)) for s, value in points}
     if len(ratios) != 1:
         return ""
@@ -200,15 +199,15 @@ def _plus(number: int) -> str:
 def doubts(
     text: int | str, base: Mapping[str, int], legal: Mapping[str, Sequence[int]]
 ) -> Iterator[dict[str, int]]:
-    """Small sizes at which a formula with another rounding would give another size.
+    """Small sizes at which a formula with a different rounding would give a different size.
 
-    ``h//32`` and ``(h + 1)//32`` differ at one size in 32 only: those where the formula's value is
-    about to change, and has just changed.
+    ``h//32`` and ``(h + 1)//32`` differ at only one size in 32. So these are the sizes directly
+    before and after a change of the formula's value.
 
     Args:
         text: the formula.
-        base: sizes; one dim at a time differs from them.
-        legal: sizes of each dim in ascending order.
+        base: the sizes of all dims; one dim at a time differs from them.
+        legal: the sizes of each dim in ascending order.
     """
     for name, sizes in legal.items():
         line = [(size, _value(text, {**base, name: size})) for size in sizes]
@@ -217,7 +216,7 @@ def doubts(
             for n in range(1, len(line))
             if line[n][1] != line[n - 1][1] and line[n][0] - line[n - 1][0] <= 1
         ]
-        if len(steps) == len(line) - 1:  # it changes everywhere: nothing is rounded
+        if len(steps) == len(line) - 1:  # the value changes everywhere: nothing is rounded
             continue
         for n in steps[:2]:
             yield {**base, name: line[n - 1][0]}
@@ -232,15 +231,18 @@ def _value(text: int | str, sizes: Mapping[str, int]) -> int | None:
 
 
 def plain_size(size: int | str, dims: Mapping[str, Dim], rules: Sequence[str]) -> int | str:
-    """``b`` for ``(b*h*w)//(h*w)``, ``2*h``, ``h//4``, ``(h + 1)//2``, where one of them it is.
+    """Simplifies an output's size to a quotient of one dim: ``b`` for ``(b*h*w)//(h*w)``.
 
-    It has to be that at every set of declared sizes that `pipeline.probe.grid.size_grid` gives:
-    all there are, or, where they are too many, all sizes of each dim with some of the others.
+    Both must be equal at every set of sizes in `pipeline.probe.grid.size_grid`. These are all
+    declared sets; if they are too many, all sizes of each dim with some of the others.
 
     Args:
-        size: an output's, in terms of the dims.
-        dims: by name.
-        rules: what sizes keep together; others are no matter.
+        size: the output's size, in terms of the dims.
+        dims: the dims by name.
+        rules: the rules on sizes; sizes that break one are ignored.
+
+    Returns:
+        The quotient (``2*h``, ``h//4``, ``(h + 1)//2``), or the size itself.
     """
     text = str(size)
     if not re.search(r"//|%", text):

@@ -1,4 +1,4 @@
-"""Sets of sizes: all legal ones where they are few enough, else a spread of them."""
+"""Sets of sizes: all legal ones if they are few enough, otherwise a spread of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 from pipeline.probe.evaluate import result_of
 from pipeline.spec.dims import Dim
 
-MOST_SIZES = 1 << 14  # sizes of a dim at which a guard is evaluated
+MOST_SIZES = 1 << 14  # most sizes of a dim at which a guard is evaluated
 
-
-_GRID = 1 << 18  # combinations of sizes at which a guard on several dims is evaluated
+_GRID = 1 << 18  # most combinations of sizes at which a guard on several dims is evaluated
 
 
 def complete(dims: Sequence[Dim]) -> bool:
@@ -25,9 +24,10 @@ def complete(dims: Sequence[Dim]) -> bool:
 
 @lru_cache(maxsize=16)
 def size_grid(dims: tuple[Dim, ...], rules: tuple[str, ...]) -> np.ndarray:
-    """Combinations of legal sizes that keep the rules, those of few elements first, one row each.
+    """Combinations of legal sizes that keep the rules, int [combinations, dims].
 
-    All of them, or, where they are too many, all sizes of each dim with some of the others.
+    They are all combinations; if these are too many, all sizes of each dim with some of the others.
+    Combinations with few elements come first.
     """
     count, every = len(dims), [legal_sizes(dim, MOST_SIZES) for dim in dims]
     if count == 1 or math.prod(map(len, every)) <= _GRID:
@@ -61,14 +61,17 @@ def evidence(dims: tuple[Dim, ...], rules: tuple[str, ...]) -> str:
 
 
 def legal_sizes(dim: Dim, most: int) -> list[int]:
-    """The legal sizes of a dim in order; where there are more than `most`, half of them the
-    smallest, the others spread over the rest, the largest included."""
+    """At most `most` legal sizes of a dim, in order.
+
+    If the dim has more, half of them are the smallest. The others are spread over the rest, and
+    include the largest.
+    """
     every = range(dim.min, dim.max + 1, dim.multiple_of)
     return [every[k] for k in spread(len(every), most)]
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most `most` (4 or more) of `count` indices: half of them the first, the last included."""
+    """At most `most` (4 or more) of `count` indices: half are the first; the last is included."""
     if count <= most:
         return list(range(count))
     half = most // 2

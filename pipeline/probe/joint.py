@@ -1,4 +1,4 @@
-"""What a module asks of two dims together: that they are equal, or a bound on their product."""
+"""Finds rules on several dims together: that they are equal, or a bound on their product."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pipeline.probe.runs import Runs, legal_range
 from pipeline.spec.dims import SizeRule
 from pipeline.spec.rules import Refusal, Rule
 
-_SIDE = 6  # sizes of each of two dims that are tried with each other
+_SIDE = 6  # sizes of each of two dims that are combined
 _COMBINATIONS = 16
 _LARGEST_MODULUS = 256
-_EQUAL = 4  # equal sizes that run where others do and do not
-_ROUND = 6  # products that are tried for being a bound
+_EQUAL = 4  # fewest equal sizes that must run before a rule of equality is made
+_ROUND = 6  # most products that are tried as a bound
 
 
 def depends(
     runs: Runs, base: Mapping[str, int], name: str, size: int, values: Mapping[str, Sequence[int]]
 ) -> list[str]:
-    """The other dims of which one size or another makes `size` run, which fails at the base.
+    """The other dims that must change so that the model runs at a size that fails at the base.
 
     Args:
-        runs: the module.
-        base: sizes of all dims at which it runs.
+        runs: the runs of the model.
+        base: sizes of all dims at which the model runs.
         name: the dim.
-        size: its size, which is refused with the others at the base.
+        size: the dim's size, which fails with the other dims at the base.
         values: other sizes to try, by dim.
     """
     others = [n for n in values if n != name]
@@ -40,7 +40,7 @@ def depends(
         for n in dict.fromkeys([*near, *values[other]]):
             if runs.takes({**base, name: size, other: n}):
                 return [other]
-    if len(others) > 1:  # a cube: all have to be equal
+    if len(others) > 1:  # a cube: all must be equal
         for some in (
             o for k in range(2, len(others) + 1) for o in itertools.combinations(others, k)
         ):
@@ -52,13 +52,13 @@ def depends(
 def combinations(
     runs: Runs, base: Mapping[str, int], taken: Mapping[str, Sequence[int]]
 ) -> list[tuple[str, ...]]:
-    """The sets of dims whose sizes, each taken alone, fail together."""
+    """The sets of dims whose sizes run one by one but fail together."""
     seed = np.random.default_rng(0)
     names = list(taken)
     every = [{n: taken[n][-1] for n in names}, {n: taken[n][0] for n in names}]
     every += [{n: taken[n][-(k == m)] for k, n in enumerate(names)} for m in range(len(names))]
     every += [
-        # more small ones, for these take less time to run
+        # more small sizes, since their runs are faster
         {n: taken[n][int(seed.random() ** 3 * len(taken[n]))] for n in names}
         for _ in range(_COMBINATIONS)
     ]
@@ -68,7 +68,7 @@ def combinations(
         if runs.takes(full) is not False:
             continue
         involved = tuple(names)
-        for name in names:  # leaves out each dim that can be at its base without a difference
+        for name in names:  # removes each dim that makes no difference
             fewer = tuple(n for n in involved if n != name)
             if runs.takes({**base, **{n: full[n] for n in fewer}}) is False:
                 involved = fewer
@@ -78,7 +78,7 @@ def combinations(
 
 
 def equal_rules(runs: Runs, base: Mapping[str, int], group: Sequence[str]) -> list[Rule]:
-    """That three dims or more are equal, if sizes other than the base's run only so."""
+    """Rules that three or more dims are equal, if other sizes than the base's run only then."""
     a, *others = group
     sizes = [n for n in _few(legal_range(runs.dims[a])) if n != base[a]]
     ran = [n for n in sizes if runs.takes({**base, **dict.fromkeys(group, n)})]
@@ -95,11 +95,11 @@ def equal_rules(runs: Runs, base: Mapping[str, int], group: Sequence[str]) -> li
 def joint_rule(
     runs: Runs, base: Mapping[str, int], pair: tuple[str, str], values: Mapping[str, Sequence[int]]
 ) -> Rule:
-    """The rule that two dims keep together, the others held at the base."""
+    """The rule on two dims together, with the other dims at the base."""
     a, b = pair
     few = {}
     for n in pair:
-        near = (base[n] * k // 4 for k in (1, 2, 8, 12, 16))  # multiples that it may have to be of
+        near = (base[n] * k // 4 for k in (1, 2, 8, 12, 16))  # possible multiples
         few[n] = sorted({*_few(values[n]), *(size for size in near if size in values[n])})
     for x, y in itertools.product(few[a], few[b]):
         runs.takes({**base, a: x, b: y})
@@ -108,7 +108,7 @@ def joint_rule(
     good, bad = _points(runs, base, pair)
     text = next(_separating(a, b, good, bad), "")
     if not text and len(good) >= _EQUAL and all(x == y for x, y in good):
-        text = f"{a} == {b}"  # what fails though it is equal, fails for another reason
+        text = f"{a} == {b}"  # equal sizes that fail have another reason
     failed = _refusal(runs, base, pair, bad)
     rule = Rule("relation", a, (b,), size_rule=text, failed=failed, line=failed.line)
     if text in (f"{a} == {b}", f"{b} == {a}"):
@@ -132,7 +132,7 @@ def _few(sizes: Sequence[int]) -> list[int]:
 def _along_lines(
     runs: Runs, base: Mapping[str, int], pair: tuple[str, str], few: Mapping[str, Sequence[int]]
 ) -> None:
-    """Tries equal sizes and the base's ratio, and finds the border along each line of the grid."""
+    """Tries equal sizes and the base's ratio, and finds where each line of the grid fails."""
     a, b = pair
     for x in dict.fromkeys([*few[a], *few[b]]):
         for y in dict.fromkeys((x, x + base[b] - base[a], x * base[b] // max(base[a], 1))):
@@ -159,7 +159,7 @@ def _border(runs: Runs, sizes: Mapping[str, int], name: str, low: int, high: int
 def _points(
     runs: Runs, base: Mapping[str, int], pair: tuple[str, str]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The pairs of sizes that ran and that failed, the other dims at the base."""
+    """The pairs of sizes that ran, and those that failed, with the other dims at the base."""
     names = list(runs.dims)
     a, b = (names.index(n) for n in pair)
     found: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
@@ -172,7 +172,7 @@ def _points(
 def _separating(
     a: str, b: str, good: Sequence[tuple[int, int]], bad: Sequence[tuple[int, int]]
 ) -> Iterator[str]:
-    """Texts of rules that all that ran keep, and all that failed break."""
+    """The rules that all good sizes keep and all bad sizes break."""
     for text in _candidates(a, b, np.array(good), np.array(bad)):
         rule = SizeRule(text)
         if all(rule.kept({a: x, b: y}) for x, y in good) and not any(
@@ -182,7 +182,7 @@ def _separating(
 
 
 def _candidates(a: str, b: str, good: np.ndarray, bad: np.ndarray) -> Iterator[str]:
-    """The rules of two dims that are thought of, simple ones first; their numbers from what ran."""
+    """Possible rules on two dims, simple ones first; their numbers come from the good sizes."""
     yield f"{a} == {b}"
     (x, y), (u, v) = good.T, bad.T
     yield f"{a} == {b} + {x[0] - y[0]}" if x[0] > y[0] else f"{b} == {a} + {y[0] - x[0]}"
@@ -208,8 +208,10 @@ def _candidates(a: str, b: str, good: np.ndarray, bad: np.ndarray) -> Iterator[s
 
 
 def _try_products(runs: Runs, base: Mapping[str, int], pair: tuple[str, str]) -> None:
-    """Where the product of two dims may be bounded: tries round products between what ran and
-    what failed, since a bound is rather 10000 than 9999."""
+    """Tries round products between the good and the bad ones, for a bound on the product.
+
+    A bound is more likely 10000 than 9999.
+    """
     a, b = pair
     good, bad = _points(runs, base, pair)
     if not good or not bad:

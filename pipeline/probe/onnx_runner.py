@@ -1,7 +1,7 @@
-"""Runs of an ONNX file at many sizes, to see which it takes and what sizes come out.
+"""Runs an ONNX file at many sizes, to find the sizes at which it runs and its output sizes.
 
-ONNX Runtime runs it with its graph optimisations off. A run that would need too much memory or
-time is left out; what stays is at most a minute's work.
+ONNX Runtime runs it with its graph optimisations off. Runs that need too much memory or time are
+skipped; the others need at most a minute.
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ from pipeline.spec.model import ModelSpec
 Sizes = Mapping[str, int]
 Shapes = tuple[tuple[int, ...], ...]
 
-_SMALL = 8  # times the elements of the first run: never too large
+_SMALL = 8  # times the elements of the first run: always affordable
 _MEMORY = 1 << 30  # bytes of one run beside the weights
-_SLOWEST = 10.0  # seconds of one run, foretold from its elements
+_SLOWEST = 10.0  # seconds of one run, estimated from its elements
 _NODE = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that failed: at which sizes, at which node (``Reshape 'n1'``), in whose words."""
+    """A run that failed.
+
+    Args:
+        sizes: the sizes of the dims.
+        node: the node that failed (``Reshape 'n1'``), or ``the run``.
+        words: ONNX Runtime's message.
+    """
 
     sizes: Sizes
     node: str
@@ -49,13 +55,13 @@ class Failure:
 
 
 class OnnxRunner:
-    """Runs one ONNX file at sizes of its dims, each once; a `pipeline.probe.runs.Runner` too.
+    """Runs one ONNX file, at each set of sizes once. It is also a `pipeline.probe.runs.Runner`.
 
     Args:
         path: the file.
-        spec: the spec of the file: its inputs and rules, and what messages call the source.
-        seed: for the inputs' values.
-        budget: seconds for everything that is not needed.
+        spec: the spec of the file: its inputs and rules, and the source's name for messages.
+        seed: the seed of the inputs' values.
+        budget: seconds after which `over` is True, so that optional runs stop.
 
     Raises:
         InputError: ONNX Runtime does not load the file.
@@ -80,11 +86,11 @@ class OnnxRunner:
         return time.monotonic() > self._ends
 
     def narrow(self, spec: ModelSpec) -> None:
-        """Goes on with the inputs and rules of a spec with narrower dims."""
+        """Replaces the inputs and rules by those of a spec with narrower dims."""
         self.inputs, self.rules = spec.inputs, spec.rules
 
     def at(self, sizes: Sizes) -> Shapes | Failure | None:
-        """The outputs' shapes, or why it fails; None where it is too large or breaks a rule."""
+        """The outputs' shapes, or the failure; None if the run is too large or breaks a rule."""
         if not kept_rules(self.rules, sizes):
             return None
         key = tuple(shape_at(i.shape, sizes) for i in self.inputs)
@@ -106,11 +112,11 @@ class OnnxRunner:
         return found if isinstance(found, Failure) else None
 
     def points(self) -> list[tuple[dict[str, int], Shapes]]:
-        """All that `at` saw run so far."""
+        """The sizes at which `at` has run so far, each with the outputs' shapes."""
         return [(dict(sizes), shapes) for sizes, shapes in self._sizes.items()]
 
     def with_values(self, values: Sequence[np.ndarray]) -> Shapes | Failure:
-        """The outputs' shapes with these inputs, or why it fails."""
+        """The outputs' shapes with these inputs, or the failure."""
         key = tuple(value.shape for value in values)
         self._seen[key] = found = self._run(values)
         return found
@@ -126,15 +132,15 @@ class OnnxRunner:
             raise RuntimeError(found.reason)
 
     def shapes(self, sizes: Sizes) -> None:
-        """ONNX Runtime runs values only."""
+        """None: ONNX Runtime needs values."""
 
     def line(self, error: Exception) -> str:
-        """A file has no lines."""
+        """An empty text: an ONNX file has no lines."""
         del error
         return ""
 
     def fresh(self, sizes: Sizes, seed: int, scale: float = 1.0) -> Shapes | Failure:
-        """A run with values of their own; floating-point inputs are multiplied by `scale`."""
+        """A run with values of another seed; floating-point inputs are multiplied by `scale`."""
         values = [i.sample(sizes, seed) for i in self.inputs]
         return self._run(
             [(v * scale).astype(v.dtype) if v.dtype.kind == "f" else v for v in values]
@@ -167,7 +173,7 @@ class OnnxRunner:
         shapes = {i.name: shape_at(i.shape, sizes) for i in self.inputs}
         try:
             estimate = self._estimator.at(shapes)
-        except PipelineError:  # nothing is known: inputs of 4 MiB are no risk
+        except PipelineError:  # no estimate: inputs up to 4 MiB are safe
             return self._elements(sizes) < 1 << 20
         if estimate.unknown > 0 and self._elements(sizes) > 1 << 22:
             return False
@@ -175,9 +181,9 @@ class OnnxRunner:
 
 
 def newest_ir(path: Path) -> int | None:
-    """The newest IR version that ONNX Runtime reads, where this file's is newer; else None.
+    """The newest IR version that ONNX Runtime reads, if this file's is newer; otherwise None.
 
-    onnx 1.23 writes 14 unless told otherwise, and ONNX Runtime 1.31 reads up to 13.
+    onnx 1.23 writes version 14 by default, and ONNX Runtime 1.31 reads up to 13.
     """
     try:
         _load(path, path)

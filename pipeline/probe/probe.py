@@ -1,9 +1,9 @@
-"""What sizes a model really takes, found by running it, without torch.export.
+"""Finds the sizes at which a model runs, by running it without torch.export.
 
-torch.export tells a rule only where the model's code or an operator's meta function makes a guard
-of it; of a check in Python, a table's length or a kernel's own condition it may say nothing, or
-crash. So each dim is tried at its range's ends, at runs of consecutive sizes and over the range,
-the others held at sizes where the module runs; then dims are tried together.
+torch.export reports a rule only if the model's code or an operator's meta function makes a guard
+of it. It may miss a check in Python, a table's length or a kernel's own condition, or crash. So
+each dim is tried at the ends of its range, at consecutive sizes and over the range. The other dims
+stay at sizes where the module runs. Then dims are tried together.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _COMMON = (
     224, 256, 64, 128, 512, 96, 192, 384, 32, 320, 299, 160, 112, 240, 288, 336, 448, 518, 640,
     768, 1024, 48, 16, 33, 65, 129, 257, 31, 63, 127, 255,
 )  # fmt: skip
-_SMALL = (128, 96)  # where 64 is too small
+_SMALL = (128, 96)  # if 64 is too small
 _BATCHES = (1, 2, 4, 8, 16, 3, 6, 5, 10, 12, 32)
-_BATCHED = 6  # sizes that each of these batches is tried with
+_BATCHED = 6  # sets of sizes that are tried with each of these batches
 _JOINT_ROUNDS = 2  # rules of several dims may hide others
 _RETRIED = 3  # refused sizes at which the other dims are changed
-_FEW = 0.1  # of the sizes that run: so many may be given up for a rule that a Dim says
+_FEW = 0.1  # part of the sizes that run that a Dim may exclude, for a simpler rule
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found of one dim.
+    """The result for one dim.
 
     Args:
         dim: the dim as it was declared.
-        taken: its sizes that ran, the others held.
-        refused: its sizes that failed, with the model's own error.
+        taken: the dim's sizes that ran, with the other dims at the base.
+        refused: the dim's sizes that failed, with the model's own error.
         rule: the narrower dim; None if every size that was tried runs.
     """
 
@@ -61,16 +61,16 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probed:
-    """What was found of a module.
+    """The result for a module.
 
     Args:
-        base: sizes of all dims at which it runs; None if it ran nowhere.
-        probes: one for each dynamic dim; none if it ran nowhere.
-        joint: what dims have to keep together; no Dim says it.
-        tried: how many sets of sizes were tried.
-        with_values: how many of them with values, the others as shapes alone.
-        seconds: how long it took.
-        complete: False if the time was over before everything was tried.
+        base: sizes of all dims at which it runs; None if it ran at no size.
+        probes: one for each dynamic dim; empty if it ran at no size.
+        joint: the rules on several dims, which no Dim can express.
+        tried: the number of sets of sizes that were tried.
+        with_values: the number of these that were run with values; the others ran as shapes only.
+        seconds: the seconds that the probe needed.
+        complete: False if time ran out before all sizes were tried.
     """
 
     base: Mapping[str, int] | None
@@ -83,7 +83,7 @@ class Probed:
 
     @property
     def rules(self) -> list[Rule]:
-        """Those of single dims, then those of several."""
+        """The rules on single dims, then those on several dims."""
         return [p.rule for p in self.probes if p.rule is not None] + list(self.joint)
 
     @property
@@ -91,8 +91,8 @@ class Probed:
         """What was tried, in one line."""
         alone = self.tried - self.with_values
         text = f"{self.tried} sets of sizes tried in {self.seconds:.1f} s"
-        text += f", {alone} of them as shapes alone" if alone else ""
-        text += "" if self.complete else ", the time was over before all were"
+        text += f", {alone} of them as shapes only" if alone else ""
+        text += "" if self.complete else ", and time ran out before all were tried"
         return text if self.rules else f"every size that was tried runs: {text}"
 
 
@@ -103,21 +103,21 @@ def probe(
     rules: Sequence[str] = (),
     budget_seconds: float = 20.0,
 ) -> Probed:
-    """Finds what sizes a module takes, by running it.
+    """Finds the sizes at which a module runs, by running it.
 
     Args:
-        inputs: in the order of the module's arguments.
-        module: called with one tensor an input.
-        seed: for the inputs' values.
-        rules: what the sizes have to keep together; sizes that break one are not tried.
-        budget_seconds: about how long it may take.
+        inputs: the inputs, in the order of the module's arguments.
+        module: the module, called with one tensor for each input.
+        seed: the seed of the inputs' values.
+        rules: the rules on sizes; sizes that break one are not tried.
+        budget_seconds: the approximate time limit.
     """
-    import torch
+    import torch  # noqa: PLC0415 - torch; probe_with runs without it
 
-    from pipeline.probe.torch_runner import TorchRunner
+    from pipeline.probe.torch_runner import TorchRunner  # noqa: PLC0415 - loads torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # small inputs: more threads only wait for each other
+    torch.set_num_threads(1)  # for small inputs more threads are slower
     try:
         return probe_with(inputs, TorchRunner(inputs, module, seed), rules, budget_seconds)
     finally:
@@ -127,7 +127,7 @@ def probe(
 def probe_with(
     inputs: Sequence[Input], runner: Runner, rules: Sequence[str], budget_seconds: float
 ) -> Probed:
-    """`probe` for a model that another runner runs."""
+    """Finds the sizes at which a model runs, as `probe` does, with a runner of your choice."""
     runs = Runs(inputs, runner, rules, budget_seconds)
     dims = {name: dim for name, dim in runs.dims.items() if not dim.static}
     runs.share(0.4)
@@ -139,7 +139,7 @@ def probe_with(
         runs.share(0.8 / (len(dims) - k + 1))
         searches[name] = _searched(runs, dim, base)
     unsettled = [name for name, search in searches.items() if search.bad and not search.settled]
-    for k, name in enumerate(unsettled):  # what was tried is not run again
+    for k, name in enumerate(unsettled):  # sizes that were tried are not run again
         runs.share(0.9 / (len(unsettled) - k))
         searches[name] = _searched(runs, dims[name], base)
     runs.share(1.0)
@@ -175,7 +175,7 @@ def _done(
 
 
 def _searched(runs: Runs, dim: Dim, base: Mapping[str, int], equal: Sequence[str] = ()) -> Search:
-    """The search over one dim, the dims `equal` always of its size, the others at the base."""
+    """Searches one dim. The dims `equal` have the same size, the others stay at the base."""
 
     def takes(size: int) -> bool | None:
         return runs.takes({**base, dim.name: size, **dict.fromkeys(equal, size)})
@@ -186,7 +186,7 @@ def _searched(runs: Runs, dim: Dim, base: Mapping[str, int], equal: Sequence[str
 
 
 def _base(runs: Runs, dims: Mapping[str, Dim]) -> dict[str, int] | None:
-    """Sizes at which the module runs: with values if it can be told so, else by shapes alone."""
+    """Sizes at which the module runs, with values if that is affordable, otherwise as shapes."""
     late = []
     for sizes in _candidates(runs, dims):
         if not runs.affordable(sizes):
@@ -200,7 +200,7 @@ def _base(runs: Runs, dims: Mapping[str, Dim]) -> dict[str, int] | None:
 
 
 def _candidates(runs: Runs, dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]:
-    """Sets of sizes at which the module may run, likely and small ones first."""
+    """Sets of sizes at which the module may run; likely and small ones come first."""
     opts = {name: dim.opt for name, dim in runs.dims.items()}
     small = {n: next((k for k in legal_range(d)[:3] if k > 1), d.min) for n, d in dims.items()}
     first = {i.shape[0].name for i in runs.inputs if i.shape and isinstance(i.shape[0], Dim)}
@@ -243,7 +243,7 @@ def _candidates(runs: Runs, dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]
 
 
 def _near(dim: Dim, multiple: int, wanted: int) -> int:
-    """The multiple nearest to a size that is legal to the dim; its opt if there is none."""
+    """The legal multiple nearest to a size, or the dim's opt if no multiple is legal."""
     low, high = -(-dim.min // multiple) * multiple, dim.max // multiple * multiple
     size = min(max(round(wanted / multiple) * multiple, low), high)
     return size if size in legal_range(dim) else dim.opt
@@ -260,7 +260,7 @@ def _nowhere(runs: Runs, dims: Mapping[str, Dim]) -> list[Rule]:
 def _joint(
     runs: Runs, dims: Mapping[str, Dim], base: Mapping[str, int], searches: dict[str, Search]
 ) -> dict[tuple[str, ...], Rule]:
-    """What dims have to keep together, by the dims."""
+    """The rules on several dims, by the dims."""
     if len(dims) < 2:
         return {}
     taken = {n: s.run() for n, s in searches.items()}
@@ -273,7 +273,7 @@ def _joint(
         border = [search.low - search.step, search.high + search.step]
         sizes = [n for n in border if n in search.bad]
         sizes += sorted(search.bad, key=lambda n: abs(n - base[name]))[:_RETRIED]
-        # these keep what multiples the dims also have to be of
+        # these keep the multiples that the dims also need
         sizes += sorted(search.bad, key=lambda n: -math.gcd(n, base[name]))[:_RETRIED]
         for size in dict.fromkeys(sizes):
             if others := depends(runs, base, name, size, values):
@@ -303,7 +303,7 @@ def _equal_to(name: str, joint: Sequence[Rule]) -> list[str]:
 
 
 def _rule(dim: Dim, search: Search, refused: Sequence[Refusal]) -> Rule | None:
-    """The rule behind the sizes at which the model runs, of one dim."""
+    """The rule on one dim behind the sizes at which the model runs."""
     if not search.bad:
         return None
     name, outside = dim.name, search.outside()
@@ -320,7 +320,7 @@ def _rule(dim: Dim, search: Search, refused: Sequence[Refusal]) -> Rule | None:
 
 
 def _band(dim: Dim, modulus: int, a: int, b: int) -> Rule:
-    """The rule that ``dim % modulus`` is not in a..b (round the end where a > b)."""
+    """The rule that ``dim % modulus`` is not in a..b (wraps around if a > b)."""
     name, failing = dim.name, (b - a) % modulus + 1
     first = (b + 1) % modulus  # of the residues that run
     shifted = f"({name} + {modulus - first}) % {modulus}" if first else f"{name} % {modulus}"
@@ -328,7 +328,7 @@ def _band(dim: Dim, modulus: int, a: int, b: int) -> Rule:
     if failing == 1:
         text = f"{name} % {modulus} != {a}"
     refined = None
-    if 2 * failing > modulus:  # most fail: a step is near enough
+    if 2 * failing > modulus:  # most sizes fail: a step is good enough
         rest = 0 if (-first) % modulus < modulus - failing else first
         refined = fitted(dim, [n for n in legal_range(dim) if n % modulus == rest]).refined
     return Rule("band", name, refined=refined, size_rule=text)

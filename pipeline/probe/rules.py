@@ -1,4 +1,4 @@
-"""Rules made from sizes: what a set of good sizes, a range or a step means for one dim."""
+"""Makes rules on one dim from a set of good sizes, a range or a step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pipeline.spec.rules import Rule, RuleKind
 
 
 def fitted(dim: Dim, good: Sequence[int], guard: str = "") -> Rule:
-    """The rule that leaves only the good sizes of a dim.
+    """The rule that keeps only the good sizes of a dim.
 
     Args:
         dim: the dim, with more legal sizes than the good ones.
         good: the sizes to keep, in ascending order.
-        guard: the guard of torch.export that they keep, in terms of the dims; the rule says it
-            where the good sizes are no range of equal steps.
+        guard: the guard of torch.export that they keep, in terms of the dims; it becomes the
+            rule's text if the good sizes are not a range of equal steps.
     """
     if not good:
         return Rule("guard", dim.name, formula=guard)
@@ -30,7 +30,7 @@ def fitted(dim: Dim, good: Sequence[int], guard: str = "") -> Rule:
     ends = (good[0], good[-1])
     if step == dim.multiple_of:
         return narrowed(dim, "range", ends, (step, good[0] % step), shown=True)
-    # the range is part of the text only where it is smaller than the dim's own
+    # the range is part of the text only if it is smaller than the dim's own
     shown = good[0] - step >= dim.min or good[-1] + step <= dim.max
     return narrowed(dim, "multiple", ends, (step, good[0] % step), shown=shown)
 
@@ -43,7 +43,7 @@ def narrowed(
     *,
     shown: bool,
 ) -> Rule:
-    """The rule that leaves the sizes of a dim in a range and in steps.
+    """The rule that keeps the sizes of a dim in a range and in steps.
 
     Args:
         dim: the dim.

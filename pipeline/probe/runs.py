@@ -1,6 +1,6 @@
-"""Whether a model runs at given sizes, with values or with shapes alone, in bounded time.
+"""Finds whether a model runs at given sizes, with values or as shapes only, in bounded time.
 
-A `Runner` runs it: `pipeline.probe.torch_runner` has one, `pipeline.probe.onnx_runner` another.
+A `Runner` runs it: see `pipeline.probe.torch_runner` and `pipeline.probe.onnx_runner`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pipeline.spec.dims import Dim, kept_rules, shape_at
 from pipeline.spec.rules import Refusal
 from pipeline.spec.tensors import Input
 
-_FIRST = 1 << 19  # elements of the inputs up to which the first run is one with values
-_CHECKED = 3  # kinds of refusals that are held against the shapes alone
-_LONG = 1 / 80  # of the time: a longer run than that goes by shapes alone
+_FIRST = 1 << 19  # most input elements of a first run with values
+_CHECKED = 3  # kinds of refusals that are compared with a run as shapes only
+_LONG = 1 / 80  # part of the time limit; longer runs use shapes only
 _NO_MEMORY = re.compile("bad_alloc|allocate memory|out of memory|BFCArena", re.IGNORECASE)
 _LONGEST = 160  # characters of a model's error
 
 
 class Runner(Protocol):
-    """How a model is run at sizes."""
+    """Runs a model at sizes."""
 
     def run(self, sizes: Mapping[str, int]) -> None:
-        """Runs it with values; raises what it raises where it does not take the sizes."""
+        """Runs the model with values; raises the model's own error if it fails."""
 
     def shapes(self, sizes: Mapping[str, int]) -> bool | Refusal | None:
-        """True if the shapes alone go through; None if that can't be told."""
+        """True if the model runs with shapes only, or its refusal; None if that is unknown."""
 
     def line(self, error: Exception) -> str:
-        """The line of the model that an error comes from; an empty text if that can't be told."""
+        """The line of the model that raised an error; an empty text if it is unknown."""
 
 
 def legal_range(dim: Dim) -> range:
@@ -42,17 +42,17 @@ def legal_range(dim: Dim) -> range:
 
 
 class Runs:
-    """Runs a model at sizes, each set of sizes once, until the time is over.
+    """Runs a model at each set of sizes once, until time runs out.
 
-    A run with values is what counts. Where it would take too long (its time is taken to grow
-    with the square of the inputs' elements), the inputs go through as shapes without values, as
-    long as that has told the same wherever both were tried.
+    A run with values decides. If it would be too long, the inputs are run as shapes without values.
+    That needs the same result from shapes and values wherever both were tried. Time is assumed to
+    grow with the square of the inputs' elements.
 
     Args:
         inputs: the model's inputs, in order.
-        runner: how it is run.
-        rules: what the sizes have to keep together; others are not tried.
-        seconds: after these, nothing more is tried.
+        runner: runs the model.
+        rules: the rules on sizes; sizes that break one are not tried.
+        seconds: the time limit; after it, nothing more is tried.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Runs:
         self._begin = time.perf_counter()
         self._until = self._begin + seconds
         self._costs: list[tuple[int, float]] = []
-        self._shapes_tell = True  # shapes without values tell what values tell
+        self._shapes_agree = True  # shapes without values agreed with values so far
         self._shapes_checked = False
         self._checked: set[str] = set()
 
@@ -81,11 +81,11 @@ class Runs:
 
     @property
     def ended(self) -> bool:
-        """True if the time of the present share is over."""
+        """True if the time of the current share is used up."""
         return time.perf_counter() > self._until
 
     def share(self, part: float) -> None:
-        """Lets the next runs use this part of the time that is left."""
+        """Lets the next runs use this part of the remaining time."""
         now, end = time.perf_counter(), self._begin + self._seconds
         self._until = now + max(end - now, 0.0) * part
 
@@ -93,17 +93,17 @@ class Runs:
         return tuple(sizes[name] for name in self.dims)
 
     def legal(self, sizes: Mapping[str, int]) -> bool:
-        """True if the sizes are those of the dims and keep the rules."""
+        """True if the sizes are legal for the dims and keep the rules."""
         if any(sizes[n] not in legal_range(dim) for n, dim in self.dims.items()):
             return False
         try:
             shapes = [shape_at(i.shape, sizes) for i in self.inputs]
-        except InputError:  # an expression that is no whole number there
+        except InputError:  # an expression is not a whole number there
             return False
         return kept_rules(self.rules, sizes) and all(n >= 0 for s in shapes for n in s)
 
     def takes(self, sizes: Mapping[str, int]) -> bool | None:
-        """True if the model runs at these sizes; None if that can't be told, or not in time."""
+        """True if the model runs at these sizes; None if that is unknown, or time ran out."""
         key = self.key(sizes)
         if not self.legal(sizes):
             return None
@@ -118,7 +118,7 @@ class Runs:
         return result
 
     def affordable(self, sizes: Mapping[str, int]) -> bool:
-        """True if a run with values is not too long."""
+        """True if a run with values is short enough."""
         count = elements(self.inputs, sizes)
         if not self._costs:
             return count <= _FIRST
@@ -135,22 +135,22 @@ class Runs:
             if _NO_MEMORY.search(str(error)):
                 return None
             self.refused[self.key(sizes)] = refusal(sizes, error, self._runner.line(error))
-            # only some refusals are in the shapes: an index out of a table is not
+            # shapes show only some refusals, and no index outside a table
             kind = re.sub(r"\d+", "", self.refused[self.key(sizes)].error)
-            if self._shapes_tell and kind not in self._checked and len(self._checked) < _CHECKED:
+            if self._shapes_agree and kind not in self._checked and len(self._checked) < _CHECKED:
                 self._checked.add(kind)
-                self._shapes_tell = self._runner.shapes(sizes) is not True
+                self._shapes_agree = self._runner.shapes(sizes) is not True
             self.with_values += 1
             return False
         self.with_values += 1
         self._costs.append((max(elements(self.inputs, sizes), 1), time.perf_counter() - begin))
         if not self._shapes_checked:
             self._shapes_checked = True
-            self._shapes_tell = self._shapes_tell and self._runner.shapes(sizes) is True
+            self._shapes_agree = self._shapes_agree and self._runner.shapes(sizes) is True
         return True
 
     def _by_shapes(self, sizes: Mapping[str, int]) -> bool | None:
-        if not self._shapes_tell:
+        if not self._shapes_agree:
             return None
         result = self._runner.shapes(sizes)
         if isinstance(result, Refusal):
@@ -159,7 +159,7 @@ class Runs:
 
 
 def refusal(sizes: Mapping[str, int], error: Exception, line: str) -> Refusal:
-    """What the model said, and where."""
+    """The model's refusal: the sizes, the first line of its error, and the model's line."""
     first = first_line(error)
     first = first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."
     return Refusal(dict(sizes), first, line)

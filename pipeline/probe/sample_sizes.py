@@ -1,4 +1,4 @@
-"""Sets of sizes to export and to run a model at."""
+"""Chooses sets of sizes at which to export and run a model."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pipeline.probe.grid import legal_sizes
 from pipeline.spec.dims import Dim, kept_rules, shape_at
 from pipeline.spec.tensors import Input
 
-_SEARCHED = 1 << 12  # sets of sizes among which one that keeps the rules is looked for
+_SEARCHED = 1 << 12  # most sets of sizes in the search for one that keeps the rules
 
 
 def dims_of(inputs: Sequence[Input]) -> dict[str, Dim]:
-    """The dims by name."""
+    """The dims of the inputs, by name."""
     return {dim.name: dim for i in inputs for dim in i.dims}
 
 
 def examples(inputs: Sequence[Input], rules: Sequence[str] = ()) -> list[dict[str, int]]:
-    """Sets of legal sizes that keep the rules, to export at, in the order in which to try them.
+    """Sets of legal sizes at which to export, in the order in which to try them.
 
-    Small and different ones first; then round ones, different and equal; then the opts. None is
-    the dim's first size where there is another: torch specialises a size of 0 or 1, and equal
-    sizes may hide a mix-up.
+    Small and different sizes come first, then round and different ones, the opts, and round ones
+    that may be equal. Equal sizes may hide a mix-up. A dim's first size is used only if it has no
+    other, since torch specialises sizes of 0 and 1.
     """
 
     def chosen(rounds: Sequence[int], *, distinct: bool) -> dict[str, int]:
@@ -47,7 +47,7 @@ def examples(inputs: Sequence[Input], rules: Sequence[str] = ()) -> list[dict[st
 
 
 def _search(dims: Mapping[str, Dim], rules: Sequence[str]) -> list[dict[str, int]]:
-    """The first sizes that keep the rules, if some do: few of each dim, not the first ones."""
+    """The first set that keeps the rules, among a few sizes of each dim, or nothing."""
     few = max(int(_SEARCHED ** (1 / len(dims))), 4) if dims else 4
     every = [
         [*(legal_sizes(dim, 2 * few)[1:] or [dim.min])[:few], dim.opt] for dim in dims.values()
@@ -60,5 +60,5 @@ def _search(dims: Mapping[str, Dim], rules: Sequence[str]) -> list[dict[str, int
 
 
 def elements(inputs: Sequence[Input], sizes: Mapping[str, int]) -> int:
-    """How many elements the inputs have at these sizes."""
+    """The number of elements of the inputs at these sizes."""
     return sum(math.prod(shape_at(i.shape, sizes)) for i in inputs)

@@ -1,28 +1,28 @@
-"""Which sizes of one dim a module takes, found from a few dozen runs: a range, a step, or holes."""
+"""Finds the sizes of one dim at which a module runs, from a few dozen runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-_WINDOW = 128  # sizes each way from the base among which the step is looked for
-_RUN = 64  # consecutive sizes that are tried where nothing has failed
-_SMALL, _LARGE = 10, 3  # sizes at the ends of the range: small ones fail where large ones don't
+_WINDOW = 128  # sizes on each side of the base in the search for the step
+_RUN = 64  # consecutive sizes that are tried if nothing has failed
+_SMALL, _LARGE = 10, 3  # sizes at the ends of the range; small ones fail more often
 _FAR = (96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 _MOST_RESIDUES = 128
 
 
 class Search:
-    """Finds the sizes that a dim takes, the others held.
+    """Finds the sizes of one dim at which a module runs, with the other dims fixed.
 
-    After `explore`, what is taken is told by `low`, `high` and `step`: every size from `low` to
-    `high` in steps of `step` that was tried runs, and the sizes next to these fail.
+    After `explore`, the result is in `low`, `high` and `step`. Every size from `low` to `high` in
+    steps of `step` that was tried runs, and the sizes next to these fail.
 
     Args:
         legal: the dim's legal sizes.
-        base: one at which the module runs.
-        takes: tells whether the module runs at a size; None if that can't be told.
-        ended: tells whether the time is over.
+        base: a size at which the module runs.
+        takes: whether the module runs at a size; None if that is unknown.
+        ended: whether the time is used up.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Search:
     ) -> None:
         self.legal, self.base, self._ended = legal, base, ended
         self.tested: dict[int, bool] = {base: True}
-        self.settled = True  # the time was enough to find `step`, `low` and `high`
+        self.settled = True  # False if time ran out before `step`, `low` and `high` were found
         self._takes = takes
         self._unit = legal[1] - legal[0] if len(legal) > 1 else 1
         self.low, self.high, self.step = legal[0], legal[-1], self._unit
@@ -52,12 +52,12 @@ class Search:
         return list(range(self.low, self.high + 1, self.step))
 
     def outside(self) -> list[int]:
-        """Sizes that run though they are not in `run`."""
+        """Sizes that run although they are not in `run`."""
         inside = range(self.low, self.high + 1, self.step)
         return [n for n in self.good if n not in inside]
 
     def explore(self) -> None:
-        """Tries sizes: telling ones first, then what settles what they show."""
+        """Tries revealing sizes first, then the sizes that settle the step and the ends."""
         at = self.legal.index(self.base)
         last = len(self.legal) - 1
         near = [0, at + 1, at - 1, last, 1, at + 2, at + 3, 2, last - 1, at - 2, 3]
@@ -96,7 +96,7 @@ class Search:
         for k in range(1, min(_WINDOW, len(self.legal)) + 1):
             near = [self.legal[i] for i in (at + k, at - k) if 0 <= i < len(self.legal)]
             near = [n for n in near if self.ok(n)]
-            if near:  # no farther: a size of 1 may run at any step, for it broadcasts
+            if near:  # stop here: a size of 1 may run at any step, since it broadcasts
                 break
         near = near or self._far()
         self.step = math.gcd(*(n - self.base for n in near))
@@ -108,7 +108,7 @@ class Search:
             self.settled = not self._ended()
 
     def _far(self) -> list[int]:
-        """Sizes that run far away from the base, where no near one does."""
+        """Sizes far from the base that run, if no near one does."""
         far = [self.base * 2, self.base * 3, self.base // 2]
         far += [self.base + sign * n for n in _FAR for sign in (1, -1)]
         self._try(far)
@@ -116,7 +116,7 @@ class Search:
         return self.good
 
     def _finer(self) -> int:
-        """A smaller step, if a size between runs; else 0."""
+        """A smaller step, if a size between runs; otherwise 0."""
         for prime in _primes(self.step // self._unit):
             finer = self.step // prime
             for n in (self.base + finer, self.base - finer):
@@ -140,7 +140,7 @@ class Search:
         self.low, self.high = steps[self._end(steps, at, -1)], steps[self._end(steps, at, 1)]
 
     def _end(self, steps: range, at: int, sign: int) -> int:
-        """The index of the last size, going up or down from the base, before one that fails."""
+        """The index of the last size before one that fails, up or down from the base."""
         while True:
             tried = [steps.index(n) for n in self.tested if n in steps]
             outward = sorted((k for k in tried if (k - at) * sign >= 0), key=lambda k: abs(k - at))
@@ -161,19 +161,19 @@ class Search:
                 continue
             middle = (kept + failed) // 2
             if self.ok(steps[middle]) is None:
-                return kept  # can't be told: what has run is what is known
+                return kept  # unknown: keep the sizes that have run
 
     def _check_between(self) -> None:
-        """Sizes off the step, all over the range: none of them must run."""
+        """Tries sizes off the step over the whole range: all of them should fail."""
         if self.step > self._unit:
             inside = range(self.low, self.high + 1, self._unit)
             for n in (inside[k] for k in _spread(len(inside), 8)):
                 self.ok(n if (n - self.base) % self.step else n + self._unit)
 
     def residues(self) -> tuple[int, int, int] | None:
-        """(m, a, b) where what fails is all sizes with ``a <= n % m <= b`` (a > b: round the end).
+        """(m, a, b) if exactly the sizes with ``a <= n % m <= b`` fail (wraps around if a > b).
 
-        Sizes below the first that runs are left out. Only where each residue of m was seen.
+        Ignores sizes below the first that runs. Every residue of m must have been tried.
         """
         tested = {n: ok for n, ok in self.tested.items() if n >= self.good[0]}
         for modulus in range(2, _MOST_RESIDUES + 1):
@@ -191,8 +191,10 @@ class Search:
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """At most `most` of `count` indices, in no step that a multiple could hide behind; more of
-    them small, for these take less time to run."""
+    """At most `most` of `count` indices, in irregular steps, so that no multiple can hide.
+
+    More of them are small, since small sizes run faster.
+    """
     if count <= most:
         return list(range(count))
     golden = (math.sqrt(5) - 1) / 2

@@ -1,6 +1,7 @@
-"""Dims of an ONNX file that are always the sum or product of two others, which it does not say.
+"""Finds dims of an ONNX file that are always the sum or product of two others.
 
-An exporter that was told a name for each axis writes ``t`` for what is ``past + seq``.
+The file does not declare this: with a name for each axis, an exporter writes ``t`` for
+``past + seq``.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from pipeline.probe.onnx_runner import Failure, OnnxRunner, Sizes
 from pipeline.spec.dims import DimExpr
 from pipeline.spec.model import ModelSpec
 
-_LEAST = 4  # sets of sizes that have to run
+_LEAST = 4  # fewest sets of sizes that must run
 
 
 def always(spec: ModelSpec, runs: OnnxRunner, base: Sizes) -> dict[str, tuple[str, Failure]]:
-    """Such dims, with the expression and a run that failed where they were not that.
+    """The dims that are always such an expression.
 
     Args:
         spec: the spec; every dim has a range of its own.
-        runs: runs of the file.
-        base: sizes of all dims at which it runs.
+        runs: the runs of the file.
+        base: sizes of all dims at which the file runs.
+
+    Returns:
+        For each such dim, the expression, and a run that failed at another size of the dim.
     """
     free = [name for name, dim in spec.dims.items() if not dim.static]
     found: dict[str, tuple[str, Failure]] = {}
@@ -43,7 +47,7 @@ def always(spec: ModelSpec, runs: OnnxRunner, base: Sizes) -> dict[str, tuple[st
 def _near(
     spec: ModelSpec, base: Sizes, pair: tuple[str, str], text: str, follow: Sequence[str]
 ) -> Iterator[dict[str, int]]:
-    """Legal sizes near the base, the dims that follow as large as the expression says."""
+    """Legal sizes near the base, with the expression's value as the size of the dims `follow`."""
     sides = []
     for name in pair:
         dim = spec.dims[name]
@@ -57,7 +61,7 @@ def _near(
 
 
 def _ran(runs: OnnxRunner, every: Iterator[dict[str, int]]) -> list[dict[str, int]]:
-    """The sizes, but for those that are too large to run; none if one fails, or if they are few."""
+    """The sizes that ran; empty if one fails or too few ran. Too large sizes are skipped."""
     tried = []
     for sizes in every:
         found = runs.at(sizes)
@@ -68,7 +72,7 @@ def _ran(runs: OnnxRunner, every: Iterator[dict[str, int]]) -> list[dict[str, in
 
 
 def _broken(spec: ModelSpec, runs: OnnxRunner, ran: Sequence[Sizes], name: str) -> Failure | None:
-    """A run that fails where the dim alone is one more than where it runs."""
+    """A run that fails if only this dim is one step larger than in a run that works."""
     dim = spec.dims[name]
     more = ({**sizes, name: dim.legal(sizes[name] + dim.multiple_of)} for sizes in ran)
     return next((failure for failure in map(runs.fails, more) if failure is not None), None)

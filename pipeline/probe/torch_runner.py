@@ -1,4 +1,4 @@
-"""How a torch module is run at sizes, for `probe.probe`: with values, or as shapes alone."""
+"""Runs a torch module at sizes, with values or as shapes only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.spec.rules import Refusal
 from pipeline.spec.tensors import Input
 
 _TORCH = str(Path(torch.__file__).parent)
-# what FakeTensorMode can't do, whatever the model
+# failures of FakeTensorMode, not of the model
 _UNKNOWN = tuple(
     getattr(fake_tensor, name)
     for name in (
@@ -36,8 +36,8 @@ class TorchRunner:
 
     Args:
         inputs: the module's inputs, in order.
-        module: called with one tensor an input.
-        seed: for the inputs' values.
+        module: the module, called with one tensor for each input.
+        seed: the seed of the inputs' values.
     """
 
     def __init__(self, inputs: Sequence[Input], module: torch.nn.Module, seed: int) -> None:

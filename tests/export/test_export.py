@@ -298,7 +298,10 @@ def test_recurrent_layers_keep_their_time_axis(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda x: (x > 0).nonzero(), "output y axis 0: its size is u0, and u0 is up to the data"),
+        (
+            lambda x: (x > 0).nonzero(),
+            "output y axis 0: its size is u0, and u0 depends on the data",
+        ),
         (lambda x: torch.cat([x.flatten(), x[x > 0]]), "output y axis 0: its size is 3*"),
         (lambda x: x[:, :, : round(x.shape[2] * 0.7)], "output y axis 2: its size is Round"),
     ],

@@ -299,7 +299,7 @@ def test_without_the_time_nothing_is_claimed() -> None:
     assert not found.complete
     assert found.seconds < 5
     assert all(rule.refined is None for rule in found.rules)
-    assert "the time was over" in found.words
+    assert "time ran out before all were tried" in found.words
 
 
 def test_the_module_and_the_threads_are_left_as_they_were() -> None:

@@ -1,14 +1,13 @@
-"""Ops of torch as ONNX, where torch's own exporter is wrong at sizes other than the example's.
+"""Translations of torch's ops to ONNX, where torch's exporter is correct only at example sizes.
 
-Faults that are born at torch.onnx.export can't be mended in the graph: it holds the example's
-window in place of an adaptive pool, or has lost the scale factor of an antialiased resize. So the
-exporter is given other translations (its ``custom_translation_table``), which it takes in place of
-its own and of torch's decompositions. Every node that they make carries the module and source
-line of the op, as the exporter's own do.
+A pass on the graph can't repair what torch.onnx.export loses: the graph has the example's window
+instead of an adaptive pool, or lacks the scale factor of an antialiased resize. So the exporter
+gets our translations (``custom_translation_table``), which replace its own and torch's
+decompositions. Each node they make carries the module and source line of its op.
 
-Tied to torch 2.13: which overloads reach the exporter (``upsample_nearest2d.vec``), and that sizes'
-``//`` and ``%`` are dispatched by `operator.floordiv` and `operator.mod`. `exporter.to_onnx` raises
-where an op went another way; tests/export/ops hold each translation to be used.
+This depends on torch 2.13: on the overloads that reach the exporter (``upsample_nearest2d.vec``),
+and on `operator.floordiv` and `operator.mod` as the keys of ``//`` and ``%`` of sizes.
+`exporter.to_onnx` raises if an op bypassed its translation; tests/export/ops checks each of them.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ _TABLES: tuple[Mapping[Any, Translation], ...] = (
 
 
 def translation_table() -> dict[Any, Translation]:
-    """A fresh table for ``torch.onnx.export(custom_translation_table=...)``: by OpOverload, or by
-    the Python operator for arithmetic of sizes."""
+    """A new table for ``torch.onnx.export(custom_translation_table=...)``.
+
+    The keys are OpOverloads, or Python operators for the arithmetic of sizes.
+    """
     return {target: function for table in _TABLES for target, function in table.items()}

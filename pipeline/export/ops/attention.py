@@ -1,8 +1,8 @@
 """scaled_dot_product_attention: rows that attend to nothing, and inputs without a batch.
 
-torch gives zeros for a query whose keys are all masked out (a bool mask; left padding). The
-exporter adds ``Where(mask, 0, lowest float)``, which is finite: such a row becomes the mean of the
-values. And it refuses anything but 4-D inputs.
+torch returns zeros for a query whose keys are all masked out (a bool mask; left padding). The
+exporter adds ``Where(mask, 0, lowest float)``, which is finite, so such a row becomes the mean of
+the values. It also refuses inputs that are not 4-D.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.export.ops.sizes import FLOAT, Value, floats, ints, op, rank
 aten: Any = torch.ops.aten
 
 
-def attention(
+def attention(  # noqa: PLR0913 - the exporter matches the parameters of torch's op by name
     query: Value,
     key: Value,
     value: Value,
@@ -32,7 +32,7 @@ def attention(
 ) -> Value:
     """``scaled_dot_product_attention``: [..., heads, length, channels], 3-D or 4-D.
 
-    A float mask is left to the exporter, which guards against rows of -inf itself.
+    The exporter handles float masks correctly: it guards against rows of -inf itself.
     """
     flat = rank(query) == 3
     if flat:

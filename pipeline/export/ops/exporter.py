@@ -1,4 +1,4 @@
-"""torch.onnx.export of an ExportedProgram with our translations, each of them held to be used."""
+"""Runs torch.onnx.export with our translations, and checks that each of them was used."""
 
 from __future__ import annotations
 
@@ -29,9 +29,16 @@ def to_onnx(
 ) -> None:
     """Writes the program as ONNX; weights beyond 2 GB go into ``<path>.data`` beside it.
 
+    Args:
+        program: the program.
+        path: the ONNX file to write.
+        opset: the opset of the file.
+        input_names: the names of the inputs, in order.
+        output_names: the names of the outputs, in order.
+
     Raises:
-        ExportError: an op that can't be exported rightly, with the model's line.
-        Exception: whatever else torch.onnx.export stumbles over.
+        ExportError: an op can't be exported correctly; the text names the model's line.
+        Exception: any other failure of torch.onnx.export.
     """
     _refuse_indices(program)
     called: set[Any] = set()
@@ -49,18 +56,20 @@ def to_onnx(
                 verbose=False,
             )
     except Exception as error:
-        told = _told(error)
-        if told is None:
+        ours = _export_error(error)
+        if ours is None:
             raise
-        raise told from None
+        raise ours from None
     assert onnx_program is not None
     _check_called(program, table.keys() - called)
     onnx_program.save(path)
 
 
 def add_functions(model: onnx.ModelProto) -> None:
-    """Adds the ONNX functions of our plugins' ops that the model has, so that ONNX Runtime and
-    targets without the plugin can run it."""
+    """Adds the ONNX functions of our plugins' ops to the model, in place.
+
+    With them ONNX Runtime, and targets without the plugin, can run the model.
+    """
     present = {node.op_type for node in nodes_of(model.graph) if node.domain == DOMAIN}
     for name in PLUGINS:
         plugin = find_plugin(name)
@@ -77,8 +86,8 @@ def _noting(function: Callable[..., Any], target: Any, called: set[Any]) -> Call
     return call
 
 
-def _told(error: BaseException) -> ExportError | None:
-    """The ExportError of a translation, out of what the exporter wraps round it."""
+def _export_error(error: BaseException) -> ExportError | None:
+    """The ExportError of a translation, out of the exporter's own exceptions round it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ExportError):
@@ -88,19 +97,19 @@ def _told(error: BaseException) -> ExportError | None:
 
 
 def _check_called(program: torch.export.ExportedProgram, missed: set[Any]) -> None:
-    """Raises if an op of the program got past its translation."""
+    """Raises if an op of the program bypassed its translation."""
     for node in _calls(program):
-        # not arithmetic of sizes: it may be there for a guard only
+        # arithmetic of sizes may exist for a guard only
         op = isinstance(node.target, torch._ops.OpOverload) and node.target in missed
         if op and node.users and not _of_floats(node):
             raise ExportError(
                 f"{node.target}{_line(node)} did not reach its translation: torch "
-                f"{torch.__version__} decomposes it in another way than torch 2.13"
+                f"{torch.__version__} decomposes it differently from torch 2.13"
             )
 
 
 def _of_floats(node: torch.fx.Node) -> bool:
-    """True for floats of an op whose translation is for integers alone."""
+    """True for a float op whose translation handles only integers."""
     value = node.meta.get("val")
     return (
         node.target in integers.OF_INTEGERS
@@ -110,7 +119,7 @@ def _of_floats(node: torch.fx.Node) -> bool:
 
 
 def _refuse_indices(program: torch.export.ExportedProgram) -> None:
-    """Raises where the indices of an adaptive max pool are read: the translation has none."""
+    """Raises if the program reads the indices of an adaptive max pool: its translation has none."""
     for node in _calls(program):
         if node.target in pools.WITHOUT_INDICES and any(
             user.args[1] == 1 and user.users for user in node.users
@@ -122,13 +131,13 @@ def _refuse_indices(program: torch.export.ExportedProgram) -> None:
 
 
 def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
-    """The calls of a program, those inside of its branches and loops too."""
+    """The calls of a program, including those inside its branches and loops."""
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             yield from (node for node in module.graph.nodes if node.op == "call_function")
 
 
 def _line(node: torch.fx.Node) -> str:
-    """Where in the model, by the last line of the stack trace that torch keeps."""
+    """The model's line: the last one of the stack trace that torch keeps."""
     places = [line.strip() for line in (node.stack_trace or "").splitlines() if "File " in line]
     return f" at {places[-1].removeprefix('File ')}" if places else ""

@@ -1,15 +1,15 @@
 """Floor division and modulo of sizes and integer tensors.
 
 torch's exporter writes ``a // b`` of two sizes as ONNX's integer Div, which truncates: at w = 9
-``-(-w // 8) * 8`` gives 8 in place of 16. ONNX's Mod has the sign of the divisor as in Python, but
-TensorRT-RTX's builder takes the result for one that may be negative: RAFT-small that pads itself
-fails with ``Resize shape dims should be non-negative``. So no operand here is ever negative: for
+``-(-w // 8) * 8`` gives 8 instead of 16. ONNX's Mod has the sign of the divisor, as in Python. But
+TensorRT-RTX's builder assumes that the result may be negative, and fails for a RAFT-small that
+pads itself (``Resize shape dims should be non-negative``). So no operand here is negative. For
 b > 0
 
     floor(a / b) = max(a, 0) div b - (max(-a, 0) + b - 1) div b
     a mod b = (max(a, 0) + b - max(-a, 0) mod b) mod b
 
-and just Div and Mod where torch knows that a can't be negative.
+Plain Div and Mod are used where torch knows that a can't be negative.
 
 ``operator.floordiv`` and ``operator.mod`` are the keys under which torch 2.13 dispatches them.
 """
@@ -32,7 +32,7 @@ aten: Any = torch.ops.aten
 
 
 def floordiv(a: Any, b: Any) -> Any:
-    """``a // b`` of two sizes: scalars int64, one of them may be a Python int.
+    """``a // b`` of two sizes, int64 scalars; one of them may be a Python int.
 
     Raises:
         ExportError: the divisor is not known to be positive or negative.
@@ -44,7 +44,7 @@ def floordiv(a: Any, b: Any) -> Any:
 
 
 def mod(a: Any, b: Any) -> Any:
-    """``a % b`` of two sizes: the divisor's sign.
+    """``a % b`` of two sizes, with the divisor's sign.
 
     Raises:
         ExportError: the divisor is not known to be positive.
@@ -56,7 +56,7 @@ def mod(a: Any, b: Any) -> Any:
 
 
 def remainder(x: Value, other: float) -> Value:
-    """``remainder.Scalar`` of an integer tensor; of any other the exporter's own."""
+    """``remainder.Scalar`` of an integer tensor; other tensors use the exporter's translation."""
     if x.dtype not in _INTEGERS or not isinstance(other, int) or other <= 0:
         return core.aten_remainder_scalar(x, other)
     zero, divisor = (op.CastLike(op.Constant(value_int=n), x) for n in (0, other))
@@ -88,14 +88,14 @@ def _scalar(value: Any) -> Value:
 
 
 def _least(value: Any) -> float:
-    """The least that a size can be, as far as torch knows."""
+    """The smallest value that a size can have, as far as torch knows."""
     return bounds(value if isinstance(value, int) else known(value))[0]
 
 
 def trunc(value: Any) -> Any:
-    """``int(size * factor)`` and the truncation of any other float of sizes.
+    """``int(size * factor)``, and the truncation of any other float of sizes.
 
-    A product of a size and a number is computed as `times` does it.
+    `times` computes a product of a size and a number.
     """
     product = value.producer()
     node = None if product is None else product.meta.get("node")
@@ -112,7 +112,7 @@ def trunc(value: Any) -> Any:
 
 
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
-# torch's exporter makes another op of them where a float has an int beside it
+# torch's exporter uses another op for a float tensor with an int operand
 OF_INTEGERS = (aten.remainder.Scalar,)
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     operator.floordiv: floordiv,

@@ -1,8 +1,8 @@
 """Adaptive pools to sizes above 1: torch's exporter bakes the example's window into the graph.
 
-Row i of the output is over the input's rows ``i * in // out`` up to, not including,
-``ceil((i + 1) * in / out)`` (aten/src/ATen/native/AdaptivePooling.h). Their number is up to the
-size, so that no pool with a fixed kernel does it. ``interpolate(mode="area")`` is the same op.
+Row i of the output covers the input's rows from ``i * in // out`` up to, not including,
+``ceil((i + 1) * in / out)`` (aten/src/ATen/native/AdaptivePooling.h). The number of rows depends on
+the size, so no pool with a fixed kernel is equal. ``interpolate(mode="area")`` is the same op.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ aten: Any = torch.ops.aten
 
 
 def adaptive_avg_pool(x: Value, output_size: Sequence[Any]) -> Value:
-    """Averages over the intervals of every axis, as a product with a matrix an axis.
+    """Averages over the intervals of every axis, as a product with one matrix for each axis.
 
-    A NaN or an infinity in the input reaches every output of its row and column (0 * inf is
-    NaN), where torch keeps it to its own windows.
+    A NaN or an infinity in the input reaches every output of its row and column (0 * inf is NaN).
+    In torch it reaches only the windows that contain it.
     """
     spatial = len(output_size)
     outs = [as_size(s) for s in output_size]
@@ -51,12 +51,11 @@ def adaptive_avg_pool(x: Value, output_size: Sequence[Any]) -> Value:
 
 
 def adaptive_max_pool(x: Value, output_size: Sequence[Any]) -> tuple[Value, Value]:
-    """Largest values over the intervals, axis by axis, and no indices.
+    """The largest values over the intervals, axis by axis, without indices.
 
-    The rows of each interval are gathered side by side, the last one again where an interval is
-    shorter than the longest: that takes about the input's memory again, and no mask.
-    The second output is a placeholder: `pipeline.export.ops.exporter` sees to it that nobody
-    reads it.
+    The rows of each interval are gathered side by side. A shorter interval repeats its last row,
+    so no mask is needed. This needs about the input's memory again. The second output is a
+    placeholder: `pipeline.export.ops.exporter` refuses programs that read it.
     """
     spatial = len(output_size)
     outs = [as_size(s) for s in output_size]
@@ -72,7 +71,7 @@ def adaptive_max_pool(x: Value, output_size: Sequence[Any]) -> tuple[Value, Valu
 
 
 def _shaped(new: Value, old: Value) -> Value:
-    """Tells the exporter what it can't infer here: the sizes of the axes that are left to do."""
+    """Sets the shape that the exporter can't infer, for the axes that follow."""
     if new.shape is None:
         new.shape = old.shape
     return new
@@ -87,7 +86,7 @@ def _same(one: Size, other: Size) -> bool:
 
 
 def _intervals(length: Size, out: Size) -> tuple[Value, Value]:
-    """First and last row of each interval: int64 [out, 1] each."""
+    """The first and last row of each interval, int64 [out, 1] each."""
     i = op.Unsqueeze(steps(out), ints(1))
     products = op.Mul(i, tensor(length))
     first = op.Div(products, tensor(out))
@@ -96,7 +95,7 @@ def _intervals(length: Size, out: Size) -> tuple[Value, Value]:
 
 
 def _averages(length: Size, out: Size) -> Value:
-    """The averaging matrix: float32 [out, in]."""
+    """The averaging matrix, float32 [out, in]."""
     first, last = _intervals(length, out)
     row = op.Unsqueeze(steps(length), ints(0))
     inside = op.And(op.GreaterOrEqual(row, first), op.LessOrEqual(row, last))
@@ -105,11 +104,11 @@ def _averages(length: Size, out: Size) -> Value:
 
 
 def _windows(length: Size, out: Size) -> Value:
-    """Which rows each output looks at, the last one repeated: int64 [out, longest]."""
+    """The rows that each output reads, the last one repeated: int64 [out, longest]."""
     first, last = _intervals(length, out)
     if isinstance(length, int) and isinstance(out, int):
         longest: Size = -(-length // out) + 1
-    else:  # ceil(in / out) + 1 is enough: an interval begins and ends inside of a row
+    else:  # ceil(in / out) + 1 is enough: an interval may begin and end inside a row
         above = op.Sub(op.Add(tensor(length), tensor(out)), ints(1))
         longest = op.Add(op.Div(above, tensor(out)), ints(1))
     row = op.Add(first, op.Unsqueeze(steps(longest), ints(0)))

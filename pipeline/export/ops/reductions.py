@@ -1,4 +1,4 @@
-"""median and cumprod, for which torch's exporter has nothing (torch 2.13)."""
+"""median and cumprod, which torch's exporter can't translate (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pipeline.errors import ExportError
 from pipeline.export.ops.sizes import Value, ints, op, rank, size, tensor
 
 aten: Any = torch.ops.aten
-_LONGEST = 3840  # TensorRT's TopK takes no more
+_LONGEST = 3840  # the longest axis that TensorRT's TopK accepts
 
 
 def median(x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    """``median.dim``: the lower of the two middle ones, by sorting; and where it stands.
+    """``median.dim``: the lower of the two middle values, by sorting, and its index.
 
-    Of equal values torch promises no place either. NaNs are not told apart from numbers.
+    For equal values the index is arbitrary, as in torch. NaNs are sorted like numbers.
 
     Raises:
         ExportError: the axis is longer than TensorRT can sort.
@@ -36,7 +36,7 @@ def median(x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
 
 
 def cumprod(x: Value, dim: int, dtype: int = -1) -> Value:
-    """``cumprod``: products over the lower triangle; takes memory for the axis squared."""
+    """``cumprod``: products over the lower triangle; needs memory for the squared axis."""
     if dtype != -1 and dtype is not None:
         x = op.Cast(x, to=dtype)
     axis = dim % rank(x)

@@ -1,17 +1,19 @@
-"""Resizes that ONNX's Resize does not give as torch does: nearest, nearest-exact, antialias.
+"""Resizes where ONNX's Resize differs from torch: nearest, nearest-exact, antialias.
 
-*nearest*: torch takes row ``floor(i * s)`` with s = float32(in / out) (float32(1 / scale) where a
-scale factor is given), in float32 (aten/src/ATen/native/UpSample.h); ONNX's asymmetric Resize
-divides by out / in, which rounds another way where ``i * in / out`` is a whole number (at 274 of
-8,427 pairs of sizes up to 160). So the rows are gathered by indices that are computed in the graph,
-operation by operation as torch does. A whole scale factor stays a Resize where both are proven the
-same. *nearest-exact* is ``floor((i + 0.5) * s)``, as torch's CUDA kernel has it; its CPU kernel
-fuses a multiply and an add, and takes row 1 where the position is 1 but for rounding: 6 of those
-pairs differ.
+*nearest*: torch takes row ``floor(i * s)`` in float32 (aten/src/ATen/native/UpSample.h). s is
+float32(in / out), or float32(1 / scale) if a scale factor is given. ONNX's asymmetric Resize
+divides by out / in, which rounds differently where ``i * in / out`` is a whole number. That is so
+at 274 of 8,427 pairs of sizes up to 160. So the graph computes the row indices, operation by
+operation as torch does, and gathers the rows. A whole scale factor stays a Resize where both are
+proven equal.
 
-*antialias*: TensorRT's parser refuses it (8.6 ignores it, NVIDIA/TensorRT#3560), and the exporter
-loses the scale factor, by which torch computes its coordinates. So: one matrix an axis, its
-weights computed in the graph (aten/src/ATen/native/cpu/UpSampleKernel.cpp,
+*nearest-exact* is ``floor((i + 0.5) * s)``, as in torch's CUDA kernel. Torch's CPU kernel fuses a
+multiply and an add. It takes row 1 where the position differs from 1 only by rounding, so 6 of
+those pairs differ.
+
+*antialias*: TensorRT's parser refuses it (8.6 ignores it, NVIDIA/TensorRT#3560). The exporter
+loses the scale factor, which torch's coordinates depend on. So each axis is multiplied by a
+matrix, and the graph computes its weights (aten/src/ATen/native/cpu/UpSampleKernel.cpp,
 ``_compute_indices_min_size_weights_aa``).
 """
 
@@ -44,7 +46,7 @@ from pipeline.export.ops.sizes import (
 )
 
 aten: Any = torch.ops.aten
-_LONGEST = 1 << 14  # input sizes up to which a whole scale factor is proven
+_LONGEST = 1 << 14  # largest input size at which a whole scale factor is proven
 
 
 def nearest(
@@ -64,7 +66,7 @@ def nearest(
 def nearest_exact(
     x: Value, output_size: Sequence[Any] | None, scale_factors: Sequence[float] | None
 ) -> Value:
-    """``_upsample_nearest_exact{1,2,3}d.vec``: the middle of the pixel counts."""
+    """``_upsample_nearest_exact{1,2,3}d.vec``: rows by the middle of each pixel."""
     return _gathered(x, output_size, scale_factors, shift=0.5)
 
 
@@ -89,7 +91,7 @@ def antialias_cubic(
 
 
 def _ratios(x: Value, output_size: Sequence[Any]) -> list[float]:
-    """How many times its axis each output size is (``size=(2 * h, 2 * w)``), 0 where not whole."""
+    """The ratio of each output size to its axis (``size=(2 * h, 2 * w)``), 0 if it isn't whole."""
     fake = known(x)
     if not isinstance(fake, torch.Tensor):
         return []
@@ -118,7 +120,7 @@ def _plain(factor: float) -> bool:
 def resized_axes(
     x: Value, output_size: Sequence[Any] | None, scale_factors: Sequence[float] | None
 ) -> list[tuple[int, Size, Size, float | None]]:
-    """For each resized axis: its number, the size before and after, and the scale if given."""
+    """For each resized axis: its number, the sizes before and after, and the scale if given."""
     count = len(output_size if output_size is not None else scale_factors or ())
     result: list[tuple[int, Size, Size, float | None]] = []
     for n in range(count):
@@ -134,7 +136,7 @@ def resized_axes(
 
 
 def step_between(before: Size, after: Size, factor: float | None) -> Value:
-    """Input rows an output row: float32, a scalar or [1]."""
+    """The input rows for each output row: float32, a scalar or [1]."""
     if factor is not None:
         return floats(1.0 / factor)
     if isinstance(before, int) and isinstance(after, int):
@@ -175,7 +177,7 @@ def _antialias(
 
 
 def aligned_step(before: Size, after: Size) -> Value:
-    """torch's step with align_corners, 0 for a single output row."""
+    """torch's step with align_corners: 0 for a single output row."""
     gaps = op.Max(op.Sub(tensor(after), ints(1)), ints(1))
     step = op.Div(op.Cast(op.Sub(tensor(before), ints(1)), to=FLOAT), op.Cast(gaps, to=FLOAT))
     single = op.Equal(tensor(after), ints(1))
@@ -191,15 +193,15 @@ def _weights(
 ) -> Value:
     """The filter as a matrix: float32 [out, in], each row's sum 1.
 
-    The filter is 0 outside of the rows that torch visits, so that no bounds are needed.
+    The filter is 0 outside the rows that torch visits, so no bounds are needed.
     """
     if step is None:
         step = step_between(before, after, factor)
     half = floats(0.5)
     centre = op.Mul(op.Add(op.Cast(steps(after), to=FLOAT), half), step)
     row = op.Add(op.Cast(steps(before), to=FLOAT), half)
-    apart = op.Sub(op.Unsqueeze(row, ints(0)), op.Unsqueeze(centre, ints(1)))
-    weights = kernel(op.Abs(op.Div(apart, op.Max(step, floats(1.0)))))
+    distance = op.Sub(op.Unsqueeze(row, ints(0)), op.Unsqueeze(centre, ints(1)))
+    weights = kernel(op.Abs(op.Div(distance, op.Max(step, floats(1.0)))))
     return op.Div(weights, op.ReduceSum(weights, ints(1), keepdims=1))
 
 
@@ -208,7 +210,7 @@ def _triangle(d: Value) -> Value:
 
 
 def _cubic(d: Value) -> Value:
-    """Keys' cubic with a = -0.5, as torch takes it with antialias (-0.75 without)."""
+    """Keys' cubic with a = -0.5, as in torch with antialias (-0.75 without)."""
     near = op.Sub(op.Mul(floats(1.5), d), floats(2.5))
     near = op.Add(op.Mul(op.Mul(near, d), d), floats(1.0))
     far = op.Add(op.Mul(op.Sub(d, floats(5.0)), d), floats(8.0))

@@ -18,7 +18,7 @@ aten: Any = torch.ops.aten
 def scatter_reduce(
     x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool = True
 ) -> Value:
-    """``scatter_reduce.two``: the mean as a sum over a count; all else is the exporter's own.
+    """``scatter_reduce.two``: the mean as a sum over a count; the exporter translates the others.
 
     Raises:
         ExportError: the mean of integers.

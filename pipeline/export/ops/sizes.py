@@ -1,7 +1,7 @@
 """Sizes and index ranges while torch's exporter translates a node to ONNX (opset 18).
 
-A size is a Python int where the trace knows it, otherwise an int64 tensor of shape [1]: 1-D,
-since TensorRT takes 2-D shape arithmetic badly and scalars cost a Squeeze each.
+A size is a Python int where the trace knows it, otherwise an int64 tensor of shape [1]. TensorRT
+handles 2-D shape arithmetic badly, and each scalar needs a Squeeze.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from onnxscript import opset18
 
 from pipeline.errors import ExportError
 
-op: Any = opset18  # its annotations are about eager values, not about the exporter's
+op: Any = opset18  # its annotations describe eager values, not the exporter's
 Value = Any  # onnxscript's SymbolicTensor: an onnx_ir.Value that knows its dtype and shape
 Size = Any  # int, or a Value [1] int64
 
 INT64, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
-_REACH = 1 << 15  # sizes up to which a scale's fraction is checked
-_TABLE = 1 << 13  # sizes that a table may hold
+_REACH = 1 << 15  # largest size at which a scale's fraction is checked
+_TABLE = 1 << 13  # largest size in a table
 
 
 def rank(x: Value) -> int:
-    """Raises where the exporter did not give the tensor a shape: it always does in torch 2.13."""
+    """The number of axes. Raises without a shape; torch 2.13 always gives one."""
     if x.shape is None:
         raise TypeError(f"{x.name} has no shape")
     return len(x.shape)
@@ -41,7 +41,7 @@ def size(x: Value, axis: int) -> Size:
 
 
 def as_size(value: Any) -> Size:
-    """A size out of an argument: an int, or a scalar or [1] tensor."""
+    """A size from an argument, which is an int, or a scalar or [1] tensor."""
     return value if isinstance(value, int) else op.Reshape(value, ints(-1))
 
 
@@ -74,7 +74,7 @@ def steps(length: Size) -> Value:
 
 
 def known(value: Any) -> Any:
-    """What torch knows of a value that the exporter made: a tensor's fake, a SymInt; or None."""
+    """Torch's record of a value of the exporter: a fake tensor, a SymInt, or None."""
     producer = value.producer()
     node = (value if producer is None else producer).meta.get("node")
     fake = None if node is None else node.meta.get("val")
@@ -85,7 +85,7 @@ def known(value: Any) -> Any:
 
 
 def bounds(size_: Any) -> tuple[float, float]:
-    """The least and the largest that an int or a SymInt can be; infinite where torch can't say."""
+    """The smallest and largest value of an int or a SymInt; infinite if torch does not know."""
     if isinstance(size_, int):
         return size_, size_
     if not isinstance(size_, torch.SymInt):
@@ -95,25 +95,25 @@ def bounds(size_: Any) -> tuple[float, float]:
 
 
 def largest(x: Value, axis: int) -> float:
-    """The largest that one size of a tensor can be."""
+    """The largest value that one size of a tensor can have."""
     fake = known(x)
     return bounds(fake.shape[axis])[1] if isinstance(fake, torch.Tensor) else math.inf
 
 
 def times(length: Size, factor: float, most: float) -> Size:
-    """``int(length * factor)`` as torch takes it, in float64.
+    """``int(length * factor)`` as torch computes it, in float64.
 
-    TensorRT has no float64, and float32 can be off by one (0.7 * 90 is 62.99999999999999). So by
-    integers, ``length * p // q``, with a fraction that gives the same for every size; where there
-    is none (0.7 * 10 is 7, all the same), by a table of the sizes.
+    TensorRT has no float64, and float32 can differ by one (0.7 * 90 is 62.99999999999999). So
+    integers compute it, ``length * p // q``, with a fraction that is right for every size. If no
+    fraction is (0.7 * 10 is still 7), a table of the sizes replaces it.
 
     Args:
-        length: a size.
-        factor: what to multiply it by.
-        most: the largest that the size can be.
+        length: the size.
+        factor: the factor.
+        most: the largest value that the size can have.
 
     Raises:
-        ExportError: no fraction does it, and the sizes are too many for a table.
+        ExportError: no fraction is right, and the sizes are too many for a table.
     """
     if isinstance(length, int):
         return int(length * factor)
@@ -132,11 +132,11 @@ def products(factor: float, most: int) -> np.ndarray:
 def exact_fraction(factor: float, most: float) -> Fraction | None:
     """A fraction p/q with ``n * p // q == int(n * factor)`` for every n up to `most`.
 
-    None where there is no such fraction and a table takes its place. Without an upper bound, sizes
-    up to 32768 count.
+    Returns None if no such fraction exists and a table can replace it. Without an upper bound,
+    sizes up to 32768 are checked.
 
     Raises:
-        ExportError: neither a fraction nor a table.
+        ExportError: no fraction is right, and the sizes are too many for a table.
     """
     reach = int(min(most, _REACH))
     sizes, want = np.arange(reach + 1, dtype=np.int64), products(factor, reach)
@@ -146,7 +146,7 @@ def exact_fraction(factor: float, most: float) -> Fraction | None:
             return fraction
     if most > _TABLE:
         raise ExportError(
-            f"the scale factor {factor} gives sizes that no fraction gives, and the size it is "
-            f"applied to may be above {_TABLE}: declare a smaller max, or give size= in its place"
+            f"no fraction gives the sizes of the scale factor {factor}, and the size it is applied "
+            f"to may be above {_TABLE}: declare a smaller max, or pass size= instead"
         )
     return None

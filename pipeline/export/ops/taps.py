@@ -1,10 +1,10 @@
-"""bilinear, bicubic and trilinear resizes by a scale factor whose sizes float32 gets wrong.
+"""bilinear, bicubic and trilinear resizes by a scale factor whose sizes are wrong in float32.
 
-ONNX's Resize takes ``floor(size * scale)`` in float32, torch ``int(size * scale)`` in float64: with
-a factor of 0.7 an input of 90 becomes 62 in torch and 63 in ONNX. Sizes in place of the scale would
-change the coordinates, which torch computes from the factor. So where a size within the dim's range
-comes out wrong, the neighbouring rows are gathered and mixed; every other resize stays the
-exporter's.
+ONNX's Resize computes ``floor(size * scale)`` in float32, and torch ``int(size * scale)`` in
+float64. With a factor of 0.7, an input of 90 becomes 62 in torch and 63 in ONNX. Sizes instead of
+the scale would change the coordinates, which torch computes from the factor. So if a size in the
+dim's range is wrong, the graph gathers and mixes the neighbouring rows. The exporter translates
+every other resize.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def trilinear(
 
 
 def _sizes_agree(x: Value, scale_factors: Sequence[float]) -> bool:
-    """Whether float32 gives torch's size for every size that the axes can have."""
+    """Whether float32 gives torch's output size at every size of the axes."""
     for n, factor in enumerate(scale_factors):
         axis = rank(x) - len(scale_factors) + n
         known = size(x, axis)
@@ -86,7 +86,7 @@ def _sizes_agree(x: Value, scale_factors: Sequence[float]) -> bool:
     return True
 
 
-Taps = list[tuple[int, Value]]  # which row beside the nearest lower one, and its weight [out]
+Taps = list[tuple[int, Value]]  # offset from the nearest lower row, and the row's weight [out]
 
 
 def _mixed(

@@ -1,4 +1,4 @@
-"""The one place where torch is bent: what torch 2.13 gets wrong while it traces or exports.
+"""Patches for torch 2.13: the faults of torch while it traces or exports a model.
 
 Each entry of `PIECES` mends one fault of torch by exchanging something of torch, or a name in the
 model's modules. `mended` applies them round a call of torch, and puts everything back afterwards.
@@ -31,17 +31,17 @@ Call = Literal["torch.export.export", "torch.onnx.export"]
 
 @dataclass(frozen=True)
 class Piece:
-    """One fault of torch and what mends it.
+    """One fault of torch, and the patch that mends it.
 
     Args:
         name: the piece's name, which is its module's in this folder.
-        seen: the version of torch in which the fault was seen.
-        without: what torch does without the piece, in one sentence.
+        seen: the version of torch that has the fault.
+        without: the behaviour of torch without the piece, in one sentence.
         apply: makes the context manager that mends the fault, for a model and the sizes declared
             for the arguments of its ``forward``.
         during: the calls of torch that need the piece.
         needed_below: the first version of torch without the fault; None while none is known.
-        threads: addresses of public threads on the fault, or on code that meets it.
+        threads: addresses of public threads on the fault, or on code that has it.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""Floor divisions of sizes by a negative number, which torch merges to a wrong number.
+"""Floor divisions of sizes by a negative number, which torch merges incorrectly.
 
 Code rounds up by ``-(n // -2)``. torch writes ``(s//2)//-2`` as ``s//-4``, which is another number
 at odd s (`FloorDiv.eval`). Under `positive_divisors` a negative divisor is written as a positive
 one of the negative size, and torch merges those correctly.
 
-sympy and `SymNode` keep what they computed before, for the whole process. That is forgotten at both
+sympy and `SymNode` cache their results for the whole process. These caches are emptied at both
 ends: otherwise a wrong quotient of an earlier export would come back.
 """
 
@@ -28,7 +28,7 @@ _users = 0  # of the exchanged `FloorDiv.eval`
 
 @contextmanager
 def positive_divisors() -> Iterator[None]:
-    """Keeps divisions of sizes by negative numbers right.
+    """Keeps divisions of sizes by negative numbers correct.
 
     `FloorDiv.eval` is exchanged for all threads. The last user puts torch's own back.
     """
@@ -48,7 +48,7 @@ def _use(more: int) -> None:
 
 
 def _forget() -> None:
-    """Empties sympy's cache, and that of each operation of `SymNode`, which is in its closure."""
+    """Empties sympy's cache, and the cache in the closure of each `SymNode` operation."""
     clear_cache()
     for operation in vars(SymNode).values():
         for cell in getattr(inspect.unwrap(operation), "__closure__", None) or ():

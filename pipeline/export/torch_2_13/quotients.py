@@ -1,17 +1,17 @@
-"""Quotients of sizes that Python computes in floats: their whole part as an exact integer.
+"""Turns quotients of sizes that Python computes in floats into exact integers.
 
-Python's ``a / (b / c)`` rounds twice, ``a*c // b`` does not. Both have the same whole part where
+Python's ``a / (b / c)`` rounds twice, ``a*c // b`` does not. Both have the same whole part if
 
-- ``a*c / b`` is no integer: the next one is ``1/b`` away, further than a few roundings of a number
-  below 2**48 go; or
-- it is one, and every quotient on the way to it is a float without rounding (whole, or a fraction
-  by a power of 2), or the roundings are seen to do no harm at every size that there is.
+- ``a*c / b`` is not an integer. The next integer is at least ``1/b`` away, and a few roundings of
+  a number below 2**48 are smaller.
+- ``a*c / b`` is an integer, and every quotient before it is exact in floats (whole, or a fraction
+  by a power of 2).
+- ``a*c / b`` is an integer, and the roundings do no harm at any of the sizes, all checked.
 
-This is looked at for every size that is declared; where they are too many, for all sizes of each
-dim with some of the others (`pipeline.probe.grid.size_grid`). Anything else has no quotient
-here: factors that are no whole numbers (``h * 0.7``), sums of floats, powers, negative numbers.
-Nor has a product with a number: sympy folds ``h * 0.1 * 10`` to ``1.0*h``, and Python's floats do
-not.
+This is checked at every declared size. If these are too many, all sizes of each dim are checked
+with some of the others (`pipeline.probe.grid.size_grid`). Other expressions have no quotient here:
+fractional factors (``h * 0.7``), sums of floats, powers, negative numbers. A product with a number
+has none either: sympy folds ``h * 0.1 * 10`` to ``1.0*h``, and Python's floats do not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.probe.evaluate import result_of
 from pipeline.probe.grid import size_grid
 from pipeline.spec.dims import Dim
 
-_EXACT = 1 << 48  # integers up to here; float64 has 5 bits more, for
+_EXACT = 1 << 48  # largest integer; float64 has 5 more bits, enough for
 _ROUNDINGS = 30
 
 
@@ -42,10 +42,10 @@ class _Ratio:
 
     Args:
         top, bottom: the integers, in torch's symbols.
-        p, q: their values, one a set of sizes; p >= 0, q > 0.
-        value: what Python's floats give.
-        exact: where none of the quotients that it is made of is rounded.
-        roundings: how many they are at most.
+        p, q: their values, one for each set of sizes; p >= 0, q > 0.
+        value: the result in Python's floats.
+        exact: True at each set of sizes where no partial quotient is rounded.
+        roundings: the largest number of roundings.
     """
 
     top: Any
@@ -60,11 +60,11 @@ class _Ratio:
 def whole_part(expr: Any, symbols: Symbols) -> Any:
     """The whole part of a float of sizes as an integer expression; None if it is not known.
 
-    A dim, or a multiple of one, where that is it at every set of sizes that is looked at.
+    If it equals a dim, or a multiple of one, at every set of sizes, that is the result.
 
     Args:
-        expr: sympy's, as torch makes it while it traces.
-        symbols: those in it.
+        expr: the sympy expression that torch makes while it traces.
+        symbols: the symbols in it, with their declared sizes.
     """
     columns, complete = _sizes(symbols)
     if not len(next(iter(columns.values()), ())):
@@ -86,7 +86,7 @@ def whole_part(expr: Any, symbols: Symbols) -> Any:
 
 
 def _ratio(expr: Any, values: Callable[[Any], np.ndarray | None]) -> _Ratio | None:
-    """By the ways in which torch writes a quotient of sizes down."""
+    """Reads the forms in which torch writes a quotient of sizes."""
     kind = type(expr).__name__
     if kind == "ToFloat":
         return _integer(expr.args[0], values)
@@ -112,7 +112,7 @@ def _integer(expr: Any, values: Callable[[Any], np.ndarray | None]) -> _Ratio | 
 
 
 def _combined(parts: Sequence[_Ratio | None], *, divide: bool) -> _Ratio | None:
-    """The product of all, or the first divided by the second."""
+    """The product of all parts, or the first part divided by the second."""
     left = parts[0]
     for right in parts[1:]:
         if left is None or right is None:
@@ -144,7 +144,7 @@ def _pair(left: _Ratio, right: _Ratio, *, divide: bool) -> _Ratio | None:
 
 @functools.lru_cache(maxsize=64)
 def _sizes(symbols: Symbols) -> tuple[dict[str, np.ndarray], bool]:
-    """The symbols' values at sets of declared sizes; and whether these are all that there are."""
+    """The symbols' values at sets of declared sizes, and whether these are all the sets."""
     dims: dict[str, Dim] = {}
     for _, size in symbols:
         dims.update({d.name: d for d in getattr(size, "dims", (size,)) if isinstance(d, Dim)})

@@ -1,11 +1,11 @@
 """LSTM and GRU over a dynamic time axis.
 
-To learn the shapes, torch runs a decomposition that makes as many copies of the cell as the
-example has steps, and time becomes a constant. torch.onnx.export enters two context managers
-(torch.export._patches) under which it runs a loop in place of it; the exporter then writes one
-ONNX LSTM or GRU node. But they have no effect in a process that exported an LSTM or GRU before:
-each op remembers what it was dispatched to. So that is forgotten here, before and after (torch
-2.13; `OpOverload._dispatch_cache`). torch.export and torch.onnx.export both need it.
+To compute shapes, torch runs a decomposition that makes one copy of the cell for each step of the
+example, and time becomes a constant. torch.onnx.export enters two context managers
+(torch.export._patches) that make it a loop instead; the exporter then writes one ONNX LSTM or GRU
+node. They have no effect if the process exported an LSTM or GRU before: each op caches its
+dispatch. So the cache is emptied here, before and after (torch 2.13; `OpOverload._dispatch_cache`).
+torch.export and torch.onnx.export both need this.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 """Sizes kept short while a model is traced.
 
-torch 2.13 spends minutes on sizes that grow: a convolution with TensorFlow's "same" padding (timm's
-``tf_`` models, mixnet, efficientnet_pytorch) makes ``(s + max(0, 2*ceil(s/2) + 1 - s) - 3)//2 + 1``
-of a size s, which is ``(s + 1)//2`` and which torch's sympy doesn't simplify; five of them in one
-another take 120 s, nearly all in the guards. Windows that are padded up in each stage (Swin) do
-the same. Under `short_sizes` a long expression of sizes is replaced by a short one, and a long
-condition by True or False, if it is equal at every declared size:
+torch 2.13 spends minutes on sizes that grow. A convolution with TensorFlow's "same" padding (timm's
+``tf_`` models, mixnet, efficientnet_pytorch) turns a size s into
+``(s + max(0, 2*ceil(s/2) + 1 - s) - 3)//2 + 1``. That is ``(s + 1)//2``, but torch's sympy does not
+simplify it. Five nested ones need 120 s, nearly all in the guards. Windows that are padded in each
+stage (Swin) do the same. Under `short_sizes` a long expression of sizes becomes a short one. A long
+condition becomes True or False. Both must be equal at every declared size:
 
-- the sizes are those of the dims as declared, not what torch has concluded of them;
-- all of them are evaluated; where they are too many, nothing is replaced;
-- a quotient must also be equal at greater sizes (`_WIDE`), so that it is not merely a line through
-  the few that are declared;
-- a size that only the data decide, or that is not an input's, is left alone.
+- The sizes are those of the declared dims, not torch's conclusions about them.
+- All sizes are evaluated. If they are too many, nothing is replaced.
+- A quotient must also be equal at larger sizes (`_WIDE`). Otherwise it might just be a line through
+  the few declared sizes.
+- A size that depends on the data, or that is not an input's, does not change.
 
 So a formula may be wrong at sizes that are not declared. These are refused at run time.
 
-Short sizes make divisions by negative numbers more frequent, which torch merges to wrong numbers:
+Short sizes make divisions by negative numbers more frequent, and torch merges those incorrectly:
 `pipeline.export.torch_2_13.negative_divisors` mends that.
 """
 
@@ -42,12 +42,12 @@ from pipeline.spec.dims import Dim
 
 Columns = dict[str, np.ndarray]
 
-_LONG = 6  # operations from which on an expression is looked at
-_MOST = 1 << 19  # combinations of sizes that are evaluated; 64..320 twice and a batch up to 7
-_PROBES = 256  # combinations that may say at once that nothing is equal
-_WIDE = 1 << 12  # sizes at which a quotient is fitted, at the least
-_LARGEST = 1024  # divisor of a size
-_EXACT = 1 << 62  # what int64 holds, and a sign
+_LONG = 6  # fewest operations of an expression to shorten
+_MOST = 1 << 19  # most combinations of sizes; enough for 64..320 twice and a batch up to 7
+_PROBES = 256  # combinations for a first, fast check
+_WIDE = 1 << 12  # fewest sizes at which a quotient is fitted
+_LARGEST = 1024  # largest divisor of a size
+_EXACT = 1 << 62  # results below this are exact in int64
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,14 @@ _users = 0  # of the exchanged `SymNode.__init__`
 
 @contextmanager
 def short_sizes(sizes: Sizes) -> Iterator[None]:
-    """While it is entered, sizes that are traced in this thread are short where that is equal.
-
-    Args:
-        sizes: what is declared, by the argument of the model's ``forward`` and the axis.
+    """Replaces long sizes by equal short ones while this thread traces a model.
 
     `SymNode.__init__` is torch's one place where a size gets its expression. It is exchanged for
-    all threads, and back when the last one has left; in the others it is torch's own.
+    all threads, and put back when the last user leaves. In other threads it does what torch's own
+    does.
+
+    Args:
+        sizes: the declared sizes, by the argument of the model's ``forward`` and the axis.
     """
     token = _entered.set(_Shortened(dict(sizes)))
     _use(+1)
@@ -106,8 +107,8 @@ def shorter(expr: Any, symbols: Symbols) -> Any:
     """The expression, or a shorter one that is equal at every declared size.
 
     Args:
-        expr: sympy's, of integers or a condition.
-        symbols: those in it.
+        expr: a sympy expression of integers, or a condition.
+        symbols: the symbols in it, with their declared sizes.
     """
     columns = _columns(symbols)
     if columns is None:
@@ -120,13 +121,13 @@ def shorter(expr: Any, symbols: Symbols) -> Any:
     found = _equal(expr, columns)
     if found is None:
         return expr
-    # whatever was fitted: it has to have these values
+    # the fitted expression must have these values
     want, got = _values(expr, columns), _values(found, columns)
     return expr if want is None or got is None or not np.array_equal(want, got) else found
 
 
 def _known_shorter(expr: Any, env: Any, sizes: Sizes) -> Any:
-    """`shorter`, for what is long and only of sizes of these inputs."""
+    """Calls `shorter` for a long expression that has only sizes of these inputs."""
     if expr.is_Atom or expr.count_ops() < _LONG:
         return expr
     symbols = _declared(expr, env, sizes)
@@ -137,14 +138,14 @@ def _known_shorter(expr: Any, env: Any, sizes: Sizes) -> Any:
         return expr
     hint = expr.xreplace(hints)
     if len(hints) > 1 and not _condition(expr) and hint not in hints.values():
-        return expr  # no size is it, at the example's own sizes
+        return expr  # it equals no size at the example's sizes
     short = shorter(expr, symbols)
-    # always so, if the example's sizes are declared ones
+    # always equal if the example's sizes are declared sizes
     return short if short is expr or short.xreplace(hints) == hint else expr
 
 
 def _declared(expr: Any, env: Any, sizes: Sizes) -> Symbols | None:
-    """What is declared for each symbol; None if one is not the size of an input given here."""
+    """The declared size of each symbol; None if one is not the size of a declared input."""
     found = []
     for symbol in sorted(expr.free_symbols, key=str):
         declared = [declared_size(s.name, sizes) for s in env.var_to_sources.get(symbol, ())]
@@ -174,7 +175,7 @@ def _columns(symbols: Symbols) -> Columns | None:
 
 
 def _values(expr: Any, columns: Columns) -> np.ndarray | None:
-    """The expression's values, one a set of sizes; None if they can't be told exactly."""
+    """The expression's values, one for each set of sizes; None if they are not exact."""
     highest = {name: int(np.abs(column).max()) for name, column in columns.items()}
     if _bound(expr, highest) >= _EXACT:
         return None
@@ -186,7 +187,7 @@ def _values(expr: Any, columns: Columns) -> np.ndarray | None:
 
 
 def _bound(expr: Any, highest: Mapping[str, int]) -> float:
-    """What no part of the expression is greater than in absolute value."""
+    """An upper bound of the absolute value of every part of the expression."""
     if expr.is_Symbol:
         return highest[str(expr)]
     if expr.is_Atom:
@@ -228,7 +229,7 @@ def _equal(expr: Any, columns: Columns) -> Any:
 
 
 def _as_quotient(expr: Any, columns: Columns) -> Any:
-    """``m*((a*s + b)//c) + e`` or that less s; at all sizes given, those between and beyond."""
+    """``m*((a*s + b)//c) + e``, or that minus s, equal at the given sizes and at larger ones."""
     (symbol,), ((name, sizes),) = expr.free_symbols, columns.items()
     step = int(np.gcd.reduce(np.diff(sizes)))
     most = max(int(sizes[-1]) + 1, int(sizes[0]) + _WIDE * step)
@@ -237,7 +238,7 @@ def _as_quotient(expr: Any, columns: Columns) -> Any:
     if values is None:
         return None
     found = _fitted(symbol, wide, values)
-    if found is None:  # ``7*((s + 6)//7) - s``, what is padded
+    if found is None:  # ``7*((s + 6)//7) - s``, an amount of padding
         padded = _fitted(symbol, wide, values + wide)
         found = None if padded is None else padded - symbol
     return found if found is not None and found.count_ops() < expr.count_ops() else None
@@ -256,12 +257,14 @@ def _fitted(symbol: Any, sizes: np.ndarray, values: np.ndarray) -> Any:
 
 
 def _line(sizes: np.ndarray, values: np.ndarray) -> tuple[int, int, int] | None:
-    """(a, b, c) with ``(a*size + b)//c`` the value at each size, c being the least up to
-    `_LARGEST`; None if there is none."""
+    """(a, b, c) with ``(a*size + b)//c`` equal to the value at each size; None without a fit.
+
+    c is the smallest possible, at most `_LARGEST`.
+    """
     rise, run = int(values[-1] - values[0]), int(sizes[-1] - sizes[0])
     for c in range(1, _LARGEST + 1):
         a = round(rise * c / run)
-        if a < 1 or abs(rise * c - a * run) >= c:  # then the ends alone say no
+        if a < 1 or abs(rise * c - a * run) >= c:  # the ends alone exclude this c
             continue
         rest = values * c - a * sizes
         low, high = int(rest.max()), int(rest.min()) + c - 1

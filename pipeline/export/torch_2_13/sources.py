@@ -1,4 +1,4 @@
-"""Which declared size stands behind one of torch's symbols."""
+"""Finds the declared size of one of torch's symbols."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Functions of torch that make a number of a size while they are traced, written another way.
+"""Replaces torch functions that turn a symbolic size into a number while a model is traced.
 
-``torch.linspace(a, b, steps)`` takes no symbolic number of steps (its schema says ``int``), and
-``affine_grid`` is built on it; ``cdist`` takes another way above 25 rows; what ``chunk`` gives
-can't be exported (torch 2.13). Under `SymbolicSteps` they are traced as arange, differences and
-slices. Only for symbolic sizes: all else stays torch's own.
+``torch.linspace(a, b, steps)`` accepts no symbolic number of steps (its schema says ``int``), and
+``affine_grid`` calls it. ``cdist`` uses another algorithm above 25 rows, and the result of
+``chunk`` can't be exported (torch 2.13). Under `SymbolicSteps` they are traced as arange,
+differences and slices, but only for symbolic sizes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ class SymbolicSteps(TorchFunctionMode):
 def linspace(
     start: Any, end: Any, steps: Size, *, dtype: torch.dtype | None = None, **options: Any
 ) -> Any:
-    """``torch.linspace``: from both ends to the middle (aten/src/ATen/native/cpu/
-    RangeFactoriesKernel.cpp), so that the last value is exactly `end`."""
+    """``torch.linspace``, computed from both ends, so that the last value is exactly `end`.
+
+    torch does the same (aten/src/ATen/native/cpu/RangeFactoriesKernel.cpp).
+    """
     dtype = dtype or torch.get_default_dtype()
     options = {k: v for k, v in options.items() if k == "device"}
     most: Any = torch.sym_max
@@ -65,17 +67,17 @@ def _affine_grid(
 
 
 def _cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: Any = None) -> Any:
-    """By differences, which takes memory for [..., rows of x, rows of y, channels]."""
+    """``cdist`` by differences; needs memory for [..., rows of x, rows of y, channels]."""
     del compute_mode
     rows = (x.shape[-2], y.shape[-2])
     if p not in (1, 2) or not any(isinstance(s, torch.SymInt) for s in rows):
         return NotImplemented
-    apart = x.unsqueeze(-2) - y.unsqueeze(-3)
-    return apart.abs().sum(-1) if p == 1 else apart.square().sum(-1).sqrt()
+    difference = x.unsqueeze(-2) - y.unsqueeze(-3)
+    return difference.abs().sum(-1) if p == 1 else difference.square().sum(-1).sqrt()
 
 
 def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
-    """Only where the number of pieces does not hang on the size: into 2, or exactly divided."""
+    """``chunk`` if the number of pieces is fixed: 2 pieces, or an exact division."""
     size = x.shape[dim]
     if not isinstance(size, torch.SymInt):
         return NotImplemented
@@ -92,8 +94,16 @@ def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
 def affine_grid(
     theta: torch.Tensor, size: Sequence[Any], align_corners: bool | None = None
 ) -> torch.Tensor:
-    """``torch.nn.functional.affine_grid``: theta [n, d, d + 1], size [n, c, ...] to
-    [n, ..., d] for d = 2 or 3."""
+    """``torch.nn.functional.affine_grid`` for d = 2 or 3.
+
+    Args:
+        theta: the transforms, [n, d, d + 1].
+        size: the output's size, [n, c, ...].
+        align_corners: as in torch.
+
+    Returns:
+        The grid, [n, ..., d].
+    """
     spatial = list(size[2:])
     axes = []
     for n, steps in enumerate(spatial):

@@ -1,19 +1,19 @@
-"""``int(size)`` and ``int(size / size)`` kept symbolic while a model is traced.
+"""Keeps ``int(size)`` and ``int(size / size)`` symbolic while a model is traced.
 
-Window attention, as nearly all of the Swin family has it, writes ``B = int(windows.shape[0] / (H *
-W / window_size / window_size))``. Python's ``int`` must return a number, so torch.export bakes the
-batch in. Under `whole_numbers` the name ``int`` means, in the model's own modules, a
-type that leaves a symbolic size symbolic, and of a quotient of sizes takes the whole part as
-integers (`pipeline.export.torch_2_13.quotients` says when that is Python's). Every other call, and
-every other float (``int(h * 0.7)``, ``int(n ** 0.5)``), is Python's own ``int``.
+Window attention in most of the Swin family computes
+``B = int(windows.shape[0] / (H * W / window_size / window_size))``. Python's ``int`` must return a
+number, so torch.export bakes the batch in. Under `whole_numbers` the name ``int`` in the model's
+own modules is a type that keeps a symbolic size symbolic. Of a quotient of sizes it takes the whole
+part in integers (see `pipeline.export.torch_2_13.quotients`). Every other call and every other
+float (``int(h * 0.7)``, ``int(n ** 0.5)``) uses Python's own ``int``.
 
-Only the name is changed, in the namespaces of modules whose source can be read and says ``int``
-only to call it, in isinstance, or where it is read once at import: where a function hands the type
-itself on (``dtype=int``, ``type(n) is int``), its module is left as it is. So is code without a
-source (``exec``, a notebook), and a namespace that has an ``int`` of its own.
+Only the name changes, in the namespaces of modules whose source can be read. Their functions may
+use ``int`` only in calls and in isinstance; code that runs at import may use it freely. If a
+function passes the type itself on (``dtype=int``, ``type(n) is int``), its module does not change.
+Neither does code without a source (``exec``, a notebook), nor a namespace that defines ``int``.
 
-The namespaces are shared by all threads. There the type is Python's ``int`` for everything but
-symbolic sizes, and for those too in a thread that is not under `whole_numbers` itself.
+All threads share the namespaces. There the type is Python's ``int`` for everything but symbolic
+sizes. In a thread that is not under `whole_numbers`, it is Python's ``int`` for those too.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Namespace = dict[str, Any]
 
 _MENTIONED = re.compile(r"\bint\s*\(|\bmap\s*\(\s*int\b")
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "sympy", "onnx", "pipeline", "builtins"}
-_STEPS = 2  # from a module to those whose functions it uses, and on to theirs
+_STEPS = 2  # from a module to the modules of the functions it uses, and on to theirs
 _TAKES_THE_TYPE = ("isinstance", "issubclass", "map")
 
 _sizes: ContextVar[Sizes | None] = ContextVar("_sizes", default=None)
 _lock = threading.Lock()
-_entered: dict[int, int] = {}  # how often a namespace is in use, by its id
+_entered: dict[int, int] = {}  # number of users of a namespace, by its id
 
 
 class _Meta(type):
@@ -64,11 +64,11 @@ class _Meta(type):
 
 
 class _Int(builtins.int, metaclass=_Meta):
-    """``int``, but for symbolic sizes."""
+    """``int`` that keeps symbolic sizes symbolic."""
 
 
 def whole(value: torch.SymInt | torch.SymFloat) -> Any:
-    """``int(value)``: a SymInt where that is the same at every declared size."""
+    """``int(value)``, as a SymInt if that is equal at every declared size."""
     sizes = _sizes.get()
     if sizes is None or value.node.expr.is_number:
         return builtins.int(value)
@@ -89,17 +89,17 @@ def whole(value: torch.SymInt | torch.SymFloat) -> Any:
         symbol: env.create_symintnode(symbol, hint=builtins.int(env.backed_var_to_val[symbol]))
         for symbol in found.free_symbols
     }
-    # by Python's operators, for torch to trace them
+    # with Python's operators, so that torch traces them
     return sympy_interp(PythonReferenceAnalysis, parts, found)
 
 
 @contextmanager
 def whole_numbers(module: torch.nn.Module, sizes: Sizes) -> Iterator[None]:
-    """While it is entered, ``int`` in the model's modules keeps the declared sizes symbolic.
+    """Makes ``int`` in the model's modules keep the declared sizes symbolic.
 
     Args:
         module: the model.
-        sizes: what is declared, by the argument of its ``forward`` and the axis.
+        sizes: the declared sizes, by the argument of its ``forward`` and the axis.
     """
     taken: list[Namespace] = []
     token = _sizes.set(dict(sizes))
@@ -132,7 +132,7 @@ def _leave(namespace: Namespace) -> None:
 
 
 def _namespaces(module: torch.nn.Module) -> list[Namespace]:
-    """Of the model's modules and of those whose functions they use."""
+    """The namespaces of the model's modules, and of the modules whose functions they use."""
     found: dict[int, Namespace] = {}
     edge = [
         vars(kind)["forward"].__globals__
@@ -173,8 +173,8 @@ def _only_called(namespace: Namespace) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _fits(file: Path, changed: int) -> bool:
-    """True if the functions in a file call ``int`` and do nothing else with it but ask for it."""
-    del changed  # when: a part of the cache's key
+    """True if the functions in a file use ``int`` only in calls and in type checks."""
+    del changed  # only a part of the cache's key
     if file.suffix != ".py":
         return False
     text = file.read_text(encoding="utf-8")
@@ -186,7 +186,7 @@ def _fits(file: Path, changed: int) -> bool:
 
 
 class _Uses(ast.NodeVisitor):
-    """Looks for a use of ``int`` as a value, in what runs after the import."""
+    """Looks for a use of ``int`` as a value, in code that runs after the import."""
 
     def __init__(self) -> None:
         self.fit = True
