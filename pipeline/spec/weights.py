@@ -60,7 +60,7 @@ def load_weights(module: torch.nn.Module, path: Path) -> None:
 
 def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
     """The tensors in a weights file by name; see `load_weights` for kinds and errors."""
-    import torch
+    import torch  # noqa: PLC0415 - slow to load
 
     if path.is_dir():
         raise InputError(
@@ -89,7 +89,7 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
 
 
 def _read_torch(path: Path) -> object:
-    import torch
+    import torch  # noqa: PLC0415 - slow to load
 
     try:
         if zipfile.is_zipfile(path):
@@ -109,8 +109,8 @@ def _read_torch(path: Path) -> object:
 
 
 def _read_safetensors(path: Path) -> object:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError  # noqa: PLC0415 - slow to load
+    from safetensors.torch import load_file  # noqa: PLC0415 - slow to load
 
     try:
         return load_file(path)

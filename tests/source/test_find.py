@@ -168,8 +168,8 @@ def test_two_files_of_one_name_are_two(tmp_path: Path, nets: Path) -> None:
         (["nets_of_a_test.py:raises", *LINEAR], ["RuntimeError: no checkpoint here"]),
         (["nets_of_a_test.py:quits"], ["ModuleNotFoundError: No module named 'no_such_library'"]),
         (["nets_of_a_test.py:number", *LINEAR], ["int, not a torch.nn.Module"]),
-        (["nets_of_a_test.py:number"], ["makes int, no ModelSpec"]),
-        (["nets_of_a_test.py:plain"], ["say what it takes, one --input", "forward takes (input"]),
+        (["nets_of_a_test.py:number"], ["makes int, not a ModelSpec"]),
+        (["nets_of_a_test.py:plain"], ["Describe each input: --input", "forward takes (input"]),
         (["nets_of_a_test.py:spec", *LINEAR], ["makes a ModelSpec; leave --input out"]),
         (["nets_of_a_test.py:spec", "--dim", "n=:9"], ["the factory's spec declares them"]),
         (["nets_of_a_test.py:plain", *LINEAR, "--option", "outs=3"], ["no option 'outs'", "out"]),
@@ -181,8 +181,11 @@ def test_two_files_of_one_name_are_two(tmp_path: Path, nets: Path) -> None:
         (["broken.py:net"], ["source broken.py: its import raises SyntaxError"]),
         (["failing.py:net"], ["source failing.py: its import raises ZeroDivisionError"]),
         (["needs.py:net"], ["needs.py", "no_such_library"]),
-        (["tiny", "--input", "x:1x3"], ["--input is not for a spec: the spec declares them"]),
-        (["tiny", "--dim", "h=:9"], ["--dim is not for a spec"]),
+        (
+            ["tiny", "--input", "x:1x3"],
+            ["--input can't be used with a spec: the spec declares them"],
+        ),
+        (["tiny", "--dim", "h=:9"], ["--dim can't be used with a spec"]),
     ],
 )  # fmt: skip
 def test_bad_sources(cli: Run, nets: Path, words: list[str], parts: list[str]) -> None:

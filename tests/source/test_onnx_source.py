@@ -299,7 +299,9 @@ def test_a_batch_that_is_baked_in_silently(tmp_path: Path) -> None:
 )
 def test_a_size_that_is_up_to_the_data(tmp_path: Path, body: str, node: str) -> None:
     path = written(tmp_path, f"g ({body} }}")
-    with pytest.raises(ExportError, match=f"output y axis [01] is up to the data, by {node}"):
+    with pytest.raises(
+        ExportError, match=f"output y axis [01] depends on the data, through {node}"
+    ):
         imported(path, Dim("b", 2, 20, 64))
 
 
@@ -503,7 +505,7 @@ def test_damage_of_any_byte_is_one_line_or_none(tmp_path: Path) -> None:
 
 def test_an_input_that_sets_a_shape(tmp_path: Path) -> None:
     body = "g (float[b] x, int64[1] count) => (float[n] y) { y = Tile(x, count) }"
-    with pytest.raises(ExportError, match=r"is up to the data.*integer inputs.*\(count 0\.\.1\)"):
+    with pytest.raises(ExportError, match=r"depends on the data.*integer inputs.*\(count 0\.\.1\)"):
         imported(written(tmp_path, body), B)
 
 
