@@ -439,7 +439,7 @@ def test_external_data_that_is_no_good(tmp_path: Path) -> None:
     entry = model.graph.initializer[0].external_data.add()
     entry.key, entry.value = "length", "12"
     path.write_bytes(model.SerializeToString())
-    refused(path, "tensor m0 takes", "12 of its external data")
+    refused(path, "tensor m0 needs", "states 12 bytes for it in external data")
 
 
 # --- files that are no good
