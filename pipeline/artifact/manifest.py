@@ -1,11 +1,11 @@
-"""What an artifact says of itself: ``manifest.json``, read and written through dataclasses.
+"""The description of an artifact: ``manifest.json``, read and written through dataclasses.
 
-The dataclasses are the schema: a JSON object holds the fields of its dataclass, no fewer and no
-more, so a change to one of them needs another `SCHEMA`. Some of them are classes of the spec and
-of the passes. A test holds the fields of all to a list, so no change goes unnoticed.
+The dataclasses are the schema. A JSON object has exactly the fields of its dataclass, so a change
+to one of them needs another `SCHEMA`. Some of them are classes of the spec and of the passes. A
+test compares all fields with a list, so no change goes unnoticed.
 
-A number that may be null is null where it is not finite; NaN and infinity never stand in the
-file. The last key, ``manifest_sha256``, is the hash of all others, so that an edit shows.
+The file never has NaN or infinity. A number that may be null is null if it is not finite. The last
+key, ``manifest_sha256``, is the hash of all others and shows an edit.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model: its name in the zoo, ``module:factory`` or a file, and what it was made with;
-    `inputs` and `dims` as text where the source declares none itself.
+    """The model's source, and the arguments that made the model.
+
+    `source` is a name in the zoo, ``module:factory`` or a file. `inputs` and `dims` are text, and
+    empty if the source declares them.
     """
 
     source: str
@@ -61,10 +63,11 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """The TensorRT that the result is for; `version` is the one that built it, if any did.
+    """The TensorRT that the result is for.
 
-    `compute_capability` is that of the GPU that the plan was built on and runs on (``9.0``); None
-    where there is no plan, or a portable one (TensorRT-RTX).
+    `version` is the version that built the plan; None without a plan. `compute_capability` is that
+    of the GPU that built the plan and can run it (``9.0``). It is None without a plan, or for a
+    portable one (TensorRT-RTX).
     """
 
     name: str
@@ -75,23 +78,24 @@ class TargetInfo:
 
 @dataclass(frozen=True)
 class DynamicInfo:
-    """How a dim was shown to be dynamic: the axis that has it in the ONNX file, and the sizes that
-    it ran at."""
+    """The evidence that a dim is dynamic: its axes in the ONNX file, and the sizes that ran."""
 
     where: str
     ran_at: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The evidence as text."""
         ran = f"; ran at {', '.join(map(str, self.ran_at))}" if self.ran_at else ""
         return f"free in {self.where}{ran}"
 
 
 @dataclass(frozen=True)
 class ExportInfo:
-    """`refinements`: the rules that narrowed dims; `dynamic`: dim to how it was shown to be
-    dynamic; `notes`: what a source file states otherwise than it is.
+    """The export stage's results.
+
+    `refinements` are the rules that narrowed dims. `dynamic` is the evidence for each dynamic dim.
+    `notes` lists wrong statements in a source file.
     """
 
     opset: int
@@ -104,7 +108,7 @@ class ExportInfo:
 
 @dataclass(frozen=True)
 class RewriteInfo:
-    """The passes in their order, and the graph's size before and after."""
+    """The passes in order, and the number of nodes before and after."""
 
     passes: tuple[PassRecord, ...]
     warnings: tuple[str, ...]
@@ -114,11 +118,21 @@ class RewriteInfo:
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """`validity` is what the target's runtime says of the plan; `layers`, the network's size;
-    `plugins`, what has to be loaded before the plan is; `plugin_hashes`, the sha256 of those that
-    are files, by the same names (a file of another content is not loaded); `peak_bytes` is of the
-    process that built; `optimization_level`, the builder's, None where it was left to TensorRT;
-    `timing_cache`, in words; `gpu`, the name of the GPU that it was built on, empty without one.
+    """The build stage's results.
+
+    Args:
+        seconds: The time of the build.
+        plan_bytes: The size of the plan.
+        validity: The statement of the target's runtime on the plan.
+        layers: The number of layers in the network.
+        warnings: The builder's warnings.
+        plugins: The plugins to load before the plan.
+        plugin_hashes: The sha256 of each plugin that is a file, by its name in `plugins`. A file
+            with another content is not loaded.
+        peak_bytes: The peak memory of the process that built the plan.
+        optimization_level: The builder's level; None for TensorRT's default.
+        timing_cache: How the timing cache was used, as text.
+        gpu: The name of the GPU of the build; empty without one.
     """
 
     seconds: float
@@ -138,7 +152,7 @@ class BuildInfo:
 class PointInfo:
     """One set of sizes, with a verdict for each output of each pair of runs.
 
-    `left_out` is why it was not compared; None where it was.
+    `left_out` is the reason why it was not compared; None if it was compared.
     """
 
     label: str
@@ -155,10 +169,9 @@ class PointInfo:
 
 @dataclass(frozen=True)
 class ComparisonInfo:
-    """All points, those left out included, the checks, and the notes on all of them.
+    """All points, including those left out, with the checks and the notes.
 
-    `passed` follows from the kinds of the others: every verdict and every check passes, and no
-    note is of a kind that fails.
+    `passed` is true if every verdict and every check passes, and no note has a kind that fails.
     """
 
     memory_limit_bytes: int
@@ -175,7 +188,7 @@ class ComparisonInfo:
 
 @dataclass(frozen=True)
 class StageInfo:
-    """What a stage took; `peak_bytes` is None where it was not measured."""
+    """The time and memory of a stage; `peak_bytes` is None if it was not measured."""
 
     name: str
     seconds: float
@@ -184,7 +197,7 @@ class StageInfo:
 
 
 def now() -> str:
-    """This moment, as ``created`` has it: UTC, ISO 8601, whole seconds."""
+    """The current time in the format of ``created``: UTC, ISO 8601, whole seconds."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
@@ -193,12 +206,12 @@ class Manifest:
     """The whole manifest. A stage that was not run yet is None.
 
     Args:
-        interface: what goes in and what comes out, at which sizes, and how exact it has to be.
-        engine_gpu: name of the GPU that the engine was compared on; empty where it was not.
-        reference: the run that everything is held against: ``torch``, or ``exported`` where an
-            ONNX file is the source.
-        keys: stage name to the hash of everything that its result depends on.
-        files: name relative to the artifact, with ``/``, to hash and size.
+        interface: The inputs and outputs, their sizes and their tolerances.
+        engine_gpu: The name of the GPU on which the engine was compared; empty if it was not.
+        reference: The run that all others are compared with: ``torch``, or ``exported`` if the
+            source is an ONNX file.
+        keys: The hash of everything that a stage's result depends on, by the stage's name.
+        files: The hash and size of each file, by its name relative to the artifact, with ``/``.
     """
 
     schema: int = SCHEMA
@@ -247,7 +260,7 @@ class Manifest:
         """The manifest as the text of ``manifest.json``.
 
         Raises:
-            ArtifactError: a value is not of its field's type, or not finite where that must be.
+            ArtifactError: A value has another type than its field, or must be finite and is not.
         """
         content = encode(self, {Interface: write_interface})
         _decode(content, "manifest.json")
@@ -255,27 +268,27 @@ class Manifest:
 
     @staticmethod
     def from_json(text: str | bytes, where: str = "manifest.json") -> Manifest:
-        """Reads what `to_json` wrote; errors begin with `where`.
+        """Reads the text that `to_json` wrote; errors begin with `where`.
 
         Raises:
-            ArtifactError: not JSON, of an unknown schema, a field that is missing, unknown or
-                of the wrong type, or changed since it was written.
+            ArtifactError: The text is not JSON, has an unknown schema, or was changed after it was
+                written. Or a field is missing, unknown or of the wrong type.
         """
         try:
             content = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
         except (ValueError, RecursionError) as error:
-            raise ArtifactError(f"{where}: is cut short or no JSON: {error}") from error
+            raise ArtifactError(f"{where}: is cut short or not JSON: {error}") from error
         if not isinstance(content, dict):
             fail(where, "", "expected an object")
         schema = content.get("schema")
         if type(schema) is int and schema != SCHEMA:
-            fail(where, "", f"schema {schema} is unknown here; this version reads {SCHEMA}")
+            fail(where, "", f"schema {schema} is not supported; this version reads {SCHEMA}")
         stated = content.pop(_HASH, None)
         manifest = _decode(content, where)
         if stated is None:
             fail(where, _HASH, "is missing")
         if stated != _hash(content):
-            fail(where, "", "was changed after it was written (its hash is another)")
+            fail(where, "", "was changed after it was written (its hash differs)")
         return manifest
 
 
@@ -296,5 +309,5 @@ def _no_constant(text: str) -> NoReturn:
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) != len(pairs):
-        raise ValueError("a key stands twice in an object")
+        raise ValueError("a key occurs twice in an object")
     return content

@@ -16,12 +16,13 @@ Readers = Mapping[Any, Callable[[Any, str, str], Any]]
 
 
 def encode(value: Any, writers: Writers = MappingProxyType({})) -> Any:
-    """Dataclasses to JSON's own types; a float that is not finite becomes None.
+    """Converts dataclasses to JSON's types; a float that is not finite becomes None.
 
-    Values are not checked; `decode` does that.
+    It does not check values; `decode` does that.
 
     Args:
-        writers: type to what writes its values in another way than field by field.
+        value: The value to convert.
+        writers: A function for each type that is not written field by field.
     """
     if type(value) in writers:
         return writers[type(value)](value)
@@ -35,11 +36,11 @@ def encode(value: Any, writers: Writers = MappingProxyType({})) -> Any:
 
 
 def fail(where: str, at: str, what: str) -> NoReturn:
-    """Raises the ArtifactError that says what is wrong, and where."""
+    """Raises the `ArtifactError` with the file, the path in it, and what is wrong."""
     raise ArtifactError(f"{where}: {at}: {what}" if at else f"{where}: {what}")
 
 
-_JSON: dict[Any, type] = {tuple: list, Mapping: dict}  # what they are written as
+_JSON: dict[Any, type] = {tuple: list, Mapping: dict}  # their types in JSON
 _CONTAINERS: dict[Any, str] = {tuple: "a list", Mapping: "an object"}
 _SCALARS = {str: "a string", int: "an integer", float: "a finite number", bool: "true or false"}
 
@@ -47,17 +48,19 @@ _SCALARS = {str: "a string", int: "an integer", float: "a finite number", bool: 
 def decode(
     value: Any, kind: Any, where: str, at: str, readers: Readers = MappingProxyType({})
 ) -> Any:
-    """`value`, which came from JSON, as a `kind`: the other way of `encode`.
+    """Converts a value from JSON to a `kind`, the inverse of `encode`.
 
     Args:
-        kind: a dataclass, a Mapping with string keys, a tuple, a Literal, str, int, float, bool,
+        value: The value from JSON.
+        kind: A dataclass, a Mapping with string keys, a tuple, a Literal, str, int, float, bool,
             or a union of one of them with None, or of several of them of different JSON types.
-        where: the file, with which the errors begin.
-        at: the path to the value in the file, as ``points[2].sizes``.
-        readers: kind to what reads such a value, given also `where` and `at`.
+        where: The file, with which the errors begin.
+        at: The path to the value in the file, such as ``points[2].sizes``.
+        readers: A function for each kind that is read in another way. Its arguments are the value,
+            `where` and `at`.
 
     Raises:
-        ArtifactError: a field is missing, unknown or of another type, or its value is refused. Or a
+        ArtifactError: A field is missing, unknown, of another type, or has an invalid value. Or a
             field that follows from the others (`init=False`) has another value.
     """
     if kind in readers:
@@ -128,7 +131,7 @@ def _decode_tuple(
 def decode_members(
     value: Any, hints: Mapping[str, Any], where: str, at: str, readers: Readers
 ) -> dict[str, Any]:
-    """The members of a JSON object by name, each of the kind that `hints` gives it.
+    """The members of a JSON object by name, each of its kind in `hints`.
 
     Raises:
         ArtifactError: see `decode`.

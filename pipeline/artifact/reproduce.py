@@ -13,14 +13,14 @@ from pipeline.spec.tensors import Tolerance
 
 @dataclass(frozen=True)
 class StoredRun:
-    """Stored inputs, and the outputs that one run gave for them, iteration by iteration.
+    """Stored inputs and the outputs of one run for them, iteration by iteration.
 
     Args:
-        inputs: Polygraphy's JSON of the inputs, relative to the artifact; shapes may differ
-            from iteration to iteration.
-        outputs: Polygraphy's JSON of a RunResults with as many iterations. Polygraphy only
-            warns of fewer, and leaves the rest of the inputs uncompared.
-        profile: index of the engine's profile that allows the inputs; None leaves the engine
+        inputs: Polygraphy's JSON file of the inputs, relative to the artifact. Shapes may differ
+            between iterations.
+        outputs: Polygraphy's JSON file of a RunResults with as many iterations. If there are
+            fewer, Polygraphy only warns and does not compare the other inputs.
+        profile: The index of the engine's profile that allows the inputs; None leaves the engine
             out.
     """
 
@@ -40,17 +40,18 @@ def reproduce_script(
 ) -> str:
     """The text of ``reproduce.sh``: repeats the comparison with Polygraphy's own commands.
 
-    ONNX Runtime runs the models without graph optimisations, so that it can't hide a rewrite;
-    with ``--engine`` TensorRT runs the plan as well, which needs a GPU. The script works from
-    any folder, runs everything, and ends with 1 if anything failed. Stored outputs are
-    Polygraphy's second run, to which ``rtol`` is relative.
+    ONNX Runtime runs the models without graph optimisations, because these could hide a rewrite.
+    With ``--engine`` TensorRT also runs the plan, which needs a GPU. The script works from any
+    folder, runs everything, and exits with 1 if anything failed. The stored outputs are
+    Polygraphy's second run, so ``rtol`` is relative to them.
 
     Args:
-        runs: what to compare with.
-        tolerances: by output name.
-        engine_tolerances: the same of the engine; None means those of the models.
-        models: ONNX files of the artifact.
-        plan: the engine's plan, or None where there is none.
+        runs: The stored runs to compare with.
+        tolerances: The tolerance of each output by its name.
+        flavour: The flavour of TensorRT that runs the plan.
+        models: The ONNX files of the artifact.
+        plan: The engine's plan; None if there is none.
+        engine_tolerances: The engine's tolerances by output name; None means `tolerances`.
     """
     lines = [
         "#!/bin/sh",

@@ -21,8 +21,10 @@ _FIRST = threading.Lock()
 
 
 def _register() -> None:
-    """Has Polygraphy register what it encodes arrays with, which it does at their first use, and
-    fails where two threads are at it."""
+    """Makes Polygraphy register its encoders of arrays.
+
+    It does so at their first use, which fails if two threads do it at once.
+    """
     from polygraphy.json import from_json, to_json
 
     with _FIRST:
@@ -71,7 +73,7 @@ def load_run(path: Path) -> list[dict[str, np.ndarray]]:
 
 
 def copy_run(source: Path, destination: Path) -> None:
-    """The same file under a second name, without the bytes twice where links are to be had."""
+    """Gives a file a second name: as a link if possible, otherwise as a copy."""
     try:
         os.link(source, destination)
     except OSError:
@@ -79,7 +81,7 @@ def copy_run(source: Path, destination: Path) -> None:
 
 
 def store_run(place: Path, feeds: Sequence[Feed], runner: str, outputs: Sequence[Feed]) -> None:
-    """Stores inputs, and the outputs that one run gave for them."""
+    """Stores inputs and the outputs of one run for them."""
     place.mkdir(parents=True, exist_ok=True)
     save_feeds(feeds, fresh(place / "inputs.json"))
     save_run(runner, outputs, fresh(place / f"{runner}.json"))
@@ -95,15 +97,14 @@ class StoredPoint:
 
 @dataclass(frozen=True)
 class StoredRuns:
-    """One stored point: its inputs and the outputs of every run that is stored for it."""
+    """One stored point: its inputs and the outputs of every stored run."""
 
     feed: dict[str, np.ndarray]
     outputs: dict[str, dict[str, np.ndarray]]
 
 
 def stored_runs(folder: Path) -> list[StoredRuns]:
-    """Everything that an artifact has stored, point by point; a point may be there twice, in the
-    folders of two profiles."""
+    """All stored points of an artifact. A point occurs twice if two profiles store it."""
     found = []
     for path in sorted((folder / COMPARISON).glob("*/inputs.json")):
         others = [p for p in sorted(path.parent.glob("*.json")) if p != path]
@@ -114,20 +115,20 @@ def stored_runs(folder: Path) -> list[StoredRuns]:
 
 
 def stored_feeds(folder: Path) -> list[dict[str, np.ndarray]]:
-    """All inputs that an artifact has stored."""
+    """All stored inputs of an artifact."""
     return [f for p in sorted((folder / COMPARISON).glob("*/inputs.json")) for f in load_feeds(p)]
 
 
 def stored_points(folder: Path, runner: str, place: Path | None = None) -> list[StoredPoint]:
-    """Everything that an artifact has stored of one run.
+    """All stored points of one run.
 
     Args:
-        folder: the artifact's, or a copy of it.
-        runner: the run's name.
-        place: what an error calls the folder, where that is a copy.
+        folder: The artifact's folder, or a copy of it.
+        runner: The run's name.
+        place: The folder's path for an error, if `folder` is a copy.
 
     Raises:
-        ArtifactError: nothing is stored.
+        ArtifactError: No outputs of the run are stored.
     """
     found = []
     for path in sorted((folder / COMPARISON).glob(f"*/{runner}.json")):
@@ -135,6 +136,6 @@ def stored_points(folder: Path, runner: str, place: Path | None = None) -> list[
         outputs = load_run(path)
         found += [StoredPoint(f, o) for f, o in zip(feeds, outputs, strict=True)]
     if not found:
-        missing = f"no outputs of {runner} are stored to compare with; give --torch to run it"
+        missing = f"no outputs of {runner} are stored to compare with; pass --torch to run it"
         raise ArtifactError(f"{place or folder}: {missing}")
     return found

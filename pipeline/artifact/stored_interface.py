@@ -1,4 +1,4 @@
-"""How a manifest stores an interface: its dims once, and sizes in shapes as numbers or text."""
+"""The interface in a manifest: each dim once, and sizes in shapes as numbers or text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr, Size, SizeRule, read_size, size_text
 from pipeline.spec.interface import Interface
 
-# Once a model is exported its dims are narrowed no more, so `auto` is not stored.
+# After the export no dim is narrowed any more, so `auto` is not stored.
 DIM_HINTS = {name: hint for name, hint in get_type_hints(Dim).items() if name != "auto"}
 HINTS = {"dims": tuple[Dim, ...], **get_type_hints(Interface)}
 
 
 def write_interface(interface: Interface) -> dict[str, Any]:
-    """The interface in JSON's own types."""
+    """The interface in JSON's types."""
     sizes = {Dim: size_text, DimExpr: size_text}
     parts = {part.name: encode(getattr(interface, part.name), sizes) for part in fields(interface)}
     dims = [
@@ -28,10 +28,10 @@ def write_interface(interface: Interface) -> dict[str, Any]:
 
 
 def read_interface(value: Any, where: str, at: str) -> Interface:
-    """Reads what `write_interface` wrote; a dim is one object wherever it is used.
+    """Reads an interface from `write_interface`; all uses of a dim share one object.
 
     Raises:
-        ArtifactError: see `decode`; or parts that contradict each other.
+        ArtifactError: A part is not valid (see `decode`), or parts contradict each other.
     """
     dims: dict[str, Dim] = {}
     readers: Readers = {Dim: partial(_read_dim, dims), Size: partial(_read_size, dims)}
@@ -65,7 +65,7 @@ def _read_size(dims: Mapping[str, Dim], value: Any, where: str, at: str) -> Size
 
 
 def _check_sizes(interface: Interface, dims: Mapping[str, Dim], where: str, at: str) -> None:
-    """Names of dims in shapes, and whether every output has a shape and a dtype."""
+    """Checks the dims in shapes, and that every output has a shape and a dtype."""
     for n, input_ in enumerate(interface.inputs):
         for axis, size in enumerate(input_.shape):
             for name in DimExpr(size_text(size)).names - dims.keys():
@@ -81,7 +81,7 @@ def _check_sizes(interface: Interface, dims: Mapping[str, Dim], where: str, at: 
 
 
 def _check_ranges(interface: Interface, dims: Mapping[str, Dim], where: str, at: str) -> None:
-    """Names of dims in rules, padding and profiles, and the profiles' ranges."""
+    """Checks the dims in rules, padding and profiles, and the profiles' ranges."""
     for n, text in enumerate(interface.rules):
         try:
             unknown = SizeRule(text).names - dims.keys()

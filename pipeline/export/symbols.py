@@ -114,7 +114,7 @@ class SymbolNames:
         found = None if values is None else fit_quotient(sizes, values)
         if found is None:
             return expr
-        from torch.utils._sympy.functions import FloorDiv  # noqa: PLC0415 - loads torch
+        from torch.utils._sympy.functions import FloorDiv
 
         return FloorDiv(found.a * symbol + found.b, found.c)
 
@@ -174,7 +174,7 @@ def output_shapes(
     Raises:
         ExportError: an output is not a tensor, or is complex.
     """
-    import torch  # noqa: PLC0415 - torch; an ONNX source needs this module without it
+    import torch
 
     (node,) = (n for n in program.graph.nodes if n.op == "output")
     wanted = list(program.graph_signature.user_outputs)

@@ -1,9 +1,11 @@
-"""The sizes that a pool with ``ceil_mode`` really has, as numbers.
+"""The actual output sizes of a pool with ``ceil_mode``.
 
 Below opset 22, ONNX's shape inference and ONNX Runtime's count a last window that starts in the
-padding. Running such a pool does not count it (https://github.com/onnx/onnx/pull/5741). A pool that
-rounds down, with more padding at the end, has the same windows, and every tool infers its sizes
-rightly: `pipeline.passes.pad_ceil_pools` rewrites the model so, `with_true_pools` a copy of it.
+padding. Running such a pool does not count it (https://github.com/onnx/onnx/pull/5741).
+
+A pool that rounds down, with more padding at the end, has the same windows, and every tool infers
+its sizes correctly. `pipeline.passes.pad_ceil_pools` rewrites the model in this way, and
+`with_true_pools` a copy of it.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Axis:
 
 
 def pool_axes(attributes: Mapping[str, Any]) -> list[Axis] | None:
-    """The axes of a pool by its attributes.
+    """The axes of a pool from its attributes.
 
     Returns:
         None for dilations, and where ``auto_pad`` makes the sizes independent of rounding.
@@ -66,11 +68,11 @@ def pool_axes(attributes: Mapping[str, Any]) -> list[Axis] | None:
 
 
 def may_round_otherwise(axes: Sequence[Axis], sizes: Sequence[Any] | None) -> bool:
-    """True if the last window starts in the padding at the end, at some size that may come.
+    """True if the last window may start in the padding at the end, at some possible size.
 
     Args:
-        axes: the pool's.
-        sizes: of the image, an int where the size is fixed; None where nothing is known.
+        axes: The pool's axes.
+        sizes: The sizes of the image; a fixed size is an int. None if no size is known.
     """
     return any(
         axis.end + axis.stride > axis.kernel
@@ -83,11 +85,11 @@ def may_round_otherwise(axes: Sequence[Axis], sizes: Sequence[Any] | None) -> bo
 
 
 def with_true_pools(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, or a copy whose ceil-mode pools round down, so that their sizes are inferred.
+    """The model, or a copy whose ceil-mode pools round down, for correct shape inference.
 
-    The copy is for shape inference only: it keeps the sizes, not the values, of averages that
-    count their padding. A pool stays as it is where the pass would refuse it: padding as large as
-    the window, or an output size that is stated wrongly.
+    The copy is for shape inference only: averages that count their padding keep their sizes, but
+    not their values. A pool stays the same if the pass would refuse it: if its padding is as large
+    as the window, or its stated output size is wrong.
     """
     if not any(a.name == "ceil_mode" and a.i for n in nodes_of(model.graph) for a in n.attribute):
         return model
@@ -102,7 +104,7 @@ def with_true_pools(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _sizes(value: onnx.ValueInfoProto) -> list[int | None]:
-    """The sizes behind batch and channels; None for one that is not fixed."""
+    """The sizes after batch and channels; None for a size that is not fixed."""
     shape = value.type.tensor_type.shape
     return [d.dim_value if d.HasField("dim_value") else None for d in shape.dim][2:]
 
@@ -128,7 +130,7 @@ def _round_down(node: onnx.NodeProto, shapes: Mapping[str, list[int | None]]) ->
 def _stated_otherwise(
     axes: Sequence[Axis], image: Sequence[int | None] | None, output: Sequence[int | None] | None
 ) -> Iterator[Axis]:
-    """The axes whose output size is stated as another one than it is."""
+    """The axes whose stated output size is wrong."""
     for axis, size, stated in zip(axes, image or (), output or (), strict=False):
         if size is not None and stated is not None and axis.windows(size) != stated:
             yield axis

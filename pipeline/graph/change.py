@@ -1,4 +1,4 @@
-"""One node that was rewritten, or that could not be."""
+"""A node that a pass rewrote or refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Change:
-    """One node that a pass rewrote, or refused to: its name, its op, and what or why."""
+    """One node that a pass rewrote or refused: its name, its op, and the change or the reason."""
 
     node: str
     op: str

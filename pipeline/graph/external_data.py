@@ -1,7 +1,7 @@
-"""The weights that an ONNX file keeps outside: whether they are there, and bringing them along.
+"""The external data of an ONNX file: checking and copying it.
 
-A file can name any path of the machine as its external data. Nothing is read before every place is
-known to be a file inside of the model's folder, links followed.
+A file can name any path of the machine as its external data. Nothing is read before each location
+is checked: it must be a file inside of the model's folder, with links followed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def load_model(path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """The model with all its weights in memory, and the names of its external data files.
 
     Raises:
-        InputError: no such file, no ONNX model, or external data that `outside_files` refuses.
+        InputError: The file does not exist, is not an ONNX model, or `outside_files` refuses its
+            external data.
     """
     try:
         model = onnx.load(path, load_external_data=False)
@@ -43,7 +44,11 @@ def load_model(path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
 
 
 def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:
-    """The external data files, each inside of the model's folder and long enough."""
+    """The external data files by location, after a check of each.
+
+    Raises:
+        InputError: A file is missing, too short, or outside of the model's folder.
+    """
     found: dict[str, Path] = {}
     for function in model.functions:
         for tensor in tensors_in(onnx.GraphProto(node=function.node)):
@@ -54,7 +59,7 @@ def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of entries that it does not know
+                warnings.simplefilter("ignore")  # about unknown entries
                 info = external_data_helper.ExternalDataInfo(tensor)
             offset, length = int(info.offset or 0), int(info.length or 0)
         except ValueError as error:
@@ -67,8 +72,8 @@ def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:
         need, size = _bytes(tensor), found[location].stat().st_size
         if length and length != need:
             raise InputError(
-                f"{path}: tensor {tensor.name} takes {need} bytes, and {length} of its external "
-                f"data {location} are said to hold it"
+                f"{path}: tensor {tensor.name} needs {need} bytes, but the model states {length} "
+                f"bytes for it in external data {location}"
             )
         if offset < 0 or offset + need > size:
             raise InputError(
@@ -79,9 +84,9 @@ def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:
 
 
 def _inside(path: Path, location: str, tensor: str) -> Path:
-    """The file of a location, if it is one inside of the model's folder."""
+    """The file of a location, if it is inside of the model's folder."""
     if not location:
-        raise InputError(f"{path}: tensor {tensor} has external data of no name")
+        raise InputError(f"{path}: tensor {tensor} has external data without a file name")
     windows = PureWindowsPath(location)
     if Path(location).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
         raise InputError(
@@ -99,15 +104,15 @@ def _inside(path: Path, location: str, tensor: str) -> Path:
         )
     if not real.exists():
         raise InputError(
-            f"{path}: its external data {location} is not there: it belongs beside the model"
+            f"{path}: its external data {location} is missing: put it beside the model"
         )
     if not real.is_file():
-        raise InputError(f"{path}: its external data {location} is no file")
+        raise InputError(f"{path}: its external data {location} is not a file")
     return real
 
 
 def _bytes(tensor: TensorProto) -> int:
-    """What a tensor's elements take as raw data."""
+    """The bytes of a tensor's elements as raw data."""
     count: int = math.prod(tensor.dims)
     try:
         bits = _BITS.get(TensorProto.DataType.Name(tensor.data_type))
@@ -118,11 +123,13 @@ def _bytes(tensor: TensorProto) -> int:
 
 
 def gather(source: Path, model: onnx.ModelProto, outside: Mapping[str, Path], path: Path) -> None:
-    """Copies the external data of a model into one file beside `path`; the model says so."""
+    """Copies a model's external data into one file beside `path`, and updates the model."""
     location = f"{path.name}.data"
     target = path.with_name(location)
     if target.resolve() in outside.values():
-        raise InputError(f"{source}: its external data is {target} itself: give another place")
+        raise InputError(
+            f"{source}: the copy would overwrite its external data {target}: choose another path"
+        )
     target.unlink(missing_ok=True)
     if not outside:
         return

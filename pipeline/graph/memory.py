@@ -1,9 +1,8 @@
-"""How much memory a run of an ONNX model takes at given input shapes, without running it.
+"""Estimates the memory of a run of an ONNX model at given input shapes, without running it.
 
-The shapes of all tensors are inferred with the inputs' sizes put in (`_static_sizes`); the
-estimate is the largest sum of tensors that are alive at once in graph order, plus the weights.
-Kernels' own workspaces (im2col of a convolution) are not in it: `SLACK` is what the measured peaks
-needed on top.
+Shape inference gives the sizes of all tensors (`pipeline.graph.sizes.static`). The estimate is the
+weights plus the largest sum of tensors that are alive at once in graph order. Kernels also need
+workspaces (im2col of a convolution); the factor `SLACK` covers them in all measured peaks.
 """
 
 from __future__ import annotations
@@ -30,9 +29,13 @@ SLACK = 1.25
 
 @dataclass(frozen=True)
 class Estimate:
-    """Peak memory in bytes, output shapes where known, how many tensors' sizes stayed unknown.
+    """The estimate of one run.
 
-    `failure` says in words why shape inference gave up, if it did.
+    Args:
+        peak_bytes: The peak memory in bytes.
+        output_shapes: The output shapes by name, as far as they are known.
+        unknown: The number of tensors of unknown size.
+        failure: Why shape inference failed; empty if it did not.
     """
 
     peak_bytes: int
@@ -42,10 +45,10 @@ class Estimate:
 
 
 class Estimator:
-    """Estimates one ONNX model at many shapes; the file is read once, its weights left outside.
+    """Estimates one ONNX model at many shapes. It reads the file once, without its weights.
 
     Args:
-        path: the ONNX file.
+        path: The ONNX file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,19 +70,19 @@ class Estimator:
 
     @property
     def graph(self) -> onnx.GraphProto:
-        """The graph that is estimated: functions inlined, weights among the inputs."""
+        """The graph of the estimate: functions are inlined, and weights are inputs."""
         return self._graph
 
     @property
     def inputs(self) -> Collection[str]:
-        """The names of the graph's inputs that are no weights."""
+        """The names of the graph's inputs, without weights."""
         return self._inputs
 
     def sizes(self, shapes: Mapping[str, Sequence[int]]) -> Sizes:
         """The sizes of all tensors at these input shapes, by input name.
 
         Raises:
-            PipelineError: shape inference gives up.
+            PipelineError: Shape inference fails.
         """
         return self._sizes.at({value.name: _typed(value, shapes) for value in self._graph.input})
 
@@ -89,12 +92,12 @@ class Estimator:
         """The estimate at these input shapes.
 
         Args:
-            shapes: by input name.
-            symbols: sizes of the names in the file's own ``dim_param``s; what those say is
-                taken where shape inference gives up, and no output shapes are known then.
+            shapes: The shape of each input by its name.
+            symbols: The sizes of the names in the file's ``dim_param`` fields. If shape inference
+                fails, these fields give the sizes, and no output shapes are known.
 
         Raises:
-            PipelineError: shape inference gives up, and there are no `symbols`.
+            PipelineError: Shape inference fails, and there are no `symbols`.
         """
         failure = ""
         try:
@@ -115,7 +118,7 @@ class Estimator:
 
 
 def _typed(value: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -> onnx.TypeProto:
-    """An input's type with its sizes put in."""
+    """An input's type with these sizes."""
     found = onnx.TypeProto()
     found.CopyFrom(value.type)
     if value.name in shapes and found.HasField("tensor_type"):
@@ -133,7 +136,7 @@ def _readable(shapes: Mapping[str, Sequence[int]]) -> str:
 
 
 def _declared(graph: onnx.GraphProto, symbols: Mapping[str, int]) -> Sizes:
-    """What the file says of its tensors, with numbers for the names in their sizes."""
+    """The declared types of the file's tensors, with numbers for the names in their sizes."""
     found = Sizes()
     for value in [*graph.input, *graph.value_info, *graph.output]:
         kind = found.types[value.name] = onnx.TypeProto()
@@ -169,13 +172,13 @@ def _dims(kind: onnx.TypeProto) -> Iterator[int | str]:
 
 
 def _size(kind: onnx.TypeProto | None) -> int | None:
-    """Bytes; None where a size is unknown, or it is no tensor."""
+    """The bytes of a tensor; None if its size is unknown or it is not a tensor."""
     count = None if kind is None else element_count(kind)
     return None if kind is None or count is None else _bytes(kind.tensor_type.elem_type, count)
 
 
 def _peak(graph: onnx.GraphProto, sizes: Sizes, inputs: Collection[str]) -> tuple[int, int]:
-    """(largest sum of live tensors in bytes, number of tensors of unknown size)."""
+    """The largest sum of live tensors in bytes, and the number of tensors of unknown size."""
     last: dict[str, int] = {}
     for index, node in enumerate(graph.node):
         for name in _reads(node):
@@ -189,7 +192,7 @@ def _peak(graph: onnx.GraphProto, sizes: Sizes, inputs: Collection[str]) -> tupl
         inner = 0
         for attribute in node.attribute:
             body = sizes.bodies.get(body_key(node, attribute.name))
-            if body is not None:  # a branch that is not taken takes nothing
+            if body is not None:  # a branch that does not run has no body here
                 body_inputs = [v.name for v in attribute.g.input]
                 body_peak, body_unknown = _peak(attribute.g, body, body_inputs)
                 inner, unknown = max(inner, body_peak), unknown + body_unknown

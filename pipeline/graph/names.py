@@ -1,4 +1,4 @@
-"""Names and inputs of a model, made so that passes can rely on them; nothing is computed anew."""
+"""Fixes the names and inputs of a model for the passes, without a change of its results."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pipeline.graph.files import nodes_of
 
 
 def fix_defaults(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Inputs that have an initializer of their name are inputs no more, as TensorRT reads them.
+    """Removes inputs that have an initializer of the same name, as TensorRT does.
 
     Returns:
-        A warning, if the file (of IR version 4 or later) means them as defaults that a caller
-        may replace. Before IR version 4 every initializer was listed among the inputs.
+        A warning if these are defaults that a caller may replace: from IR version 4 on. Before it,
+        every initializer was also listed as an input.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     places = [n for n, value in enumerate(model.graph.input) if value.name in constants]
@@ -25,13 +25,13 @@ def fix_defaults(model: onnx.ModelProto) -> tuple[str, ...]:
     if not names or old < 4:
         return ()
     return (
-        f"{', '.join(names)}: inputs with a default in the file; TensorRT takes the default for a "
-        "constant, and so does the rewrite: they are inputs no more",
+        f"{', '.join(names)}: inputs with a default in the file. TensorRT treats the default as a "
+        "constant, and so does the rewrite: they are no longer inputs",
     )
 
 
 def name_apart(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
-    """Renames initializers of a body (of If, Loop, Scan) that hide a tensor from outside."""
+    """Renames initializers in bodies of If, Loop and Scan that hide an outer tensor."""
     own = {t.name for t in graph.initializer} | {v.name for v in graph.input}
     own |= {name for node in graph.node for name in node.output}
     taken = set(outer | own)
@@ -51,7 +51,7 @@ def name_apart(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> N
 
 
 def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Readers in a graph and in its bodies read `new`, but where a body has its own `old`."""
+    """Makes a graph and its bodies read `new`, except bodies that define `old`."""
     for value in (*graph.output, *graph.value_info):
         if value.name == old:
             value.name = new
@@ -67,7 +67,7 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:
-    """Gives nodes without a name, or with one that came before, a name of their own."""
+    """Gives a unique name to each node without a name or with a repeated one."""
     taken = {node.name for node in nodes_of(graph)}
     seen = {""}
     for node in nodes_of(graph):

@@ -1,4 +1,4 @@
-"""How messages name an ONNX node, and the line of the model that it came from."""
+"""The names of ONNX nodes in messages, and the lines of the model that made them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import onnx
 
 
 def called(node: onnx.NodeProto) -> str:
-    """``Conv node /head/conv``; one without a name is called after what it makes."""
+    """``Conv node /head/conv``; a node without a name is named after its first output."""
     domain = f"{node.domain}::" if node.domain not in ("", "ai.onnx") else ""
     name = node.name or f"that makes {next(iter(node.output), 'nothing')}"
     return f"{domain}{node.op_type} node {name}"
 
 
 def origin_of(node: onnx.NodeProto) -> str:
-    """``, from module ... at file:line`` by the exporter's metadata, as far as it is there."""
+    """``, from module ... at file:line`` from the exporter's metadata, if it exists."""
     parts = []
     if scopes := metadata_of(node).get("pkg.torch.onnx.name_scopes"):
         names = re.findall(r"'([^']*)'", scopes)
@@ -49,7 +49,7 @@ def _frames(node: onnx.NodeProto) -> list[tuple[str, int]]:
     return [(file, int(line)) for file, line in found]
 
 
-# where the ops of well-known domains come from
+# the origin of ops in well-known domains, and what to do
 DOMAINS: dict[str, str] = {
     "com.microsoft": "ONNX Runtime's optimiser fused it: export without that optimiser",
     "com.microsoft.nchwc": "ONNX Runtime's optimiser fused it: export without that optimiser",

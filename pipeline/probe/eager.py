@@ -45,7 +45,7 @@ class EagerModule:
 
     def runs_at(self, sizes: Mapping[str, int]) -> bool:
         """True if the module runs at these sizes."""
-        import torch  # noqa: PLC0415 - torch; ONNX sources use this module without it
+        import torch
 
         try:
             with torch.no_grad(), quiet():
@@ -59,7 +59,7 @@ def example_args(
     inputs: Sequence[Input], seed: int, sizes: Mapping[str, int]
 ) -> tuple[torch.Tensor, ...]:
     """Random inputs at these dim sizes, in order."""
-    import torch  # noqa: PLC0415 - torch; see runs_at
+    import torch
 
     return tuple(torch.from_numpy(i.sample(sizes, seed)) for i in inputs)
 
@@ -71,8 +71,8 @@ def output_sizes(
 
     Large inputs are run as shapes without values. Returns None if the module does not run.
     """
-    import torch  # noqa: PLC0415 - torch; see runs_at
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - torch
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
         with torch.no_grad(), quiet():
@@ -111,14 +111,14 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
 
 def call_module(module: torch.nn.Module, feed: Feed) -> Any:
     """What a module returns for inputs that it gets in their order; it may change its copies."""
-    import torch  # noqa: PLC0415 - torch; see runs_at
+    import torch
 
     return module(*(torch.from_numpy(array.copy()) for array in feed.values()))
 
 
 def flat_tensors(result: Any) -> list[torch.Tensor]:
     """The tensors in a module's result, in order."""
-    from torch.utils._pytree import tree_leaves  # noqa: PLC0415 - torch; see runs_at
+    from torch.utils._pytree import tree_leaves
 
     return list(tree_leaves(result))
 

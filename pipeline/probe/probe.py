@@ -112,9 +112,9 @@ def probe(
         rules: the rules on sizes; sizes that break one are not tried.
         budget_seconds: the approximate time limit.
     """
-    import torch  # noqa: PLC0415 - torch; probe_with runs without it
+    import torch
 
-    from pipeline.probe.torch_runner import TorchRunner  # noqa: PLC0415 - loads torch
+    from pipeline.probe.torch_runner import TorchRunner
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for small inputs more threads are slower

@@ -1,7 +1,8 @@
-"""What a conversion starts from, found by its text.
+"""Finding the source of a conversion by its text.
 
-A model of the zoo by its name; a factory, ``package.module:factory`` or ``file.py:factory``,
-that makes a `ModelSpec` or a torch module; a saved ``.pt2`` program; an ``.onnx`` file.
+A source is one of these: the name of a model in the zoo, a factory
+(``package.module:factory`` or ``file.py:factory``) that makes a `ModelSpec` or a torch module, a
+saved ``.pt2`` program, or an ``.onnx`` file.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError, PipelineError, first_line
+from pipeline.machine.libraries import import_torchvision
 from pipeline.machine.python_file import line_of_error, run_python_file
 from pipeline.models import MODELS
+from pipeline.source.onnx.spec import onnx_spec
 from pipeline.source.zoo import find_spec
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec
@@ -35,6 +38,7 @@ from pipeline.spec.text import (
     parse_range,
     split_dims,
 )
+from pipeline.spec.weights import load_weights
 
 if TYPE_CHECKING:
     import torch
@@ -46,8 +50,8 @@ def find_source(config: Config) -> ModelSpec:
     """The spec that a conversion starts from.
 
     Raises:
-        InputError: there is no such source, a factory that is not there or raises, or inputs
-            and dims that don't fit the source.
+        InputError: The source or its factory does not exist, the factory raises, or inputs and
+            dims don't fit the source.
     """
     spec = _found(config)
     if config.engine_tolerance is not None:
@@ -79,13 +83,11 @@ def _found(config: Config) -> ModelSpec:
     ranges, expressions = split_dims(config.dims)
     dims = parse_dims(ranges, auto=not config.exact)
     if model.endswith(".onnx"):
-        from pipeline.source.onnx.spec import onnx_spec
-
         _none_of(config, model, ("inputs", "options", "weights"))
         return onnx_spec(Path(model), dims, tolerance=config.tolerance, expressions=expressions)
     for name, text in expressions.items():
-        instead = "" if model.endswith(".pt2") else f": write {{{text}}} in the --input that has it"
-        raise InputError(f"dim {name}={text}: an expression is for ONNX files{instead}")
+        instead = "" if model.endswith(".pt2") else f": write {{{text}}} in its --input"
+        raise InputError(f"dim {name}={text}: an expression works only for ONNX files{instead}")
     if model.endswith(".pt2"):
         from pipeline.source.program.spec import program_spec
 
@@ -99,7 +101,7 @@ def _found(config: Config) -> ModelSpec:
 
 
 def _tolerant(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The spec with the tolerance that was asked for, if it states none."""
+    """The spec with the tolerance of the config, if it states none."""
     if config.tolerance is None:
         return spec
     if spec.tolerance is not None:
@@ -110,13 +112,16 @@ def _tolerant(spec: ModelSpec, config: Config) -> ModelSpec:
 def _no_inputs(config: Config, why: str) -> None:
     for word in ("inputs", "dims"):
         if getattr(config, word):
-            raise InputError(f"--{word[:-1]} is not for a spec: {why}; --profile narrows ranges")
+            raise InputError(
+                f"--{word[:-1]} can't be used with a spec: {why}; use --profile to narrow ranges"
+            )
 
 
 def _none_of(config: Config, source: str, words: tuple[str, ...]) -> None:
     for word in words:
         if getattr(config, word):
-            raise InputError(f"{source}: holds its own {word}; leave --{word.rstrip('s')} out")
+            option = "weights" if word == "weights" else word[:-1]
+            raise InputError(f"{source}: has its own {word}; leave --{option} out")
 
 
 def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
@@ -132,16 +137,14 @@ def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
         return replace(made, key=made.key or own_key)
     if not config.inputs:
         raise InputError(
-            f"source {config.model}: makes {type(made).__name__}, no ModelSpec: say what it "
-            f"takes, one --input {INPUT_FORM}{_takes(made)}"
+            f"source {config.model}: makes {type(made).__name__}, not a ModelSpec. Describe "
+            f"each input: --input {INPUT_FORM}{_signature_of(made)}"
         )
     inputs = parse_inputs(config.inputs, dims)
     model = config.model
 
     def build(weights: Path | None) -> torch.nn.Module:
         import torch
-
-        from pipeline.spec.weights import load_weights
 
         more = {"weights": weights} if own and weights is not None else {}
         with torch.random.fork_rng(devices=[]):
@@ -166,10 +169,10 @@ def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
 
 
 def find_factory(text: str) -> tuple[Callable[..., Any], Path | None]:
-    """The callable behind ``module:factory`` or ``file.py:factory``, and the file it is in.
+    """The callable of ``module:factory`` or ``file.py:factory``, and its file.
 
     Raises:
-        InputError: no such file, module or attribute, or the import raises.
+        InputError: The file, module or attribute does not exist, or the import raises.
     """
     where, _, name = text.rpartition(":")
     path = Path(where)
@@ -192,7 +195,7 @@ def find_factory(text: str) -> tuple[Callable[..., Any], Path | None]:
 
 def _module(name: str) -> Any:
     folder = str(Path.cwd())
-    if folder not in sys.path:  # the console script has its own folder there, not ours
+    if folder not in sys.path:  # a console script puts its folder there, not the current one
         sys.path.insert(0, folder)
     try:
         return importlib.import_module(name)
@@ -203,7 +206,9 @@ def _module(name: str) -> Any:
                 f"source {name}: there is no module {missing}: install its package, or name a "
                 "file (file.py:factory)"
             ) from error
-        raise InputError(f"source {name}: its import needs {missing}, not installed") from error
+        raise InputError(
+            f"source {name}: its import needs {missing}, which is not installed"
+        ) from error
     except Exception as error:
         raise _import_failed(name, error) from error
 
@@ -212,7 +217,7 @@ def _file_module(path: Path) -> Any:
     if not path.is_file():
         raise InputError(f"source {path}: no such file")
     folder = str(path.resolve().parent)
-    if folder not in sys.path:  # files beside it can be imported
+    if folder not in sys.path:  # so the file can import the files beside it
         sys.path.insert(0, folder)
     name = re.sub(r"\W", "_", path.stem)
     known = sys.modules.get(name)
@@ -235,16 +240,20 @@ def _import_failed(name: str, error: Exception, file: Path | None = None) -> Exc
 
 
 def mended(action: Callable[[], Any]) -> Any:
-    """What the action returns; where torchvision can't be imported beside a CPU build of torch,
-    which many libraries do by the way, it is made importable and the action done again."""
+    """Runs an action, and again if it fails because torchvision can't be imported.
+
+    That happens beside a CPU build of torch, and many libraries import torchvision. Before the
+    second run, `import_torchvision` makes the import work.
+
+    Returns:
+        The result of the action.
+    """
     try:
         return action()
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         if "operator torchvision::" not in text:
             raise
-        from pipeline.machine.libraries import import_torchvision
-
         import_torchvision()
         return action()
 
@@ -263,10 +272,10 @@ def _call(text: str, factory: Callable[..., Any], options: Mapping[str, Any]) ->
 
 
 def _options(config: Config, factory: Callable[..., Any]) -> dict[str, Any]:
-    """The options, each known to the factory.
+    """The options, after a check that the factory has each of them.
 
     Raises:
-        InputError: the factory takes no such option.
+        InputError: The factory has no such option.
     """
     parameters = inspect.signature(factory).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -277,7 +286,7 @@ def _options(config: Config, factory: Callable[..., Any]) -> dict[str, Any]:
     return dict(config.options)
 
 
-def _takes(made: Any) -> str:
+def _signature_of(made: Any) -> str:
     """The signature of a module's forward, for an error."""
     forward = getattr(made, "forward", None)
     if forward is None:
@@ -295,15 +304,17 @@ def name_for(source: str, options: Mapping[str, Any]) -> str:
 
 
 def _distributions(factory: Callable[..., Any]) -> list[str]:
-    """The installed packages that a factory comes from."""
+    """The installed packages that contain a factory."""
     top = (getattr(factory, "__module__", "") or "").split(".")[0]
     return importlib.metadata.packages_distributions().get(top, [])
 
 
 def files_of(file: Path | None) -> list[Path]:
-    """A factory's file and the modules imported from below its folder or the current one: what of
-    the model can be edited. Of installed packages the version stands for the files. What the
-    factory imports only when it is called is not seen.
+    """The files of a factory's model that you may edit.
+
+    These are the factory's file and the imported modules below its folder or the current one.
+    Installed packages are left out, because the cache key has their version. Modules that the
+    factory imports only when it is called are missed.
     """
     if file is None:
         return []
@@ -314,7 +325,7 @@ def files_of(file: Path | None) -> list[Path]:
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "x").resolve()
         below = any(path.is_relative_to(folder) for folder in folders)
-        own = name.split(".")[0] == "pipeline"  # in every key anyway
+        own = name.split(".")[0] == "pipeline"  # part of every key anyway
         if below and "site-packages" not in path.parts and not own:
             found.add(path)
     return sorted(path for path in found if path.is_file())

@@ -1,4 +1,4 @@
-"""Finding a model's spec by name, and what its files are."""
+"""Finding a model's spec and source file by name."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ def find_spec(
     """The spec of that name, made with these options of its factory.
 
     Args:
-        model: the name, or a spec.
-        options: of the factory.
-        weights: for a factory that takes it (a checkpoint's folder may say the model's sizes).
+        model: The model's name, or a spec, which is returned.
+        options: The options of the factory by name.
+        weights: The weights for a factory with such an argument. A checkpoint's folder may state
+            the model's sizes.
 
     Raises:
-        InputError: no such model (the known ones are listed), or no such option.
+        InputError: The model or the option does not exist. The message lists the known ones.
     """
     if isinstance(model, ModelSpec):
         if options:
@@ -48,7 +49,11 @@ def find_spec(
 
 
 def find_factory(name: str) -> Factory:
-    """The factory of a model of the zoo."""
+    """The factory of a model in the zoo.
+
+    Raises:
+        InputError: There is no such model.
+    """
     if name not in MODELS:
         close = difflib.get_close_matches(name, MODELS, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
@@ -59,7 +64,7 @@ def find_factory(name: str) -> Factory:
 
 
 def source_file(spec: ModelSpec) -> Path | None:
-    """The Python file that the spec's module is built in, if it is in a file."""
+    """The Python file that defines the spec's `build`; None if there is none."""
     try:
         found = inspect.getsourcefile(spec.build)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What to convert and how. Frozen, so that a run is what its Config says."""
+"""What to convert and how. A Config is frozen, so it can't change during a run."""
 
 from __future__ import annotations
 
@@ -26,31 +26,37 @@ class Config:
     `memory_limit` where it is given. `out` and `force` don't.
 
     Args:
-        model: a model's name, a spec, or a source (see `pipeline.source.find`):
+        model: A model's name, a spec, or a source (see `pipeline.source.find`):
             ``package.module:factory``, ``file.py:factory``, a ``.pt2`` or an ``.onnx`` file.
-        out: the artifact's folder; ``artifacts/<name>`` by default.
-        options: arguments of the model's factory.
-        weights: ``.pth``, ``.pt`` or ``.safetensors``, or a checkpoint's folder where the model
-            takes one; without it seeded random weights.
-        target: a name out of `pipeline.machine.target.TARGETS`.
-        profiles: in place of the spec's own; as objects or as text (``h=135:440:2160``).
+        out: The artifact's folder; ``artifacts/<name>`` by default.
+        options: Arguments of the model's factory.
+        weights: A ``.pth``, ``.pt`` or ``.safetensors`` file, or a checkpoint's folder if the model
+            accepts one. Without it the weights are random, from a seed.
+        target: A name in `pipeline.machine.target.TARGETS`.
+        profiles: Profiles in place of the spec's, as objects or as text (``h=135:440:2160``).
         precision: ``fp32``, ``tf32``, or ``fp16``.
-        shapes: further sizes to compare at, as text (``h=441,w=1023``).
-        memory_limit: bytes that one run of the comparison may take by its estimate; by default
-            half of the free memory, at most 6 GiB.
-        seed: for the random inputs of the comparison.
-        passes: Python files with a rewrite pass of one's own each (`pipeline.rewrite.choose`).
-        skip: names of passes not to run though the target needs them.
-        plugins: what TensorRT shall load: names out of `pipeline.plugins.PLUGINS`, shared
+        shapes: More sizes to compare at, as text (``h=441,w=1023``).
+        memory_limit: The largest estimated memory of one run in the comparison, in bytes. By
+            default half of the free memory, at most 6 GiB.
+        seed: The seed of the comparison's random inputs.
+        passes: Python files with one user-supplied rewrite pass each (`pipeline.rewrite.choose`).
+        skip: Names of passes to leave out although the target needs them.
+        plugins: The plugins that TensorRT loads: names in `pipeline.plugins.PLUGINS`, shared
             libraries, or Python files (`pipeline.plugins.loading`).
-        force: convert even if nothing changed, and replace what was made from another source.
-        inputs, dims: of a source that declares none, as text (`pipeline.spec.text`).
-        tolerance: of such a source; measured where it is left out (`pipeline.export.tolerance`).
-        engine_tolerance: of an engine in this `precision`, in place of the spec's.
-        ranges: of the random values that inputs are verified with, as text: ``ids=0..1000``.
-        effort: how hard the builder tries, and a file that its timings are shared through.
-        exact: fail where such a source does not take every size of `dims`, and say so; without
-            it the dims are narrowed to what it takes.
+        force: Whether to convert even if nothing changed, and to replace an artifact of another
+            source.
+        inputs: The inputs of a source that declares none, as text (`pipeline.spec.text`).
+        dims: The dims of such a source, as text.
+        tolerance: The tolerance of such a source. By default it is measured
+            (`pipeline.export.tolerance`).
+        engine_tolerance: The tolerance of an engine in this `precision`, in place of the spec's.
+        ranges: The ranges of the inputs' random values, as text: ``ids=0..1000``.
+        effort: How hard the builder tries, and a file to share its timings.
+        exact: Whether to fail if such a source does not accept every size of `dims`. Otherwise the
+            dims are narrowed to the sizes that it accepts.
+
+    Raises:
+        InputError: A memory limit or seed is out of range, or a field is not a tuple.
     """
 
     model: str | ModelSpec
@@ -80,7 +86,7 @@ class Config:
             raise InputError(f"memory limit {self.memory_limit}: must be positive")
         for name in ("profiles", "shapes", "passes", "skip", "plugins", "inputs", "dims", "ranges"):
             if isinstance(getattr(self, name), (str, Path)):
-                raise InputError(f"{name}={str(getattr(self, name))!r}: give a tuple of them")
+                raise InputError(f"{name}={str(getattr(self, name))!r}: give a tuple")
         if self.seed < 0:
             raise InputError(f"seed {self.seed}: can't be negative")
 
@@ -93,7 +99,7 @@ class Config:
         return Path("artifacts") / spec.name if self.out is None else Path(self.out)
 
     def parsed_profiles(self) -> tuple[Profile, ...]:
-        """The profiles as objects; those given as text are called after their place."""
+        """The profiles as objects. The n-th one, if it is text, is called ``profile<n>``."""
         return tuple(
             p if isinstance(p, Profile) else Profile.parse(p, f"profile{n}")
             for n, p in enumerate(self.profiles)

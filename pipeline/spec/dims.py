@@ -1,9 +1,10 @@
-"""Named dynamic dimensions, and what sizes they may take, alone and together.
+"""Named dynamic dimensions and the sizes that they may have.
 
-A `Dim` is the one source of torch.export's dims, the ONNX ``dim_param`` names, TensorRT's
-profiles, the sizes that are verified, and the checks on sizes at run time. A size may also be an
-expression of dims (``4*h``, ``past + seq``; see `pipeline.spec.expressions`), and sizes may have to
-keep a rule together (`SizeRule`: ``past + seq <= 128``).
+torch.export's dims, the ONNX ``dim_param`` names and TensorRT's profiles all come from `Dim`. So do
+the sizes that are verified and the checks on sizes at run time.
+
+A size may also be an expression of dims (``4*h``, ``past + seq``; see
+`pipeline.spec.expressions`). A `SizeRule` restricts several sizes: ``past + seq <= 128``.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ _UNSET: int = None  # type: ignore[assignment]  # after construction every field
 
 @dataclass(frozen=True)
 class Dim:
-    """A dynamic dimension: a name and the sizes it may take.
+    """A dynamic dimension: a name and the sizes that it may have.
 
     Args:
-        name: an identifier, not starting with an underscore; stands in the ONNX file.
-        min: smallest legal size; 1 (or the first size of the multiple) where it is left out.
+        name: An identifier that does not start with an underscore. The ONNX file uses it.
+        min: The smallest legal size. By default 1, or the first size that fits `multiple_of`.
             0 is legal: an empty cache.
-        opt: the size that TensorRT tunes for; halfway between min and max in the logarithm
-            where it is left out.
-        max: largest legal size. It can't be left out.
-        multiple_of: legal sizes are `offset` plus a multiple of this, from `min` to `max`.
-        offset: 0 up to `multiple_of`, without it.
-        auto: the pipeline may narrow the dim to what the model takes, and says so.
+        opt: The size that TensorRT tunes for. By default the geometric mean of min and max.
+        max: The largest legal size. It is required.
+        multiple_of: Legal sizes are `offset` plus a multiple of this, from `min` to `max`.
+        offset: 0 or more, and less than `multiple_of`.
+        auto: Whether the pipeline may narrow the dim to the sizes that the model accepts. It
+            reports each such change.
 
     Raises:
-        InputError: no max, or sizes that contradict each other.
+        InputError: max is missing, or the sizes contradict each other.
     """
 
     name: str
@@ -62,19 +63,19 @@ class Dim:
         if not _NAME.match(self.name):
             raise InputError(f"dim name {self.name!r}: use a letter, then letters, digits or _")
         if self.name in ("min", "max") or keyword.iskeyword(self.name):
-            raise InputError(f"dim name {self.name!r} has a meaning of its own in an expression")
+            raise InputError(f"dim name {self.name!r} is reserved in expressions: choose another")
         self._check_whole()
         if self.multiple_of < 1:
             raise InputError(f"dim {self.name}: multiple_of={self.multiple_of} must be at least 1")
         if not 0 <= self.offset < self.multiple_of:
             raise InputError(
-                f"dim {self.name}: offset={self.offset} is outside 0..{self.multiple_of - 1}, "
-                f"the rests of a multiple of {self.multiple_of}"
+                f"dim {self.name}: offset={self.offset} is outside 0..{self.multiple_of - 1}; "
+                f"it must be less than multiple_of={self.multiple_of}"
             )
         if self.max is None:
             raise InputError(
-                f"dim {self.name} has no max: TensorRT builds for a range; "
-                f'say Dim("{self.name}", max=...), the largest size that will come'
+                f"dim {self.name} has no max: TensorRT builds for a range of sizes. "
+                f'Write Dim("{self.name}", max=...) with the largest size that you need'
             )
         self._fill()
         if self.min < 0:
@@ -91,17 +92,17 @@ class Dim:
             if not self._fits(size):
                 raise InputError(
                     f"dim {self.name}: {word}={size} is not {self._form}; "
-                    f"next ones: {self._neighbours(size)}"
+                    f"nearest: {self._neighbours(size)}"
                 )
 
     def _check_whole(self) -> None:
         for word in ("min", "opt", "max", "multiple_of", "offset"):
             value = getattr(self, word)
             if type(value) is not int and not (value is None and word in ("min", "opt", "max")):
-                raise InputError(f"dim {self.name}: {word}={value!r} is no whole number")
+                raise InputError(f"dim {self.name}: {word}={value!r} is not a whole number")
 
     def _fill(self) -> None:
-        """Puts the defaults in place of a min and an opt that were left out."""
+        """Sets min and opt to their defaults where they are missing."""
         said: list[Default] = []
         if self.min is None:
             object.__setattr__(self, "min", self._up(1))
@@ -118,7 +119,7 @@ class Dim:
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        """Itself: an expression has several."""
+        """The dim itself, as a `DimExpr` gives the dims in it."""
         return (self,)
 
     @property
@@ -149,18 +150,17 @@ class Dim:
         return ", ".join(str(n) for n in (self._down(size), self._up(size)) if n > 0)
 
     def check(self, size: int, where: str = "") -> None:
-        """Raises `InputError` unless `size` is legal; `where` names who asks."""
+        """Raises `InputError` unless `size` is legal; the message starts with `where`."""
         place = f"{where}: " if where else ""
         if not self.min <= size <= self.max:
             raise InputError(f"{place}{self.name}={size} is outside {self.min}..{self.max}")
         if not self._fits(size):
             raise InputError(
-                f"{place}{self.name}={size} is not {self._form}; next ones: "
-                f"{self._neighbours(size)}"
+                f"{place}{self.name}={size} is not {self._form}; nearest: {self._neighbours(size)}"
             )
 
     def legal(self, near: int, *, odd: bool = False) -> int:
-        """The legal size nearest to `near`; an odd one where `odd` asks for it and one exists."""
+        """The legal size nearest to `near`; with `odd`, an odd one beside it if there is one."""
         step = self.multiple_of
         size = min(max(self._down(near), self._up(self.min)), self._down(self.max))
         if odd and size % 2 == 0:
@@ -170,10 +170,10 @@ class Dim:
         return size
 
     def settled(self, defaulted: Sequence[Default] | None = None) -> Dim:
-        """The same dim where the pipeline narrows nothing any more: `auto` is off.
+        """The same dim with `auto` off, so that the pipeline does not narrow it any more.
 
         Args:
-            defaulted: the fields that took their default; None keeps those of this dim.
+            defaulted: The fields that have their default. None keeps those of this dim.
         """
         dim = replace(self, auto=False)
         kept = self.defaulted if defaulted is None else tuple(defaulted)
@@ -181,9 +181,9 @@ class Dim:
         return dim
 
     def padded(self, multiple: int, name: str) -> Dim:
-        """The dim that a model sees whose inputs are padded up to multiples of `multiple`.
+        """The dim inside a model whose inputs are padded up to multiples of `multiple`.
 
-        It always has more than one size, so that it stays a dim where all sizes are padded to
+        It always has more than one size. So it stays dynamic even if all sizes are padded to
         the same one.
         """
         low, opt, high = (-(-n // multiple) * multiple for n in (self.min, self.opt, self.max))
@@ -231,13 +231,13 @@ _COMPARE = {
 
 
 class SizeRule:
-    """What sizes have to keep together: two expressions and a comparison, as text.
+    """A rule on sizes: two expressions and a comparison, as text.
 
     Args:
-        text: such as ``past + seq <= 128`` or ``h*w < 10000``.
+        text: The rule, such as ``past + seq <= 128`` or ``h*w < 10000``.
 
     Raises:
-        InputError: the text is no comparison of two expressions.
+        InputError: The text is not a comparison of two expressions.
     """
 
     def __init__(self, text: str) -> None:
@@ -263,7 +263,7 @@ class SizeRule:
 
 
 def kept_rules(rules: Sequence[str], sizes: Mapping[str, int]) -> bool:
-    """True if the sizes keep every rule of which they name all dims."""
+    """True if the sizes keep every rule whose dims all have a size."""
     parsed = (SizeRule(text) for text in rules)
     return all(rule.kept(sizes) for rule in parsed if rule.names <= sizes.keys())
 
@@ -278,19 +278,19 @@ def check_rules(rules: Sequence[str], sizes: Mapping[str, int], where: str = "")
 
 
 def evaluate(size: Size | str, sizes: Mapping[str, int]) -> int:
-    """The value of a size (a number, a dim, an expression or its text) at given dim sizes."""
+    """The value of a number, a dim, an expression or its text at given dim sizes."""
     if isinstance(size, int):
         return size
     return DimExpr(size_text(size)).value(sizes)
 
 
 def read_size(size: Size | str, dims: Mapping[str, Dim]) -> Size:
-    """A size from its text: the dim of that name, or an expression that knows its dims.
+    """A size from its text: the dim of that name, or an expression of the dims.
 
-    Names that are no dims stay in the expression.
+    Names that are not in `dims` stay in the expression.
 
     Raises:
-        InputError: the text is no expression.
+        InputError: The text is not an expression.
     """
     if isinstance(size, int):
         return size
@@ -302,7 +302,7 @@ def read_size(size: Size | str, dims: Mapping[str, Dim]) -> Size:
 
 
 def shape_texts(shape: Sequence[Size | str]) -> tuple[int | str, ...]:
-    """A shape in plain values: numbers stay numbers, other sizes become their text."""
+    """A shape as numbers and text: dims and expressions become text."""
     return tuple(size if isinstance(size, int) else size_text(size) for size in shape)
 
 
@@ -327,27 +327,27 @@ def solve_sizes(
     rules: Sequence[str] = (),
     dims: Mapping[str, Dim] | None = None,
 ) -> dict[str, int]:
-    """Reads the dims' sizes off actual input shapes and checks every one of them.
+    """Finds the dims' sizes in actual input shapes and checks each of them.
 
     Args:
-        shapes: the declared shape by input name.
-        actual: the shape that came, by input name.
-        rules: what the sizes have to keep together.
-        dims: the dims by name, for those that stand in expressions only.
+        shapes: The declared shape of each input by its name.
+        actual: The actual shape of each input by its name.
+        rules: The rules that the sizes have to keep.
+        dims: The dims by name. They are needed for dims that occur only inside expressions.
 
     Returns:
-        The size of each dim.
+        The size of each dim by its name.
 
     Raises:
-        InputError: a wrong rank, a size outside its dim, two inputs that disagree, or a rule
-            that is broken.
+        InputError: A rank is wrong, a size is outside its dim, two inputs disagree, or a rule is
+            broken.
     """
     sizes: dict[str, int] = {}
     seen: dict[str, str] = {}
     later: list[tuple[str, DimExpr, int]] = []
     for name, shape in shapes.items():
         if name not in actual:
-            raise InputError(f"{name}: no such input was given; given: {', '.join(actual)}")
+            raise InputError(f"{name}: this input is missing; given: {', '.join(actual)}")
         got = actual[name]
         if len(got) != len(shape):
             raise InputError(f"{name}: rank {len(got)}, expected {len(shape)}")
@@ -379,11 +379,11 @@ def solve_sizes(
 def _solved(
     expr: DimExpr, name: str, size: int, sizes: Mapping[str, int], dim: Dim | None, where: str
 ) -> int:
-    """The first legal size of a dim, not known yet, with which the expression is `size`."""
+    """The first legal size of an unknown dim for which the expression equals `size`."""
     dim = dim or next((d for d in expr.dims if d.name == name), None)
     if dim is None or not expr.names <= {*sizes, name}:
-        raise InputError(f"{where}: {expr}: {name} can't be told from the inputs' shapes")
+        raise InputError(f"{where}: {expr}: can't compute {name} from the inputs' shapes")
     for n in range(dim.min, dim.max + 1, dim.multiple_of):
         if expr.value({**sizes, name: n}) == size:
             return n
-    raise InputError(f"{where}: size {size} is {expr} for no {dim}")
+    raise InputError(f"{where}: size {size} does not equal {expr} for any {dim}")

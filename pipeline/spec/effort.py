@@ -16,9 +16,9 @@ class Effort:
     """How hard the builder tries, and what it remembers.
 
     Args:
-        level: TensorRT's builder optimisation level, 0 (fast to build) to 5; None leaves it to
-            TensorRT (3).
-        timing_cache: a file to read timings from and to write them to; None for none.
+        level: TensorRT's builder optimisation level, 0 (fast to build) to 5. None uses TensorRT's
+            default (3).
+        timing_cache: The file to read timings from and to write them to; None for no cache.
     """
 
     level: int | None = None
@@ -35,6 +35,6 @@ DEFAULT_EFFORT = Effort()
 
 
 def check_effort(effort: Effort, target: Target) -> None:
-    """Raises `InputError` if the target times nothing when it builds."""
+    """Raises `InputError` for a timing cache if the target times no kernels when it builds."""
     if target.flavour == "tensorrt_rtx" and effort.timing_cache is not None:
-        raise InputError(f"target {target}: times no kernels when it builds; leave the cache out")
+        raise InputError(f"target {target}: times no kernels when it builds; omit the cache")

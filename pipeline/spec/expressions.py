@@ -1,7 +1,7 @@
 """Integer expressions of dims, kept as text.
 
-The same text stands in the ONNX file and in the manifest. It is evaluated without sympy or
-torch, so that a runtime can check sizes with nothing but this module.
+The ONNX file and the manifest contain the same text. This module evaluates it without sympy or
+torch, so a runtime can check sizes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class DimExpr:
     """An integer expression of dims, such as ``4*h + 1``; made by arithmetic on a `Dim`.
 
     Args:
-        text: the expression.
-        dims: the `Dim` objects that it was made of; none where it was read from a text.
+        text: The expression.
+        dims: The `Dim` objects in it; empty if only the text is known.
 
     Raises:
-        InputError: the text is no such expression; says where it stops being one.
+        InputError: The text is not such an expression. The message says where it fails.
     """
 
     def __init__(self, text: str, dims: tuple[Any, ...] = ()) -> None:
@@ -52,10 +52,10 @@ class DimExpr:
         return hash(self.text)
 
     def value(self, sizes: Mapping[str, int]) -> int:
-        """The expression's value where the dims have these sizes.
+        """The expression's value at these sizes of the dims.
 
         Raises:
-            InputError: a dim has no size, or a division by ``/`` is not exact.
+            InputError: A dim has no size, or a division by ``/`` is not exact.
         """
         return _evaluate(self._tree, sizes, self.text)
 
@@ -102,7 +102,7 @@ def combine(left: Any, sign: str, right: Any) -> DimExpr:
 
 def _parse(text: str) -> ast.expr:
     if len(text) > _LONGEST:
-        raise InputError(f"size expression {text[:40]!r}... is {len(text)} characters long")
+        raise InputError(f"size expression {text[:40]!r}... is too long: {len(text)} characters")
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -110,7 +110,7 @@ def _parse(text: str) -> ast.expr:
         at = f" at character {column}: {text[column - 1 :]!r}" if column else ""
         raise InputError(f"size expression {text!r} does not parse{at}") from error
     if _depth(tree) > _DEEPEST:
-        raise InputError(f"size expression {text[:40]!r}... is nested too deep")
+        raise InputError(f"size expression {text[:40]!r}... is too deeply nested")
     for node in ast.walk(tree):
         if isinstance(node, ast.Load):
             continue

@@ -1,4 +1,4 @@
-"""What the files and folders of an artifact are called."""
+"""The names of an artifact's files and folders."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ TIMING = "timing.cache"
 MANIFEST = "manifest.json"
 
 
-# Folders beside those of the profiles: points that no profile allows, and points whose stored
-# outputs wait for a machine with more memory
+# Folders beside those of the profiles: for sizes that no profile allows, and for sizes that need a
+# machine with more memory
 OUTSIDE, LATER = RESERVED = ("outside", "later")

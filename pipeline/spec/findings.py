@@ -1,4 +1,4 @@
-"""What a comparison or a regression check found beside the verdicts: notes, each with a kind.
+"""The notes of a comparison or a regression check: findings beside the verdicts, by kind.
 
 Code decides on a note's kind and facts. Its text is for people and is never read back. `NOTES`
 lists every kind with its meaning and its sentence.
@@ -67,8 +67,8 @@ class Kind(NamedTuple):
     """What a kind of finding means, and its sentence.
 
     Args:
-        meaning: one line for the reference page.
-        text: a format string over the finding's facts.
+        meaning: One line for the reference page.
+        text: A format string over the finding's facts.
     """
 
     meaning: str
@@ -265,10 +265,10 @@ class Note:
     """One finding.
 
     Args:
-        kind: see `NOTES`.
-        facts: the numbers and names of the finding; `sizes` holds a size by dim.
-        text: the sentence; written from the kind and the facts where it is empty. A text that was
-            stored stays as it was written.
+        kind: One of `NOTES`.
+        facts: The numbers and names of the finding. The fact `sizes` is a size by dim.
+        text: The sentence. If empty, it is made from the kind and the facts. A stored text stays
+            as it was written.
     """
 
     kind: NoteKind
@@ -286,7 +286,7 @@ class Note:
 
     @property
     def subject(self) -> tuple[object, ...]:
-        """What the note is about, whatever the sizes: equal for one finding at several sizes."""
+        """What the note is about without the sizes: equal for one finding at several sizes."""
         leave = ("label", "sizes", "reason")
         facts = sorted((k, str(v)) for k, v in self.facts.items() if k not in leave)
         return (self.kind, *facts)

@@ -1,6 +1,6 @@
-"""What goes into a model and what comes out: one description from the spec to the engine.
+"""A model's inputs and outputs: one description from the spec to the engine.
 
-Nothing here needs torch or onnx, so the runtime holds the same object as the export.
+Nothing here needs torch or onnx, so the runtime uses the same object as the export.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pipeline.spec.tensors import Input, Output, Tolerance
 
 @dataclass(frozen=True)
 class Interface:
-    """The inputs and outputs of a model, which sizes they take, and how exact they have to be.
+    """The inputs and outputs of a model, their legal sizes and their tolerances.
 
     Args:
-        inputs: in the order of the ONNX file. Their shapes hold the dims.
-        outputs: in the order of the ONNX file.
-        rules: what sizes have to keep together, such as ``past + seq <= 128``.
-        padding: the padding round the model, inside of the engine.
-        profiles: named ranges of the dims, in the engine's order.
-        tolerance: of the outputs that have none of their own; None until it is measured.
-        engine_tolerance: precision to the tolerance of all outputs of such an engine. It takes
-            the place of the other tolerances.
+        inputs: The inputs in the order of the ONNX file. Their shapes hold the dims.
+        outputs: The outputs in the order of the ONNX file.
+        rules: Rules on several sizes, such as ``past + seq <= 128``.
+        padding: The padding round the model, which is part of the engine.
+        profiles: Named ranges of the dims, in the engine's order.
+        tolerance: The tolerance of each output that states none. None until it is measured.
+        engine_tolerance: The tolerance of all outputs of an engine by precision. It replaces the
+            other tolerances.
     """
 
     inputs: tuple[Input, ...] = ()
@@ -103,7 +103,7 @@ class Interface:
     def with_tolerances(self, stated: Interface) -> Interface:
         """The same interface with the tolerances of another one.
 
-        Where `stated` has no tolerance of its own, those of the outputs stay as they are.
+        If `stated.tolerance` is None, the tolerances of the outputs stay unchanged.
         """
         new = replace(self, engine_tolerance=stated.engine_tolerance)
         if stated.tolerance is None:
@@ -117,15 +117,15 @@ class Interface:
     ) -> Interface:
         """The interface of the exported model, which an artifact stores.
 
-        The dims are narrowed no more, every profile has a range for every dim, and every output
-        has its shape and its dtype.
+        The pipeline does not narrow its dims any more. Every profile has a range for every dim,
+        and every output has a shape and a dtype.
 
         Args:
-            shapes: shape of each output by its name, in terms of the dims.
-            dtypes: numpy dtype name of each output by its name.
+            shapes: The shape of each output by its name, in terms of the dims.
+            dtypes: The numpy dtype name of each output by its name.
 
         Raises:
-            InputError: a profile does not fit the dims.
+            InputError: A profile does not fit the dims.
         """
         dims = {name: dim.settled() for name, dim in self.dims.items()}
 

@@ -1,4 +1,4 @@
-"""What a model to convert says of itself: how to make it, its inputs, dims and tolerances."""
+"""The description of a model to convert: how to make it, its inputs, dims and tolerances."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Input", "ModelSpec", "Output", "Padding", "Tolerance"]
 
-_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # a folder is called after it
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # it names a folder
 
 
 @dataclass(frozen=True)
@@ -32,34 +32,34 @@ class ModelSpec:
     """A model to convert.
 
     Args:
-        name: the model's name, and its artifact's.
-        build: makes the module in eval mode, given a weights file or None for seeded random
-            weights.
-        inputs: a tuple in the order of ``forward``'s arguments, or a dict of its keyword
-            arguments; each an `Input`, or a tuple, list, dict or dataclass of them. Once the
-            spec is made, it is the flat tuple of all of them.
-        outputs: in the order of what ``forward`` returns; none means that they are found by
-            running the model, and named after their place in what it returns.
-        tolerance: for every comparison of this model's outputs; None means that it is measured
-            (see `pipeline.export.tolerance`).
-        engine_tolerance: precision (``fp32``, ``tf32``, ``fp16``) to the tolerance that engines
-            of that precision are held to, in place of the others; an engine of a precision that
-            is not in it is held to those, which are for fp32.
-        rules: what sizes have to keep together, as text: ``past + seq <= 128``.
-        profiles: named ranges; none means one profile over the dims' whole ranges.
-        padding: see `Padding`.
-        refine_dims: let the pipeline narrow every dim to what the model takes (a multiple, a
-            smaller range), and say so, instead of failing; `Dim.auto` for all dims.
-        libraries: the packages whose version changes the model, for the cache key.
-        key: for a spec that is handed over as an object: text that changes whenever `build` does.
-            Without it, such a spec is converted anew each time, since a function can't be told
-            from a changed one. Models by name don't need it.
-        seed: what `build` seeds its random weights with, for the manifest.
-        options: what the factory was called with, for the cache key and the manifest.
-        onnx: the ONNX file, where that is the source and there is no torch model.
-        expressions: of that file: what its dims are that are always an expression of others.
-        arguments: made from `inputs`: their structure with names in place of inputs; None where
-            they are positional tensors.
+        name: The name of the model and of its artifact.
+        build: Makes the module in eval mode. Its argument is a weights file, or None for seeded
+            random weights.
+        inputs: A tuple in the order of ``forward``'s arguments, or a dict of its keyword
+            arguments. Each is an `Input`, or a tuple, list, dict or dataclass of them. The spec
+            keeps them as one flat tuple.
+        outputs: The outputs in the order in which ``forward`` returns them. If empty, the model is
+            run to find them, and each is named after its position in the result.
+        tolerance: The tolerance for every comparison of this model's outputs. If None, it is
+            measured (see `pipeline.export.tolerance`).
+        engine_tolerance: The tolerance for engines by precision (``fp32``, ``tf32``, ``fp16``). It
+            replaces the other tolerances. Engines of a precision that is missing here use
+            `tolerance`, which is for fp32.
+        rules: Rules on several sizes, as text: ``past + seq <= 128``.
+        profiles: Named ranges. If empty, there is one profile over the dims' whole ranges.
+        padding: Padding round the model, see `Padding`.
+        refine_dims: Whether the pipeline may narrow every dim to sizes that the model accepts (a
+            multiple, a smaller range) instead of failing. It is `Dim.auto` for all dims.
+        libraries: The packages whose version changes the model, for the cache key.
+        key: Text that changes whenever `build` does, for a spec that you pass as an object.
+            Without it, such a spec is converted again each time, because a changed function
+            can't be recognised. Models by name don't need it.
+        seed: The seed of the random weights that `build` makes, for the manifest.
+        options: The arguments of the factory call, for the cache key and the manifest.
+        onnx: The ONNX file, if that is the source and there is no torch model.
+        expressions: Dims of that file that are always an expression of other dims, by name.
+        arguments: The structure of `inputs` with names in place of inputs. None if all are
+            positional tensors. The spec makes it from `inputs`.
     """
 
     name: str
@@ -103,7 +103,7 @@ class ModelSpec:
             value = getattr(self, word)
             if not isinstance(value, tuple) or not all(isinstance(part, kind) for part in value):
                 raise InputError(
-                    f"model {self.name}: {word}={value!r} is no tuple of {kind.__name__}"
+                    f"model {self.name}: {word}={value!r} is not a tuple of {kind.__name__}"
                 )
         if not callable(self.build):
             raise InputError(f"model {self.name}: build={self.build!r} can't be called")
@@ -133,18 +133,18 @@ class ModelSpec:
                 if isinstance(size, DimExpr) and size.names & padding.multiples.keys():
                     raise InputError(
                         f"model {self.name}: input {i.name} has the size {size}, which can't be "
-                        "told from the padded size; pad in the model itself"
+                        "computed from the padded size; pad in the model itself"
                     )
         for name, multiple in padding.multiples.items():
             if name not in dims:
-                raise InputError(f"model {self.name}: padding names {name}, which is no dim of it")
+                raise InputError(f"model {self.name}: padding names {name}, which is not its dim")
             dim = dims[name]
             if dim.multiple_of % multiple == 0:
-                raise InputError(f"dim {name}: padding to {multiple} never pads {dim}")
+                raise InputError(f"dim {name}: padding to {multiple} has no effect on {dim}")
             if dim.static:
-                raise InputError(f"dim {name}: padding is for a dim of several sizes, not {dim}")
+                raise InputError(f"dim {name}: padding needs a dim of several sizes, not {dim}")
             if f"{name}_padded" in dims:
-                raise InputError(f"dim {name}_padded: the padded {name} is called so; rename it")
+                raise InputError(f"dim {name}_padded: padding {name} uses this name; rename it")
             if padding.mode != "reflect":
                 continue
             # a size reflects at most size - 1 elements of itself
@@ -152,13 +152,13 @@ class ModelSpec:
                 most = max(amounts(size, multiple, padding.align))
                 if most >= size:
                     raise InputError(
-                        f"dim {name}: {size} is too small to be reflected: {most} elements are "
-                        f"missing to a multiple of {multiple}; raise its min, or pad by replicate"
+                        f"dim {name}: {size} is too small to be reflected: a multiple of "
+                        f"{multiple} needs {most} more elements; raise its min, or pad by replicate"
                     )
 
     @cached_property
     def interface(self) -> Interface:
-        """What the spec says of inputs, outputs, sizes and tolerances."""
+        """The spec's inputs, outputs, sizes and tolerances."""
         return Interface(
             self.inputs, self.outputs, self.rules, self.padding, self.profiles, self.tolerance,
             self.engine_tolerance,
@@ -169,7 +169,7 @@ class ModelSpec:
         """The dims by name.
 
         Raises:
-            InputError: two different dims have the same name.
+            InputError: Two different dims have the same name.
         """
         try:
             return self.interface.dims
@@ -190,7 +190,7 @@ class ModelSpec:
 
 
 def inner_inputs(spec: ModelSpec) -> tuple[Input, ...]:
-    """The inputs as the model inside the padding sees them: padded dims in place of the dims."""
+    """The inputs of the model inside the padding: their dims are padded."""
     inputs: tuple[Input, ...] = spec.inputs
     if spec.padding is None:
         return inputs
@@ -205,5 +205,5 @@ def inner_inputs(spec: ModelSpec) -> tuple[Input, ...]:
 
 
 def holds_weights(source: object) -> bool:
-    """True for a source that is a file with its weights in it."""
+    """True for a source file that contains its weights."""
     return isinstance(source, str) and source.endswith((".pt2", ".onnx"))

@@ -10,18 +10,18 @@ import numpy as np
 from pipeline.errors import InputError
 from pipeline.spec.tensors import Tolerance
 
-_RTOL = 1e-4  # of a measured tolerance, at least
-_MARGIN, _MARGIN_HALF = 50, 4  # times the rounding that was measured; in half precision
-# Of an output's usual value: below it, rounding was lucky. A mean over 128 values near 1 (usual
-# value 0.09, moved by 3.7e-8) came out of a float32 engine of TensorRT 8.6.0 on an H200 5.0e-7
-# off: 5.5e-6.
+_RTOL = 1e-4  # the least rtol of a measured tolerance
+_MARGIN, _MARGIN_HALF = 50, 4  # factors on the measured rounding, the second in half precision
+# The least atol, as a share of an output's usual value: a smaller measurement was lucky. Example:
+# a mean over 128 values near 1 has the usual value 0.09, and rounding moved it by 3.7e-8.
+# A float32 engine (TensorRT 8.6.0, H200) differed by 5.0e-7, a share of 5.5e-6.
 _LEAST = 2e-5
-_ULPS = 4  # of the output's type, at the root mean square: sums of numbers of that size
-# of the root mean square of the usual values: above it, a fault could hide
+_ULPS = 4  # the least atol in units in the last place of the root mean square
+# the largest atol, as a share of the usual values' root mean square: a larger one hides faults
 _MOST, _MOST_HALF = 1e-2, 5e-2
-_HALF = 1e-4  # the least eps of half precision
-_USUAL = 1e3  # times the median: what is larger is a mask's filling, or saturated
-_WHOLE = 0.25  # between whole numbers
+_HALF = 1e-4  # a type with a larger eps is half precision
+_USUAL = 1e3  # times the median: larger values fill a mask or are saturated
+_WHOLE = 0.25  # the largest atol for whole numbers
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,14 @@ class Noise:
     """How far rounding moves an output.
 
     Args:
-        moved: the most that it moves an element by.
-        off: the same of the elements that a relative tolerance does not cover already.
-        usual: the median of the different values, without zero.
-        rms: the root mean square of the usual values, those up to 1000 times the median: a mask
-            filled with -1e9 says nothing of what is beside it.
-        eps: of the output's type.
-        whole: all values are whole numbers that rounding leaves alone, not all of them zero.
+        moved: The largest change of an element.
+        off: The largest change of an element that a relative tolerance does not cover.
+        usual: The median of the distinct absolute values, without zero.
+        rms: The root mean square of the usual values, those up to 1000 times the median. Larger
+            values, such as -1e9 in a mask, are left out.
+        eps: The machine epsilon of the output's type.
+        whole: Whether all values are whole numbers that rounding does not change, and not all
+            are zero.
     """
 
     moved: float
@@ -47,11 +48,12 @@ class Noise:
 
     @staticmethod
     def between(moved: np.ndarray, exact: np.ndarray, eps: float) -> Noise:
-        """From an output and the same output without the rounding, or with another.
+        """Measures the noise between two results of the same output.
 
         Args:
-            moved, exact: the outputs, of any type.
-            eps: of the type that the model gives them in.
+            moved: The output with rounding, of any type.
+            exact: The output without it, or with another rounding, of any type.
+            eps: The machine epsilon of the type that the model returns.
         """
         a, b = moved.astype(np.float64).ravel(), exact.astype(np.float64).ravel()
         size = np.abs(b)
@@ -60,7 +62,7 @@ class Noise:
         ordinary = size <= _USUAL * usual
         with np.errstate(over="ignore", invalid="ignore"):
             off = np.abs(a - b)
-            # -3.4e38 and -1.8e308 are the least numbers of two types, not noise
+            # -3.4e38 and -1.8e308 are the lowest numbers of two types, so no noise
             same = (size > 1e37) & (np.abs(a) > 1e37) & (np.sign(a) == np.sign(b))
             margin = _MARGIN_HALF if eps > _HALF else _MARGIN
             covered = same | (margin * off <= max(_RTOL, _ULPS * eps) * size)
@@ -76,7 +78,7 @@ class Noise:
         )
 
     def worst(self, other: Noise | None) -> Noise:
-        """The noise of two runs of different sizes together."""
+        """The larger noise of two runs, field by field."""
         if other is None:
             return self
         return Noise(
@@ -92,26 +94,27 @@ class Noise:
         """The tolerance for an output.
 
         Args:
-            where: whose output, for an error.
-            how: what was rounded.
+            where: The model and the output, for an error.
+            how: What was rounded, for the text.
 
         Raises:
-            InputError: rounding moves it so far that a fault could hide behind a tolerance.
+            InputError: Rounding changes the output so much that a tolerance could hide a fault.
         """
         if self.whole:
             atol = min(_WHOLE, _RTOL * self.usual)
-            return Tolerance(0.0, atol, "measured: whole numbers, which have to be equal")
+            return Tolerance(0.0, atol, "measured: whole numbers, which must be equal")
         half = self.eps > _HALF
         margin, most = (_MARGIN_HALF, _MOST_HALF) if half else (_MARGIN, _MOST)
         atol = max(margin * self.off, _LEAST * self.usual, _ULPS * self.eps * self.rms)
         if not math.isfinite(atol) or atol > most * self.rms:
             raise InputError(
-                f"{where}: {how} alone moves it by {self.off:.2g} where its root mean square is "
-                f"{self.rms:.2g}: no tolerance can be measured; say one (--tolerance RTOL,ATOL, or "
-                "tolerance= of the spec), or give the inputs a range (--range, or low= and high=)"
+                f"{where}: {how} alone moves it by {self.off:.2g}, and its root mean square is "
+                f"{self.rms:.2g}: no tolerance can be measured. State one (--tolerance RTOL,ATOL, "
+                "or tolerance= of the spec), or give the inputs a range (--range, or low= and "
+                "high=)"
             )
         why = f"measured: {how} moves it by {self.moved:.2g}, its usual value is {self.usual:.2g}"
         return Tolerance(max(_RTOL, _ULPS * self.eps), float(f"{atol:.2g}"), why)
 
 
-EQUAL = Tolerance(_RTOL, 0.0, "integers and booleans have to be equal")
+EQUAL = Tolerance(_RTOL, 0.0, "integers and booleans must be equal")

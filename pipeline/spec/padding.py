@@ -1,4 +1,4 @@
-"""Padding round a model whose dims have to be multiples."""
+"""Padding round a model whose dims must be multiples."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ PaddingMode = Literal["replicate", "reflect", "constant"]
 
 @dataclass(frozen=True)
 class Padding:
-    """Padding round the model, for dims of which the model takes only some multiple.
+    """Padding round a model that only accepts multiples as sizes of some dims.
 
-    The inputs are padded up to the next multiple, the outputs cropped back; both are part of
-    the ONNX graph and of the engine, so that every size from a dim's min to its max is legal
-    to the user.
+    Inputs are padded up to the next multiple, and outputs are cropped back. Both are part of the
+    ONNX graph and of the engine. So you can pass every size from a dim's min to its max.
 
     Args:
-        multiples: dim name to the multiple that the model takes.
-        mode: what fills the padding, with torch.nn.functional.pad's words.
-        align: ``center`` puts the smaller half before (as RAFT's own InputPadder does),
-            ``end`` puts all of it behind.
+        multiples: The multiple that the model needs, by dim name.
+        mode: What fills the padding, as in torch.nn.functional.pad.
+        align: ``center`` puts half of the padding before the input, rounded down. ``end`` puts
+            all of it after the input.
+
+    Raises:
+        InputError: A multiple, the mode or the alignment is not valid.
     """
 
     multiples: Mapping[str, int]
@@ -35,7 +37,7 @@ class Padding:
 
     def __post_init__(self) -> None:
         if not self.multiples:
-            raise InputError("padding: name at least one dim and the multiple that it takes")
+            raise InputError("padding: name at least one dim and its multiple")
         for name, multiple in self.multiples.items():
             if type(multiple) is not int or multiple < 2:
                 raise InputError(f"padding: {name}={multiple!r}: the multiple must be 2 or more")
@@ -47,12 +49,12 @@ class Padding:
 
 
 def padded_name(name: str) -> str:
-    """What the padded size of a dim is called inside the model."""
+    """The name of a dim's padded size inside the model."""
     return f"{name}_padded"
 
 
 def amounts(size: int, multiple: int, align: str) -> tuple[int, int]:
-    """How many elements go before and behind `size` to reach the next multiple."""
+    """The padding in elements before and after `size`, up to the next multiple."""
     total = -size % multiple
     before = total // 2 if align == "center" else 0
     return before, total - before

@@ -13,9 +13,11 @@ Range = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Profile:
-    """min, opt and max of every dim, for which TensorRT builds one set of kernels.
+    """min, opt and max of every dim. TensorRT builds one set of kernels for each profile.
 
-    Dims that are left out take their own range.
+    Args:
+        name: The profile's name.
+        ranges: (min, opt, max) by dim name. Dims that are left out have their whole range.
     """
 
     name: str
@@ -26,7 +28,7 @@ class Profile:
         """Reads ``h=135:440:2160,w=512`` (one number fixes a dim).
 
         Raises:
-            InputError: the text is not of that form.
+            InputError: The text does not have that form.
         """
         ranges: dict[str, Range] = {}
         for part in text.split(","):
@@ -47,7 +49,7 @@ class Profile:
         """The profile with a range for every dim, each checked against its dim.
 
         Raises:
-            InputError: an unknown dim, or a range that its dim does not allow.
+            InputError: A dim is unknown, or does not allow its range.
         """
         for name in self.ranges.keys() - dims.keys():
             known = ", ".join(dims) or "none"
@@ -78,9 +80,12 @@ class Profile:
         }
 
     def check_shapes(self, inputs: Mapping[str, Sequence[Size]]) -> None:
-        """Raises `InputError` if an input's size is no min, opt and max in this order.
+        """Checks that each input's size grows from min over opt to max.
 
-        Dims are always; an expression such as ``64 - h`` is not.
+        This always holds for dims, but not for an expression such as ``64 - h``.
+
+        Raises:
+            InputError: A size does not grow.
         """
         for name, (low, opt, high) in self.shapes(inputs).items():
             for axis, (a, b, c) in enumerate(zip(low, opt, high, strict=True)):
@@ -107,10 +112,10 @@ class Point:
 
 
 def parse_sizes(text: str, dims: Mapping[str, Dim]) -> dict[str, int]:
-    """Reads ``h=441,w=1023`` into legal sizes; dims left out take their opt.
+    """Reads ``h=441,w=1023`` into legal sizes; dims that are left out have their opt.
 
     Raises:
-        InputError: not of that form, an unknown dim, or an illegal size.
+        InputError: The text does not have that form, a dim is unknown, or a size is not legal.
     """
     sizes = {name: dim.opt for name, dim in dims.items()}
     for part in text.split(","):
@@ -131,14 +136,21 @@ def points(
     extra: Sequence[Mapping[str, int]] = (),
     rules: Sequence[str] = (),
 ) -> tuple[Point, ...]:
-    """The sizes at which to verify a model: of each profile min, opt, max, between them, odd.
+    """The sizes at which to verify a model: min, opt and max of each profile, and others.
 
-    Sizes between lie halfway (below opt) and a quarter of the way (above it, where sizes get
-    dear) in the logarithm for the first dim and less far for the others, so that dims of the
-    same range differ, and are odd where an odd size is legal. The mixed corners (one dim at its
-    min, the others at their max, and the other way round) tell swapped axes apart. Sizes that
-    break a rule are changed until they keep it, once for each dim of the rule, which stays. A set
-    of sizes is listed once.
+    Two sets of sizes lie between: one below opt, one above it, both odd where that is legal. The
+    first dim is halfway below opt, and a quarter of the way above it, on a logarithmic scale. The
+    other dims are less far, so that dims of the same range differ.
+
+    Mixed corners (one dim at its min, the others at their max, and the reverse) show swapped axes.
+    Sizes that break a rule are changed until they keep it, once for each dim of the rule, which
+    stays the same. A set of sizes is listed once.
+
+    Args:
+        dims: The model's dims by name.
+        profiles: The profiles, each with a range for every dim.
+        extra: More sets of sizes.
+        rules: The rules that sizes have to keep, as text.
     """
     found: list[Point] = []
 
@@ -168,7 +180,10 @@ def points(
                 wanted[f"{name} min, rest max"] = {**high, name: low[name]}
             wanted[f"{first} max, rest min"] = {**low, first: high[first]}
         wanted |= {"odd, above opt": between(opt, high, 0.25), "max": high}
-        for name, dim in dims.items():  # torch.export takes a dynamic size to be no 1, unguarded
+        for (
+            name,
+            dim,
+        ) in dims.items():  # torch.export assumes, without a guard, that dynamic sizes are not 1
             if low[name] < 1 <= high[name] and dim.legal(1) == 1:
                 wanted[f"{name} 1"] = {**opt, name: 1}
         for label, sizes in wanted.items():
@@ -182,9 +197,14 @@ def points(
 def near_rules(
     sizes: Mapping[str, int], dims: Mapping[str, Dim], profile: Profile, rules: Sequence[str]
 ) -> list[tuple[str, dict[str, int]]]:
-    """The sizes, or sizes near them that keep the rules: the nearest where a rule is on one dim;
-    for each dim of another rule those with its size as it is and the others as large as the rules
-    let them be."""
+    """The sizes, or sets of sizes near them that keep the rules.
+
+    A rule on one dim moves that dim to its nearest legal size. A rule on several dims gives one set
+    of sizes for each of them: it keeps its size, and the others are as large as the rules allow.
+
+    Returns:
+        For each set of sizes an addition to its label, and the sizes.
+    """
     if kept_rules(rules, sizes):
         return [("", dict(sizes))]
     parsed = [SizeRule(text) for text in rules]
@@ -217,10 +237,10 @@ def sizes_to_time(
     rules: Sequence[str],
     shapes: Sequence[str] = (),
 ) -> tuple[Point, ...]:
-    """The sizes that are asked for; without any, min, opt and max of every profile.
+    """The sizes in `shapes`; without any, min, opt and max of every profile.
 
     Raises:
-        InputError: a shape that is not of the form ``h=440,w=1024``, or not legal.
+        InputError: A shape does not have the form ``h=440,w=1024``, or is not legal.
     """
     if shapes:
         found = []

@@ -1,4 +1,4 @@
-"""What a model demands of its sizes, as values: a kind, fields, and one text for each.
+"""The rules of a model on its sizes: a kind, fields, and a text for each.
 
 A `Rule` comes from torch.export's errors and guards, or from running the model at many sizes.
 Code decides on a rule's kind and fields. `Rule.text` and `Rule.advice` are for people only.
@@ -24,7 +24,7 @@ RuleKind = Literal[
     "guard",  # a guard of torch.export that no Dim can express
     "dependent",  # two dims depend on each other, and no formula was found
     "irregular",  # some sizes fail, and no pattern was found
-    "unsettled",  # some sizes fail, and the time was over before a pattern was found
+    "unsettled",  # some sizes fail, and the time ran out before a pattern was found
     "baked-in",  # the model makes a Python number of the size
     "example-size",  # torch.export keeps the example's size, but the model runs at others
     "nowhere",  # the model runs at no size that was tried
@@ -206,7 +206,7 @@ class Rule:
             "guard": f"{self.formula} must hold",
             "irregular": f"{name} can't be {listed(self.fails)}: {failed} of the {tried} sizes "
             "that were tried fail",
-            "unsettled": f"{name} can't be {listed(self.fails)}, and the time was over before a "
+            "unsettled": f"{name} can't be {listed(self.fails)}, and the time ran out before a "
             "rule was found",
             "dependent": f"{both} depend on each other: {tried - failed} of the {tried} pairs that "
             f"were tried run, such as {sizes_text(self.example)}",

@@ -1,7 +1,7 @@
-"""Nested inputs and outputs of a model, and the flat named tensors that ONNX has in their place.
+"""Nested inputs and outputs of a model, and their flat, named tensors in ONNX.
 
-A model may take tuples, dicts and dataclasses of tensors, and return them. A tensor is named
-after its place: ``past[0]["key"]`` is ``past_0_key``.
+A model may take and return tuples, dicts and dataclasses of tensors. A tensor is named after its
+path: ``past[0]["key"]`` is ``past_0_key``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ Path = tuple[str | int, ...]
 
 
 def children(value: Any) -> list[tuple[str | int, Any]] | None:
-    """The parts of a tuple, list, dict or dataclass, each with its place; None for a leaf.
+    """The parts of a tuple, list, dict or dataclass, each with its key; None for a leaf.
 
-    A mapping comes first: transformers' outputs are both, and leave out what is None.
+    Mappings are checked first: transformers' outputs are mappings and dataclasses, and the mapping
+    leaves out what is None.
     """
     if isinstance(value, Mapping):
         return [(str(key), part) for key, part in value.items()]
@@ -36,7 +37,7 @@ def children(value: Any) -> list[tuple[str | int, Any]] | None:
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every leaf with its path; None is no leaf, but nothing."""
+    """Every leaf with its path. None is skipped."""
     parts = children(value)
     if parts is None:
         if value is not None:
@@ -64,7 +65,7 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def name_of(path: Path, alone: str) -> str:
-    """``("past", 0, "key")`` as ``past_0_key``; `alone` where there is no path or no word in it."""
+    """``("past", 0, "key")`` as ``past_0_key``; `alone` if the path has no words."""
     words = [re.sub(r"\W+", "_", str(place)).strip("_") for place in path]
     text = "_".join(word for word in words if word)
     if not text or text[0].isdigit():
@@ -73,17 +74,17 @@ def name_of(path: Path, alone: str) -> str:
 
 
 def flat_inputs(inputs: Any) -> tuple[Any, tuple[Input, ...]]:
-    """The inputs in order, each with a name, and the structure with names in their place.
+    """Flattens nested inputs and names each of them.
 
     Args:
-        inputs: a tuple or list (positional arguments) or a dict (keyword arguments) of `Input`
+        inputs: A tuple or list (positional arguments) or a dict (keyword arguments) of `Input`
             and of tuples, lists, dicts and dataclasses of them.
 
     Returns:
-        The structure, None where it is a flat tuple; and the inputs.
+        The structure with names in place of the inputs (None for a flat tuple), and the inputs.
 
     Raises:
-        InputError: a leaf is no `Input`.
+        InputError: A leaf is not an `Input`.
     """
     if not isinstance(inputs, (tuple, list, Mapping)):
         raise InputError(
@@ -102,43 +103,46 @@ def flat_inputs(inputs: Any) -> tuple[Any, tuple[Input, ...]]:
 
 
 def call_with(arguments: Any, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments, made of the structure of names and the values by name."""
+    """Positional and keyword arguments from the structure of names and the values by name."""
     built = mapped(arguments, lambda name: values[name])
     return ((), dict(built)) if isinstance(built, Mapping) else (tuple(built), {})
 
 
 def by_name_or_place(name: str, forward: Callable[..., Any], arguments: Any) -> tuple[Any, str]:
-    """Keyword arguments as they are, if ``forward`` has arguments of these names; the same by place
-    where it has no names that could be asked for (``*args``), and a note that says so.
+    """Decides whether arguments are passed by keyword or by position.
 
     Args:
-        name: of the model.
-        forward: the module's.
-        arguments: the structure of names; what is no mapping comes back as it is.
+        name: The model's name, for an error.
+        forward: The module's ``forward``.
+        arguments: The structure of names.
+
+    Returns:
+        The arguments: a mapping is passed by keyword, a tuple by position. A mapping becomes a
+        tuple if ``forward`` has no names for the arguments (``*args``); then a note says so.
 
     Raises:
-        InputError: a name that is none of the names that ``forward`` has; they are listed.
+        InputError: ``forward`` has no argument of a name. The message lists its arguments.
     """
     if not isinstance(arguments, Mapping):
         return arguments, ""
     try:
         signature = inspect.signature(forward)
     except (TypeError, ValueError):
-        return tuple(arguments.values()), _placed(arguments, "does not say what it takes")
+        return tuple(arguments.values()), _by_position(arguments, "has no readable signature")
     parameters = signature.parameters.values()
     kinds = [p.kind for p in parameters]
     known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     unknown = [word for word in arguments if word not in known]
     first = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not unknown and inspect.Parameter.POSITIONAL_ONLY in kinds:
-        ordered = list(arguments) == first[: len(arguments)]  # else the call is refused
+        ordered = list(arguments) == first[: len(arguments)]  # otherwise the call fails
         return (tuple(arguments.values()) if ordered else arguments), ""
     if not unknown or inspect.Parameter.VAR_KEYWORD in kinds:
         return arguments, ""
     rest = inspect.Parameter.VAR_POSITIONAL in kinds
     if rest and list(arguments)[: len(first)] == first:
         why = f"is forward{signature}, which names none of them"
-        return tuple(arguments.values()), _placed(unknown, why)
+        return tuple(arguments.values()), _by_position(unknown, why)
     close = difflib.get_close_matches(unknown[0], known, n=1)
     raise InputError(
         f"model {name}: its forward has no argument {unknown[0]!r}"
@@ -147,18 +151,21 @@ def by_name_or_place(name: str, forward: Callable[..., Any], arguments: Any) -> 
     )
 
 
-def _placed(names: Iterable[str], why: str) -> str:
-    return f"{', '.join(names)}: given by place, since the model's forward {why}"
+def _by_position(names: Iterable[str], why: str) -> str:
+    return f"{', '.join(names)}: passed by position, because the model's forward {why}"
 
 
 def check_signature(name: str, forward: Callable[..., Any], arguments: Any, count: int) -> None:
-    """Raises `InputError` where ``forward`` can't be called with these arguments.
+    """Checks that ``forward`` accepts these arguments.
 
     Args:
-        name: of the model.
-        forward: the module's.
-        arguments: the structure of names, or None for `count` positional ones.
-        count: how many inputs there are.
+        name: The model's name, for an error.
+        forward: The module's ``forward``.
+        arguments: The structure of names, or None for `count` positional arguments.
+        count: The number of inputs.
+
+    Raises:
+        InputError: ``forward`` can't be called with these arguments.
     """
     args, kwargs = ((None,) * count, {}) if arguments is None else call_with(arguments, _Any())
     try:
@@ -175,7 +182,7 @@ def check_signature(name: str, forward: Callable[..., Any], arguments: Any, coun
 
 
 class _Any(Mapping[str, None]):
-    """A mapping in which every name stands."""
+    """A mapping that has every name."""
 
     def __getitem__(self, name: str) -> None:
         return None
@@ -188,10 +195,10 @@ class _Any(Mapping[str, None]):
 
 
 def output_names(result: Any, is_tensor: Callable[[Any], bool]) -> list[str]:
-    """A name for every tensor in what a model returned.
+    """A name for every tensor in a model's result.
 
     Raises:
-        InputError: something in it is no tensor; says where.
+        InputError: A part of the result is not a tensor. The message names the part.
     """
     names: list[str] = []
     for path, leaf in leaves(result):

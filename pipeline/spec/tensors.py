@@ -1,4 +1,4 @@
-"""One input, one output, and how far two results of it may be apart."""
+"""Inputs, outputs, and the tolerance within which two results agree."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ _MOST_DIFFERING = 0.1  # more would pass a fault
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far two outputs may be apart: every element within `atol`, or within `rtol` of it.
+    """How far an output may differ from the reference.
 
-    Polygraphy's ``elemwise`` check: ``|a - b| <= atol or |a - b| <= rtol * |b|``, b being the
-    reference. Both are required: there is no default that anything passes. NaN and infinity
-    never pass. ``why`` says where the numbers come from, and stands in the manifest.
+    This is Polygraphy's ``elemwise`` check: ``|a - b| <= atol or |a - b| <= rtol * |b|``, where b
+    is the reference. NaN and infinity never pass. Integers and booleans must be equal, except for
+    a share ``differing`` of the elements: an ArgMax of values that tie may give any of them.
 
-    Integers and booleans have to be equal, but for ``differing``, a share of an output's elements:
-    an ArgMax of values that tie takes either, and so does whoever rounds otherwise.
+    Args:
+        rtol: The allowed difference relative to the reference, at least 0 and below 1.
+        atol: The allowed absolute difference, at least 0.
+        why: Where the numbers come from, for the manifest.
+        differing: The share of integers or booleans that may differ.
+
+    Raises:
+        InputError: A number is not finite or outside of its range.
     """
 
     rtol: float
@@ -41,10 +47,10 @@ class Tolerance:
         if self.rtol < 0 or self.atol < 0:
             raise InputError(f"tolerance rtol={self.rtol} atol={self.atol}: can't be negative")
         if self.rtol >= 1:
-            raise InputError(f"tolerance rtol={self.rtol}: 1 or more passes anything")
+            raise InputError(f"tolerance rtol={self.rtol}: 1 or more would pass anything")
         if not 0 <= self.differing <= _MOST_DIFFERING:
             raise InputError(
-                f"tolerance differing={self.differing}: must be a share of 0 to {_MOST_DIFFERING}"
+                f"tolerance differing={self.differing}: must be a share from 0 to {_MOST_DIFFERING}"
             )
 
     def __str__(self) -> str:
@@ -57,13 +63,16 @@ class Input:
     """One input tensor of the model.
 
     Args:
-        name: its name in ONNX and in the engine; without one it is named after its place in
-            the spec's `inputs`.
-        shape: numbers, dims and expressions of dims, one an axis.
-        dtype: a numpy dtype name.
-        low, high: the range of the random values it is verified with (uniform; integers
-            include `low` and exclude `high`; a bool is true where the value is positive, so
-            that low=1, high=2 gives a mask of ones).
+        name: The name in ONNX and in the engine. By default it comes from the position in the
+            spec's `inputs`.
+        shape: A number, a dim or an expression of dims for each axis.
+        dtype: A numpy dtype name.
+        low: The lowest random value for verification; values are uniform. A bool is true where
+            the value is positive, so low=1, high=2 gives a mask of ones.
+        high: The highest random value. Integers exclude it.
+
+    Raises:
+        InputError: The shape, the dtype or the range is not valid.
     """
 
     name: str = ""
@@ -74,7 +83,7 @@ class Input:
 
     def __post_init__(self) -> None:
         if not isinstance(self.shape, (tuple, list)):
-            raise InputError(f"{self.name}: shape {self.shape!r} is no tuple of sizes")
+            raise InputError(f"{self.name}: shape {self.shape!r} is not a tuple of sizes")
         object.__setattr__(self, "shape", tuple(self.shape))
         for axis, size in enumerate(self.shape):
             if not isinstance(size, (int, Dim, DimExpr)) or isinstance(size, bool):
@@ -88,7 +97,7 @@ class Input:
             hint = f" (a numpy name: {known!r})" if known != str(self.dtype) else ""
             raise InputError(f"{self.name}: unknown dtype {self.dtype!r}{hint}") from error
         if dtype.kind not in "biuf":
-            raise InputError(f"{self.name}: dtype {self.dtype!r} is no kind of number")
+            raise InputError(f"{self.name}: dtype {self.dtype!r} is not a number or bool")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise InputError(f"{self.name}: low={self.low} must be less than high={self.high}")
         if dtype.kind in "iu":
@@ -96,13 +105,13 @@ class Input:
             low, high = int(self.low), int(self.high)
             if not kind.min <= low < high <= int(kind.max) + 1:
                 raise InputError(
-                    f"{self.name}: low={self.low}, high={self.high} hold no {self.dtype}, or "
-                    f"more than those; say which integers the model takes"
+                    f"{self.name}: low={self.low}, high={self.high} is not a range of "
+                    f"{self.dtype}; give the range of integers that the model accepts"
                 )
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        """The dims in its shape, those inside of expressions included."""
+        """The dims in the shape, including those inside of expressions."""
         return tuple(
             dim for size in self.shape if isinstance(size, (Dim, DimExpr)) for dim in size.dims
         )
@@ -125,10 +134,11 @@ class Output:
     """One output tensor.
 
     Args:
-        name: its name in ONNX and in the engine.
-        shape: where the spec wants to hold torch to it. In an artifact every output has one.
-        tolerance: in place of the spec's.
-        dtype: a numpy dtype name; None until the model is exported.
+        name: The name in ONNX and in the engine.
+        shape: The shape that torch's output must have; None allows any. In an artifact every
+            output has one.
+        tolerance: The tolerance of this output, in place of the spec's.
+        dtype: A numpy dtype name; None until the model is exported.
     """
 
     name: str

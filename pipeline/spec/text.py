@@ -15,8 +15,8 @@ INPUT_FORM = (
     "NAME:SIZExSIZE...[:DTYPE[:LOW..HIGH]], e.g. image:1x3x{h}x{w} or ids:{b}x{s}:int64:0..1000"
 )
 DIM_FORM = (
-    "NAME=MIN:OPT:MAX[/MULTIPLE[+OFFSET]], e.g. h=135:440:2160/8; :MAX alone is enough; of an ONNX "
-    "file also NAME=EXPRESSION of other dims, e.g. t=past+seq"
+    "NAME=MIN:OPT:MAX[/MULTIPLE[+OFFSET]], e.g. h=135:440:2160/8. NAME=:MAX is enough. For an "
+    "ONNX file also NAME=EXPRESSION of other dims, e.g. t=past+seq"
 )
 
 _PLACE = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]|\[(['\"])(.+?)\3\]")
@@ -24,14 +24,14 @@ _DIM = re.compile(r"(\d*)(?::(\d*))?:(\d+)(?:/(\d+)(?:\+(\d+))?)?\Z")
 
 
 def parse_dim(text: str, *, auto: bool = True) -> Dim:
-    """Reads ``h=135:440:2160/8``; a min or opt that is left out takes its default.
+    """Reads ``h=135:440:2160/8``. A min or opt that you leave out takes its default.
 
     Args:
-        text: the dim.
-        auto: the pipeline may narrow it.
+        text: The dim as text.
+        auto: Whether the pipeline may narrow the dim.
 
     Raises:
-        InputError: not of that form, or no legal dim.
+        InputError: The text does not have that form, or the dim is not legal.
     """
     name, equals, value = (part.strip() for part in text.partition("="))
     match = _DIM.match(value)
@@ -39,7 +39,8 @@ def parse_dim(text: str, *, auto: bool = True) -> Dim:
         hint = ""
         if equals and value.isdigit():
             hint = (
-                f"; a size that is fixed is a number in --input; a largest one is {name}=:{value}"
+                f". For a fixed size, write a number in --input. For a largest size, write "
+                f"{name}=:{value}"
             )
         raise InputError(f"dim {text!r} is not {DIM_FORM}{hint}")
     low, opt, high, multiple, offset = (None if not n else int(n) for n in match.groups())
@@ -58,7 +59,7 @@ def parse_dims(texts: Sequence[str], *, auto: bool = True) -> dict[str, Dim]:
     """Reads several dims, by name.
 
     Raises:
-        InputError: a text is not of the form, or a name is given twice.
+        InputError: A text does not have the form, or a name is given twice.
     """
     dims: dict[str, Dim] = {}
     for text in texts:
@@ -70,13 +71,16 @@ def parse_dims(texts: Sequence[str], *, auto: bool = True) -> dict[str, Dim]:
 
 
 def split_dims(texts: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The dims that have a range, as they are, and the expressions of those that have none.
+    """Separates the dims with a range from those with an expression.
 
     Args:
-        texts: such as ``seq=1:8:64`` and ``t=past+seq``.
+        texts: The dims as text, such as ``seq=1:8:64`` and ``t=past+seq``.
+
+    Returns:
+        The texts of the dims with a range, unchanged, and the expression of each other dim by name.
 
     Raises:
-        InputError: a name is given twice, once with an expression.
+        InputError: A name is given twice, at least once with an expression.
     """
     ranges: list[str] = []
     expressions: dict[str, str] = {}
@@ -101,7 +105,7 @@ def _is_expression(text: str) -> bool:
         return False
 
 
-BOOL_FORM = "a bool's is 1..2 (all true), 0..0 (all false) or 0..1 (both)"
+BOOL_FORM = "for a bool: 1..2 (all true), 0..0 (all false) or 0..1 (both)"
 _BOOLS: dict[tuple[float, float], tuple[float, float]] = {
     (1, 2): (1.0, 2.0), (1, 1): (1.0, 2.0), (0, 0): (-2.0, -1.0),
     (0, 1): (-1.0, 1.0), (-1, 1): (-1.0, 1.0),
@@ -109,16 +113,16 @@ _BOOLS: dict[tuple[float, float], tuple[float, float]] = {
 
 
 def bool_range(name: str, low: float, high: float) -> tuple[float, float]:
-    """What a bool's range as text is for `Input.sample`, for which a positive value is true.
+    """Translates a bool's range into one for `Input.sample`, which makes positive values true.
 
-    1..2 is all true, as there; 1..1 too. 0..0 is all false. 0..1 is both, half of each, as
-    -1..1 is, the range of an `Input` that has none; (0, 1) of an `Input` would all be positive.
+    1..2 and 1..1 are all true, and 0..0 is all false. 0..1 and -1..1 are half true, half false.
+    Without this translation 0..1 would be all true, because all its values are positive.
 
     Raises:
-        InputError: another range.
+        InputError: The range is another one.
     """
     if (low, high) not in _BOOLS:
-        raise InputError(f"input {name}: {low:g}..{high:g} is no range of a bool; {BOOL_FORM}")
+        raise InputError(f"input {name}: {low:g}..{high:g} is not a valid range; {BOOL_FORM}")
     return _BOOLS[low, high]
 
 
@@ -126,7 +130,7 @@ def parse_range(text: str) -> tuple[str, tuple[float, float]]:
     """Reads ``ids=0..1000``.
 
     Raises:
-        InputError: not of that form.
+        InputError: The text does not have that form.
     """
     name, equals, values = (part.strip() for part in text.partition("="))
     try:
@@ -139,15 +143,15 @@ def parse_range(text: str) -> tuple[str, tuple[float, float]]:
 
 
 def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
-    """Reads inputs into what `ModelSpec.inputs` takes: a dict of keyword arguments.
+    """Reads inputs into a dict of keyword arguments for `ModelSpec.inputs`.
 
-    A name may be a place in a nested argument: ``past[0][1]:...`` and ``batch.image:...`` are
-    parts of the arguments ``past`` and ``batch``, tuples where the places are numbers and dicts
-    where they are words.
+    A name may be a path into a nested argument: ``past[0][1]:...`` and ``batch.image:...`` are
+    parts of the arguments ``past`` and ``batch``. An argument with numbered parts becomes a tuple,
+    one with named parts a dict.
 
     Raises:
-        InputError: a text is not of the form (the character is pointed at), a dim that is not
-            declared, or places that don't fit together.
+        InputError: A text does not have the form (the message names the character). Or a dim is
+            not declared, or two names contradict each other.
     """
     tree: dict[str | int, Any] = {}
     used: set[str] = set()
@@ -163,22 +167,24 @@ def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
             _clash(text)
         node[path[-1]] = new
     for name in [name for name in dims if name not in used]:
-        raise InputError(f"dim {name} is declared, but no input has a size of {name}")
+        raise InputError(f"dim {name} is declared, but no input uses it")
     return {name: _nested(part, str(name)) for name, part in tree.items()}
 
 
 def _clash(text: str) -> NoReturn:
-    raise InputError(f"input {text!r}: its place is taken by another input")
+    raise InputError(f"input {text!r}: another input already has this name")
 
 
 def _nested(part: Any, where: str) -> Any:
-    """Tuples where the places are 0, 1, ...; dicts where they are words."""
+    """Makes tuples of numbered parts and dicts of named parts."""
     if not isinstance(part, dict):
         return part
     places = list(part)
     if all(isinstance(place, int) for place in places):
         if sorted(places) != list(range(len(places))):
-            raise InputError(f"input {where}: its parts are {sorted(places)}, not 0 to the last")
+            raise InputError(
+                f"input {where}: its parts are {sorted(places)}; number them from 0 without gaps"
+            )
         return tuple(_nested(part[n], f"{where}[{n}]") for n in range(len(places)))
     if any(isinstance(place, int) for place in places):
         raise InputError(f"input {where}: has both numbered and named parts")
@@ -225,7 +231,7 @@ def _path(place: str, text: str) -> Path:
 
 
 def _shape(text: str, start: int, shape: str, dims: Mapping[str, Dim]) -> tuple[Size, ...]:
-    """Reads ``1x3x{h}x{w}``; nothing is a scalar."""
+    """Reads ``1x3x{h}x{w}``. An empty text is a scalar."""
     sizes: list[Size] = []
     at = 0
     while at < len(shape):

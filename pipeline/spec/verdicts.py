@@ -47,7 +47,7 @@ VERDICTS: Mapping[VerdictKind, Kind] = {
     ),
 }
 
-# what to do about a verdict, beside what its kind says
+# advice on a verdict, in addition to that of its kind
 AdviceKind = Literal["limit-inputs", "fp16-overflow", "state-engine-tolerance"]
 ADVICE: Mapping[AdviceKind, str] = {
     "limit-inputs": (
@@ -71,14 +71,14 @@ class Verdict:
     """Whether two runs agree on one output.
 
     Args:
-        kind: see `VERDICTS`.
-        pair: the reference's name and the run's.
-        output: the output's name.
-        max_abs: the largest difference; None where there are no numbers to compare.
-        max_rel: the same over the reference's largest value.
-        facts: what the kind says it with; see `what`, `where` and `do`.
-        text: what, where and what to do; empty where the runs agree. A text that was stored stays
-            as it was written.
+        kind: One of `VERDICTS`.
+        pair: The names of the reference and of the run.
+        output: The output's name.
+        max_abs: The largest absolute difference; None if there are no numbers to compare.
+        max_rel: `max_abs` divided by the reference's largest value.
+        facts: The numbers and names in the text; see `what`, `where` and `do`.
+        text: What happened, where, and what to do; empty if the runs agree. A stored text stays as
+            it was written.
     """
 
     kind: VerdictKind
@@ -101,15 +101,15 @@ class Verdict:
         return self.kind == "agrees"
 
     def knowing(self, **facts: Fact) -> Verdict:
-        """The verdict with more facts, and its text written anew."""
+        """The verdict with more facts and a new text."""
         return replace(self, facts={**self.facts, **facts}, text="")
 
     @property
     def causes(self) -> tuple[tuple[str, str, str], ...]:
-        """What is wrong with the output, whichever the pair and the sizes.
+        """The causes of a bad verdict that do not depend on the pair or the sizes.
 
-        One entry for each run whose NaN or infinity it is, or one for an output that cannot be
-        judged; empty where nothing but the verdict itself is known.
+        There is one entry for each run with NaN or infinity, or one for an output that cannot be
+        judged. Otherwise there is none.
         """
         if self.kind == "not-finite":
             runs = (self.facts.get("whose"), self.facts.get("others"))
@@ -118,7 +118,7 @@ class Verdict:
 
     @property
     def what(self) -> str:
-        """What happened, in words; empty where the runs agree."""
+        """What happened, as text; empty if the runs agree."""
         facts = {**shown(self.facts), "max_abs": _number(self.max_abs), "reference": self.pair[0]}
         text = VERDICTS[self.kind].text.format_map(facts)
         text += f", and {facts['others']} has others" if "others" in facts else ""
@@ -126,12 +126,12 @@ class Verdict:
 
     @property
     def where(self) -> str:
-        """The node where the runs begin to differ, in words; empty where it is not known."""
+        """The node where the runs begin to differ, as text; empty if it is unknown."""
         return str(self.facts.get("where", ""))
 
     @property
     def do(self) -> str:
-        """What to do, in words; empty where there is no advice."""
+        """What to do, as text; empty if there is no advice."""
         get = self.facts.get
         parts = []
         if self.kind == "values-differ":
@@ -166,11 +166,11 @@ class RowChange:
     """A way in which the rows of a batch depend on each other.
 
     Args:
-        kind: see `ROW_CHANGES`.
-        output: the output that changes most.
-        max_abs: by how much; None where it is not finite.
-        more: how many other outputs change, too.
-        in_model: True if the reference does it, too: then it is no fault.
+        kind: One of `ROW_CHANGES`.
+        output: The output that changes most.
+        max_abs: The largest absolute change; None if it is not finite.
+        more: The number of other outputs that change too.
+        in_model: Whether the reference does it too; then it is not a fault.
     """
 
     kind: RowChangeKind
@@ -181,7 +181,7 @@ class RowChange:
 
     @property
     def text(self) -> str:
-        """In words, with the output."""
+        """The change and its output, as text."""
         more = f", and {self.more} more outputs" if self.more else ""
         return f"{ROW_CHANGES[self.kind]}: {self.output} by up to {_number(self.max_abs)}{more}"
 
@@ -237,17 +237,16 @@ GOOD_CHECKS: frozenset[CheckKind] = frozenset(
 
 @dataclass(frozen=True)
 class Check:
-    """One check beside the numbers, of one run.
+    """A check of one run that is not a comparison of its numbers with the reference.
 
     Args:
-        name: see `pipeline.compare.engine_checks` and `pipeline.compare.rows`.
-        run: the run's name.
-        kind: see `CHECKS`.
-        sizes: where it was found; empty where the check is of several sets of sizes.
-        facts: what the kind says it with.
-        rows: how the rows of a batch depend on each other.
-        text: what was found, also where the check passed. A text that was stored stays as it was
-            written.
+        name: The check: see `pipeline.compare.engine_checks` and `pipeline.compare.rows`.
+        run: The run's name.
+        kind: One of `CHECKS`.
+        sizes: The sizes of the finding; empty if the check covers several sets of sizes.
+        facts: The numbers and names in the text.
+        rows: How the rows of a batch depend on each other.
+        text: The finding, also if the check passed. A stored text stays as it was written.
     """
 
     name: CheckName

@@ -17,22 +17,24 @@ _SHOWN = 5
 
 
 def load_weights(module: torch.nn.Module, path: Path) -> None:
-    """Loads every parameter and buffer of `module` from a file, or nothing.
+    """Loads every parameter and buffer of `module` from a file, or none of them.
+
+    A state dict under ``state_dict``, ``model`` or ``model_state_dict`` is unwrapped, and
+    DataParallel's ``module.`` prefix is dropped.
 
     Args:
-        module: the module to fill, in place.
-        path: ``.safetensors``, or ``.pth``/``.pt`` read with ``weights_only`` (no code in the
-            file is run). A state dict under ``state_dict``, ``model`` or ``model_state_dict``
-            is unwrapped, and DataParallel's ``module.`` prefix dropped. The checksums in a
-            ``.pth`` are checked; a ``.safetensors`` has none.
+        module: The module to fill, in place.
+        path: A ``.safetensors`` file, or a ``.pth`` or ``.pt`` file, which is read with
+            ``weights_only``: no code in the file runs. The checksums in a ``.pth`` are checked. A
+            ``.safetensors`` file has none.
 
     Raises:
-        InputError: the file is missing, damaged, of an unknown kind, or for another model
-            (the first keys that don't fit are named).
+        InputError: The file is missing, damaged, of an unknown kind, or for another model. The
+            message names the first keys that don't fit.
     """
     state = read_state_dict(path)
     own = module.state_dict()
-    # BatchNorm's counters are of no use in eval mode, and old files lack them (as torch allows)
+    # BatchNorm's counters are unused in eval mode, and old files lack them, which torch allows
     counters = {k: v for k, v in own.items() if k.endswith(".num_batches_tracked")}
     state = {**{k: v for k, v in counters.items() if k not in state}, **state}
     missing = [key for key in own if key not in state]
@@ -92,16 +94,16 @@ def _read_torch(path: Path) -> object:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                damaged = archive.testzip()  # torch.load does not look at the checksums
+                damaged = archive.testzip()  # torch.load does not check the checksums
             if damaged is not None:
                 raise zipfile.BadZipFile(f"{damaged}: wrong checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise InputError(f"weights {path}: {error.strerror or error}") from error
-    except Exception as error:  # the unpickler raises whatever damaged bytes lead to
-        # torch's own words advise to run the code in the file
+    except Exception as error:  # damaged bytes make the unpickler raise anything
+        # torch's own message advises to run the code in the file
         raise InputError(
-            f"weights {path}: damaged, or not a torch file of tensors alone",
+            f"weights {path}: damaged, or not a torch file that holds only tensors",
             detail=str(error),
         ) from error
 

@@ -377,7 +377,7 @@ def at(content: Any, path: list[str | int]) -> Any:
         (["interface", "dims", 0, "min"], "136", "interface.dims[0].min: expected an integer"),
         (["export"], 3, "export: expected an object"),
         (["schema"], "1", "schema: expected an integer"),
-        (["schema"], 2, "schema 2 is unknown here; this version reads 5"),
+        (["schema"], 2, "schema 2 is not supported; this version reads 5"),
         (["name"], "other", "was changed after it was written"),
         (["manifest_sha256"], "0" * 64, "was changed after it was written"),
         (["manifest_sha256"], None, "manifest_sha256: is missing"),
@@ -397,7 +397,7 @@ def test_an_artifact_of_an_older_schema_has_to_be_converted_again(place: Path) -
     content["schema"] = 2
     del content["engine_gpu"]
     (place / MANIFEST).write_text(json.dumps(content))
-    assert refusal(place).endswith("schema 2 is unknown here; this version reads 5; convert again")
+    assert refusal(place).endswith("schema 2 is not supported; this version reads 5; convert again")
 
 
 def test_missing_and_unknown_fields_are_named() -> None:
@@ -561,8 +561,7 @@ def test_an_edited_manifest(place: Path) -> None:
         text.replace('"engine_compared": true', '"engine_compared": false')
     )
     assert refusal(place) == (
-        f"{place}/manifest.json: was changed after it was written (its hash is another); "
-        "convert again"
+        f"{place}/manifest.json: was changed after it was written (its hash differs); convert again"
     )
 
 
@@ -571,7 +570,7 @@ def test_a_manifest_cut_anywhere(place: Path) -> None:
     assert len(content) > 3000
     for length in range(0, len(content) - 1, 50):
         (place / MANIFEST).write_bytes(content[:length])
-        assert "is cut short or no JSON" in refusal(place)
+        assert "is cut short or not JSON" in refusal(place)
 
 
 def resign(place: Path, files: dict[str, FileInfo]) -> None:

@@ -138,7 +138,7 @@ SPOILT: list[tuple[Callable[[Path], None], str]] = [
     (spoil_bytes, "model.onnx: its content was changed"),
     (spoil_missing, "exported.onnx: is missing"),
     (spoil_manifest, "was changed after it was written"),
-    (spoil_half_manifest, "is cut short or no JSON"),
+    (spoil_half_manifest, "is cut short or not JSON"),
 ]
 
 

@@ -120,7 +120,7 @@ def test_nothing_compared_is_a_failure(artifact: Path) -> None:
 def test_torch_runs_again(artifact: Path) -> None:
     shutil.rmtree(artifact / "comparison")
     refinish(artifact)
-    said = f"{artifact}: no outputs of torch are stored to compare with; give --torch to run it"
+    said = f"{artifact}: no outputs of torch are stored to compare with; pass --torch to run it"
     with pytest.raises(ArtifactError, match=f"^{re.escape(said)}$"):  # no copy's name
         run_verify(artifact)
     report = run_verify(artifact, Verify(torch_model=True, shapes=("h=7",)))

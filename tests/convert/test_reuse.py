@@ -221,7 +221,7 @@ def test_a_build_vouches_for_no_damaged_comparison(artifact: Path, name: str) ->
     run_build(artifact, announce=said)
     assert "comparison/default is not as it was written: removed" in said
     assert not Artifact.open(artifact).comparison.joinpath("default").exists()
-    with pytest.raises(ArtifactError, match=r"no outputs of torch are stored .* give --torch"):
+    with pytest.raises(ArtifactError, match=r"no outputs of torch are stored .* pass --torch"):
         run_verify(artifact)
 
 

@@ -202,7 +202,7 @@ def test_odd_sizes_only(tmp_path: Path) -> None:
         module(torch.rand(2, 8))
     sizes = [{"b": b, "n": k} for b, k in ((1, 3), (2, 9), (3, 37), (9, 65))]
     done = check(spec, tmp_path, lambda t: module(t["x"]), *sizes)
-    with pytest.raises(InputError, match="n=8 is not 1 more than a multiple of 2; next ones: 7, 9"):
+    with pytest.raises(InputError, match="n=8 is not 1 more than a multiple of 2; nearest: 7, 9"):
         done.sizes_of({"x": (2, 8)})
 
 
@@ -276,8 +276,8 @@ def test_what_is_given_by_place_is_told(tmp_path: Path) -> None:
     done = export(spec, None, tmp_path / "m.onnx")
     assert [i.name for i in done.spec.inputs] == ["x", "y"]
     assert list(done.notes) == [
-        "a, b: given by place, since the model's forward is forward(*tensors: 'Any') -> 'Any', "
-        "which names none of them"
+        "a, b: passed by position, because the model's forward is forward(*tensors: 'Any') -> "
+        "'Any', which names none of them"
     ]
     plain = spec_of(lambda _, x: x * 2, {"x": X})
     assert list(export(plain, None, tmp_path / "n.onnx").notes) == []

@@ -157,7 +157,7 @@ def test_what_is_stated_stays() -> None:
     measured = with_tolerance(spec, module, 0)
     assert measured.outputs[0].tolerance is own
     exact = measured.outputs[1].tolerance
-    assert exact is not None and exact.atol == 0 and "have to be equal" in exact.why
+    assert exact is not None and exact.atol == 0 and "must be equal" in exact.why
 
 
 def test_none_is_given_where_rounding_grows_without_end(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_an_empty_selection_sums_to_0_and_has_no_mean() -> None:
     assert torch.ones(2, 3)[torch.zeros(2, 3, dtype=torch.bool)].mean().isnan()
 
 
-@pytest.mark.parametrize("name", ["number written by a mask, opset 18, float", "rows by a mask of lower rank"])  # fmt: skip
+@pytest.mark.parametrize("name", ["number written by a mask, opset 18, float", "rows by a mask of lower rank"])  # noqa: E501  # fmt: skip
 def test_a_wrong_rewrite_is_caught(name: str) -> None:
     """The branches of Where swapped: the numeric check of the contract must fail."""
     model, _ = apply(PASS, case(name).model())

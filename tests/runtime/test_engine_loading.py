@@ -332,7 +332,7 @@ def test_sizes_are_solved_in_the_dims_names(sizes: Sizes) -> None:
         ((1, 24), (12,), "x: rank 2, expected 3"),
         ((2, 24, 50), (12,), "x axis 0: size 2, expected 1"),
         ((1, 72, 50), (36,), r"x axis 1: h=72 is outside 16\.\.64"),
-        ((1, 25, 50), (12,), "x axis 1: h=25 is not a multiple of 8; next ones: 24, 32"),
+        ((1, 25, 50), (12,), "x axis 1: h=25 is not a multiple of 8; nearest: 24, 32"),
         ((1, 24, 50), (13,), "half axis 0: size 13, expected h // 2 = 12 with h=24"),
         ((1, 64, 90), (32,), r"h \+ w <= 120 does not hold at h=64,w=90"),
     ]

@@ -168,21 +168,24 @@ def test_two_files_of_one_name_are_two(tmp_path: Path, nets: Path) -> None:
         (["nets_of_a_test.py:raises", *LINEAR], ["RuntimeError: no checkpoint here"]),
         (["nets_of_a_test.py:quits"], ["ModuleNotFoundError: No module named 'no_such_library'"]),
         (["nets_of_a_test.py:number", *LINEAR], ["int, not a torch.nn.Module"]),
-        (["nets_of_a_test.py:number"], ["makes int, no ModelSpec"]),
-        (["nets_of_a_test.py:plain"], ["say what it takes, one --input", "forward takes (input"]),
+        (["nets_of_a_test.py:number"], ["makes int, not a ModelSpec"]),
+        (["nets_of_a_test.py:plain"], ["Describe each input: --input", "forward takes (input"]),
         (["nets_of_a_test.py:spec", *LINEAR], ["makes a ModelSpec; leave --input out"]),
         (["nets_of_a_test.py:spec", "--dim", "n=:9"], ["the factory's spec declares them"]),
         (["nets_of_a_test.py:plain", *LINEAR, "--option", "outs=3"], ["no option 'outs'", "out"]),
         (["nets_of_a_test.py:plain", "--input", "x:{n}x7"], ["character 4", "add --dim n="]),
-        (["nets_of_a_test.py:plain", "--input", "x:3x7", "--dim", "n=:9"], ["no input has a size"]),
+        (["nets_of_a_test.py:plain", "--input", "x:3x7", "--dim", "n=:9"], ["no input uses it"]),
         (["nets_of_a_test.py:plain", "--input", "x:{n}x7", "--dim", "n=9"], ["n=:9"]),
         (["nets_of_a_test.py:plain", "--input", "inptu:{n}x7", "--dim", "n=:9"],
          ["model plain: its forward has no argument 'inptu' (did you mean 'input'?)"]),
         (["broken.py:net"], ["source broken.py: its import raises SyntaxError"]),
         (["failing.py:net"], ["source failing.py: its import raises ZeroDivisionError"]),
         (["needs.py:net"], ["needs.py", "no_such_library"]),
-        (["tiny", "--input", "x:1x3"], ["--input is not for a spec: the spec declares them"]),
-        (["tiny", "--dim", "h=:9"], ["--dim is not for a spec"]),
+        (
+            ["tiny", "--input", "x:1x3"],
+            ["--input can't be used with a spec: the spec declares them"],
+        ),
+        (["tiny", "--dim", "h=:9"], ["--dim can't be used with a spec"]),
     ],
 )  # fmt: skip
 def test_bad_sources(cli: Run, nets: Path, words: list[str], parts: list[str]) -> None:
@@ -266,5 +269,5 @@ def test_the_range_of_a_bool_is_read_alike_in_both_options() -> None:
     mask = ModelSpec("m", lambda _: torch.nn.Identity(), (Input("mask", (100,), "bool"),))
     (true,) = find_source(Config(mask, ranges=("mask=1..2",))).inputs
     assert true.sample({}, 0).all()
-    with pytest.raises(InputError, match=r"input mask: 0\.\.5 is no range of a bool; a bool's is"):
+    with pytest.raises(InputError, match=r"input mask: 0\.\.5 is not a valid range; for a bool: "):
         find_source(Config(mask, ranges=("mask=0..5",)))

@@ -299,7 +299,9 @@ def test_a_batch_that_is_baked_in_silently(tmp_path: Path) -> None:
 )
 def test_a_size_that_is_up_to_the_data(tmp_path: Path, body: str, node: str) -> None:
     path = written(tmp_path, f"g ({body} }}")
-    with pytest.raises(ExportError, match=f"output y axis [01] is up to the data, by {node}"):
+    with pytest.raises(
+        ExportError, match=f"output y axis [01] depends on the data, through {node}"
+    ):
         imported(path, Dim("b", 2, 20, 64))
 
 
@@ -412,14 +414,14 @@ def test_external_data_that_is_no_good(tmp_path: Path) -> None:
     secret.write_bytes(bytes(10**6))
     path = external(tmp_path / "missing")
     (path.parent / "1_weights.bin").unlink()
-    refused(path, "its external data 1_weights.bin is not there")
+    refused(path, "its external data 1_weights.bin is missing")
     path = external(tmp_path / "short")
     os.truncate(path.parent / "1_weights.bin", 5000)
     refused(path, "1_weights.bin is cut short: m1 is in bytes 16 to", "the file has 5000")
     path = external(tmp_path / "folder")
     (path.parent / "1_weights.bin").unlink()
     (path.parent / "1_weights.bin").mkdir()
-    refused(path, "1_weights.bin is no file")
+    refused(path, "1_weights.bin is not a file")
     for n, outside in enumerate((str(secret), "../secret", "sub/../../secret", "C:\\s", "..\\s")):
         path = external(tmp_path / f"out{n}")
         _location(path, outside)
@@ -437,7 +439,7 @@ def test_external_data_that_is_no_good(tmp_path: Path) -> None:
     entry = model.graph.initializer[0].external_data.add()
     entry.key, entry.value = "length", "12"
     path.write_bytes(model.SerializeToString())
-    refused(path, "tensor m0 takes", "12 of its external data")
+    refused(path, "tensor m0 needs", "states 12 bytes for it in external data")
 
 
 # --- files that are no good
@@ -503,7 +505,7 @@ def test_damage_of_any_byte_is_one_line_or_none(tmp_path: Path) -> None:
 
 def test_an_input_that_sets_a_shape(tmp_path: Path) -> None:
     body = "g (float[b] x, int64[1] count) => (float[n] y) { y = Tile(x, count) }"
-    with pytest.raises(ExportError, match=r"is up to the data.*integer inputs.*\(count 0\.\.1\)"):
+    with pytest.raises(ExportError, match=r"depends on the data.*integer inputs.*\(count 0\.\.1\)"):
         imported(written(tmp_path, body), B)
 
 

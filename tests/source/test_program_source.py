@@ -161,7 +161,7 @@ def test_multiples_and_offsets(tmp_path: Path) -> None:
         odd(torch.rand(2, 3))  # torch let it be declared, and does not take it
     with pytest.raises(InputError) as caught:
         spec_of(tmp_path / "b.pt2")
-    assert "b.pt2: takes less than 3..33 of x_1" in str(caught.value)
+    assert "b.pt2: accepts less than 3..33 of x_1" in str(caught.value)
     assert str(caught.value).endswith("--dim x_1=5:9:33/2+1")
     spec = spec_of(tmp_path / "b.pt2", "x_1=5:9:33/2+1")
     assert ranges(spec) == {"x_1": (5, 33, 2, 1)}
@@ -232,8 +232,8 @@ def test_ranges_given_stay_inside_of_the_programs(cli: Run, tmp_path: Path) -> N
         ("n=3:4:9", "a.pt2: no dim n; its dims: x_0 is x axis 0, 3..9"),
     ):
         refused(cli("convert", "a.pt2", "--dim", dim), words)
-    refused(cli("convert", "a.pt2", "--input", "x:1x4"), "holds its own inputs")
-    refused(cli("convert", "a.pt2", "--weights", "w.pth"), "a.pt2: holds its own weights")
+    refused(cli("convert", "a.pt2", "--input", "x:1x4"), "has its own inputs")
+    refused(cli("convert", "a.pt2", "--weights", "w.pth"), "a.pt2: has its own weights")
 
 
 class Counts(torch.nn.Module):

@@ -27,12 +27,12 @@ B = Dim("b", 16, 64, 512, multiple_of=8)
         (("h", 10, 30, 20), "dim h: opt=30 is outside min=10..max=20"),
         (("h", 10, 9, 20), "dim h: opt=9 is outside"),
         (("h", -1, 9, 20), "dim h: min=-1 can't be negative"),
-        (("h", 8, 8, 20, 8), "dim h: max=20 is not a multiple of 8; next ones: 16, 24"),
-        (("h", 3, 8, 24, 8), "dim h: min=3 is not a multiple of 8; next ones: 8"),
-        (("h", 8, 12, 24, 8), "dim h: opt=12 is not a multiple of 8; next ones: 8, 16"),
+        (("h", 8, 8, 20, 8), "dim h: max=20 is not a multiple of 8; nearest: 16, 24"),
+        (("h", 3, 8, 24, 8), "dim h: min=3 is not a multiple of 8; nearest: 8"),
+        (("h", 8, 12, 24, 8), "dim h: opt=12 is not a multiple of 8; nearest: 8, 16"),
         (("h", 1, 2, 3, 0), "dim h: multiple_of=0 must be at least 1"),
-        (("h", 1.5, 2, 3), "dim h: min=1.5 is no whole number"),
-        (("h", True, 2, 3), "dim h: min=True is no whole number"),
+        (("h", 1.5, 2, 3), "dim h: min=1.5 is not a whole number"),
+        (("h", True, 2, 3), "dim h: min=True is not a whole number"),
         (("_h", 1, 2, 3), "dim name '_h'"),
         (("h w", 1, 2, 3), "dim name 'h w'"),
         (("h\n", 1, 2, 3), "dim name"),
@@ -45,7 +45,7 @@ def test_contradicting_sizes_are_refused(arguments, words) -> None:
     with pytest.raises(InputError) as caught:
         Dim(*arguments)
     assert words in str(caught.value)
-    assert "next ones: 0" not in str(caught.value)
+    assert "nearest: 0" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_contradicting_sizes_are_refused(arguments, words) -> None:
     [
         (H, 130, "x: h=130 is outside 135..2160"),
         (H, 2161, "x: h=2161 is outside 135..2160"),
-        (B, 65, "x: b=65 is not a multiple of 8; next ones: 64, 72"),
+        (B, 65, "x: b=65 is not a multiple of 8; nearest: 64, 72"),
         (B, 513, "x: b=513 is outside 16..512"),
     ],
 )
@@ -137,7 +137,7 @@ def test_solve_sizes() -> None:
         ({"a": (1, 200), "b": (200, 3)}, "a: rank 2, expected 3"),
         ({"a": (2, 200, 7), "b": (200, 3)}, "a axis 0: size 2, expected 1"),
         ({"a": (1, 20, 7), "b": (200, 3)}, "a axis 1: h=20 is outside 135..2160"),
-        ({"a": (1, 200, 7)}, "b: no such input was given; given: a"),
+        ({"a": (1, 200, 7)}, "b: this input is missing; given: a"),
     ):
         with pytest.raises(InputError) as caught:
             solve_sizes(shapes, actual)
@@ -196,7 +196,7 @@ def test_sizes_left_out_have_defaults_that_are_said(given, want, said) -> None:
 
 
 def test_a_max_can_not_be_left_out() -> None:
-    with pytest.raises(InputError, match=r'dim h has no max: .* say Dim\("h", max=...\)'):
+    with pytest.raises(InputError, match=r'dim h has no max: .* Write Dim\("h", max=...\) with'):
         Dim("h", 1, 4)
 
 
@@ -222,7 +222,7 @@ def test_offsets_and_zero() -> None:
     for size in (3, 5, 65):
         ODD.check(size)
     for size, words in (
-        (4, "n=4 is not 1 more than a multiple of 2; next ones: 3, 5"),
+        (4, "n=4 is not 1 more than a multiple of 2; nearest: 3, 5"),
         (1, "n=1 is outside 3..65"),
     ):
         with pytest.raises(InputError) as caught:
@@ -242,15 +242,19 @@ def test_expressions_in_shapes_are_solved_and_checked() -> None:
     assert solve_sizes(shapes, good, (), dims) == {"seq": 7, "past": 5, "h": 40}
     assert solve_sizes(shapes, {**good, "mask": (7,)}, (), dims)["past"] == 0
     for name, size, words in (
-        ("mask", 38, "mask axis 0: size 38 is past + seq for no past in 0..30"),
-        ("mask", 6, "mask axis 0: size 6 is past + seq for no past in 0..30"),
+        ("mask", 38, "mask axis 0: size 38 does not equal past + seq for any past in 0..30"),
+        ("mask", 6, "mask axis 0: size 6 does not equal past + seq for any past in 0..30"),
         ("pair", 80, "pair axis 0: size 80, expected (2 * h) + 1 = 81 with h=40"),
-        ("small", 11, "small axis 0: size 11 is h // 8 for no h in 16..80 in steps of 8"),
+        (
+            "small",
+            11,
+            "small axis 0: size 11 does not equal h // 8 for any h in 16..80 in steps of 8",
+        ),
     ):
         with pytest.raises(InputError) as caught:
             solve_sizes(shapes, {**good, name: (size,)}, (), dims)
         assert str(caught.value) == words
-    with pytest.raises(InputError, match="can't be told from the inputs' shapes"):
+    with pytest.raises(InputError, match=r"can't compute (past|seq) from the inputs' shapes"):
         solve_sizes({"m": (CACHE + SEQ,)}, {"m": (9,)}, (), dims)
 
 

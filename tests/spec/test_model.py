@@ -34,7 +34,7 @@ def spec(**changes) -> ModelSpec:
         ({"inputs": ()}, "needs at least one input"),
         ({"outputs": (Output("y", (Dim("z", 1, 2, 3),)),)}, "output y: z: no dim z"),
         ({"inputs": (Input("x", (H, Dim("h", 1, 2, 3))),)}, "two different dims are called 'h'"),
-        ({"padding": Padding({"z": 8})}, "padding names z, which is no dim of it"),
+        ({"padding": Padding({"z": 8})}, "padding names z, which is not its dim"),
         ({"padding": Padding({"h": 8}, mode="reflect")}, None),
         ({"padding": Padding({"w": 8}, mode="reflect")}, "dim w: 1 is too small to be reflected"),
         ({"padding": Padding({"w": 8}, mode="replicate")}, None),
@@ -61,8 +61,8 @@ def test_padding_refuses_what_can_not_be() -> None:
         assert words in str(caught.value)
     eight = Dim("h", 16, 64, 512, 8)
     for dim, words in (
-        (eight, "padding to 8 never pads"),
-        (Dim("h", 9, 9, 9), "padding is for a dim of several sizes"),
+        (eight, "padding to 8 has no effect on h in"),
+        (Dim("h", 9, 9, 9), "padding needs a dim of several sizes"),
     ):
         with pytest.raises(InputError) as caught:
             spec(inputs=(Input("x", (dim, W)),), outputs=(Output("y"),), padding=Padding({"h": 8}))
@@ -106,11 +106,11 @@ def test_tolerance_has_no_way_to_pass_anything() -> None:
 
 def test_input_refuses_what_can_not_be() -> None:
     for arguments, words in (
-        (("x", 4), "x: shape 4 is no tuple of sizes"),
+        (("x", 4), "x: shape 4 is not a tuple of sizes"),
         (("x", (0, H)), "x axis 0: size 0 must be at least 1"),
         (("x", (H,), "float33"), "x: unknown dtype 'float33'"),
-        (("x", (H,), "str"), "no kind of number"),
-        (("x", (H,), "uint8"), "x: low=-1.0, high=1.0 hold no uint8"),
+        (("x", (H,), "str"), "is not a number or bool"),
+        (("x", (H,), "uint8"), "x: low=-1.0, high=1.0 is not a range of uint8"),
         (("x", (H,), "int64", 3, 3), "x: low=3 must be less than high=3"),
         (("x", (H,), "float32", 0, float("nan")), "x: low=0 must be less"),
     ):
@@ -184,11 +184,11 @@ def test_dims_in_expressions_alone_are_dims_of_the_spec() -> None:
         ({"rules": ("z < 3",)}, "rule 'z < 3': no dim z"),
         ({"rules": ("h <",)}, "does not parse"),
         ({"rules": ("h",)}, "expected two expressions and one of"),
-        ({"rules": "h < 3"}, "rules='h < 3' is no tuple of str"),
+        ({"rules": "h < 3"}, "rules='h < 3' is not a tuple of str"),
         ({"inputs": (Input("x", (DimExpr("2*z"), H)),)}, "input x: 2*z: no dim z"),
         ({"inputs": {"x": Input("x", (H, W)), "y": 3}}, "inputs['y'] is 3, not an Input"),
         ({"inputs": (Input("a", (H, W)), Input("a", (H,)))}, "two inputs or outputs are called"),
-        ({"outputs": "y"}, "outputs='y' is no tuple of Output"),
+        ({"outputs": "y"}, "outputs='y' is not a tuple of Output"),
         ({"build": 3}, "build=3 can't be called"),
         (
             {
@@ -196,7 +196,7 @@ def test_dims_in_expressions_alone_are_dims_of_the_spec() -> None:
                 "outputs": (Output("y"),),
                 "padding": Padding({"w": 8}),
             },
-            "input x has the size 2 * w, which can't be told from the padded size",
+            "input x has the size 2 * w, which can't be computed from the padded size",
         ),
     ],
 )

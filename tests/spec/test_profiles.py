@@ -85,7 +85,7 @@ def test_a_profile_beyond_its_dim_is_refused(text, words) -> None:
 
 def test_shapes_of_a_profile_and_multiples() -> None:
     dims = {dim.name: dim for dim in SETS["multiples"]}
-    with pytest.raises(InputError, match="h=20 is not a multiple of 8; next ones: 16, 24"):
+    with pytest.raises(InputError, match="h=20 is not a multiple of 8; nearest: 16, 24"):
         Profile.parse("h=16:20:64", "p").resolve(dims)
     profile = Profile.parse("h=16:32:64", "p").resolve(dims)
     shapes = profile.shapes({"x": (1, dims["h"], dims["w"]), "y": (dims["w"],)})

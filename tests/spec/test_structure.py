@@ -164,9 +164,14 @@ def in_order(first: Any, second: Any, /) -> None:
         (by_keyword, ["first", "whatever"], False, ""),
         (in_order, ["first", "second"], True, ""),
         (in_order, ["second", "first"], False, ""),  # refused when it is called
-        (any_number, ["a", "b"], True, "a, b: given by place"),
-        (some, ["first", "b"], True, "b: given by place, since the model's forward is forward("),
-        (type, ["a"], True, "does not say what it takes"),
+        (any_number, ["a", "b"], True, "a, b: passed by position"),
+        (
+            some,
+            ["first", "b"],
+            True,
+            "b: passed by position, because the model's forward is forward(",
+        ),
+        (type, ["a"], True, "has no readable signature"),
     ],
 )
 def test_names_or_places(forward: Any, names: list[str], placed: bool, note: str) -> None:

@@ -43,7 +43,7 @@ def test_dims(text: str, want: tuple[int, ...], defaulted: tuple[str, ...]) -> N
     [
         ("h", "is not NAME=MIN:OPT:MAX"),
         ("h=", "is not NAME=MIN:OPT:MAX"),
-        ("h=8", "a largest one is h=:8"),
+        ("h=8", "For a largest size, write h=:8"),
         ("h=1:2:3:4", "is not NAME=MIN:OPT:MAX"),
         ("h=1:2:", "is not NAME=MIN:OPT:MAX"),
         ("h=1:2:-3", "is not NAME=MIN:OPT:MAX"),
@@ -102,7 +102,7 @@ def test_the_range_of_a_bool() -> None:
 
 @pytest.mark.parametrize("words", ["0..2", "2..3", "0.5..1", "1..0"])
 def test_another_range_of_a_bool_is_refused(words: str) -> None:
-    message = f"input m: {words} is no range of a bool; a bool's is 1..2 (all true), 0..0 (all "
+    message = f"input m: {words} is not a valid range; for a bool: 1..2 (all true), 0..0 (all "
     with pytest.raises(InputError, match=re.escape(message)):
         parse_inputs([f"m:4:bool:{words}"], {})
 
@@ -160,17 +160,17 @@ def test_the_character_is_pointed_at(text: str, at: int, words: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["x:{h}", "x:{h}"], "'x:{h}': its place is taken by another input"),
-        (["x:{h}", "x[0]:{h}"], "'x[0]:{h}': its place is taken"),
-        (["x[0]:{h}", "x:{h}"], "'x:{h}': its place is taken"),
-        (["x[1]:{h}"], "input x: its parts are [1], not 0 to the last"),
+        (["x:{h}", "x:{h}"], "'x:{h}': another input already has this name"),
+        (["x:{h}", "x[0]:{h}"], "'x[0]:{h}': another input already has"),
+        (["x[0]:{h}", "x:{h}"], "'x:{h}': another input already has"),
+        (["x[1]:{h}"], "input x: its parts are [1]; number them from 0 without gaps"),
         (["x[0][0]:{h}", "x[0][2]:{h}"], "input x[0]: its parts are [0, 2]"),
         (["x[0]:{h}", "x.a:{h}"], "has both numbered and named parts"),
-        (["x:1x3"], "dim h is declared, but no input has a size of h"),
+        (["x:1x3"], "dim h is declared, but no input uses it"),
         (["x:{h}:float33"], "x: unknown dtype 'float33'"),
         (["x:{h}:torch.int64"], "a numpy name: 'int64'"),
         (["x:{h}:int64:5..5"], "low=5.0 must be less than high=5.0"),
-        (["x:{h}:uint8:-1..5"], "hold no uint8"),
+        (["x:{h}:uint8:-1..5"], "is not a range of uint8"),
         (["x:0x{h}"], "size 0 must be at least 1"),
     ],
 )

@@ -79,7 +79,7 @@ def bench(
     place: Path,
     *,
     shapes: Sequence[str] = (),
-    method: Method = Method(),  # frozen
+    method: Method = Method(),  # noqa: B008  # frozen
     graph: bool = True,
     announce: Announce = lambda _: None,
     plugins: Sequence[str] = (),

@@ -88,7 +88,7 @@ def timed(call: Call, clock: Clock, method: Method) -> Timing:
     start = time.perf_counter()
     warm = 0
     while warm < 3 or time.perf_counter() - start < method.warm_up:
-        clock.one(lambda: call(warm))  # it is called at once
+        clock.one(lambda: call(warm))  # noqa: B023  # it is called at once
         warm += 1
     taken: list[float] = []
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Sizes of what If, Loop and Scan give, and of the tensors in their bodies."""
+"""The sizes of the outputs of If, Loop and Scan, and of the tensors in their bodies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_weights(graph: onnx.GraphProto, sizes: Sizes) -> None:
 
 
 def _if(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
-    """The taken branch; where that is not known, what both have in common."""
+    """The outputs of the branch that runs; if it is unknown, what both branches share."""
     bodies = {a.name: a.g for a in node.attribute}
     taken = _truth(sizes.values.get(node.input[0]))
     if taken is not None:
@@ -43,7 +43,7 @@ def _if(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
     ends = []
     for name, body in bodies.items():
         sizes.bodies[body_key(node, name)] = Sizes()
-        # a branch for other sizes need not fit these; what it gives is unknown then
+        # a branch for other sizes may not fit these; then its outputs are unknown
         with contextlib.suppress(PipelineError):
             ends.append(_body(node, name, body, sizes, [], walk))
     if len(ends) < len(bodies):
@@ -72,7 +72,7 @@ def _scan(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     slices = attributes["num_scan_inputs"]
     kept = len(node.input) - slices
-    if len(attributes["body"].input) != len(node.input):  # of opset 8, which has a batch axis
+    if len(attributes["body"].input) != len(node.input):  # opset 8 has a batch axis
         sizes.bodies[body_key(node, "body")] = Sizes()
         return [(None, None)] * len(node.output)
     axes = attributes.get("scan_input_axes", [0] * slices)
@@ -113,16 +113,16 @@ def _rounds(
     after: Sequence[Carried],
     walk: Walk,
 ) -> tuple[list[Carried], Sequence[Carried]]:
-    """What is known of the states in every round, and of all that the body gives.
+    """What is known in every iteration of the states and of all outputs of the body.
 
     Args:
-        node: a Loop or Scan.
-        body: its body.
-        sizes: of the graph around it.
-        before: the body's inputs before the states.
-        states: as they are before the first round.
-        after: the body's inputs after the states.
-        walk: infers a graph's sizes in place.
+        node: A Loop or Scan.
+        body: Its body.
+        sizes: The sizes of the graph around it.
+        before: The body's inputs before the states.
+        states: The states before the first iteration.
+        after: The body's inputs after the states.
+        walk: Infers a graph's sizes in place.
     """
     while True:
         ends = _body(node, "body", body, sizes, [*before, *states, *after], walk)
@@ -162,7 +162,7 @@ def _truth(value: Sequence[object] | None) -> bool | None:
 
 
 def _stacked(kind: onnx.TypeProto | None, trips: int | None, axis: int) -> Carried:
-    """The type of what a loop stacks of a result of its body along a new axis."""
+    """The type of a body's result that a loop stacks along a new axis."""
     if kind is None or kind.WhichOneof("value") != "tensor_type":
         return None, None
     if not kind.tensor_type.HasField("shape"):

@@ -1,4 +1,4 @@
-"""What is known of tensors without running a graph: types, and the values of small ones."""
+"""Facts on tensors without running a graph: types, and the values of small tensors."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-SMALL = 1024  # elements; no larger tensor is a shape
+SMALL = 1024  # elements; larger tensors are not shapes
 
 Types = dict[str, onnx.TypeProto]
-Value = tuple[np.ndarray, ...]  # one array if all of it is known, otherwise its versions
+Value = tuple[np.ndarray, ...]  # one array if all elements are known, otherwise several versions
 Carried = tuple[onnx.TypeProto | None, Value | None]
 
 
 @dataclass
 class Sizes:
-    """Types by tensor name, small values, and the same of the bodies of nodes that run.
+    """Types and small values by tensor name, and the sizes of the bodies that run.
 
-    `bodies` is by the node's first output and the attribute's name; a branch that is not taken
-    is not in it.
+    The key in `bodies` is the node's first output and the attribute's name. A branch that does
+    not run is not in it.
     """
 
     types: Types = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Sizes:
 
 
 def body_key(node: onnx.NodeProto, attribute: str) -> tuple[str, str]:
-    """What a body is known by in `Sizes.bodies`."""
+    """The key of a body in `Sizes.bodies`."""
     return next(filter(None, node.output), ""), attribute
 
 
@@ -43,7 +43,7 @@ def known_dims(kind: onnx.TypeProto) -> list[int | None]:
 
 
 def element_count(kind: onnx.TypeProto) -> int | None:
-    """The number of a tensor's elements; None if it isn't known, or no tensor."""
+    """The number of a tensor's elements; None if it is unknown or not a tensor."""
     if not kind.tensor_type.HasField("shape"):
         return None
     sizes = [size for size in known_dims(kind) if size is not None]
@@ -51,7 +51,7 @@ def element_count(kind: onnx.TypeProto) -> int | None:
 
 
 def settled(versions: Sequence[object]) -> Value | None:
-    """A value of its versions: one array if they are alike, None if not even their shapes are."""
+    """A value from its versions: one array if they are equal, None if their shapes differ."""
     if not all(isinstance(v, (np.ndarray, np.generic)) for v in versions):
         return None  # a sequence
     arrays = [np.asarray(version) for version in versions]
@@ -62,7 +62,7 @@ def settled(versions: Sequence[object]) -> Value | None:
 
 
 def common(kinds: Sequence[onnx.TypeProto | None]) -> onnx.TypeProto | None:
-    """The type with the sizes that all of these have; None if they have nothing in common."""
+    """The type with the sizes that all these types share; None if they share nothing."""
     first = kinds[0]
     if first is None or any(k is None or k.WhichOneof("value") != "tensor_type" for k in kinds):
         return None
@@ -84,14 +84,14 @@ def common(kinds: Sequence[onnx.TypeProto | None]) -> onnx.TypeProto | None:
 
 
 def common_carried(several: Sequence[Carried]) -> Carried:
-    """What is known whichever of these it is."""
+    """What all of these have in common."""
     values = [value for _, value in several]
     same = all(same_value(value, values[0]) for value in values)
     return common([kind for kind, _ in several]), values[0] if same else None
 
 
 def same_value(one: Value | None, other: Value | None) -> bool:
-    """True if both are unknown or alike in all versions."""
+    """True if both are unknown, or equal in all versions."""
     if one is None or other is None:
         return one is other
     return len(one) == len(other) and all(map(np.array_equal, one, other))

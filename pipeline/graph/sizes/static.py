@@ -1,13 +1,14 @@
 """The sizes of all tensors of an ONNX graph whose inputs have known sizes.
 
-One walk in graph order: the types of each node's results come from onnx's own shape inference of
-that op, and where all that it reads is small and known, the results themselves from onnx's
-reference implementation. So what a graph computes of sizes (Shape, Mod, Div, Where, Concat) is
-known where a Reshape, Resize or Pad reads it; ONNX Runtime's symbolic inference stops at Mod.
+It visits the nodes in graph order. onnx's shape inference gives the types of a node's results. If
+all its inputs are small and known, onnx's reference implementation computes the results.
 
-A size that is up to the data (NonZero) stays unknown. A small tensor that holds such a size is
-carried in several versions, with other numbers in place of what is unknown; what comes out alike
-in all versions is known, the rest is not.
+So the sizes that a graph computes (Shape, Mod, Div, Where, Concat) are known to a Reshape, Resize
+or Pad. ONNX Runtime's symbolic inference stops at Mod.
+
+A size that depends on the data (NonZero) stays unknown. A small tensor with such a size has several
+versions, with different numbers for the unknown size. A result that is equal in all versions is
+known.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from pipeline.graph.sizes.symbolic import contributed
 
 _UNKNOWN = 1 << 20  # stands for an unknown size in the last version; 0 and 1 in the first two
 _RANDOM = ("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout")
-# functions without an inference of their own
+# functions for which onnx has no inference
 _LIKE_FIRST = ("GroupNormalization", "MeanVarianceNormalization")
 
 
@@ -59,10 +60,10 @@ class StaticSizes:
         self._numbers = itertools.count(_UNKNOWN)
 
     def at(self, inputs: Types) -> Sizes:
-        """The sizes with these types of the graph's inputs.
+        """The sizes of all tensors for these types of the graph's inputs.
 
         Raises:
-            PipelineError: the sizes do not fit each other at a node; names it.
+            PipelineError: The sizes do not fit each other at a node. The message names it.
         """
         self._numbers = itertools.count(_UNKNOWN, 7)
         sizes = Sizes({**self._weights.types, **inputs}, dict(self._weights.values))
@@ -84,7 +85,7 @@ class StaticSizes:
     def _results(self, node: onnx.NodeProto, sizes: Sizes) -> Sequence[Carried]:
         for attribute in node.attribute:
             if attribute.g.node:
-                sizes.bodies[body_key(node, attribute.name)] = Sizes()  # all in it is unknown
+                sizes.bodies[body_key(node, attribute.name)] = Sizes()  # all its sizes are unknown
         types = self._types(node, sizes)
         if _domain(node.domain):
             return [(kind, None) for kind in types]
@@ -99,7 +100,9 @@ class StaticSizes:
             return self._inferred(node, sizes, 0)
         found = []
         for version in range(versions):
-            with contextlib.suppress(PipelineError):  # a number that stands for the unknown
+            with contextlib.suppress(
+                PipelineError
+            ):  # the stand-in for an unknown number may not fit
                 found.append(self._inferred(node, sizes, version))
         if len(found) < 2:
             return self._inferred(node, sizes, None)
@@ -108,7 +111,7 @@ class StaticSizes:
     def _inferred(
         self, node: onnx.NodeProto, sizes: Sizes, version: int | None
     ) -> list[onnx.TypeProto | None]:
-        """With one version of the known values, or without those that have several (None)."""
+        """The types for one version of the values; None leaves out values with several versions."""
         types = {n: sizes.types.get(n, onnx.TypeProto()) for n in node.input if n}
         data = {}
         for name in types:
@@ -130,7 +133,7 @@ class StaticSizes:
             )
         except Exception as error:  # onnx's InferenceError is a RuntimeError, or a ValueError
             if any(not kind.WhichOneof("value") for kind in types.values()):
-                return [None] * len(node.output)  # it wants the type of what is unknown
+                return [None] * len(node.output)  # inference needs an unknown type
             words = first_line(error).removeprefix("[ShapeInferenceError] ")
             raise PipelineError(f"{_title(node)}: {words}") from error
         results = [found.get(name) for name in node.output]
@@ -169,7 +172,7 @@ class StaticSizes:
             try:
                 with np.errstate(all="ignore"):
                     runs.append(self._evaluator(node).run(None, feed))
-            except Exception:  # an op or a type that the reference does not know: no value
+            except Exception:  # the reference does not know the op or the type
                 return nothing
         values = [settled(versions) for versions in zip(*runs, strict=True)]
         named = dict(zip((name for name in node.output if name), values, strict=False))
@@ -197,7 +200,7 @@ def _schema(op: str, version: int, domain: str) -> Any:
 
 
 def _spelled_out(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A STFT with its default: onnx 1.23 infers the size of ``onesided=0`` if it is left out."""
+    """Adds STFT's default: without it, onnx 1.23 infers the size for ``onesided=0``."""
     if node.op_type != "STFT" or any(a.name == "onesided" for a in node.attribute):
         return node
     copy = onnx.NodeProto()
@@ -216,7 +219,7 @@ def _small(kind: onnx.TypeProto | None) -> bool:
 
 
 def _fits(value: Value | None, kind: onnx.TypeProto | None) -> bool:
-    """False for a result that the reference computes in another type or shape than inferred."""
+    """False if the reference's result has another type or shape than inferred."""
     if value is None or kind is None:
         return False
     array, tensor = value[0], kind.tensor_type
@@ -227,7 +230,7 @@ def _fits(value: Value | None, kind: onnx.TypeProto | None) -> bool:
 def _check_count(
     node: onnx.NodeProto, source: onnx.TypeProto, result: onnx.TypeProto | None, version: int | None
 ) -> None:
-    """onnx infers the result of a Reshape without holding its elements against the input's."""
+    """Checks the element count of a Reshape, which onnx's inference does not."""
     if version or result is None:
         return
     have, want = element_count(source), element_count(result)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's symbolic shape inference, for sizes as names and for Microsoft's own ops."""
+"""ONNX Runtime's symbolic shape inference, for named sizes and for Microsoft's ops."""
 
 from __future__ import annotations
 
@@ -18,21 +18,27 @@ DOMAIN = "com.microsoft"
 
 
 def infer(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
-    """The model with the shapes of all tensors that ONNX Runtime can tell.
+    """The model with the shapes of all tensors that ONNX Runtime can infer.
 
     Args:
-        model: the model, its inputs with the sizes or names that count.
-        shapes: for the error's text.
+        model: The model. Its inputs have sizes or names for them.
+        shapes: The input shapes by name, for the error's text.
 
     Raises:
-        PipelineError: it gives up.
+        PipelineError: The inference fails.
     """
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            # what SymbolicShapeInference.infer_shapes does, but that leaves a file in the
-            # current folder where a shape stays unknown
+            # SymbolicShapeInference.infer_shapes does the same, but leaves a file in the current
+            # folder if a shape stays unknown
             inference = _inference()
-            for op in ("Max", "Min", "L1", "L2", "SumSquare"):  # of opset 18: axes as an input
+            for op in (
+                "Max",
+                "Min",
+                "L1",
+                "L2",
+                "SumSquare",
+            ):  # in opset 18 their axes are an input
                 inference.dispatcher_[f"Reduce{op}"] = inference._infer_ReduceMean
             inference._preprocess(model)
             while inference.run_:
@@ -49,15 +55,15 @@ def infer(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.M
 def contributed(
     node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], tensors: Sequence[onnx.TensorProto]
 ) -> list[onnx.TypeProto | None]:
-    """The types of the results of an op that onnx does not have; None where there is no rule.
+    """The result types of an op that onnx does not have; None if there is no rule.
 
     Args:
-        node: the node.
-        types: the types of its inputs.
-        tensors: those of its inputs whose values are known.
+        node: The node.
+        types: The types of its inputs by name.
+        tensors: The inputs whose values are known.
 
     Raises:
-        PipelineError: the sizes do not fit each other.
+        PipelineError: The sizes do not fit each other.
     """
     names = [name for name in dict.fromkeys(node.input) if name]
     ours = node.domain in ("", DOMAIN) and node.op_type in _known()

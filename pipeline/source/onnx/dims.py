@@ -1,8 +1,7 @@
-"""The inputs of an ONNX file: their dims by name, and the values that they can be tried with.
+"""The inputs of an ONNX file: their named dims, and ranges of values for trying them.
 
 An axis has a number, a name (``dim_param``), an expression of names (``past + seq``), or nothing.
-Names become dims, made legal where they are not; an axis without a name is called after its
-input.
+Each name becomes a dim, with a legal name. An axis without a name is named after its input.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pipeline.spec.model import Input
 
 _NAMELESS = {"", "?", "-1", "None", "none", "unk", "unknown", "dynamic"}
 _MULTIPLE = re.compile(r"(\d+)\s*\*\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)\s*\*\s*(\d+)")
-# ops behind which an integer is still the same index
+# ops whose output holds the same indices as their input
 _SAME = {
     "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand",
     "Slice", "Concat", "Gather",
@@ -36,10 +35,10 @@ class Named:
     """The dims of a file, before they have ranges.
 
     Args:
-        shapes: each input's shape, with numbers, names and expressions of names.
-        places: where each dim is, in words.
-        multiples: dims of which the file says that they are multiples of a number.
-        texts: what each ``dim_param`` of the file became.
+        shapes: The shape of each input, with numbers, names and expressions of names.
+        places: The axes of each dim, as text.
+        multiples: The number of which a dim is a multiple, for dims where the file states one.
+        texts: The name or expression that replaces each ``dim_param`` of the file.
     """
 
     shapes: Mapping[str, tuple[int | str, ...]]
@@ -49,7 +48,7 @@ class Named:
 
 
 def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """The inputs that are not initializers."""
+    """The graph's inputs that are not initializers."""
     constants = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in constants]
 
@@ -66,7 +65,7 @@ def named_dims(graph: onnx.GraphProto) -> Named:
         match = _MULTIPLE.fullmatch(text)
         if text in alone:
             new[text] = names.add(text)
-        elif match and (match[2] or match[3]) not in alone:  # no axis is the name itself
+        elif match and (match[2] or match[3]) not in alone:  # no axis has the name alone
             name = names.add(match[2] or match[3])
             new[text], multiples[name] = name, int(match[1] or match[4])
     for text in texts:
@@ -89,17 +88,17 @@ def named_dims(graph: onnx.GraphProto) -> Named:
 def with_expressions(
     path: object, named: Named, expressions: Mapping[str, str], given: Collection[str]
 ) -> Named:
-    """The dims, some of them put as expressions of the others, wherever they are.
+    """Replaces some dims by expressions of the others.
 
     Args:
-        path: of the file, for errors.
-        named: the file's dims.
-        expressions: by the name of the dim: ``{"t": "past + seq"}``.
-        given: names of the dims that a range is given for; those that no axis is can be used, too.
+        path: The file's path, for errors.
+        named: The file's dims.
+        expressions: The expression by the name of the dim: ``{"t": "past + seq"}``.
+        given: Names of the dims with a range. An expression may use them even if no axis has them.
 
     Raises:
-        InputError: a dim that the file has not, or an expression of such, or of one that is an
-            expression itself.
+        InputError: A dim is not in the file, or an expression uses an unknown dim or a dim that is
+            an expression itself.
     """
     known = ", ".join(named.places) or "none"
     for name, text in expressions.items():
@@ -108,8 +107,8 @@ def with_expressions(
         for part in sorted(DimExpr(text).names):
             if part in expressions:
                 raise InputError(
-                    f"{path}: dim {name}={text}: {part} has no range but an expression itself; "
-                    "write it in dims that have a range"
+                    f"{path}: dim {name}={text}: {part} is itself an expression; "
+                    "use only dims that have a range"
                 )
             if part not in named.places and part not in given:
                 raise InputError(
@@ -128,7 +127,7 @@ def with_expressions(
 
 
 def in_terms(text: str, names: Mapping[str, str]) -> str:
-    """A text with what the names in it stand for in their place."""
+    """Replaces the names in a text."""
 
     def put(match: re.Match[str]) -> str:
         new = names.get(match[0], match[0])
@@ -138,7 +137,7 @@ def in_terms(text: str, names: Mapping[str, str]) -> str:
 
 
 def _places(shapes: Mapping[str, Sequence[int | str]]) -> dict[str, str]:
-    """In words, where each dim is."""
+    """The axes of each dim, as text."""
     places: dict[str, list[str]] = {}
     for name, shape in shapes.items():
         for axis, size in enumerate(shape):
@@ -161,9 +160,9 @@ def _axes(graph: onnx.GraphProto) -> Iterator[tuple[str, int, int | str]]:
 
 
 def _parts(text: str, alone: set[str]) -> set[str]:
-    """The names in an expression; none where it is better taken for a name of its own.
+    """The names in an expression; none if the text is rather one name.
 
-    ``batch-size`` is a name, unless there are a ``batch`` and a ``size``.
+    ``batch-size`` is one name, unless there are a ``batch`` and a ``size``.
     """
     try:
         names = set(DimExpr(text).names)
@@ -175,7 +174,7 @@ def _parts(text: str, alone: set[str]) -> set[str]:
 
 
 class _Names:
-    """Legal names for dims, each once."""
+    """Makes legal, unique names for dims."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -194,10 +193,10 @@ class _Names:
 
 
 def with_ranges(path: object, named: Named, dims: Mapping[str, Dim]) -> dict[str, Dim]:
-    """The file's dims with the ranges that were given for them.
+    """The file's dims with their ranges.
 
     Raises:
-        InputError: a dim has no range (all of them are listed), or a range is for no dim.
+        InputError: Dims have no range (the message lists all of them), or a range has no dim.
     """
     known = list(named.places)
     problems = []
@@ -229,7 +228,7 @@ def with_ranges(path: object, named: Named, dims: Mapping[str, Dim]) -> dict[str
 
 
 def inputs_of(graph: onnx.GraphProto, named: Named, dims: Mapping[str, Dim]) -> tuple[Input, ...]:
-    """The inputs in the file's order, with dims in their shapes and a range of values each."""
+    """The inputs in the file's order, each with dims in its shape and a range of values."""
     inputs = []
     for value in graph_inputs(graph):
         element = value.type.tensor_type.elem_type
@@ -250,11 +249,12 @@ def _size(size: int | str, dims: Mapping[str, Dim]) -> Size:
 
 
 def _range(graph: onnx.GraphProto, name: str, element: int) -> tuple[float, float]:
-    """The range of values that an input is tried with, the upper end not included.
+    """The range of values for trying an input, without the upper end.
 
-    A file does not say it. An integer that picks out of a table takes every row of it; integers
-    and bools called a mask are all ones, since a row without a one has no right answer in many
-    models; uint8 is a picture's 0..255; other integers are 0 or 1, and the rest is -1..1.
+    A file does not state it. An integer index into a table may be every row of the table. An
+    integer or bool whose name has "mask" is all ones, because many models have no valid result for
+    a row without a one. uint8 is a picture's 0..255, other integers are 0 or 1, and the rest is
+    -1..1.
     """
     if element in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16):
         return -1.0, 1.0
@@ -270,7 +270,7 @@ def _range(graph: onnx.GraphProto, name: str, element: int) -> tuple[float, floa
 
 
 def _tables(graph: onnx.GraphProto, name: str) -> Iterator[int]:
-    """The lengths of the tables that an integer input is an index of; 1 where one is unknown."""
+    """The lengths of the tables that an integer input indexes; 1 for an unknown length."""
     shapes: dict[str, Sequence[int]] = {t.name: list(t.dims) for t in graph.initializer}
     for value in (*graph.value_info, *graph.input):
         sizes = value.type.tensor_type.shape.dim

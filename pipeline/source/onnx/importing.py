@@ -1,4 +1,4 @@
-"""The export stage of an ONNX file: checked, its sizes named, written into the artifact."""
+"""The export stage of an ONNX file: checks it, names its sizes and writes it into the artifact."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ from pipeline.spec.model import ModelSpec
 
 
 def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 60.0) -> Exported:
-    """Brings a spec's ONNX file into an artifact, and finds out what it does at which sizes.
+    """Copies a spec's ONNX file into an artifact, and runs it to find its legal and output sizes.
 
-    External data are gathered in ``<path>.data``, tensor by tensor, never in memory as a whole.
-    The file is run in ONNX Runtime at small sizes, at min, opt, max and odd ones as far as they
-    are not too large: that it takes them, and what sizes its outputs have.
+    External data is copied to ``<path>.data``, one tensor at a time, to save memory. ONNX Runtime
+    runs the file at small sizes, and at min, opt, max and odd ones if they are not too large. This
+    checks that the file accepts these sizes, and shows the sizes of its outputs.
 
     Args:
-        spec: made by `onnx_spec`.
-        path: the file to write, in an existing folder.
-        seed: for the inputs' values.
-        budget: seconds for the runs; what is left out then is tried by the comparison.
+        spec: A spec made by `onnx_spec`.
+        path: The file to write, in an existing folder.
+        seed: The seed of the inputs' values.
+        budget: The time for the runs in seconds. The comparison tries the sizes that are left out.
 
     Raises:
-        InputError: the file is no good (see `open_onnx`), or ONNX Runtime does not load it.
-        ConstraintError: it does not take every size of a dim; says which rule, and the node.
-        ExportError: an output's size is up to the data, or is not what the file states.
+        InputError: The file is not usable (see `open_onnx`), or ONNX Runtime does not load it.
+        ConstraintError: The file does not accept every size of a dim. The message names the rule
+            and the node.
+        ExportError: An output's size depends on the data, or differs from the file's statement.
     """
     if spec.onnx is None:
         raise InputError(f"model {spec.name}: the spec has no ONNX file")
@@ -64,14 +65,14 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
     runs = OnnxRunner(path, spec, seed, budget)
     applied, base = fit_to_file(spec, runs, budget / 3)
     spec = applied.spec
-    # the file's axes stay as they are called; of two equal dims everything else knows one
+    # the file's axes keep their names; everything else uses one name for two equal dims
     declared = {
         name: [in_terms(size, applied.merged) if isinstance(size, str) else size for size in shape]
         for name, shape in declared.items()
     }
     shapes, more = output_shapes(spec, model, runs, base, declared)
     if runs.over:
-        notes.append(f"the runs were ended after {budget:g} s: not all sizes meant were tried")
+        notes.append(f"the runs stopped after {budget:g} s: not all planned sizes were tried")
     _set_shapes(model, spec, shapes)
     opset = check_source(without_weights(model), path)
     with watch("copy"):
@@ -95,17 +96,17 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
 
 
 def _check_spec(spec: ModelSpec, model: onnx.ModelProto, named: Named) -> None:
-    """Raises if the file is not the one any more that the spec was made of."""
+    """Raises `InputError` if the file changed after the spec was made."""
     same = [i.name for i in spec.inputs] == [v.name for v in graph_inputs(model.graph)]
     same = same and spec.dims.keys() == named.places.keys()
     if not same or [o.name for o in spec.outputs] != [v.name for v in model.graph.output]:
-        raise InputError(f"{spec.onnx}: the file was changed since the spec was made of it")
+        raise InputError(f"{spec.onnx}: the file was changed after the spec was made")
 
 
 def _declared_shapes(
     model: onnx.ModelProto, named: Named, spec: ModelSpec
 ) -> dict[str, list[int | str]]:
-    """The outputs' shapes in the file; an empty text for a size that is no formula of the dims."""
+    """The outputs' shapes in the file; an empty text for a size that is not a formula of dims."""
     known = spec.dims.keys()
     found: dict[str, list[int | str]] = {}
     for value in model.graph.output:
@@ -122,7 +123,7 @@ def _declared_shapes(
 
 
 def _in_dims(text: str, named: Named) -> str:
-    """A ``dim_param`` of the file with the dims' names in it."""
+    """A ``dim_param`` of the file in terms of the dims."""
     text = text.strip()
     if text in named.texts:
         return named.texts[text]
@@ -130,7 +131,7 @@ def _in_dims(text: str, named: Named) -> str:
 
 
 def _name_sizes(model: onnx.ModelProto, named: Named) -> None:
-    """Renames the sizes of inputs and of values inside to the dims, in place."""
+    """Renames the sizes of inputs and of inner values to the dims, in place."""
     for value in values_of(model.graph):
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             shape = named.shapes.get(value.name)
@@ -143,7 +144,7 @@ def _name_sizes(model: onnx.ModelProto, named: Named) -> None:
 def _set_shapes(
     model: onnx.ModelProto, spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]
 ) -> None:
-    """Writes the outputs' shapes into the model, and a number for a dim of one size."""
+    """Writes the outputs' shapes into the model, and a number for each dim of one size."""
     for value in model.graph.output:
         tensor = value.type.tensor_type
         tensor.ClearField("shape")

@@ -1,8 +1,8 @@
-"""Sizes at which an ONNX file fails though it declares them, and the rule behind that.
+"""Sizes at which an ONNX file fails although it declares them, and the rule that explains it.
 
-A file says that an axis is free, or fixed; a rule (multiples of 8, the height equals the width)
-it can't say, and an exporter that baked a size into a Reshape did not notice.
-`pipeline.probe.probe` finds it by running the file in ONNX Runtime.
+A file can only state that an axis is free or fixed. It can't state a rule, such as multiples of 8
+or a height that equals the width. An exporter may also bake a size into a Reshape unnoticed.
+`pipeline.probe.probe` finds such rules by running the file in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def fit_to_file(
     """Narrows the dims of a spec to the sizes at which its file runs.
 
     Args:
-        spec: the spec of the file.
-        runner: runs the file; goes on with the narrowed spec.
-        budget: seconds for trying sizes.
+        spec: The spec of the file.
+        runner: Runs the file. Afterwards it uses the narrowed spec.
+        budget: The time for trying sizes, in seconds.
 
     Returns:
         The spec with the rules that narrowed it, and sizes at which the file runs.
 
     Raises:
-        ConstraintError: the file does not run at every declared size, and a dim is not `auto`.
-        ExportError: it runs at none of the sizes that were tried.
+        ConstraintError: The file does not run at every declared size, and a dim is not `auto`.
+        ExportError: The file runs at none of the sizes that were tried.
     """
     if not any(not dim.static for dim in spec.dims.values()):
         only = {name: dim.min for name, dim in spec.dims.items()}
@@ -60,10 +60,12 @@ def fit_to_file(
     for sizes in mixed(spec, base):
         if broken := runner.fails(sizes):
             raise ExportError(
-                f"model {spec.name}: the file {broken}; that is no rule of one dim: add the rule "
-                "that these sizes break to the spec's rules, or choose ranges that keep it"
+                f"model {spec.name}: the file {broken}; no rule on one dim explains this. Add the "
+                "rule that these sizes break to the spec's rules, or choose ranges that keep it"
             )
-    if not isinstance(runner.at(base), tuple):  # moved away from where it ran
+    if not isinstance(
+        runner.at(base), tuple
+    ):  # narrowing moved it to sizes at which the file may fail
         runs_at = (sizes for sizes in mixed(spec, base) if isinstance(runner.at(sizes), tuple))
         base = next(runs_at, base)
     return applied, base
@@ -103,7 +105,7 @@ def _sum_error(
 
 
 def by_values(spec: ModelSpec) -> str:
-    """A hint for a run that went wrong with random values of integers."""
+    """A hint for a run that may have failed because of random integers."""
     names = [i.name for i in spec.inputs if i.dtype.startswith(("int", "uint"))]
     if not names:
         return ""
@@ -111,13 +113,13 @@ def by_values(spec: ModelSpec) -> str:
         f"{i.name} {i.low:g}..{i.high - 1:g}" for i in spec.inputs if i.name in names
     )
     return (
-        f"; if the values of its integer inputs are to blame ({ranges}): give the Input a range "
-        "(low=, high=), or make what sets a shape or an axis a constant in the file"
+        f"; if the values of its integer inputs cause this ({ranges}): give the Input a range "
+        "(low=, high=), or make an input that sets a shape or an axis a constant in the file"
     )
 
 
 def mixed(spec: ModelSpec, base: Sizes) -> Iterator[dict[str, int]]:
-    """Sets of sizes with all dims away from `base`: small ones, odd ones, min and opt, the max."""
+    """Sets of sizes in which all dims differ from `base`: small, odd, min, opt and max."""
     dims = spec.dims
 
     def moved(k: int, more: int) -> dict[str, int]:
@@ -141,7 +143,7 @@ def mixed(spec: ModelSpec, base: Sizes) -> Iterator[dict[str, int]]:
 
 
 def with_rules(spec: ModelSpec, sizes: Sizes) -> dict[str, int] | None:
-    """The sizes, those changed that a rule like ``h == w`` gives; None if they break another."""
+    """The sizes, changed to keep rules like ``h == w``; None if they break another rule."""
     changed = dict(sizes)
     for text in spec.rules:
         left, equal, right = (part.strip() for part in text.partition("=="))

@@ -1,7 +1,7 @@
 """The output shapes of an ONNX file in terms of its dims, found by running it.
 
-What the file states is a guess of its exporter's: names that say nothing (``Addoutput_dim_2``),
-the name of an input's axis for what is four times as large, or a number that was baked in.
+The shapes in the file are only the exporter's guess. Examples are meaningless names
+(``Addoutput_dim_2``), an input's name for a size that is four times as large, or a baked-in number.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import onnx
 import sympy
 
 from pipeline.errors import ExportError, InputError, SizeError
+from pipeline.export.symbols import SizePrinter
 from pipeline.graph.sizes.symbolic import infer
 from pipeline.probe.fit import Point, doubts, formula, holds_at
 from pipeline.probe.onnx_runner import OnnxRunner, Sizes, steps
@@ -23,7 +24,7 @@ from pipeline.spec.dims import Dim, SizeRule, sizes_text
 from pipeline.spec.expressions import DimExpr
 from pipeline.spec.model import ModelSpec
 
-# ops whose result has a size that is up to the data, and ops that can hold a size of an example
+# ops whose output size depends on the data, and ops that can hold the example's size
 _BY_DATA = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
 _MAYBE = (*_BY_DATA, "Loop", "If", "Range", "SequenceAt")
 _BAKES = ("Reshape", "Expand", "Tile", "Resize", "ConstantOfShape", "Slice", "Pad")
@@ -37,10 +38,10 @@ class _Axis:
     """One axis of one output.
 
     Args:
-        place: the output's place among the outputs.
-        output: the output's name.
-        axis: the axis.
-        declared: the size in the file; an empty text where it has none in terms of the dims.
+        place: The output's index among the outputs.
+        output: The output's name.
+        axis: The axis.
+        declared: The size in the file; an empty text if it has none in terms of the dims.
     """
 
     place: int
@@ -52,7 +53,7 @@ class _Axis:
         return f"output {self.output} axis {self.axis}"
 
     def points(self, runs: OnnxRunner) -> list[Point]:
-        """The sizes that were run at, and the size that came out."""
+        """The sizes of each run, and the size of this axis in its result."""
         return [(sizes, shapes[self.place][self.axis]) for sizes, shapes in runs.points()]
 
 
@@ -63,18 +64,18 @@ def output_shapes(
     base: Sizes,
     declared: DeclaredShapes,
 ) -> tuple[dict[str, list[int | str]], list[str]]:
-    """Each output's shape in terms of the dims, and notes on sizes that the file declares wrongly.
+    """Each output's shape in terms of the dims, and notes on wrong sizes in the file.
 
     Args:
-        spec: the spec, its dims such that the file takes every size.
-        model: the file.
-        runs: runs of it.
-        base: small sizes at which it runs.
-        declared: the shape in the file of each output that has one, in terms of the dims.
+        spec: The spec. The file must accept every size of its dims.
+        model: The file.
+        runs: Runs the file.
+        base: Small sizes at which the file runs.
+        declared: The shape of each output in the file, in terms of the dims, if it has one.
 
     Raises:
-        ExportError: a size is up to the data, is no formula that is known here, or is not the
-            number that the file states.
+        ExportError: A size depends on the data, follows no known formula, or is not the number
+            that the file states.
     """
     _check_data(spec, model, runs, base)
     dims = {name: dim for name, dim in spec.dims.items() if not dim.static}
@@ -131,7 +132,7 @@ def _formula(
     base: Sizes,
     legal: Mapping[str, Sequence[int]],
 ) -> int | str | None:
-    """The formula of one size, tried out where another rounding would show."""
+    """The formula of one size, checked at sizes where another rounding would show."""
     said = axis.declared
     for _ in range(_ROUNDS):
         points = axis.points(runs)
@@ -149,7 +150,7 @@ def _formula(
 
 
 def _check_data(spec: ModelSpec, model: onnx.ModelProto, runs: OnnxRunner, base: Sizes) -> None:
-    """Raises if other values at the same sizes give other sizes."""
+    """Raises `SizeError` if other input values at the same sizes give other output sizes."""
     first = runs.at(base)
     others = [
         runs.fresh(base, runs.seed + n, scale) for n, scale in ((1, 1.0), (2, 30.0), (0, 0.0))
@@ -168,16 +169,16 @@ def _check_data(spec: ModelSpec, model: onnx.ModelProto, runs: OnnxRunner, base:
 
 def _by_data(spec: ModelSpec, model: onnx.ModelProto, name: str, axis: int, seen: str) -> str:
     maker = _maker(model, name, _MAYBE)
-    by = f", by {maker}" if maker else ""
+    by = f", through {maker}" if maker else ""
     return (
-        f"model {spec.name}: output {name} axis {axis} is up to the data{by} ({seen} with other "
-        "values at the same sizes): no shape can be declared; cut the graph before it, or let it "
+        f"model {spec.name}: output {name} axis {axis} depends on the data{by} ({seen} with other "
+        "values at the same sizes): no shape can be declared. Cut the graph before it, or let it "
         "give a fixed number (TopK, a mask)" + ("" if maker else by_values(spec))
     )
 
 
 def _maker(model: onnx.ModelProto, output: str, ops: Sequence[str]) -> str:
-    """The nearest node of one of these ops on the way to an output: ``NonZero 'n3'``."""
+    """The nearest node of one of these ops before an output: ``NonZero 'n3'``."""
     producers = {name: node for node in model.graph.node for name in node.output}
     queue, seen = [output], {output}
     while queue:
@@ -199,10 +200,13 @@ def _check_declared(
     size: int | str,
     points: Sequence[Point],
 ) -> str:
-    """Checks the size that the file declares against the runs; a note where only a name is wrong.
+    """Compares the size in the file with the runs.
+
+    Returns:
+        A note if only a name is wrong; otherwise an empty text.
 
     Raises:
-        ExportError: the file declares another number, or a dim where a number comes out.
+        ExportError: The file states another number, or a dim although the size is a number.
     """
     said = axis.declared
     if said == "" or holds_at(said, points):
@@ -214,7 +218,7 @@ def _check_declared(
         raise SizeError(
             f"model {spec.name}: {axis}: the file states {said}, and a run gives {wrong[1]} at "
             f"{sizes_text(wrong[0])}{hint}; "
-            "export it anew with these dims dynamic, or state the true size"
+            "export it again with these dims dynamic, or state the true size"
         )
     return f"{axis}: the file states {said}; it is {size}"
 
@@ -222,19 +226,19 @@ def _check_declared(
 def _unknown(spec: ModelSpec, model: onnx.ModelProto, axis: _Axis, points: Sequence[Point]) -> str:
     some = "; ".join(f"{value} at {sizes_text(sizes)}" for sizes, value in points[:4])
     maker = _maker(model, axis.output, _BY_DATA)
-    why = f"; it may be up to the data, by {maker}" if maker else by_values(spec)
+    why = f"; it may depend on the data, through {maker}" if maker else by_values(spec)
     return f"model {spec.name}: {axis}: no formula of the dims was found for its size ({some}){why}"
 
 
 def _inferred(model: onnx.ModelProto) -> dict[str, list[str]]:
-    """The outputs' sizes as ONNX Runtime's symbolic shape inference writes them."""
+    """The outputs' sizes as text, from ONNX Runtime's symbolic shape inference."""
     bare = without_weights(model)
     del bare.graph.value_info[:]
     for value in bare.graph.output:
         value.type.tensor_type.ClearField("shape")
     try:
         outputs = infer(bare, {}).graph.output
-    except Exception:  # it gives up in many ways
+    except Exception:  # it fails with many kinds of errors
         return {}
     return {
         v.name: [d.dim_param or str(d.dim_value) for d in v.type.tensor_type.shape.dim]
@@ -244,8 +248,6 @@ def _inferred(model: onnx.ModelProto) -> dict[str, list[str]]:
 
 def _translated(texts: Sequence[str], axis: int, dims: Mapping[str, Dim]) -> str | None:
     """``floor(h/2 - 1/2) + 1`` as ``(h - 1)//2 + 1``."""
-    from pipeline.export.symbols import SizePrinter
-
     if axis >= len(texts):
         return None
     symbols = {name: sympy.Symbol(name, integer=True, positive=True) for name in dims}

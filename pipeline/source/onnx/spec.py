@@ -1,12 +1,12 @@
-"""An ONNX file as the source of a conversion, where otherwise torch's export stands.
+"""An ONNX file as the source of a conversion, in place of torch's export.
 
-`onnx_spec` makes a spec of the file: its inputs, its dims with the ranges that the caller gives.
-`import_onnx` brings the file into an artifact. The graph stays as it is: only the names of its
-dims, the sizes of its outputs, and the place of its weights are written anew.
+`onnx_spec` makes a spec of the file: its inputs, and its dims with your ranges. `import_onnx`
+copies the file into an artifact. The graph stays the same. Only the names of its dims, the sizes of
+its outputs and the location of its weights change.
 
-Ranges of values are not in a file: an integer input that picks rows of a table is tried over the
-whole table, an integer or bool input with "mask" in its name with ones, uint8 with 0..255, other
-integers with 0 and 1, floating-point inputs with -1..1. Replace the spec's `Input`s for others.
+A file does not state ranges of values. An integer index into a table may be every row of the table.
+An integer or bool input with "mask" in its name is all ones. uint8 is 0..255, other integers are 0
+and 1, and floating-point inputs are -1..1. For other ranges, replace the spec's `Input` objects.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ def onnx_spec(
     """The spec of an ONNX file.
 
     Args:
-        path: the file, its external data beside it.
-        dims: a range for each dim of the file, by name; a wrong name says which there are.
-        name: of the model; the file's without its suffix where it is left out.
-        tolerance: for every comparison; None means that it is measured.
-        expressions: in place of a range, what a dim of the file is in terms of others, where it
-            has a name of its own for it: ``{"t": "past + seq"}``.
+        path: The file, with its external data beside it.
+        dims: A range for each dim of the file, by name.
+        name: The model's name; by default the file's name without its suffix.
+        tolerance: The tolerance for every comparison; None means that it is measured.
+        expressions: In place of a range, the expression of other dims that a dim of the file
+            always equals: ``{"t": "past + seq"}``.
 
     Raises:
-        InputError: the file is no good (see `open_onnx`), or `dims` are not those that it has.
+        InputError: The file is not usable (see `open_onnx`), or `dims` are not its dims. The
+            message lists the file's dims.
     """
     file = open_onnx(path)
     expressions = expressions or {}

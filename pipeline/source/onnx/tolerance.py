@@ -1,4 +1,4 @@
-"""A tolerance measured on an ONNX file, for a source that states none."""
+"""Measures the tolerance of an ONNX file that states none."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ _ASSUMED = 4  # units in the last place of the root mean square
 
 
 def with_onnx_tolerance(spec: ModelSpec, path: Path, seed: int) -> ModelSpec:
-    """The spec with a tolerance for every output, if it states none: what ONNX Runtime's outputs
-    move by where its floating-point inputs move by their rounding.
+    """The spec with a tolerance for every output, measured if it states none.
+
+    The floating-point inputs change by a rounding error, and the change of ONNX Runtime's outputs
+    gives the tolerance.
 
     Args:
-        spec: the spec of an ONNX file.
-        path: the file, as it is in the artifact.
-        seed: for the inputs' values.
+        spec: The spec of an ONNX file.
+        path: The file in the artifact.
+        seed: The seed of the inputs' values.
 
     Raises:
-        InputError: no tolerance can be measured.
+        InputError: No tolerance can be measured.
     """
     if spec.tolerance is not None:
         return spec
@@ -60,7 +62,7 @@ def with_onnx_tolerance(spec: ModelSpec, path: Path, seed: int) -> ModelSpec:
 
 
 def _sizes(spec: ModelSpec) -> Mapping[str, int]:
-    """The smallest sizes or the opts, whatever keeps the rules; not 1 where there are others."""
+    """The smallest sizes, 2 or more if possible, or else the opts; they keep the rules."""
     small = {name: dim.legal(max(dim.min, 2)) for name, dim in spec.dims.items()}
     for sizes in (small, {name: dim.opt for name, dim in spec.dims.items()}):
         if kept_rules(spec.rules, sizes):

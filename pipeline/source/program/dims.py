@@ -1,4 +1,4 @@
-"""The dims of a saved program: named, with the ranges that it was exported for."""
+"""The named dims of a saved program, with the ranges of its export."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
+from pipeline.export.symbols import SymbolNames
 from pipeline.source.program.guards import guard_rules
 from pipeline.spec.dims import Dim, Size
 from pipeline.spec.expressions import DimExpr
@@ -14,13 +15,13 @@ from pipeline.spec.expressions import DimExpr
 if TYPE_CHECKING:
     import torch
 
-_ENDLESS = 1 << 31  # what torch writes for no largest size, or as good as none
+_ENDLESS = 1 << 31  # torch writes this or more for no largest size
 _Axis = tuple[str, int, Any]  # input, axis, size
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Every tensor input's shape in dims, and the rules that sizes keep together."""
+    """The shape of every tensor input in terms of dims, and the rules on sizes."""
 
     shapes: Mapping[str, tuple[Size, ...]]
     rules: tuple[str, ...]
@@ -31,10 +32,12 @@ class _ProgramDim:
     """One of torch's symbols.
 
     Args:
-        name: of the dim that stands for it.
-        step, shift: the dim is ``step*symbol + shift``.
-        low, high: of the dim; high is None where torch knows none.
-        places: the axes that it is in.
+        name: The name of its dim.
+        step: The factor in ``dim = step*symbol + shift``.
+        shift: The summand in that formula.
+        low: The smallest size of the dim.
+        high: The largest size of the dim; None if torch knows none.
+        places: The axes that contain the symbol.
     """
 
     name: str
@@ -55,19 +58,17 @@ class _ProgramDim:
 def named_axes(
     path: object, program: torch.export.ExportedProgram, given: Mapping[str, Dim]
 ) -> Axes:
-    """Reads the dims off a program's inputs.
+    """Reads the dims of a program's inputs.
 
     Args:
-        path: of the file, for errors.
-        program: the program.
-        given: ranges by dim name in place of the program's own, inside of them.
+        path: The file's path, for errors.
+        program: The program.
+        given: Ranges by dim name that replace the program's ranges, and lie inside of them.
 
     Raises:
-        InputError: a dim without a largest size, or `given` dims that there are not or that
-            leave the program's range.
+        InputError: A dim has no largest size, or a dim in `given` does not exist or exceeds the
+            program's range.
     """
-    from pipeline.export.symbols import SymbolNames
-
     axes = _sizes(program)
     symbols = _symbols(program, axes)
     dims = _ranges(path, symbols, axes, given)
@@ -91,7 +92,7 @@ def _size(text: int | str, dims: Mapping[str, Dim]) -> Size:
 def _sizes(program: torch.export.ExportedProgram) -> list[_Axis]:
     """The size of every axis of every tensor input: a number or torch's expression.
 
-    A scalar has one line of axis -1 and no size.
+    A scalar has one entry with axis -1 and size None.
     """
     import torch
 
@@ -115,9 +116,9 @@ def _sizes(program: torch.export.ExportedProgram) -> list[_Axis]:
 def _symbols(
     program: torch.export.ExportedProgram, axes: Sequence[_Axis]
 ) -> dict[str, _ProgramDim]:
-    """A dim for each symbol: the axis that it is, or of which that is a multiple.
+    """A dim for each symbol: an axis of that size, or of a multiple of it.
 
-    Where it stands in sums with others only, the dim is a size that no axis has.
+    If the symbol occurs only in sums with others, no axis has the size of its dim.
     """
     found: dict[str, _ProgramDim] = {}
     uses: dict[Any, list[_Axis]] = {}
@@ -137,7 +138,7 @@ def _symbols(
         label = _fresh(label, {s.name for s in found.values()})
         low, high = _span(program, symbol)
         if step > 1 or shift:
-            low = 0 if low <= 2 else low  # the least size of a symbol that no axis is
+            low = 0 if low <= 2 else low  # torch's least size of a symbol that is no axis
         for size in {size for *_, size in places}:  # 2*s may have a range of its own
             slope, rest = _affine(size, symbol)
             if not slope:
@@ -159,7 +160,7 @@ def _symbols(
 
 
 def _fresh(name: str, taken: set[str]) -> str:
-    """A legal name for a dim, that none has yet."""
+    """A legal, new name for a dim."""
     base = name if name[0].isalpha() else f"d{name}"
     number, new = 2, base
     while new in taken:
@@ -168,7 +169,7 @@ def _fresh(name: str, taken: set[str]) -> str:
 
 
 def _affine(size: Any, symbol: Any) -> tuple[int, int]:
-    """(a, b) where a size is ``a*symbol + b`` with a positive a; (0, 0) where it is not."""
+    """(a, b) if a size is ``a*symbol + b`` with a positive a; otherwise (0, 0)."""
     if getattr(size, "free_symbols", None) != {symbol}:
         return 0, 0
     rest = size.subs(symbol, 0)
@@ -179,7 +180,7 @@ def _affine(size: Any, symbol: Any) -> tuple[int, int]:
 
 
 def _span(program: torch.export.ExportedProgram, expr: Any) -> tuple[int, int | None]:
-    """The range that torch keeps for a size; the high end is None where there is none."""
+    """The range that torch stores for a size; the upper end is None if there is none."""
     span = program.range_constraints.get(expr)
     if span is None:
         return 0, None
@@ -246,11 +247,11 @@ def _least(symbol: _ProgramDim) -> int:
 
 
 def _dim(path: object, symbol: _ProgramDim, given: Dim | None) -> Dim:
-    """The dim of a symbol, in its own range or in the one that is given."""
+    """The dim of a symbol, with its own range or the given one."""
     step, offset = symbol.step, symbol.shift % symbol.step
     if given is None:
         assert symbol.high is not None
-        if symbol.low <= 0:  # torch's word for no least size: the default, said to be one
+        if symbol.low <= 0:  # torch stores this for no least size: take the default
             return Dim(symbol.name, max=symbol.high, multiple_of=step, offset=offset)
         return Dim(symbol.name, symbol.low, max=symbol.high, multiple_of=step, offset=offset)
     if step > 1 and (given.multiple_of % step or given.offset % step != offset):
@@ -258,7 +259,7 @@ def _dim(path: object, symbol: _ProgramDim, given: Dim | None) -> Dim:
         given = Dim(
             given.name, **kept, max=given.max, multiple_of=step, offset=offset, auto=given.auto
         )
-    # torch lets 0 and 1 through where it was not told a least size above 2
+    # torch accepts 0 and 1 unless the export had a least size above 2
     least = symbol.low if symbol.low > 2 * step + symbol.shift else min(symbol.low, 0)
     if given.min < least or (symbol.high is not None and given.max > symbol.high):
         most = " and more" if symbol.high is None else f"..{symbol.high}"

@@ -1,7 +1,7 @@
-"""The guards that a saved program was exported with, held against the dims, as size rules.
+"""The guards of a saved program, compared with its dims, as size rules.
 
-A program exported with ``Dim.AUTO`` or ``Dim.DYNAMIC`` holds for the sizes that keep its guards,
-and torch refuses to run it at others: these are the legal ones here.
+A program exported with ``Dim.AUTO`` or ``Dim.DYNAMIC`` is valid for sizes that keep its guards.
+torch refuses to run it at others, so only these sizes are legal.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _SIZE = re.compile(r"L((?:\['\w+'\]|\[\d+\]|\.\w+)+?)\.size\(\)\[(\d+)\]")
 _MOST = 1 << 18  # sizes of a dim at which a guard is evaluated
-Texts = Mapping[tuple[str, int], int | str]  # of an axis: a number or an expression
+Texts = Mapping[tuple[str, int], int | str]  # a number or an expression by input and axis
 
 
 @dataclass(frozen=True)
 class _Guard:
-    text: str  # in symbols s0, s1, ... that stand for the dims
-    words: str  # in the dims
+    text: str  # with symbols s0, s1, ... for the dims
+    words: str  # with the dims' names
     names: tuple[str, ...]
 
 
@@ -40,17 +40,17 @@ def guard_rules(
     texts: Texts,
     dims: Mapping[str, Dim],
 ) -> tuple[str, ...]:
-    """The rules for the guards that some sizes of the dims break.
+    """A rule for each guard that some sizes of the dims break.
 
     Args:
-        path: of the file, for errors.
-        program: the program.
-        texts: of every axis of every input, by input and axis.
-        dims: by name.
+        path: The file's path, for errors.
+        program: The program.
+        texts: The size of every axis, by input and axis.
+        dims: The dims by name.
 
     Raises:
-        InputError: the program takes fewer sizes of a dim, and a narrower range would say so; or
-            no rule can say what a guard asks for.
+        InputError: The program accepts fewer sizes of a dim, which a narrower range can express.
+            Or no rule can express a guard.
     """
     symbols = {name: f"s{n}" for n, name in enumerate(dims)}
     guards = _guards(path, program, texts, symbols)
@@ -75,8 +75,8 @@ def guard_rules(
 
 def _unsaid(path: object, words: str) -> InputError:
     return InputError(
-        f"{path}: the program holds for sizes that keep {words} only, and no rule can say that: "
-        "export it with a torch.export.Dim for each dim"
+        f"{path}: the program is valid only for sizes that keep {words}, and no rule can express "
+        "that: export it with a torch.export.Dim for each dim"
     )
 
 
@@ -86,10 +86,12 @@ def _guards(
     texts: Texts,
     symbols: Mapping[str, str],
 ) -> list[_Guard]:
-    """The guards on sizes, each in symbols for the dims."""
+    """The guards on sizes, each with symbols for the dims."""
     guards = []
     for code in dict.fromkeys(getattr(program, "_guards_code", ())):
-        if ".size()" not in code or ".stride()" in code:  # on a constant; contiguous tensors come
+        if (
+            ".size()" not in code or ".stride()" in code
+        ):  # a guard on a constant, or on strides: inputs are contiguous
             continue
         try:
             words = _SIZE.sub(lambda m: _axis_text(m, texts), code)
@@ -111,7 +113,7 @@ def _axis_text(match: re.Match[str], texts: Texts) -> str:
 
 
 def _check_alone(path: object, dim: Dim, guards: Sequence[_Guard], symbol: str) -> None:
-    """Raises `InputError` where a narrower dim would keep all guards on it alone."""
+    """Raises `InputError` if a narrower dim would keep all guards on this dim alone."""
     sizes = np.array(legal_sizes(dim, _MOST))
     good = np.ones(len(sizes), bool)
     broken = []
@@ -125,13 +127,13 @@ def _check_alone(path: object, dim: Dim, guards: Sequence[_Guard], symbol: str) 
     words = " and ".join(broken)
     rule = fitted(dim, sizes[good].tolist())
     if not good.any():
-        raise InputError(f"{path}: takes no size of {dim}: torch exported it for {words}")
+        raise InputError(f"{path}: accepts no size of {dim}: torch exported it for {words}")
     new = rule.refined
     if new is None or len(sizes) == _MOST:
-        return  # a rule says it
+        return  # a rule expresses it
     step = f"/{new.multiple_of}" if new.multiple_of > 1 else ""
     step += f"+{new.offset}" if new.offset else ""
     raise InputError(
-        f"{path}: takes less than {dim.min}..{dim.max} of {dim.name}, since torch exported it for "
+        f"{path}: accepts less than {dim.min}..{dim.max} of {dim.name}: torch exported it for "
         f"{words}: {rule.text()}: --dim {dim.name}={new.min}:{new.legal(dim.opt)}:{new.max}{step}"
     )

@@ -1,13 +1,13 @@
 """A saved ``torch.export`` program (``.pt2``) as the source of a conversion.
 
-`program_spec` makes a spec of the file: inputs, dims and ranges as torch keeps them. The program
-is then exported anew like any module, so that everything downstream is the same for it.
+`program_spec` makes a spec of the file with the inputs, dims and ranges that torch stores. The
+program is then exported again like any module, so all later stages are the same.
 
-torch does not keep the names of the dims: a dim is called after the first input axis that it is
-(``x_0``). Nor does a file say which values an input takes: each is tried with the range of values
-of the example that the program was exported with.
+torch does not store the names of the dims. A dim is named after its first input axis (``x_0``).
+A file does not state which values an input may have either. Each input uses the range of values of
+the program's example.
 
-A ``.pt2`` is a program: loading one can run what its maker wrote into it. Take trusted ones only.
+A ``.pt2`` is a program: loading it can run code of its author. Only use files that you trust.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
-from pipeline.export.program import KINDS, load_program
+from pipeline.export.program import KINDS, ProgramModule, load_program
+from pipeline.machine.files import hash_file
 from pipeline.source.program.dims import Axes, named_axes
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Tolerance
@@ -33,17 +34,15 @@ def program_spec(
     """The spec of a saved ExportedProgram.
 
     Args:
-        path: the file.
-        dims: ranges in place of those that the program was exported with, inside of them.
-        tolerance: for every comparison; None means that it is measured.
+        path: The file.
+        dims: Ranges that replace the program's ranges, and lie inside of them.
+        tolerance: The tolerance for every comparison; None means that it is measured.
 
     Raises:
-        InputError: the file is missing, damaged, of another kind or torch version; an input that
-            is no tensor of numbers; a dim without a largest size (all of them are listed), or
-            `dims` that the program does not have or not allow.
+        InputError: The file is missing, damaged, or of another kind or torch version. Or an input
+            is not a tensor of numbers. Or dims have no largest size (the message lists them), or
+            the program does not have or allow `dims`.
     """
-    from pipeline.machine.files import hash_file
-
     program = load_program(path)
     _check(path, program)
     axes = named_axes(path, program, dims)
@@ -52,8 +51,6 @@ def program_spec(
 
     def build(weights: Path | None) -> torch.nn.Module:
         del weights  # they are in the file
-        from pipeline.export.program import ProgramModule
-
         return ProgramModule(load_program(path))
 
     return ModelSpec(
@@ -68,7 +65,7 @@ def program_spec(
 
 
 def _check(path: Path, program: torch.export.ExportedProgram) -> None:
-    """Raises `InputError` for a program that a conversion can't stand for."""
+    """Raises `InputError` for a program that can't be converted."""
     signature = program.graph_signature
     for spec in signature.input_specs:
         if spec.kind.name != "USER_INPUT":
@@ -77,24 +74,24 @@ def _check(path: Path, program: torch.export.ExportedProgram) -> None:
         if kind not in ("TensorArgument", "ConstantArgument"):
             what = KINDS.get(kind, kind.removesuffix("Argument"))
             raise InputError(
-                f"{path}: input {spec.arg.name} is {what} that varies: an engine takes tensors "
-                "only; export with a tensor or a constant in its place"
+                f"{path}: input {spec.arg.name} is {what} that varies: an engine only takes "
+                "tensors; export with a tensor or a constant in its place"
             )
     for node in program.graph.nodes:
         if _trains(node):
             raise InputError(
-                f"{path}: was exported in training mode ({node.name} acts at random, or on the "
-                "batch): call .eval() on the model before torch.export.export"
+                f"{path}: was exported in training mode ({node.name} is random, or uses the "
+                "batch's statistics): call .eval() on the model before torch.export.export"
             )
     for name in _changed_buffers(program):
         raise InputError(
             f"{path}: the program changes its buffer {name} in every call, and an engine keeps "
-            "nothing: make it an input and an output"
+            "no state: make it an input and an output"
         )
 
 
 def _changed_buffers(program: torch.export.ExportedProgram) -> list[str]:
-    """The buffers that the program writes to, itself or through a view of them."""
+    """The buffers that the program writes to, directly or through a view."""
     signature = program.graph_signature
     found = list(signature.buffers_to_mutate.values())
     for node in program.graph.nodes:
@@ -113,7 +110,7 @@ def _changed_buffers(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def _trains(node: torch.fx.Node) -> bool:
-    """True for a dropout that drops, or a batch norm of the batch's own mean."""
+    """True for an active dropout, or a batch norm that uses the batch's mean."""
     name = str(node.target).removeprefix("aten.").split(".")[0]
     if node.op != "call_function" or not str(node.target).startswith("aten."):
         return False
@@ -123,7 +120,7 @@ def _trains(node: torch.fx.Node) -> bool:
 
 
 def _inputs(path: Path, program: torch.export.ExportedProgram, axes: Axes) -> tuple[Input, ...]:
-    """The program's tensors, each with its dims and the range of its example's values."""
+    """The program's tensor inputs, each with its dims and its example's range of values."""
     from torch.utils._pytree import tree_leaves
 
     examples = tree_leaves(program.example_inputs) if program.example_inputs else []
@@ -138,7 +135,7 @@ def _inputs(path: Path, program: torch.export.ExportedProgram, axes: Axes) -> tu
         if value.dtype.is_complex or dtype.startswith(("bfloat", "float8")):
             raise InputError(
                 f"{path}: input {argument.name} is {dtype}, which ONNX Runtime and TensorRT don't "
-                "take as an input: let the model take float32 and cast"
+                "accept as an input: let the model take float32 and cast"
             )
         if value.device.type != "cpu":
             raise InputError(
@@ -149,12 +146,12 @@ def _inputs(path: Path, program: torch.export.ExportedProgram, axes: Axes) -> tu
         low, high = _value_range(example, dtype)
         inputs.append(Input(argument.name, axes.shapes[argument.name], dtype, low, high))
     if not inputs:
-        raise InputError(f"{path}: the program takes no tensor")
+        raise InputError(f"{path}: the program has no tensor input")
     return tuple(inputs)
 
 
 def _value_range(example: Any, dtype: str) -> tuple[float, float]:
-    """low and high (exclusive for integers) for an input's values: those of the example."""
+    """The lowest and highest value of the example; integers exclude the highest."""
     usual = {"bool": (-1.0, 1.0), "uint8": (0, 256)}.get(
         dtype, (-1.0, 1.0) if "float" in dtype else (0, 2)
     )
@@ -167,6 +164,6 @@ def _value_range(example: Any, dtype: str) -> tuple[float, float]:
         return (low, high + 1) if high > 0 else (low, 2)
     if not (abs(low) < float("inf") and abs(high) < float("inf")):
         return usual
-    if low == high:  # zeros or ones say little
+    if low == high:  # a constant example, such as zeros, does not show the range
         return (min(low, 0.0), max(high, 1.0))
     return float(f"{low:.2g}"), float(f"{high:.2g}")
