@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pipeline.machine.target import Target
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-# What an engine of TensorRT-RTX 1.7 can be loaded on (NVIDIA's support matrix; an H200, 9.0,
-# was refused)
-_RTX_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
+# Where the portable engine of TensorRT-RTX 1.7 loads (NVIDIA's support matrix; an H200, 9.0,
+# was refused). For 7.5, TensorRT-RTX needs a build made for it, which refuses float32 products.
+_RTX_CAPABILITIES = {(8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
+_TURING = (7, 5)
 
 
 @dataclass(frozen=True)
@@ -59,5 +60,11 @@ def why_not(target: Target, gpu: Gpu | None = None) -> str:
         return found
     if target.flavour == "tensorrt_rtx" and found.capability not in _RTX_CAPABILITIES:
         major, minor = found.capability
-        return f"TensorRT-RTX does not run on {found.name} (compute capability {major}.{minor})"
+        gpu_here = f"{found.name} (compute capability {major}.{minor})"
+        if found.capability == _TURING:
+            return (
+                f"the portable TensorRT-RTX engine does not run on {gpu_here}: 7.5 needs a build "
+                "made for it, which this pipeline does not make"
+            )
+        return f"TensorRT-RTX does not run on {gpu_here}"
     return ""
