@@ -1,7 +1,7 @@
-"""Whether a GPU here can run what a target builds, asked of the driver itself.
+"""Finds out from the driver whether a GPU here can run a target's engines.
 
-The driver library is asked directly, so that neither torch nor a working TensorRT runtime is
-needed to know. Source: CUDA Driver API (cuInit, cuDeviceGetCount, cuDeviceGetAttribute).
+It asks the driver library directly, so it needs neither torch nor a working TensorRT runtime.
+Source: CUDA Driver API (cuInit, cuDeviceGetCount, cuDeviceGetAttribute).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Gpu:
 
 
 def find_gpu() -> Gpu | str:
-    """The first GPU, or in words why there is none."""
+    """Returns the first GPU, or a text that says why there is none."""
     for library in ("libcuda.so.1", "nvcuda.dll"):
         try:
             cuda = ctypes.CDLL(library)
@@ -38,7 +38,7 @@ def find_gpu() -> Gpu | str:
         return "no NVIDIA driver is installed here"
     code = cuda.cuInit(0)
     if code:
-        return f"the NVIDIA driver does not start here (cuInit gives {code})"
+        return f"the NVIDIA driver does not start here (cuInit returns {code})"
     device, count = ctypes.c_int(), ctypes.c_int()
     if cuda.cuDeviceGetCount(ctypes.byref(count)) or count.value == 0:
         return "the NVIDIA driver sees no GPU here"
@@ -54,7 +54,12 @@ def find_gpu() -> Gpu | str:
 
 
 def why_not(target: Target, gpu: Gpu | None = None) -> str:
-    """Why the GPU (the first one here) can't run the target's engines; empty where it can."""
+    """Returns why a GPU can't run the target's engines; empty if it can.
+
+    Args:
+        target: the TensorRT that builds the engines.
+        gpu: the GPU; by default the first one here.
+    """
     found = gpu or find_gpu()
     if isinstance(found, str):
         return found
