@@ -1,8 +1,8 @@
-"""What can go wrong, and with which exit code the command line ends.
+"""The pipeline's errors, with the exit code of the command line for each.
 
-Exit code 2 says that the input was bad and nothing was done; 1 that a conversion or a
-comparison failed. Each error is one line: what, where, and what to do. A longer text that
-belongs to it (TensorRT's own words, a table of guards) goes into ``detail``.
+Exit code 2: the input was bad and nothing was done. Exit code 1: a conversion or a comparison
+failed. Each message is one line: what happened, where, and what to do. A longer text (TensorRT's
+log, a table of guards) goes into ``detail``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class PipelineError(Exception):
         self.detail = detail
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled with all that it carries (`machine.child` sends errors between processes)."""
+        """Pickles the error with all its attributes: `machine.child` sends it between processes."""
         return _restored, (type(self), self.args, dict(vars(self)))
 
 
 class InputError(PipelineError):
-    """The caller asked for something that can't be: a wrong name, range, size or file."""
+    """The caller passed something invalid: a wrong name, range, size or file."""
 
     exit_code = 2
 
@@ -35,14 +35,14 @@ class TargetMissing(InputError):
 
 
 class ArtifactError(InputError):
-    """An artifact that is not there, not whole, or not what its manifest says."""
+    """An artifact is missing or incomplete, or differs from its manifest."""
 
 
 class ExportError(PipelineError):
-    """torch could not export the model, or exported something other than what was asked.
+    """torch could not export the model, or exported something else than the spec declares.
 
     Args:
-        line: ``file:line in function: code`` of the model, where the message names it.
+        line: ``file:line in function: code`` in the model, if the message names it.
         what: the message without that line.
     """
 
@@ -52,15 +52,15 @@ class ExportError(PipelineError):
 
 
 class SizeError(ExportError):
-    """The size of an input or output axis in the export is not what was declared."""
+    """An input or output axis in the export differs from its declared size."""
 
 
 class ConstraintError(ExportError):
-    """The model does not take every size that the spec declares.
+    """The model does not accept every size that the spec declares.
 
     Args:
-        rules: what it demands, each a `pipeline.spec.rules.Rule`; none where only a library's
-            own text is known.
+        rules: the model's rules on sizes, each a `pipeline.spec.rules.Rule`; empty if only a
+            library's message is known.
     """
 
     def __init__(self, message: str, *, detail: str = "", rules: tuple[Any, ...] = ()) -> None:
@@ -89,15 +89,15 @@ class CompareError(PipelineError):
 
 
 class EngineError(PipelineError):
-    """A loaded engine can't do what was asked: TensorRT or CUDA refused, or it is closed."""
+    """A loaded engine failed: TensorRT or CUDA refused, or the engine is closed."""
 
 
 class OutOfMemory(EngineError):
-    """The GPU's memory does not suffice. The engine goes on working, with smaller sizes.
+    """GPU memory is too short. The engine still works at smaller sizes.
 
     Args:
-        wanted: bytes that were asked for; None where TensorRT asked and did not say.
-        free: bytes that were free then.
+        wanted: the bytes that were requested; None if TensorRT requested them and did not say.
+        free: the bytes that were free then.
     """
 
     def __init__(self, message: str, *, wanted: int | None = None, free: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Files that are written whole, and their hashes."""
+"""Writes whole files, and hashes files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHUNK = 1 << 20
 
 
 def hash_file(path: Path) -> FileInfo:
-    """sha256 (lower-case hex) and size in bytes, read in pieces of 1 MiB."""
+    """Returns a file's sha256 (lower-case hex) and size in bytes; reads it in pieces of 1 MiB."""
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:
@@ -30,9 +30,9 @@ class FileInfo:
 
 
 def fresh(path: Path) -> Path:
-    """`path`, ready to be written as a new file: whatever was there is unlinked first.
+    """Returns `path`, ready for a new file: makes its folder and unlinks an existing file.
 
-    Files in a folder from `replacing` may be hard links to the old folder's; writing those in
+    Files in a folder from `replacing` may be hard links to the old folder's files. To write them in
     place would change the old folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def fresh(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that is there whole or not at all, and leaves its other hard links alone."""
+    """Writes a file completely or not at all; other hard links to an old file keep its content."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_bytes(data)

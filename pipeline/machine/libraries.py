@@ -1,4 +1,4 @@
-"""Importing torchvision beside a torch that its compiled part does not fit (a CPU build)."""
+"""Imports torchvision even if its compiled part does not fit the installed torch (a CPU build)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Its compiled part registers these; without it `import torchvision` fails at their fake
-# kernels ("operator torchvision::nms does not exist"). The schemas are torchvision's own.
+# torchvision's compiled part registers these ops. Without it, `import torchvision` fails at their
+# fake kernels ("operator torchvision::nms does not exist"). The schemas are torchvision's own.
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -20,9 +20,9 @@ _libraries: list[torch.library.Library] = []  # a library's ops live as long as 
 
 
 def import_torchvision() -> None:
-    """Imports torchvision; where its compiled ops can't load, declares the two it stumbles over.
+    """Imports torchvision; if its compiled ops can't load, declares the two that the import needs.
 
-    The ops stay without a kernel: a model that calls them fails where it does.
+    The declared ops have no kernel: a model that calls one fails at that call.
     """
     try:
         importlib.import_module("torchvision")
@@ -41,7 +41,7 @@ def import_torchvision() -> None:
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Installed versions by package; packages that are not installed are left out."""
+    """Returns the installed versions by package, without packages that are not installed."""
     found = {}
     for package in packages:
         try:

@@ -1,4 +1,4 @@
-"""What Polygraphy and TensorRT print, collected instead of printed."""
+"""Collects the messages that Polygraphy and TensorRT would print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Messages:
-    """Warnings and errors in the order in which they came."""
+    """Warnings and errors, each in order of arrival."""
 
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)

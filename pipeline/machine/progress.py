@@ -1,4 +1,4 @@
-"""How progress is announced."""
+"""The type of a function that announces progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds by name, and the peak memory of a stretch of the process's life."""
+"""Measures seconds by name, and the process's peak memory."""
 
 from __future__ import annotations
 
@@ -48,20 +48,23 @@ def peak_memory() -> int | None:
 
 
 def release_memory() -> None:
-    """Gives back what is not used any more: torch's and onnx's graphs are cycles of objects, and
-    the allocator keeps what they leave (of an exported model about as much as its weights)."""
+    """Returns unused memory to the system.
+
+    The graphs of torch and onnx are cycles of objects, so they need the garbage collector. After
+    that, the allocator still keeps their memory: about a model's weights for an export.
+    """
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # glibc's alone
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def default_limit() -> int:
-    """Half of the memory that is free here, at most 6 GiB: a comparison must not choke a laptop."""
+    """Half of the free memory, at most 6 GiB, so that a comparison leaves a laptop usable."""
     return min(available_memory() // 2, 6 * 2**30)
 
 
 def available_memory() -> int:
-    """Bytes that can be allocated here without swapping, as far as the system says."""
+    """Bytes that can be allocated here without swapping, by what the system reports."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -1,16 +1,16 @@
 """Replaces a folder in one step, so that a killed run leaves the old one or the new one.
 
-What is inside is no matter here, but for one rule: a folder that is not empty and holds no
-`marker` file is not ours, and is never replaced.
+A folder that is not empty and has no `marker` file is not ours, and is never replaced. Otherwise
+this module does not look at the content.
 
-What is guaranteed:
+It guarantees:
 
-- Linux: one exchange of two names (``renameat2`` with ``RENAME_EXCHANGE``); whoever opens the
-  place at any moment finds the old folder or the new one, whole.
-- Other POSIX systems, and file systems that can't exchange: two renames. A run that is killed
-  between them leaves no folder at the place and the old one beside it; the next run puts it
-  back. Nothing is ever lost, but a reader may find nothing for a moment.
-- Windows: nothing is written, and the error says so.
+- Linux: one exchange of two names (``renameat2`` with ``RENAME_EXCHANGE``). A reader always finds
+  the complete old folder or the complete new one.
+- Other POSIX systems, and file systems that can't exchange: two renames. If a run is killed between
+  them, the old folder is left under another name beside its place. The next run moves it back.
+  Nothing is ever lost, but a reader may find no folder for a moment.
+- Windows: nothing is written; the error says so.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# Smaller files are copied when a folder is carried over: that costs nothing, and a copy can be
-# written in place without harm.
+# Smaller files are copied, not linked, when a folder is carried over: a copy is cheap, and it can
+# be written in place safely.
 LINK_FROM_BYTES = 1 << 20
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -48,25 +48,25 @@ Exchange = Callable[[Path, Path], None]
 
 @contextmanager
 def replacing(path: Path, *, keep: bool, marker: str = "manifest.json") -> Iterator[Path]:
-    """Gives an empty folder to fill, and puts it in the place of `path` when the block ends well.
+    """Yields an empty folder to fill, and moves it to `path` when the block succeeds.
 
-    Whatever ends the block otherwise (Ctrl-C included), `path` stays as it was. The folder to
-    fill lies beside `path`, as ``.NAME.tmp-PID-RANDOM``; what killed runs left of that kind is
-    removed. If `path` is a symlink, what it points to is replaced, not the link.
+    If the block fails in any way (Ctrl-C included), `path` stays as it was. The folder to fill is
+    beside `path`, as ``.NAME.tmp-PID-RANDOM``; such folders of killed runs are removed. If `path`
+    is a symlink, the folder that it points to is replaced, not the link.
 
-    With `keep`, the files of the old folder are carried into the new one, files from
-    `LINK_FROM_BYTES` on as hard links: write them through `fresh`, never in place.
+    With `keep`, the new folder starts with the old folder's files. Files of `LINK_FROM_BYTES` or
+    more are hard links: write them through `fresh`, never in place.
 
     Args:
         path: the folder to make or to replace; missing parents are made.
         keep: start from the old folder's files.
-        marker: the file that says that a folder may be replaced. The block has to write it.
+        marker: the file that marks a folder as replaceable. The block has to write it.
 
     Raises:
-        InputError: somebody else is writing to `path`; it is not a folder, or one that is not
-            ours; it is a mount point or holds the current folder; its parent can't be written.
+        InputError: another process is writing to `path`. Or `path` is not a folder, is not ours, is
+            a mount point or holds the current folder; or its parent can't be written.
         PipelineError: no space is left (disk, quota or file size limit).
-        RuntimeError: the block wrote a linked file in place, or no `marker`.
+        RuntimeError: the block wrote a linked file in place, or wrote no `marker`.
     """
     try:
         with _explained(path):
@@ -94,13 +94,13 @@ def replacing(path: Path, *, keep: bool, marker: str = "manifest.json") -> Itera
             raise
         left = "the previous artifact is untouched" if path.exists() else "nothing is left behind"
         raise PipelineError(
-            f"{path}: no space left ({error.strerror}); {left}; free some and run again"
+            f"{path}: no space left ({error.strerror}); {left}; free some space and run again"
         ) from error
 
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turns the system's refusals into InputError, but for a full disk."""
+    """Turns the system's errors into InputError, except for a full disk."""
     try:
         yield
     except OSError as error:
@@ -128,7 +128,7 @@ def _refuse_foreign(path: Path, place: Path, marker: str) -> None:
         raise InputError(f"{path}: is not a folder; give another place")
     if not (place / marker).is_file():
         raise InputError(
-            f"{path}: holds files but no {marker}, so it is no artifact and is left alone; "
+            f"{path}: has files but no {marker}, so it is not an artifact and stays as it is; "
             "give another place"
         )
 
@@ -138,16 +138,16 @@ def _is_empty(place: Path) -> bool:
 
 
 def _hidden(place: Path, kind: str) -> Path:
-    """A new name beside the place; `_recover` knows it again by its form."""
+    """A new name beside the place; `_recover` recognises the form."""
     return place.with_name(f".{place.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 @contextmanager
 def _locked(path: Path, place: Path) -> Iterator[None]:
-    """Holds the place's lock; the system lets go of it when the process dies in any way.
+    """Holds the place's lock; the system releases it when the process dies in any way.
 
-    The lock's file is removed while the lock is still held, so a lock counts only if its file
-    is still the one under that name.
+    The lock file is removed while the lock is still held. So a lock counts only if its file is
+    still the one with that name.
     """
     name = place.with_name(f".{place.name}.lock")
     with _explained(path):
@@ -163,7 +163,7 @@ def _locked(path: Path, place: Path) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 name.unlink()
-            # also where a forked child still holds the file open
+            # releases the lock even if a forked child still has the file open
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
@@ -193,10 +193,10 @@ def _is_file_at(file: IO[bytes], name: Path) -> bool:
 
 
 def _recover(place: Path, marker: str) -> None:
-    """Ends what an interrupted run began, by what lies on the disk; the lock must be held.
+    """Repairs the place after an interrupted run; the lock must be held.
 
-    The old folder, moved aside and not yet replaced, goes back; everything else that runs
-    leave beside the place goes away.
+    If the old folder was moved aside and not yet replaced, it moves back. Everything else that runs
+    left beside the place is removed.
     """
     form = re.compile(rf"\.{re.escape(place.name)}\.(tmp|old)-\d+-[0-9a-f]{{8}}")
     beside = [entry for entry in place.parent.iterdir() if form.fullmatch(entry.name)]
@@ -216,13 +216,13 @@ _State = tuple[int, int, int]
 
 
 def _state(path: Path) -> _State:
-    """Tells the file's inode, and whether it was written since."""
+    """The file's inode, size and time of change, which show whether it was written since."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _carry(source: Path, target: Path) -> dict[Path, _State]:
-    """Links or copies all that `source` holds into `target`; returns what was linked."""
+    """Links or copies the content of `source` into `target`; returns the linked files."""
     linked: dict[Path, _State] = {}
     for old in source.iterdir():
         new = target / old.name
@@ -239,7 +239,7 @@ def _carry(source: Path, target: Path) -> dict[Path, _State]:
 
 
 def _link(old: Path, new: Path) -> bool:
-    """Makes a hard link, or says that there can be none: vfat, some mounts, too many links."""
+    """Makes a hard link; False if none is possible (vfat, some mounts, too many links)."""
     try:
         new.hardlink_to(old)
     except OSError as error:
@@ -258,7 +258,7 @@ def _check_block(staging: Path, linked: dict[Path, _State], marker: str) -> None
 
 
 def _sync(folder: Path) -> None:
-    """Has the system write all files and folders to the disk."""
+    """Makes the system write all files and folders to the disk."""
     for entry in folder.iterdir():
         if entry.is_symlink():
             continue
@@ -278,9 +278,9 @@ def _sync_one(path: Path) -> None:
 
 
 def _swap(staging: Path, place: Path) -> None:
-    """Puts `staging` at `place`. What was there is left for `_recover` to remove."""
+    """Moves `staging` to `place`. `_recover` removes the old folder later."""
     if not place.exists() or _is_empty(place):
-        staging.rename(place)  # onto an empty folder too
+        staging.rename(place)  # this also replaces an empty folder
     else:
         with suppress(PermissionError):
             staging.chmod(stat.S_IMODE(place.stat().st_mode))
@@ -291,7 +291,7 @@ def _swap(staging: Path, place: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchanges the two, or says that this system or file system can't."""
+    """Exchanges the two; False if this system or file system can't."""
     exchange = _find_exchange()
     if exchange is None:
         return False
@@ -305,7 +305,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _find_exchange() -> Exchange | None:
-    """``renameat2`` with RENAME_EXCHANGE (Linux 3.15, glibc 2.28), or None where there is none."""
+    """``renameat2`` with RENAME_EXCHANGE (Linux 3.15, glibc 2.28), or None if it is missing."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return None

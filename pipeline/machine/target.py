@@ -1,8 +1,8 @@
-"""Which TensorRT a conversion is for, and whether it is installed here.
+"""The versions of TensorRT that a conversion can be for, and whether they are installed here.
 
-The only place that knows how the flavours of TensorRT differ in name and in how they are
-imported. Polygraphy reads ``POLYGRAPHY_USE_TENSORRT_RTX`` once, when it is imported; `use`
-sets it, and is called before any import of Polygraphy.
+Only this module knows how the flavours of TensorRT differ in name and import. Polygraphy reads
+``POLYGRAPHY_USE_TENSORRT_RTX`` once, when it is imported. `use` sets it, so call `use` before any
+import of Polygraphy.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Flavour = Literal["tensorrt", "tensorrt_rtx"]
 
 @dataclass(frozen=True)
 class Target:
-    """A TensorRT that results can be for.
+    """A TensorRT that a conversion can be for.
 
     Args:
-        name: as the user writes it.
+        name: the name that the user writes.
         flavour: the Python module's name.
-        version: leading numbers of the versions that it covers.
-        strongly_typed: precision stands in the ONNX graph only; there are no precision flags.
-        max_opset: the highest ONNX opset that its parser reads as the standard says.
-        get: how to install it.
+        version: the leading numbers of the versions that the target covers.
+        strongly_typed: whether only the ONNX graph sets the precision, without precision flags.
+        max_opset: the highest ONNX opset that the parser reads according to the standard.
+        get: the command that installs it.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Target:
         return self.name
 
 
-# 8.6 documents opset 17, and reads newer ones silently wrong (onnx-tensorrt 8.6 ModelImporter:
-# axes as inputs of Reduce*-18). 10 and later read 18 right; GridSample-20 is wrong up to 11.1
-# (NVIDIA/TensorRT#4646), so no target goes beyond 19 here.
+# 8.6 documents opset 17, and silently misreads newer ones (onnx-tensorrt 8.6 ModelImporter: axes
+# as inputs of Reduce*-18). 10 and later read 18 correctly. GridSample-20 is wrong up to 11.1
+# (NVIDIA/TensorRT#4646), so no target goes beyond 19.
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
@@ -60,15 +60,15 @@ TARGETS: dict[str, Target] = {
 DEFAULT_TARGET = "rtx-1.7"
 _ELSEWHERE = (
     ", or build on a machine that has it: `pipeline export`, `pipeline rewrite` and "
-    "`pipeline verify --torch` need none (docs/guide/gpu-machine.md)"
+    "`pipeline verify --torch` need no TensorRT (docs/guide/gpu-machine.md)"
 )
 
 
 def find_target(name: str) -> Target:
-    """The target of that name.
+    """Returns the target of that name.
 
     Raises:
-        InputError: there is none; the known ones are listed.
+        InputError: the name is unknown; the message lists the known ones.
     """
     if name not in TARGETS:
         raise InputError(f"unknown target {name!r}; known: {', '.join(TARGETS)}")
@@ -76,7 +76,7 @@ def find_target(name: str) -> Target:
 
 
 def installed_version(target: Target) -> str | None:
-    """Version of the target's TensorRT as installed here (by its package's metadata), or None."""
+    """The installed version of the target's TensorRT (by its package's metadata), or None."""
     try:
         return importlib.metadata.version(target.flavour)
     except importlib.metadata.PackageNotFoundError:
@@ -90,10 +90,10 @@ def installed_version(target: Target) -> str | None:
 
 
 def require(target: Target) -> str:
-    """The installed version of the target's TensorRT.
+    """Returns the installed version of the target's TensorRT.
 
     Raises:
-        TargetMissing: it is not installed, or in another version.
+        TargetMissing: TensorRT is not installed, or in another version.
     """
     version = installed_version(target)
     if version is None:
@@ -110,9 +110,9 @@ def require(target: Target) -> str:
 
 
 def bind_polygraphy(target: Target) -> None:
-    """Makes Polygraphy use the target's flavour, if it was not imported for another one before.
+    """Makes Polygraphy use the target's flavour, unless Polygraphy is already imported.
 
-    ONNX Runtime and the comparisons work either way; `use` insists.
+    ONNX Runtime and the comparisons work with either flavour; `use` raises if it is the wrong one.
     """
     if "polygraphy.config" not in sys.modules:
         os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = _flag(target)
@@ -122,8 +122,8 @@ def use(target: Target) -> ModuleType:
     """Imports the target's TensorRT and makes Polygraphy use the same one.
 
     Raises:
-        TargetMissing: see `require`; also where it is installed but can't be imported.
-        InputError: Polygraphy is already tied to the other flavour in this process.
+        TargetMissing: see `require`; or TensorRT is installed but can't be imported.
+        InputError: Polygraphy was already imported for the other flavour in this process.
     """
     require(target)
     bind_polygraphy(target)
@@ -137,7 +137,7 @@ def use(target: Target) -> ModuleType:
         return importlib.import_module(target.flavour)
     except (ImportError, OSError) as error:
         raise TargetMissing(
-            f"target {target}: {target.flavour} is installed but does not import: {error}"
+            f"target {target}: {target.flavour} is installed but can't be imported: {error}"
         ) from error
 
 
@@ -150,8 +150,8 @@ class Versions:
     """A range of versions of one flavour of TensorRT: ``since <= version < below``.
 
     Args:
-        basis: how it is known: ``measured`` on a version in the range, ``read`` in its source or
-            in reports of others, or ``assumed`` (the parser is built from the same source).
+        basis: how the range is known: ``measured`` on a version in the range, ``read`` in the
+            source or in reports, or ``assumed`` (the parser is built from the same source).
     """
 
     flavour: Flavour
@@ -173,9 +173,8 @@ class Versions:
         return f"{self.flavour}{since}{below}{basis}"
 
 
-# the ranges that most passes share; below 10 is measured on 8.6.0 (`cases/measured.json`); the
-# parsers of RTX 1.7 and of TensorRT 10 and 11 are built from one source, and 10 and 11 could not
-# be tried here
+# The ranges that most passes share. Below 10, 8.6.0 was measured (`cases/measured.json`). TensorRT
+# 10 and 11 could not be tested; their parsers are built from the same source as RTX 1.7's.
 BELOW_10 = Versions("tensorrt", below=(10,))
 
 
@@ -188,7 +187,7 @@ RTX = Versions("tensorrt_rtx")
 EVERY = (RTX, FROM_10, BELOW_10)
 
 
-# for what no machine without a GPU can show
+# for facts that only a machine with a GPU can show
 EVERY_READ = (
     Versions("tensorrt_rtx", basis="read"),
     Versions("tensorrt", basis="read"),

@@ -1,9 +1,9 @@
-"""Arrays on the GPU that speak ``__cuda_array_interface__``, the quick way.
+"""A fast path for GPU arrays that implement ``__cuda_array_interface__``.
 
-Only plain ones: version 3, C-contiguous without strides, of the right dtype, on the right GPU,
-aligned, with no stream to wait for. Everything else, and everything that is wrong, is left to
-`pipeline.runtime.arrays.device_view`, which has the words for it. (cuda.core's way costs as much as
-TensorRT's own call of a small network.)
+It handles plain arrays only: version 3, C-contiguous without strides, of the expected dtype, on the
+engine's GPU, aligned, with no stream to wait for. `pipeline.runtime.arrays.device_view` handles all
+other arrays, and raises the errors. It goes through cuda.core, which takes as long as TensorRT's
+own call for a small network.
 
 Source: Numba's documentation, CUDA Array Interface (version 3).
 """
@@ -21,8 +21,10 @@ _MOST = 64  # arrays
 
 
 class Known:
-    """Which arrays are on a GPU. CUDA is asked once for an array (cuda-python takes a microsecond
-    and more for that), for as long as it lives and names the same address.
+    """Remembers which arrays are on a GPU.
+
+    Asking CUDA takes a microsecond or more through cuda-python. So it is asked once for an array,
+    while the array lives and keeps its address.
 
     Args:
         device: CUDA's number of the GPU.
@@ -44,7 +46,7 @@ class Known:
             return False
         if len(arrays) >= _MOST:
             arrays.clear()
-        with suppress(TypeError):  # of a kind that has no weak references: asked again
+        with suppress(TypeError):  # no weak reference to this type: CUDA is asked every time
             arrays[id(value)] = ref(value), pointer
         return True
 
@@ -52,8 +54,8 @@ class Known:
 def plain(
     port: Port, value: Any, known: Known, stream: int
 ) -> tuple[int, tuple[int, ...], bool] | None:
-    """Address, shape, and whether it is read-only, of a plain array; None for anything else."""
-    if hasattr(value, "__dlpack__"):  # has the better protocol, and goes by it
+    """A plain array's address, its shape, and whether it is read-only; None for anything else."""
+    if hasattr(value, "__dlpack__"):  # DLPack goes first: it also orders the streams
         return None
     try:
         said = value.__cuda_array_interface__
@@ -72,12 +74,12 @@ def plain(
             and known.has(value, pointer)
         ):
             return pointer, shape, bool(readonly)
-    except Exception:  # of no array, or what its producer does; `device_view` says it
+    except Exception:  # not an array, or its producer failed; `device_view` raises the error
         pass
     return None
 
 
 def view_of(port: Port, value: Any, known: Known, stream: int) -> View:
-    """`pipeline.runtime.arrays.device_view`, quicker for plain arrays."""
+    """Same as `pipeline.runtime.arrays.device_view`, but faster for plain arrays."""
     found = plain(port, value, known, stream)
     return device_view(port, value, known.device, stream) if found is None else View(*found, value)

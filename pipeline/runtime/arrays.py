@@ -1,7 +1,7 @@
-"""Arrays on their way into an engine: what may come in, and what is said of what may not.
+"""Checks the arrays that a call passes to an engine, and reads them without a copy.
 
-Numpy arrays, and anything on the GPU that speaks DLPack or ``__cuda_array_interface__`` (torch,
-cupy, jax, numba, cuda.core), read by cuda.core without a copy. What comes out on the GPU:
+An input is a numpy array, or a GPU array with DLPack or ``__cuda_array_interface__`` (torch, cupy,
+jax, numba, cuda.core). cuda.core reads GPU arrays. Outputs on the GPU are in
 `pipeline.runtime.device_array`.
 """
 
@@ -17,11 +17,11 @@ import numpy as np
 
 from pipeline.errors import InputError
 
-# What TensorRT asks of the memory that it is given for itself; its kernels read 16 bytes at a
-# time and more, and a misaligned read would end the process's use of the GPU.
+# TensorRT requires this alignment for its activation memory. Its kernels read 16 bytes or more at a
+# time, and after a misaligned read the process can't use the GPU any more.
 ALIGNMENT = 256
 _LEGACY, _PER_THREAD = 1, 2
-_GPU_ARRAY = "give a numpy array, or an array on the GPU (DLPack or __cuda_array_interface__)"
+_GPU_ARRAY = "pass a numpy array, or an array on the GPU (DLPack or __cuda_array_interface__)"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -29,14 +29,14 @@ class Port:
     """An input or output of an engine.
 
     Args:
-        name: of the tensor.
-        dtype: what TensorRT reads or writes.
-        declared: what the model says; another one than `dtype` where this TensorRT has no such
-            type (int64 on 8.6).
-        on_host: TensorRT reads it on the host (sizes are computed from its values).
+        name: the tensor's name.
+        dtype: the dtype that TensorRT reads or writes.
+        declared: the model's dtype. It differs from `dtype` if this TensorRT lacks the type (int64
+            on 8.6).
+        on_host: whether TensorRT reads the tensor on the host, to compute sizes from its values.
 
     Attributes:
-        typestr: `dtype` as ``__cuda_array_interface__`` has it.
+        typestr: `dtype` in the notation of ``__cuda_array_interface__``.
     """
 
     name: str
@@ -52,17 +52,19 @@ class Port:
 def named_inputs(
     mapping: Mapping[str, Any] | None, keywords: Mapping[str, Any], names: Sequence[str]
 ) -> Mapping[str, Any]:
-    """The inputs by name, given as one mapping or as keywords.
+    """Returns the inputs by name, passed as one mapping or as keywords.
 
     Raises:
-        InputError: both, or a name that is missing, unknown or misspelt.
+        InputError: both were passed, or a name is missing, unknown or misspelt.
     """
     if mapping is not None:
         if keywords:
-            raise InputError("give the inputs as one mapping or as keywords, not both")
+            raise InputError("pass the inputs as one mapping or as keywords, not both")
         if type(mapping) is not dict and not isinstance(mapping, Mapping):
             kind = type(mapping).__name__
-            raise InputError(f"a {kind} without a name; the inputs are: {', '.join(names)}")
+            raise InputError(
+                f"a {kind} without a name; pass it by name; the inputs are: {', '.join(names)}"
+            )
         keywords = mapping
     if len(keywords) == len(names):
         for name in names:
@@ -80,15 +82,15 @@ def named_inputs(
 
 
 def host_array(port: Port, value: Any) -> np.ndarray[Any, Any]:
-    """A numpy array as TensorRT reads it: the array itself, or int32 made of int64.
+    """Returns a numpy array as TensorRT reads it: the array itself, or int64 converted to int32.
 
     Raises:
-        InputError: not a C-contiguous numpy array of that dtype, or values beyond int32.
+        InputError: it is not a C-contiguous numpy array of that dtype, or a value exceeds int32.
     """
     if not isinstance(value, np.ndarray):
         raise InputError(_no_array(port, value))
     if isinstance(value, np.ma.MaskedArray):
-        raise InputError(f"{port.name}: is a masked array; give its values (.filled(VALUE))")
+        raise InputError(f"{port.name}: is a masked array; pass its values (.filled(VALUE))")
     array: np.ndarray[Any, Any] = value
     if array.dtype != port.dtype:
         narrowed = array.dtype == port.declared == np.int64 and port.dtype == np.int32
@@ -98,19 +100,19 @@ def host_array(port: Port, value: Any) -> np.ndarray[Any, Any]:
         if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
             raise InputError(
                 f"{port.name}: holds {array.min()}..{array.max()}; this TensorRT computes in "
-                f"int32, which ends at {limits.max}"
+                f"int32, which ends at {limits.max}; pass smaller values"
             )
         array = array.astype(np.int32, order="K")
     if not array.flags.c_contiguous:
         raise InputError(
             f"{port.name}: is not C-contiguous (strides {array.strides} bytes for shape "
-            f"{array.shape}); give numpy.ascontiguousarray of it"
+            f"{array.shape}); pass numpy.ascontiguousarray of it"
         )
     return array
 
 
 class View(NamedTuple):
-    """What an array on the GPU says of itself; `keep` holds its memory."""
+    """A GPU array's address and shape; `keep` keeps its memory alive."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -119,15 +121,15 @@ class View(NamedTuple):
 
 
 def device_view(port: Port, value: Any, device: int, stream: int) -> View:
-    """An array on the GPU, made ready for the stream (which waits for its producer).
+    """Reads an array on the GPU and makes the stream wait for the array's producer.
 
     Raises:
-        InputError: it is on the host or another GPU, of another dtype, not C-contiguous, or not
-            aligned.
+        InputError: the array is on the host or another GPU, has another dtype, is not C-contiguous,
+            or is not aligned.
     """
     if isinstance(value, np.ndarray):
         raise InputError(
-            f"{port.name}: is a numpy array, but others are on the GPU; give all on one side"
+            f"{port.name}: is a numpy array, but other inputs are on the GPU; pass all on one side"
         )
     view = _read(port, value, stream)
     if view.device_id != device or not view.is_device_accessible:
@@ -135,7 +137,7 @@ def device_view(port: Port, value: Any, device: int, stream: int) -> View:
         place = f"on GPU {view.device_id}" if view.is_device_accessible else "in host memory"
         raise InputError(
             f"{port.name}: the {kind} is {place}, the engine on GPU {device}; copy it there"
-            + ("" if view.is_device_accessible else ", or give numpy arrays")
+            + ("" if view.is_device_accessible else ", or pass numpy arrays")
         )
     shape, dtype = view.shape, view.dtype
     if dtype != port.dtype:
@@ -143,13 +145,13 @@ def device_view(port: Port, value: Any, device: int, stream: int) -> View:
     if view.strides is not None and not _contiguous(shape, view.strides):
         raise InputError(
             f"{port.name}: is not C-contiguous (strides {view.strides} elements for shape "
-            f"{shape}); give a contiguous copy"
+            f"{shape}); pass a contiguous copy"
         )
     pointer = int(view.ptr)
     if pointer % ALIGNMENT and 0 not in shape:
         raise InputError(
-            f"{port.name}: begins at an address that is no multiple of {ALIGNMENT} bytes (part of "
-            "another array?); give a copy"
+            f"{port.name}: its address is not a multiple of {ALIGNMENT} bytes (is it part of "
+            "another array?); pass a copy"
         )
     return View(pointer, shape, bool(view.readonly), view)
 
@@ -168,7 +170,7 @@ def _read(port: Port, value: Any, stream: int) -> Any:
             return cuda_views().from_dlpack(value, stream)
         if hasattr(value, "__cuda_array_interface__"):
             return cuda_views().from_cuda_array_interface(value, stream)
-    except Exception as error:  # what the producer refuses, in its words
+    except Exception as error:  # the producer's own error, of any type
         words = " ".join(str(error).split())
         raise InputError(f"{port.name}: the {type(value).__name__} can't be read: {words}") from (
             error
@@ -179,22 +181,22 @@ def _read(port: Port, value: Any, stream: int) -> Any:
 def _no_array(port: Port, value: Any) -> str:
     if hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
         return (
-            f"{port.name}: the {type(value).__name__} is no numpy array, but others are; give all "
-            "on one side"
+            f"{port.name}: is a {type(value).__name__}, but other inputs are numpy arrays; pass "
+            "all on one side"
         )
     return f"{port.name}: is a {type(value).__name__}; {_GPU_ARRAY}"
 
 
 def dtype_error(port: Port, dtype: np.dtype[Any]) -> InputError:
-    """For an array of another dtype than TensorRT reads or writes."""
+    """The error for an array whose dtype differs from TensorRT's."""
     wanted = str(port.dtype)
     if port.declared != port.dtype:
-        wanted += f" (the model says {port.declared}, which this TensorRT does not have)"
+        wanted += f" (the model's dtype is {port.declared}, which this TensorRT lacks)"
     return InputError(f"{port.name}: dtype {dtype}, expected {wanted}; convert it")
 
 
 def _contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """True for C order, strides in elements; those of axes of size 1 don't matter."""
+    """True for C order. Strides are in elements; those of axes of size 1 don't count."""
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1 and stride != step and 0 not in shape:
@@ -204,13 +206,14 @@ def _contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def stream_handle(stream: Any) -> int:
-    """The handle of a caller's stream: 0 for the legacy default stream.
+    """Returns the handle of a caller's stream; 0 for the legacy default stream.
 
-    Takes a number, or an object with ``__cuda_stream__`` (cuda.core), ``cuda_stream`` (torch) or
-    ``ptr`` (cupy).
+    Args:
+        stream: a handle, or an object with ``__cuda_stream__`` (cuda.core), ``cuda_stream`` (torch)
+            or ``ptr`` (cupy).
 
     Raises:
-        InputError: it is none of these, or the per-thread default stream.
+        InputError: it is none of these, or it is the per-thread default stream.
     """
     if type(stream) is int and stream > _PER_THREAD:
         return stream
@@ -225,8 +228,8 @@ def stream_handle(stream: Any) -> int:
                 break
     if isinstance(handle, bool) or not isinstance(handle, int) or handle < 0:
         raise InputError(
-            f"stream={stream!r}: give a handle, or an object with __cuda_stream__ or cuda_stream"
+            f"stream={stream!r}: pass a handle, or an object with __cuda_stream__ or cuda_stream"
         )
     if handle == _PER_THREAD:
-        raise InputError("stream: the per-thread default stream can't be used; make a stream")
+        raise InputError("stream: the per-thread default stream can't be used; create a stream")
     return 0 if handle == _LEGACY else handle

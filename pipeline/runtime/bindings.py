@@ -1,14 +1,14 @@
-"""The one place that knows how TensorRT 8.6, 10, 11 and RTX differ when they run an engine.
+"""The only module that knows how TensorRT 8.6, 10, 11 and RTX differ when they run an engine.
 
 | | 8.6 | 10, 11, RTX |
 |---|---|---|
-| a context's activation memory | the most of all profiles | what the sizes of the call need |
+| a context's activation memory | the maximum over all profiles | as the call's sizes need |
 | contexts of one profile | one, unless built with PROFILE_SHARING_0806 | any number |
 | output allocator | `reallocate_output` | `reallocate_output_async` too |
-| int64 | read and written as int32 | there |
+| int64 | read and written as int32 | supported |
 
-Tried on 8.6.0; what stands here of 10 and 11 is from their documentation, RTX's from its Python
-module (its engines run on no GPU that was at hand).
+8.6.0 was tested. The facts on 10 and 11 are from their documentation, those on RTX from its Python
+module: no GPU that runs its engines was available.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DTYPES = {
     "FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "INT64": "int64",
     "BOOL": "bool", "UINT8": "uint8",
 }  # fmt: skip
-# what the model says, and what a TensorRT that lacks it computes in its place
+# a dtype of the model, and the one that a TensorRT without it computes in instead
 _NARROWED = {
     (np.dtype(np.int64), np.dtype(np.int32)),
     (np.dtype(np.float64), np.dtype(np.float32)),
@@ -39,22 +39,24 @@ _LOGS: dict[str, Log] = {}
 
 
 class _Lines(threading.local):
-    """What TensorRT said in this thread, since it was last cleared there; the last lines of it."""
+    """TensorRT's last messages in this thread since the last `Log.clear` there."""
 
     def __init__(self) -> None:
         self.said: deque[str] = deque(maxlen=30)
 
 
 class Log:
-    """TensorRT's complaints, by thread. There is one logger a process and flavour: TensorRT keeps
-    the first that it is given, whatever comes later.
+    """TensorRT's error messages, by thread.
 
-    TensorRT calls the logger in the thread whose call it complains about, so that an error is told
-    in the words of its own thread's calls. What threads say that Python did not start, perhaps
-    TensorRT's own, goes with the first error that has no words of its own.
+    A process has one logger for each flavour: TensorRT keeps the first logger that it receives and
+    ignores later ones.
+
+    TensorRT calls the logger in the thread whose call failed, so each thread's error shows that
+    thread's messages. Messages from threads that Python did not start (perhaps TensorRT's own) go
+    to the first error without messages.
 
     Attributes:
-        spoke: TensorRT has complained at all; as long as it has not, nothing needs clearing.
+        spoke: whether TensorRT has logged any error yet. If not, nothing needs clearing.
     """
 
     def __init__(self, trt: Any) -> None:
@@ -85,19 +87,19 @@ class Log:
         return _LOGS[trt.__name__]
 
     def clear(self) -> None:
-        """Forgets what came before in this thread; nothing that another thread's call said."""
+        """Forgets this thread's messages so far; those of other threads' calls stay."""
         self._own.said.clear()
         self._strays.clear()
 
     def error(self, what: str) -> EngineError:
-        """The error for something that failed in this thread, with TensorRT's own words."""
+        """The error for a failure in this thread, with TensorRT's messages."""
         said = list(self._own.said) or list(self._strays)
         self.clear()
-        first = " ".join(said[0].split()) if said else "it does not say why"
+        first = " ".join(said[0].split()) if said else "no reason given"
         detail = "\n".join(said)
         if any(word in detail.lower() for word in _FULL):
             return _detailed(OutOfMemory(f"{what}: out of GPU memory: {first}"), detail)
-        return _detailed(EngineError(f"{what}: TensorRT says: {first}"), detail)
+        return _detailed(EngineError(f"{what}: TensorRT reports: {first}"), detail)
 
 
 def _detailed(error: EngineError, detail: str) -> EngineError:
@@ -107,13 +109,13 @@ def _detailed(error: EngineError, detail: str) -> EngineError:
 
 @dataclass
 class Plan:
-    """A deserialised engine, and what keeps it alive.
+    """A deserialised engine, and the objects that keep it alive.
 
     Args:
-        inputs, outputs: in TensorRT's order.
-        weights: bytes on the GPU; the plan's own size where TensorRT can't tell (8.6).
-        by_data: outputs whose shape was seen to depend on data.
-        activation: the most bytes that a run of any size needs beside its inputs and outputs.
+        inputs, outputs: the ports, in TensorRT's order.
+        weights: bytes of weights on the GPU; the plan's size if TensorRT doesn't report it (8.6).
+        by_data: outputs whose shape has proved to depend on data.
+        activation: the most bytes that a run of any size needs besides its inputs and outputs.
     """
 
     trt: Any
@@ -132,17 +134,17 @@ class Plan:
 
 
 def deserialise(trt: Any, plan: bytes, manifest: Manifest, where: str, host_code: bool) -> Plan:
-    """Makes an engine of a plan's bytes.
+    """Makes an engine from a plan's bytes.
 
     Args:
-        where: the artifact, for the errors.
-        host_code: whether code for the CPU in the plan may be run.
+        where: the artifact's name in error messages.
+        host_code: whether CPU code in the plan may run.
 
     Raises:
-        ArtifactError: TensorRT does not take the plan, or its inputs and outputs are not the
+        ArtifactError: TensorRT does not load the plan, or its inputs and outputs differ from the
             manifest's.
         OutOfMemory: the weights do not fit.
-        EngineError: a dtype that numpy does not have.
+        EngineError: a tensor has a dtype that numpy lacks.
     """
     log = Log.of(trt)
     log.clear()
@@ -160,7 +162,7 @@ def deserialise(trt: Any, plan: bytes, manifest: Manifest, where: str, host_code
     if engine.num_optimization_profiles != max(profiles, 1):
         raise ArtifactError(
             f"{where}: its plan has {engine.num_optimization_profiles} profiles, its manifest "
-            f"{profiles}: they do not belong together; run `pipeline build {where}`"
+            f"{profiles}: they are from different builds; run `pipeline build {where}`"
         )
     weights = len(plan)
     if hasattr(engine, "get_engine_stat"):
@@ -171,7 +173,7 @@ def deserialise(trt: Any, plan: bytes, manifest: Manifest, where: str, host_code
 def _ports(
     trt: Any, engine: Any, manifest: Manifest, where: str
 ) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """The engine's inputs and outputs, held against the manifest's."""
+    """The engine's inputs and outputs, compared with the manifest's."""
     interface = manifest.interface
     declared = {t.name: t.dtype for t in interface.tensors}
     inputs: list[Port] = []
@@ -181,18 +183,18 @@ def _ports(
         is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
         kind = engine.get_tensor_dtype(name).name
         if kind not in _DTYPES:
-            raise EngineError(f"{where}: {name} is {kind}, which numpy does not have")
+            raise EngineError(f"{where}: {name} is {kind}, a type that numpy lacks")
         on_host = engine.get_tensor_location(name) == trt.TensorLocation.HOST
         if on_host and not is_input:
             raise EngineError(
-                f"{where}: TensorRT computes {name} on the host, which can't be had here"
+                f"{where}: TensorRT computes {name} on the host, which is not supported here"
             )
         dtype = np.dtype(_DTYPES[kind])
         port = Port(name, dtype, np.dtype(declared.get(name) or dtype), on_host)
         if port.declared != dtype and (port.declared, dtype) not in _NARROWED:
             raise ArtifactError(
                 f"{where}: its plan has {name} in {dtype}, its manifest in {port.declared}: they "
-                f"do not belong together; run `pipeline build {where}`"
+                f"are from different builds; run `pipeline build {where}`"
             )
         (inputs if is_input else outputs).append(port)
     for word, ports, names in (
@@ -203,26 +205,27 @@ def _ports(
         if has != says:
             raise ArtifactError(
                 f"{where}: its plan has the {word} {', '.join(has)}, its manifest {', '.join(says)}"
-                f": they do not belong together; run `pipeline build {where}`"
+                f": they are from different builds; run `pipeline build {where}`"
             )
     return tuple(inputs), tuple(outputs)
 
 
 class Context:
-    """An execution context, bound to one profile, without activation memory of its own.
+    """An execution context, bound to one profile; its user provides the activation memory.
 
     Args:
-        stream: handle; the profile is chosen on it. It has to be waited for before the first run.
+        stream: the handle of the stream that the profile is chosen on. Wait for this stream before
+            the first run.
 
     Attributes:
-        ready: what it is set to run, as its user calls it; None where that has to be set anew.
-        sized: how much activation memory it needs goes by the sizes, which have to be set before
-            it is given; otherwise it is given once.
-        generation: of the activation memory that it was given, as its user counts.
-        addresses: of tensors, as they are set.
+        ready: the user's key for the sizes that are set; None if they have to be set again.
+        sized: whether the activation memory depends on the sizes. If so, set the sizes first, then
+            the memory; otherwise set the memory once.
+        generation: the user's number of the activation memory that is set.
+        addresses: the address that is set for each tensor.
 
     Raises:
-        EngineError: TensorRT refuses. `OutOfMemory` where that is why.
+        EngineError: TensorRT refuses; `OutOfMemory` if memory is short.
     """
 
     def __init__(self, plan: Plan, profile: int, stream: int) -> None:
@@ -250,17 +253,17 @@ class Context:
             raise plan.log.error(what)
 
     def set_shapes(self, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> None:
-        """The inputs' shapes; what the context was set to before is gone."""
+        """Sets the inputs' shapes, in place of earlier ones."""
         self.ready = None
         for name, shape in shapes:
             if not self._context.set_input_shape(name, shape):
                 raise self._plan.log.error(f"setting {name} to {list(shape)}")
 
     def output_shapes(self) -> dict[str, tuple[int, ...] | None]:
-        """Every output's shape at the inputs' shapes; None where it depends on data.
+        """Every output's shape at the inputs' shapes; None if it depends on data.
 
-        8.6 says so of a fresh context only: after a run it gives that run's shape. So what was seen
-        to depend on data once is remembered.
+        8.6 reports the dependence only in a fresh context: after a run it returns that run's shape.
+        So such outputs are remembered.
         """
         try:
             missing = self._context.infer_shapes()
@@ -277,26 +280,26 @@ class Context:
         return found
 
     def activation_bytes(self) -> int:
-        """What a run at the inputs' shapes needs."""
+        """Bytes of activation memory that a run at the inputs' shapes needs."""
         if self.sized:
             return int(self._context.update_device_memory_size_for_shapes())
         return self._plan.activation
 
     def set_activation(self, pointer: int, nbytes: int) -> None:
-        """Gives it the memory to compute in."""
+        """Sets the activation memory."""
         if hasattr(self._context, "set_device_memory"):
             self._context.set_device_memory(pointer, nbytes)
         else:
             self._context.device_memory = pointer
 
     def set_address(self, name: str, pointer: int) -> None:
-        """Where a tensor is; on the GPU, or on the host for a port that is `on_host`."""
+        """Sets a tensor's address: on the GPU, or on the host for a port that is `on_host`."""
         if not self._context.set_tensor_address(name, pointer):
             raise self._plan.log.error(f"setting the address of {name}")
         self.addresses[name] = pointer
 
     def allocator(self, name: str) -> Any:
-        """The output's allocator, made and set once; see `_allocator_class`."""
+        """The output's allocator, created and set once; see `_allocator_class`."""
         if name not in self._allocators:
             allocator = _allocator_class(self._plan.trt)()
             if not self._context.set_output_allocator(name, allocator):
@@ -305,16 +308,16 @@ class Context:
         return self._allocators[name]
 
     def error(self) -> EngineError:
-        """Why `execute` gave False."""
+        """The error after `execute` returned False."""
         return self._plan.log.error("running the engine")
 
 
 def _allocator_class(trt: Any) -> Any:
-    """An IOutputAllocator that asks `give(bytes)` for an address, and keeps the shape.
+    """The class of an IOutputAllocator that gets an address from `give(bytes)` and keeps the shape.
 
-    `lease` is its user's. 8.6 also asks between runs, when sizes are set, for as much as the run
-    before took, and fails the next run if it gets nothing: `idle` gives that, a lease, which is
-    kept in `spare`. TensorRT prints and swallows what a callback raises, so that `error` keeps it.
+    The user sets `lease`. 8.6 also asks for memory between runs, when sizes are set: as much as the
+    last run used. If it gets none, the next run fails. So `idle` returns a lease for it, which
+    `spare` keeps. TensorRT prints and drops a callback's exception, so `error` keeps it.
     """
 
     class Allocator(trt.IOutputAllocator):  # type: ignore[misc]
@@ -337,11 +340,11 @@ def _allocator_class(trt: Any) -> Any:
                     return self.give(size)
                 if self.idle is None:
                     return 0
-                self.spare = None  # goes back first, to be given again
+                self.spare = None  # returned first, so that the pool can hand it out again
                 self.spare = self.idle(size)
                 return int(self.spare.pointer)
             except EngineError as error:
-                self.error = error.with_traceback(None)  # which would hold this very object
+                self.error = error.with_traceback(None)  # the traceback would keep this object
                 return 0
 
         def reallocate_output_async(

@@ -24,29 +24,29 @@ def call(
 
     Args:
         given: all inputs by name.
-        stream, out: None where the caller gave none.
+        stream, out: None if the caller passed none.
 
     Raises:
-        InputError: arrays, a stream or sizes that can't be; one line.
+        InputError: an array, the stream or a size is invalid.
         EngineError: TensorRT or CUDA failed.
     """
-    # of the inputs on the GPU the first decides; the others have to be of its kind
+    # the first input that TensorRT reads on the GPU decides; the others have to be on its side
     first = runs.first
     if first is not None and not isinstance(given[first], np.ndarray):
         if out is not None and not isinstance(out, Mapping):
-            raise InputError("out: give a dict of output name to array on the GPU")
+            raise InputError("out: pass a dict of output name to array on the GPU")
         return call_device(runs, given, stream, out or {})
     for word, value in (("stream", stream), ("out", out)):
         if value is not None:
             raise InputError(
-                f"{word}= needs inputs on the GPU, but numpy arrays were given; leave it out, or "
+                f"{word}= needs inputs on the GPU, but numpy arrays were passed; leave it out, or "
                 "copy them to the GPU"
             )
     return call_host(runs, given)
 
 
 def call_host(runs: Runs, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Numpy arrays in and out; returns when they are there."""
+    """Runs on numpy arrays, and returns when the outputs are computed."""
     shapes: list[Shape] = []
     places: list[Any] = []
     values: tuple[bytes, ...] = ()
@@ -65,7 +65,7 @@ def call_host(runs: Runs, given: Mapping[str, Any]) -> dict[str, Any]:
         done, event = runs.run(shapes, values, places, own.handle, {})
     stream = own
     if runs.shared or not runs.last(event):
-        stream = runs.device.copies  # beside the runs of other threads
+        stream = runs.device.copies  # so that the copies don't wait for other threads' runs
         event.wait(stream.handle)
     results = {}
     for port, shape, lease in done:
@@ -86,7 +86,7 @@ def call_host(runs: Runs, given: Mapping[str, Any]) -> dict[str, Any]:
 def call_device(
     runs: Runs, given: Mapping[str, Any], stream: Any, out: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Arrays on the GPU in and out; returns when it is enqueued."""
+    """Runs on arrays on the GPU, and returns when the run is enqueued."""
     device = runs.device
     own, index = device.own.handle, device.index
     handle = own if stream is None else (stream_handle(stream) or own)

@@ -1,8 +1,8 @@
-"""What an engine needs of CUDA: memory, streams and events of one GPU (graphs:
-`pipeline.runtime.cuda_graph`).
+"""The parts of CUDA that an engine needs: memory, streams and events of one GPU.
 
-All of cuda.bindings is in these two. Handles are freed with the Python object that holds them, so
-that nothing has to be closed in some order, and an array that outlives its engine stays readable.
+Graphs are in `pipeline.runtime.cuda_graph`. Only these two modules import cuda.bindings. A handle
+is freed with the Python object that holds it. So objects can be closed in any order, and an array
+that outlives its engine stays readable.
 
 Source: CUDA Runtime API reference (stream synchronisation behaviour).
 """
@@ -31,21 +31,21 @@ _WHICH = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 def check(result: tuple[Any, ...], what: str) -> Any:
-    """What a CUDA call gave.
+    """Returns the value of a CUDA call.
 
     Raises:
-        EngineError: it failed; in CUDA's words.
+        EngineError: the call failed; the message has CUDA's error.
     """
     if result[0]:
-        rt.cudaGetLastError()  # or the next call of another library finds this error
+        rt.cudaGetLastError()  # clears the error, or another library's next call would find it
         _, words = rt.cudaGetErrorString(result[0])
         text = words.decode(errors="replace") if isinstance(words, bytes) else str(words)
-        raise EngineError(f"{what}: CUDA says: {text} ({result[0].name})")
+        raise EngineError(f"{what}: CUDA reports: {text} ({result[0].name})")
     return result[1] if len(result) > 1 else None
 
 
 def allocate(nbytes: int) -> int:
-    """The address of that many bytes on the current GPU; 0 where they are not to be had."""
+    """Allocates bytes on the current GPU and returns their address; 0 if memory is short."""
     result = rt.cudaMalloc(nbytes)
     if result[0] == _FULL:
         rt.cudaGetLastError()
@@ -54,33 +54,33 @@ def allocate(nbytes: int) -> int:
 
 
 def free(pointer: int) -> None:
-    """Gives memory back; never raises, since it is called when objects are collected."""
+    """Frees memory; never raises, because it runs when objects are collected."""
     rt.cudaFree(pointer)
 
 
 def memory() -> tuple[int, int]:
-    """Bytes (free, in all) of the current GPU."""
+    """The current GPU's memory in bytes: (free, total)."""
     code, left, total = rt.cudaMemGetInfo()
     check((code,), "asking for the free memory")
     return int(left), int(total)
 
 
 def synchronise() -> None:
-    """Waits for everything that runs on the current GPU."""
+    """Waits for all work on the current GPU."""
     check(rt.cudaDeviceSynchronize(), "waiting for the GPU")
 
 
 def gpu_of(pointer: int) -> int:
-    """CUDA's number of the GPU that an address belongs to; -1 where it is no memory of CUDA's."""
+    """CUDA's number of the GPU that an address belongs to; -1 if it is not CUDA memory."""
     code, index = driver.cuPointerGetAttribute(_WHICH, pointer)
     return -1 if code else int(index)
 
 
 def to_device(pointer: int, host: Any, nbytes: int, stream: int) -> None:
-    """Copies pageable host memory in; it may be changed once this returns.
+    """Copies pageable host memory to the GPU; you may change it once this returns.
 
     Args:
-        host: its address, or a C-contiguous numpy array.
+        host: the address of the host memory, or a C-contiguous numpy array.
     """
     result = rt.cudaMemcpyAsync(pointer, host, nbytes, _HOST_TO_DEVICE, stream)
     if result[0]:
@@ -88,36 +88,36 @@ def to_device(pointer: int, host: Any, nbytes: int, stream: int) -> None:
 
 
 def to_host(host: Any, pointer: int, nbytes: int, stream: int) -> None:
-    """Copies out, to an address or a C-contiguous numpy array; done when the stream is."""
+    """Copies to a host address or a C-contiguous numpy array; done when the stream is done."""
     result = rt.cudaMemcpyAsync(host, pointer, nbytes, _DEVICE_TO_HOST, stream)
     if result[0]:
         check(result, "copying from the GPU")
 
 
 def copy(target: int, source: int, nbytes: int, stream: int) -> None:
-    """Copies from one place on the GPU to another."""
+    """Copies memory on the GPU."""
     result = rt.cudaMemcpyAsync(target, source, nbytes, _DEVICE_TO_DEVICE, stream)
     if result[0]:
         check(result, "copying on the GPU")
 
 
 def fill(pointer: int, byte: int, nbytes: int, stream: int) -> None:
-    """Sets every byte."""
+    """Sets every byte of a block on the GPU."""
     check(rt.cudaMemsetAsync(pointer, byte, nbytes, stream), "filling memory on the GPU")
 
 
 class Stream:
-    """A stream of one's own.
+    """A new stream.
 
-    A `blocking` one is ordered with the legacy default stream, both ways: what is enqueued there
-    before goes before, what is enqueued there afterwards waits.
+    A `blocking` stream is ordered with the legacy default stream in both directions. It waits for
+    work that was enqueued there before, and work that is enqueued there later waits for it.
     """
 
     __slots__ = ("handle",)
 
     def __init__(self, *, blocking: bool) -> None:
         flags = 0 if blocking else rt.cudaStreamNonBlocking
-        self.handle = int(check(rt.cudaStreamCreateWithFlags(flags), "making a stream"))
+        self.handle = int(check(rt.cudaStreamCreateWithFlags(flags), "creating a stream"))
 
     def synchronise(self) -> None:
         check(rt.cudaStreamSynchronize(self.handle), "waiting for the GPU")
@@ -128,7 +128,7 @@ class Stream:
 
 
 class Event:
-    """A moment in a stream; goes back to its `Events`, its engine's, when it is collected."""
+    """A moment in a stream; its handle returns to the engine's `Events` when it is collected."""
 
     __slots__ = ("handle", "home")
 
@@ -136,16 +136,16 @@ class Event:
         self.handle, self.home = handle, home
 
     def wait(self, stream: int) -> None:
-        """What is enqueued on the stream from now on waits for the moment."""
+        """Makes work that is enqueued on the stream from now on wait for the moment."""
         result = rt.cudaStreamWaitEvent(stream, self.handle, 0)
         if result[0]:
             check(result, "making a stream wait")
 
     def release(self) -> None:
-        """Nothing: the moment is fixed (see `pipeline.runtime.pool.Moment`)."""
+        """Does nothing: the moment is already fixed (see `pipeline.runtime.pool.Moment`)."""
 
     def synchronise(self) -> None:
-        """The calling thread waits for the moment."""
+        """Makes the calling thread wait for the moment."""
         check(rt.cudaEventSynchronize(self.handle), "waiting for the GPU")
 
     def over(self) -> bool:
@@ -160,14 +160,14 @@ class Event:
 
 
 class Reader:
-    """Somebody else's stream, which uses an array until he lets go of it."""
+    """Another library's stream that uses an array, until that library releases the array."""
 
     def __init__(self, stream: int, events: Events) -> None:
         self.stream, self._events = stream, events
         self._event: Event | None = None
 
     def release(self) -> None:
-        with suppress(EngineError):  # a stream that is gone is waited for with the whole GPU
+        with suppress(EngineError):  # the stream was destroyed: `wait` then waits for the whole GPU
             self._event = self._events.take(self.stream)
 
     def wait(self, stream: int) -> None:
@@ -178,11 +178,11 @@ class Reader:
 
 
 class Events:
-    """Events that are used again and again.
+    """A pool of events.
 
     Attributes:
-        free: handles of those that nobody holds.
-        closed: what is given back is freed at once.
+        free: handles of events that nobody holds.
+        closed: whether a returned event is freed at once.
     """
 
     __slots__ = ("closed", "free")
@@ -192,34 +192,34 @@ class Events:
         self.closed = False
 
     def take(self, stream: int) -> Event:
-        """The moment when all that was enqueued on the stream so far is done."""
+        """The moment when all work that is on the stream so far is done."""
         try:
             handle = self.free.pop()
         except IndexError:
             flags = rt.cudaEventDisableTiming
-            handle = check(rt.cudaEventCreateWithFlags(flags), "making an event")
+            handle = check(rt.cudaEventCreateWithFlags(flags), "creating an event")
         event = Event(handle, self)
         result = rt.cudaEventRecord(handle, stream)
         if result[0]:
-            check(result, "marking a moment in a stream")
+            check(result, "recording an event in a stream")
         return event
 
     def close(self) -> None:
-        """Frees the events that nobody holds, and from now on each when it is collected."""
+        """Frees the events that nobody holds; from now on, each other one when it is collected."""
         self.closed = True
         while self.free and rt is not None:
             try:
                 rt.cudaEventDestroy(self.free.pop())
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread took the last one
                 break
 
 
 class Turns:
-    """The order of the calls that name no stream, of all engines on a GPU.
+    """Orders the calls without ``stream=``, over all engines on a GPU.
 
-    Every engine has a stream of its own for them, and these are not ordered with each other; but
-    who names no stream can't know that there is more than one. So each call waits for the last
-    one of every other engine.
+    Each engine runs such calls on its own stream, and CUDA does not order these streams with each
+    other. A caller who passes no stream can't know that there are several. So each call waits for
+    the last call of every other engine.
     """
 
     __slots__ = ("_last",)
@@ -228,18 +228,18 @@ class Turns:
         self._last: dict[int, Event] = {}
 
     def enter(self, stream: int, device: Device) -> None:
-        """On an engine's own stream: makes it wait for the other engines' calls so far."""
+        """Makes an engine's own stream wait for the other engines' calls so far."""
         if stream == device.own.handle:
             for number, event in tuple(self._last.items()):
                 if number != device.number:
                     event.wait(stream)
 
     def leave(self, stream: int, device: Device, event: Event) -> None:
-        """A call is enqueued, and over by then."""
+        """Records that an enqueued call ends at the event."""
         if stream != device.own.handle:
             return
         self._last[device.number] = event
-        if len(self._last) > _MOST_TURNS:  # of engines that are gone
+        if len(self._last) > _MOST_TURNS:  # drops the entries of engines that are gone
             for number, old in tuple(self._last.items()):
                 if old.over():
                     self._last.pop(number, None)
@@ -251,17 +251,17 @@ _MOST_TURNS = 4
 
 
 class Device:
-    """One GPU, and what all arrays of an engine on it share.
+    """One GPU, with the objects that all arrays of an engine on it share.
 
     Args:
-        index: CUDA's number of it.
+        index: CUDA's number of the GPU.
 
     Attributes:
-        own: the stream of calls that name none; ordered with the legacy default stream.
-        number: of this object alone, as long as the process lives.
-        turns: the order of these calls, among all engines on the GPU.
-        copies: the stream on which results are copied to the host, beside other calls.
-        alone: there is no other GPU, so that this one is always the current one.
+        own: the stream of calls without ``stream=``; ordered with the legacy default stream.
+        number: this object's number, unique in the process.
+        turns: the order of these calls over all engines on the GPU.
+        copies: the stream that copies results to the host while other calls run.
+        alone: whether there is no other GPU, so that this one is always the current one.
 
     Raises:
         InputError: there is no such GPU.
@@ -275,7 +275,7 @@ class Device:
         self.alone = there == 1
         with self.current():
             self.gpu = _gpu(index)
-            check(rt.cudaSetDevice(index), f"choosing GPU {index}")  # makes its context
+            check(rt.cudaSetDevice(index), f"choosing GPU {index}")  # creates its context
             self.own = Stream(blocking=True)
             self.turns = _TURNS.setdefault(index, Turns())
             self.copies = Stream(blocking=False)
@@ -283,7 +283,7 @@ class Device:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Within, this GPU is the calling thread's current one."""
+        """Makes this GPU the calling thread's current one inside the block."""
         before = self.index if self.alone else int(check(rt.cudaGetDevice(), "asking for the GPU"))
         if before == self.index:
             yield
@@ -295,7 +295,7 @@ class Device:
             rt.cudaSetDevice(before)
 
     def activate(self) -> None:
-        """Makes sure that the calling thread has a CUDA context (cuda.core asks the driver)."""
+        """Gives the calling thread a CUDA context, which cuda.core needs (it asks the driver)."""
         if self.alone:
             rt.cudaSetDevice(self.index)
 

@@ -1,7 +1,7 @@
-"""A captured CUDA graph, with the copies into and out of its memory as parts of it.
+"""A captured CUDA graph that includes the copies into and out of its memory.
 
-One launch then does what would be a call of CUDA's for every input and output. Where a copy comes
-from or goes to is set anew only where it changed; that does not touch what is enqueued already.
+One launch replaces a CUDA call for every input and output. A copy's address is set again only if it
+changed; this does not affect launches that are already enqueued.
 
 Source: CUDA Runtime API reference (graph management).
 """
@@ -34,16 +34,18 @@ class Graph:
         inputs: Sequence[tuple[int, int]] = (),
         outputs: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Captures what `enqueue` puts onto the stream (which must be no default stream).
+        """Captures the work that `enqueue` puts on the stream.
 
-        Other threads may go on calling CUDA meanwhile (thread-local capture).
+        Other threads may call CUDA meanwhile (thread-local capture).
 
         Args:
-            inputs, outputs: addresses and bytes of the memory that is copied into before, and out
-                of afterwards.
+            stream: the stream to capture; it must not be a default stream.
+            enqueue: puts the work on the stream; returns False on failure.
+            inputs, outputs: (address, bytes) of each buffer that is copied into before the run, and
+                out of after it.
 
         Raises:
-            EngineError: it could not be captured; the stream is as it was before.
+            EngineError: the capture failed; the stream is as it was before.
         """
         captured = _captured(stream, enqueue)
         self._copies_in = [_Copy(pointer, nbytes) for pointer, nbytes in inputs]
@@ -51,23 +53,26 @@ class Graph:
         copies = [copy for copy in (*self._copies_in, *self._copies_out) if copy.nbytes]
         try:
             if copies:
-                # nodes that no other graph may hold, or no room: each call copies then
+                # fails for nodes that can't be in a child graph, and if memory is short; then each
+                # call makes the copies
                 with suppress(EngineError):
                     self._join(captured, max(copy.nbytes for copy in copies))
                     return
                 for copy in copies:
                     copy.node = None
-            self._exec = check(rt.cudaGraphInstantiate(captured, 0), "making the captured graph")
+            self._exec = check(
+                rt.cudaGraphInstantiate(captured, 0), "instantiating the captured graph"
+            )
         finally:
             rt.cudaGraphDestroy(captured)
 
     def _join(self, captured: Any, nbytes: int) -> None:
-        """Makes one graph of the captured one and the copies."""
-        spare = _cuda.allocate(nbytes)  # where copies come from and go to until the first launch
+        """Joins the captured graph and the copies into one graph."""
+        spare = _cuda.allocate(nbytes)  # the copies' other address until the first launch
         if not spare:
-            raise EngineError(f"no room for {nbytes} bytes")
+            raise EngineError(f"no GPU memory for {nbytes} bytes")
         try:
-            graph = self._graph = check(rt.cudaGraphCreate(0), "making a graph")
+            graph = self._graph = check(rt.cudaGraphCreate(0), "creating a graph")
             first = [
                 copy.add(graph, [], copy.pointer, spare) for copy in self._copies_in if copy.nbytes
             ]
@@ -76,7 +81,9 @@ class Graph:
             for copy in self._copies_out:
                 if copy.nbytes:
                     copy.add(graph, [core], spare, copy.pointer)
-            self._exec = check(rt.cudaGraphInstantiate(graph, 0), "making the captured graph")
+            self._exec = check(
+                rt.cudaGraphInstantiate(graph, 0), "instantiating the captured graph"
+            )
         finally:
             _cuda.free(spare)
 
@@ -84,7 +91,8 @@ class Graph:
         """Enqueues the copies in, the graph, and the copies out.
 
         Args:
-            sources, targets: addresses for the inputs' and the outputs' values, in their order.
+            sources: the address to copy each input from, in the order of `inputs`.
+            targets: the address to copy each output to, in the order of `outputs`.
         """
         late: list[tuple[int, _Copy]] = []
         for place, copy in enumerate(self._copies_in):
@@ -105,17 +113,18 @@ class Graph:
         if rt is not None:
             if hasattr(self, "_exec"):
                 rt.cudaGraphExecDestroy(self._exec)
-            if hasattr(self, "_graph"):  # the copies' nodes are named by it
+            if hasattr(self, "_graph"):  # kept until now: the copies' nodes belong to it
                 rt.cudaGraphDestroy(self._graph)
 
 
 class _Copy:
-    """A copy between a graph's own memory and somebody else's, which changes.
+    """A copy between a graph's own memory and another address, which changes from call to call.
 
     Attributes:
-        pointer, nbytes: of the graph's own memory.
-        other: what the node is set to; None before the first launch, and where it is off.
-        node: None where there is none, so that a call has to copy.
+        pointer, nbytes: the address and size of the graph's own memory.
+        other: the other address that the node is set to; None before the first launch, and while
+            the node is off.
+        node: the graph's node; None if there is none, so that each call makes the copy.
     """
 
     __slots__ = ("_off", "nbytes", "node", "other", "pointer")
@@ -127,7 +136,7 @@ class _Copy:
         self._off = False
 
     def add(self, graph: Any, after: Sequence[Any], target: int, source: int) -> Any:
-        """Makes the node."""
+        """Adds the copy's node to a graph, and returns the node."""
         result = rt.cudaGraphAddMemcpyNode1D(
             graph, list(after) or None, len(after), target, source, self.nbytes, _DEVICE_TO_DEVICE
         )
@@ -135,8 +144,10 @@ class _Copy:
         return self.node
 
     def move(self, graph: Any, target: int, source: int) -> bool:
-        """Sets the node anew; false where the call has to copy (memory of a kind that nodes
-        can't be changed to)."""
+        """Sets the node's addresses; False if the call has to make the copy.
+
+        A node can't be changed to some kinds of memory.
+        """
         if not self.nbytes:
             return True
         if self.node is None:
@@ -147,7 +158,7 @@ class _Copy:
         )
         failed = bool(result[0])
         if failed:
-            rt.cudaGetLastError()  # or the next call of another library finds this error
+            rt.cudaGetLastError()  # clears the error, or another library's next call would find it
         if failed != self._off:
             check(rt.cudaGraphNodeSetEnabled(graph, self.node, self._off), "switching a copy")
             self._off = failed
@@ -162,7 +173,7 @@ def _captured(stream: _cuda.Stream, enqueue: Callable[[], bool]) -> Any:
     try:
         done = enqueue()
     finally:
-        result = rt.cudaStreamEndCapture(stream.handle)  # ends a failed one too
+        result = rt.cudaStreamEndCapture(stream.handle)  # ends a failed capture too
         rt.cudaGetLastError()
     graph = check(result, "capturing")
     if not done:

@@ -1,4 +1,4 @@
-"""What comes out of an engine on the GPU."""
+"""An engine's outputs on the GPU."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from pipeline.runtime.pool import ALIGN, DIRTY, Lease
 
 
 class DeviceArray:
-    """An output of an engine in the GPU's memory, C-contiguous.
+    """An engine's output in GPU memory, C-contiguous.
 
-    It is not overwritten while it, or what was made of it by DLPack, is alive; afterwards its
-    memory is used again. It outlives the engine.
+    Its memory is not used again while the array, or an array made from it by DLPack, is alive. It
+    stays valid after the engine is closed.
 
-    Ready when the stream that it was computed on is: work enqueued there sees it. Others ask
-    through DLPack (``torch.from_dlpack``, ``cupy.from_dlpack``), which makes their stream wait;
-    that stream has to exist for as long as they use the array. ``__cuda_array_interface__``
-    names a stream to wait for, as its version 3 has it, and whoever uses that holds the array
-    until his work is done. Without `stream=` in the call, the legacy default stream (torch's own)
-    sees it in any case.
+    Work on the stream that computed the array sees its values. On another stream, use DLPack
+    (``torch.from_dlpack``, ``cupy.from_dlpack``): it makes that stream wait. Keep that stream as
+    long as you use the array. If you use ``__cuda_array_interface__``, wait for the stream that it
+    names (version 3), and keep the array until your work is done. If the call had no ``stream=``,
+    the legacy default stream (torch's default) always sees the values.
     """
 
     __slots__ = ("_device", "_event", "_lease", "_stream", "dtype", "shape")
@@ -45,7 +44,7 @@ class DeviceArray:
 
     @property
     def ptr(self) -> int:
-        """The address; see the class on when it can be read."""
+        """The address; the class says when you can read it."""
         return self._lease.pointer
 
     @property
@@ -58,7 +57,7 @@ class DeviceArray:
         return self._device.index
 
     def numpy(self) -> np.ndarray:
-        """A copy on the host, once it is computed.
+        """Waits for the values and returns a copy on the host.
 
         Raises:
             EngineError: the GPU failed.
@@ -73,38 +72,40 @@ class DeviceArray:
         return result
 
     def enter(self, stream: int) -> bool:
-        """Makes an engine's stream wait; true if the memory has to wait for it (`used_until`)."""
+        """Makes an engine's stream wait; True if you have to call `used_until` afterwards."""
         if stream != self._stream:
             self._event.wait(stream)
         return stream != self._lease.stream
 
     def at(self, device: _cuda.Device) -> int | None:
-        """The address, where it is on this GPU; None on another."""
+        """The address if the array is on this GPU, else None."""
         mine = self._device
         return self._lease.pointer if mine is device or mine.index == device.index else None
 
     def used_until(self, event: _cuda.Event) -> None:
-        """An engine on another stream uses the array until then.
+        """Records that an engine on another stream uses the array until the event.
 
-        Each of an engine's runs waits for the one before, so that its last event is enough.
+        Each run of an engine waits for the run before, so its last event is enough.
         """
         after = self._lease.after
         for old in [moment for moment in after if isinstance(moment, _cuda.Event)]:
             if old.home is event.home:
-                with suppress(ValueError):  # another thread was faster
+                with suppress(ValueError):  # another thread removed it
                     after.remove(old)
         after.append(event)
 
     def written(self, stream: int, event: _cuda.Event) -> None:
-        """An engine has written other values into the array (``out=``), there by then."""
+        """Records that an engine writes new values into the array (``out=``) until the event."""
         self._event, self._stream = event, stream
         if stream != self._lease.stream:
             self.used_until(event)
 
     def ready_for(self, stream: int) -> None:
-        """Makes a stream wait until the array is computed, and remembers that it uses it.
+        """Makes a stream wait until the array is computed, and records that it uses the array.
 
-        With -1 the consumer says that it needs no waiting, and not which stream it is on.
+        Args:
+            stream: the consumer's stream. With -1 the consumer wants no wait, and does not say
+                which stream it uses.
         """
         own, home = self._device.own.handle, self._lease.stream
         if stream == -1:
@@ -117,7 +118,7 @@ class DeviceArray:
         if stream == home or (home == own and stream == _cuda.LEGACY):
             return
         after = self._lease.after
-        if stream == _cuda.PER_THREAD:  # another one in every thread
+        if stream == _cuda.PER_THREAD:  # a different stream in every thread
             self._lease.stream = DIRTY
         elif not any(isinstance(old, _cuda.Reader) and old.stream == stream for old in after):
             after.append(_cuda.Reader(stream, self._device.events))
@@ -143,7 +144,7 @@ class DeviceArray:
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError("the array stays on its GPU; .numpy() copies it to the host")
         if copy:
-            raise BufferError("no copies are made")
+            raise BufferError("copy=True is not supported; copy the array that you get")
         self.ready_for(stream or _cuda.LEGACY)
         self._device.activate()
         with self._device.current():

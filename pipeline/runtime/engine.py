@@ -1,6 +1,6 @@
-"""Loading an artifact's engine and running it: `load`, and the `Engine` that it gives.
+"""Loads an artifact's engine and runs it: `load` returns an `Engine`.
 
-Needs TensorRT, cuda-python (cuda-bindings and cuda-core) and numpy; no torch, no onnx.
+It needs TensorRT, cuda-python (cuda-bindings and cuda-core) and numpy, but neither torch nor onnx.
 
     with pipeline.load("artifacts/raft") as engine:
         flow = engine(image1=a, image2=b)["flow"]
@@ -17,6 +17,17 @@ from typing import TYPE_CHECKING, Any
 from pipeline.artifact.manifest import Manifest
 from pipeline.errors import EngineError, InputError, TargetMissing
 from pipeline.machine.gpu import find_gpu
+from pipeline.runtime import bindings as _trt
+from pipeline.runtime.arrays import named_inputs
+from pipeline.runtime.sizes import Sizes
+from pipeline.runtime.trust import (
+    allowed_plugins,
+    check_given,
+    check_gpu,
+    check_tensorrt,
+    load_plugins,
+    read_plan,
+)
 
 if TYPE_CHECKING:
     from pipeline.runtime.state import Runs
@@ -34,29 +45,27 @@ def load(
 ) -> Engine:
     """Loads an artifact's engine onto a GPU.
 
-    Only a plan is loaded whose bytes, TensorRT and GPU are those of its manifest.
+    It refuses a plan whose bytes, TensorRT or GPU differ from those in the manifest.
 
     Args:
         path: the artifact's folder.
         device: CUDA's number of the GPU.
-        host_code: let the plan run code of its own on the CPU. Only for plans whose origin you
-            know: it is not confined in any way. No plan of this pipeline needs it.
+        host_code: let the plan run its own code on the CPU, without any sandbox. Use it only if you
+            trust the plan's origin. No plan of this pipeline needs it.
         graphs: how many graphs `Engine.capture` keeps.
         plugins: the files of the plugins that the engine needs (``"libfoo.so"``, ``"foo.py"``).
-            They run code of their own in this process, not confined in any way, so none is
-            loaded that is not given here, and none but the very file that the engine was built
-            with, by its hash; what that file loads in turn is not looked at. The pipeline's own
-            plugins need not be given.
+            A plugin runs its code in this process without any sandbox. So a file is loaded only
+            if you pass it here and its hash matches the file that the engine was built with.
+            Files that a plugin loads itself are not checked. The pipeline's own plugins
+            need not be passed.
 
     Raises:
-        ArtifactError: no artifact, no engine in it, or one that was cut or changed.
-        TargetMissing: the TensorRT that built it is not installed, or cuda-python, or a GPU.
-        InputError: the GPU is another kind than it was built for; a plugin's file is not given,
-            is another one, or does not load.
+        ArtifactError: there is no artifact, it has no engine, or the engine was cut or changed.
+        TargetMissing: the TensorRT that built the engine, cuda-python, or a GPU is missing.
+        InputError: the engine was built for another kind of GPU; or a plugin's file was not passed,
+            differs from the one in the build, or does not load.
         OutOfMemory: the weights do not fit.
     """
-    from pipeline.runtime.trust import check_given, read_plan
-
     manifest, plan = read_plan(Path(path))
     check_given(manifest, plugins, str(path))
     return open_plan(
@@ -75,19 +84,19 @@ def open_plan(
     graphs: int = 8,
     plugins: Sequence[str] = (),
 ) -> Engine:
-    """`load`, of a plan that is already read: that it is the manifest's is the caller's business.
+    """Loads a plan that is already in memory; see `load`.
+
+    Check first that the plan belongs to the manifest.
 
     Args:
-        where: what the plan is called in errors; the model's name by default.
+        where: the plan's name in error messages; the model's name by default.
     """
-    from pipeline.runtime.trust import allowed_plugins, check_gpu, check_tensorrt, load_plugins
-
     where = where or manifest.name
     target = check_tensorrt(manifest, where)
     names = allowed_plugins(manifest, plugins, where)
     gpu = find_gpu()
     if isinstance(gpu, str):
-        raise TargetMissing(f"{where}: an engine runs on a GPU, but {gpu}")
+        raise TargetMissing(f"{where}: an engine needs a GPU, but {gpu}")
     try:
         cuda = importlib.import_module("pipeline.runtime.cuda")
         importlib.import_module("cuda.core")
@@ -95,8 +104,6 @@ def open_plan(
         raise TargetMissing(
             f"{where}: cuda-python is missing ({error}); pip install 'trt-pipeline[runtime]'"
         ) from error
-    from pipeline.runtime import bindings as _trt
-    from pipeline.runtime.sizes import Sizes
     from pipeline.runtime.state import Runs
 
     found = cuda.Device(device)
@@ -104,7 +111,7 @@ def open_plan(
     try:
         trt = importlib.import_module(target.flavour)
     except (ImportError, OSError) as error:
-        raise TargetMissing(f"{where}: {target.flavour} does not import: {error}") from error
+        raise TargetMissing(f"{where}: {target.flavour} can't be imported: {error}") from error
     with found.current():
         load_plugins(trt, names, target, where)
         made = _trt.deserialise(trt, plan, manifest, where, host_code)
@@ -112,44 +119,44 @@ def open_plan(
 
 
 class Engine:
-    """An engine on a GPU; made by `load`.
+    """An engine on a GPU, made by `load`.
 
-    ``engine(image1=a, image2=b)`` gives the outputs by name. Inputs whose names are no Python
-    identifiers (or ``stream``, ``out``) go into one dict: ``engine({"image.1": a})``.
+    ``engine(image1=a, image2=b)`` returns the outputs by name. If an input's name is not a Python
+    identifier (or is ``stream`` or ``out``), pass one dict: ``engine({"image.1": a})``.
 
-    Numpy arrays in, numpy arrays out: the call returns when they are there, and they are the
-    caller's. Arrays on the GPU (DLPack or ``__cuda_array_interface__``: torch, cupy, jax, ...)
-    are read where they are, and `DeviceArray`s come out, without waiting for the GPU:
+    If you pass numpy arrays, you get numpy arrays: the call returns when they are computed, and
+    they are yours. If you pass arrays on the GPU, the engine reads them without a copy and returns
+    `DeviceArray`s without waiting for the GPU. It accepts DLPack or ``__cuda_array_interface__``
+    (torch, cupy, jax, ...). The stream decides what else you have to do:
 
-    - ``stream=`` (a handle, or torch's, cupy's or cuda.core's object): the run is enqueued there.
-      It waits for the producers of the inputs. The caller keeps the inputs' memory, and the
-      stream, until it is through, as for any kernel on it.
-    - without it, on a stream of the engine's own, which is ordered with the calls of other engines
-      that name none, and with the legacy default stream
-      (torch's, unless told otherwise) both ways: what was enqueued there before is done before,
-      and what is enqueued there afterwards sees the outputs and may overwrite the inputs. The
-      engine holds the inputs until it is through. Who overwrites an input on another stream has
-      to make that wait for an output first.
+    - With ``stream=`` (a handle, or torch's, cupy's or cuda.core's object), the run is enqueued on
+      that stream. It waits for the producers of the inputs. Keep the inputs' memory and the stream
+      until the run is done, as for any kernel.
+    - Without it, the run is on the engine's own stream. That stream is ordered with the calls of
+      other engines without ``stream=``, and with the legacy default stream (torch's default).
+      Work that you enqueued on the legacy stream before runs first. Work that you enqueue there
+      later sees the outputs and may overwrite the inputs. The engine keeps the inputs alive until
+      the run is done. To overwrite an input on another stream, make that stream wait for an output
+      first.
 
-    ``out={"flow": array}`` writes an output into the caller's memory on the GPU.
+    ``out={"flow": array}`` writes an output into your own memory on the GPU.
 
-    Outputs have the very shape that the inputs ask for, in any order of sizes. Several threads may
-    use an engine; their calls are enqueued one after the other, and run so.
+    Outputs have exactly the shape that belongs to the inputs' sizes, whatever the order of sizes in
+    earlier calls. Several threads may use an engine; their calls run one after the other.
 
     Raises:
-        InputError: a name, dtype, rank or size that is not legal, in the dims' names.
-        OutOfMemory: the engine works on, with smaller sizes.
+        InputError: a name, dtype, rank or size is not legal; the message names the dim.
+        OutOfMemory: memory is short; the engine still works at smaller sizes.
         EngineError: TensorRT or CUDA failed, or the engine is closed.
 
     Attributes:
-        manifest: the artifact's.
-        poison: for checks: fill outputs with 0xFF bytes before each run, so that what a run does
-            not write shows.
-        profile: for checks: the profile's place to run all sizes in; None for the best one.
+        manifest: the artifact's manifest.
+        poison: for checks: fill outputs with 0xFF bytes before each run, so that bytes that a run
+            does not write show up.
+        profile: for checks: the index of the profile that all sizes run in; None for the best one.
     """
 
     def __init__(self, manifest: Manifest, runs: Runs) -> None:
-        from pipeline.runtime.arrays import named_inputs
         from pipeline.runtime.call import call
 
         self.manifest = manifest
@@ -165,7 +172,17 @@ class Engine:
         out: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> dict[str, Any]:
-        """Runs the engine; see the class."""
+        """Runs the engine; see the class.
+
+        Args:
+            inputs: the inputs by name; or pass them as keywords.
+            stream: the stream to run on, for inputs on the GPU.
+            out: arrays on the GPU to write outputs into, by output name.
+            named: the inputs as keywords.
+
+        Returns:
+            Every output by name: numpy arrays for numpy inputs, else `DeviceArray`s.
+        """
         runs = self._runs
         given = self._named(inputs, named, runs.names)
         if runs.device.alone:
@@ -174,27 +191,27 @@ class Engine:
             return self._run(runs, given, stream, out)
 
     def capture(self, sizes: Mapping[str, int]) -> None:
-        """Keeps a CUDA graph for these sizes, which later calls with them use.
+        """Captures a CUDA graph for these sizes; later calls with these sizes use it.
 
-        A graph spares the CPU the launch of every kernel; the inputs are copied into memory of its
-        own, and the outputs out of it. Beyond `graphs` (see `load`), the least recently used one
-        goes.
+        A graph saves the CPU the launch of every kernel. It copies the inputs into its own memory
+        and the outputs out of it. If there are more than `graphs` (see `load`), the least recently
+        used one is freed.
 
         Args:
-            sizes: of every dim: ``{"h": 440, "w": 1024}``.
+            sizes: the size of every dim: ``{"h": 440, "w": 1024}``.
 
         Raises:
-            InputError: sizes that are not legal.
-            EngineError: the network can't be captured (sizes that depend on data, loops); the
-                engine works on without.
-            OutOfMemory: there is no room for it.
+            InputError: the sizes are not legal.
+            EngineError: the network can't be captured (sizes that depend on data, loops). The
+                engine still works without the graph.
+            OutOfMemory: GPU memory is too short for the graph.
         """
         with self._runs.device.current():
             self._runs.capture(sizes)
 
     @property
     def captured(self) -> tuple[Mapping[str, int], ...]:
-        """The sizes with graphs, least recently used first."""
+        """The sizes that have a graph, least recently used first."""
         return self._runs.graphs.sizes
 
     @property
@@ -212,23 +229,25 @@ class Engine:
     @profile.setter
     def profile(self, value: int | None) -> None:
         if value is not None and value not in range(len(self.profiles)):
-            raise InputError(f"profile={value!r}: there are {len(self.profiles)}, from 0")
+            raise InputError(f"profile={value!r}: there are {len(self.profiles)}, counted from 0")
         self._runs.forced = value
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        """The profiles, in the engine's order; of those that allow a call's sizes the nearest one
-        is taken."""
+        """The profiles, in the engine's order.
+
+        A call uses the nearest one of those that allow its sizes.
+        """
         return self.manifest.interface.profiles
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """What goes in, as the manifest has it."""
+        """The inputs, as in the manifest."""
         return self.manifest.interface.inputs
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """What comes out, as the manifest has it."""
+        """The outputs, as in the manifest."""
         return self.manifest.interface.outputs
 
     @property
@@ -238,14 +257,17 @@ class Engine:
 
     @property
     def device_memory(self) -> int:
-        """Bytes of GPU memory that the engine holds: buffers (outputs that are alive included),
-        activation memory, graphs' buffers, and weights (the plan's size where TensorRT can't tell
-        theirs). What CUDA and TensorRT take for themselves is not known."""
+        """Bytes of GPU memory that the engine holds.
+
+        This counts buffers (with outputs that are alive), activation memory, graphs' buffers and
+        weights. If TensorRT doesn't report the weights' size, the plan's size counts instead. The
+        memory that CUDA and TensorRT use themselves is not known.
+        """
         weights = 0 if self._runs.closed else self._runs.plan.weights
         return self._runs.pool.nbytes + weights
 
     def close(self) -> None:
-        """Frees all GPU memory but that of outputs that are still alive, which free themselves."""
+        """Frees all GPU memory except outputs that are still alive; those free themselves."""
         self._runs.close()
 
     def __enter__(self) -> Engine:

@@ -1,9 +1,9 @@
 """Captured CUDA graphs of an engine, by sizes.
 
-A graph holds the addresses that it was captured with. So it has inputs and outputs of its own,
-with the copies into and out of them as parts of it, and keeps the activation memory that it was
-captured with. It has an execution context of its own too, as NVIDIA advises (one context for each
-captured graph): what a context prepared for other sizes in between would show in its results.
+A graph keeps the addresses that it was captured with. So it has its own inputs and outputs,
+includes the copies into and out of them, and keeps its activation memory. It also has its own
+execution context, as NVIDIA advises: a shared context that prepares other sizes in between would
+change the graph's results.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pipeline.spec.dims import sizes_text
 
 @dataclass
 class Captured:
-    """A graph and all that it needs; freed with it.
+    """A graph and its memory, freed together.
 
     Args:
-        inputs, outputs: blocks in the order of the engine's inputs and outputs.
-        keep: what has to live as long as the graph.
+        inputs, outputs: memory blocks, in the order of the engine's inputs and outputs.
+        keep: objects that have to live as long as the graph.
     """
 
     sizes: Mapping[str, int]
@@ -41,15 +41,15 @@ class Captured:
 
 
 class Graphs:
-    """The graphs that are kept: at most `most`, the least recently used goes first.
+    """Keeps at most `most` graphs, and frees the least recently used one first.
 
     Attributes:
-        kept: by the call's key, least recently used first.
+        kept: the graphs by the call's key, least recently used first.
     """
 
     def __init__(self, most: int) -> None:
         if type(most) is not int or most < 0:
-            raise InputError(f"graphs={most!r}: give how many to keep, 0 or more")
+            raise InputError(f"graphs={most!r}: give the number of graphs to keep, 0 or more")
         self._most = most
         self.kept: OrderedDict[Hashable, Captured] = OrderedDict()
 
@@ -59,23 +59,23 @@ class Graphs:
     @property
     def sizes(self) -> tuple[Mapping[str, int], ...]:
         """The sizes, least recently used first."""
-        kept = list(self.kept.values())  # at once: calls of other threads move them
+        kept = list(self.kept.values())  # a copy: calls in other threads reorder the graphs
         return tuple(dict(captured.sizes) for captured in kept)
 
     def find(self, key: Hashable) -> Captured | None:
-        """The graph of a call, which thereby is the most recently used one."""
+        """Returns a call's graph and makes it the most recently used one."""
         found = self.kept.get(key)
         if found is not None:
             self.kept.move_to_end(key)
         return found
 
     def check(self) -> None:
-        """Raises `InputError` where none are kept."""
+        """Raises `InputError` if no graphs are kept."""
         if self._most == 0:
             raise InputError("graphs=0 keeps no graphs; load the engine with more")
 
     def make_room(self) -> None:
-        """Before one is added. Waits for the GPU where one has to go."""
+        """Makes room for one more graph. Waits for the GPU if it has to free one."""
         if len(self.kept) >= self._most:
             _cuda.synchronise()
             while len(self.kept) >= self._most:
@@ -99,13 +99,13 @@ def capture(
     """Captures a run at these sizes.
 
     Args:
-        sample: inputs to run with before: with some others a loop might never end.
-        after: what has to be over before; the activation memory is shared.
-        activate: gives a context, its shapes set, the memory to compute in.
+        sample: inputs for a run before the capture: on arbitrary ones, a loop might never end.
+        after: the last run's event; the capture waits for it, since it shares activation memory.
+        activate: sets the activation memory of a context whose shapes are set.
 
     Raises:
         EngineError: TensorRT or CUDA can't capture this network.
-        OutOfMemory: there is no room for the graph's buffers.
+        OutOfMemory: GPU memory is too short for the graph's buffers.
     """
     stream = _cuda.Stream(blocking=False)
     if after is not None:
@@ -116,8 +116,8 @@ def capture(
         raise
     except EngineError as error:
         raise EngineError(
-            f"can't be captured at {sizes_text(sized.sizes, ONE_SIZE)}: TensorRT 8.6 gives a "
-            "profile to one context, unless the engine was built with profile sharing: run "
+            f"can't be captured at {sizes_text(sized.sizes, ONE_SIZE)}: TensorRT 8.6 allows one "
+            "context per profile, unless the engine was built with profile sharing: run "
             "`pipeline build` again",
             detail=f"{error}\n{error.detail}",
         ) from error
@@ -136,7 +136,7 @@ def capture(
         value = np.ascontiguousarray(sample[port.name], port.dtype)
         if value.nbytes:
             _cuda.to_device(lease.pointer, value, value.nbytes, stream.handle)
-    # once before, so that what a change of shapes puts off does not end up in the graph
+    # TensorRT defers work after a change of shapes; one run keeps that work out of the graph
     if not context.execute(stream.handle):
         raise context.error()
     stream.synchronise()
@@ -151,7 +151,7 @@ def capture(
         said = context.error()
         raise EngineError(
             f"can't be captured at {sizes_text(sized.sizes, ONE_SIZE)}: {error} (loops and "
-            "branches by data are not to be captured)",
+            "branches that depend on data can't be captured); the engine works without a graph",
             detail=f"{said}\n{said.detail}",
         ) from error
     finally:

@@ -1,4 +1,4 @@
-"""What calls gave in, held until the GPU has read it."""
+"""Keeps the inputs of calls alive until the GPU has read them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ _MOST = 32  # calls
 
 
 class Held:
-    """Inputs of calls that are not done yet: their owner's stream does not wait for ours."""
+    """Inputs of calls that are not done yet.
+
+    The engine keeps them, because their owner's stream does not wait for the engine's stream.
+    """
 
     def __init__(self) -> None:
         self._calls: deque[tuple[_cuda.Event, list[Any]]] = deque()
 
     def hold(self, event: _cuda.Event, keep: list[Any]) -> None:
-        """Until the event; waits for the oldest call where there are too many."""
+        """Keeps objects until the event; waits for the oldest call if there are too many."""
         calls = self._calls
         while calls and calls[0][0].over():
             calls.popleft()
@@ -26,5 +29,5 @@ class Held:
         calls.append((event, keep))
 
     def clear(self) -> None:
-        """Lets go of all, once the GPU was waited for."""
+        """Releases everything; wait for the GPU first."""
         self._calls.clear()

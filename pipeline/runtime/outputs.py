@@ -1,4 +1,4 @@
-"""``out=``: memory of the caller's that outputs are written into."""
+"""The memory of outputs: the caller's (``out=``), or memory whose size TensorRT asks for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def caller_memory(
     sized: Sized, out: Mapping[str, Any], inputs: Sequence[int], known: Known, stream: int
 ) -> dict[str, int]:
-    """The addresses of the caller's arrays, by output; the stream waits for their producers.
+    """Returns the addresses of the caller's arrays by output, and makes the stream wait for them.
 
     An empty array's address may be 0.
 
@@ -29,8 +29,8 @@ def caller_memory(
         inputs: the inputs' addresses.
 
     Raises:
-        InputError: an unknown name, another dtype or shape, memory that is read-only, on the host,
-            or shared with an input or another output.
+        InputError: a name is unknown, or a dtype or shape differs. Or the memory is read-only, on
+            the host, or shared with an input or another output.
     """
     outputs = {output.port.name: output for output in sized.outputs}
     taken = [
@@ -53,7 +53,7 @@ def caller_memory(
                 f"out: {name}: shape {list(view.shape)}, expected {list(output.shape)}"
             )
         if view.readonly:
-            raise InputError(f"out: {name}: is read-only")
+            raise InputError(f"out: {name}: is read-only; pass writable memory")
         nbytes = math.prod(view.shape) * output.port.dtype.itemsize
         for other, pointer, size in taken:
             if (
@@ -62,19 +62,19 @@ def caller_memory(
                 and view.pointer < pointer + size
                 and pointer < view.pointer + nbytes
             ):
-                raise InputError(f"out: {name}: shares memory with {other}; give other memory")
+                raise InputError(f"out: {name}: shares memory with {other}; pass other memory")
         taken.append((f"output {name}", view.pointer, nbytes))
         found[name] = view.pointer
     return found
 
 
-# An output of a run: its block, or None where the caller's memory was written.
+# A run's output, with its block; None in place of the block if it is in the caller's memory.
 Result = tuple[Port, Shape, Lease | None]
 
 
 @dataclass(eq=False, slots=True)
 class Done:
-    """The same while it is not known yet."""
+    """A `Result` whose shape and block are not known yet."""
 
     port: Port
     shape: Shape
@@ -82,10 +82,10 @@ class Done:
 
 
 def prepare(allocator: Any, name: str, pool: Pool, stream: int, poison: int | None) -> None:
-    """Makes an output's allocator (`bindings.Context.allocator`) ready for one run.
+    """Prepares an output's allocator (`bindings.Context.allocator`) for one run.
 
     Args:
-        poison: the byte to fill the memory with; None leaves it as it is.
+        poison: the byte to fill the memory with; None for no filling.
     """
 
     def give(nbytes: int) -> int:
@@ -95,7 +95,7 @@ def prepare(allocator: Any, name: str, pool: Pool, stream: int, poison: int | No
         return lease.pointer
 
     def idle(nbytes: int) -> Lease:
-        pool.settle()  # which stream the next run is on is not known yet
+        pool.settle()  # the next run's stream is not known yet
         return pool.take(name, nbytes, QUIET, f"output {name}")
 
     allocator.prepare(give)
@@ -105,29 +105,31 @@ def prepare(allocator: Any, name: str, pool: Pool, stream: int, poison: int | No
 
 
 def take_over(item: Done, allocator: Any, stream: int) -> None:
-    """Puts what the run on the stream gave into `item`.
+    """Stores the shape and memory of a run's output in `item`.
 
     Raises:
-        EngineError: TensorRT did not say the shape, or asked for too little memory for it.
+        EngineError: TensorRT did not report the shape, or asked for too little memory for it.
     """
     name, shape, lease = item.port.name, allocator.shape, allocator.lease
-    if lease is None and allocator.spare is not None:  # given between the runs, not asked for again
+    if lease is None and allocator.spare is not None:  # TensorRT asked for it between the runs
         lease, allocator.spare = allocator.spare, None
         lease.stream = stream
     allocator.prepare(None)
     if shape is None or any(size < 0 for size in shape):
-        raise EngineError(f"output {name}: TensorRT does not say which shape it has")
+        raise EngineError(f"output {name}: TensorRT does not report its shape")
     nbytes = math.prod(shape) * item.port.dtype.itemsize
     if lease is None or lease.capacity < nbytes:
-        raise EngineError(f"output {name}: TensorRT says {list(shape)} but asked for less")
+        raise EngineError(
+            f"output {name}: TensorRT reports the shape {list(shape)} but asked for less memory"
+        )
     item.shape, item.lease = shape, lease
 
 
 def finish(result: Result, allocator: Any, sized: Sized, sizes: Sizes, stream: int) -> Result:
-    """What the run on the stream gave (see `take_over`), held against the manifest.
+    """Completes a run's output (see `take_over`) and compares its shape with the manifest.
 
     Raises:
-        EngineError: as `take_over`; or another shape than the manifest says.
+        EngineError: as for `take_over`; or the shape differs from the manifest's.
     """
     item = Done(*result)
     take_over(item, allocator, stream)

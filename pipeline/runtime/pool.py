@@ -1,16 +1,16 @@
-"""Memory that is kept and used again, in the order of the streams that use it.
+"""A pool that reuses memory blocks in the order of the streams that use them.
 
-A `Lease` is somebody's hold on a block of memory. When the last holder lets go, the block goes
-back to its pool, and is given out again for the same slot (a tensor's name):
+A `Lease` keeps a block of memory in use. When its last user drops it, the block returns to the
+pool. The pool hands it out again for the same slot (a tensor's name):
 
-- on the same stream at once: what the stream still does with it comes before what it will do;
-- on any stream after the GPU was waited for (`settle`), which only happens where memory is short
-  or streams come and go;
-- everywhere after the events of those who used it on other streams.
+- at once on the same stream: the old work on it runs before the new work;
+- on any stream after a wait for the GPU (`settle`), which happens only if memory is short or there
+  are many streams;
+- in each case after the events of users on other streams.
 
-A stream's handle is never used after the call that named it: the caller may have destroyed it. It
-is compared, though: a stream that was destroyed with work pending, and whose handle was given out
-again, would count as the same one, so that callers keep streams until they are through.
+A stream's handle is never used after the call that passed it: the caller may have destroyed it.
+But handles are compared. If a stream is destroyed with work pending, and a new one gets its handle,
+both count as one stream. So callers have to keep a stream until its work is done.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Protocol
 
 from pipeline.errors import OutOfMemory
 
-ALIGN = 512  # bytes; cudaMalloc's own steps, and more than TensorRT asks for (256)
+ALIGN = 512  # bytes; cudaMalloc's granularity, and more than TensorRT requires (256)
 QUIET = 0  # in place of a stream: nothing on the GPU uses the block any more
-DIRTY = -1  # somebody may, on a stream that can't be waited for
+DIRTY = -1  # in place of a stream: an unknown stream may still use the block
 _MOST_STREAMS = 16
 
 
 class Memory(Protocol):
-    """Where blocks come from; `pipeline.runtime.cuda` is one."""
+    """The source of blocks; `pipeline.runtime.cuda` is one."""
 
     def allocate(self, nbytes: int, /) -> int: ...
 
@@ -41,19 +41,19 @@ class Memory(Protocol):
 
 
 class Moment(Protocol):
-    """What a stream can be made to wait for; `pipeline.runtime.cuda.Event` is one."""
+    """Something that a stream can wait for; `pipeline.runtime.cuda.Event` is one."""
 
     def release(self) -> None:
-        """Its user lets go now (called once, when the lease is dropped)."""
+        """Called once, when the lease is dropped: its user's work so far is the moment."""
 
     def wait(self, stream: int, /) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A piece of memory: its address, its bytes, and the slot that it is for.
+    """A piece of memory: its address, its bytes, and its slot.
 
-    Once given back: `stream` and `after` of its last lease.
+    After it returned to the pool, `stream` and `after` are those of its last lease.
     """
 
     pointer: int
@@ -64,10 +64,10 @@ class Block:
 
 
 def block_size(nbytes: int, most: int | None) -> int:
-    """How many bytes to take where `nbytes` are needed, so that growing sizes need few blocks.
+    """How many bytes to allocate for a need of `nbytes`, so that growing sizes need few blocks.
 
-    The classes are `most`, its half, its quarter and so on (powers of two where nothing is known
-    or more is needed): sizes between half of the most and the most share one block.
+    The block sizes are `most`, its half, its quarter and so on. So all needs between half of `most`
+    and `most` share one block. Powers of two are used if `most` is unknown or too small.
     """
     need = max(nbytes, 1)
     if most is None or need > most:
@@ -80,11 +80,11 @@ def block_size(nbytes: int, most: int | None) -> int:
 
 
 class Lease:
-    """A hold on a block; letting go of it (by dropping it) gives the block back.
+    """Keeps a block in use; the block returns to the pool when the lease is dropped.
 
     Attributes:
         pointer: the address.
-        stream: the one that it is used on, or `QUIET` or `DIRTY`.
+        stream: the stream that uses it, or `QUIET` or `DIRTY`.
         after: moments on other streams that the next user has to wait for.
     """
 
@@ -111,13 +111,13 @@ class Lease:
 
 @dataclass
 class Pool:
-    """Blocks by slot. Only leases may be dropped in several threads at a time.
+    """Blocks by slot. Several threads may drop leases at once; all else needs a lock.
 
     Args:
-        memory: where the blocks come from.
-        most: the bytes that a slot ever needs, where that is known.
-        returned: what dropped leases gave back, and nobody took in yet.
-        closed: what is given back is freed at once, by `drain`.
+        memory: the source of the blocks.
+        most: the most bytes that a slot ever needs, if known.
+        returned: blocks from dropped leases that `take` has not collected yet.
+        closed: whether a returned block is freed at once, by `drain`.
     """
 
     memory: Memory
@@ -128,13 +128,13 @@ class Pool:
     _free: dict[str, list[Block]] = field(default_factory=dict)
 
     def take(self, slot: str, nbytes: int, stream: int, what: str = "") -> Lease:
-        """A block of at least `nbytes` bytes, to be used on the stream.
+        """Leases a block of at least `nbytes` bytes for use on the stream.
 
         Args:
-            what: the use, for the error; the slot's name without it.
+            what: the block's name in the error message; by default the slot's name.
 
         Raises:
-            OutOfMemory: not even after everything that is free was given up.
+            OutOfMemory: memory is short even after all free blocks were freed.
         """
         if self.returned:
             self._sweep()
@@ -146,7 +146,7 @@ class Pool:
         return Lease(found, stream, self)
 
     def settle(self) -> None:
-        """Waits for the GPU; afterwards every free block can be used by any stream."""
+        """Waits for the GPU; afterwards any stream can use every free block."""
         self._sweep()
         self.memory.synchronise()
         for blocks in self._free.values():
@@ -162,15 +162,15 @@ class Pool:
         self._free.clear()
 
     def close(self) -> None:
-        """Frees all blocks that nobody holds, and from now on each when its holder drops it."""
+        """Frees all unused blocks; from now on, each other one when its lease is dropped."""
         self.closed = True
         try:
             self.trim()
-        finally:  # where the GPU failed, waiting for it fails
+        finally:  # if the GPU failed, waiting for it fails too
             self.drain()
 
     def _find(self, slot: str, nbytes: int, stream: int) -> Block | None:
-        """The smallest free block that fits, taken out; None where there is none."""
+        """Takes out the smallest free block that fits; None if there is none."""
         blocks = self._free.get(slot)
         if not blocks:
             return None
@@ -188,7 +188,7 @@ class Pool:
         return best
 
     def _grown(self, slot: str, nbytes: int, stream: int, what: str) -> Block:
-        """A new block, in place of a free one that is too small."""
+        """Allocates a block; first frees one free block that is too small."""
         blocks = self._free.setdefault(slot, [])
         streams = {block.stream for block in blocks}
         if DIRTY in streams or len(streams) > _MOST_STREAMS:
@@ -217,7 +217,7 @@ class Pool:
         if not pointer:
             left, total = self.memory.memory()
             raise OutOfMemory(
-                f"{what} needs {nbytes} bytes of GPU memory, of which {left} of {total} are free",
+                f"{what} needs {nbytes} bytes of GPU memory, but only {left} of {total} are free",
                 wanted=nbytes,
                 free=left,
             )
@@ -225,12 +225,12 @@ class Pool:
         return Block(pointer, size, slot)
 
     def _sweep(self) -> None:
-        """Takes in what was given back since the last time."""
+        """Collects the blocks that were returned since the last time."""
         returned, free = self.returned, self._free
         while returned:
             try:
                 block = returned.popleft()
-            except IndexError:  # closed meanwhile: another thread was faster
+            except IndexError:  # the pool was closed meanwhile: another thread took it
                 return
             if block.slot in free:
                 free[block.slot].append(block)
@@ -238,11 +238,11 @@ class Pool:
                 free[block.slot] = [block]
 
     def drain(self) -> None:
-        """Once closed: frees what is given back (cudaFree waits for the GPU's use of it)."""
+        """Frees returned blocks of a closed pool; cudaFree waits for work that uses them."""
         while self.returned:
             try:
                 block = self.returned.popleft()
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread took it
                 return
             self._drop(block)
 

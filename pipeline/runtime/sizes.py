@@ -1,6 +1,6 @@
-"""What an artifact says of its engine's sizes: which are legal, and what comes out.
+"""The sizes of an engine by its artifact: which are legal, and which outputs they give.
 
-No GPU is needed for any of this.
+This module needs no GPU.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ ONE_SIZE = "its only size"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Output:
-    """An output at certain sizes; no shape and no bytes where they depend on data.
+    """An output at certain sizes; its shape is None if it depends on data.
 
     Args:
-        what: it is called in errors.
+        nbytes: the output's size in bytes; 0 if it depends on data.
+        what: the output's name in error messages.
     """
 
     port: Port
@@ -41,7 +42,7 @@ class Output:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sized:
-    """All that is known of a call by its inputs' shapes (and values, of those on the host)."""
+    """A call's sizes, worked out from its inputs' shapes (and values of inputs on the host)."""
 
     key: Hashable
     sizes: Mapping[str, int]
@@ -52,10 +53,10 @@ class Sized:
 
 
 class Sizes:
-    """The sizes that an engine takes and gives, asked at every call.
+    """The sizes of an engine's inputs and outputs; every call is checked with it.
 
     Args:
-        interface: the artifact's.
+        interface: the artifact's interface.
     """
 
     def __init__(self, interface: Interface) -> None:
@@ -66,18 +67,18 @@ class Sizes:
         }
 
     def solve(self, shapes: Mapping[str, Shape]) -> dict[str, int]:
-        """The dims' sizes in the inputs' shapes.
+        """Returns the dims' sizes in the inputs' shapes.
 
         Raises:
-            InputError: a wrong rank or size, in the dims' names.
+            InputError: a rank or size is wrong; the message names the dim.
         """
         return self.interface.sizes_of(shapes)
 
     def check(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Sizes by dim, each checked, in the dims' order.
+        """Checks sizes by dim, and returns them in the dims' order.
 
         Raises:
-            InputError: a dim that is missing, unknown, or of an illegal size.
+            InputError: a dim is missing or unknown, or its size is illegal.
         """
         known = ", ".join(self._dims) or "none"
         for name in sizes:
@@ -87,25 +88,25 @@ class Sizes:
             if name not in sizes:
                 raise InputError(f"no size for {name}; the dims are: {known}")
             if type(sizes[name]) is not int:
-                raise InputError(f"{name}={sizes[name]!r} is no whole number")
+                raise InputError(f"{name}={sizes[name]!r} is not a whole number")
             dim.check(sizes[name])
         check_rules(self.interface.rules, sizes)
         return {name: sizes[name] for name in self._dims}
 
     def input_shapes(self, sizes: Mapping[str, int]) -> dict[str, Shape]:
-        """Every input's shape where the dims have these sizes."""
+        """Every input's shape at these sizes of the dims."""
         shapes = self.interface.input_shapes
         return {name: shape_at(shape, sizes) for name, shape in shapes.items()}
 
     def sample(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
-        """Inputs that the model takes: random values of the ranges that it is verified with."""
+        """Valid inputs: random values in the ranges that verification uses."""
         return self.interface.sample(sizes, seed=0)
 
     def profile(self, sizes: Mapping[str, int], forced: int | None = None) -> int:
-        """The place of the profile that fits best (see `best_profile`), or the forced one.
+        """The index of the profile that fits best (see `best_profile`), or the forced one.
 
         Raises:
-            InputError: it does not allow the sizes.
+            InputError: the profile does not allow the sizes.
         """
         if forced is None:
             return best_profile(self.interface.profiles, sizes)
@@ -113,10 +114,10 @@ class Sizes:
         return forced
 
     def check_output(self, name: str, shape: Shape, sizes: Mapping[str, int]) -> None:
-        """Holds an output's shape against the manifest, where that knows it.
+        """Compares an output's shape with the manifest, if the manifest has it.
 
         Raises:
-            EngineError: it is another one.
+            EngineError: the shape differs.
         """
         declared = self._outputs[name]
         known = [size.value(sizes) if size.names <= sizes.keys() else None for size in declared]
@@ -126,20 +127,20 @@ class Sizes:
         if not right:
             said = ", ".join(size.text for size in declared)
             raise EngineError(
-                f"output {name} came out as {list(shape)} at {sizes_text(sizes, ONE_SIZE)}, but "
-                f"the manifest says [{said}]: the plan does not belong to it, or TensorRT is "
-                "wrong; convert again"
+                f"output {name} has shape {list(shape)} at {sizes_text(sizes, ONE_SIZE)}, but the "
+                f"manifest says [{said}]: the plan is from another build, or TensorRT is wrong; "
+                "convert again"
             )
 
     def most_bytes(self, itemsizes: Mapping[str, int]) -> dict[str, int]:
-        """The most bytes that each input and output can have, where the profiles tell it."""
+        """The most bytes of each input and output, if the profiles determine them."""
         inputs = self.interface.input_shapes
         shapes = {name: tuple(map(_expr, shape)) for name, shape in inputs.items()}
         most: dict[str, int] = {}
         for name, shape in {**shapes, **self._outputs}.items():
             for profile in self.interface.profiles:
                 for corner in (profile.sizes(0), profile.sizes(2)):
-                    with suppress(InputError):  # a size of an output that is no expression of dims
+                    with suppress(InputError):  # an output's size that is not an expression of dims
                         count = math.prod(size.value(corner) for size in shape)
                         most[name] = max(most.get(name, 1), count * itemsizes[name])
         return most
@@ -150,20 +151,20 @@ def _expr(size: Size | str) -> DimExpr:
 
 
 def best_profile(profiles: Sequence[Profile], sizes: Mapping[str, int]) -> int:
-    """The place of the profile whose opt is nearest, among those that allow the sizes.
+    """The index of the profile whose opt is nearest, among those that allow the sizes.
 
-    Nearness is the sum over the dims of the logarithms' distance; of equally near ones the
-    narrower profile is taken, then the first.
+    The distance is the sum over the dims of ``abs(log(size) - log(opt))``. If two profiles are
+    equally near, the narrower one wins, then the first.
 
     Raises:
-        InputError: none allows the sizes.
+        InputError: no profile allows the sizes.
     """
     allowing = [n for n, profile in enumerate(profiles) if profile.allows(sizes)]
     if not allowing:
         there = "; ".join(f"{p.name}: {_ranges(p)}" for p in profiles)
         raise InputError(
             f"no profile allows {sizes_text(sizes, ONE_SIZE)}; the engine's profiles are {there}; "
-            "give other sizes, or build with another --profile"
+            "pass other sizes, or build with another --profile"
         )
 
     def rank(place: int) -> tuple[float, float, int]:

@@ -1,8 +1,8 @@
-"""One call of an engine after the other: what `pipeline.runtime.engine.Engine` does under its lock.
+"""The runs of an engine, one after the other: the part of `Engine` that needs its lock.
 
-All runs of an engine share one activation buffer and, by profile, one execution context. So every
-run waits for the run before, whichever stream that was on. A run's outputs have blocks of their
-own, which are used again when nobody holds them.
+All runs share one activation buffer, and all runs in one profile share an execution context. So
+each run waits for the run before, whichever stream that was on. Each run's outputs have separate
+blocks, which the pool reuses when nobody holds them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Runs:
     """The state of a loaded engine.
 
     Args:
-        graphs: how many captured graphs are kept.
+        graphs: how many captured graphs to keep.
 
     Attributes:
-        first: the first input that is read on the GPU; None where all are read on the host.
-        poison: fill outputs with `_POISON` before each run.
+        first: the first input that TensorRT reads on the GPU; None if it reads all on the host.
+        poison: whether to fill outputs with `_POISON` before each run.
         held: inputs of calls that are not done yet.
         known: arrays that are known to be on the GPU.
-        shared: runs of several threads were seen to come between each other.
+        shared: whether another thread's run has ever come between a run and its copies to the host.
         forced: the profile to run in; None for the best one.
     """
 
@@ -59,7 +59,7 @@ class Runs:
         copies = {f"graph's {name}": nbytes for name, nbytes in most.items()}
         self.pool = Pool(_cuda, {**most, **copies, _ACTIVATION: max(plan.activation, 1)})
         self._own, self._events = device.own.handle, device.events
-        self._nothing = self.pool.take("nothing", 1, QUIET)  # where an empty array lies
+        self._nothing = self.pool.take("nothing", 1, QUIET)  # the address of empty arrays
         self._contexts: dict[int, Context] = {}
         self._sized: dict[Hashable, Sized] = {}
         self._activation: Lease | None = None
@@ -68,13 +68,15 @@ class Runs:
         self.held, self.known = Held(), Known(device.index)
 
     def capture(self, asked: Mapping[str, int]) -> None:
-        """Keeps a graph for these sizes; see `pipeline.runtime.engine.Engine.capture`."""
+        """Captures a graph for these sizes; see `pipeline.runtime.engine.Engine.capture`."""
         sizes = self.sizes.check(asked)
         shapes = self.sizes.input_shapes(sizes)
         at = f"can't be captured at {sizes_text(sizes, ONE_SIZE)}"
         for port in self.plan.inputs:
             if port.on_host:
-                raise EngineError(f"{at}: sizes are computed on the host from {port.name}'s values")
+                raise EngineError(
+                    f"{at}: TensorRT computes sizes on the host from {port.name}'s values"
+                )
         with self.lock:
             self._check_open()
             key: Hashable = (tuple(shapes[name] for name in self.names), (), self.forced)
@@ -101,7 +103,7 @@ class Runs:
         return capture(self.plan, sized, self.pool, sample, after, self._activate)
 
     def close(self) -> None:
-        """Gives everything back but the blocks of outputs that somebody holds."""
+        """Frees everything except the blocks of outputs that somebody holds."""
         with self.lock, self.device.current():
             if self.closed:
                 return
@@ -131,12 +133,14 @@ class Runs:
         stream: int,
         out: Mapping[str, Any],
     ) -> tuple[list[Result], _cuda.Event]:
-        """Enqueues one run; once more, with all spare memory freed, where memory was short.
+        """Enqueues one run; if memory is short, frees all spare memory and tries again.
 
         Args:
-            shapes, places: of the inputs; a place is an address, or a numpy array to be copied in.
-            values: of the inputs that are read on the host.
-            out: arrays of the caller to write outputs into.
+            shapes: the inputs' shapes.
+            values: the bytes of the inputs that TensorRT reads on the host.
+            places: for each input its address, or a numpy array to copy to the GPU.
+            stream: the handle of the stream to run on.
+            out: the caller's arrays to write outputs into.
         """
         if self.closed:
             self._check_open()
@@ -144,13 +148,13 @@ class Runs:
         try:
             return self._once(key, shapes, places, stream, out)
         except OutOfMemory:
-            pass  # only now the blocks that its frames hold are free
+            pass  # leaving the block drops the error's frames, which hold blocks
         self.pool.trim()
         try:
             return self._once(key, shapes, places, stream, out)
         except OutOfMemory as error:
             said, wanted, left = str(error), error.wanted, error.free
-        # not from within, since that error's frames hold the blocks of the outputs
+        # raised outside of the block: the first error's frames hold the outputs' blocks
         sizes = self.sizes.solve(dict(zip(self.names, shapes, strict=True)))
         raise OutOfMemory(
             f"at {sizes_text(sizes, ONE_SIZE)}: {said}; the engine still works at smaller sizes",
@@ -190,7 +194,7 @@ class Runs:
             else:
                 done = self._replay(sized, captured, pointers, targets, stream)
             event = self._events.take(stream)
-        except BaseException:  # what of it is enqueued already, the next run does not know of
+        except BaseException:  # the next run can't wait for the part that is already enqueued
             with suppress(EngineError):
                 _cuda.synchronise()
             raise
@@ -198,7 +202,7 @@ class Runs:
         return done, event
 
     def _staged(self, sized: Sized, place: int, array: Any, stream: int) -> Lease:
-        """A block with an input's values, on their way into it."""
+        """Starts to copy an input to the GPU, and returns its block."""
         nbytes = sized.input_bytes[place]
         lease = self.pool.take(self.names[place], nbytes, stream, self._whats[place])
         if nbytes:
@@ -206,7 +210,7 @@ class Runs:
         return lease
 
     def last(self, event: _cuda.Event) -> bool:
-        """True where no other run came after the one of this event."""
+        """Whether the event's run is still the last one."""
         last = self._last  # read once: another thread may close the engine
         return last is not None and last[1] is event
 
@@ -252,7 +256,7 @@ class Runs:
         return done
 
     def _set(self, context: Context, sized: Sized, pointers: Sequence[int]) -> None:
-        """Sets a context to run at these sizes."""
+        """Sets a context's sizes."""
         context.set_shapes(sized.inputs)
         for port, pointer in zip(self.plan.inputs, pointers, strict=True):
             if port.on_host:
@@ -284,7 +288,7 @@ class Runs:
     def _place(
         self, output: Output, targets: Mapping[str, int], stream: int
     ) -> tuple[Lease | None, int]:
-        """Where an output goes: the caller's memory, or a block."""
+        """Chooses an output's memory: the caller's, or a block."""
         name = output.port.name
         lease = None
         if name in targets:
@@ -300,11 +304,11 @@ class Runs:
         if profile not in self._contexts:
             own = self.device.own
             self._contexts[profile] = Context(self.plan, profile, own.handle)
-            own.synchronise()  # the profile is chosen on this stream, the runs may be on others
+            own.synchronise()  # the profile is chosen on this stream, but runs may be on others
         return self._contexts[profile]
 
     def _solved(self, key: Hashable, shapes: Sequence[Shape], places: Sequence[Any]) -> Sized:
-        """Checks the inputs' shapes, and finds out the outputs'."""
+        """Checks the inputs' shapes and works out the outputs' shapes."""
         known = self._sized.get(key)
         if known is not None:
             return known
@@ -336,9 +340,9 @@ class Runs:
         return self._sized[key]
 
     def _activate(self, context: Context) -> Lease:
-        """Gives a context, its shapes set, enough memory to compute in; the engine's own one.
+        """Sets the activation memory of a context whose shapes are set; grows it if needed.
 
-        A graph may go on holding a smaller one.
+        The engine has one such block. A graph may keep an older, smaller one.
         """
         need = max(context.activation_bytes(), 1)
         if self._activation is None or self._activation.capacity < need:
@@ -350,7 +354,7 @@ class Runs:
         return self._activation
 
     def _failure(self, profile: int, context: Context, by_data: Mapping[str, Any]) -> EngineError:
-        """Why a run failed; the context is dropped, since what state it is in is not known."""
+        """Returns a failed run's error, and drops the context, whose state is unknown."""
         own = next((a.error for a in by_data.values() if a.error is not None), None)
         with suppress(EngineError):
             _cuda.synchronise()

@@ -1,5 +1,7 @@
-"""Which plan may be loaded: one whose bytes, TensorRT and GPU are those of its manifest; and which
-plugins it may load."""
+"""Decides which plans and plugins may be loaded.
+
+A plan's bytes, TensorRT and GPU have to match its manifest.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from pipeline.machine.files import hash_file
 from pipeline.machine.gpu import Gpu, why_not
 from pipeline.machine.target import Target, find_target, installed_version
 from pipeline.plugins import PLUGINS
+from pipeline.plugins import loading as custom_ops
 from pipeline.spec.file_names import PLAN
 
 if TYPE_CHECKING:
@@ -21,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def read_plan(path: Path) -> tuple[Manifest, bytes]:
-    """An artifact's manifest and its plan, whose hash is the manifest's.
+    """Reads an artifact's manifest, and the plan with the hash in that manifest.
 
     Raises:
-        ArtifactError: no artifact, no plan in it, or a plan that was cut or changed.
+        ArtifactError: there is no artifact, it has no plan, or the plan was cut or changed.
     """
     return read_again(path, lambda: _read_plan(path))
 
@@ -33,20 +36,20 @@ def _read_plan(path: Path) -> tuple[Manifest, bytes]:
     artifact = Artifact.open(path, check=False)
     if artifact.manifest.build is None or PLAN not in artifact.manifest.files:
         raise ArtifactError(
-            f"{path}: holds no {PLAN} yet; run `pipeline build {path}` on the machine that is "
-            "to run it"
+            f"{path}: has no {PLAN} yet; run `pipeline build {path}` on the machine that will "
+            "run it"
         )
     return artifact.manifest, artifact.read(PLAN)
 
 
 def check_tensorrt(manifest: Manifest, where: str) -> Target:
-    """The target of a plan that was built with the very TensorRT that is installed here.
+    """Returns the plan's target, if the exact TensorRT that built the plan is installed here.
 
-    Plans of 8.6, 10, 11 and RTX alike are read by the version that wrote them (the pipeline builds
-    none that is version compatible).
+    On 8.6, 10, 11 and RTX, only the version that wrote a plan reads it: the pipeline builds no
+    version-compatible plans.
 
     Raises:
-        TargetMissing: none is installed, or another one.
+        TargetMissing: TensorRT is not installed, or in another version.
     """
     target = find_target(manifest.target.name)
     here, built = installed_version(target), manifest.target.version
@@ -57,14 +60,14 @@ def check_tensorrt(manifest: Manifest, where: str) -> Target:
         )
     if here != built:
         raise TargetMissing(
-            f"{where}: its engine was built with {target.flavour} {built}, here is {here}; "
-            f"run `pipeline build {where}` here, or install {built}"
+            f"{where}: its engine was built with {target.flavour} {built}, but {here} is "
+            f"installed; run `pipeline build {where}` here, or install {built}"
         )
     return target
 
 
 def check_gpu(manifest: Manifest, where: str, gpu: Gpu) -> None:
-    """Raises `InputError` where the plan is for another kind of GPU."""
+    """Raises `InputError` if the plan is for another kind of GPU."""
     built = getattr(manifest.target, "compute_capability", None)
     here = ".".join(map(str, gpu.capability))
     if built is None and manifest.target.flavour == "tensorrt_rtx":
@@ -78,27 +81,29 @@ def check_gpu(manifest: Manifest, where: str, gpu: Gpu) -> None:
         )
     elif built != here:
         raise InputError(
-            f"{where}: its engine was built for compute capability {built}, the {gpu.name} here "
-            f"has {here}; run `pipeline build {where}` here"
+            f"{where}: its engine was built for compute capability {built}, but the {gpu.name} "
+            f"here has {here}; run `pipeline build {where}` here"
         )
 
 
 def check_given(manifest: Manifest, given: Sequence[str], where: str) -> None:
-    """Raises `InputError` where a plugin is given that is none, or that no engine here needs."""
+    """Raises `InputError` if a passed plugin does not exist, or if the engine does not need it."""
     needed, hashes = _needed(manifest)
     for name in given:
         if name in PLUGINS:
             known = name in needed
         elif not Path(name).is_file():
             own = ", ".join(PLUGINS)
-            raise InputError(f"plugin {name}: no such file, and none of the pipeline's own: {own}")
+            raise InputError(
+                f"plugin {name}: no such file, and not one of the pipeline's own plugins: {own}"
+            )
         else:
             known = hash_file(Path(name)).sha256 in hashes.values()
         alike = [other for other in hashes if Path(other).name == Path(name).name]
         if not known and alike:
             raise InputError(
-                f"{where}: plugin {name}: its content is not that of {alike[0]}, which the engine "
-                f"was built with; give that file, or `pipeline build {where} --plugin {name}`"
+                f"{where}: plugin {name}: its content differs from {alike[0]}, which the engine "
+                f"was built with; pass that file, or run `pipeline build {where} --plugin {name}`"
             )
         if not known:
             what = f"the plugins {', '.join(needed)}" if needed else "no plugin"
@@ -106,17 +111,17 @@ def check_given(manifest: Manifest, given: Sequence[str], where: str) -> None:
 
 
 def allowed_plugins(manifest: Manifest, given: Sequence[str], where: str) -> tuple[str, ...]:
-    """The plugins that the plan needs, as `pipeline.plugins.loading.find_plugins` takes them.
+    """Returns the plugins that the plan needs, in the form for `plugins.loading.find_plugins`.
 
-    The pipeline's own are loaded wherever a manifest names them. A file is code that somebody
-    else's manifest could name: only a given file is loaded, never the path in the manifest, and
-    only one whose hash is that of the file that the engine was built with.
+    The pipeline's own plugins are loaded if the manifest names them. A manifest from somebody else
+    could name any file, so a path in a manifest is never loaded. A plugin's file is loaded only if
+    the caller passes it and its hash matches the file of the build.
 
     Args:
-        given: the files that the caller lets run.
+        given: the plugin files that the caller trusts.
 
     Raises:
-        InputError: a file that is needed is not given, or there is no hash to know it by.
+        InputError: a needed file was not passed, or the manifest has no hash for it.
     """
     needed, hashes = _needed(manifest)
     files = {
@@ -130,14 +135,14 @@ def allowed_plugins(manifest: Manifest, given: Sequence[str], where: str) -> tup
             found.append(name)
         elif name not in hashes:
             raise InputError(
-                f"{where}: its manifest has no hash of the plugin {name}, so it is not loaded; run "
-                f"`pipeline build {where} --plugin FILE`"
+                f"{where}: its manifest has no hash of the plugin {name}, so the plugin is not "
+                f"loaded; run `pipeline build {where} --plugin FILE`"
             )
         elif hashes[name] not in files:
             raise InputError(
                 f"{where}: its engine runs the code of the plugin {name} (sha256 "
-                f"{hashes[name][:16]}...), which is only loaded where it is given: if you trust "
-                f"that file, plugins=({name!r},) or --plugin {name}"
+                f"{hashes[name][:16]}...), which is loaded only if you pass it: if you trust "
+                f"that file, pass plugins=({name!r},) or --plugin {name}"
             )
         else:
             found.append(files[hashes[name]])
@@ -157,14 +162,12 @@ def load_plugins(trt: ModuleType, names: Sequence[str], target: Target, where: s
         names: from `allowed_plugins`.
 
     Raises:
-        InputError: one of them does not load.
+        InputError: a plugin does not load.
     """
     if not names:
-        if hasattr(trt, "init_libnvinfer_plugins"):  # NVIDIA's own, which a parser may have used
+        if hasattr(trt, "init_libnvinfer_plugins"):  # the parser may have used NVIDIA's plugins
             trt.init_libnvinfer_plugins(None, "")
         return
-    from pipeline.plugins import loading as custom_ops
-
     asked: Any = ()
     try:
         asked = custom_ops.find_plugins(names, target)

@@ -267,7 +267,8 @@ def test_target_that_is_not_installed(tmp_path: Path, name: str) -> None:
     assert str(caught.value) == (
         f"target {name}: tensorrt is not installed here; pip install 'tensorrt=="
         f"{name.split('-')[1]}.*', or build on a machine that has it: `pipeline export`, "
-        "`pipeline rewrite` and `pipeline verify --torch` need none (docs/guide/gpu-machine.md)"
+        "`pipeline rewrite` and `pipeline verify --torch` need no TensorRT "
+        "(docs/guide/gpu-machine.md)"
     )
     assert caught.value.exit_code == 2
 

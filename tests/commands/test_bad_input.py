@@ -169,7 +169,7 @@ def test_artifact_that_is_not_what_it_says(
 def test_place_that_is_not_ours(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("text")
-    refused(cli("convert", "tiny", "--out", "mine"), "mine: holds files but no manifest.json")
+    refused(cli("convert", "tiny", "--out", "mine"), "mine: has files but no manifest.json")
     (tmp_path / "file").write_text("text")
     refused(cli("convert", "tiny", "--out", "file"), "file")
     assert files_under(tmp_path) == ["file", "mine", "mine/thesis.txt"]

@@ -12,7 +12,15 @@ from pipeline.machine.target import TARGETS
 
 @pytest.mark.parametrize(
     ("capability", "runs"),
-    [((7, 0), False), ((7, 5), True), ((8, 6), True), ((9, 0), False), ((12, 0), True)],
+    [
+        ((7, 0), False),
+        ((8, 0), True),
+        ((8, 6), True),
+        ((8, 9), True),
+        ((9, 0), False),
+        ((12, 0), True),
+        ((12, 1), True),
+    ],
 )
 def test_gpus_that_rtx_runs_on(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], runs: bool
@@ -26,6 +34,15 @@ def test_gpus_that_rtx_runs_on(
             f"TensorRT-RTX does not run on some GPU (compute capability {major}.{minor})"
         )
     assert why_not(TARGETS["tensorrt-8.6"]) == ""
+
+
+def test_the_portable_rtx_engine_does_not_run_on_turing() -> None:
+    turing = Gpu("some GPU", (7, 5))
+    assert why_not(TARGETS["rtx-1.7"], turing) == (
+        "the portable TensorRT-RTX engine does not run on some GPU (compute capability 7.5): "
+        "7.5 needs a build made for it, which this pipeline does not make"
+    )
+    assert why_not(TARGETS["tensorrt-8.6"], turing) == ""
 
 
 def test_no_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

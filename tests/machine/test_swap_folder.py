@@ -256,14 +256,14 @@ def test_names_that_look_like_patterns_or_like_each_other(tmp_path: Path) -> Non
 def test_a_foreign_folder_is_left_alone(place: Path) -> None:
     place.mkdir(parents=True)
     (place / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match=r"holds files but no manifest\.json"):
+    with pytest.raises(InputError, match=r"has files but no manifest\.json"):
         write(place, "one")
     assert (place / "thesis.tex").read_text() == "years of work"
     assert_alone(place)
 
 
 def test_a_foreign_folder_that_came_meanwhile_is_left_alone(place: Path) -> None:
-    with pytest.raises(InputError, match="left alone"), replacing(place, keep=False) as staging:
+    with pytest.raises(InputError, match="stays as it is"), replacing(place, keep=False) as staging:
         (staging / MARKER).touch()
         place.mkdir()
         (place / "thesis.tex").touch()
@@ -572,7 +572,7 @@ def test_an_old_folder_is_never_removed_for_a_foreign_one(place: Path) -> None:
     place.rename(old)
     place.mkdir()
     (place / "notes").touch()
-    with pytest.raises(InputError, match="left alone"):
+    with pytest.raises(InputError, match="stays as it is"):
         write(place, "two")
     assert_holds(old, "one")
     (place / "notes").unlink()

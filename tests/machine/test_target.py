@@ -75,7 +75,7 @@ def test_installed_but_broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = target_module.importlib.import_module
     monkeypatch.setattr(target_module.importlib, "import_module", broken)
-    with pytest.raises(TargetMissing, match="is installed but does not import: libtensorrt_rtx"):
+    with pytest.raises(TargetMissing, match="is installed but can't be imported: libtensorrt_rtx"):
         use(RTX)
 
 

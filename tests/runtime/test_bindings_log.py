@@ -51,7 +51,7 @@ def complains(log: Log, text: str) -> None:
 
 def test_tensorrt_complains_in_the_calling_thread(log: Log, other: Any) -> None:
     other(lambda: fails(log))
-    assert str(log.error("here")) == "here: TensorRT says: it does not say why"
+    assert str(log.error("here")) == "here: TensorRT reports: no reason given"
     assert "erialization" in str(other(lambda: log.error("there")))
 
 
@@ -84,7 +84,7 @@ def test_many_lines_of_others_push_nothing_out(log: Log, other: Any) -> None:
 def test_an_error_is_told_once(log: Log) -> None:
     complains(log, FULL)
     log.error("running")
-    assert str(log.error("again")) == "again: TensorRT says: it does not say why"
+    assert str(log.error("again")) == "again: TensorRT reports: no reason given"
 
 
 def test_a_thread_that_is_not_pythons(log: Log) -> None:

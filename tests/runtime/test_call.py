@@ -278,7 +278,7 @@ def test_a_run_that_fails_half_way_is_waited_for(cuda: Standin) -> None:
     plan: Any = SimpleNamespace(inputs=(X,), outputs=(X,), activation=1, log=log)
     runs = Runs(plan, SimpleNamespace(most_bytes=lambda _: {}), device, 1)  # type: ignore[arg-type]
     runs._sized[key], runs._contexts[0] = sized, context  # type: ignore[assignment]
-    with pytest.raises(EngineError, match="does not say which shape"):
+    with pytest.raises(EngineError, match="does not report its shape"):
         runs.run(shapes, (), [64], 7, {})
     assert cuda.calls == ["execute", "cudaDeviceSynchronize"]
 

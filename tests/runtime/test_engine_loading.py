@@ -92,7 +92,7 @@ def test_no_artifact(tmp_path: Path) -> None:
 def test_no_engine_in_it(artifact: Path) -> None:
     (artifact / "engine.plan").unlink()
     refinish(artifact, build=None)
-    with pytest.raises(ArtifactError, match=r"holds no engine\.plan yet; run `pipeline build"):
+    with pytest.raises(ArtifactError, match=r"has no engine\.plan yet; run `pipeline build"):
         pipeline.load(artifact)
 
 
@@ -122,7 +122,7 @@ def test_engine_of_another_tensorrt(artifact: Path) -> None:
     target = Artifact.open(artifact).manifest.target
     refinish(artifact, target=dataclasses.replace(target, version="1.7.0.9"))
     with pytest.raises(
-        TargetMissing, match=r"built with tensorrt_rtx 1\.7\.0\.9, here is .* run `pi"
+        TargetMissing, match=r"built with tensorrt_rtx 1\.7\.0\.9, but .* is installed; run `pi"
     ):
         pipeline.load(artifact)
     other = dataclasses.replace(target, name="tensorrt-8.6", flavour="tensorrt", version="8.6.0")
@@ -144,7 +144,7 @@ def test_which_gpu(artifact: Path) -> None:
     bound = dataclasses.replace(manifest, target=target)
     _trust.check_gpu(bound, "a", Gpu("H100", (9, 0)))
     with pytest.raises(
-        InputError, match=r"for compute capability 9\.0, the A100 here has 8\.0; run"
+        InputError, match=r"for compute capability 9\.0, but the A100 here has 8\.0; run"
     ):
         _trust.check_gpu(bound, "a", Gpu("A100", (8, 0)))
     unknown = dataclasses.replace(
@@ -167,7 +167,7 @@ def test_names_of_inputs() -> None:
         (None, {"image1": 1, "imgae2": 2}, "no input 'imgae2', did you mean 'image2'"),
         (None, {"image1": 1, "image2": 2, "flow": 3}, "no input 'flow'; the inputs are"),
         ({"image1": 1}, {"image2": 2}, "as one mapping or as keywords, not both"),
-        ([1, 2], {}, "a list without a name; the inputs are: image1, image2"),
+        ([1, 2], {}, "a list without a name; pass it by name; the inputs are: image1, image2"),
     ]
     for mapping, keywords, words in bad:
         with pytest.raises(InputError, match=words):
@@ -181,15 +181,15 @@ def test_numpy_arrays() -> None:
         (X, x.astype(np.float64), "x: dtype float64, expected float32; convert it"),
         (X, x.astype(">f4"), "x: dtype >f4, expected float32"),
         (X, x.T, r"x: is not C-contiguous \(strides \(4, 12\) bytes for shape \(3, 2\)\)"),
-        (X, [[1.0]], "x: is a list; give a numpy array, or an array on the GPU"),
-        (X, 1.0, "x: is a float; give a numpy array"),
-        (X, np.float32(1), "x: is a float32; give a numpy array"),
-        (X, np.ma.masked_less(x, 2), r"x: is a masked array; give its values \(.filled\(VALUE\)\)"),
+        (X, [[1.0]], "x: is a list; pass a numpy array, or an array on the GPU"),
+        (X, 1.0, "x: is a float; pass a numpy array"),
+        (X, np.float32(1), "x: is a float32; pass a numpy array"),
+        (X, np.ma.masked_less(x, 2), r"x: is a masked array; pass its values \(.filled\(VALUE\)\)"),
         (X, None, "x: is a NoneType"),
         (
             IDS,
             x,
-            "ids: dtype float32, expected int32 .the model says int64, which this TensorRT do",
+            "ids: dtype float32, expected int32 .the model's dtype is int64, which this TensorRT",
         ),
         (IDS, np.array([0, 2**31]), r"ids: holds 0\.\.2147483648; .*ends at 2147483647"),
         (IDS, np.array([-(2**31) - 1]), "ids: holds -2147483649"),
@@ -208,7 +208,7 @@ def test_int64_as_int32() -> None:
     assert host_array(IDS, np.zeros((2, 0), np.int64)).shape == (2, 0)
     assert host_array(Port("ids", I64, I64), ids) is ids
     with pytest.raises(
-        InputError, match=r"dtype float64, expected float32 .the model says float64"
+        InputError, match=r"dtype float64, expected float32 .the model's dtype is float64"
     ):
         host_array(Port("x", F32, np.dtype(np.float64)), np.ones(2))
 
@@ -238,15 +238,15 @@ class Broken:
 def test_arrays_that_are_not_on_the_gpu() -> None:
     x = np.ones((2, 3), np.float32)
     bad: list[tuple[Any, str]] = [
-        (x, "x: is a numpy array, but others are on the GPU; give all on one side"),
-        (Dlpack(x), "x: the Dlpack is in host memory, the engine on GPU 0; copy it there, or give"),
+        (x, "x: is a numpy array, but other inputs are on the GPU; pass all on one side"),
+        (Dlpack(x), "x: the Dlpack is in host memory, the engine on GPU 0; copy it there, or pass"),
         (Broken(), "x: the Broken can't be read: can't export tensors that require gradient"),
-        ([1], "x: is a list; give a numpy array, or an array on the GPU"),
+        ([1], "x: is a list; pass a numpy array, or an array on the GPU"),
     ]
     for value, words in bad:
         with pytest.raises(InputError, match=words):
             device_view(X, value, 0, 7)
-    with pytest.raises(InputError, match="x: the Dlpack is no numpy array, but others are"):
+    with pytest.raises(InputError, match="x: is a Dlpack, but other inputs are numpy arrays"):
         host_array(X, Dlpack(x))
 
 
@@ -263,10 +263,10 @@ def test_streams_of_callers() -> None:
 
     assert [stream_handle(s) for s in (5, 0, 1, Torch(), Core(), Cupy())] == [5, 0, 0, 77, 78, 0]
     bad: list[tuple[Any, str]] = [
-        ("s", "stream='s': give a handle, or an object with"),
-        (True, "stream=True: give"),
-        (-1, "stream=-1: give"),
-        (1.5, "stream=1.5: give"),
+        ("s", "stream='s': pass a handle, or an object with"),
+        (True, "stream=True: pass"),
+        (-1, "stream=-1: pass"),
+        (1.5, "stream=1.5: pass"),
         (2, "per-thread default stream can't be used"),
     ]
     for stream, words in bad:
@@ -351,7 +351,7 @@ def test_sizes_for_a_graph(sizes: Sizes) -> None:
         ({"h": 24}, "no size for w; the dims are: h, w"),
         ({"h": 24, "w": 50, "b": 1}, "no dim 'b'; the dims are: h, w"),
         ({"h": 25, "w": 50}, "h=25 is not a multiple of 8"),
-        ({"h": 24, "w": 50.0}, "w=50.0 is no whole number"),
+        ({"h": 24, "w": 50.0}, "w=50.0 is not a whole number"),
         ({"h": 64, "w": 90}, "does not hold"),
     ):
         with pytest.raises(InputError, match=words):
@@ -371,7 +371,7 @@ def test_outputs_are_held_against_the_manifest(sizes: Sizes) -> None:
     sizes.check_output("y", (1, 48, 50), at)
     sizes.check_output("n", (1, 17), at)  # how many is not known before
     for name, shape in (("y", (1, 48, 51)), ("y", (48, 50)), ("n", (2, 17)), ("n", (1, 1, 1))):
-        with pytest.raises(EngineError, match=rf"output {name} came out as .* at h=24,w=50, but"):
+        with pytest.raises(EngineError, match=rf"output {name} has shape .* at h=24,w=50, but"):
             sizes.check_output(name, shape, at)
 
 
@@ -510,7 +510,7 @@ def test_memory_that_runs_out(host: Host) -> None:
     large = pool.take("y", 900_000, A)
     assert len(host.blocks) == 1
     with pytest.raises(
-        OutOfMemory, match=r"output y needs 200000 bytes of GPU memory, of which \d+"
+        OutOfMemory, match=r"output y needs 200000 bytes of GPU memory, but only \d+"
     ):
         pool.take("y", 200_000, A, "output y")
     small = pool.take("y", 100_000, A)  # no room for its class of 112640, but for itself

@@ -30,7 +30,7 @@ from pipeline.runtime.state import Runs
 
 F32 = np.float32
 REFUSED = ("no profile", "expected")
-FAILED = (*REFUSED, "CUDA says", "TensorRT says", "TensorRT refused")
+FAILED = (*REFUSED, "CUDA reports", "TensorRT reports", "TensorRT refused")
 Arrays = dict[str, np.ndarray]
 Pretend = Callable[..., PretendedCuda]
 
@@ -360,7 +360,7 @@ def test_what_is_broken_shows(
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool", "float16"])
 def test_an_output_of_another_dtype_than_declared(pretend: Pretend, dtype: str) -> None:
     cuda = pretend(0)
-    with pytest.raises(ArtifactError, match=f"y in float32.* in {dtype}: they do not belong tog"):
+    with pytest.raises(ArtifactError, match=f"y in float32.* in {dtype}: they are from different "):
         make_engine(cuda, dtype=dtype)
 
 

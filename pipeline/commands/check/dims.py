@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipeline.commands.check.findings import Finding, rule_finding, shortened
-from pipeline.export.guards import broken_guards, sampled_guards
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import apply, equal_dims, for_user, may_apply, with_dims
 from pipeline.probe.probe import probe
@@ -149,6 +148,7 @@ def narrowings(
 
 def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Finding]:
     """torch.export's guards, evaluated over the dims' ranges."""
+    from pipeline.export.guards import broken_guards, sampled_guards
 
     guards = {
         str(guard.expr)
