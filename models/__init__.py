@@ -1,4 +1,4 @@
-"""The models that come with the pipeline: name -> ``module:factory``, imported when asked for."""
+"""The models that come with the pipeline: name -> ``module:factory``, imported on first use."""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
-"""torchvision's RAFT with less to compute per update: the same function, in another order.
+"""torchvision's RAFT with less work per update: the same function, computed in another order.
 
-RAFT's GRU convolves cat([h, context, motion features]) for the gates z and r, and
-cat([r * h, context, motion features]) for q, again at every update. A convolution is linear in its
-input channels, so the context's part, which is the same at all updates, is computed once, before
-them; and the gates z and r are one convolution of twice the output channels. The correlation is
-divided by the root of the channels before its matrix product, not after it.
+At every update, RAFT's GRU convolves cat([h, context, motion features]) for the gates z and r, and
+cat([r * h, context, motion features]) for q. A convolution is linear in its input channels. The
+context's part is the same at all updates, so it is computed once before them. The gates z and r are
+one convolution with twice the output channels. The correlation is divided by the root of the
+channels before its matrix product, not after it.
 
-The context's part is kept negative and subtracted. TensorRT 8.6 fuses an addition behind a
-convolution into it, which on Hopper leaves only its kernels for Ampere, twice as slow (H200, 1x5,
-128 to 384 channels, 55x128, tf32: 53 us with the addition, 25 us without;
-docs/results/build-cost.md); a subtraction it computes together with the sigmoid or tanh that
-follows.
+The context's part is stored negative and subtracted. TensorRT 8.6 fuses an addition into the
+convolution before it. On Hopper only its Ampere kernels can do this, and they are twice as slow
+(H200, 1x5, 128 to 384 channels, 55x128, tf32: 53 us with the addition, 25 us without;
+docs/results/build-cost.md). A subtraction is computed together with the sigmoid or tanh after it.
 
-Imported after `import_torchvision` (_torchvision.py), which lets torchvision be imported.
+Call `pipeline.machine.libraries.import_torchvision` before you import this module.
 """
 
 from __future__ import annotations
@@ -66,8 +65,10 @@ class SplitGRU(nn.Module):
 
 
 class ScaledCorrelation(torchvision_raft.CorrBlock):  # type: ignore[misc]
-    """torchvision's CorrBlock, divided by the root of the channels before the product: what is
-    divided has then N * H * W * channels elements, not N * (H * W)**2."""
+    """torchvision's CorrBlock, divided by the root of the channels before the product.
+
+    So it divides N * H * W * channels elements, not N * (H * W)**2.
+    """
 
     def _compute_corr_volume(self, fmap1: Tensor, fmap2: Tensor) -> Tensor:
         batch, channels, height, width = fmap1.shape
@@ -83,9 +84,9 @@ class SplitRaft(nn.Module):
     update, [N, 2, H, W] in pixels.
 
     Args:
-        raft: ``torchvision.models.optical_flow.RAFT``, its weights loaded: they are copied. Its
-            ``corr_block`` may be another one of the same methods; in place of
-            torchvision's own stands `ScaledCorrelation`.
+        raft: ``torchvision.models.optical_flow.RAFT`` with its weights loaded; they are copied. Its
+            ``corr_block`` may be another class with the same methods. `ScaledCorrelation` replaces
+            torchvision's CorrBlock.
         updates: the number of flow updates.
     """
 
@@ -99,7 +100,7 @@ class SplitRaft(nn.Module):
         self.correlation = own
         block = raft.update_block
         grus = [block.recurrent_block.convgru1]
-        # RAFT-small has one; in the other's place is a function that hands h on
+        # RAFT-small has one; the other is a function that returns h unchanged
         if isinstance(block.recurrent_block.convgru2, nn.Module):
             grus.append(block.recurrent_block.convgru2)
         others = block.hidden_state_size + block.motion_encoder.out_channels
@@ -110,8 +111,8 @@ class SplitRaft(nn.Module):
         batch, _, height, width = image1.shape
         if image1.shape != image2.shape or height % 8 or width % 8:
             raise ValueError(
-                f"images of {tuple(image1.shape)} and {tuple(image2.shape)}: must be equal, "
-                "H and W multiples of 8"
+                f"images of {tuple(image1.shape)} and {tuple(image2.shape)}: the shapes must be "
+                "equal, with H and W multiples of 8"
             )
         features = raft.feature_encoder(torch.cat([image1, image2], dim=0))
         self.correlation.build_pyramid(*torch.chunk(features, 2, dim=0))

@@ -11,10 +11,10 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def seeded(make: Callable[[], Module], seed: int) -> Module:
-    """What `make` returns under this seed, in eval mode; torch's own generator stays as it was.
+    """Calls `make` under this seed, and returns its module in eval mode.
 
-    Every vector (a bias, a norm's scale) is moved off its start: norms that are 1 and 0 all
-    over and biases that are 0 would hide a mix-up from the comparison.
+    torch's own generator stays as it was. Every vector (a bias, a norm's scale) gets random values:
+    scales that are all 1 and biases that are all 0 would hide a mix-up from the comparison.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)

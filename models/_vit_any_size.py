@@ -12,9 +12,9 @@ from torch.nn import functional
 class AnySize(nn.Module):
     """Image [batch, 3, h, w] to logits [batch, classes], h and w multiples of the patch's size.
 
-    The position embedding, learnt for a square of patches, is resized to the image's patches as
-    DINOv2's ``interpolate_pos_encoding`` does it (https://arxiv.org/abs/2304.07193): bicubic and
-    antialiased, the class token's own left as it is.
+    The position embedding was trained for a square of patches. It is resized to the image's patches
+    like DINOv2's ``interpolate_pos_encoding`` (https://arxiv.org/abs/2304.07193): bicubic and
+    antialiased. The class token's embedding is unchanged.
 
     Args:
         vit: a ``torchvision.models.VisionTransformer`` without a convolutional stem.
@@ -36,7 +36,7 @@ class AnySize(nn.Module):
         return logits
 
     def position(self, size: torch.Size) -> torch.Tensor:
-        """The position embedding [1, 1 + height * width, width of a token] for so many patches."""
+        """The position embedding [1, 1 + height * width, channels of a token] for these patches."""
         embedding: torch.Tensor = self.vit.encoder.pos_embedding
         square = embedding[:, 1:].transpose(1, 2).reshape(1, -1, self.side, self.side)
         resized = functional.interpolate(square, size=size, mode="bicubic", antialias=True)

@@ -1,4 +1,4 @@
-"""One linear layer that has been through a file: exported by torch, saved, loaded, converted."""
+"""One linear layer from a file: exported by torch, saved, loaded, then converted."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _BATCH = (1, 8, 64)
 _TOLERANCE = Tolerance(
     rtol=1e-5,
     atol=2e-6,
-    why="measured: float32 rounding is 2.4e-7 at most over every batch, of outputs up to 1.3; a "
-    "weight that is off by 1 % moves an output by 1e-4 and more",
+    why="measured: float32 rounding is at most 2.4e-7 over every batch, for outputs up to 1.3; a "
+    "weight that is off by 1 % changes an output by at least 1e-4",
 )
 
 _HALF = Tolerance(2e-3, 2e-3, "half.onnx is within 4.8e-4; no engine was compared")
 
 
 def linear(*, inputs: int = 64, outputs: int = 32) -> ModelSpec:
-    """``torch.nn.Linear``, saved as a ``.pt2`` of any batch and loaded again.
+    """``torch.nn.Linear``, saved as a ``.pt2`` for any batch and loaded again.
 
     Args:
-        inputs: features that go in.
-        outputs: features that come out.
+        inputs: the number of input features.
+        outputs: the number of output features.
     """
     for word, value in (("inputs", inputs), ("outputs", outputs)):
         if type(value) is not int or value < 1:
@@ -55,9 +55,9 @@ def linear(*, inputs: int = 64, outputs: int = 32) -> ModelSpec:
 
 
 def save_linear(path: Path, inputs: int, outputs: int, weights: Path | None = None) -> None:
-    """Saves the layer as an ExportedProgram of any batch in the spec's range.
+    """Saves the layer as an ExportedProgram for any batch in the spec's range.
 
-    The example's batch is not 1: torch.export takes a size of 1 for a constant.
+    The example's batch is not 1: torch.export treats a size of 1 as a constant.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""Llama (https://arxiv.org/abs/2302.13971) as transformers implements it, with its KV cache.
+"""transformers' Llama (https://arxiv.org/abs/2302.13971), with its KV cache.
 
 One graph serves prefill (an empty cache), decoding (one token) and everything between. Its
-``position_ids`` are those of transformers' ``generate``: with `mask` the whole attention mask,
-``(mask.cumsum(-1) - 1).clip(min=0)[:, -seq:]``, so that left padding does not count.
+``position_ids`` are those of transformers' ``generate``, which do not count left padding. For the
+whole attention mask `mask` they are ``(mask.cumsum(-1) - 1).clip(min=0)[:, -seq:]``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 _SEED = 0
 
-# Measured with the seeded weights of the default sizes over all sizes that are compared and random
-# masks (logits up to 5, keys and values up to 5); tests/models/test_llama_faults.py plants the
-# faults that have to be noticed, of which the smallest is an epsilon of 2e-6 instead of 1e-6 in one
-# norm. Other sizes and weights round otherwise: their tolerance is measured when they are
-# converted.
+# Measured with the default sizes' seeded weights and random masks, over all sizes that are compared
+# (logits, keys and values up to 5). tests/models/test_llama_faults.py plants the faults that have
+# to be found; the smallest is an epsilon of 2e-6 instead of 1e-6 in one norm. Other sizes and
+# weights round differently, so the conversion measures their tolerance.
 _DEFAULTS = {"hidden": 128, "intermediate": 352, "layers": 2, "heads": 4, "kv_heads": 2}
 _DEFAULTS |= {"vocab": 1000, "max_length": 128}
 _TOLERANCE = Tolerance(
@@ -53,27 +52,27 @@ def llama(  # noqa: PLR0913 - these are the names of --option
     max_length: int = 128,
     weights: Path | None = None,
 ) -> ModelSpec:
-    """transformers' LlamaForCausalLM, logits and KV cache out.
+    """transformers' LlamaForCausalLM, with logits and KV cache as outputs.
 
-    The inputs are input_ids and position_ids [batch, seq], attention_mask [batch, past + seq] (1: a
-    token, 0: padding), all int64, and for each layer past_N_key and past_N_value [batch, kv_heads,
-    past, channels of a head]. The outputs are logits [batch, seq, vocab] and present_N_key and
-    present_N_value, which are the next call's past. A token that may attend to nothing (padding)
-    gets zeros from the attention, as in transformers' sdpa.
+    The inputs are input_ids and position_ids [batch, seq] and attention_mask [batch, past + seq]
+    (1: a token, 0: padding), all int64. Each layer also has past_N_key and past_N_value [batch,
+    kv_heads, past, channels of a head]. The outputs are logits [batch, seq, vocab], present_N_key
+    and present_N_value. Pass the last two as the next call's past. For a token that may attend to
+    nothing (padding), attention returns zeros, as in transformers' sdpa.
 
     Args:
         hidden: channels of a token, a multiple of 2 * `heads`.
-        intermediate: channels inside of the MLP.
-        layers: decoder layers.
-        heads: attention heads.
-        kv_heads: heads of the keys and values, a divisor of `heads`.
-        vocab: tokens in the vocabulary.
+        intermediate: channels inside the MLP.
+        layers: the number of decoder layers.
+        heads: the number of attention heads.
+        kv_heads: the number of heads of the keys and values, a divisor of `heads`.
+        vocab: the number of tokens in the vocabulary.
         max_length: the most tokens in the cache and the input together, at least 2.
-        weights: a checkpoint folder as transformers saves it: its config.json then says all of
-            the above but `max_length`. A file holds the tensors of the model of these sizes.
+        weights: a checkpoint folder from transformers, or a file with the tensors of a model of
+            these sizes. A folder's config.json sets every argument except `max_length`.
 
     Raises:
-        InputError: sizes that do not fit together, or a folder that holds no Llama.
+        InputError: the sizes do not fit together, or the folder has no Llama.
     """
     sizes = {
         "hidden_size": hidden,
@@ -89,7 +88,9 @@ def llama(  # noqa: PLR0913 - these are the names of --option
     if weights is not None and weights.is_dir():
         for name, value in options.items():
             if name != "max_length" and value != _DEFAULTS[name]:
-                raise InputError(f"model llama: {name}={value}: {weights} says its own sizes")
+                raise InputError(
+                    f"model llama: {name}={value}: {weights} sets the sizes; leave {name} out"
+                )
         sizes = _read_config(weights, max_length)
         options = {"max_length": max_length}
     batch = Dim("batch", 1, 1, 10)
@@ -171,7 +172,7 @@ def _build(sizes: Mapping[str, int], max_length: int, weights: Path | None) -> t
         config = transformers.LlamaConfig(
             **sizes,
             max_position_embeddings=max_length,
-            initializer_range=sizes["hidden_size"] ** -0.5,  # so that attention has a say
+            initializer_range=sizes["hidden_size"] ** -0.5,  # so that attention affects the logits
             attn_implementation="sdpa",
         )
         with torch.random.fork_rng(devices=[]):
@@ -209,12 +210,12 @@ def _build(sizes: Mapping[str, int], max_length: int, weights: Path | None) -> t
 
 
 def _load_folder(kind: Any, folder: Path) -> torch.nn.Module:
-    """The model of a checkpoint folder, in float32; every tensor has to be there."""
+    """Loads the model of a checkpoint folder in float32; every tensor has to exist."""
     import torch
 
     log = logging.getLogger("transformers")
     level = log.level
-    log.setLevel(logging.CRITICAL + 1)  # it reports what is refused below in a table
+    log.setLevel(logging.CRITICAL + 1)  # no table of the tensors: the error below names them
     try:
         with quiet():
             model, info = kind.from_pretrained(
@@ -222,10 +223,10 @@ def _load_folder(kind: Any, folder: Path) -> torch.nn.Module:
                 local_files_only=True,
                 dtype=torch.float32,
                 attn_implementation="sdpa",
-                ignore_mismatched_sizes=True,  # they are told
+                ignore_mismatched_sizes=True,  # the error below reports them
                 output_loading_info=True,
             )
-    except Exception as error:  # whatever damaged files lead to
+    except Exception as error:  # damaged files can raise any type
         first = first_line(error)
         raise InputError(f"weights {folder}: {first}", detail=str(error)) from error
     finally:

@@ -1,7 +1,7 @@
-"""RAFT optical flow (https://arxiv.org/abs/2003.12039) as torchvision implements it.
+"""torchvision's RAFT optical flow (https://arxiv.org/abs/2003.12039).
 
-Any size in 135..2160 x 135..3840 is legal: RAFT itself takes multiples of 8 from 128, so the
-images are padded by replication (as the original's InputPadder does) and the flow is cropped.
+Any size in 135..2160 x 135..3840 is legal. RAFT itself needs multiples of 8 from 128. So the images
+are padded by replication, like the original's InputPadder, and the flow is cropped.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ _CORRELATIONS = ("volume", "on_demand")
 _UPDATES = ("split", "torchvision")
 
 # In pixels. Measured with the seeded weights and 12 updates over all sizes that are compared
-# (largest flow 7 and 24 px); tests/models/test_raft.py plants the faults that have to be
-# noticed, of which the smallest is an InstanceNorm epsilon of 1e-4 instead of 1e-5 in a
-# single node.
+# (largest flow 7 and 24 px). tests/models/test_raft.py plants the faults that have to be found; the
+# smallest is an InstanceNorm epsilon of 1e-4 instead of 1e-5 in a single node.
 _TOLERANCE = Tolerance(
     rtol=1e-4,
     atol=3e-4,
@@ -55,13 +54,11 @@ def raft(*, updates: int = 12, correlation: str = "volume", update: str = "split
 
     Args:
         updates: the number of flow updates, at least 1.
-        correlation: ``volume`` correlates all pairs of pixels once, (H / 8 * W / 8) ** 2 floats;
-            ``on_demand`` computes the windows that an update looks at, by the custom op
-            CorrelationLookup (docs/guide/plugins.md): what large images need.
-        update: how an update is computed, the same function either way: ``torchvision`` as it is
-            written there; ``split`` takes the context's part out of the GRU's convolutions and
-            computes it once for all updates, the gates z and r in one, and divides before the
-            correlation's product, not after it (models/_raft_update.py).
+        correlation: ``volume`` correlates all pairs of pixels once, (H / 8 * W / 8) ** 2 floats.
+            ``on_demand`` computes only the windows that an update reads, with the custom op
+            CorrelationLookup (docs/guide/plugins.md). Use it for large images.
+        update: how an update is computed; the function is the same. ``torchvision`` uses
+            torchvision's code. ``split`` does less work per update (models/_raft_update.py).
     """
     return _spec("raft", "raft_large", updates, correlation, update, _TOLERANCE, _ENGINE)
 
@@ -134,7 +131,7 @@ def _build(
         return SplitRaft(model, updates).eval()
 
     class LastFlow(torch.nn.Module):
-        """RAFT with the last of its flow predictions, [1, 2, H, W] in pixels, as only output."""
+        """RAFT with its last flow prediction, [1, 2, H, W] in pixels, as the only output."""
 
         def __init__(self) -> None:
             super().__init__()

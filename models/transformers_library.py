@@ -1,4 +1,4 @@
-"""Importing transformers, which imports torchvision where it is installed."""
+"""Imports transformers, which imports torchvision if that is installed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pipeline.machine.libraries import import_torchvision
 
 
 def import_transformers() -> Any:
-    """The module transformers, made to load beside a CPU build of torch.
+    """Returns the module transformers; works with a CPU build of torch.
 
     Raises:
-        InputError: it is not installed.
+        InputError: transformers is not installed.
     """
     if not importlib.util.find_spec("transformers"):
         raise InputError("transformers is not installed: pip install 'trt-pipeline[zoo]'")

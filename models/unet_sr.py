@@ -1,7 +1,7 @@
-"""A super-resolution UNet, twice the height and width, for batches of images of any size.
+"""A super-resolution UNet that doubles height and width, for batches of images of any size.
 
-No size is rounded up outside of the model: it pads odd images itself and crops, so that the
-strided convolutions and the resizes to ``skip.shape[-2:]`` see odd sizes at every level.
+The pipeline pads nothing: the model itself pads odd images and crops. So the strided convolutions
+and the resizes to ``skip.shape[-2:]`` see odd sizes at every level.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 _SEED = 0
-# Measured over all sizes that are compared, with the seeded weights (largest value 2.2);
-# tests/models/test_unet_sr.py plants the faults that have to be noticed, of which the smallest is a
-# norm's epsilon of 1e-4 instead of 1e-5 in a single node.
+# Measured over all sizes that are compared, with the seeded weights (largest value 2.2).
+# tests/models/test_unet_sr.py plants the faults that have to be found; the smallest is a norm's
+# epsilon of 1e-4 instead of 1e-5 in a single node.
 _TOLERANCE = Tolerance(
     rtol=1e-5,
     atol=5e-5,
@@ -39,7 +39,7 @@ def unet_sr(*, channels: int = 16) -> ModelSpec:
     """The UNet of `pipeline.models._unet`.
 
     Args:
-        channels: of the convolutions at half the image's size, a multiple of 4.
+        channels: the convolutions' channels at half the image's size, a multiple of 4.
     """
     if type(channels) is not int or channels < 4 or channels % 4:
         raise InputError(f"model unet_sr: channels={channels!r} must be a multiple of 4")

@@ -1,7 +1,7 @@
-"""torchvision's ViT-B/16 (https://arxiv.org/abs/2010.11929), and the same at other image sizes.
+"""torchvision's ViT-B/16 (https://arxiv.org/abs/2010.11929), also for other image sizes.
 
-`vit` takes the images that torchvision's takes, 224 x 224. `vit_any_size` resizes the position
-embedding to the image's patches as DINOv2 does (bicubic, antialiased); at 224 x 224 it is `vit`.
+`vit` takes images of 224 x 224, like torchvision's. `vit_any_size` resizes the position embedding
+to the image's patches as DINOv2 does (bicubic, antialiased); at 224 x 224 it equals `vit`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _SEED = 0
 _IMAGE, _PATCH, _CLASSES = 224, 16, 1000
-# Measured on all twelve layers at every size that is compared (largest logit 2); the faults that
-# have to be noticed are in tests/models/test_vit.py, the smallest of them a position embedding
-# resized to 512 x 240 without antialias.
+# Measured on all twelve layers at every size that is compared (largest logit 2).
+# tests/models/test_vit.py plants the faults that have to be found; the smallest is a position
+# embedding resized to 512 x 240 without antialias.
 _TOLERANCE = Tolerance(
     rtol=1e-5,
     atol=2e-5,
@@ -40,7 +40,7 @@ def vit(*, layers: int = 12) -> ModelSpec:
     """torchvision's vit_b_16 for batches of 224 x 224.
 
     Args:
-        layers: of the encoder, 1 to 12: with fewer it is the same model, only shallower.
+        layers: the number of encoder layers, 1 to 12.
     """
     batch = Dim("batch", 1, 8, 32)
     image = Input("image", (batch, 3, _IMAGE, _IMAGE))
@@ -103,8 +103,8 @@ def _torchvision_vit(layers: int) -> Any:
         mlp_dim=3072,
         num_classes=_CLASSES,
     )
-    # With a head of zeros every image's logits would be the same. The convolution's weights are
-    # drawn again: those of trunc_normal_, and what is drawn after it, depend on torch's version.
+    # With a head of zeros, every image would have the same logits. The convolution's weights are
+    # drawn again: trunc_normal_ and every later draw depend on torch's version.
     torch.manual_seed(_SEED)
     convolution = model.conv_proj.weight
     torch.nn.init.normal_(convolution, std=convolution[0].numel() ** -0.5)

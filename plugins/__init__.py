@@ -1,6 +1,6 @@
-"""Custom ops that TensorRT lacks: one folder a plugin.
+"""Custom ops that TensorRT lacks: one folder for each plugin.
 
-`PLUGINS` is all there is: the name that ``--plugin`` takes, and where the `Plugin` is.
+`PLUGINS` maps the name for ``--plugin`` to the `Plugin` object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a plugin of the pipeline's own is: an op that TensorRT lacks, and all that stands for it."""
+"""`Plugin`: an op that TensorRT lacks, as the pipeline implements it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ DOMAIN = "trt_pipeline"
 class Plugin:
     """A custom op: a node ``<DOMAIN>::<name>`` in the ONNX graph.
 
-    ONNX Runtime runs `function`, and a target for which the plugin is not asked for or does not
-    exist gets that body inlined; TensorRT runs what `register` registers.
+    ONNX Runtime runs `function`. TensorRT runs the creator from `register`. If you did not ask for
+    the plugin, or it does not exist for the target, the function's body is inlined instead.
 
     Args:
-        name: the op's name in ONNX and the plugin creator's in TensorRT.
+        name: the op's name in ONNX, and the plugin creator's name in TensorRT.
         version: the plugin creator's version.
-        function: makes the ONNX function that says what the op computes, of domain `DOMAIN`.
-        register: registers the creator with the TensorRT module that it is given; called once in
-            the process that builds or runs the engine.
-        targets: the versions of TensorRT that `register` is for.
-        summary: one line.
-        state: what was tried where, in one line; what was not.
+        function: makes the ONNX function that defines the op, in the domain `DOMAIN`.
+        register: registers the creator with a TensorRT module; called once in the process that
+            builds or runs the engine.
+        targets: the versions of TensorRT that `register` supports.
+        summary: one line about the op.
+        state: one line that says what was tested, and where.
     """
 
     name: str

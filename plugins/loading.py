@@ -1,11 +1,10 @@
-"""Custom ops: loading plugins, and looking every custom node up before TensorRT parses the model.
+"""Loads plugins for custom ops.
 
-Measured on TensorRT-RTX 1.7.1: its parser does not look at a node's domain. A custom node with
-the name of an op that the parser knows is read as that op, whatever its domain and whether it
-has a function body or not; two functions of one name in two domains are taken for one; and a
-function goes before a plugin of the same name. So foreign nodes of a known name are refused, such
-functions are inlined, and functions for which a plugin was asked for are taken out of the model
-that is parsed.
+Measured on TensorRT-RTX 1.7.1: its parser ignores a node's domain. It reads a custom node with the
+name of a known op as that op, even if the node has a function body. It confuses two functions with
+one name in two domains. It prefers a function to a plugin of the same name. So foreign nodes with a
+known name are refused, and such functions are inlined. Functions that a plugin replaces are removed
+from the model that is parsed.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ Key = tuple[str, str, str]  # a creator's name, version and namespace
 
 @dataclass(frozen=True)
 class Asked:
-    """A plugin that was asked for: as the user wrote it, and its file unless it is of `PLUGINS`."""
+    """A requested plugin: the name that the user wrote, and its file unless it is in `PLUGINS`."""
 
     name: str
     file: Path | None = None
 
 
 def find_plugins(asked: Sequence[str], target: Target) -> tuple[Asked, ...]:
-    """Looks up what ``--plugin`` names: a library, a Python file, or one of `PLUGINS`.
+    """Looks up the values of ``--plugin``: libraries, Python files, or names in `PLUGINS`.
 
     Raises:
-        InputError: no such file or plugin, or a Python plugin where TensorRT has none.
+        InputError: a file or name does not exist, or this TensorRT has no Python plugins.
     """
     found = []
     for name in dict.fromkeys(asked):
@@ -71,8 +70,8 @@ def find_plugins(asked: Sequence[str], target: Target) -> tuple[Asked, ...]:
 def library_folder(target: Target) -> Iterator[Mapping[str, str]]:
     """Environment variables for the process that runs TensorRT.
 
-    TensorRT-RTX opens ``libtensorrt_rtx.so`` by that name when it makes a plugin, and aborts the
-    process where it doesn't find it; its wheel has ``libtensorrt_rtx.so.1`` only. So a folder
+    TensorRT-RTX opens ``libtensorrt_rtx.so`` by that name when it makes a plugin. If it doesn't
+    find the file, it aborts the process. Its wheel has only ``libtensorrt_rtx.so.1``. So a folder
     with a link of that name goes first on LD_LIBRARY_PATH.
     """
     spec = (
@@ -90,7 +89,7 @@ def library_folder(target: Target) -> Iterator[Mapping[str, str]]:
 
 
 def find_plugin(name: str) -> Plugin:
-    """One of `PLUGINS`, imported."""
+    """Imports one of `PLUGINS`."""
     module, _, attribute = PLUGINS[name].partition(":")
     plugin: Plugin = getattr(importlib.import_module(module), attribute)
     return plugin
@@ -141,13 +140,13 @@ def load_plugins(
 
     Args:
         trt: the target's TensorRT module.
-        doing: is told ``plugin libfoo.so`` before each, since a library can end the process.
+        doing: called with ``plugin libfoo.so`` before each, since a library can end the process.
 
     Returns:
-        The creators that each registered, by its name as the user wrote it; and warnings.
+        The creators that each plugin registered, by the name that the user wrote; and warnings.
 
     Raises:
-        InputError: a library does not load, or a Python file raises; in their own words.
+        InputError: a library does not load, or a Python file raises; the message has the cause.
     """
     if hasattr(trt, "init_libnvinfer_plugins"):
         trt.init_libnvinfer_plugins(None, "")
@@ -196,8 +195,7 @@ def _has_python_plugins(target: Target) -> bool:
 
 
 def _open_library(trt: Any, name: str, file: Path) -> None:
-    """Libraries that register themselves when they are opened, and those that export getCreators
-    or getPluginCreators for the registry."""
+    """Opens a library, which registers itself or exports getCreators or getPluginCreators."""
     try:
         library = ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
@@ -206,7 +204,7 @@ def _open_library(trt: Any, name: str, file: Path) -> None:
     registry = trt.get_plugin_registry()
     if exported and hasattr(registry, "load_library") and registry.load_library(str(file)) is None:
         raise InputError(
-            f"plugin {name}: TensorRT does not take its plugins; others of the same names are "
+            f"plugin {name}: TensorRT refuses its plugins; others of the same names are "
             "registered already, or it is built for another TensorRT"
         )
 

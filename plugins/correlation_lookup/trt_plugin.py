@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.plugins.correlation_lookup.cuda import Sizes, launch
 from pipeline.plugins.correlation_lookup.function import LEVELS, NAME
 
 VERSION = "1"
@@ -128,7 +129,6 @@ def _plugin_class(trt: Any) -> Any:
             workspace: int,
             stream: int,
         ) -> None:
-            from pipeline.plugins.correlation_lookup.cuda import Sizes, launch
 
             del output_desc, workspace
             levels = tuple((d.dims[1], d.dims[2]) for d in input_desc[1:_COORDINATES])

@@ -78,7 +78,7 @@ def test_a_folder_that_holds_no_llama_is_refused(checkpoint: Path, tmp_path: Pat
         llama(weights=other)
     with pytest.raises(InputError, match=r"max_length=128, but .* allows 64"):
         llama(weights=checkpoint)
-    with pytest.raises(InputError, match=r"layers=7: .* says its own sizes"):
+    with pytest.raises(InputError, match=r"layers=7: .* sets the sizes; leave layers out"):
         llama(layers=7, max_length=32, weights=checkpoint)
 
 

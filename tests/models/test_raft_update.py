@@ -165,7 +165,7 @@ def test_option_is_checked() -> None:
 def test_sizes_that_it_does_not_take_are_refused() -> None:
     _, split = pair(raft_small, 1)
     for sizes in ([(128, 128), (128, 136)], [(132, 128)] * 2):
-        with pytest.raises(ValueError, match="must be equal, H and W multiples of 8"):
+        with pytest.raises(ValueError, match="must be equal, with H and W multiples of 8"):
             split(*(torch.zeros(1, 3, *size) for size in sizes))
 
 
