@@ -279,6 +279,9 @@ class Note:
         if not self.text:
             object.__setattr__(self, "text", NOTES[self.kind].text.format_map(shown(self.facts)))
 
+    def __str__(self) -> str:
+        return self.text
+
     @property
     def fails(self) -> bool:
         """True if a comparison with this note does not pass."""

@@ -519,8 +519,6 @@ class TestWhyNot:
 
 def test_opened_goes_through_the_runtime(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan that is in the folder, with its manifest; closed afterwards."""
-    from pipeline.runtime import engine as runtime
-
     calls: list[Any] = []
 
     class Loaded:
@@ -534,7 +532,7 @@ def test_opened_goes_through_the_runtime(artifact: Path, monkeypatch: pytest.Mon
         calls.append((plan, manifest, where, plugins))
         return Loaded()
 
-    monkeypatch.setattr(runtime, "open_plan", open_plan)
+    monkeypatch.setattr(engine_runs, "open_plan", open_plan)
     manifest = Artifact.open(artifact).manifest
     with opened(artifact, manifest, ["a.so"]) as engine:
         assert [profile.name for profile in engine.profiles] == ["default"]

@@ -165,7 +165,7 @@ def test_none_is_given_where_rounding_grows_without_end(tmp_path: Path) -> None:
         export(spec_of(Chaos), None, tmp_path / "m.onnx")
     text = str(caught.value)
     assert "model m: output output: float32 rounding alone moves it by" in text
-    assert "no tolerance can be measured; say one" in text
+    assert "no tolerance can be measured. State one" in text
     stated = Tolerance(1e-1, 1.0, "chaos")
     assert (
         export(spec_of(Chaos, tolerance=stated), None, tmp_path / "m.onnx").spec.tolerance == stated

@@ -229,7 +229,7 @@ def test_threads(loaded: Loaded, reference: References) -> None:
 
 
 def test_the_readmes_example(built: Built, tmp_path: Path) -> None:
-    blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.S | re.M)
     (example,) = blocks
     place = tmp_path / "artifacts" / "raft"
     place.parent.mkdir()
