@@ -164,7 +164,11 @@ def test_a_case_in_half_is_near(case: Case) -> None:
         assert near(model, rounded(half), feed) < 4e-3
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if half_of(c)[2]][::4], ids=str)
+# without those that the parser is recorded to refuse
+PARSED = [c for c in CASES if half_of(c)[2] and c.fails.get("rtx-1.7") != "parse"]
+
+
+@pytest.mark.parametrize("case", PARSED[::4], ids=str)
 def test_layers_are_told_what_the_graph_says(case: Case) -> None:
     """In a strongly typed network every layer has its type: `types_of` finds the same."""
     trt = use(TARGETS["rtx-1.7"])

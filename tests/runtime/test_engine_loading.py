@@ -70,7 +70,7 @@ print(json.dumps([said, sorted({HEAVY} & sys.modules.keys())]))
     said, heavy = run_python(code, artifact)
     assert heavy == []
     if isinstance(find_gpu(), str):
-        assert said == f"{artifact}: an engine runs on a GPU, but {find_gpu()}"
+        assert said == f"{artifact}: an engine needs a GPU, but {find_gpu()}"
     assert "\n" not in said
 
 
