@@ -380,16 +380,37 @@ def view(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _schema_4(m: Mapping[str, Any]) -> Mapping[str, Any]:
-    return m
+    """The sizes at which a dim ran stood in a text of schema 4."""
+    export = m["export"]
+    if export is None:
+        return m
+    dynamic = {
+        name: {"where": text, "ran_at": [*map(int, re.findall(r"\d+", text.split("ran at ")[-1]))]}
+        for name, text in export["dynamic"].items()
+    }
+    return {**m, "export": {**export, "dynamic": dynamic}}
+
+
+# what makes a check of schema 5 a good one; schema 4 had `passed` only
+_GOOD_CHECKS = (
+    "bit-identical", "within-tolerance", "all-written", "rows-independent", "rows-as-in-model",
+)  # fmt: skip
 
 
 def _schema_5(m: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Schema 5 in the form of schema 4: a first guess; mend it when schema 5 stands.
-
-    `interface`, if there is one, is laid back at the top; findings are counted, not read.
-    """
-    flat = dict(m)
-    flat.update(flat.pop("interface", {}))
+    """Schema 5 in the form of schema 4: the interface at the top, kinds as `passed`."""
+    flat = {**{k: v for k, v in m.items() if k != "interface"}, **m["interface"]}
+    if comparison := m["comparison"]:
+        points = [
+            {
+                **point,
+                "compared": point["left_out"] is None,
+                "results": [{**r, "passed": r["kind"] == "agrees"} for r in point["results"]],
+            }
+            for point in comparison["points"]
+        ]
+        checks = [{**k, "passed": k["kind"] in _GOOD_CHECKS} for k in comparison["checks"]]
+        flat["comparison"] = {**comparison, "points": points, "checks": checks}
     return flat
 
 
@@ -441,7 +462,7 @@ def _export(e: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_pick(e, "opset exporter"),
         "refinements": len(e["refinements"]),
-        "dynamic": sorted(e["dynamic"]),
+        "dynamic": {name: how["ran_at"] for name, how in sorted(e["dynamic"].items())},
         "notes": len(e["notes"]),
     }
 
