@@ -312,7 +312,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "text.replace(f'_{name}', 'n')",
         "re.split('(<=|>=|==|!=|<|>)', text)",
         r"re.fullmatch('\\w+', text)",
-        "_NAME.sub(lambda m: str(symbols.get(m[0], m[0])), text)",
+        "SYMBOL_NAME.sub(lambda m: str(symbols.get(m[0], m[0])), text)",
         r"re.sub('\\b[a-z]\\d+\\b', replacement, text)",
         r"re.fullmatch('(?:(\\d+)\\*)?([a-z]\\d+)', text)",
         r"re.sub(f'\\b{re.escape(padded_name(name))}\\b', whole, text)",

@@ -58,6 +58,7 @@ class SymbolNames:
         values = _user_inputs(program)
         texts: dict[str, str] = {}
         exprs: dict[str, str] = {}
+        owners: dict[str, str] = {}
         for value, declared in zip(values, inputs, strict=True):
             for axis, (got, want) in enumerate(zip(value.shape, declared.shape, strict=True)):
                 if isinstance(want, int) or all(dim.static for dim in want.dims):
@@ -76,9 +77,9 @@ class SymbolNames:
                 if factor is None or not factor.is_Integer:
                     raise SizeError(f"{where}: torch.export turned {want.name} into {expr}")
                 text = want.name if factor == 1 else f"{want.name}/{factor}"
+                owners.setdefault(str(symbols[0]), want.name)
                 if texts.setdefault(str(symbols[0]), text) != text:
-                    other = texts[str(symbols[0])].partition("/")[0]
-                    rule = Rule("equal", other, (want.name,))
+                    rule = Rule("equal", owners[str(symbols[0])], (want.name,))
                     raise ConstraintError(f"{where}: {rule}", rules=(rule,))
         texts = {**exprs, **texts}
         return SymbolNames(texts, {dim.name: dim for i in inputs for dim in i.dims})

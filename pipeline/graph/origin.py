@@ -15,7 +15,13 @@ def called(node: onnx.NodeProto) -> str:
 
 
 def origin_of(node: onnx.NodeProto) -> str:
-    """``, from module ... at file:line`` from the exporter's metadata, if it exists."""
+    """``, from module ... at file:line``: `source_of` as the end of a sentence."""
+    source = source_of(node)
+    return f", from {source}" if source else ""
+
+
+def source_of(node: onnx.NodeProto) -> str:
+    """``module ... at file:line`` from the exporter's metadata; empty if there is none."""
     parts = []
     if scopes := metadata_of(node).get("pkg.torch.onnx.name_scopes"):
         names = re.findall(r"'([^']*)'", scopes)
@@ -24,7 +30,7 @@ def origin_of(node: onnx.NodeProto) -> str:
     frames = [f for f in frames if "/torch/nn/" not in f[0]] or frames  # who called the layer
     if frames:
         parts.append(f"at {frames[-1][0]}:{frames[-1][1]}")
-    return f", from {' '.join(p for p in parts if p)}" if any(parts) else ""
+    return " ".join(part for part in parts if part)
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

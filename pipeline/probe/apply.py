@@ -203,10 +203,13 @@ def equal_dims(spec: ModelSpec, size_rule: str) -> tuple[str, str] | None:
 
     Returns None for any other rule, and if the spec pads sizes.
     """
-    match = re.fullmatch(r"(\w+) == (\w+)", size_rule)  # a formula of dims, not a sentence
-    if match is None or spec.padding is not None or not {*match.groups()} <= spec.dims.keys():
+    if not size_rule or spec.padding is not None:
         return None
-    stays, goes = sorted(match.groups(), key=list(spec.dims).index)
+    rule = SizeRule(size_rule)
+    names = (rule.left.text, rule.right.text)
+    if rule.sign != "==" or not {*names} <= spec.dims.keys():
+        return None
+    stays, goes = sorted(names, key=list(spec.dims).index)
     return stays, goes
 
 

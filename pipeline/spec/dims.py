@@ -248,18 +248,18 @@ class SizeRule:
                 "such as past + seq <= 128"
             )
         self.text = text
-        self._left, self._sign, self._right = (
+        self.left, self.sign, self.right = (
             DimExpr(parts[0].strip()), parts[1], DimExpr(parts[2].strip()),
         )  # fmt: skip
-        self.names = self._left.names | self._right.names
+        self.names = self.left.names | self.right.names
 
     def __str__(self) -> str:
         return self.text
 
     def kept(self, sizes: Mapping[str, int]) -> bool:
         """True if these sizes keep the rule."""
-        left, right = self._left.value(sizes), self._right.value(sizes)
-        return bool(_COMPARE[self._sign](left, right))
+        left, right = self.left.value(sizes), self.right.value(sizes)
+        return bool(_COMPARE[self.sign](left, right))
 
 
 def kept_rules(rules: Sequence[str], sizes: Mapping[str, int]) -> bool:

@@ -20,7 +20,7 @@ from pipeline.commands.check.findings import Finding, shortened
 from pipeline.convert import stages
 from pipeline.convert.options import stage_options
 from pipeline.errors import PipelineError
-from pipeline.graph.origin import called, origin_of
+from pipeline.graph.origin import called, source_of
 from pipeline.machine.child import Child, ChildDied, ChildFailed
 from pipeline.machine.target import Target, find_target, use
 from pipeline.plugins.loading import Asked, find_plugins, library_folder, load_plugins
@@ -112,8 +112,7 @@ def parsed(model: Path, target: Target, plugins: Sequence[str] = ()) -> list[Fin
         name = called(node)
         if name not in named:
             what = f"target {target} refuses the {name} too"
-            where = origin_of(node).removeprefix(", from ")
-            found.append(Finding("nodes", what, "parser", where, blocks=True, node=name))
+            found.append(Finding("nodes", what, "parser", source_of(node), blocks=True, node=name))
     return found
 
 

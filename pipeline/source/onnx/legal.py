@@ -14,7 +14,7 @@ from pipeline.probe.apply import Applied, apply, may_apply
 from pipeline.probe.onnx_runner import Failure, OnnxRunner, Sizes
 from pipeline.probe.probe import probe_with
 from pipeline.probe.sums import always
-from pipeline.spec.dims import DimExpr, evaluate, kept_rules
+from pipeline.spec.dims import DimExpr, SizeRule, kept_rules
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.rules import Refusal, Rule
 
@@ -146,9 +146,9 @@ def with_rules(spec: ModelSpec, sizes: Sizes) -> dict[str, int] | None:
     """The sizes, changed to keep rules like ``h == w``; None if they break another rule."""
     changed = dict(sizes)
     for text in spec.rules:
-        left, equal, right = (part.strip() for part in text.partition("=="))
-        if equal and left in changed and not kept_rules([text], changed):
-            changed[left] = evaluate(right, changed)
+        rule, left = SizeRule(text), SizeRule(text).left.text
+        if rule.sign == "==" and left in changed and not kept_rules([text], changed):
+            changed[left] = rule.right.value(changed)
             if spec.dims[left].legal(changed[left]) != changed[left]:
                 return None
     return changed if kept_rules(spec.rules, changed) else None
