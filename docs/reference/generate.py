@@ -1,20 +1,24 @@
-"""Prints docs/reference/command-line.md, made from the command line's own parser.
+"""Writes the generated pages of this folder: command-line.md and findings.md.
 
-python docs/reference/generate.py > docs/reference/command-line.md
+python docs/reference/generate.py
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from pipeline.commands.main import command_parser
+from pipeline.spec.findings import FAILING, NOTES
+from pipeline.spec.rules import RULE_KINDS
+from pipeline.spec.verdicts import CHECKS, GOOD_CHECKS, ROW_CHANGES, VERDICTS
 
 HEAD = """# Which commands and options are there?
 
 This page is generated from the command line's parser. To make it again:
 
-    python docs/reference/generate.py > docs/reference/command-line.md
+    python docs/reference/generate.py
 
 `make` only calls these commands. Activate the environment first: `. .venv/bin/activate`.
 Every command accepts `--json` for a report as JSON, and `--debug` for a traceback with an error.
@@ -34,8 +38,29 @@ TAIL = """
 """
 
 
-def page() -> str:
-    """The whole page as Markdown: a table of the commands, and a part for each."""
+FINDINGS = """# Which kinds of findings are there?
+
+This page is generated from the tables in the code. To make it again:
+
+    python docs/reference/generate.py
+
+A finding is an object with a `kind`, `facts` and a `text`. You find them in `manifest.json` and in
+the output of `--json`. In your programs, decide on the kind and the facts. A text may change.
+
+```py
+import json
+
+manifest = json.load(open("artifacts/linear/manifest.json"))
+for point in manifest["comparison"]["points"]:
+    for result in point["results"]:
+        if result["kind"] != "agrees":
+            print(point["sizes"], result["output"], result["kind"], result["text"])
+```
+"""
+
+
+def command_line() -> str:
+    """The page of the command line: a table of the commands, and a part for each."""
     parser = command_parser()
     (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     texts = {choice.dest: choice.help or "" for choice in commands._choices_actions}
@@ -81,5 +106,57 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
+def findings() -> str:
+    """The page of the kinds of findings: a table for each list of kinds."""
+    notes = {kind: note.meaning for kind, note in NOTES.items()}
+    failing = ", ".join(f"`{kind}`" for kind in notes if kind in FAILING)
+    verdicts = {kind: verdict.meaning for kind, verdict in VERDICTS.items()}
+    checks = {kind: check.meaning for kind, check in CHECKS.items()}
+    return FINDINGS + "".join(
+        (
+            _kinds(
+                "How does a run's output compare with the reference?",
+                "`comparison.points[].results[]` holds one for each pair of runs and output. "
+                "Every kind but `agrees` fails the comparison.",
+                verdicts,
+            ),
+            _kinds(
+                "What did the checks of a single run find?",
+                "`comparison.checks[]` holds them. These kinds pass: "
+                f"{', '.join(f'`{kind}`' for kind in checks if kind in GOOD_CHECKS)}.",
+                checks,
+            ),
+            _kinds(
+                "How do the rows of a batch depend on each other?",
+                "`comparison.checks[].rows[]` holds them. With `in_model` the reference does the "
+                "same, and it is no fault.",
+                ROW_CHANGES,
+            ),
+            _kinds(
+                "Which notes are there?",
+                "`comparison.notes[]` holds them; `comparison.points[].left_out` holds why sizes "
+                "were not compared; `compare` and `--against` report what got worse. These kinds "
+                f"fail a comparison: {failing}.",
+                notes,
+            ),
+            _kinds(
+                "Which rules may a model have on its sizes?",
+                "`export.refinements[]` holds the rules that narrowed your dims. `pipeline check "
+                "--json` reports the others.",
+                RULE_KINDS,
+            ),
+        )
+    )
+
+
+def _kinds(title: str, text: str, meanings: Mapping[str, str]) -> str:
+    """A part with a table of kinds."""
+    rows = "".join(f"| `{kind}` | {_cell(meaning)} |\n" for kind, meaning in meanings.items())
+    return f"\n## {title}\n\n{text}\n\n| kind | meaning |\n|---|---|\n{rows}"
+
+
+PAGES = {"command-line.md": command_line, "findings.md": findings}
+
 if __name__ == "__main__":
-    print(page(), end="")
+    for name, page in PAGES.items():
+        (Path(__file__).parent / name).write_text(page(), encoding="utf-8")

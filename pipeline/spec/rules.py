@@ -14,21 +14,37 @@ from typing import Literal
 from pipeline.spec.dims import Dim, sizes_text
 
 RuleKind = Literal[
-    "fixed",  # only one size of the dim is possible
-    "range",  # a smaller range
-    "multiple",  # sizes in larger steps, perhaps with an offset
-    "band",  # sizes by their remainder, such as h % 28 < 4
-    "equal",  # two dims must be equal
-    "relation",  # a bound or another comparison of several dims
-    "expression",  # the dim is an expression, of other dims or of any number
-    "guard",  # a guard of torch.export that no Dim can express
-    "dependent",  # two dims depend on each other, and no formula was found
-    "irregular",  # some sizes fail, and no pattern was found
-    "unsettled",  # some sizes fail, and the time ran out before a pattern was found
-    "baked-in",  # the model makes a Python number of the size
-    "example-size",  # torch.export keeps the example's size, but the model runs at others
-    "nowhere",  # the model runs at no size that was tried
+    "fixed",
+    "range",
+    "multiple",
+    "band",
+    "equal",
+    "relation",
+    "expression",
+    "guard",
+    "dependent",
+    "irregular",
+    "unsettled",
+    "baked-in",
+    "example-size",
+    "nowhere",
 ]
+RULE_KINDS: Mapping[RuleKind, str] = {
+    "fixed": "Only one size of the dim is possible.",
+    "range": "Only a smaller range is possible.",
+    "multiple": "The sizes have larger steps, perhaps with an offset.",
+    "band": "The remainder of the size decides, such as h % 28 < 4.",
+    "equal": "Two dims must be equal.",
+    "relation": "A bound or another comparison of several dims must hold.",
+    "expression": "The dim must be an expression of other dims, or of any number.",
+    "guard": "A guard of torch.export must hold, and no Dim can express it.",
+    "dependent": "Two dims depend on each other, and no formula was found.",
+    "irregular": "Some sizes fail, and no pattern was found.",
+    "unsettled": "Some sizes fail, and the time ran out before a pattern was found.",
+    "baked-in": "The model makes a Python number of the size.",
+    "example-size": "Torch.export keeps the example's size, but the model runs at others.",
+    "nowhere": "The model runs at no size that was tried.",
+}
 # why the pipeline can't use `Rule.refined` and needs another declaration from you
 Obstacle = Literal[
     "",
