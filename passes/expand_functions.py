@@ -68,7 +68,10 @@ def _expand(graph: gs.Graph, node: gs.Node, new: OpSchema, opset: int) -> int:
         else:
             body = onnx.inliner.inline_selected_functions(inferred, [("", node.op)], False, True)
         if any(other.op_type == node.op for other in body.graph.node):
-            raise Refused("the standard has no function body for these inputs and attributes")
+            raise Refused(
+                "the ONNX standard has no function body for these inputs and attributes: "
+                "write the op out in the model"
+            )
         for _ in range(2):  # sizes that the first folding makes known
             inner = gs.import_onnx(_inferred(body))
             fold(inner)
@@ -77,11 +80,14 @@ def _expand(graph: gs.Graph, node: gs.Node, new: OpSchema, opset: int) -> int:
         raise
     except Exception as error:  # onnx raises what pybind makes of C++'s
         first = first_line(error)
-        raise Refused(f"onnx can't expand it: {first}") from error
+        raise Refused(f"onnx cannot expand the op: {first}") from error
     for other in inner.nodes:
         made, there = schema(other.op, new.since_version), schema(other.op, opset)
         if made is None or there is None or not _as_before(other.op, made, there):
-            raise Refused(f"its function body has {other.op} in a form older than opset {opset}")
+            raise Refused(
+                f"its function body has {other.op} in a form older than opset {opset}: export "
+                f"with opset {new.since_version}"
+            )
     _splice(graph, node, inner)
     return len(inner.nodes)
 
@@ -135,7 +141,7 @@ def _alone(node: gs.Node, new: OpSchema) -> onnx.ModelProto:
             continue
         number, values = type_number(tensor), values_of(tensor)
         if number is None:
-            raise Refused(f"the type of {tensor.name} is not known; infer shapes first")
+            raise Refused(f"the type of {tensor.name} is not known: declare it in value_info")
         inputs[name] = onnx.helper.make_tensor_value_info(name, number, tensor.shape)
         if values is not None and values.size <= _SMALL and values.dtype.kind in "iu":
             constants.append(onnx.numpy_helper.from_array(values, name))
@@ -226,7 +232,7 @@ def _pass(
         name=f"expand_functions_{level}",
         run=run,
         targets=targets,
-        summary=f"functions of the standard newer than opset {level} -> their bodies",
+        summary=f"standard functions newer than opset {level} -> the nodes of their bodies",
         fault=fault,
         evidence=evidence,
     )
@@ -236,14 +242,14 @@ TO_17 = _pass(
     17,
     frozenset(),
     (BELOW_10,),
-    "knows no ops of opset 18 and later",
+    "TensorRT 8.6 does not know ops of opset 18 and later",
     "onnx-tensorrt 8.6 documents opset 17: Gelu-20 and Mish-18 fail in its parser (source)",
 )
 TO_19 = _pass(
     19,
     frozenset({"CenterCropPad"}),
     (RTX, FROM_10),
-    "can't build Attention, nor read Attention with several outputs and CenterCropPad",
+    "Attention does not build; CenterCropPad, and Attention with several outputs, do not parse",
     "tensorrt-rtx 1.7.1: Attention-23 and -24 stop the builder ('composite_op->is_decomposable()'),"
     " or the parser with a softcap or several outputs; CenterCropPad-18 is not parsed (cases)",
 )

@@ -25,9 +25,9 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
     data = node.inputs[0]
     rank = rank_of(data)
     if graph.opset < 13:
-        raise Refused(f"the rewrite needs opset 13, and the graph is of {graph.opset}")
+        raise Refused(f"opset {graph.opset} is too old for the pass: export with opset 13")
     if data.dtype is None:
-        raise Refused(f"the dtype of {data.name} is not known; run shape inference first")
+        raise Refused(f"the dtype of {data.name} is not known: declare it in value_info")
     axis = int(node.attrs.get("axis", -1)) % rank
     chain = Chain(graph, node)
     # both take the first of several largest
@@ -43,7 +43,7 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="Hardmax -> ArgMax, comparison with a Range",
-    fault="does not build ('Depth input of IOneHotLayer must be a build time constant')",
+    fault="it does not build ('Depth input of IOneHotLayer must be a build time constant')",
     evidence=(
         "cases: rtx-1.7 parses it and does not build",
         "cases: TensorRT 8.6.0 has no Hardmax at all",

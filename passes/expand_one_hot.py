@@ -34,14 +34,14 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
     chain = Chain(graph, node)
     if node.op == "OneHot" and _is_open(node.inputs[1]):
         _one_hot(chain, node)
-        return "compared with a Range"
+        return "comparison with a Range"
     sizes = node.inputs[0].shape or ()
     if node.op == "EyeLike" and any(not isinstance(size, (int, np.integer)) for size in sizes):
         _eye(chain, node)
-        return "two Ranges compared"
+        return "comparison of two Ranges"
     if node.op in ("ArgMax", "ArgMin") and len(sizes) == 1:
         _arg(chain, node)
-        return "over the second of two axes"
+        return f"{node.op} over the second of two axes"
     return None
 
 
@@ -53,7 +53,7 @@ def _is_open(depth: gs.Tensor) -> bool:
 
 def _check_opset(chain: Chain) -> None:
     if (chain.graph.opset or 0) < 13:
-        raise Refused(f"opset {chain.graph.opset} is too old for the rewrite: export at opset 13")
+        raise Refused(f"opset {chain.graph.opset} is too old for the pass: export with opset 13")
 
 
 def _one_hot(chain: Chain, node: gs.Node) -> None:
@@ -61,11 +61,11 @@ def _one_hot(chain: Chain, node: gs.Node) -> None:
     indices, depth, values = node.inputs
     if depends_on_data(depth):
         raise Refused(
-            "the values of the inputs decide its depth, so its size is not known before the run; "
-            "give the number of classes as a constant"
+            "its depth depends on the values of the inputs, so its size is not known before the "
+            "run: give the number of classes as a constant"
         )
     if indices.shape is None:
-        raise Refused(f"the rank of {indices.name} is not known; run shape inference first")
+        raise Refused(f"the rank of {indices.name} is not known: declare it in value_info")
     rank = len(indices.shape)
     axis = int(node.attrs.get("axis", -1))
     axis += rank + 1 if axis < 0 else 0
@@ -96,7 +96,7 @@ def _eye(chain: Chain, node: gs.Node) -> None:
     on = chain.op("Equal", column, columns, dtype=np.bool_)
     kind = node.attrs.get("dtype") or data.dtype or node.outputs[0].dtype
     if kind is None:
-        raise Refused(f"the type of {data.name} is not known; run shape inference first")
+        raise Refused(f"the dtype of {data.name} is not known: declare it in value_info")
     if not isinstance(kind, int):
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     chain.finish(chain.op("Cast", on, to=int(kind)))
@@ -126,9 +126,9 @@ PASS = Pass(
     name="expand_one_hot",
     run=run,
     targets=EVERY,
-    summary="OneHot, EyeLike of dynamic sizes -> Equal with a Range; ArgMax of one axis -> of two",
-    fault="OneHot of a dynamic depth does not build, EyeLike of dynamic sizes and ArgMax of one "
-    "axis do not parse",
+    summary="OneHot, EyeLike of dynamic sizes -> Equal with a Range; ArgMax of rank 1 -> of rank 2",
+    fault="OneHot of a dynamic depth does not build; EyeLike of dynamic sizes and ArgMax of rank 1 "
+    "do not parse",
     evidence=(
         "tensorrt-rtx 1.7.1 and TensorRT 8.6.0 fail on each",
         "onnx-tensorrt docs/operators.md for 10.15: depth must be a build-time constant, EyeLike "

@@ -109,7 +109,7 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="Resize with antialias, tf_crop_and_resize, axes and the like -> weights or gathers",
-    fault="the parser refuses it, or ignores the attribute and is silently wrong",
+    fault="the parser refuses it, or ignores the attribute and gives wrong numbers",
     evidence=(
         "https://github.com/NVIDIA/TensorRT/issues/3560",
         "tensorrt-rtx 1.7.1: 'Antialiasing is not supported currently', and the cases",

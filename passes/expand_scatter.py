@@ -67,7 +67,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
     if reduction == "none":
         return None
     if reduction not in _OPS:
-        raise Refused(f"its reduction {reduction!r} is not one of {', '.join(_OPS)}")
+        raise Refused(f"reduction {reduction!r} is not one of {', '.join(_OPS)}")
     rewrite = _elements if node.op == "ScatterElements" else _tuples
     return rewrite(Chain(graph, node), reduction)
 
@@ -76,9 +76,12 @@ def _elements(chain: Chain, reduction: str) -> str:
     data, indices, updates = chain.node.inputs
     rank = rank_of(data)
     if rank_of(indices) != rank:
-        raise Refused(f"{indices.name} has not the rank of {data.name}")
+        raise Refused(f"{indices.name} and {data.name} differ in rank: give both the same rank")
     if rank >= _MAX_RANK:
-        raise Refused(f"{data.name} has {rank} axes: none is left for the comparison")
+        raise Refused(
+            f"{data.name} has {rank} axes, and the pass needs one more than TensorRT's limit of "
+            f"{_MAX_RANK}: reshape it to fewer axes"
+        )
     axis = int(chain.node.attrs.get("axis", 0)) % max(rank, 1)
     dtype = work_dtype(data, (np.float32, np.float64, np.int32, np.int64))
     _limit([*indices.shape, data.shape[axis]])
@@ -103,7 +106,7 @@ def _tuples(chain: Chain, reduction: str) -> str:
     depth = indices.shape[-1] if rank_of(indices) else None
     if not isinstance(depth, (int, np.integer)) or not 1 <= depth <= rank:
         raise Refused(
-            f"the length of the index tuples, the last axis of {indices.name}, is {depth}"
+            f"the last axis of {indices.name} is {depth}: make it a static size from 1 to {rank}"
         )
     dtype = work_dtype(data, (np.float32, np.float64, np.int32, np.int64))
     by_matmul = reduction == "add" and dtype.kind == "f" and depth < rank
@@ -184,8 +187,8 @@ def _limit(sizes: list[Any]) -> None:
     pairs = math.prod(size for size in sizes if isinstance(size, (int, np.integer)))
     if pairs > _PAIRS:
         raise Refused(
-            f"{pairs} pairs of an update and an element would have to be compared, more than "
-            f"{_PAIRS}; scatter fewer updates, or into a smaller tensor"
+            f"the pass would compare {pairs} pairs of an update and an element, more than "
+            f"{_PAIRS}: scatter fewer updates, or into a smaller tensor"
         )
 
 
@@ -214,7 +217,7 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="ScatterElements, ScatterND with a reduction -> one-hot of the indices, reduction",
-    fault="refused by the parser ('Unsupported reduction type'); 8.6 ignores the reduction",
+    fault="the parser refuses it ('Unsupported reduction type'); 8.6 ignores the reduction",
     evidence=(
         "cases: rtx-1.7 does not parse any of the four reductions",
         "onnx-tensorrt 8.6 does not read the attribute: the last of several updates wins",

@@ -45,7 +45,7 @@ def run(graph: gs.Graph) -> PassResult:
     after = {id(node) for node in nodes}
     return PassResult(
         tuple(
-            Change(name, op, "folded into a constant, or read by nothing")
+            Change(name, op, "folded into a constant, or unused")
             for key, (name, op) in before.items()
             if key not in after
         )
@@ -132,8 +132,8 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     clean_up=True,
-    summary="what is computed from constants or static shapes -> constants (graph-surgeon's own)",
-    fault="more layers to build; TensorRT 8.6 wants axes, pads and the like as initializers",
+    summary="nodes computed from constants or static shapes -> constants (onnx-graphsurgeon)",
+    fault="more layers to build; TensorRT 8.6 needs inputs such as axes and pads as initializers",
     evidence=(
         "polygraphy surgeon sanitize --fold-constants is NVIDIA's own advice before a build",
         "a module of view, pad and mean through the TorchScript exporter: tests/passes",

@@ -71,9 +71,9 @@ def _unequal_ranks(node: gs.Node) -> str:
         if one.shape is not None and other.shape is not None and len(one.shape) != len(other.shape):
             return (
                 f"its condition {node.inputs[0].name} depends on a dynamic size, and the branches "
-                f"have the ranks {len(one.shape)} and {len(other.shape)}: TensorRT builds it only "
-                "if every size of the profile takes the same branch; make that dim static, or "
-                "write the model without the choice (squeeze and unsqueeze of a dim of size 1)"
+                f"have the ranks {len(one.shape)} and {len(other.shape)}. TensorRT builds the If "
+                "only if every size of the profile takes the same branch. Make that dim static, or "
+                "remove the choice from the model (squeeze and unsqueeze of a dim of size 1)"
             )
     return ""
 
@@ -187,14 +187,14 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="If with a known condition -> the branch that it takes",
-    fault="both branches are read, the one that is never taken too, and a condition that TensorRT "
-    "does not fold itself wants branches of equal sizes",
+    fault="TensorRT reads both branches, even one that is never taken; if it cannot fold the "
+    "condition, both branches must have equal sizes",
     evidence=(
         "https://github.com/NVIDIA/TensorRT/issues/2846",
         "https://github.com/NVIDIA/TensorRT/issues/1731",
         "https://github.com/NVIDIA/TensorRT/issues/4603",
-        "tensorrt-rtx 1.7.1 fails on NonZero, and on a Reshape that can't work, in a branch that "
-        "is never taken",
+        "tensorrt-rtx 1.7.1 fails on NonZero, and on an impossible Reshape, in a branch that is "
+        "never taken",
     ),
     tolerable=True,  # a size that the profile fixes decides it
 )

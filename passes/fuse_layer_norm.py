@@ -226,7 +226,7 @@ PASS = Pass(
     run=run,
     targets=EVERY_READ,
     summary="mean, square, root and division over the last axes -> LayerNormalization",
-    fault="in half precision the squares overflow from 256 on: 0 or NaN",
+    fault="in half precision the square of a value from 256 on overflows; the result is 0 or NaN",
     evidence=(
         "https://github.com/NVIDIA/TensorRT/issues/2564",
         "https://github.com/NVIDIA/TensorRT/issues/2781",

@@ -230,6 +230,6 @@ PASS = Pass(
     run=run,
     targets=(Versions("tensorrt", below=(10,), basis="read"),),
     summary="Reshape, Transpose, Reshape that shuffle pixels -> DepthToSpace, SpaceToDepth",
-    fault="sizes computed for the reshapes, which it may fail to follow",
+    fault="TensorRT may fail to follow the computed sizes of the reshapes",
     evidence=("https://github.com/pytorch/TensorRT/issues/1568",),
 )

@@ -45,7 +45,7 @@ def keeping(names: frozenset[str]) -> Pass:
         level="model",
         targets=EVERY,
         summary="model-local functions -> their nodes",
-        fault="8.6 reads no functions; elsewhere the passes would not see into them",
+        fault="TensorRT 8.6 does not read functions, and the other passes do not look into them",
         evidence=(
             "TensorRT 8.6's parser reads no model-local functions",
             "the other passes work on nodes",

@@ -79,7 +79,7 @@ def lower(graph: gs.Graph, level: int) -> PassResult:
             rewritten.append(Change(label(node), node.op, plan.detail))
     first = graph.nodes[0]
     if not rewritten:
-        what = f"the graph's opset is {level}, not {graph.opset}: its nodes mean the same there"
+        what = f"the graph's opset is now {level}, not {graph.opset}; all nodes keep their meaning"
         rewritten.append(Change(label(first), first.op, what))
     for plan in plans:
         plan.apply()
@@ -91,22 +91,28 @@ def lower(graph: gs.Graph, level: int) -> PassResult:
 def _plan(site: Site) -> _Plan:
     node, old, new = site.node, site.old, site.new
     if new.since_version > NEWEST:
-        raise Refused(f"its form of opset {new.since_version} is not known here")
+        raise Refused(
+            f"its form of opset {new.since_version} is not known: export with opset {NEWEST}"
+        )
     converter = CONVERTERS.get(node.op)
     if converter is None and old is None:
         raise Refused(
-            f"it came with opset {new.since_version}, and opset {site.level} has no form of it"
+            f"it is new in opset {new.since_version}, and opset {site.level} has no form of it: "
+            "write it with older ops"
         )
     if converter is None and node.op not in SAME:
-        raise Refused(f"it changed with opset {new.since_version}, in a way not known here")
+        raise Refused(
+            f"it changed in opset {new.since_version}, and its older form is not known: "
+            "export with a lower opset"
+        )
     dropped: tuple[str, ...] = ()
     widened = False
     if old is not None:
         dropped = _superfluous(node, old, new, converter)
         widened = _needs_float32(node, old, converter)
     steps = converter.steps(site) if converter else iter(())
-    details = [f"{key} dropped: it is at its default" for key in dropped]
-    details += ["in float32: the older form has no such type"] if widened else []
+    details = [f"{key} dropped: it has its default value" for key in dropped]
+    details += ["computed in float32: the older form lacks the dtype"] if widened else []
     details += [detail for detail in (next(steps, ""),) if detail]
     return _Plan(site, dropped, widened, steps, "; ".join(details))
 
@@ -126,12 +132,12 @@ def _superfluous(
             continue
         default = new.attributes[key].default_value
         if not default.name or _plain(onnx.helper.get_attribute_value(default)) != _plain(value):
-            raise Refused(f"its attribute {key} came after opset {old.since_version}")
+            raise Refused(f"its attribute {key} is newer than opset {old.since_version}")
         dropped.append(key)
     most = max(old.max_input, converter.inputs if converter else 0)
     for place, given in enumerate(node.inputs):
         if place >= most and not (isinstance(given, gs.Variable) and given.is_empty()):
-            raise Refused(f"its input {place} came after opset {old.since_version}")
+            raise Refused(f"its input {place} is newer than opset {old.since_version}")
     return tuple(dropped)
 
 
@@ -165,7 +171,7 @@ def _needs_float32(node: gs.Node, old: OpSchema, converter: Converter | None) ->
         return False
     if node.op in THROUGH_FLOAT32 and missing <= set(_HALVES):
         return True
-    raise Refused(f"{', '.join(sorted(missing))} came after opset {old.since_version}")
+    raise Refused(f"the dtype {', '.join(sorted(missing))} is newer than opset {old.since_version}")
 
 
 def _through_float32(site: Site) -> None:
@@ -215,7 +221,7 @@ def _pass(level: int, targets: tuple[Versions, ...], fault: str, evidence: tuple
         name=f"lower_opset_{level}",
         run=run,
         targets=targets,
-        summary=f"opsets above {level} -> the same in opset {level}",
+        summary=f"graphs of opsets above {level} -> the same in opset {level}",
         fault=fault,
         evidence=evidence,
     )
@@ -224,7 +230,7 @@ def _pass(level: int, targets: tuple[Versions, ...], fault: str, evidence: tuple
 TO_17 = _pass(
     17,
     (BELOW_10,),
-    "reads newer forms by the rules of opset 17, without a word",
+    "TensorRT reads newer forms by the rules of opset 17, without a warning",
     (
         "onnx-tensorrt 8.6 documents opset 17; Reduce*-18 reduces over all axes, Split-18 with "
         "num_outputs loses the tail, Pad-18 with axes and Gelu-20 fail (source)",
@@ -233,7 +239,7 @@ TO_17 = _pass(
 TO_19 = _pass(
     19,
     (RTX, FROM_10),
-    "misreads or lacks forms of opsets 20 to 24",
+    "TensorRT misreads or lacks forms of opsets 20 to 24",
     (
         "https://github.com/NVIDIA/TensorRT/issues/4646: GridSample-20 linear is sampled as "
         "nearest",

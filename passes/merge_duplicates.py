@@ -48,5 +48,5 @@ PASS = Pass(
     clean_up=True,
     summary="nodes that compute the same from the same inputs -> one (onnx-ir's own pass)",
     fault="more layers to build",
-    evidence=("sizes that are read again for every use, by exporters that don't merge them",),
+    evidence=("exporters that read a size again for every use",),
 )

@@ -56,11 +56,11 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
     _check_sizes(node, axes)
     begin, end = [axis.begin for axis in axes], [axis.end for axis in axes]
     wide = [axis.end_to_round_down for axis in axes]
-    detail = "ceil_mode as padding at the end"
+    detail = "ceil_mode written as padding at the end"
     if node.op == "AveragePool" and node.attrs.pop("count_include_pad", 0) and any(begin + end):
         _pad(graph, node, [0, 0, *begin, 0, 0, *end])
         begin, wide = [0] * len(axes), [b - a for a, b in zip(end, wide, strict=True)]
-        detail += ", the padding that counts as a Pad"
+        detail += ", the counted padding as a Pad"
     node.attrs.pop("auto_pad", None)
     del node.attrs["ceil_mode"]
     node.attrs["pads"] = [*begin, *wide]
@@ -78,8 +78,8 @@ def _check_sizes(node: gs.Node, axes: list[Axis]) -> None:
         if axis.windows(int(size)) != said:
             raise Refused(
                 f"axis {number + 2} of {node.outputs[0].name} is stated or inferred as {said}, but "
-                f"is {axis.windows(int(size))}: below opset 22 ONNX's shape inference is wrong "
-                "there; export with opset 22, or pad explicitly and drop ceil_mode"
+                f"is {axis.windows(int(size))}. Below opset 22 ONNX's shape inference is wrong "
+                "here. Export with opset 22, or pad explicitly and drop ceil_mode"
             )
 
 
@@ -98,7 +98,8 @@ PASS = Pass(
     run=run,
     targets=(RTX, FROM_10, Versions("tensorrt", below=(10,), basis="read")),
     summary="pools with ceil_mode -> pools that round down, with more padding at the end",
-    fault="a row too many where the last window would start in the padding; average pools refused",
+    fault="a max pool gets a row too many if its last window would start in the padding; average "
+    "pools are refused",
     evidence=(
         "cases: rtx-1.7 gives other sizes, or does not build",
         "NvInfer.h, PaddingMode, 8.6 and 10: EXPLICIT_ROUND_UP is O = ceil((M - DK) / S) + 1",

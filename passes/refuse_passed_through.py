@@ -25,9 +25,9 @@ def run(graph: gs.Graph) -> PassResult:
                 Change(
                     label(reader) if reader else tensor.name,
                     reader.op if reader else "output",
-                    f"the network's input {tensor.name} is one of its outputs too, and TensorRT "
-                    "would rename the input: return a copy under another name (x.clone()), "
-                    "or drop the output",
+                    f"the network's input {tensor.name} is also an output, and TensorRT would "
+                    "rename the input: return a copy under another name (x.clone()), or drop the "
+                    "output",
                 )
             )
     return PassResult((), tuple(refused))
@@ -37,7 +37,7 @@ PASS = Pass(
     name="refuse_passed_through",
     run=run,
     targets=(RTX, FROM_10),
-    summary="a network output that is a network input is refused, with what to do in the model",
-    fault="the engine's input has another name (__x), and nobody says so",
+    summary="a network output that is a network input is refused, with advice",
+    fault="the engine's input gets another name (__x), without a warning",
     evidence=("cases: rtx-1.7's network has no input of that name",),
 )

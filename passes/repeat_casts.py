@@ -43,7 +43,7 @@ def run(graph: gs.Graph) -> PassResult:
         for number, reader in enumerate(here[1:], 2):
             _give(inner, node, reader, number)
         if len(here) > 1:
-            detail = f"{len(here)} Casts, one for each node of this graph that reads it"
+            detail = f"{len(here)} Casts, one for each node of this graph that reads the float"
             rewritten.append(Change(label(node), "Cast", detail))
     return PassResult(tuple(rewritten))
 
@@ -91,8 +91,7 @@ PASS = Pass(
     run=run,
     # Seen on RAFT, not on a case: two lookups of one level come out right as they stand.
     targets=(Versions("tensorrt", below=(10,), basis="read"),),
-    summary="a Cast of sizes to floats that several nodes read -> one for each",
-    fault="in fp16 no implementation for the region that makes the number, where it has to be "
-    "float32",
+    summary="a Cast of sizes to floats that several nodes read -> one Cast for each node",
+    fault="an fp16 build finds no implementation for the region that computes the float",
     evidence=("TensorRT 8.6.0, RAFT in fp16: docs/results/build-cost.md",),
 )

@@ -22,7 +22,7 @@ def run(graph: gs.Graph) -> PassResult:
 def _rewrite(_: gs.Graph, node: gs.Node) -> str:
     dtype = node.inputs[1].dtype
     if dtype is None:
-        raise Refused(f"the dtype of {node.inputs[1].name} is not known; run shape inference first")
+        raise Refused(f"the dtype of {node.inputs[1].name} is not known: declare it in value_info")
     to = dtype if isinstance(dtype, int) else onnx.helper.np_dtype_to_tensor_dtype(dtype)
     node.op, node.inputs = "Cast", node.inputs[:1]
     node.attrs["to"] = int(to)
@@ -34,6 +34,6 @@ PASS = Pass(
     run=run,
     targets=(BELOW_10,),
     summary="CastLike -> Cast to a dtype",
-    fault="does not parse: taken for a plugin that is not there",
+    fault="it does not parse: the parser looks for a plugin and finds none",
     evidence=("TensorRT 8.6.0 on an H200: RAFT's correlation lookup, inlined, and the cases",),
 )

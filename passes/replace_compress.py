@@ -23,9 +23,9 @@ def run(graph: gs.Graph) -> PassResult:
         condition = values_of(node.inputs[1])
         if condition is None:
             raise Refused(
-                f"the size of its result depends on the data of {node.inputs[1].name}, which "
-                "TensorRT's parser has no Compress for; in the model, choose with torch.where on "
-                "every element, or take a fixed number of elements with topk"
+                f"the size of its result depends on the data of {node.inputs[1].name}, and "
+                "TensorRT has no Compress. In the model, compute on every element and choose with "
+                "torch.where, or take a fixed number of elements with topk"
             )
         data, axis, output = node.inputs[0], node.attrs.get("axis"), node.outputs[0]
         old = list(node.inputs)
@@ -48,6 +48,6 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="Compress with a constant condition -> Gather",
-    fault="does not parse",
+    fault="it does not parse: TensorRT has no Compress",
     evidence=("https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md",),
 )

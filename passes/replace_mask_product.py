@@ -45,7 +45,7 @@ def run(graph: gs.Graph) -> PassResult:
             for tensor in old:
                 if tensor.inputs and not tensor.outputs:
                     drop_unused(graph, tensor)
-            return f"Where {mask.name} is not 0, {infinite.item():g}"
+            return f"{infinite.item():g} where {mask.name} is not 0"
         return None
 
     return each(graph, "Mul", rewrite)
@@ -107,7 +107,7 @@ PASS = Pass(
     run=run,
     targets=EVERY_READ,
     summary="a mask times -inf -> Where",
-    fault="0 times infinity: NaN for every element that is not masked",
+    fault="0 times infinity is NaN: every element that is not masked becomes NaN",
     evidence=(
         "torch 2.13 writes -inf for -1e9 in a half-precision module: both of its exporters, "
         "tests/passes/test_replace_mask_product.py",

@@ -34,10 +34,10 @@ from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.lift import Selection, identity_perm, selection_of
 from pipeline.passes.lib.sizes import dims_of
 
-_NO_LAYER = "which TensorRT-RTX has no layer for"
-_NO_INDEXING = "and TensorRT 8.6 builds no GatherND or ScatterND by such indices"
+_NO_LAYER = "and TensorRT-RTX has no layer for that"
+_NO_INDEXING = "and TensorRT 8.6 builds no GatherND or ScatterND with such indices"
 _ADVICE = (
-    "in the model, compute on every element and choose with torch.where, or take a fixed number "
+    "In the model, compute on every element and choose with torch.where, or take a fixed number "
     "of elements with topk"
 )
 _REDUCTIONS = {
@@ -78,18 +78,18 @@ def _run(graph: gs.Graph, *, has_layer: bool) -> PassResult:
             change = _nonzero(graph, inner, node)
             rewritten += change
             if not change and not (has_layer and not _selects(node)):
-                why = f" ({reasons[id(node)]})" if id(node) in reasons else ""
+                why = f" (not rewritten: {reasons[id(node)]})" if id(node) in reasons else ""
                 size = f"the size of its result depends on the data of {node.inputs[0].name},"
                 lacks = _NO_INDEXING if has_layer else _NO_LAYER
-                refused.append(Change(name, node.op, f"{size} {lacks}; {_ADVICE}{why}"))
+                refused.append(Change(name, node.op, f"{size} {lacks}. {_ADVICE}{why}"))
         elif not has_layer and (is_op(node, "Unique") or is_op(node, "NonMaxSuppression")):
-            what = "boxes it keeps" if node.op == "NonMaxSuppression" else "values differ"
+            what = "boxes it keeps" if node.op == "NonMaxSuppression" else "values it returns"
             refused.append(
                 Change(
                     name,
                     node.op,
-                    f"how many {what} depends on the data, {_NO_LAYER}; end the "
-                    "model before it and do this step on the engine's outputs",
+                    f"how many {what} depends on the data, {_NO_LAYER}. End the "
+                    "model before this node, and do this step on the engine's outputs",
                 )
             )
     return PassResult(tuple(rewritten), tuple(refused))
@@ -150,7 +150,7 @@ def _scatter(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
     data, _, updates = node.inputs
     how = node.attrs.get("reduction", "none")
     if how not in _ACCUMULATE:
-        raise Refused(f"reduction {how!r}")
+        raise Refused(f"reduction {how!r} is not known")
     c = Chain(graph, node)
     lift = selection.over(data, c)
     full = lift.full(updates, written_back=True)
@@ -159,7 +159,7 @@ def _scatter(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
     condition = lift.condition()
     c.op("Where", condition, full, data, short="where", dtype=data.dtype, shape=data.shape)
     c.finish()
-    return f"Where over {selection.mask.name}"
+    return f"Where with the mask {selection.mask.name}"
 
 
 def _reduce(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
@@ -172,7 +172,7 @@ def _reduce(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
         raise Refused(f"the dtype of {rows.name} is not known")
     fill = _REDUCTIONS[node.op]
     if np.dtype(dtype).kind != "f" and (node.op == "ReduceMean" or not np.isfinite(fill)):
-        raise Refused(f"{node.op} of integers")
+        raise Refused(f"{node.op} of integers is not rewritten")
     full = lift.full(rows)
     shape = lift.data.shape
     masked = c.op(
@@ -190,7 +190,7 @@ def _reduce(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
     shape = [1] * lift.row_rank if node.attrs.get("keepdims", 1) else []
     c.op("Reshape", found, np.array(shape, np.int64), short="reshape", dtype=dtype, shape=shape)
     c.finish()
-    return f"over every element, those outside {selection.mask.name} as {fill:g}"
+    return f"computed over every element, with {fill:g} outside {selection.mask.name}"
 
 
 def _hold_all_axes(node: gs.Node, rank: int) -> None:
@@ -198,13 +198,13 @@ def _hold_all_axes(node: gs.Node, rank: int) -> None:
     if len(node.inputs) > 1 and node.inputs[1].name:
         values = values_of(node.inputs[1])
         if values is None:
-            raise Refused("its axes are not constant")
+            raise Refused("its axes are computed")
         axes = values.tolist()
     if not axes:
         if node.attrs.get("noop_with_empty_axes", 0):
             raise Refused("it reduces nothing")
     elif sorted(axis % rank for axis in axes) != list(range(rank)):
-        raise Refused("it keeps an axis of the selection")
+        raise Refused("it does not reduce all axes of the selection")
 
 
 def _nonzero(root: gs.Graph, graph: gs.Graph, node: gs.Node) -> list[Change]:
@@ -216,7 +216,7 @@ def _nonzero(root: gs.Graph, graph: gs.Graph, node: gs.Node) -> list[Change]:
     if values is not None and values.ndim > 0:
         c.op("Identity", c.constant(np.array(np.nonzero(values), np.int64)), dtype=np.int64)
         _finish_constant(root, c)
-        return [Change(name, "NonZero", f"the constant that {data.name} gives")]
+        return [Change(name, "NonZero", f"the constant that follows from {data.name}")]
     if maker is not None and is_op(maker, "ConstantOfShape"):
         value = values_of(maker.attrs["value"]) if "value" in maker.attrs else None
         size = maker.inputs[0]
@@ -291,7 +291,7 @@ PASS = Pass(
     name="replace_nonzero",
     run=run,
     targets=(RTX,),
-    summary="NonZero -> Where, a masked reduction or Range, where its size does not matter",
+    summary="NonZero whose size does not matter -> Where, a masked reduction or Range",
     fault="NonZero and Unique do not parse, NonMaxSuppression does not build",
     evidence=("https://github.com/NVIDIA/TensorRT-RTX/issues/32",),
 )
@@ -300,7 +300,7 @@ PASS_BELOW_10 = Pass(
     run=run_below_10,
     targets=(BELOW_10,),
     summary=f"{PASS.summary}, for TensorRT that has NonZero",
-    fault="GatherND and ScatterND by a NonZero's result do not build",
+    fault="GatherND and ScatterND with a NonZero's result as indices do not build",
     evidence=(
         "TensorRT 8.6.0: 'Assertion mChunkTypeOfVertex[head] == ChunkType::kMYELIN failed' in "
         "cases of replace_nonzero; NonZero as a result and NonMaxSuppression come out right",

@@ -65,14 +65,14 @@ def _scales(node: gs.Node) -> list[int]:
         ),
     ):
         if found:
-            raise Refused(f"{reason} changes what the sizes mean")
+            raise Refused(f"{reason} changes the meaning of the sizes")
     return _ratios(node, elements_of(node.inputs[_SIZES]))
 
 
 def _ratios(node: gs.Node, followed: Elements | None) -> list[int]:
     before, after = dims_of(node.inputs[0]), dims_of(node.outputs[0])
     if before is None:
-        raise Refused(f"the rank of {node.inputs[0].name} is not known; run shape inference first")
+        raise Refused(f"the rank of {node.inputs[0].name} is not known: declare it in value_info")
     found, reasons = [], []
     for sizes in (None if followed is None else followed.values, after):
         if sizes is None or len(sizes) != len(before):
@@ -85,14 +85,20 @@ def _ratios(node: gs.Node, followed: Elements | None) -> list[int]:
     if not found:
         raise Refused(reasons[0] if reasons else "the output's sizes are not known")
     if found[0] != found[-1]:
-        raise Refused(f"computed sizes say {found[0]} times the input, value_info {found[1]}")
+        raise Refused(
+            f"the computed sizes are {found[0]} times the input's, but value_info says {found[1]}: "
+            "correct value_info"
+        )
     return found[0]
 
 
 def _whole(ratios: list[sympy.Expr]) -> list[int]:
     for axis, ratio in enumerate(ratios):
         if not (ratio.is_Integer and ratio >= 1):
-            raise Refused(f"axis {axis}: output / input is {ratio}, no constant whole multiple")
+            raise Refused(
+                f"axis {axis}: output / input is {ratio}, not a constant whole number. If TensorRT "
+                "cannot follow the size, resize by a whole factor"
+            )
     return [int(ratio) for ratio in ratios]
 
 
@@ -101,7 +107,7 @@ PASS = Pass(
     run=run,
     targets=(Versions("tensorrt", below=(10,), basis="read"),),
     summary="Resize with computed sizes -> constant whole scales",
-    fault="the parser fails on sizes that it can't follow as a shape tensor",
+    fault="the parser fails on sizes that it cannot follow as a shape tensor",
     evidence=(
         "https://github.com/onnx/onnx-tensorrt/issues/389",
         "https://github.com/onnx/onnx-tensorrt/issues/398",

@@ -31,9 +31,9 @@ _MOST = 2  # masks of one sum, which is computed for each of their 2**2 outcomes
 _PRODUCTS, _SUMS, _SCALES = ("MatMul", "Gemm", "Einsum"), ("Add", "Sub"), ("Mul", "Div")
 _DEEP = 100  # nodes behind each other that are looked through
 _DETAIL = (
-    "adds what is computed, not only masks of two constants, to scores: where these are of one "
-    "query, in a profile or always, {names} may reach other rows of the batch than its own{more}; "
-    "give it to the model as a float input, or compare the engine on a GPU (pipeline verify)"
+    "adds the computed {names} to attention scores. With one query, values of {names} may reach "
+    "other rows of the batch{more}. Pass {names} to the model as a float input, or compare the "
+    "engine on a GPU (pipeline verify)"
 )
 
 
@@ -112,7 +112,7 @@ def _refused(left: Sequence[tuple[str, Sequence[str]]]) -> tuple[Change, ...]:
     if not left:
         return ()
     name, computed = left[0]
-    more = f"; so in {len(left) - 1} more" if len(left) > 1 else ""
+    more = f" ({len(left) - 1} more Adds have the same problem)" if len(left) > 1 else ""
     detail = _DETAIL.format(names=" and ".join(computed), more=more)
     return (Change(name, "Add", detail),)
 
@@ -269,7 +269,7 @@ PASS = Pass(
     run=run,
     targets=(BELOW_10,),
     summary="Softmax(x + Where(mask, 0, c)) -> Softmax(Where(mask, x, x + c)); before MatMul too",
-    fault="the rows of a batch get each other's masks, where x is a product of one query",
+    fault="if x is a product with one query, a row of the batch gets the mask of another row",
     tolerable=True,  # other forms come out right
-    evidence=("TensorRT 8.6.0: Llama decoding, all rows but the first wrong; the cases",),
+    evidence=("TensorRT 8.6.0: Llama decoding, all rows but the first are wrong; the cases",),
 )

@@ -42,7 +42,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
     if rank is not None:
         start, end = _clamp(start, rank), _clamp(end, rank)
     if start == 0 and end == (_END if rank is None else rank):
-        return "start and end dropped: they select the whole shape"
+        return "start and end dropped, since they select the whole shape"
     name = label(node)
     whole = gs.Variable(f"{name}/whole", np.int64, None if rank is None else [rank])
     bounds = [
@@ -69,7 +69,7 @@ PASS = Pass(
     run=run,
     targets=(BELOW_10,),
     summary="Shape with start or end -> Shape, Slice",
-    fault="reads the whole shape: lengths and sizes made of it are wrong, mostly a failed build",
+    fault="TensorRT reads the whole shape; sizes computed from it are wrong, and most builds fail",
     evidence=(
         "TensorRT 8.6.0 reads the whole shape: 'Resize ... requires second input to be 1D shape "
         "tensor with length (12)' on RAFT-small",

@@ -46,17 +46,17 @@ def _rewrite(_: gs.Graph, node: gs.Node) -> str | None:
     kernel = values_of(weight)
     if kernel is None:
         raise Refused(
-            f"its kernel {weight.name} is computed: use a constant one, or a stride or a dilation "
+            f"its kernel {weight.name} is computed: use a constant kernel, or a stride or dilation "
             "of 1"
         )
     if weight.dtype not in (np.float32, np.float16):
-        raise Refused(f"its kernel {weight.name} is {weight.dtype}, not float32 or float16")
+        raise Refused(f"its kernel {weight.name} is {weight.dtype}: cast it to float32 or float16")
     wide = spread(kernel, dilations)
     node.inputs[1] = constant(f"{label(node)}/spread", wide)
     node.attrs["kernel_shape"] = [*wide.shape[2:]]
     del node.attrs["dilations"]
     was, now = ("x".join(map(str, array.shape[2:])) for array in (kernel, wide))
-    return f"its kernel of {was} taps spread over {now}"
+    return f"its kernel of {was} taps spread to {now}"
 
 
 PASS = Pass(

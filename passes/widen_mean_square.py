@@ -148,8 +148,8 @@ PASS = Pass(
     name="widen_mean_square",
     run=run,
     targets=EVERY_READ,
-    summary="mean or sum of float16 squares, and the root of it -> in float32",
-    fault="in half precision the squares overflow from 256 on: 0 or NaN",
+    summary="mean or sum of float16 squares, and its root -> in float32",
+    fault="in half precision the square of a value from 256 on overflows; the result is 0 or NaN",
     evidence=(
         "https://github.com/pytorch/TensorRT/issues/4061",
         "https://github.com/NVIDIA/TensorRT/issues/3692",

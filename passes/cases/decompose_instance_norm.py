@@ -129,7 +129,7 @@ _BASE = (
         "refusal",
         "n,3,1,1",
         ((1, 3, 1, 1), (2, 3, 1, 1)),
-        reason="one value a channel",
+        reason="one value per channel",
     ),
     _norm(
         "rank unknown",

@@ -82,12 +82,12 @@ def work_dtype(tensor: gs.Tensor, allowed: tuple[type, ...]) -> Any:
     """
     dtype = tensor.dtype
     if dtype is None:
-        raise Refused(f"the dtype of {tensor.name} is not known; run shape inference first")
+        raise Refused(f"the dtype of {tensor.name} is not known: declare it in value_info")
     if is_half(dtype) and np.float32 in allowed:
         return np.dtype(np.float32)
     if isinstance(dtype, int) or np.dtype(dtype) not in map(np.dtype, allowed):
         name = onnx.TensorProto.DataType.Name(dtype) if isinstance(dtype, int) else str(dtype)
-        raise Refused(f"{tensor.name} is {name.lower()}, which the rewrite does not cover")
+        raise Refused(f"{tensor.name} is {name.lower()}, which the pass does not rewrite")
     return np.dtype(dtype)
 
 
@@ -108,7 +108,7 @@ def rank_of(tensor: gs.Tensor) -> int:
         Refused: it is not known.
     """
     if tensor.shape is None:
-        raise Refused(f"the rank of {tensor.name} is not known; run shape inference first")
+        raise Refused(f"the rank of {tensor.name} is not known: declare it in value_info")
     return len(tensor.shape)
 
 
@@ -120,5 +120,5 @@ def static_size(tensor: gs.Tensor, axis: int, what: str) -> int:
     """
     size = tensor.shape[axis]
     if not isinstance(size, (int, np.integer)):
-        raise Refused(f"{what} of {tensor.name} is not a constant")
+        raise Refused(f"{what} of {tensor.name} is dynamic: make it static")
     return int(size)

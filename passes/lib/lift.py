@@ -126,8 +126,8 @@ class Lift:
             raise Refused(f"the rank of {mask.name} is not known")
         if not own or own != self.dims[: len(own)]:
             raise Refused(
-                f"the dims of the mask {mask.name} {mask.shape} are not provably those of "
-                f"{self.data.name} {self.data.shape}; give equal dims one name"
+                f"the dims of the mask {mask.name} {mask.shape} are not provably equal to those of "
+                f"{self.data.name} {self.data.shape}: give equal dims the same name"
             )
         return mask, len(own)
 
@@ -193,7 +193,9 @@ class Lift:
         flat = is_op(node, "Reshape") and _is(node.inputs[1], [-1])
         if (flat and (written_back or self.row_rank == 1)) or (written_back and _keeps_start(node)):
             return self.full(node.inputs[0], written_back=written_back)
-        raise Refused(f"{node.op} {node.name!r} on the way is not elementwise")
+        raise Refused(
+            f"{node.op} {node.name!r} between the selection and its use is not elementwise"
+        )
 
     def _gathered(self, node: gs.Node) -> gs.Tensor:
         source, indices = node.inputs
@@ -201,7 +203,7 @@ class Lift:
         if selection is None or node.attrs.get("batch_dims", 0):
             raise Refused(f"GatherND {node.name!r} does not select by a mask")
         if dims_of(source) != self.dims:
-            raise Refused(f"{source.name} and {self.data.name} don't provably have one shape")
+            raise Refused(f"{source.name} and {self.data.name} do not provably have the same shape")
         if self._aligned(selection.mask)[0] is not self.mask:
             raise Refused(f"GatherND {node.name!r} selects by another mask")
         return source

@@ -68,15 +68,15 @@ def read(node: gs.Node) -> Form:
     """
     data, place = node.inputs[0], used_input(node)
     if data.shape is None:
-        raise Refused(f"the rank of {data.name} is not known; run shape inference first")
+        raise Refused(f"the rank of {data.name} is not known: declare it in value_info")
     if place is None:
-        raise Refused("it has neither sizes nor scales")
+        raise Refused("the node has neither sizes nor scales: give one of them")
     rank = len(data.shape)
     attrs = node.attrs
     axes = tuple(int(axis) % rank for axis in attrs.get("axes", range(rank)))
     given = _elements(node.inputs[place], len(axes))
     if len(given) != len(axes):
-        raise Refused(f"{len(given)} sizes or scales for {len(axes)} axes")
+        raise Refused(f"{len(given)} sizes or scales for {len(axes)} axes: give one per axis")
     kind = Kind(
         mode=attrs.get("mode", "nearest"),
         transform=attrs.get("coordinate_transformation_mode", "half_pixel"),
@@ -117,9 +117,11 @@ def write_out(graph: gs.Graph, form: Form) -> str:
     data = node.inputs[0]
     plain = kind.mode == "nearest"
     if data.dtype is None or (not plain and np.dtype(data.dtype) not in _FLOATS):
-        raise Refused(f"the type of {data.name} is {data.dtype or 'not known'}, not float")
+        raise Refused(
+            f"the dtype of {data.name} is {data.dtype or 'not known'}, not float: cast it to float"
+        )
     if kind.mode not in ("nearest", "linear", "cubic"):
-        raise Refused(f"mode={kind.mode} is not known")
+        raise Refused(f"mode={kind.mode} is not a mode of Resize")
     _check_transform(kind)
     c = Chain(graph, node)
     axes = _axes(c, form)
@@ -143,9 +145,12 @@ def _check_transform(kind: Kind) -> None:
     nearest = kind.mode == "nearest"
     if kind.transform == "tf_half_pixel_for_nn" and not nearest:
         # the standard moves even an axis that keeps its size; ONNX Runtime does not
-        raise Refused(f"it has no clear meaning for {kind.nearest if nearest else kind.mode}")
+        raise Refused(f"it has no clear meaning for mode={kind.mode}: use half_pixel")
     if kind.transform == "half_pixel_symmetric" and nearest and kind.nearest in ("floor", "ceil"):
-        raise Refused(f"nearest_mode={kind.nearest} depends on the last bit of the coordinate")
+        raise Refused(
+            f"nearest_mode={kind.nearest} depends on the last bit of the coordinate: "
+            "use round_prefer_floor"
+        )
 
 
 def all_sizes(graph: gs.Graph, form: Form) -> bool:
@@ -227,15 +232,20 @@ def _roi(form: Form) -> list[tuple[float, float]]:
     # where the sizes before and after only happen to be equal, the standard crops, and so does
     # what is written here; ONNX Runtime 1.31 copies the axis
     if form.kind.antialias:
-        raise Refused("antialias with tf_crop_and_resize means something else in each runtime")
+        raise Refused(
+            "each runtime computes antialias with tf_crop_and_resize differently: crop with Slice"
+        )
     values = values_of(form.node.inputs[_ROI])
     if values is None or values.size != 2 * count:
-        raise Refused("the region (roi) is computed, or not of two values an axis")
+        raise Refused(
+            "the region (roi) is computed, or does not have two values per axis: use a constant"
+        )
     bounds = [(float(values[n]), float(values[count + n])) for n in range(count)]
     kept = _kept(form)
     if any(n in kept and bound != (0.0, 1.0) for n, bound in enumerate(bounds)):
         raise Refused(
-            "an axis is cropped but keeps its size: ONNX Runtime ignores the region there"
+            "an axis is cropped but keeps its size. ONNX Runtime ignores the region there: "
+            "crop with Slice"
         )
     return bounds
 

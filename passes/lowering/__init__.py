@@ -21,7 +21,7 @@ NEWEST = 24
 def _scatter(site: Site) -> Steps:
     reduction = site.node.attrs.get("reduction", "none")
     if site.crosses(18) and reduction in ("max", "min", b"max", b"min"):
-        raise Refused(f"reduction {reduction} came with opset 18")
+        raise Refused(f"reduction {reduction} is new in opset 18")
     yield from ()
 
 
@@ -31,7 +31,7 @@ def _pool(site: Site) -> Steps:
     if not site.crosses(since) or "dilations" not in attrs:
         return
     if any(int(step) != 1 for step in attrs["dilations"]):
-        raise Refused(f"dilations came with opset {since}")
+        raise Refused(f"dilations are new in opset {since}: use dilations of 1")
     yield "dilations of 1 dropped"
     del attrs["dilations"]
 

@@ -53,7 +53,7 @@ class Site:
         """
         shape = self.node.inputs[0].shape
         if shape is None:
-            raise Refused("the rank of its input is not known")
+            raise Refused("the rank of its input is not known: declare it in value_info")
         return len(shape)
 
     def axes(self, given: gs.Tensor | list[int], rank: int) -> list[int]:
@@ -64,10 +64,10 @@ class Site:
         """
         axes = numbers(given) if isinstance(given, gs.Tensor) else [int(axis) for axis in given]
         if axes is None:
-            raise Refused("its axes are computed in the graph")
+            raise Refused("its axes are computed: use constants")
         axes = [axis + rank if axis < 0 else axis for axis in axes]
         if len(set(axes)) != len(axes) or not all(0 <= axis < rank for axis in axes):
-            raise Refused(f"its axes {axes} do not fit a tensor of rank {rank}")
+            raise Refused(f"its axes {axes} are out of range for rank {rank}, or repeated")
         return axes
 
 

@@ -25,15 +25,17 @@ def _group_normalization(site: Site) -> Steps:
     per_channel = site.crosses(21)
     data, scale, bias = node.inputs
     if data.shape is None or data.dtype is None:
-        raise Refused("the rank or the type of its input is not known")
+        raise Refused("the rank or the dtype of its input is not known: declare it in value_info")
     rank, groups = len(data.shape), int(node.attrs["num_groups"])
     stash = int(node.attrs.get("stash_type", onnx.TensorProto.FLOAT))
     if stash != onnx.TensorProto.FLOAT and data.dtype not in _HALVES:
-        raise Refused(f"stash_type {stash} with data of {data.dtype}")
+        raise Refused(
+            f"stash_type {stash} with data of {data.dtype} is not rewritten: use stash_type 1"
+        )
     wide = data.dtype in _HALVES and (stash == onnx.TensorProto.FLOAT and per_channel)
     dtype = np.float32 if wide else data.dtype
     if not isinstance(dtype, type) and not isinstance(dtype, np.dtype):
-        raise Refused("bfloat16 statistics")
+        raise Refused("statistics in bfloat16 are not rewritten: use stash_type 1")
     yield f"InstanceNormalization over {groups} groups"
     chain = Chain(site.graph, node)
     whole = chain.op("Shape", data, short="shape", dtype=np.int64, shape=[rank])

@@ -26,11 +26,15 @@ def _reduce(site: Site) -> Steps:
         given = site.input(1)
         axes = [] if given is None else numbers(given)
         if axes is None:
-            raise Refused("its axes are computed in the graph; before opset 18 they are fixed")
+            raise Refused(
+                "its axes are computed, but before opset 18 they are an attribute: use constants"
+            )
         noop = bool(attrs.pop("noop_with_empty_axes", 0))
         if noop and not axes:
             if node.op not in _PLAIN:
-                raise Refused("noop_with_empty_axes without axes, which the standard leaves open")
+                raise Refused(
+                    "noop_with_empty_axes without axes, which the standard leaves open: give axes"
+                )
             yield "Identity: there are no axes, and noop_with_empty_axes is set"
             chain = Chain(site.graph, node)
             chain.op("Identity", node.inputs[0])
@@ -47,7 +51,9 @@ def _reduce(site: Site) -> Steps:
     else:
         return
     if boolean:
-        what = "in int32: before opset 20 it takes no booleans" + (f"; {what}" if what else "")
+        what = "computed in int32: before opset 20 it lacks booleans" + (
+            f"; {what}" if what else ""
+        )
     yield what
     if not boolean:
         node.inputs = inputs
@@ -66,7 +72,9 @@ def _dft(site: Site) -> Steps:
     if given is not None:
         found = numbers(given)
         if found is None or len(found) != 1:
-            raise Refused("its axis is computed in the graph; before opset 20 it is fixed")
+            raise Refused(
+                "its axis is computed, but before opset 20 it is an attribute: use a constant"
+            )
         axis = found[0]
     yield f"axis {axis} as an attribute"
     site.node.inputs = list(site.node.inputs)[:2]

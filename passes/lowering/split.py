@@ -24,13 +24,13 @@ def _split(site: Site) -> Steps:
     number, data = int(node.attrs["num_outputs"]), node.inputs[0]
     axis = int(node.attrs.get("axis", 0))
     if site.input(1) is not None or number != len(node.outputs):
-        raise Refused("num_outputs contradicts its outputs or its sizes")
+        raise Refused("num_outputs contradicts the node's outputs or sizes")
     size = None if data.shape is None else (dims_of(data) or [])[axis]
     if size is not None and size.is_Integer:
         block = -(-int(size) // number)
         sizes = [block] * (number - 1) + [int(size) - block * (number - 1)]
         if sizes[-1] < 0:
-            raise Refused(f"{number} parts of {block} are more than the axis's {size}")
+            raise Refused(f"{number} parts of {block} exceed the axis's size {size}")
         yield f"parts of {sizes}"
         del node.attrs["num_outputs"]
         node.inputs = [data, gs.Constant(f"{label(node)}/sizes", np.array(sizes, np.int64))]
@@ -40,7 +40,9 @@ def _split(site: Site) -> Steps:
         node.inputs = [data]
     else:
         if any(output.is_empty() for output in node.outputs):
-            raise Refused("an output is left out, and the axis's size is dynamic")
+            raise Refused(
+                "an output is omitted, and the size of the axis is dynamic: name every output"
+            )
         yield f"{number} Slices of the axis's size / {number}, rounded up"
         _slices(site, number, axis)
 

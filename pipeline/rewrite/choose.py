@@ -28,7 +28,7 @@ def load_pass(path: Path) -> Pass:
     if not path.is_file():
         raise InputError(f"pass {path}: no such file")
     if path.suffix != ".py":
-        raise InputError(f"pass {path}: not a Python file (its name has to end in .py)")
+        raise InputError(f"pass {path}: not a Python file. Its name must end in .py")
     try:
         module = run_python_file(path, f"_own_pass_{path.stem}")
     except Exception as error:
@@ -43,8 +43,8 @@ def load_pass(path: Path) -> Pass:
         return replace(made, own=True, evidence=(*made.evidence, source))
     if not callable(run):
         raise InputError(
-            f"pass {path}: define run(graph) -> PassResult, or PASS = Pass(...); "
-            "docs/guide/write-a-pass.md has an example"
+            f"pass {path}: the file defines no pass. Define run(graph) -> PassResult, or "
+            "PASS = Pass(...). docs/guide/write-a-pass.md has an example"
         )
     summary = next(iter((run.__doc__ or module.__doc__ or "").strip().splitlines()), path.stem)
     return Pass(path.stem, run, EVERY, summary, (source,), own=True)
@@ -61,7 +61,7 @@ def all_passes(own: Iterable[Path | str] = ()) -> tuple[Pass, ...]:
     names = [p.name for p in passes]
     for p in mine:
         if names.count(p.name) > 1:
-            raise InputError(f"pass {p.name}: another pass has that name; rename the file")
+            raise InputError(f"pass {p.name}: another pass has that name. Rename the file")
     return passes
 
 
@@ -83,6 +83,6 @@ def to_skip(passes: Sequence[Pass], only: Sequence[str], skip: Sequence[str]) ->
             raise InputError(f"unknown pass {name!r}; {hint} (`pipeline passes` lists them)")
     both = sorted({*only} & {*skip})
     if both:
-        raise InputError(f"pass {both[0]}: chosen by --only and left out by --skip")
+        raise InputError(f"pass {both[0]}: --only and --skip both name it. Name it in one of them")
     others = {p.name for p in passes if p.name not in only and not p.own} if only else set()
     return frozenset({*skip, *others})

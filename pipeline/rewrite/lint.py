@@ -87,9 +87,9 @@ def _custom(model: onnx.ModelProto) -> list[Finding]:
             node.name,
             f"{node.domain}::{node.op_type}",
             origin_of(node),
-            "is no op of the standard: the parser asks for a plugin",
+            "is not a standard ONNX op: the parser needs a plugin for it",
             False,
-            "build with the library that holds its plugin: --plugin libfoo.so",
+            "pass the library that holds its plugin: --plugin libfoo.so",
         )
         for node in nodes_of(model.graph)
         if node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in known

@@ -138,17 +138,23 @@ def raise_refused(result: Rewritten) -> None:
         words = "; ".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused[:3])
         more = f" (and {len(result.refused) - 3} more)" if len(result.refused) > 3 else ""
         raise RewriteError(
-            f"target {result.target} would fail or go wrong on {words}{more}",
+            f"target {result.target} cannot run this graph correctly: {words}{more}",
             detail="\n".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused),
         )
 
 
 def _check_places(source: Path, destination: Path, external: Collection[str]) -> None:
     if source.resolve() == destination.resolve():
-        raise InputError(f"{source}: the rewritten model can't have the same name as the source")
+        raise InputError(
+            f"{source}: the rewritten model cannot have the same name as the source. "
+            "Give it another name"
+        )
     outside = (destination.parent / f"{destination.name}.data").resolve()
     if outside in {(source.parent / name).resolve() for name in external}:
-        raise InputError(f"{destination}: {outside.name} is the source's external data")
+        raise InputError(
+            f"{destination}: its weights would overwrite {outside.name}, the source's external "
+            "data. Give the rewritten model another name"
+        )
 
 
 def _final(records: Sequence[PassRecord], passes: Sequence[Pass]) -> tuple[Change, ...]:
@@ -161,15 +167,15 @@ def _warnings(
 ) -> tuple[str, ...]:
     tolerable = {p.name for p in passes if p.tolerable}
     warnings = [
-        f"{record.name} leaves {change.op} {change.node!r} as it is: {change.detail}"
+        f"{record.name} did not rewrite {change.op} {change.node!r}: {change.detail}"
         for record in records
         for change in record.refused
         if record.name in tolerable
     ]
     if opset > target.max_opset:
         warnings.append(
-            f"the model's opset {opset} is above {target.max_opset}, the highest that {target} "
-            "is known to read as the standard says"
+            f"the model's opset {opset} is above {target.max_opset}, the highest opset that "
+            f"{target} is known to read correctly"
         )
     return tuple(warnings)
 
@@ -186,14 +192,14 @@ def _narrowed(model: onnx.ModelProto, target: Target) -> tuple[str, ...]:
     wide = of(onnx.TensorProto.INT64, ins)
     if wide and target.flavour == "tensorrt" and target.version < (10,):
         warnings.append(
-            f"{wide}: int64 is int32 on {target}; values beyond 2**31 - 1 come out wrong there "
+            f"{wide}: {target} computes int64 as int32. Values beyond 2**31 - 1 are wrong "
             "without an error"
         )
     wide = of(onnx.TensorProto.DOUBLE, [*ins, *model.graph.output])
     if wide:
         warnings.append(
-            f"{wide}: float64 is float32 on {target}; what needs more than 7 digits comes out "
-            "wrong there without an error, which ONNX Runtime does not show"
+            f"{wide}: {target} computes float64 as float32. Digits beyond the seventh are wrong "
+            "without an error, and ONNX Runtime does not show it"
         )
     return tuple(warnings)
 

@@ -50,7 +50,7 @@ class Surgeon:
         try:
             self.graph = gs.import_onnx(self.model)
         except Exception as error:
-            raise RewriteError(f"graph-surgeon can't read the model: {error}") from error
+            raise RewriteError(f"onnx-graphsurgeon cannot read the model: {error}") from error
         self.interface = _interface(self.graph)
         # the source's nodes by name (for metadata), and the graph's nodes that still are as there
         self.sources = {node.name: _copy_of(node) for node in nodes_of(self.model.graph)}
@@ -86,14 +86,14 @@ class Surgeon:
         if result.modified and p.own:
             for tensor, axis, size in _lost(dynamic, self.model):
                 raise fail(
-                    f"law 3: {tensor} axis {axis} was dynamic and is {size} now"
+                    f"law 3: axis {axis} of {tensor} was dynamic and is now {size}"
                     f"{_maker_of(tensor, self.model)}"
                 )
             again = self._apply(p, fail)
             if again.modified:
                 first = again.rewritten[0]
                 raise fail(
-                    "law 3: not idempotent, a second run changed the graph again: "
+                    "law 3: the pass is not idempotent. A second run changed the graph again: "
                     f"{first.op} {first.node!r}: {first.detail}"
                 )
         return result.rewritten, result.refused
@@ -110,7 +110,8 @@ class Surgeon:
         after = _nodes_hash(self.model) if on_model else _fingerprint(self.graph)
         if result.modified != (before != after):
             which = "" if on_model or result.modified else _first_changed(before, after)
-            raise fail(f"says modified={result.modified}, but the graph says otherwise{which}")
+            did = "did not change" if result.modified else "changed"
+            raise fail(f"reports modified={result.modified}, but the graph {did}{which}")
         if not result.modified:
             return result
         interface = self.interface
@@ -131,7 +132,7 @@ class Surgeon:
             raise fail(str(error)) from error
         except Exception as error:
             first = first_line(error)
-            raise fail(f"made a graph that is not valid: {first}", error) from error
+            raise fail(f"made an invalid graph: {first}", error) from error
         _hold(interface, self.interface, fail)
         return result
 
@@ -166,7 +167,7 @@ class Surgeon:
             if tensor.name not in old:
                 graph.initializer.append(OnnxExporter.export_tensor_proto(tensor))
             elif not isinstance(tensor._values, LazyValues) and not _same(tensor, old[tensor.name]):
-                raise RewriteError(f"changed {tensor.name} in place; new constants need new names")
+                raise RewriteError(f"changed {tensor.name} in place. Give new constants new names")
         used = {name for node in nodes_of(graph) for name in node.input}
         used |= {value.name for value in (*graph.input, *graph.output)}
         for place in reversed(range(len(graph.initializer))):
