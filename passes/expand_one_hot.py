@@ -1,10 +1,11 @@
 """``OneHot`` and ``EyeLike`` of dynamic sizes become comparisons with a Range; ``ArgMax`` and
-``ArgMin`` of one axis get a second.
+``ArgMin`` of rank 1 get a second axis.
 
-TensorRT wants the depth of OneHot when it builds (``Depth input of IOneHotLayer must be a build
-time constant``) and makes EyeLike of static sizes only (``Eyelike does not work for dynamically
-shaped tensors``); torch.eye of a dynamic size is written so. ArgMax and ArgMin over the only
-axis of a tensor do not parse (``at least 2 dimensions are required``).
+- OneHot: TensorRT needs the depth at build time (``Depth input of IOneHotLayer must be a build
+  time constant``).
+- EyeLike, which torch.eye exports: it needs static sizes (``Eyelike does not work for dynamically
+  shaped tensors``).
+- ArgMax and ArgMin of rank 1 do not parse (``at least 2 dimensions are required``).
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from pipeline.passes.lib.sizes import elements_of
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites OneHot of a computed depth, EyeLike of a dynamic shape, ArgMax and ArgMin of rank 1.
 
-    Refused: a OneHot whose depth the values of the inputs decide (the sizes are not known before
-    the run), or whose rank is not known; opsets before 13.
+    Refused: a OneHot whose depth depends on the values of the inputs, or whose rank is not known;
+    opsets before 13.
     """
     return each(graph, ("OneHot", "EyeLike", "ArgMax", "ArgMin"), _rewrite)
 
 
 def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
-    """What came in the node's place; None if it needs nothing."""
+    """Describes the replacement; None if the node needs none."""
     chain = Chain(graph, node)
     if node.op == "OneHot" and _is_open(node.inputs[1]):
         _one_hot(chain, node)
@@ -72,7 +73,7 @@ def _one_hot(chain: Chain, node: gs.Node) -> None:
     whole = chain.cast(indices, np.int64)
     # depth is a scalar or has one element
     length = chain.op("Reshape", chain.cast(depth, np.int64), np.array([1]), dtype=np.int64)
-    # an index below 0 counts from the back; one beyond both ends is nowhere on
+    # an index below 0 counts from the back; an index out of range sets no element
     below = chain.op("Less", whole, np.array([0]), dtype=np.bool_)
     back = chain.op("Add", whole, length, dtype=np.int64)
     place = chain.op("Where", below, back, whole, dtype=np.int64)
@@ -112,9 +113,9 @@ def _arg(chain: Chain, node: gs.Node) -> None:
 
 
 def _range(chain: Chain, length: gs.Tensor) -> gs.Tensor:
-    """0, 1, ... below a length of shape ``(1,)``."""
+    """0, 1, ..., length - 1. The length has the shape ``(1,)``."""
     limit = chain.op("Squeeze", length, np.array([0]), dtype=np.int64, shape=[])
-    # a scalar: numpy's own constants of rank 0 come out as rank 1
+    # gs.Constant, since `constant` turns rank 0 into rank 1
     start, step = (
         gs.Constant(f"{limit.name}_{word}", np.array(value))
         for word, value in (("start", 0), ("step", 1))

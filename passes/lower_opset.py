@@ -1,12 +1,12 @@
-"""A graph of a newer opset becomes one of an opset that the target reads as the standard says.
+"""A graph of a newer opset is lowered to an opset that the target reads correctly.
 
-TensorRT's parsers don't reject opsets above the one they were written for: a node whose form
-changed is read by the older form's rules, often without a word. So every node whose schema
-differs between the graph's opset and the level is brought into the older form, by the tables in
-`pipeline.passes.lowering`, and the graph's opset is set to the level. Either all nodes can be
-brought down, or nothing is changed and those that can't are refused.
+TensorRT's parsers do not reject opsets above the one that they were written for. They read a node
+whose form changed by the rules of the older form, often without a warning. So every node whose
+schema differs between the graph's opset and the level is written in the older form, by the tables
+in `pipeline.passes.lowering`. Then the graph's opset is set to the level. If any node cannot be
+lowered, that node is refused and nothing changes.
 
-Ops that the level lacks and that the standard defines as functions are `expand_functions`' part.
+`expand_functions` expands ops that the level lacks and the standard defines as functions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _HALVES = ("tensor(float16)", "tensor(bfloat16)")
 
 @dataclass(frozen=True)
 class _Plan:
-    """What will be done with a node: its attributes to drop, whether it is to compute in
-    float32, and the rest of its converter."""
+    """The plan for a node: the attributes to drop, whether it computes in float32, and the rest
+    of its converter."""
 
     site: Site
     dropped: tuple[str, ...]
@@ -49,7 +49,7 @@ class _Plan:
 
 
 def schema(op: str, opset: int) -> OpSchema | None:
-    """The standard's schema of an op at an opset, or None if it has none there."""
+    """The standard's schema of an op at an opset, or None if the opset lacks the op."""
     try:
         return onnx.defs.get_schema(op, opset)
     except onnx.defs.SchemaError:
@@ -120,7 +120,7 @@ def _plan(site: Site) -> _Plan:
 def _superfluous(
     node: gs.Node, old: OpSchema, new: OpSchema, converter: Converter | None
 ) -> tuple[str, ...]:
-    """Attributes that the old schema lacks and that are at their defaults.
+    """Attributes that the old schema lacks and that have their default values.
 
     Raises:
         Refused: the node has others, or inputs that the old schema lacks.
@@ -146,12 +146,12 @@ def _plain(value: Any) -> Any:
 
 
 def _needs_float32(node: gs.Node, old: OpSchema, converter: Converter | None) -> bool:
-    """Whether dtypes of the node are missing from the old schema, but for being half types.
+    """Whether the old schema lacks a half-precision dtype of the node.
 
-    A dtype that is not known is let pass: the checker sees to it afterwards.
+    An unknown dtype is accepted here: the checker runs afterwards.
 
     Raises:
-        Refused: a dtype is missing.
+        Refused: the old schema lacks another dtype of the node.
     """
     missing = set()
     formals = (old.inputs, old.outputs)
@@ -175,8 +175,7 @@ def _needs_float32(node: gs.Node, old: OpSchema, converter: Converter | None) ->
 
 
 def _through_float32(site: Site) -> None:
-    """Puts Casts before and behind the node, for those of its tensors that the older form does
-    not take."""
+    """Inserts Casts before and after the node, for tensors that the older form does not accept."""
     assert site.old is not None
     node, name, at = site.node, label(site.node), site.graph.nodes
     place = next(i for i, other in enumerate(at) if other is node)

@@ -1,21 +1,21 @@
 """Pools with ``ceil_mode=1`` become pools that round down, with more padding at the end.
 
-With ``ceil_mode`` there are ``ceil((in + begin + end - kernel) / stride) + 1`` windows, less one
-that would start in the padding at the end. TensorRT does not leave that one out (PaddingMode
-EXPLICIT_ROUND_UP): its max pools give a row too many, its average pools are refused. Nor does
-ONNX's shape inference below opset 22; ONNX Runtime, torch and opset 22 do
-(https://github.com/onnx/onnx/issues/5711). Such a window comes at some size only where
+With ``ceil_mode`` there are ``ceil((in + begin + end - kernel) / stride) + 1`` windows. A last
+window that would start in the padding at the end does not count. ONNX Runtime, torch and opset 22
+omit it (https://github.com/onnx/onnx/issues/5711). ONNX's shape inference below opset 22 counts
+it. TensorRT also counts it (PaddingMode EXPLICIT_ROUND_UP): its max pools return a row too many,
+and its average pools are refused. Such a window exists for some size only if
 ``end + stride > kernel``.
 
-Rounded down, there are as many windows where the padding at the end is the smaller of
+Rounding down gives the same number of windows if the padding at the end is the smaller of
 
-* ``end + stride - 1``: rounding up is rounding down of ``stride - 1`` more;
-* ``kernel - 1``: then there is a window for each multiple of the stride below ``in + begin``, which
-  are those that start before the padding at the end.
+* ``end + stride - 1``: rounding up equals rounding down with ``stride - 1`` more;
+* ``kernel - 1``: one window for each multiple of the stride below ``in + begin``, which are the
+  windows that start before the padding at the end.
 
-Neither depends on `in`, so no size has to be computed. A maximum, a p-norm, and an average of the
-image's values alone don't see the padding. An average with ``count_include_pad`` counts the
-padding that was asked for and none beyond it: the former becomes a Pad, the latter is not counted.
+Neither depends on `in`, so no size is computed. A maximum, a p-norm, and an average without
+``count_include_pad`` ignore the padding. An average with ``count_include_pad`` counts only the
+requested padding: it becomes a Pad, and the added padding is not counted.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites MaxPool, AveragePool and LpPool of ``(N, C, D1, ...)``, whatever dtype and sizes.
+    """Rewrites MaxPool, AveragePool and LpPool of ``(N, C, D1, ...)``, of any dtype and sizes.
 
-    Left alone: pools for which TensorRT has the right size (``end + stride <= kernel`` on every
-    axis, or a static size at which the last window starts in time; the divisor of its averages is
-    documented as ONNX Runtime has it), ``auto_pad`` SAME_UPPER and SAME_LOWER, whose sizes are
-    not rounded, and dilations, which TensorRT does not take anyway. Refused: padding as large as
-    the window, as ONNX Runtime does; an output whose size is stated wrongly.
+    Left alone: pools for which TensorRT has the right size, ``auto_pad`` SAME_UPPER and SAME_LOWER
+    (their sizes are not rounded), and dilations (TensorRT does not accept them). TensorRT's size is
+    right if ``end + stride <= kernel`` on every axis, or if the last window starts before the
+    padding at a static size. Its averages have ONNX Runtime's divisor, as documented. Refused:
+    padding as large as the window, which ONNX Runtime refuses too, and an output whose size is
+    stated wrongly.
     """
     return each(graph, POOLS, _rewrite)
 
@@ -68,7 +69,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
 
 
 def _check_sizes(node: gs.Node, axes: list[Axis]) -> None:
-    """Refuses what would leave wrong sizes behind: passes and TensorRT fold them into constants."""
+    """Refuses a wrong stated size: passes and TensorRT would fold it into constants."""
     given, stated = node.inputs[0].shape, node.outputs[0].shape
     if given is None or stated is None:
         return
@@ -84,7 +85,7 @@ def _check_sizes(node: gs.Node, axes: list[Axis]) -> None:
 
 
 def _pad(graph: gs.Graph, node: gs.Node, pads: list[int]) -> None:
-    """Puts zeros round the image in front of the node."""
+    """Inserts a Pad with zeros before the node."""
     image, name = node.inputs[0], f"{label(node)}/pad"
     padded = gs.Variable(name, image.dtype)
     sizes = constant(f"{name}/sizes", np.array(pads, dtype=np.int64))

@@ -1,9 +1,9 @@
 """``ConvTranspose`` with ``output_shape`` gets the pads that the standard computes from it.
 
-TensorRT 8.6.0 builds it and gives other numbers, without a word. The standard computes for each
-axis ``total = stride * (in - 1) + output_padding + (kernel - 1) * dilation + 1 - output_shape``
-and puts the half of it that is rounded down at the beginning, or at the end for
-``auto_pad=SAME_UPPER``'s opposite; ONNX Runtime is held against in the tests.
+TensorRT 8.6.0 builds such a ConvTranspose and silently computes wrong numbers. The standard
+computes for each axis ``total = stride * (in - 1) + output_padding + (kernel - 1) * dilation + 1 -
+output_shape``. With ``auto_pad=SAME_UPPER`` the half of it that is rounded down is the padding at
+the beginning, otherwise the padding at the end. The tests compare it with ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites ConvTranspose of data and kernel with static spatial sizes; refuses the others,
-    and sizes that would need a negative padding."""
+    """Rewrites ConvTranspose if data and kernel have static spatial sizes.
+
+    Refused: dynamic sizes, and sizes that would need negative padding."""
     return each(graph, "ConvTranspose", _rewrite)
 
 

@@ -1,8 +1,8 @@
 """A network output that is a network input is refused.
 
-ONNX allows one value to be both. TensorRT keeps one name for one tensor: the parser of RTX 1.7
-calls the input ``__x``, without a word, and the engine has no input ``x``. No rewrite helps, since
-an Identity would have to give the output, or the input, another name.
+ONNX allows one value to be both. TensorRT has one name for a tensor: the parser of RTX 1.7
+silently renames the input to ``__x``, and the engine has no input ``x``. No rewrite helps: an
+Identity would have to give the output or the input another name.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pipeline.passes.infra import Change, Pass, PassResult
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites nothing; refuses each such output, under the name of a node that reads it too,
-    or its own name where there is none."""
+    """Rewrites nothing. Refuses each such output under the name of a node that reads it, or else
+    under its own name."""
     refused = []
     for tensor in graph.outputs:
         if any(tensor is given for given in graph.inputs):

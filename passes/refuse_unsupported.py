@@ -1,13 +1,13 @@
-"""Nodes that a TensorRT can't take and that no pass mends are refused, with what to do instead.
+"""Nodes that TensorRT cannot run and that no pass fixes are refused, with advice.
 
-The parser would stop at them too, but with words like ``false``, and the builder with the inside
-of a compiler. The tables are read after every other pass has run: what they find is what is left.
-Three passes, since which TensorRT a node is too much for differs. A plugin of the op's own name
-would be found by the parser: who has one runs without the pass (``--skip``).
+TensorRT would stop at them too, but the parser only says ``false``, and the builder prints its
+compiler's internal errors. These passes run after all rewrites, so they find only what is left.
+There are three passes, since the targets differ. If you have a plugin with the op's name, the
+parser finds it: run without the pass (``--skip``).
 
-Each entry was tried on tensorrt-rtx 1.7.1 or on TensorRT 8.6.0, or both
-(`passes/cases/refuse_unsupported.py` holds the graphs, `passes/cases/measured.json` what 8.6.0 made
-of them); for TensorRT 10 it is what onnx-tensorrt's docs/operators.md says for 10.15.
+Each entry was tried on tensorrt-rtx 1.7.1, on TensorRT 8.6.0, or on both. The graphs are in
+`passes/cases/refuse_unsupported.py`, and the results of 8.6.0 in `passes/cases/measured.json`. For
+TensorRT 10 the source is onnx-tensorrt's docs/operators.md for 10.15.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.known import depends_on_data
 
 _LARGEST_K = 3840
-_ENDLESS = 2**31 - 1  # the parser takes such a number of iterations for none
+_ENDLESS = 2**31 - 1  # the parser ignores a trip count from here on
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Ops with a reason why they are refused and what to do instead.
+    """Ops that are refused, with the reason and what to do instead.
 
     Args:
         ops: names in the standard domain.
-        why: follows "TensorRT ".
+        why: the reason; the message puts "TensorRT " before it.
         instead: what to write in the model.
-        when: True for a node that fails; all of them by default.
+        when: True for a node that fails. By default every node fails.
     """
 
     ops: tuple[str, ...]
@@ -90,7 +90,7 @@ def _has_two_ranks(node: gs.Node) -> bool:
 
 
 def _differ(a: gs.Tensor, b: gs.Tensor) -> bool:
-    """True for two of the same rank with an axis that has another number in each."""
+    """True if both have the same rank, and a static axis that differs in size."""
     numbers = [
         (x, y)
         for x, y in zip(a.shape, b.shape, strict=False)
@@ -110,7 +110,7 @@ def _has_two_numbers(node: gs.Node) -> bool:
 
 
 def _follows_if(node: gs.Node) -> bool:
-    """A cubic Resize of something that an If on data made."""
+    """True for a cubic Resize of the result of an If whose condition depends on data."""
     if node.attrs.get("mode", "nearest") != "cubic":
         return False
     todo, seen = [node.inputs[0]], set()

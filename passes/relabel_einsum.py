@@ -1,7 +1,7 @@
 """``Einsum`` with capital letters gets small ones.
 
-The standard takes both, and torch writes ``bchw,bcHw->bhH`` as it stands; TensorRT's parser stops
-at a capital (``Invalid character(s) in Einsum equation``).
+The standard allows both, and torch exports ``bchw,bcHw->bhH`` unchanged. TensorRT's parser stops at
+a capital letter (``Invalid character(s) in Einsum equation``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites every Einsum whose equation has capitals; refuses one with more than 26 labels.
+    """Rewrites every Einsum whose equation has capitals; refuses more than 26 labels.
 
-    Without ``->`` the output's labels come in alphabetical order, capitals first: it is written out
-    before the letters change.
+    Without ``->`` the output's labels are in alphabetical order, capitals first. So the pass writes
+    the output before it changes the letters.
     """
     return each(graph, "Einsum", _rewrite)
 

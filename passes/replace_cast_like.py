@@ -1,7 +1,7 @@
 """``CastLike`` becomes ``Cast`` to the dtype that the second input has.
 
-TensorRT 8.6's parser takes it for a plugin that it does not find. Function bodies are written
-with it, since a function does not know the types that it is called with.
+TensorRT 8.6's parser looks for a plugin and finds none. Function bodies contain CastLike, since a
+function does not know the dtypes of its inputs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites every CastLike (opset 15 and later) whose second input's dtype is known, also in
-    half precision and bfloat16; refuses the others. A cast to 8-bit floats keeps ``saturate``."""
+    """Rewrites every CastLike (opset 15 and later) if its second input's dtype is known.
+
+    Half precision and bfloat16 are rewritten too. A cast to 8-bit floats keeps ``saturate``.
+    Refused: an unknown dtype."""
     return each(graph, "CastLike", _rewrite)
 
 

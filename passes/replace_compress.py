@@ -1,7 +1,7 @@
 """``Compress`` with a constant condition becomes ``Gather``.
 
-No version of onnx-tensorrt knows Compress (its docs/operators.md), and how much a condition that
-is computed lets through depends on the data: those are refused.
+No version of onnx-tensorrt supports Compress (its docs/operators.md). With a computed condition,
+the size of the result depends on the data: such nodes are refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.passes.lib.chain import Chain
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites Compress with or without an axis, of data with dynamic sizes; a condition may be
+    """Rewrites Compress with or without an axis. Sizes may be dynamic, and the condition may be
     shorter than its axis, as the standard allows."""
 
     def rewrite(inner: gs.Graph, node: gs.Node) -> str:

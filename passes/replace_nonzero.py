@@ -1,21 +1,21 @@
-"""``NonZero`` and what hangs on it become ``Where``, masked reductions or ``Range``, where exact.
+"""``NonZero`` and its readers become ``Where``, masked reductions or ``Range``, if that is exact.
 
-TensorRT-RTX has no layer whose output's size depends on data: its parser knows neither NonZero
-nor Unique, and NonMaxSuppression fails in its builder (NVIDIA/TensorRT-RTX#32 shows the same for
-NonZero in 1.4). TensorRT has both from 8.5 on; but 8.6.0 does not build a GatherND or ScatterND
-by a NonZero's result, so that the rewrites serve it too. What is left for it, it may still take:
-refused, and tolerable, are only the NonZeros that a GatherND or ScatterND reads.
+TensorRT-RTX has no layer whose output size depends on data. Its parser refuses NonZero and Unique,
+and NonMaxSuppression fails in its builder (NVIDIA/TensorRT-RTX#32 shows the same for NonZero in
+1.4). TensorRT has both from 8.5 on. But 8.6.0 does not build a GatherND or ScatterND with a
+NonZero's result as indices, so it needs the rewrites too. There, only a NonZero that a GatherND or
+ScatterND still reads is refused, as a warning.
 
-Three idioms of the exporters need no such size. Below, ``mask`` is NonZero's input, and ``rows``
-is a GatherND of x by the transposed NonZero of the mask, or elementwise arithmetic on such:
+Three patterns of the exporters need no such size. Below, ``mask`` is NonZero's input. ``rows`` is
+a GatherND of x with the transposed NonZero of the mask, or elementwise arithmetic f on it:
 
-- ``x[mask] = rows`` (ScatterND): ``Where(mask, f(x), x)``, with f worked out on every element.
+- ``x[mask] = rows`` (ScatterND): ``Where(mask, f(x), x)``, with f computed on every element.
 - ``sum(rows)`` and other reductions to one number: over ``Where(mask, f(x), neutral element)``.
 - ``len(rows)`` (Shape): a sum over the mask.
 
-NonZero of a constant is a constant; of ``ConstantOfShape`` (how the TorchScript exporter writes
-arange) it is a Range. Everything else is refused. A form with a fixed capacity (TopK of the mask
-and a count) is not made: its output has another size than the graph's, which is right only if
+NonZero of a constant becomes a constant. NonZero of ``ConstantOfShape`` (the TorchScript exporter's
+arange) becomes a Range. Everything else is refused. The pass does not write a form with a fixed
+capacity (TopK of the mask and a count): its output would differ in size, which is right only if
 every reader ignores the padding.
 """
 
@@ -53,17 +53,17 @@ _ACCUMULATE = {"none": "", "add": "Add", "mul": "Mul", "max": "Max", "min": "Min
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites the readers of NonZero whose results have sizes that don't depend on data.
+    """Rewrites the readers of NonZero whose results have sizes that do not depend on data.
 
-    Masks may have fewer axes than what they select from, and any dtype that NonZero takes. The
-    mask's dims must be provably those of the data. A NonZero that some reader still needs is
-    refused, and so are NonMaxSuppression and Unique.
+    Masks may have fewer axes than the data, and any dtype that NonZero accepts. The mask's dims
+    must be provably equal to the data's first dims. Refused: a NonZero that a reader still needs,
+    NonMaxSuppression and Unique.
     """
     return _run(graph, has_layer=False)
 
 
 def run_below_10(graph: gs.Graph) -> PassResult:
-    """As `run`; refuses no more than a NonZero that a GatherND or ScatterND still reads."""
+    """As `run`; refuses only a NonZero that a GatherND or ScatterND still reads."""
     return _run(graph, has_layer=True)
 
 
@@ -96,7 +96,7 @@ def _run(graph: gs.Graph, *, has_layer: bool) -> PassResult:
 
 
 def _rewrite_readers(graph: gs.Graph) -> tuple[list[Change], dict[int, str]]:
-    """The ScatterNDs and reductions rewritten; why not, by the id of the NonZero."""
+    """The rewritten ScatterNDs and reductions; and by the id of a NonZero, why one was not."""
     rewritten: list[Change] = []
     reasons: dict[int, str] = {}
     for inner, node in walk(graph):
@@ -208,7 +208,7 @@ def _hold_all_axes(node: gs.Node, rank: int) -> None:
 
 
 def _nonzero(root: gs.Graph, graph: gs.Graph, node: gs.Node) -> list[Change]:
-    """Rewrites a NonZero of something that is not data, or one that only its Shape is read of."""
+    """Rewrites a NonZero that does not depend on data, or of which only the Shape is read."""
     name, data = label(node), node.inputs[0]
     values = values_of(data)
     maker = data.inputs[0] if len(data.inputs) == 1 else None
@@ -221,9 +221,9 @@ def _nonzero(root: gs.Graph, graph: gs.Graph, node: gs.Node) -> list[Change]:
         value = values_of(maker.attrs["value"]) if "value" in maker.attrs else None
         size = maker.inputs[0]
         if value is not None and value.all() and dims_of(size) == [sympy.Integer(1)]:
-            # the size without its axis
+            # the size as a scalar
             count = c.op("Squeeze", size, short="count", dtype=np.int64, shape=[])
-            # of rank 0, which `constant` does not keep
+            # gs.Constant, since `constant` turns rank 0 into rank 1
             zero, one = (gs.Constant(f"{name}/{n}", np.array(n, np.int64)) for n in (0, 1))
             places = c.op(
                 "Range", zero, count, one, short="range", dtype=np.int64, shape=[None]
@@ -236,7 +236,7 @@ def _nonzero(root: gs.Graph, graph: gs.Graph, node: gs.Node) -> list[Change]:
 
 
 def _finish_constant(root: gs.Graph, c: Chain) -> None:
-    """Readers get the initializer itself; only a graph's output needs the Identity."""
+    """Readers get the initializer directly; only a graph's output needs the Identity."""
     output = c.node.outputs[0]
     graphs = (root, *root.subgraphs(recursive=True))
     if any(output is o for graph in graphs for o in graph.outputs):

@@ -1,16 +1,16 @@
-"""``Resize`` with computed ``sizes`` gets constant ``scales`` where they are whole.
+"""``Resize`` with computed ``sizes`` gets constant ``scales`` if they are whole numbers.
 
-torch's exporter computes the output sizes of an upsampling from the shape of some other tensor.
-TensorRT 8.6 then wants a shape tensor that it can follow, and often can't (onnx-tensorrt#389,
-#398). Where every output size is a whole multiple of the input's, whatever the sizes are, the
-multiples say the same: the ONNX standard sets scale = size_out / size_in for given sizes and
-size_out = floor(size_in * scale) for given scales, both exact for whole numbers, and every
-coordinate_transformation_mode and nearest_mode uses these numbers only (align_corners the two
-lengths). Left out are the forms that read more: tf_crop_and_resize, keep_aspect_ratio_policy,
-antialias, axes. These, and computed scales, are expand_resize's, which comes before.
+torch's exporter computes the output sizes of an upsampling from the shape of another tensor.
+TensorRT 8.6 must follow this shape tensor, and often cannot (onnx-tensorrt#389, #398). If every
+output size is a whole multiple of the input's for all sizes, the multiples mean the same. The ONNX
+standard defines scale = size_out / size_in for given sizes, and size_out = floor(size_in * scale)
+for given scales. Both are exact for whole numbers. Every coordinate_transformation_mode and
+nearest_mode uses only these numbers (align_corners uses the two lengths).
 
-The multiples come from the arithmetic that computes the sizes, and from the symbolic dims that
-the exporter leaves in value_info (``s17`` -> ``8*s17``); if the two disagree, nothing is done.
+The multiples come from the arithmetic that computes the sizes, and from the symbolic dims in
+value_info (``s17`` -> ``8*s17``). If they disagree, the node is refused. tf_crop_and_resize,
+keep_aspect_ratio_policy, antialias, axes and computed scales belong to expand_resize, which runs
+before.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SCALES, _SIZES = 2, 3
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every Resize (opset 11 and later) whose output is a whole multiple of its input.
 
-    Scales are float32 of shape ``(rank,)``. The nodes that computed the sizes are removed where
-    nothing else reads them. Refused: a computed size that is no constant whole multiple, or is
-    not known to be, and the attributes named above.
+    Scales are float32 of shape ``(rank,)``. Nodes that computed the sizes are removed if nothing
+    else reads them. Refused: a computed size that is not provably a constant whole multiple, and
+    the attributes named above.
     """
 
     def rewrite(_: gs.Graph, node: gs.Node) -> str | None:
