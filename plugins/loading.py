@@ -125,7 +125,7 @@ def provided_ops(plugins: Sequence[str], target: Target) -> frozenset[str]:
 
 
 def _names_of(asked: Sequence[Asked], target: Target) -> set[str]:
-    """In a child."""
+    """Runs in a child process."""
     brought, _ = load_plugins(use(target), asked, target)
     return {key[0] for keys in brought.values() for key in keys}
 
@@ -195,11 +195,11 @@ def _has_python_plugins(target: Target) -> bool:
 
 
 def _open_library(trt: Any, name: str, file: Path) -> None:
-    """Opens a library, which registers itself or exports getCreators or getPluginCreators."""
+    """Opens a library. It registers itself, or exports getCreators or getPluginCreators."""
     try:
         library = ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise InputError(f"plugin {name}: does not load: {error}") from error
+        raise InputError(f"plugin {name}: the library does not load: {error}") from error
     exported = any(hasattr(library, f) for f in ("getCreators", "getPluginCreators"))
     registry = trt.get_plugin_registry()
     if exported and hasattr(registry, "load_library") and registry.load_library(str(file)) is None:

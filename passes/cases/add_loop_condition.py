@@ -1,4 +1,4 @@
-"""Loops without a condition, and with one that is an input of the network."""
+"""Loops without a condition, and Loops whose condition is a network input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`If` as exporters write it for what Python decides: squeeze, rank checks, static sizes."""
+"""`If` as exporters write it for choices of Python: squeeze, rank checks, static sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorRT fails on and nobody mends, one graph an op; and near ones that it takes."""
+"""Ops that TensorRT cannot run and no pass fixes, one graph per op; and near misses."""
 
 from __future__ import annotations
 

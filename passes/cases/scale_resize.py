@@ -1,4 +1,4 @@
-"""Resizes to give constant scales, near misses to leave alone, ones to refuse."""
+"""Resizes that get constant scales, near misses, and Resizes that are refused."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def _pad(site: Site) -> Steps:
     axes = site.axes(given, rank)
     yield f"pads of axes {axes} written as pads of all {rank} axes"
     pads = node.inputs[1]
-    # the place of each entry of the full pads in the given ones; the 0 behind them for the rest
+    # index of each full pad in the given pads; the index after their end stands for 0
     places = [
         axes.index(n % rank) + len(axes) * (n // rank) if n % rank in axes else 2 * len(axes)
         for n in range(2 * rank)
@@ -92,7 +92,7 @@ def _resize(site: Site) -> Steps:
 def _spread(
     chain: Chain, given: gs.Tensor, rest: gs.Tensor | np.ndarray, places: Sequence[int]
 ) -> gs.Tensor:
-    """The entries at `places` of `given` with `rest` behind it; a constant where both are."""
+    """The entries at `places` of `given` followed by `rest`; a constant if both are constants."""
     values = values_of(given)
     if values is None and given.dtype == np.int64:
         found = numbers(given)
@@ -109,8 +109,8 @@ def _spread(
 def _grid_sample(site: Site) -> Steps:
     if not site.crosses(20):
         return
-    # the text of opset 16 is about images only, but its schema, ONNX Runtime, and TensorRT from
-    # 10 on (built with tensorrt-rtx 1.7.1) take volumes too
+    # the text of opset 16 describes only images, but its schema, ONNX Runtime, and TensorRT from
+    # 10 on (built with tensorrt-rtx 1.7.1) accept volumes too
     if site.rank() != 4 and site.level < 19:
         raise Refused("before opset 20 GridSample accepts only images of 4 dimensions")
     mode = _text(site.node.attrs.get("mode", "linear"))

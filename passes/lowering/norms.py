@@ -1,8 +1,8 @@
-"""GroupNormalization (opset 18, again 21) becomes InstanceNormalization over the groups.
+"""GroupNormalization (opsets 18 and 21) becomes InstanceNormalization over the groups.
 
-Opset 18's form is deprecated, so that the checker refuses it, and opset 21's has a scale per
-channel. torch's exporter writes the same nodes at opset 18. The function body in the standard is
-not taken: it computes the variance as E[x^2] - E[x]^2, which cancels.
+Opset 18's form is deprecated, and the checker refuses it. Opset 21's form has a scale per channel.
+torch's exporter writes the same nodes at opset 18. The standard's function body is not used: it
+computes the variance as E[x^2] - E[x]^2, which loses digits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _HALVES = (np.float16, onnx.TensorProto.BFLOAT16)
 
 
 def _group_normalization(site: Site) -> Steps:
-    """The statistics of half types are taken in float32, unless stash_type says otherwise."""
+    """Half-precision data have float32 statistics, unless stash_type says otherwise."""
     node = site.node
-    # opset 18 has an entry of scale and bias a group, opset 21 one a channel
+    # opset 18 has a scale and a bias per group, opset 21 per channel
     per_channel = site.crosses(21)
     data, scale, bias = node.inputs
     if data.shape is None or data.dtype is None:

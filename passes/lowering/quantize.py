@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear: blocks, output_dtype and precision came with 21 and 23."""
+"""QuantizeLinear and DequantizeLinear: opset 21 added blocks and output_dtype, 23 precision."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Reductions and DFT: axes that later opsets give as an input become an attribute again.
+"""Reductions and DFT: axes that are an input in later opsets become an attribute.
 
-Reduce* took them as an input from opset 18 (ReduceSum from 13), DFT from opset 20. TensorRT 8.6
-does not see the input of Reduce* and reduces over all axes (onnx-tensorrt 8.6, facts of the
-parser's source).
+Reduce* has the axes as an input from opset 18 (ReduceSum from 13), DFT from opset 20. TensorRT 8.6
+ignores the input of Reduce* and reduces over all axes (source of onnx-tensorrt 8.6).
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from pipeline.passes.infra import Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lowering._site import Converter, Site, Steps, numbers
 
-# with noop_with_empty_axes the standard leaves open whether the others still square, take the
-# absolute value or the logarithm
+# for other ops with noop_with_empty_axes, the standard does not say whether they still square, or
+# take the absolute value or the logarithm
 _PLAIN = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
 
 

@@ -1,8 +1,8 @@
 """Split by a number of outputs (opset 18) becomes Split by sizes, or Slices.
 
-Before opset 18, Split without sizes wants an axis that divides; from then on the last part may
-be smaller. TensorRT 8.6 does not know the attribute and cuts parts of floor(size / number), so
-that an uneven split loses its tail.
+Before opset 18, Split without sizes needs an axis that divides evenly. From opset 18 the last part
+may be smaller. TensorRT 8.6 ignores the attribute and cuts parts of floor(size / number): an uneven
+split loses its tail.
 """
 
 from __future__ import annotations

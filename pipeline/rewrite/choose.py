@@ -1,4 +1,4 @@
-"""Which passes run: the default ones, a user's own, and the choice among them."""
+"""Chooses the passes that run: the default passes and user-supplied ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipeline.passes import DEFAULT_PASSES, Pass
 
 
 def load_pass(path: Path) -> Pass:
-    """A user's own pass from a Python file.
+    """Loads a user-supplied pass from a Python file.
 
-    The file defines ``run(graph: onnx_graphsurgeon.Graph) -> PassResult``, or a whole
-    ``PASS = Pass(...)`` where it wants to say which targets need it. Each time that it runs,
-    the contract is checked on it.
+    The file defines ``run(graph: onnx_graphsurgeon.Graph) -> PassResult``. To choose the targets,
+    it defines ``PASS = Pass(...)`` instead. The contract is checked each time that the pass runs.
 
     Raises:
-        InputError: no such file, it does not run (its own error and line), or defines neither.
+        InputError: the file does not exist, fails (the message has its error and line), or defines
+            neither.
     """
     if not path.is_file():
         raise InputError(f"pass {path}: no such file")
@@ -51,7 +51,7 @@ def load_pass(path: Path) -> Pass:
 
 
 def all_passes(own: Iterable[Path | str] = ()) -> tuple[Pass, ...]:
-    """The passes in their order; a user's own come first, after functions are inlined.
+    """The passes in their order. User-supplied passes run right after functions are inlined.
 
     Raises:
         InputError: see `load_pass`; or two passes have the same name.
@@ -69,11 +69,11 @@ def to_skip(passes: Sequence[Pass], only: Sequence[str], skip: Sequence[str]) ->
     """The names of the passes to leave out.
 
     Args:
-        only: if there are any, all others are left out, but not a user's own.
-        skip: these are left out.
+        only: if not empty, all other passes are left out, except user-supplied ones.
+        skip: the passes to leave out.
 
     Raises:
-        InputError: there is no pass of such a name; the nearest are listed.
+        InputError: a name is unknown (the message lists similar names), or is in both.
     """
     names = [p.name for p in passes]
     for name in (*only, *skip):
