@@ -40,10 +40,10 @@ class Case:
         dims: symbolic dims that ONNX text cannot express, by value name.
         ranges: inclusive low and exclusive high of an input's random values. By default floats
             are normal with mean 0.5, booleans take both values, and integers are in 0..9.
-        fails: what the installed TensorRT does with the unchanged graph, by target name, as
-            measured: it does not parse or build, the library crashes, or it gives wrong sizes,
-            a layer with another meaning, or other numbers than ONNX Runtime. ``none``: the
-            result is right. `pipeline.passes.cases.measured` has what a target on a GPU does.
+        fails: by target name, the measured failure of the unchanged graph. ``sizes``: the sizes
+            are wrong. ``layers``: a layer has another meaning. ``numbers``: they differ from ONNX
+            Runtime's. ``none``: the result is right. Failures on a GPU are in
+            `pipeline.passes.cases.measured`.
         precision: precision of the trials on weakly typed targets (8.6). The other targets run
             fp32.
         not_for: by target name, why the case cannot become right with the passes, in TensorRT's

@@ -3,13 +3,15 @@
 TorchScript exports such an If for choices that Python makes at run time: ``squeeze(1)`` of a dim
 that it does not know (``Equal(Gather(Shape(x), 1), 1)``), ``x.dim() == 4``, checks inside scripted
 functions. TensorRT folds many of them, but reads both branches first. It fails on the branch that
-is never taken if that branch has an op that TensorRT lacks, or a Reshape that is impossible for
-these sizes. If TensorRT cannot fold a condition, both branches must have the same rank and sizes.
+is never taken if it has an op that TensorRT lacks, or a Reshape that is impossible for these sizes.
+If TensorRT cannot fold a condition, both branches must have the same rank and sizes.
 
-The condition is known if it comes from constants, ranks or static dims, or compares sizes whose
-difference is the same number for all sizes (`lib.known`). An If whose condition depends on a
-dynamic size is left to TensorRT, which knows the profile's range. It is refused if its branches
-differ in rank: TensorRT accepts it only if every size of the profile takes the same branch.
+The condition is known if it comes from constants, ranks or static dims. It is also known if it
+compares sizes whose difference is the same number for all sizes (`lib.known`).
+
+An If whose condition depends on a dynamic size is left to TensorRT, which knows the profile's
+range. It is refused if its branches differ in rank: TensorRT accepts it only if every size of the
+profile takes the same branch.
 """
 
 from __future__ import annotations

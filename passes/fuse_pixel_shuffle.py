@@ -7,8 +7,8 @@ reshapes. TensorRT must then follow the dynamic sizes through Shape, Div, Mul an
 (pytorch/TensorRT#1568). TensorRT-RTX 1.7.1 builds all of them unchanged.
 
 The pass follows the sizes symbolically from the input of the chain. It rewrites only if they prove
-the meaning for every size. A size ``h // r`` counts as ``h / r``: reshapes keep the number of
-elements, and no factor is larger than in the full product, so each factor must be equal.
+the meaning for every size. A size ``h // r`` counts as ``h / r``. Reshapes keep the number of
+elements, and no factor is larger than in the full product. So each factor must be equal.
 SpaceToDepth puts the blocks before the channels. A Gather over the channels, whose number must be
 known, restores torch's order.
 """

@@ -93,8 +93,8 @@ def each(
     Args:
         graph: the whole graph. The bodies of If, Loop and Scan are visited too.
         ops: one op, or several.
-        rewrite: changes the graph and returns a description; returns None for a node without the
-            problem; raises `Refused` with the reason if it cannot fix the node.
+        rewrite: changes the graph and returns a description. It returns None for a node without
+            the problem. It raises `Refused` with the reason if it cannot fix the node.
     """
     names = (ops,) if isinstance(ops, str) else ops
     rewritten, refused = [], []

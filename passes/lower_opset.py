@@ -1,10 +1,10 @@
 """A graph of a newer opset is lowered to an opset that the target reads correctly.
 
 TensorRT's parsers do not reject opsets above the one that they were written for. They read a node
-whose form changed by the rules of the older form, often without a warning. So every node whose
-schema differs between the graph's opset and the level is written in the older form, by the tables
-in `pipeline.passes.lowering`. Then the graph's opset is set to the level. If any node cannot be
-lowered, that node is refused and nothing changes.
+whose form changed by the rules of the older form, often without a warning. The tables in
+`pipeline.passes.lowering` say how to write such a node in the older form. The pass rewrites every
+node whose schema differs between both opsets, and sets the graph's opset to the level. If any node
+cannot be lowered, that node is refused and nothing changes.
 
 `expand_functions` expands ops that the level lacks and the standard defines as functions.
 """
@@ -57,7 +57,7 @@ def schema(op: str, opset: int) -> OpSchema | None:
 
 
 def lower(graph: gs.Graph, level: int) -> PassResult:
-    """Lowers the graph to an opset, or refuses every node that can't be lowered."""
+    """Lowers the graph to an opset, or refuses every node that cannot be lowered."""
     if graph.opset <= level:
         return PassResult(())
     plans, refused = [], []

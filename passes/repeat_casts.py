@@ -3,9 +3,9 @@
 Example: ``2 * x / float(w - 1) - 1`` at every level of RAFT's lookups. The exporter computes
 ``float(w - 1)`` once. TensorRT 8.6 compiles the network in regions, and the first region passes the
 float to the others. With the FP16 flag, TensorRT offers only half precision at the end of such a
-region, whatever the layers' precision is. If the layers must be float32, no implementation is left
-("Could not find any implementation for node {ForeignNode...}"; in the verbose log: "Mismatched type
-for tensor ... f16 vs. expected type:f32"). Integers may pass between regions.
+region, whatever the layers' precision is. If the layers must be float32, no implementation is left:
+"Could not find any implementation for node {ForeignNode...}". The verbose log says "Mismatched type
+for tensor ... f16 vs. expected type:f32". Integers may pass between regions.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ a GatherND of x with the transposed NonZero of the mask, or elementwise arithmet
 
 NonZero of a constant becomes a constant. NonZero of ``ConstantOfShape`` (the TorchScript exporter's
 arange) becomes a Range. Everything else is refused. The pass does not write a form with a fixed
-capacity (TopK of the mask and a count): its output would differ in size, which is right only if
-every reader ignores the padding.
+capacity (TopK of the mask and a count). Its output would differ in size, and every reader would
+have to ignore the padding.
 """
 
 from __future__ import annotations

@@ -113,5 +113,5 @@ PASS = Pass(
         "https://github.com/onnx/onnx-tensorrt/issues/398",
         "RAFT-small's upsampling from torch: s17 -> 8*s17",
     ),
-    tolerable=True,  # sizes that are slices of a Shape parse as they stand
+    tolerable=True,  # TensorRT parses sizes that are slices of a Shape
 )

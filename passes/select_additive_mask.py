@@ -3,12 +3,12 @@
 torch's exporter writes a boolean attention mask as ``Softmax(scores + Where(mask, 0, -3.4e38))``.
 TensorRT 8.6 computes this silently wrong for scores of one query (decoding with a cache). It runs
 them as one batch of batch * heads products, and reads the computed mask at the index of that
-batch. So every row but the first gets the mask of another row, or memory behind the mask. A
+batch. So every row but the first gets the mask of another row, or memory after the mask. A
 selection is computed correctly.
 
-Other computed values that are added to such scores were wrong too: a product of the mask, a bias
-beside a mask, masks that other nodes also read. No rewrite is known that fixes all of them. They
-are refused, as a warning, since some forms are computed correctly.
+TensorRT is also wrong if other computed values are added to such scores: a product of the mask, a
+bias beside a mask, masks that other nodes also read. No rewrite is known that fixes all of them.
+They are refused, as a warning, since some forms are computed correctly.
 """
 
 from __future__ import annotations

@@ -96,8 +96,10 @@ def find_plugin(name: str) -> Plugin:
 
 
 def provided_ops(plugins: Sequence[str], target: Target) -> frozenset[str]:
-    """The names of the ops that plugins bring to a target, so that the rewrite stage can keep
-    the functions of these names (TensorRT's parser looks plugins up by the op's name alone).
+    """The names of the ops that plugins add to a target.
+
+    The rewrite stage keeps functions of these names: TensorRT's parser looks plugins up by the op's
+    name alone.
 
     Libraries and Python files are loaded in a child process to find out.
 
@@ -179,7 +181,7 @@ def load_plugins(
 def creators(trt: Any) -> set[Key]:
     """Name, version and namespace of every plugin creator that TensorRT knows."""
     registry = trt.get_plugin_registry()
-    # 10 and later list those of every generation in all_creators, 8.6 in plugin_creator_list
+    # 10 and later list creators of all generations in all_creators, 8.6 in plugin_creator_list
     every = (
         registry.all_creators if hasattr(registry, "all_creators") else registry.plugin_creator_list
     )

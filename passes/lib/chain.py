@@ -65,7 +65,7 @@ class Chain:
         return constant(self._unique(short), array)
 
     def cast(self, tensor: gs.Tensor, dtype: Any, short: str = "cast") -> gs.Variable:
-        """A Cast to a numpy dtype (or ONNX's number for those that numpy lacks)."""
+        """A Cast to a numpy dtype (or ONNX's number for a dtype that numpy lacks)."""
         to = (
             dtype
             if isinstance(dtype, int)

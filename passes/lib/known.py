@@ -1,8 +1,8 @@
 """Integers and truth values that are the same for every size and every input.
 
-A condition is known if it comes from constants, ranks and static dims, or compares sizes whose
-difference is the same number for all sizes. `_sizes` assumes that named dims are at least 1. The
-results here do not depend on that: only differences that cancel count.
+A condition is known if it comes from constants, ranks and static dims. It is also known if it
+compares sizes whose difference is the same number for all sizes. `_sizes` assumes that named dims
+are at least 1. The results here do not depend on that: only differences that cancel count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decides which nodes of a float32 graph compute in half precision: torch.autocast's rules, and the
 cases that autocast leaves to the author of the model.
 
-Half precision everywhere is silently wrong: a pixel coordinate of 200 has an error of up to 1/16
-px, a rotary angle of 100 of 1/32, and a variance overflows. So, for the standard ops:
+Half precision everywhere is silently wrong. A pixel coordinate of 200 has an error of up to 1/16
+px, and a rotary angle of 100 an error of 1/32. A variance overflows. So, for the standard ops:
 
 * Convolutions and matrix products compute in half precision.
 * Ops that only move or gate values (`_FOLLOW`) compute in half if all their inputs are half.
