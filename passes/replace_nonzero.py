@@ -303,7 +303,7 @@ PASS_BELOW_10 = Pass(
     fault="GatherND and ScatterND with a NonZero's result as indices do not build",
     evidence=(
         "TensorRT 8.6.0: 'Assertion mChunkTypeOfVertex[head] == ChunkType::kMYELIN failed' in "
-        "cases of replace_nonzero; NonZero as a result and NonMaxSuppression come out right",
+        "cases of replace_nonzero; NonZero as a result and NonMaxSuppression are right",
     ),
     tolerable=True,  # a GatherND or ScatterND failed in tests, but may build in other graphs
 )

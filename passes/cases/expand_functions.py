@@ -113,7 +113,7 @@ _ATTENTIONS = (
         "{ y = Attention(q, k, v) }",
         tuple({**d, "k": (n, 4, 7, 8), "v": (n, 4, 7, 8)} for d, n in ((_SMALL, 1), (_LARGE, 2))),
         "build",
-        not_for={"tensorrt-8.6": "ONNX Runtime does not load what comes out: not compared"},
+        not_for={"tensorrt-8.6": "ONNX Runtime does not load the rewritten graph: not compared"},
     ),
     _case(
         "Attention in the bodies of If",
