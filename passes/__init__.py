@@ -102,7 +102,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     # that gives the sizes stays.
     decompose_affine_grid.PASS,
     # After the passes that replace what an older opset lacks (antialias, scatter reductions).
-    # Before those that rewrite its results: InstanceNormalization, Shape.
+    # Before the passes that rewrite its results: InstanceNormalization, Shape.
     lower_opset.TO_17,
     lower_opset.TO_19,
     # After lower_opset, which creates InstanceNormalization.
