@@ -1,7 +1,7 @@
 """The rewrite passes, in the order in which they run.
 
-The list is all there is: no pass is registered anywhere else. Each runs only where its target
-needs it (see `pipeline.passes.infra.Pass.needed_by`).
+No pass is registered anywhere else. A pass runs only if the target needs it
+(`pipeline.passes.infra.Pass.needed_by`).
 """
 
 from __future__ import annotations
@@ -49,76 +49,75 @@ from pipeline.passes.infra import Change, Pass, PassResult
 __all__ = ["DEFAULT_PASSES", "Change", "Pass", "PassResult", "Versions"]
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
-    # First: the others look at nodes.
+    # First: the other passes do not look into functions.
     inline_functions.PASS,
-    # Their bodies are lowered and mended like any other nodes.
+    # Early: the other passes rewrite the nodes of the bodies too.
     expand_functions.TO_17,
     expand_functions.TO_19,
-    # What function bodies are written with.
+    # After the bodies, which contain CastLike.
     replace_cast_like.PASS,
-    # Before sizes are folded: the ones that ONNX infers for such pools may be wrong.
+    # Before sizes are folded: ONNX may infer wrong sizes for these pools.
     pad_ceil_pools.PASS,
-    # Early: the others then see constants where there are any.
+    # Early, so that later passes see constants.
     fold_constants.PASS,
-    # Right after, since a folded condition is a constant; early, so that nobody works on, or
-    # stops at, a branch that is never taken.
+    # After fold_constants, which makes conditions constant. Early, so that no pass rewrites or
+    # refuses a branch that is never taken.
     fold_if.PASS,
-    # Leaves plain Resizes, and sizes for all axes: before scale_resize.
+    # Before scale_resize, which needs plain Resizes with sizes for all axes.
     expand_resize.PASS,
-    # Follows the arithmetic that computes the sizes, and removes it where it is not needed any
-    # more: before slice_shape, so that fewer Shape nodes are left to rewrite.
+    # Before slice_shape: it removes the arithmetic of the sizes, so fewer Shape nodes are left.
     scale_resize.PASS,
-    # Only for sizes, which scale_resize does not follow through a Mod: anywhere after it.
+    # Anywhere after scale_resize, which cannot follow a size through a Mod.
     decompose_mod.PASS,
-    # May make an ArgMax of one axis: before expand_one_hot.
+    # Before expand_one_hot: it may create an ArgMax of rank 1.
     expand_hardmax.PASS,
-    # Follows sizes, makes no op that another pass knows: anywhere.
+    # Anywhere: it creates no op that another pass rewrites.
     expand_one_hot.PASS,
-    # Sizes that depend on data; before expand_scatter, which takes any ScatterND with a reduction.
+    # Before expand_scatter, which rewrites any ScatterND with a reduction.
     replace_nonzero.PASS,
     replace_nonzero.PASS_BELOW_10,
     replace_compress.PASS,
     replace_mask_product.PASS,
-    # Knows the Where that replace_mask_product makes: after it.
+    # After replace_mask_product, whose Where it recognises.
     select_additive_mask.PASS,
-    # What can be one LayerNormalization first, then what is left in half precision; before the
-    # opset is lowered below LayerNormalization's.
+    # First the norms that can be one LayerNormalization, then the rest in half precision. Before
+    # the opset may be lowered below 17, where LayerNormalization began.
     fuse_layer_norm.PASS,
     widen_mean_square.PASS,
-    # Ops that TensorRT lacks: anywhere before the opset is lowered.
+    # Anywhere before the opset is lowered: ops that TensorRT lacks.
     expand_scatter.PASS,
     expand_col2im.PASS,
     expand_dft.PASS,
     expand_deform_conv.PASS,
     expand_bitwise.PASS,
-    # Looks at equations alone: anywhere.
+    # Anywhere: it changes only equations.
     relabel_einsum.PASS,
-    # Looks at Loops alone: anywhere.
+    # Anywhere: it changes only Loops.
     add_loop_condition.PASS,
     # Before spread_deconv, which changes the dilations.
     pad_output_shape.PASS,
-    # Versions a constant kernel: after fold_constants.
+    # After fold_constants: it needs a constant kernel.
     spread_deconv.PASS,
-    # Opset 19 has no AffineGrid: before lower_opset. Leaves the Shape that gives the sizes: before
-    # slice_shape.
+    # Before lower_opset, since opset 19 has no AffineGrid. Before slice_shape, since the Shape
+    # that gives the sizes stays.
     decompose_affine_grid.PASS,
-    # After the passes that mend what an older opset can't say (antialias, scatter reductions);
-    # before those that rewrite what it makes: InstanceNormalization, Shape.
+    # After the passes that replace what an older opset lacks (antialias, scatter reductions).
+    # Before the passes that rewrite its results: InstanceNormalization, Shape.
     lower_opset.TO_17,
     lower_opset.TO_19,
-    # Makes and removes no Shape; after lower_opset, which makes InstanceNormalizations.
+    # After lower_opset, which creates InstanceNormalization.
     decompose_instance_norm.PASS,
-    # Follows Shape and what is computed from it: before slice_shape.
+    # Before slice_shape: it follows the arithmetic on Shape.
     fuse_pixel_shuffle.PASS,
-    # Last, so that a Shape with start or end which an earlier pass may make is rewritten too.
+    # After all passes that may create a Shape with start or end.
     slice_shape.PASS,
-    # After all that mend: what these find is what nobody could.
+    # After all rewrites: these refuse what is left.
     refuse_passed_through.PASS,
     refuse_unsupported.PASS,
     refuse_unsupported.PASS_BELOW_10,
     refuse_unsupported.PASS_RTX,
-    # After all that make nodes.
+    # After all passes that create nodes.
     merge_duplicates.PASS,
-    # Last: merge_duplicates would make them one again.
+    # Last: merge_duplicates would merge the Casts again.
     repeat_casts.PASS,
 )

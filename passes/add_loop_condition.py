@@ -1,12 +1,14 @@
-"""A ``Loop`` gets a condition of its own: a constant True, or a copy of a network input.
+"""A ``Loop`` gets its own condition input: a constant True, or a copy of a network input.
 
-RTX 1.7's parser gives the tensor at a Loop's second input the name that the body has for it. A
-Loop without that input, which ONNX allows, leaves the name in the body without a tensor ('Node
-input was not registered'); one that reads a network input renames the input, and the engine has
-no input of the old name.
+RTX 1.7's parser renames the tensor at a Loop's second input (the condition) to the body's name
+for it.
 
-Without the input the standard ignores the condition that the body gives, and so does TensorRT;
-ONNX Runtime 1.31 ends the loop by it. The two agree where the body gives True.
+- ONNX allows a Loop without this input. The name in the body then has no tensor ('Node input was
+  not registered').
+- If the condition is a network input, the engine loses the input's name.
+
+If the input is missing, the ONNX standard and TensorRT ignore the condition that the body
+returns. ONNX Runtime 1.31 obeys it. They agree if the body returns True.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites Loop where the condition is a network input, or is missing and read in the body.
+    """Rewrites a Loop if its condition is a network input, or is missing and read in the body.
 
-    Refused: a missing one where the body's own may become False.
+    Refused: a missing condition if the body's condition may become False.
     """
     network_inputs = {id(tensor) for tensor in graph.inputs}
 
@@ -32,22 +34,22 @@ def run(graph: gs.Graph) -> PassResult:
             if id(node.inputs[1]) not in network_inputs:
                 return None
             _give(node, _copy(inner, node))
-            return "a copy of the network input as its condition"
+            return "its condition is now a copy of the network input"
         if not _stays_true(body):
             raise Refused(
-                "it has no condition, but its body gives one, which the ONNX standard ignores "
-                "and ONNX Runtime does not: give the Loop a condition"
+                "it has no condition input, but its body returns a condition, which the ONNX "
+                "standard ignores and ONNX Runtime obeys: give the Loop a condition input"
             )
         if not _is_read(body, body.inputs[1]):
             return None
         _give(node, constant(f"{label(node)}/condition", np.array(True)))
-        return "a constant True as its condition"
+        return "its condition is now a constant True"
 
     return each(graph, "Loop", rewrite)
 
 
 def _stays_true(body: gs.Graph) -> bool:
-    """True if the body gives the condition that it is given, or a constant True."""
+    """True if the body returns the condition that it gets, or a constant True."""
     condition = body.outputs[0]
     while condition is not body.inputs[1]:
         values = values_of(condition)
@@ -80,7 +82,9 @@ PASS = Pass(
     name="add_loop_condition",
     run=run,
     targets=(RTX, FROM_10),
-    summary="Loop without a condition, or with a network input as one -> True, or a copy",
-    fault="the parser refuses the one, and renames the network input of the other",
-    evidence=("cases: rtx-1.7 does not parse the one, and has no input of that name in the other",),
+    summary="Loop without a condition -> with True; condition is a network input -> a copy of it",
+    fault="without a condition it does not parse; a network input as the condition gets renamed",
+    evidence=(
+        "cases: rtx-1.7 does not parse the first form, and loses the input's name in the second",
+    ),
 )

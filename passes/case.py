@@ -1,7 +1,7 @@
-"""What a case is: a small graph in ONNX text, and what a pass shall do with it.
+"""A case: a small graph in ONNX text, and what a pass does with it.
 
-The cases are part of the pipeline, not of its tests: `pipeline passes --still-needed` runs them
-on whatever TensorRT is installed.
+The cases ship with the pipeline: `pipeline passes --still-needed` runs them on the installed
+TensorRT.
 """
 
 from __future__ import annotations
@@ -23,32 +23,31 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """A graph, written as ONNX text, and what a pass shall do with it.
+    """A graph, written as ONNX text, and what a pass does with it.
 
     Args:
-        pass_name: the pass that it was written for; every other pass only has to keep its
-            contract on it.
+        pass_name: the pass that the case belongs to. Every other pass must keep its contract on
+            the case.
         name: a few words, unique among the pass's cases.
         kind: ``positive`` is rewritten, a ``near miss`` left alone, a ``refusal`` refused.
-        text: the graph after its name: ``(float[n,3,h,w] x) => (float[n,3,h,w] y) { ... }``;
-            functions may follow.
-        shapes: input shapes to run at, from the smallest to the largest; at least two where an
-            axis is dynamic.
-        reason: words that a refusal's reason holds.
-        opset: of the standard domain.
+        text: the graph after its name: ``(float[n,3,h,w] x) => (float[n,3,h,w] y) { ... }``.
+            Functions may follow.
+        shapes: input shapes to run at, from the smallest to the largest. A dynamic axis needs at
+            least two.
+        reason: words in the text of the refusal.
+        opset: version of the standard domain.
         imports: further domains and their versions.
-        dims: symbolic dims that ONNX text can't write, by value name.
-        ranges: inclusive low and exclusive high of an input's random values; by default floats
-            are normal with mean 0.5, booleans are both, integers are in 0..9.
-        fails: what the installed TensorRT does with the graph as it stands, by target name, as
-            it was measured: it does not parse, does not build, the library crashes, gives other
-            sizes, a layer with another meaning, or other numbers than ONNX Runtime; ``none``
-            where it comes out right (and the pass is needed for other cases only). What a
-            target on a GPU does is measured elsewhere: `pipeline.passes.cases.measured`.
-        precision: of its trials on targets whose networks are weakly typed (8.6); the others are
-            tried in fp32.
-        not_for: why a target can't bring the case out right with the passes, by target name, in
-            TensorRT's words where it has some; such a target's trials leave the case out.
+        dims: symbolic dims that ONNX text cannot express, by value name.
+        ranges: inclusive low and exclusive high of an input's random values. By default floats
+            are normal with mean 0.5, booleans take both values, and integers are in 0..9.
+        fails: by target name, the measured failure of the unchanged graph. ``sizes``: the sizes
+            are wrong. ``layers``: a layer has another meaning. ``numbers``: they differ from ONNX
+            Runtime's. ``none``: the result is right. Failures on a GPU are in
+            `pipeline.passes.cases.measured`.
+        precision: precision of the trials on weakly typed targets (8.6). The other targets run
+            fp32.
+        not_for: by target name, why the case cannot become right with the passes, in TensorRT's
+            words if it has any. Trials on this target omit the case.
     """
 
     pass_name: str
@@ -72,7 +71,7 @@ class Case:
         """The graph as a checked model, with a name for every node.
 
         Raises:
-            onnx.checker.ValidationError, onnx.parser.ParseError: the case is no valid model.
+            onnx.checker.ValidationError, onnx.parser.ParseError: the case is not a valid model.
         """
         imports = ", ".join(
             f'"{name}" : {version}' for name, version in {"": self.opset, **self.imports}.items()
@@ -94,7 +93,7 @@ class Case:
         return model
 
     def feeds(self, shapes: Shapes, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-        """Random inputs of these shapes: far from zero mean, so that a wrong mean shows."""
+        """Random inputs of these shapes. Their mean is far from 0, so that a wrong mean shows."""
         rng = np.random.default_rng(seed)
         feeds = {}
         for value in self.model().graph.input:

@@ -1,8 +1,8 @@
 """``AffineGrid`` (opset 20) becomes multiplications and sums.
 
-TensorRT-RTX 1.7.1 has no importer for it: the parser fails with the word "false". Each
-coordinate of the grid is a sum, ``theta[n, k, 0] * x + theta[n, k, 1] * y (+ ...) + shift``, of
-terms that depend on one axis each; they are broadcast together and no matrix is built.
+TensorRT-RTX 1.7.1 has no importer for AffineGrid: the parser fails with the word "false". Each
+coordinate of the grid is a sum: ``theta[n, k, 0] * x + theta[n, k, 1] * y (+ ...) + shift``. Each
+term depends on one axis. The pass broadcasts the terms and builds no matrix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def run(graph: gs.Graph) -> PassResult:
     """Rewrites every AffineGrid with theta of shape ``(N, 2, 3)`` or ``(N, 3, 4)``.
 
     The sizes may be constants, computed or an input. float16 is computed in float32. Refused: a
-    theta of unknown sizes or type, and bfloat16 or double data.
+    theta of unknown shape or dtype, bfloat16 and float64.
     """
 
     def rewrite(inner: gs.Graph, node: gs.Node) -> str:
@@ -38,9 +38,13 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
     theta, size = node.inputs
     shape = [] if theta.shape is None else list(theta.shape)[1:]
     if shape not in ([2, 3], [3, 4]):
-        raise Refused(f"{theta.name} has the sizes {theta.shape}: not 2x3 or 3x4 matrices")
+        raise Refused(
+            f"{theta.name} has the shape {theta.shape}: give a batch of 2x3 or 3x4 matrices"
+        )
     if theta.dtype not in (np.float32, np.float16):
-        raise Refused(f"the type of {theta.name} is {theta.dtype}, not float or half")
+        raise Refused(
+            f"the dtype of {theta.name} is {theta.dtype}, not float or half: cast it to float"
+        )
     axes = shape[0]
     aligned = bool(node.attrs.get("align_corners", 0))
     c = Chain(graph, node)
@@ -68,8 +72,8 @@ def _column(c: Chain, theta: gs.Tensor, place: int, axes: int) -> gs.Tensor:
 def _places(size: Value, aligned: bool) -> Value:
     """Coordinates of the pixels of one axis, in -1..1.
 
-    The only pixel of an axis of size 1 lies at 0 where the corners are aligned, as in torch; the
-    standard divides by 0 there, and ONNX Runtime 1.31 gives 1.
+    With align_corners, the only pixel of an axis of size 1 lies at 0, as in torch. The standard
+    divides by 0 in this case, and ONNX Runtime 1.31 returns 1.
     """
     i = size.upto().cast(np.float32)
     n = size.cast(np.float32)

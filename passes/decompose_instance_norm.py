@@ -1,12 +1,12 @@
 """``InstanceNormalization`` becomes mean, variance, division, scale and bias in float32.
 
-TensorRT 8.6's parser hands InstanceNormalization to a cuDNN plugin that is often missing, and
-whose fp16 form overflows (NVIDIA/TensorRT#2691, #2869, #2338). Both means are written as
-``GlobalAveragePool``, on purpose: from opset 18 ReduceMean takes its axes as an input, and
-TensorRT 8.6 silently ignores that input and reduces over all axes. GlobalAveragePool is the
-same in every opset, and onnx-tensorrt makes it a reduction over all axes but the first two, for
-1-D to 3-D alike (``globalPoolingHelper`` in onnx-tensorrt's onnx2trt_utils.cpp: all axes but N
-and C, kept with size 1).
+TensorRT 8.6's parser gives InstanceNormalization to a cuDNN plugin. The plugin is often missing,
+and its fp16 form overflows (NVIDIA/TensorRT#2691, #2869, #2338).
+
+Both means are written as ``GlobalAveragePool``, not as ReduceMean. From opset 18 ReduceMean has
+its axes as an input, which TensorRT 8.6 silently ignores: it reduces over all axes.
+GlobalAveragePool is the same in every opset. onnx-tensorrt reduces it over all axes except N and
+C, for 1-D to 3-D images (``globalPoolingHelper`` in onnx2trt_utils.cpp).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pipeline.passes.lib.chain import Chain
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every InstanceNormalization over 1-D to 3-D images ``(N, C, spatial...)``.
 
-    Half-precision inputs are computed in float32 and cast back. Scale and bias, of shape
-    ``(C,)``, may be constants or computed. Refused: unknown rank or dtype, no spatial axis, more
-    than three, and a spatial size that is always 1.
+    Half-precision inputs are computed in float32 and cast back. Scale and bias have the shape
+    ``(C,)`` and may be constants or computed. Refused: an unknown rank or dtype, no spatial axis,
+    more than three, and a spatial size that is always 1.
     """
     return each(graph, "InstanceNormalization", _rewrite)
 
@@ -37,18 +37,18 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
     output = node.outputs[0]
     shape = data.shape if data.shape is not None else output.shape
     if shape is None:
-        raise Refused(f"the rank of {data.name} is not known; run shape inference first")
+        raise Refused(f"the rank of {data.name} is not known: declare it in value_info")
     spatial = len(shape) - 2
     if not 1 <= spatial <= 3:
-        raise Refused(f"{data.name} has {spatial} spatial axes; only 1 to 3 are rewritten")
+        raise Refused(f"{data.name} has {spatial} spatial axes: reshape it to 1 to 3")
     if all(size == 1 for size in shape[2:]):
         raise Refused(
-            f"{data.name} has one value a channel: its variance is 0 and the output would be the "
-            "bias alone; use a larger input or leave the norm out"
+            f"{data.name} has one value per channel, so its variance is 0 and the output is "
+            "the bias: use a larger input, or remove the norm"
         )
     dtype = next((t.dtype for t in (data, output, scale, bias) if t.dtype is not None), None)
     if dtype is None:
-        raise Refused(f"the dtype of {data.name} is not known; run shape inference first")
+        raise Refused(f"the dtype of {data.name} is not known: declare it in value_info")
     work = np.float64 if dtype == np.float64 else np.float32
     cast = dtype != work
     chain = Chain(graph, node)
@@ -85,7 +85,7 @@ def _column(chain: Chain, short: str, tensor: gs.Tensor, spatial: int, work: Any
     if values is not None:
         return chain.constant(values.astype(work).reshape(-1, *[1] * spatial), short)
     axes = list(range(1, spatial + 1))
-    # from opset 13 the axes are an input; TensorRT 8.6 wants them as an initializer
+    # from opset 13 the axes are an input; TensorRT 8.6 needs them as an initializer
     attrs: dict[str, Any] = {"axes": axes} if chain.graph.opset < 13 else {}
     extra = [] if attrs else [chain.constant(np.array(axes, np.int64), f"{short}_axes")]
     own = tensor.dtype if tensor.dtype is not None else work

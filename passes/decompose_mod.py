@@ -1,15 +1,14 @@
 """``Mod`` of sizes becomes ``Where(Mod(-a, k) == 0, 0, k - Mod(-a, k))``.
 
-TensorRT computes ``Mod(a, k)`` as ``a - k * floor(a / k)``, which is right, negative numbers
-included. But when it builds for a range of sizes, it bounds such an expression by the bounds of
-its parts, as if they had nothing to do with each other: for ``h`` in 135..2160, ``h % 8`` seems
-to go down to ``135 - 8 * 270``. A tensor padded by ``-h % 8`` then seems to have a negative size,
-and a Resize to that size fails in the builder: ``Resize shape dims should be non-negative, but
-shape[2] is negative`` (RAFT-small padded to multiples of 8; any ``h % k`` in a size will do). It
-does not look into the choice that is written here, and both branches of it are plain.
+TensorRT computes ``Mod(a, k)`` as ``a - k * floor(a / k)``. That is right, also for negative
+numbers. But for a range of sizes it bounds each part on its own: for ``h`` in 135..2160,
+``h % 8`` seems to go down to ``135 - 8 * 270``. A tensor padded by ``-h % 8`` then seems to have
+a negative size. A Resize to that size fails in the builder: ``Resize shape dims should be
+non-negative, but shape[2] is negative``. This happens for any ``h % k`` in a size. TensorRT does
+not look into the Where that this pass writes, and both of its branches are simple.
 
-Both forms give the same integer for every a and every k that is not 0, whatever their signs
-(a = -2**63 aside, whose negative does not exist).
+Both forms give the same integer for every a and every k except 0, whatever their signs. The
+exception is a = -2**63, whose negative does not exist in int64.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ def run(graph: gs.Graph) -> PassResult:
 
 
 def _of_sizes(node: gs.Node) -> bool:
-    """True if the node's inputs are integers that come, through nodes of rank 0 or 1, from a
-    Shape or a Size."""
+    """True if the node's inputs are integers computed from a Shape or Size, through nodes of rank
+    0 or 1."""
     todo, seen = [node], {id(node)}
     while todo and len(seen) < _MOST:
         for tensor in todo.pop().inputs:
@@ -59,7 +58,7 @@ def _of_sizes(node: gs.Node) -> bool:
 
 
 def _is_done(node: gs.Node) -> bool:
-    """True if the remainder is only read by such a choice already."""
+    """True if only such a Where reads the remainder: the node was rewritten before."""
     readers = node.outputs[0].outputs
     if sorted(reader.op for reader in readers) != ["Equal", "Sub"]:
         return False
@@ -98,9 +97,9 @@ PASS = Pass(
     run=run,
     targets=(RTX, FROM_10),
     summary="Mod of sizes -> Where(m == 0, 0, k - m) with m = Mod(-a, k)",
-    fault="the builder takes a size with h % k in it for negative over a range of h",
+    fault="the builder concludes that a size with h % k can be negative, and fails",
     evidence=(
         "tensorrt-rtx 1.7.1: 'Resize shape dims should be non-negative, but shape[2] is negative' "
-        "for every h % k of 8 kinds of h in a size that a Resize reads, over wide ranges of h",
+        "for each of 8 tried forms of h % k in a Resize's size, over wide ranges of h",
     ),
 )

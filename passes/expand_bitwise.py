@@ -1,19 +1,19 @@
 """Bitwise ops and shifts of integers become arithmetic.
 
-TensorRT has neither BitwiseAnd, Or, Xor, Not nor BitShift: the parsers of RTX 1.7 and 8.6 refuse
-them, and RTX has no uint32 and uint64. What comes instead is exact for every value:
+TensorRT has no BitwiseAnd, Or, Xor, Not and no BitShift: the parsers of RTX 1.7 and 8.6 refuse
+them. RTX also has no uint32 and uint64. The arithmetic is exact for every value:
 
 - not x is -1 - x; x or z is x + (z - (x and z)); x xor z is (x - (x and z)) + (z - (x and z)).
-- x and z multiplies the bits: each operand, its sign taken off, is divided by the powers of two.
-  This takes one more axis, of up to 30 elements at a time, in memory unless TensorRT fuses it;
-  a constant mask that is not negative takes as many as it has bits.
-- torch writes shifts of int32 and int64 as BitShift between casts to unsigned and back, with a
-  Where that puts the sign back in: x << k becomes a multiplication, x >> k a division of x, or
-  of not x where x is negative.
+- "x and z" multiplies the bits. Each operand without its sign is divided by the powers of two.
+  This adds an axis of up to 30 elements, which takes memory unless TensorRT fuses it. A constant
+  mask that is not negative needs one element per bit.
+- torch writes shifts of int32 and int64 as BitShift between casts to unsigned and back, and a
+  Where that restores the sign. x << k becomes a multiplication. x >> k becomes a division of x,
+  or of not x if x is negative.
 
-Divided are numbers that are not negative only, for which truncation is floor. No constant is
-above 2**30 but the smallest integer, so that the result also holds where a target makes int32 of
-int64 (TensorRT 8.6, which clamps constants) for every value that fits.
+Only numbers that are not negative are divided, so truncation equals floor. No constant exceeds
+2**30, except the smallest integer. So results are also right on TensorRT 8.6, which computes
+int64 as int32 and clamps constants, for every value that fits.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pipeline.passes.infra import Pass, PassResult, Refused, each
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.dims import reduce, unsqueeze, widen, work_dtype
 
-_LIMB = 30  # bits taken at a time
+_LIMB = 30  # bits processed at a time
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")
-# unsigned dtype -> what torch casts to it, bits
+# unsigned dtype -> the signed dtype that torch casts to it, bits
 _SIGNED = {
     int(onnx.TensorProto.UINT32): (np.int32, 32),
     int(onnx.TensorProto.UINT64): (np.int64, 64),
@@ -40,11 +40,11 @@ _SIGNED = {
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites BitwiseAnd, Or, Xor, Not of int32, int64 and uint8, and BitShift by constants: of
-    uint8, and of int32 and int64 as torch exports it.
+    """Rewrites BitwiseAnd, Or, Xor, Not of int32, int64 and uint8, and BitShift by constants.
 
-    uint8 is computed in int32. Refused: other dtypes, an unknown dtype, computed shifts, and a
-    shift of unsigned numbers that is not torch's shift of signed ones.
+    BitShift: of uint8, and of int32 and int64 as torch exports it. uint8 is computed in int32.
+    Refused: other dtypes, an unknown dtype, computed shift amounts, and a shift of unsigned
+    numbers that is not torch's shift of signed numbers.
     """
     shifts = each(graph, "BitShift", lambda inner, node: _shift(graph, inner, node))
     others = each(graph, _BITWISE, _bitwise)
@@ -73,7 +73,7 @@ def _bitwise(inner: gs.Graph, node: gs.Node) -> str:
 
 
 def _and(chain: Chain, x: gs.Tensor, z: gs.Tensor, bits: int) -> gs.Tensor:
-    """x and z, of `bits` bits without the sign (uint8 never has one)."""
+    """Bitwise "x and z". `bits` is the number of bits without the sign (uint8 has no sign)."""
     dtype = x.dtype
     masks = [values_of(tensor) for tensor in chain.node.inputs]
     signed = bits > 8 and not any(mask is not None and (mask >= 0).all() for mask in masks)
@@ -108,7 +108,7 @@ def _and(chain: Chain, x: gs.Tensor, z: gs.Tensor, bits: int) -> gs.Tensor:
 
 
 def _limb_and(chain: Chain, digits: list[gs.Tensor], bits: int) -> Any:
-    """The same of two numbers from 0 to 2**30 - 1, in one more axis."""
+    """Bitwise "and" of two numbers from 0 to 2**30 - 1, with the bits along a new last axis."""
     dtype = digits[0].dtype
     powers = 2 ** np.arange(bits).astype(dtype)
     two = np.array([2], dtype)
@@ -125,17 +125,17 @@ def _limb_and(chain: Chain, digits: list[gs.Tensor], bits: int) -> Any:
 def _shift(root: gs.Graph, inner: gs.Graph, node: gs.Node) -> str:
     amount = values_of(node.inputs[1])
     if amount is None:
-        raise Refused(f"the number of bits to shift by, {node.inputs[1].name}, is computed")
+        raise Refused(f"the shift amount {node.inputs[1].name} is computed: use a constant")
     left = node.attrs["direction"] in ("LEFT", b"LEFT")
     data = node.inputs[0]
     if data.dtype is None:
-        raise Refused(f"the dtype of {data.name} is not known; run shape inference first")
+        raise Refused(f"the dtype of {data.name} is not known: declare it in value_info")
     kind = int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(data.dtype)))
     bits = 8 if kind == onnx.TensorProto.UINT8 else _SIGNED.get(kind, (None, 0))[1]
     if not bits:
-        raise Refused(f"{data.name} is {np.dtype(data.dtype).name}, which TensorRT lacks")
+        raise Refused(f"TensorRT has no {np.dtype(data.dtype).name} ({data.name}): use int32")
     if (amount >= bits).any():
-        raise Refused(f"shifting {bits} bits by {amount.max()} is not defined")
+        raise Refused(f"{bits} bits cannot be shifted by {amount.max()}: shift by less than {bits}")
     amount = amount.astype(np.int64)
     if bits == 8:
         return _shift_bytes(inner, node, amount, left)
@@ -163,14 +163,17 @@ def _shift_signed(
     dtype, bits = _SIGNED[kind]
     x = _cast_from(node.inputs[0], dtype)
     if x is None:
-        raise Refused(f"TensorRT lacks {np.dtype(node.inputs[0].dtype).name}")
+        raise Refused(
+            f"TensorRT has no {np.dtype(node.inputs[0].dtype).name}: shift {np.dtype(dtype).name}"
+        )
     output = node.outputs[0]
     readers = list(output.outputs)
     if left:
-        # reads of a body of If or Loop count as well: they are of the same tensor
+        # reads in a body of If or Loop count too: they read the same tensor
         kept = not readers or any(other is output for other in inner.outputs)
         if kept or not all(_casts_to(reader, dtype) for reader in readers):
-            raise Refused(f"{output.name} is not just cast to {np.dtype(dtype).name}")
+            name = np.dtype(dtype).name
+            raise Refused(f"{output.name} is not only read by Casts to {name}: shift {name}")
         for reader in readers:
             chain = Chain(holder(root, reader), reader)
             chain.finish(_scale(chain, "Mul", x, amount, dtype))
@@ -179,7 +182,8 @@ def _shift_signed(
     choice = _sign_put_back(output, x, amount, dtype, bits)
     if choice is None:
         raise Refused(
-            f"{output.name} is a shift of unsigned numbers, not torch's shift of signed ones"
+            f"{output.name} is a shift of unsigned numbers, which TensorRT lacks: "
+            f"shift {np.dtype(dtype).name}"
         )
     leftover = list(choice.inputs)
     chain = Chain(holder(root, choice), choice)
@@ -196,7 +200,7 @@ def _shift_signed(
 
 
 def _scale(chain: Chain, op: str, x: gs.Tensor, amount: np.ndarray, dtype: Any) -> gs.Tensor:
-    """x times or divided by 2**amount, in steps of up to 2**30."""
+    """x multiplied or divided by 2**amount, in steps of up to 2**30."""
     while True:
         step = np.minimum(amount, _LIMB)
         x = chain.op(op, x, (2**step).astype(dtype), dtype=dtype)
@@ -208,8 +212,8 @@ def _scale(chain: Chain, op: str, x: gs.Tensor, amount: np.ndarray, dtype: Any) 
 def _sign_put_back(
     output: gs.Tensor, x: gs.Tensor, amount: np.ndarray, dtype: Any, bits: int
 ) -> gs.Node | None:
-    """The Where that ends torch's shift to the right: Where(x < 0, Cast(output | mask),
-    Cast(output)), if `output` is read by nothing else."""
+    """The Where at the end of torch's shift to the right: Where(x < 0, Cast(output | mask),
+    Cast(output)). None if another node reads `output`."""
     casts = [reader for reader in output.outputs if _casts_to(reader, dtype)]
     masks = [reader for reader in output.outputs if is_op(reader, "BitwiseOr")]
     if len(output.outputs) != 2 or len(casts) != 1 or len(masks) != 1:
@@ -239,7 +243,7 @@ def _sign_put_back(
 
 
 def _cast_from(tensor: gs.Tensor, dtype: Any) -> gs.Tensor | None:
-    """What was cast to this tensor, if it is of that dtype."""
+    """The source of the Cast that made the tensor, if the source has this dtype."""
     if len(tensor.inputs) != 1 or not is_op(tensor.inputs[0], "Cast"):
         return None
     source = tensor.inputs[0].inputs[0]
@@ -256,9 +260,9 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="BitwiseAnd, Or, Xor, Not, BitShift of integers -> arithmetic",
-    fault="no such ops: the parser refuses them",
+    fault="TensorRT lacks these ops: the parser refuses them",
     evidence=(
         "cases: rtx-1.7 does not parse any of them",
-        "onnx-tensorrt's operators.md lists BitShift as not supported, and none of the others",
+        "onnx-tensorrt's operators.md lists BitShift as unsupported, and omits the others",
     ),
 )

@@ -1,11 +1,12 @@
 """``Col2Im`` (torch's fold) becomes a ConvTranspose with an identity kernel.
 
-TensorRT has no Col2Im: the parsers of RTX 1.7 and of 8.6 refuse it. Each column of the input is
-a block of the image; summing the blocks where they overlap is what a transposed convolution does
-whose kernel puts channel k of a block at its k-th place.
+TensorRT has no Col2Im: the parsers of RTX 1.7 and 8.6 refuse it. Each column of the input is a
+block of the image, and Col2Im sums blocks that overlap. A transposed convolution does the same if
+its kernel puts channel k of a block at the block's k-th position.
 
-The transposed convolution covers the image as far as whole blocks reach, which may be less than
-the image where the stride is more than 1: the rest is zeros, cut to size with the padding.
+The transposed convolution covers the image as far as whole blocks reach. If the stride is more
+than 1, that may be less than the image. The pass fills the rest with zeros, and then cuts the
+padding off.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from pipeline.passes.lib.dims import floor_div, is_half, join, size_of, widen, w
 from pipeline.passes.lib.values import Value
 from pipeline.passes.spread_deconv import spread
 
-_MOST_AXES = 3  # of a ConvTranspose in TensorRT
+_MOST_AXES = 3  # TensorRT's limit for the spatial axes of a ConvTranspose
 
 
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites Col2Im of 1-D to 3-D images: ``(N, C * block, L) -> (N, C, image...)``.
 
-    N, C, L and the image's sizes may be dynamic or computed; half precision is computed in
-    float32. Refused: blocks whose shape is computed, more than three axes, an unknown dtype, and
+    N, C, L and the image's sizes may be dynamic or computed. Half precision is computed in
+    float32. Refused: a computed block shape, more than three axes, an unknown dtype, and
     dtypes other than float16, bfloat16 and float32.
     """
     return each(graph, "Col2Im", lambda inner, node: _rewrite(Chain(inner, node)))
@@ -40,11 +41,11 @@ def _rewrite(chain: Chain) -> str:
     columns, image_shape, block_shape = chain.node.inputs
     given = values_of(block_shape)
     if given is None:
-        raise Refused(f"the shape of the blocks, {block_shape.name}, is computed")
+        raise Refused(f"the block shape {block_shape.name} is computed: use a constant")
     block = [int(size) for size in given]
     axes = len(block)
     if axes > _MOST_AXES:
-        raise Refused(f"the blocks have {axes} axes; only 1 to {_MOST_AXES} are rewritten")
+        raise Refused(f"the blocks have {axes} axes: the pass rewrites 1 to {_MOST_AXES}")
     dtype = work_dtype(columns, (np.float32,))
     attrs = chain.node.attrs
     strides = [int(n) for n in attrs.get("strides", [1] * axes)]
@@ -89,7 +90,7 @@ def _rewrite(chain: Chain) -> str:
     if is_half(columns.dtype):
         result = chain.cast(result, columns.dtype, short="narrowed")
     chain.finish(result)
-    return f"ConvTranspose with the identity of {places} places"
+    return f"ConvTranspose with an identity kernel of {places} positions"
 
 
 def _pick(chain: Chain, sizes: gs.Tensor, axis: int) -> Value:
@@ -106,9 +107,9 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="Col2Im -> ConvTranspose with an identity kernel",
-    fault="no such op: the parser refuses it",
+    fault="TensorRT has no Col2Im: the parser refuses it",
     evidence=(
         "cases: rtx-1.7 does not parse it",
-        "an op of opset 18, where TensorRT 8.6's documentation ends at 17",
+        "an op of opset 18; TensorRT 8.6 documents opset 17",
     ),
 )

@@ -1,14 +1,14 @@
 """``DeformConv`` (torchvision's deform_conv2d) becomes GridSample and MatMul.
 
-TensorRT has no DeformConv: RTX 1.7's parser looks for a plugin and finds none. Every output
-pixel takes kernel height x kernel width samples of the image at its own places, bilinear, zeros
-outside: that is one GridSample over all of them; mask, kernel and bias are applied to the
-samples as to the columns of an unfolded convolution. The samples take
-(kernel height x kernel width) times the memory of the image at the output's size, in float32.
+TensorRT has no DeformConv: RTX 1.7's parser looks for a plugin and finds none. Every output pixel
+samples the image at kernel height x kernel width positions, bilinear, with zeros outside. One
+GridSample takes all samples. Mask, kernel and bias are applied to the samples as to the columns
+of an unfolded convolution. The samples take (kernel height x kernel width) times the memory of
+the image at the output's size, in float32.
 
-The places are normalised for align_corners=0, which unlike align_corners=1 also holds for an
+The positions are normalised for align_corners=0. Unlike align_corners=1, this also works for an
 image that is one pixel high or wide. From opset 20 the mode is called ``linear``, which TensorRT
-reads as nearest (NVIDIA/TensorRT#4646): the pass that lowers GridSample-20 has to follow.
+reads as nearest (NVIDIA/TensorRT#4646). So lower_opset must run after this pass.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from pipeline.passes.lib.values import Value
 
 @dataclass(frozen=True)
 class _Shape:
-    """Channels and kernel, which are static, and the attributes.
+    """Static sizes of channels and kernel, and the attributes.
 
     Args:
-        offset_groups: each takes an equal share of the input channels.
+        offset_groups: number of groups; each has an equal share of the input channels.
     """
 
     outputs: int
@@ -64,9 +64,9 @@ def run(graph: gs.Graph) -> PassResult:
     """Rewrites 2-D DeformConv: X ``(N, C, H, W)``, W ``(oC, C / group, kH, kW)``, offset
     ``(N, offset_group * kH * kW * 2, oH, oW)``, B ``(oC,)`` or none, mask or none.
 
-    N, H, W, oH and oW may be dynamic, weights computed; computed in float32 and cast back from
-    half precision. Refused: other ranks, an unknown rank or dtype, other dtypes, a weight whose
-    shape is not static.
+    N, H, W, oH and oW may be dynamic, and weights may be computed. Half precision is computed in
+    float32 and cast back. Refused: other ranks, an unknown rank or dtype, other dtypes, a weight
+    whose shape is not static.
     """
     return each(graph, "DeformConv", lambda inner, node: _rewrite(Chain(inner, node)))
 
@@ -75,7 +75,7 @@ def _rewrite(chain: Chain) -> str:
     data, weight, offset = chain.node.inputs[:3]
     bias, mask = _optional(chain.node, 3), _optional(chain.node, 4)
     if rank_of(data) != 4 or rank_of(weight) != 4:
-        raise Refused(f"{data.name} has {len(data.shape)} axes; only 4, a batch of images, can be")
+        raise Refused(f"{data.name} has {len(data.shape)} axes: the pass rewrites 4 (images)")
     dtype = work_dtype(data, (np.float32,))
     shape = _shape(chain.node, weight)
     high, wide = size_of(chain, offset, 2), size_of(chain, offset, 3)
@@ -114,7 +114,7 @@ def _rewrite(chain: Chain) -> str:
     if is_half(data.dtype):
         result = chain.cast(result, data.dtype, short="narrowed")
     chain.finish(result)
-    return f"GridSample at {shape.places} places a pixel, MatMul with the kernel"
+    return f"GridSample at {shape.places} positions per pixel, MatMul with the kernel"
 
 
 def _optional(node: gs.Node, place: int) -> gs.Tensor | None:
@@ -134,7 +134,7 @@ def _shape(node: gs.Node, weight: gs.Tensor) -> _Shape:
         int(node.attrs.get("offset_group", 1)),
         _pair(node, "strides", 1),
         _pair(node, "dilations", 1),
-        # the pads at the end only decide how large the output is, and the offsets say that
+        # the pads at the end only set the output's size, which the offsets' shape gives
         _pair(node, "pads", 0),
     )
 
@@ -145,7 +145,7 @@ def _pair(node: gs.Node, attribute: str, default: int) -> tuple[int, int]:
 
 
 def _grid(chain: Chain, shape: _Shape, offset: gs.Tensor, output: tuple[Value, Value]) -> gs.Tensor:
-    """Where to sample, normalised: ``(N * offset groups, places * oH, oW, 2)``, x before y."""
+    """Normalised sample positions: ``(N * offset groups, places * oH, oW, 2)``, x before y."""
     high, wide = output
     data = chain.node.inputs[0]
     sizes = join(chain, -1, shape.places, 2, high, wide)
@@ -184,9 +184,9 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="DeformConv -> GridSample (bilinear, zeros outside), MatMul",
-    fault="no such op: the parser refuses it ('Plugin not found')",
+    fault="TensorRT has no DeformConv: the parser refuses it ('Plugin not found')",
     evidence=(
         "cases: rtx-1.7 does not parse it",
-        "an op of opset 19, where TensorRT 8.6's documentation ends at 17",
+        "an op of opset 19; TensorRT 8.6 documents opset 17",
     ),
 )

@@ -1,13 +1,13 @@
 """``DFT`` (torch's fft, rfft, ifft, irfft) becomes MatMuls with a cosine and a sine matrix.
 
-TensorRT has no DFT: RTX 1.7's parser looks for a plugin and finds none. STFT it takes.
+TensorRT has no DFT: RTX 1.7's parser looks for a plugin and finds none. It accepts STFT.
 
-The angle of row j and column k is 2 pi (j k mod N) / N. The product is reduced in integers,
-before it becomes a float, so that cosine and sine are exact to the last digit for any length.
-Where the length is dynamic the matrices are built in the graph. They have
-(length x frequencies) elements each and take that many multiplications a row: fine for the
-hundreds, heavy for ten thousand (800 MB); above 2**28 static elements the pass refuses.
-On targets whose int64 is int32 (TensorRT 8.6) the products hold up to a length of 46340.
+The angle of row j and column k is 2 pi (j k mod N) / N. The remainder is computed in integers, so
+that cosine and sine are exact to the last digit for any length. If the length is dynamic, the
+matrices are built in the graph. Each has (length x frequencies) elements, and a row takes as many
+multiplications. That is fine for hundreds of points, and heavy for ten thousand (800 MB). The
+pass refuses more than 2**28 static elements. On targets that compute int64 as int32 (TensorRT
+8.6) the products fit up to a length of 46340.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from pipeline.passes.lib.sizes import dims_of, elements_of
 from pipeline.passes.lib.values import Value
 
 _MOST = 2**28  # elements of a matrix
-_STORED = 2**22  # above it even a matrix of static size is built in the graph
+_STORED = 2**22  # a larger matrix is built in the graph, even if its size is static
 
 
 @dataclass(frozen=True)
 class _Transform:
-    """One DFT: along which axis, over how many points, into how many."""
+    """One DFT: its axis, and the numbers of points before and after."""
 
     axis: int
     inverse: bool
@@ -54,10 +54,10 @@ class _Transform:
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites DFT of opset 17 and of 20: ``(..., n, ..., 1 or 2) -> (..., k, ..., 2)``.
 
-    Forward, inverse, onesided (forward of real input; inverse to real output), with a constant
-    or computed length that pads or cuts the signal. Half precision is computed in float32,
-    float64 in float64. Refused: an unknown rank or dtype, a computed axis, a last axis that is
-    not 1 or 2, and matrices of more than 2**28 elements.
+    Forward, inverse and onesided (real input, or inverse with real output). A constant or computed
+    length pads or cuts the signal. Half precision is computed in float32, float64 in float64.
+    Refused: an unknown rank or dtype, a computed axis, a last axis that is not 1 or 2, and
+    matrices of more than 2**28 elements.
     """
     return each(graph, "DFT", lambda inner, node: _rewrite(Chain(inner, node)))
 
@@ -72,14 +72,14 @@ def _rewrite(chain: Chain) -> str:
     x, plan = _plan(chain, widen(chain, data, dtype), rank)
     to_real = plan.inverse and plan.onesided
     output = chain.node.outputs[0]
-    if output.shape is None:  # ONNX infers nothing for a computed length; the next DFT asks
+    if output.shape is None:  # ONNX infers nothing for a computed length; the next DFT needs it
         output.shape = [*data.shape[:-1], 1 if to_real else 2]
         output.shape[plan.axis] = None
         output.dtype = output.dtype or data.dtype
     if to_real and parts == 1:
-        raise Refused(f"{data.name} is real: a onesided inverse is of a complex spectrum")
+        raise Refused(f"{data.name} is real, but a onesided inverse needs a complex spectrum")
     cosine, sine = _matrices(chain, plan, dtype)
-    # the signal last, real and imaginary part before it
+    # move the signal to the last axis, and real and imaginary part before it
     order = [n for n in range(rank - 1) if n != plan.axis] + [rank - 1, plan.axis]
     x = chain.op("Transpose", x, dtype=dtype, perm=order)
     if to_real:
@@ -148,7 +148,7 @@ def _axis(node: gs.Node, opset: int, rank: int) -> int:
     elif len(node.inputs) > 2 and node.inputs[2].name:
         values = values_of(node.inputs[2])
         if values is None:
-            raise Refused(f"its axis, {node.inputs[2].name}, is computed")
+            raise Refused(f"the axis {node.inputs[2].name} is computed: use a constant")
         axis = int(values.reshape(-1)[0])
     else:
         axis = -2
@@ -164,18 +164,18 @@ def _length(chain: Chain, given: gs.Tensor) -> Value:
 
 
 def _is_size(given: gs.Tensor, data: gs.Tensor, axis: int) -> bool:
-    """True if the length is computed as the size of that very axis, as torch's exporter does."""
+    """True if the length is computed as the size of this axis, as torch's exporter writes it."""
     elements, dims = elements_of(given), dims_of(data)
     return elements is not None and dims is not None and elements.values == [dims[axis]]
 
 
 def _matrices(chain: Chain, plan: _Transform, dtype: np.dtype) -> tuple[Any, Any]:
-    """Cosine and signed sine, of shape (points, frequencies), with all factors in them."""
+    """Cosine and signed sine, of shape (points, frequencies), scaled by all factors."""
     sizes = [v.known for v in (plan.rows, plan.columns, plan.length)]
     elements = math.prod(int(size[0]) for size in sizes[:2] if size is not None)
     if elements > _MOST:
         raise Refused(
-            f"the cosine matrix would have {elements} elements, more than {_MOST}; transform "
+            f"the cosine matrix would have {elements} elements, more than {_MOST}: transform "
             "shorter pieces"
         )
     if all(size is not None for size in sizes) and elements <= _STORED:
@@ -191,7 +191,7 @@ def _stored(plan: _Transform, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     angles = 2 * np.pi * ((j * k) % length) / length
     factor = 1 / length if plan.inverse else 1.0
     if plan.inverse and plan.onesided:
-        # the frequencies of the other half are the conjugates of these
+        # the other half of the frequencies are conjugates of this half
         twice = 2.0 - (j == 0) - (2 * j == length)
         factor = factor * twice
     sign = 1 if plan.inverse else -1
@@ -202,11 +202,11 @@ def _built(chain: Chain, plan: _Transform, dtype: np.dtype) -> tuple[gs.Tensor, 
     j, k = plan.rows.upto().reshape(-1, 1).data, plan.columns.upto().data
     length = plan.length.data
     product = chain.op("Mul", j, k, dtype=np.int64)
-    # the remainder, spelt out: onnx-tensorrt's operators.md has no Mod for TensorRT 8
+    # the remainder without Mod, which onnx-tensorrt's operators.md lacks for TensorRT 8
     whole = chain.op("Div", product, length, dtype=np.int64)
     whole = chain.op("Mul", whole, length, dtype=np.int64)
     rest = chain.op("Sub", product, whole, dtype=np.int64)
-    # angles from -pi to pi: their rounding is half as large as up to 2 pi
+    # angles from -pi to pi: the rounding error is half of that up to 2 pi
     double = chain.op("Mul", rest, np.array([2]), dtype=np.int64)
     upper = chain.op("Greater", double, length, dtype=np.bool_)
     below = chain.op("Sub", rest, length, dtype=np.int64)
@@ -244,7 +244,7 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="DFT -> MatMuls with cosine and sine",
-    fault="no such op: the parser refuses it ('Plugin not found')",
+    fault="TensorRT has no DFT: the parser refuses it ('Plugin not found')",
     evidence=(
         "cases: rtx-1.7 does not parse it, in opset 17 or 20",
         "onnx-tensorrt's operators.md does not list it",

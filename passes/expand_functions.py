@@ -1,13 +1,13 @@
-"""Ops that an opset lacks, and that the standard defines as functions, become their bodies.
+"""Ops that an opset lacks, and that the ONNX standard defines as functions, become their bodies.
 
-Attention, RMSNormalization, RotaryEmbedding, Swish (opsets 23 and 24), Gelu (20), Mish,
-CenterCropPad (18). The bodies come from onnx's own schemas by onnx.inliner, one node at a
-time in a model of its own, so that weights are never copied. What follows from static sizes is
-folded there: the bodies compute axes and head sizes, which TensorRT wants constant. Its
-nodes stand for the graph's opset; `lower_opset` brings them down afterwards.
+The ops: Attention, RMSNormalization, RotaryEmbedding, Swish (opsets 23 and 24), Gelu (20), Mish,
+CenterCropPad (18). onnx.inliner takes the bodies from onnx's schemas. Each node is expanded in a
+model that holds only this node, so that weights are never copied. There, whatever follows from
+static sizes is folded: TensorRT needs constant axes and head sizes, which the bodies compute. The
+nodes of a body have the graph's opset; `lower_opset` lowers them afterwards.
 
-A context-dependent function (Attention: its body depends on types and on which inputs are there)
-needs its inputs' types, which the stage has inferred.
+Attention is a context-dependent function: its body depends on types and on which inputs exist. It
+needs its inputs' types, which the rewrite stage infers.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from pipeline.passes.lower_opset import schema
 from pipeline.passes.lowering import CONVERTERS, SAME
 from pipeline.passes.lowering._fold import fold, type_number
 
-# integer inputs of this many values at most are given to the body as constants
+# integer inputs with at most this many values become constants in the body
 _SMALL = 64
-# ops that are left to passes of their own, since their bodies are not sound: AffineGrid's squeezes
-# the batch axis away where it is one, and a form of it has an If that depends on sizes
+# ops with wrong bodies, which have their own passes: AffineGrid's body squeezes a batch axis of
+# size 1 away, and one form of it has an If that depends on sizes
 _UNSOUND = frozenset({"AffineGrid"})
-# ops that later opsets gave more to say, and under which nodes written before mean the same
+# ops that later opsets extended, without a change for nodes written before
 _GROWN = frozenset({"Cast", "CastLike", "Pad", "ReduceMax", "ReduceMin"})
 
 
 def expand(graph: gs.Graph, level: int, lacking: frozenset[str]) -> PassResult:
-    """Expands the functions that came after `level`, and those in `lacking` at every opset."""
+    """Expands functions that are newer than `level`, and those in `lacking` at every opset."""
     rewritten, refused = [], []
     for inner, node in walk(graph):
         new = schema(node.op, graph.opset) if is_op(node, node.op) else None
@@ -68,20 +68,26 @@ def _expand(graph: gs.Graph, node: gs.Node, new: OpSchema, opset: int) -> int:
         else:
             body = onnx.inliner.inline_selected_functions(inferred, [("", node.op)], False, True)
         if any(other.op_type == node.op for other in body.graph.node):
-            raise Refused("the standard has no function body for these inputs and attributes")
-        for _ in range(2):  # sizes that the first folding makes known
+            raise Refused(
+                "the ONNX standard has no function body for these inputs and attributes: "
+                "write the op out in the model"
+            )
+        for _ in range(2):  # the second folding uses sizes that the first one found
             inner = gs.import_onnx(_inferred(body))
             fold(inner)
             body = gs.export_onnx(inner, do_type_check=False)
     except Refused:
         raise
-    except Exception as error:  # onnx raises what pybind makes of C++'s
+    except Exception as error:  # onnx raises C++ exceptions that pybind converted
         first = first_line(error)
-        raise Refused(f"onnx can't expand it: {first}") from error
+        raise Refused(f"onnx cannot expand the op: {first}") from error
     for other in inner.nodes:
         made, there = schema(other.op, new.since_version), schema(other.op, opset)
         if made is None or there is None or not _as_before(other.op, made, there):
-            raise Refused(f"its function body has {other.op} in a form older than opset {opset}")
+            raise Refused(
+                f"its function body has {other.op} in a form older than opset {opset}: export "
+                f"with opset {new.since_version}"
+            )
     _splice(graph, node, inner)
     return len(inner.nodes)
 
@@ -96,8 +102,10 @@ def _as_before(op: str, made: OpSchema, there: OpSchema) -> bool:
 
 
 def _inline_with_gaps(model: onnx.ModelProto, new: OpSchema) -> onnx.ModelProto:
-    """Inlines the model's only node where inputs are left out before others: onnx.inliner wants
-    a type of those too (an assertion fails), the schema itself does not."""
+    """Inlines the model's only node if an omitted input precedes another one.
+
+    onnx.inliner fails with an assertion, since it needs a type for omitted inputs too. The schema
+    does not."""
     (node,) = model.graph.node
     types = {value.name: value.type for value in model.graph.input}
     given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
@@ -112,8 +120,8 @@ def _inline_with_gaps(model: onnx.ModelProto, new: OpSchema) -> onnx.ModelProto:
 
 
 def _alone(node: gs.Node, new: OpSchema) -> onnx.ModelProto:
-    """A model of this one node, its attributes written out, since a body may refer to one that
-    is left out."""
+    """A model of this one node. Its default attributes are written out, since a body may refer to
+    them."""
     proto = OnnxExporter.export_node(node)
     given = {attribute.name for attribute in proto.attribute}
     proto.attribute.extend(
@@ -135,7 +143,7 @@ def _alone(node: gs.Node, new: OpSchema) -> onnx.ModelProto:
             continue
         number, values = type_number(tensor), values_of(tensor)
         if number is None:
-            raise Refused(f"the type of {tensor.name} is not known; infer shapes first")
+            raise Refused(f"the type of {tensor.name} is not known: declare it in value_info")
         inputs[name] = onnx.helper.make_tensor_value_info(name, number, tensor.shape)
         if values is not None and values.size <= _SMALL and values.dtype.kind in "iu":
             constants.append(onnx.numpy_helper.from_array(values, name))
@@ -147,7 +155,7 @@ def _alone(node: gs.Node, new: OpSchema) -> onnx.ModelProto:
 
 
 def _names(node: gs.Node) -> tuple[dict[int, str], dict[int, str]]:
-    """Names of the node's inputs and outputs, by id, that no body has."""
+    """Names for the node's inputs and outputs, by id, that occur in no body."""
     given, made = (
         {
             id(tensor): f"{word}_{place}"
@@ -160,7 +168,7 @@ def _names(node: gs.Node) -> tuple[dict[int, str], dict[int, str]]:
 
 
 def _splice(graph: gs.Graph, node: gs.Node, inner: gs.Graph) -> None:
-    """Puts the nodes of `inner` in the node's place, under names of their own."""
+    """Replaces the node by the nodes of `inner`, under new names."""
     name = label(node)
     given_names, made_names = _names(node)
     outer = {given_names[id(t)]: t for t in node.inputs if id(t) in given_names}
@@ -179,7 +187,7 @@ def _splice(graph: gs.Graph, node: gs.Node, inner: gs.Graph) -> None:
         own.pop(id(known), None)
     ends = {id(tensor) for tensor in results.values()}
     for tensor in own.values():
-        if isinstance(tensor, gs.Constant):  # a new one: what an import made would be read lazily
+        if isinstance(tensor, gs.Constant):  # a new one, since imported values are read lazily
             values = values_of(tensor)
             assert values is not None
             _exchange(tensor, gs.Constant(f"{name}/{tensor.name}", np.array(values)))
@@ -195,7 +203,7 @@ def _splice(graph: gs.Graph, node: gs.Node, inner: gs.Graph) -> None:
 
 
 def _exchange(old: gs.Tensor, new: gs.Tensor) -> None:
-    """Puts `new` in the place of `old`, where it is read and where it is made."""
+    """Replaces `old` by `new` wherever a node reads or makes it."""
     for reader in list(old.outputs):
         for n, given in enumerate(reader.inputs):
             if given is old:
@@ -219,14 +227,14 @@ def _pass(
     level: int, lacking: frozenset[str], targets: tuple[Versions, ...], fault: str, *evidence: str
 ) -> Pass:
     def run(graph: gs.Graph) -> PassResult:
-        """Expands each node on its own; refuses one whose types are not known."""
+        """Expands each node; refuses a node whose types are not known."""
         return expand(graph, level, lacking)
 
     return Pass(
         name=f"expand_functions_{level}",
         run=run,
         targets=targets,
-        summary=f"functions of the standard newer than opset {level} -> their bodies",
+        summary=f"standard functions newer than opset {level} -> the nodes of their bodies",
         fault=fault,
         evidence=evidence,
     )
@@ -236,14 +244,14 @@ TO_17 = _pass(
     17,
     frozenset(),
     (BELOW_10,),
-    "knows no ops of opset 18 and later",
+    "TensorRT 8.6 does not know ops of opset 18 and later",
     "onnx-tensorrt 8.6 documents opset 17: Gelu-20 and Mish-18 fail in its parser (source)",
 )
 TO_19 = _pass(
     19,
     frozenset({"CenterCropPad"}),
     (RTX, FROM_10),
-    "can't build Attention, nor read Attention with several outputs and CenterCropPad",
+    "Attention does not build; CenterCropPad, and Attention with several outputs, do not parse",
     "tensorrt-rtx 1.7.1: Attention-23 and -24 stop the builder ('composite_op->is_decomposable()'),"
     " or the parser with a softcap or several outputs; CenterCropPad-18 is not parsed (cases)",
 )

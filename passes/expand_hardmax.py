@@ -1,7 +1,7 @@
 """``Hardmax`` becomes ArgMax and a comparison with a Range.
 
-TensorRT-RTX makes a OneHot of it, which over a dynamic axis wants its depth when it builds
-(``Depth input of IOneHotLayer must be a build time constant``); TensorRT 8.6 has no Hardmax.
+TensorRT-RTX turns Hardmax into OneHot, whose depth must be known at build time (``Depth input of
+IOneHotLayer must be a build time constant``). A dynamic axis fails. TensorRT 8.6 has no Hardmax.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.passes.lib.dims import rank_of, size_of
 
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites Hardmax of opset 13 and above; the dtype stays. Refused: an unknown rank or dtype,
-    and older opsets, which take all axes from the given one on together."""
+    and older opsets, which flatten all axes from the given one on."""
     return each(graph, "Hardmax", _rewrite)
 
 
@@ -25,12 +25,12 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
     data = node.inputs[0]
     rank = rank_of(data)
     if graph.opset < 13:
-        raise Refused(f"the rewrite needs opset 13, and the graph is of {graph.opset}")
+        raise Refused(f"opset {graph.opset} is too old for the pass: export with opset 13")
     if data.dtype is None:
-        raise Refused(f"the dtype of {data.name} is not known; run shape inference first")
+        raise Refused(f"the dtype of {data.name} is not known: declare it in value_info")
     axis = int(node.attrs.get("axis", -1)) % rank
     chain = Chain(graph, node)
-    # both take the first of several largest
+    # ArgMax and Hardmax both choose the first of equal maxima
     largest = chain.op("ArgMax", data, dtype=np.int64, axis=axis, keepdims=1)
     positions = size_of(chain, data, axis).upto().reshape(-1, *[1] * (rank - 1 - axis)).data
     hit = chain.op("Equal", positions, largest, dtype=np.bool_)
@@ -43,7 +43,7 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="Hardmax -> ArgMax, comparison with a Range",
-    fault="does not build ('Depth input of IOneHotLayer must be a build time constant')",
+    fault="it does not build ('Depth input of IOneHotLayer must be a build time constant')",
     evidence=(
         "cases: rtx-1.7 parses it and does not build",
         "cases: TensorRT 8.6.0 has no Hardmax at all",

@@ -1,10 +1,11 @@
 """``OneHot`` and ``EyeLike`` of dynamic sizes become comparisons with a Range; ``ArgMax`` and
-``ArgMin`` of one axis get a second.
+``ArgMin`` of rank 1 get a second axis.
 
-TensorRT wants the depth of OneHot when it builds (``Depth input of IOneHotLayer must be a build
-time constant``) and makes EyeLike of static sizes only (``Eyelike does not work for dynamically
-shaped tensors``); torch.eye of a dynamic size is written so. ArgMax and ArgMin over the only
-axis of a tensor do not parse (``at least 2 dimensions are required``).
+- OneHot: TensorRT needs the depth at build time (``Depth input of IOneHotLayer must be a build
+  time constant``).
+- EyeLike, which torch.eye exports: it needs static sizes (``Eyelike does not work for dynamically
+  shaped tensors``).
+- ArgMax and ArgMin of rank 1 do not parse (``at least 2 dimensions are required``).
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from pipeline.passes.lib.sizes import elements_of
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites OneHot of a computed depth, EyeLike of a dynamic shape, ArgMax and ArgMin of rank 1.
 
-    Refused: a OneHot whose depth the values of the inputs decide (the sizes are not known before
-    the run), or whose rank is not known; opsets before 13.
+    Refused: a OneHot whose depth depends on the values of the inputs, or whose rank is not known;
+    opsets before 13.
     """
     return each(graph, ("OneHot", "EyeLike", "ArgMax", "ArgMin"), _rewrite)
 
 
 def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
-    """What came in the node's place; None if it needs nothing."""
+    """Describes the replacement; None if the node needs none."""
     chain = Chain(graph, node)
     if node.op == "OneHot" and _is_open(node.inputs[1]):
         _one_hot(chain, node)
-        return "compared with a Range"
+        return "comparison with a Range"
     sizes = node.inputs[0].shape or ()
     if node.op == "EyeLike" and any(not isinstance(size, (int, np.integer)) for size in sizes):
         _eye(chain, node)
-        return "two Ranges compared"
+        return "comparison of two Ranges"
     if node.op in ("ArgMax", "ArgMin") and len(sizes) == 1:
         _arg(chain, node)
-        return "over the second of two axes"
+        return f"{node.op} over the second of two axes"
     return None
 
 
@@ -53,7 +54,7 @@ def _is_open(depth: gs.Tensor) -> bool:
 
 def _check_opset(chain: Chain) -> None:
     if (chain.graph.opset or 0) < 13:
-        raise Refused(f"opset {chain.graph.opset} is too old for the rewrite: export at opset 13")
+        raise Refused(f"opset {chain.graph.opset} is too old for the pass: export with opset 13")
 
 
 def _one_hot(chain: Chain, node: gs.Node) -> None:
@@ -61,18 +62,18 @@ def _one_hot(chain: Chain, node: gs.Node) -> None:
     indices, depth, values = node.inputs
     if depends_on_data(depth):
         raise Refused(
-            "the values of the inputs decide its depth, so its size is not known before the run; "
-            "give the number of classes as a constant"
+            "its depth depends on the values of the inputs, so its size is not known before the "
+            "run: give the number of classes as a constant"
         )
     if indices.shape is None:
-        raise Refused(f"the rank of {indices.name} is not known; run shape inference first")
+        raise Refused(f"the rank of {indices.name} is not known: declare it in value_info")
     rank = len(indices.shape)
     axis = int(node.attrs.get("axis", -1))
     axis += rank + 1 if axis < 0 else 0
     whole = chain.cast(indices, np.int64)
     # depth is a scalar or has one element
     length = chain.op("Reshape", chain.cast(depth, np.int64), np.array([1]), dtype=np.int64)
-    # an index below 0 counts from the back; one beyond both ends is nowhere on
+    # an index below 0 counts from the back; an index out of range sets no element
     below = chain.op("Less", whole, np.array([0]), dtype=np.bool_)
     back = chain.op("Add", whole, length, dtype=np.int64)
     place = chain.op("Where", below, back, whole, dtype=np.int64)
@@ -96,7 +97,7 @@ def _eye(chain: Chain, node: gs.Node) -> None:
     on = chain.op("Equal", column, columns, dtype=np.bool_)
     kind = node.attrs.get("dtype") or data.dtype or node.outputs[0].dtype
     if kind is None:
-        raise Refused(f"the type of {data.name} is not known; run shape inference first")
+        raise Refused(f"the dtype of {data.name} is not known: declare it in value_info")
     if not isinstance(kind, int):
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     chain.finish(chain.op("Cast", on, to=int(kind)))
@@ -112,9 +113,9 @@ def _arg(chain: Chain, node: gs.Node) -> None:
 
 
 def _range(chain: Chain, length: gs.Tensor) -> gs.Tensor:
-    """0, 1, ... below a length of shape ``(1,)``."""
+    """0, 1, ..., length - 1. The length has the shape ``(1,)``."""
     limit = chain.op("Squeeze", length, np.array([0]), dtype=np.int64, shape=[])
-    # a scalar: numpy's own constants of rank 0 come out as rank 1
+    # gs.Constant, since `constant` turns rank 0 into rank 1
     start, step = (
         gs.Constant(f"{limit.name}_{word}", np.array(value))
         for word, value in (("start", 0), ("step", 1))
@@ -126,9 +127,9 @@ PASS = Pass(
     name="expand_one_hot",
     run=run,
     targets=EVERY,
-    summary="OneHot, EyeLike of dynamic sizes -> Equal with a Range; ArgMax of one axis -> of two",
-    fault="OneHot of a dynamic depth does not build, EyeLike of dynamic sizes and ArgMax of one "
-    "axis do not parse",
+    summary="OneHot, EyeLike of dynamic sizes -> Equal with a Range; ArgMax of rank 1 -> of rank 2",
+    fault="OneHot of a dynamic depth does not build; EyeLike of dynamic sizes and ArgMax of rank 1 "
+    "do not parse",
     evidence=(
         "tensorrt-rtx 1.7.1 and TensorRT 8.6.0 fail on each",
         "onnx-tensorrt docs/operators.md for 10.15: depth must be a build-time constant, EyeLike "

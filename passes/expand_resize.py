@@ -1,16 +1,20 @@
-"""``Resize`` in the forms that TensorRT does not read, or reads wrong, becomes plain ops.
+"""``Resize`` in forms that TensorRT does not read, or reads wrongly, becomes plain ops.
 
-Measured on TensorRT-RTX 1.7.1: antialias, keep_aspect_ratio_policy, tf_crop_and_resize,
-half_pixel_symmetric, integer data, and tf_half_pixel_for_nn with nearest_mode other than
-round_prefer_floor fail in the parser; tf_half_pixel_for_nn with linear or cubic is read as
-half_pixel, half a pixel off, without a word; computed scales fail in the builder; ``axes`` fail
-in the parser with constant sizes over dynamic axes, and with computed scales. TensorRT 8.6
-ignores antialias, axes and keep_aspect_ratio_policy without a word (NVIDIA/TensorRT#3560).
+Measured on TensorRT-RTX 1.7.1:
 
-A filtered resize (antialias) is a product with a matrix of weights an axis; every other one is a
-weighted sum of 1 (nearest), 2 (linear) or 4 (cubic) gathered pixels an axis. Where the axis'
-sizes are known the weights are constants, else they are computed from the sizes. ``axes`` alone
-is written out for all axes, and scales that only look computed become constants.
+- The parser refuses antialias, keep_aspect_ratio_policy, tf_crop_and_resize, half_pixel_symmetric
+  and integer data.
+- tf_half_pixel_for_nn with linear or cubic is silently read as half_pixel, half a pixel off. With
+  a nearest_mode other than round_prefer_floor the parser refuses it.
+- Computed scales fail in the builder.
+- The parser refuses ``axes`` with constant sizes over dynamic axes, and with computed scales.
+
+TensorRT 8.6 silently ignores antialias, axes and keep_aspect_ratio_policy (NVIDIA/TensorRT#3560).
+
+A filtered resize (antialias) is a product with a weight matrix per axis. Every other resize is a
+weighted sum of 1 (nearest), 2 (linear) or 4 (cubic) gathered pixels per axis. If an axis' sizes
+are known the weights are constants; otherwise they are computed from the sizes. A Resize that only
+has ``axes`` gets sizes or scales for all axes. Computed scales with a known value become constants.
 """
 
 from __future__ import annotations
@@ -29,9 +33,9 @@ _SCALES = 2
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every Resize (opset 11 and later) that has one of the forms above.
 
-    float16 is computed in float32. Refused: an unknown rank or type, integer data with linear or
+    float16 is computed in float32. Refused: an unknown rank or dtype, integer data with linear or
     cubic, antialias together with tf_crop_and_resize, a computed region of interest, and a
-    region on an axis that keeps its size (ONNX Runtime and the standard differ there).
+    region on an axis that keeps its size (ONNX Runtime and the standard differ).
     """
 
     def rewrite(inner: gs.Graph, node: gs.Node) -> str | None:
@@ -47,7 +51,7 @@ def run(graph: gs.Graph) -> PassResult:
 
 
 def _why(node: gs.Node) -> str | None:
-    """What the node has that TensorRT does not take; None if nothing."""
+    """The attribute or input that TensorRT does not accept, or None."""
     attrs = node.attrs
     reason = _beyond(node)
     if reason is not None:
@@ -61,7 +65,7 @@ def _why(node: gs.Node) -> str | None:
 
 
 def _beyond(node: gs.Node) -> str | None:
-    """What TensorRT's Resize can't be told by other attributes or inputs; None if nothing."""
+    """The form that TensorRT's Resize cannot express with other attributes or inputs, or None."""
     attrs, dtype = node.attrs, node.inputs[0].dtype
     transform = attrs.get("coordinate_transformation_mode", "half_pixel")
     nearest = attrs.get("mode", "nearest") == "nearest"
@@ -90,7 +94,7 @@ def _rewrite(root: gs.Graph, graph: gs.Graph, node: gs.Node) -> str:
         detail = write_out(graph, form)
         drop_unused(root, source)
         return detail
-    for name in ("antialias", "keep_aspect_ratio_policy"):  # they change nothing here
+    for name in ("antialias", "keep_aspect_ratio_policy"):  # they have no effect here
         node.attrs.pop(name, None)
     if form.sized:
         return "sizes of all axes" if all_sizes(graph, form) else "attribute dropped"
@@ -109,7 +113,7 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="Resize with antialias, tf_crop_and_resize, axes and the like -> weights or gathers",
-    fault="the parser refuses it, or ignores the attribute and is silently wrong",
+    fault="the parser refuses it, or ignores the attribute and gives wrong numbers",
     evidence=(
         "https://github.com/NVIDIA/TensorRT/issues/3560",
         "tensorrt-rtx 1.7.1: 'Antialiasing is not supported currently', and the cases",

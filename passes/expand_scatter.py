@@ -1,19 +1,22 @@
 """``ScatterElements``, ``ScatterND`` with a reduction become a one-hot comparison and a reduction.
 
-TensorRT-RTX's parser refuses the reductions (add, mul, max, min); TensorRT 8.6's ignores the
-attribute, so that of several updates of one element the last one wins and the data are lost.
-torch's index_add, index_put(accumulate=True), scatter_add and scatter_reduce are exported as
-these. Without a reduction both ops are fine as they are.
+TensorRT-RTX's parser refuses the reductions (add, mul, max, min). TensorRT 8.6's parser ignores
+the attribute: the last of several updates of one element wins, and the data are lost. torch
+exports index_add, index_put(accumulate=True), scatter_add and scatter_reduce as these ops.
+Without a reduction both ops are right as they stand.
 
-Which update goes where is a comparison of the indices with a Range, so the number of compared
-pairs is (updates along the axis) x (size of the axis) x (the other axes) for ScatterElements and
-(index tuples) x (elements that a tuple can choose) for ScatterND, times the size of a row unless
-rows are added up in float: these go through a MatMul. TensorRT fuses comparison, choice and
-reduction where it can; in the worst case every pair takes memory. Above 2**28 pairs, as far as
-the sizes are static, the pass refuses.
+The indices are compared with a Range to find the element of each update. The number of compared
+pairs is
 
-Half precision is computed in float32. In the MatMul a NaN or an infinity among the updates
-would reach every row, as 0 * inf is NaN; all other forms choose by Where.
+- for ScatterElements: (updates along the axis) x (size of the axis) x (the other axes);
+- for ScatterND: (index tuples) x (elements that a tuple can choose) x (size of a row). Float rows
+  that are added use a MatMul, and the size of a row does not count.
+
+TensorRT may fuse comparison, choice and reduction. In the worst case every pair takes memory. The
+pass refuses more than 2**28 pairs, counted over static sizes.
+
+Half precision is computed in float32. In the MatMul, a NaN or infinite update reaches every row,
+since 0 * inf is NaN. All other forms choose with Where.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ from pipeline.passes.lib.dims import (
 from pipeline.passes.lib.values import Value
 
 _PAIRS = 2**28
-_MAX_RANK = 8  # of TensorRT's tensors
-# reduction -> how updates are gathered, how they join the data
+_MAX_RANK = 8  # TensorRT's limit for tensors
+# reduction -> the op that combines updates, the op that combines them with the data
 _OPS = {
     "add": ("ReduceSum", "Add"),
     "mul": ("ReduceProd", "Mul"),
@@ -54,10 +57,10 @@ _OPS = {
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites ScatterElements and ScatterND whose reduction is not ``none``.
 
-    Data: float16, bfloat16, float32, float64, int32 or int64, of any sizes; negative indices
-    count from the end; the updates of ScatterElements may be smaller than the data. Refused:
-    an unknown rank or dtype, other dtypes, a rank that leaves no axis for the comparison, and
-    more than 2**28 static pairs.
+    Data: float16, bfloat16, float32, float64, int32 or int64, of any sizes. Negative indices
+    count from the end. The updates of ScatterElements may be smaller than the data. Refused:
+    an unknown rank or dtype, other dtypes, a rank above 7 for ScatterElements, and more than
+    2**28 static pairs.
     """
     return each(graph, ("ScatterElements", "ScatterND"), _rewrite)
 
@@ -67,7 +70,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
     if reduction == "none":
         return None
     if reduction not in _OPS:
-        raise Refused(f"its reduction {reduction!r} is not one of {', '.join(_OPS)}")
+        raise Refused(f"reduction {reduction!r} is not one of {', '.join(_OPS)}")
     rewrite = _elements if node.op == "ScatterElements" else _tuples
     return rewrite(Chain(graph, node), reduction)
 
@@ -76,9 +79,12 @@ def _elements(chain: Chain, reduction: str) -> str:
     data, indices, updates = chain.node.inputs
     rank = rank_of(data)
     if rank_of(indices) != rank:
-        raise Refused(f"{indices.name} has not the rank of {data.name}")
+        raise Refused(f"{indices.name} and {data.name} differ in rank: give both the same rank")
     if rank >= _MAX_RANK:
-        raise Refused(f"{data.name} has {rank} axes: none is left for the comparison")
+        raise Refused(
+            f"{data.name} has {rank} axes, and the pass needs one more than TensorRT's limit of "
+            f"{_MAX_RANK}: reshape it to fewer axes"
+        )
     axis = int(chain.node.attrs.get("axis", 0)) % max(rank, 1)
     dtype = work_dtype(data, (np.float32, np.float64, np.int32, np.int64))
     _limit([*indices.shape, data.shape[axis]])
@@ -103,7 +109,7 @@ def _tuples(chain: Chain, reduction: str) -> str:
     depth = indices.shape[-1] if rank_of(indices) else None
     if not isinstance(depth, (int, np.integer)) or not 1 <= depth <= rank:
         raise Refused(
-            f"the length of the index tuples, the last axis of {indices.name}, is {depth}"
+            f"the last axis of {indices.name} is {depth}: make it a static size from 1 to {rank}"
         )
     dtype = work_dtype(data, (np.float32, np.float64, np.int32, np.int64))
     by_matmul = reduction == "add" and dtype.kind == "f" and depth < rank
@@ -134,7 +140,7 @@ def _tuples(chain: Chain, reduction: str) -> str:
 
 
 def _linear(chain: Chain, indices: gs.Tensor, sizes: list[Value]) -> gs.Tensor:
-    """The index tuples as positions in the flattened data, of shape ``(1, tuples)``."""
+    """Positions in the flattened data, one per index tuple, of shape ``(1, tuples)``."""
     flat = chain.op("Reshape", indices, np.array([-1, len(sizes)]), dtype=np.int64)
     line = None
     for n, size in enumerate(sizes):
@@ -148,7 +154,7 @@ def _linear(chain: Chain, indices: gs.Tensor, sizes: list[Value]) -> gs.Tensor:
 
 
 def _from_start(chain: Chain, indices: gs.Tensor, size: Value) -> gs.Tensor:
-    """Indices as int64 that count from the start only."""
+    """The indices as int64, with negative indices counted from the start."""
     wide = indices if indices.dtype in (np.int64, None) else chain.cast(indices, np.int64)
     negative = chain.op("Less", wide, np.array(0), dtype=np.bool_)
     moved = chain.op("Add", wide, size.data, dtype=np.int64)
@@ -156,7 +162,7 @@ def _from_start(chain: Chain, indices: gs.Tensor, size: Value) -> gs.Tensor:
 
 
 def _column(size: Value, ones: int) -> gs.Tensor | np.ndarray:
-    """0, 1, ... below size, then so many axes of size 1."""
+    """0, 1, ..., size - 1, followed by `ones` axes of size 1."""
     return size.upto().reshape(-1, *[1] * ones).data
 
 
@@ -175,7 +181,7 @@ def _neutral(reduction: str, dtype: np.dtype) -> float:
 
 
 def _same(data: gs.Tensor, indices: gs.Tensor, axis: int) -> bool:
-    """True if the two have the same size there: the same number, or the same name."""
+    """True if both have the same size along the axis: the same number, or the same name."""
     one, other = data.shape[axis], indices.shape[axis]
     return one is not None and one != "" and one == other
 
@@ -184,15 +190,15 @@ def _limit(sizes: list[Any]) -> None:
     pairs = math.prod(size for size in sizes if isinstance(size, (int, np.integer)))
     if pairs > _PAIRS:
         raise Refused(
-            f"{pairs} pairs of an update and an element would have to be compared, more than "
-            f"{_PAIRS}; scatter fewer updates, or into a smaller tensor"
+            f"the pass would compare {pairs} pairs of an update and an element, more than "
+            f"{_PAIRS}: scatter fewer updates, or into a smaller tensor"
         )
 
 
 def _grow(
     chain: Chain, gathered: gs.Tensor, axes: list[int], reduction: str, dtype: np.dtype
 ) -> gs.Tensor:
-    """Neutral elements after the end of the axes along which the updates may be shorter."""
+    """Pads with neutral elements the axes along which the updates may be shorter."""
     data, indices = chain.node.inputs[:2]
     missing: list[int | Value] = [0] * (2 * len(data.shape))
     for axis in axes:
@@ -214,7 +220,7 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="ScatterElements, ScatterND with a reduction -> one-hot of the indices, reduction",
-    fault="refused by the parser ('Unsupported reduction type'); 8.6 ignores the reduction",
+    fault="the parser refuses it ('Unsupported reduction type'); 8.6 ignores the reduction",
     evidence=(
         "cases: rtx-1.7 does not parse any of the four reductions",
         "onnx-tensorrt 8.6 does not read the attribute: the last of several updates wins",

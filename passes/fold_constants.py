@@ -1,13 +1,15 @@
-"""What is computed from constants alone becomes a constant; what nothing reads is dropped.
+"""Nodes that are computed from constants become constants; unused nodes are dropped.
 
-Done by onnx-graphsurgeon's own ``fold_constants``, which evaluates in ONNX Runtime and also
-folds ``Shape`` of static dims and gathers from it. Exporters that don't fold (TorchScript
-without constant folding, tf2onnx) leave hundreds of such nodes, some of which hide a constant
-that a parser insists on. Left alone: quantisation (a folded DequantizeLinear is no quantised
-weight any more), what is random, what is an output of the graph, and results above 1 MiB (an
-Expand of a constant). What graph-surgeon 0.6.1 gets wrong is hidden from it: it reads ``Shape``
-with start or end as the whole shape, takes a Constant's ``value_float`` for a double, and its
-"cast elision" turns ``int(float(h) * 0.5)`` into ``h * int(0.5)``, which is 0.
+onnx-graphsurgeon's ``fold_constants`` does it. It evaluates nodes in ONNX Runtime, and also folds
+``Shape`` of static dims. Exporters that do not fold (TorchScript without constant folding,
+tf2onnx) leave hundreds of such nodes. Some of them hide a constant that a parser needs.
+
+Left alone: quantisation (a folded DequantizeLinear is no longer a quantised weight), random ops,
+outputs of the graph, and results above 1 MiB (an Expand of a constant).
+
+graph-surgeon 0.6.1 folds some nodes wrongly, so this pass hides them from it. It reads ``Shape``
+with start or end as the whole shape. It reads a Constant's ``value_float`` as a double. Its "cast
+elision" turns ``int(float(h) * 0.5)`` into ``h * int(0.5)``, which is 0.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ _KEPT = (
     "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 )  # fmt: skip
 _HIDDEN = "Cast while folding"
-_WARNING, _FATAL = 2, 4  # ONNX Runtime's severities; what it prints by default is the first
+_WARNING, _FATAL = 2, 4  # ONNX Runtime's severities; its default is the first
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Folds and drops; refuses nothing. If with a constant condition is `fold_if`'s business."""
-    nodes = [node for _, node in walk(graph)]  # held, so that no id is used again
+    """Folds and drops; refuses nothing. `fold_if` folds an If with a constant condition."""
+    nodes = [node for _, node in walk(graph)]  # kept alive, so that no id is reused
     before = {id(node): (label(node), node.op) for node in nodes}
     left = len(nodes) + 1
-    while len(nodes) < left:  # a cast of what was folded is a cast of a constant the next time
+    while len(nodes) < left:  # a Cast of a folded node can be folded in the next round
         left = len(nodes)
         _fold(graph)
         graph.cleanup(remove_unused_node_outputs=False, remove_unused_graph_inputs=False)
@@ -45,7 +47,7 @@ def run(graph: gs.Graph) -> PassResult:
     after = {id(node) for node in nodes}
     return PassResult(
         tuple(
-            Change(name, op, "folded into a constant, or read by nothing")
+            Change(name, op, "folded into a constant, or unused")
             for key, (name, op) in before.items()
             if key not in after
         )
@@ -78,8 +80,10 @@ def _fold(graph: gs.Graph) -> None:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """No warnings of what can't be evaluated: it is left alone. ONNX Runtime, in sessions that are
-    graph-surgeon's, writes them past Python, and says nowhere what severity it was set to."""
+    """Suppresses warnings about nodes that cannot be evaluated: they are left alone.
+
+    ONNX Runtime writes these warnings past Python. It has no way to read the current severity, so
+    the default is restored."""
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(_FATAL)
@@ -91,8 +95,9 @@ def _silenced() -> Iterator[None]:
 
 
 def _spelt_out(node: gs.Node) -> bool:
-    """True, a Constant's numbers then being a tensor of the type that the standard gives them;
-    False for a Constant of text."""
+    """Rewrites a Constant's numbers as a tensor of the dtype that the standard gives them.
+
+    Returns False for a Constant of text, else True."""
     if not is_op(node, "Constant") or "value" in node.attrs:
         return True
     values = values_of(node.outputs[0])
@@ -104,8 +109,8 @@ def _spelt_out(node: gs.Node) -> bool:
 
 
 def _misread(node: gs.Node) -> bool:
-    """True for what graph-surgeon 0.6.1 folds wrongly: it looks neither at ``start`` and ``end``
-    of Shape nor at a node's domain, and takes casts of sizes away."""
+    """True for a node that graph-surgeon 0.6.1 folds wrongly. It ignores ``start`` and ``end`` of
+    Shape and a node's domain, and removes Casts of sizes."""
     if node.domain not in (None, "", "ai.onnx"):
         return True
     if node.op == "Shape":
@@ -114,7 +119,7 @@ def _misread(node: gs.Node) -> bool:
 
 
 def _part_of_shape(node: gs.Node) -> bool:
-    """Folds a Shape with start or end whose sizes are numbers; says whether it did."""
+    """Folds a Shape with start or end whose sizes are numbers. Returns whether it did."""
     shape = node.inputs[0].shape
     if shape is None or not ("start" in node.attrs or "end" in node.attrs):
         return False
@@ -132,8 +137,8 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     clean_up=True,
-    summary="what is computed from constants or static shapes -> constants (graph-surgeon's own)",
-    fault="more layers to build; TensorRT 8.6 wants axes, pads and the like as initializers",
+    summary="nodes computed from constants or static shapes -> constants (onnx-graphsurgeon)",
+    fault="more layers to build; TensorRT 8.6 needs inputs such as axes and pads as initializers",
     evidence=(
         "polygraphy surgeon sanitize --fold-constants is NVIDIA's own advice before a build",
         "a module of view, pad and mean through the TorchScript exporter: tests/passes",

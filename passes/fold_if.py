@@ -1,16 +1,17 @@
 """``If`` whose condition is the same for every size and input becomes the branch that it takes.
 
-Exporters write such an If for what Python decides when it runs: TorchScript for ``squeeze(1)``
-of a dim that it does not know (``Equal(Gather(Shape(x), 1), 1)``), for ``x.dim() == 4``, for the
-checks inside scripted functions. TensorRT folds many of them itself, but it reads both branches
-first, and fails on what stands in the one that is never taken: an op that it lacks, or a Reshape
-that can't work because that branch was not made for these sizes. And it takes a condition that
-it does not fold itself for one of the data: then both branches must have the same rank and size.
+TorchScript exports such an If for choices that Python makes at run time: ``squeeze(1)`` of a dim
+that it does not know (``Equal(Gather(Shape(x), 1), 1)``), ``x.dim() == 4``, checks inside scripted
+functions. TensorRT folds many of them, but reads both branches first. It fails on the branch that
+is never taken if it has an op that TensorRT lacks, or a Reshape that is impossible for these sizes.
+If TensorRT cannot fold a condition, both branches must have the same rank and sizes.
 
-The condition counts as known where it comes from constants, ranks, static dims, or from sizes
-whose difference is a number for all sizes (`_known`). An If whose condition depends on a dynamic
-size is left to TensorRT, which knows the profile's range. It is refused where the two branches
-have different ranks: TensorRT takes it only where every size of the profile decides alike.
+The condition is known if it comes from constants, ranks or static dims. It is also known if it
+compares sizes whose difference is the same number for all sizes (`lib.known`).
+
+An If whose condition depends on a dynamic size is left to TensorRT, which knows the profile's
+range. It is refused if its branches differ in rank: TensorRT accepts it only if every size of the
+profile takes the same branch.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from pipeline.passes.lib.known import depends_on_data, known
 def run(graph: gs.Graph) -> PassResult:
     """Folds every If that has a known condition, inside other branches and Loops too.
 
-    The branch's nodes keep their names, and so do its tensors, unless a name is taken. Its
-    outputs take the names of the If's outputs. What only the other branch and the condition
-    needed is dropped.
+    The branch's nodes and tensors keep their names, unless a name is taken. Its outputs get the
+    names of the If's outputs. Nodes that only the other branch or the condition needed are
+    dropped.
     """
     rewritten: list[Change] = []
     refused: list[Change] = []
@@ -65,21 +66,21 @@ def _bodies(node: gs.Node) -> Iterator[gs.Graph]:
 
 
 def _unequal_ranks(node: gs.Node) -> str:
-    """How the branches' ranks differ; nothing if they don't or are not known."""
+    """The refusal if the branches differ in rank; empty if they do not, or a rank is not known."""
     branches = [node.attrs["then_branch"].outputs, node.attrs["else_branch"].outputs]
     for one, other in zip(*branches, strict=True):
         if one.shape is not None and other.shape is not None and len(one.shape) != len(other.shape):
             return (
                 f"its condition {node.inputs[0].name} depends on a dynamic size, and the branches "
-                f"have the ranks {len(one.shape)} and {len(other.shape)}: TensorRT builds it only "
-                "if every size of the profile takes the same branch; make that dim static, or "
-                "write the model without the choice (squeeze and unsqueeze of a dim of size 1)"
+                f"have the ranks {len(one.shape)} and {len(other.shape)}. TensorRT builds the If "
+                "only if every size of the profile takes the same branch. Make that dim static, or "
+                "remove the choice from the model (squeeze and unsqueeze of a dim of size 1)"
             )
     return ""
 
 
 def _inline(root: gs.Graph, graph: gs.Graph, node: gs.Node, taken: str) -> list[gs.Node]:
-    """Puts the taken branch's nodes in the node's place, and returns them."""
+    """Replaces the node by the nodes of the branch that it takes, and returns them."""
     name = label(node)
     branch: gs.Graph = node.attrs[f"{taken}_branch"]
     dead: gs.Graph = node.attrs["else_branch" if taken == "then" else "then_branch"]
@@ -114,7 +115,7 @@ def _inline(root: gs.Graph, graph: gs.Graph, node: gs.Node, taken: str) -> list[
 
 
 def _take_over(branch: gs.Graph, maker: gs.Node, inner: gs.Tensor, outer: gs.Tensor) -> None:
-    """`outer` comes in the place of `inner`, wherever the branch makes or reads it."""
+    """Replaces `inner` by `outer` wherever the branch makes or reads it."""
     for reader in list(inner.outputs):
         for n, given in enumerate(reader.inputs):
             if given is inner:
@@ -138,10 +139,10 @@ def _outer_reads(branch: gs.Graph) -> list[gs.Tensor]:
 
 
 def _rename(root: gs.Graph, branch: gs.Graph, prefix: str) -> None:
-    """Makes the branch's names fit outside of it.
+    """Makes the branch's names unique outside of the branch.
 
-    Nodes and tensors get a new name where theirs is taken, constants that only the branch reads
-    always: in the file they stand inside the branch, so outside they are new.
+    Nodes and tensors get a new name if theirs is taken. Constants that only the branch reads
+    always get a new name: the file has them inside the branch, so outside they are new.
     """
     inner = (branch, *branch.subgraphs(recursive=True))
     own = {id(node) for graph in inner for node in graph.nodes}
@@ -187,14 +188,14 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="If with a known condition -> the branch that it takes",
-    fault="both branches are read, the one that is never taken too, and a condition that TensorRT "
-    "does not fold itself wants branches of equal sizes",
+    fault="TensorRT reads both branches, even one that is never taken; if it cannot fold the "
+    "condition, both branches must have equal sizes",
     evidence=(
         "https://github.com/NVIDIA/TensorRT/issues/2846",
         "https://github.com/NVIDIA/TensorRT/issues/1731",
         "https://github.com/NVIDIA/TensorRT/issues/4603",
-        "tensorrt-rtx 1.7.1 fails on NonZero, and on a Reshape that can't work, in a branch that "
-        "is never taken",
+        "tensorrt-rtx 1.7.1 fails on NonZero, and on an impossible Reshape, in a branch that is "
+        "never taken",
     ),
-    tolerable=True,  # a size that the profile fixes decides it
+    tolerable=True,  # the profile may fix the size that decides
 )

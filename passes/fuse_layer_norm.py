@@ -1,13 +1,12 @@
 """A layer norm written out as mean, square, root and division becomes ``LayerNormalization``.
 
-In half precision the square overflows as soon as a value lies 256 or more from the mean, and the
-norm becomes 0 or NaN. Builders that may pick half precision by themselves (TensorRT up to 10)
-do that to a float32 graph too, and warn of it; LayerNormalization (opset 17) computes its
-statistics in float32 everywhere, whatever the dtype of the data. The exporters of opset 16 and
-below write the chain, and models that define a norm of their own do at every opset.
+In half precision the square overflows if a value is 256 or more from the mean, and the norm
+becomes 0 or NaN. TensorRT up to 10 may choose half precision for a float32 graph too, and warns of
+it. LayerNormalization (opset 17) always computes its statistics in float32. Exporters of opset 16
+and below write the chain. Models that define their own norm do so at every opset.
 
-Besides, the chain is nine layers of the network where the op is four: on TensorRT-RTX 1.7 twelve
-MatMul and norm pairs are parsed into 63 layers instead of 172.
+The chain also has nine layers instead of four: TensorRT-RTX 1.7 parses twelve pairs of MatMul and
+norm into 63 layers instead of 172.
 """
 
 from __future__ import annotations
@@ -24,17 +23,16 @@ from pipeline.passes.graph_ops import drop_unused, holder, is_op, label, maker, 
 from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.chain import Chain
 
-# LayerNormalization's float32 statistics are a loss for float64: left alone
+# not float64: LayerNormalization's float32 statistics would lose digits
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float16), onnx.TensorProto.BFLOAT16)
 
 
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites norms over the last axes, with or without scale and bias, from opset 17 on.
 
-    Left alone, because they come out right as they stand or are no such norm: other axes (also
-    those of an instance norm), float64, normalised sizes that are dynamic (the scale would have
-    to be made in the graph), and anything below opset 17. What is left in half precision is
-    mended by `widen_mean_square`.
+    Left alone: other axes (also those of an instance norm), float64, dynamic normalised sizes (the
+    scale would have to be computed in the graph), and anything below opset 17.
+    `widen_mean_square` fixes the rest in half precision.
     """
     rewritten: list[Change] = []
     if graph.opset < 17:
@@ -57,7 +55,7 @@ def run(graph: gs.Graph) -> PassResult:
 
 @dataclass(frozen=True)
 class _Norm:
-    """A norm found: its data, how many of the last axes it covers, and its last node."""
+    """A norm: its data, the number of last axes that it covers, and its last node."""
 
     data: gs.Tensor
     axes: int
@@ -90,14 +88,14 @@ def _match(node: gs.Node) -> _Norm | None:
             continue
         sizes = tuple(shape[axes[0] :])
         static = all(isinstance(size, (int, np.integer)) for size in sizes)
-        # None is a dtype of its own to numpy, float64
+        # numpy reads the dtype None as float64
         if static and data.dtype is not None and data.dtype in _DTYPES:
             return _Norm(data, len(axes), sizes, epsilon, node)
     return None
 
 
 def _with_affine(norm: _Norm, outputs: set[int]) -> _Norm:
-    """The norm with the Mul and the Add that follow it, where they have its last axes' shape."""
+    """Adds the Mul and the Add that follow the norm, if they have the shape of its last axes."""
     found: dict[str, gs.Tensor] = {}
     last = norm.last
     for op, role in (("Mul", "scale"), ("Add", "bias")):
@@ -137,7 +135,7 @@ def _has_shape(tensor: gs.Tensor, sizes: tuple[int, ...]) -> bool:
 
 
 def _under_root(tensor: gs.Tensor, power: float) -> gs.Tensor | None:
-    """What `tensor` is the square root of (power 0.5) or the inverse root (-0.5)."""
+    """The x for which `tensor` is the square root (power 0.5) or the inverse root (-0.5)."""
     node = maker(tensor)
     if node is None:
         return None
@@ -226,7 +224,7 @@ PASS = Pass(
     run=run,
     targets=EVERY_READ,
     summary="mean, square, root and division over the last axes -> LayerNormalization",
-    fault="in half precision the squares overflow from 256 on: 0 or NaN",
+    fault="in half precision the square of a value from 256 on overflows; the result is 0 or NaN",
     evidence=(
         "https://github.com/NVIDIA/TensorRT/issues/2564",
         "https://github.com/NVIDIA/TensorRT/issues/2781",

@@ -1,16 +1,16 @@
 """Pixel shuffle and unshuffle spelled as Reshape, Transpose, Reshape become one op.
 
-``view(n, c, r, r, h, w).permute(0, 1, 4, 2, 5, 3).view(n, c, h * r, w * r)`` and its relatives
-are a DepthToSpace (CRD, or DCR where the blocks come first) or a SpaceToDepth. torch's exporters
-write nn.PixelShuffle as DepthToSpace, but nn.PixelUnshuffle and everything written by hand as
-reshapes, whose dynamic sizes TensorRT has to follow through Shape, Div, Mul and Concat
-(pytorch/TensorRT#1568). TensorRT-RTX 1.7.1 builds all of them as they stand.
+``view(n, c, r, r, h, w).permute(0, 1, 4, 2, 5, 3).view(n, c, h * r, w * r)`` and similar chains
+are a DepthToSpace (CRD, or DCR if the blocks come first) or a SpaceToDepth. torch's exporters
+write nn.PixelShuffle as DepthToSpace. They write nn.PixelUnshuffle, and views in the model, as
+reshapes. TensorRT must then follow the dynamic sizes through Shape, Div, Mul and Concat
+(pytorch/TensorRT#1568). TensorRT-RTX 1.7.1 builds all of them unchanged.
 
-The sizes are followed symbolically from the tensor that goes in; the rewrite is made only where
-they prove the meaning for every size. A size ``h // r`` counts as ``h / r``: reshapes keep the
-number of elements, and no factor is larger than in the full product, so each must be equal.
-SpaceToDepth puts the blocks before the channels; torch's order is then restored by a Gather over
-the channels, whose number must be known.
+The pass follows the sizes symbolically from the input of the chain. It rewrites only if they prove
+the meaning for every size. A size ``h // r`` counts as ``h / r``. Reshapes keep the number of
+elements, and no factor is larger than in the full product. So each factor must be equal.
+SpaceToDepth puts the blocks before the channels. A Gather over the channels, whose number must be
+known, restores torch's order.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _UNSHUFFLES: dict[tuple[int, ...], str] = {(0, 1, 3, 5, 2, 4): "CRD", (0, 3, 5, 
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every such chain on float data of rank 4 (opset 11 and later); refuses none.
 
-    Channel shuffles, window partitions, patch embeddings, chains whose sizes are not proven and
-    those whose sizes are all constant (``0`` and ``-1`` included) are left as they are.
+    Left alone: channel shuffles, window partitions, patch embeddings, chains whose sizes are not
+    proven, and chains whose sizes are all constant (``0`` and ``-1`` included).
     """
     rewritten = []
     for inner, node in walk(graph):
@@ -63,7 +63,7 @@ def _rewrite(root: gs.Graph, graph: gs.Graph, transpose: gs.Node) -> Change | No
         dims = sizes.after(view, dims)
     if not images or dims is None or len(dims) != 6:
         return None
-    # the first tensor of the sizes that are split: reshapes before it change nothing
+    # the first tensor with the sizes that are split: reshapes before it change nothing
     data, split = next(image for image in images if _all_same(image[1], images[-1][1]))
     last, joined = _views_below(graph, transpose, [dims[axis] for axis in perm], sizes)
     if joined is None or not any(_computed(view) for view in (*above, last)):
@@ -117,9 +117,9 @@ def _views_above(transpose: gs.Node) -> list[gs.Node]:
 def _views_below(
     graph: gs.Graph, transpose: gs.Node, dims: Dims, sizes: _Sizes
 ) -> tuple[gs.Node, Dims | None]:
-    """The last of the reshapes after the Transpose, and its dims where they are of rank 4.
+    """The last reshape after the Transpose, and its dims if they are of rank 4.
 
-    One that comes after it and changes nothing (torch's PixelUnshuffle has it) belongs to it.
+    A further reshape that changes nothing counts too: torch's PixelUnshuffle has one.
     """
     last, found = transpose, sizes.learn(transpose.outputs[0], dims)
     while True:
@@ -150,7 +150,7 @@ def _view_in(graph: gs.Graph, node: gs.Node) -> bool:
 
 
 def _block(perm: tuple[int, ...], before: Dims, split: Dims, after: Dims) -> int | None:
-    """The block size if the sizes prove that the chain is what its permutation looks like."""
+    """The block size if the sizes prove that the chain is a shuffle or an unshuffle."""
     n, c, h, w = before
     mode = _SHUFFLES.get(perm) or _UNSHUFFLES[perm]
     place = 3 if perm in _UNSHUFFLES else 2 if mode == "CRD" else 1
@@ -169,18 +169,18 @@ def _block(perm: tuple[int, ...], before: Dims, split: Dims, after: Dims) -> int
 
 
 def _same(found: sympy.Expr, wanted: sympy.Expr) -> bool:
-    """Equal, or rounded down from it (see the module's text)."""
+    """True if equal, or rounded down from it (see the module's docstring)."""
     return bool(found == sympy.floor(wanted) or sympy.simplify(found - wanted) == 0)
 
 
 class _Sizes:
-    """Dims along a chain of reshapes, in terms of the dims of the tensor that goes in."""
+    """Dims along a chain of reshapes, in terms of the dims of the chain's input."""
 
     def __init__(self) -> None:
         self.known: dict[sympy.Symbol, sympy.Expr] = {}
 
     def learn(self, tensor: gs.Tensor, dims: Dims | None) -> Dims | None:
-        """Notes what the tensor's own names for its dims stand for."""
+        """Records which expressions the tensor's names for its dims stand for."""
         names = dims_of(tensor)
         if names is not None and dims is not None and len(names) == len(dims):
             for name, value in zip(names, dims, strict=True):
@@ -189,7 +189,7 @@ class _Sizes:
         return dims
 
     def after(self, view: gs.Node, dims: Dims | None) -> Dims | None:
-        """The dims that a reshape makes of these; None where they can't be followed."""
+        """The dims after a reshape of these dims; None if they cannot be followed."""
         if dims is None:
             return None
         if view.op == "Reshape":
@@ -230,6 +230,6 @@ PASS = Pass(
     run=run,
     targets=(Versions("tensorrt", below=(10,), basis="read"),),
     summary="Reshape, Transpose, Reshape that shuffle pixels -> DepthToSpace, SpaceToDepth",
-    fault="sizes computed for the reshapes, which it may fail to follow",
+    fault="TensorRT may fail to follow the computed sizes of the reshapes",
     evidence=("https://github.com/pytorch/TensorRT/issues/1568",),
 )

@@ -1,4 +1,4 @@
-"""The few operations on onnx-graphsurgeon graphs that passes share."""
+"""Operations on onnx-graphsurgeon graphs that passes share."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ def walk(graph: gs.Graph) -> Iterator[tuple[gs.Graph, gs.Node]]:
 
 
 def is_op(node: gs.Node, op: str) -> bool:
-    """True for the standard ONNX op of that name (not one of another domain)."""
+    """True for the standard ONNX op of this name (not of another domain)."""
     return node.op == op and (node.domain or "") in ("", "ai.onnx")
 
 
 def label(node: gs.Node) -> str:
-    """The node's name, or its first output's where it has none; new names begin with it."""
+    """The node's name, or else its first output's name. Names of new nodes begin with it."""
     return str(node.name or node.outputs[0].name)
 
 
 def constant(name: str, values: np.ndarray) -> gs.Constant:
     """A new initializer."""
-    # ascontiguousarray makes a scalar a vector of one
+    # ascontiguousarray turns a scalar into a vector of one element
     return gs.Constant(name, values.copy() if values.ndim == 0 else np.ascontiguousarray(values))
 
 
 def values_of(tensor: gs.Tensor) -> np.ndarray | None:
     """The tensor's values if it is an initializer or a Constant node's output, else None."""
     if isinstance(tensor, gs.Constant):
-        # not `tensor.values`: that keeps the array, and exports bfloat16 as float32 afterwards
+        # not `tensor.values`, which caches the array: a later export writes bfloat16 as float32
         lazy = tensor._values
         return np.asarray(lazy.load() if isinstance(lazy, LazyValues) else lazy)
     if len(tensor.inputs) == 1 and is_op(tensor.inputs[0], "Constant"):
@@ -50,10 +50,10 @@ def values_of(tensor: gs.Tensor) -> np.ndarray | None:
 
 
 def replace(graph: gs.Graph, node: gs.Node, new: Sequence[gs.Node]) -> None:
-    """Puts `new` in the place of `node`; the last of them takes over the node's outputs.
+    """Replaces `node` by `new`. The last new node takes over the node's outputs.
 
-    The order stays topological, and the output tensors stay the same objects, so that graph
-    outputs and subgraphs which read them are not touched.
+    The order stays topological. The output tensors stay the same objects, so graph outputs and
+    subgraphs that read them need no change.
     """
     place = next(i for i, other in enumerate(graph.nodes) if other is node)
     outputs = list(node.outputs)
@@ -64,7 +64,7 @@ def replace(graph: gs.Graph, node: gs.Node, new: Sequence[gs.Node]) -> None:
 
 
 def drop_unused(root: gs.Graph, tensor: gs.Tensor) -> int:
-    """Removes the nodes that made `tensor` and that nothing reads any more; says how many."""
+    """Removes the nodes that made `tensor` and are now unused. Returns their number."""
     graphs = (root, *root.subgraphs(recursive=True))
     kept = {id(output) for graph in graphs for output in graph.outputs}
     dropped, todo = 0, [tensor]

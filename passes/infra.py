@@ -1,10 +1,14 @@
 """What a rewrite pass is, and what it reports.
 
-A pass changes an onnx-graphsurgeon graph in place and says, node by node, what it rewrote and
-what it could not mend. It keeps the names, types and dims of the graph's inputs and outputs,
-keeps every dynamic axis, handles the bodies of If and Loop, and changes nothing when it is run
-a second time. New nodes are called ``<name of the node they replace>/<short>``, so that the
-stage can hand that node's metadata down to them; new constants get new names.
+A pass changes an onnx-graphsurgeon graph in place. It reports each node that it rewrote, and each
+node that it could not fix. A pass
+
+- keeps the names, types and dims of the graph's inputs and outputs
+- keeps every dynamic axis
+- handles the bodies of If and Loop
+- changes nothing when it runs a second time
+- names new nodes ``<name of the replaced node>/<short>``, so that they inherit its metadata
+- gives new constants new names
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ class PassResult:
     """What a pass did to a graph.
 
     Args:
-        rewritten: the nodes that it replaced or altered.
-        refused: nodes that have the problem but that the pass can't mend; ``detail`` is the
-            reason. Nodes that need nothing are not listed.
+        rewritten: the nodes that it replaced or changed.
+        refused: nodes that have the problem but that the pass cannot fix. ``detail`` is the
+            reason. Nodes without the problem are not listed.
     """
 
     rewritten: tuple[Change, ...]
@@ -46,19 +50,19 @@ class Pass:
 
     Args:
         name: the module's name.
-        run: changes the graph in place and reports; with `level` ``model`` it is given the whole
-            onnx.ModelProto instead of the graph-surgeon graph.
-        targets: the versions of TensorRT that need it, as data.
+        run: changes the graph in place and reports the changes. With `level` ``model`` it gets
+            the whole onnx.ModelProto instead of the graph-surgeon graph.
+        targets: the versions of TensorRT that need the pass.
         summary: one line: which pattern becomes what.
-        fault: one line: what those versions do with the pattern as it stands.
+        fault: one line: what these versions do with the unchanged pattern.
         evidence: issue links and measured cases that show the need.
-        tolerable: True if a node that the pass refuses may still come out right, so that the
-            conversion goes on with a warning; otherwise a refusal ends it.
-        clean_up: True for a pass that mends nothing and only makes the engine smaller or its
-            build faster.
-        level: what `run` is given.
-        own: True for a user's own pass: the laws that tests hold the others to are checked on it
-            each time that it runs.
+        tolerable: True if TensorRT may compute a refused node correctly. A refusal is then a
+            warning; otherwise it ends the conversion.
+        clean_up: True for a pass that fixes nothing. It makes the engine smaller or the build
+            faster.
+        level: what `run` gets.
+        own: True for a user-supplied pass. The contract that tests check for the other passes
+            is checked each time that it runs.
     """
 
     name: str
@@ -77,7 +81,8 @@ class Pass:
 
 
 class Refused(Exception):
-    """Raised inside a pass where a node has the problem but can't be mended; says why."""
+    """Raised inside a pass if a node has the problem but cannot be fixed. Its text is the reason
+    and what to do."""
 
 
 def each(
@@ -86,16 +91,16 @@ def each(
     """Calls `rewrite` on every node of these standard ops, with the graph that holds it.
 
     Args:
-        graph: the whole graph; the bodies of If, Loop and Scan are walked too.
+        graph: the whole graph. The bodies of If, Loop and Scan are visited too.
         ops: one op, or several.
-        rewrite: changes the graph and returns how; returns None for a node that needs nothing;
-            raises `Refused` with the reason for one that it can't mend.
+        rewrite: changes the graph and returns a description. It returns None for a node without
+            the problem. It raises `Refused` with the reason if it cannot fix the node.
     """
     names = (ops,) if isinstance(ops, str) else ops
     rewritten, refused = [], []
     for inner, node in walk(graph):
         op = node.op
-        # a node without outputs went while another one was rewritten
+        # a node without outputs was removed by an earlier rewrite
         if not node.outputs or not any(is_op(node, o) for o in names):
             continue
         name = label(node)

@@ -1,7 +1,7 @@
 """Model-local functions are replaced by their nodes.
 
-The other passes don't look into functions, TensorRT 8.6's parser does not read them, and so
-everything is inlined, but for those whose plugin the target shall run (`keeping`).
+The other passes do not look into functions, and TensorRT 8.6's parser does not read them. So all
+functions are inlined, except those for which the target runs a plugin (`keeping`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pipeline.passes.infra import Change, Pass, PassResult
 
 
 def keeping(names: frozenset[str]) -> Pass:
-    """The pass, leaving alone the functions of these names."""
+    """The pass without the functions of these names, which stay."""
 
     def run(model: onnx.ModelProto) -> PassResult:
-        """Inlines them; a new node is named after the call and has its metadata."""
+        """Inlines functions. A new node gets the call's name as a prefix, and its metadata."""
         todo = [f for f in model.functions if f.name not in names]
         if not todo:
             return PassResult(())
@@ -45,7 +45,7 @@ def keeping(names: frozenset[str]) -> Pass:
         level="model",
         targets=EVERY,
         summary="model-local functions -> their nodes",
-        fault="8.6 reads no functions; elsewhere the passes would not see into them",
+        fault="TensorRT 8.6 does not read functions, and the other passes do not look into them",
         evidence=(
             "TensorRT 8.6's parser reads no model-local functions",
             "the other passes work on nodes",
@@ -56,12 +56,12 @@ def keeping(names: frozenset[str]) -> Pass:
 def hand_down(
     before: onnx.GraphProto, after: onnx.GraphProto, replaced: Callable[[onnx.NodeProto], bool]
 ) -> None:
-    """Names the nodes that onnx.inliner put in the place of others ``<name>/<op>_<number>``, and
-    gives them the metadata of the node that they came from.
+    """Names the nodes that onnx.inliner inserted ``<name>/<op>_<number>``, and gives them the
+    metadata of the node that they replace.
 
     Args:
-        before, after: the graph before and after.
-        replaced: whether a node of `before` was.
+        before, after: the graph before and after inlining.
+        replaced: whether a node of `before` was replaced.
     """
     rest = list(after.node)
     for node in before.node:

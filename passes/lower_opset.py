@@ -1,12 +1,12 @@
-"""A graph of a newer opset becomes one of an opset that the target reads as the standard says.
+"""A graph of a newer opset is lowered to an opset that the target reads correctly.
 
-TensorRT's parsers don't reject opsets above the one they were written for: a node whose form
-changed is read by the older form's rules, often without a word. So every node whose schema
-differs between the graph's opset and the level is brought into the older form, by the tables in
-`pipeline.passes.lowering`, and the graph's opset is set to the level. Either all nodes can be
-brought down, or nothing is changed and those that can't are refused.
+TensorRT's parsers do not reject opsets above the one that they were written for. They read a node
+whose form changed by the rules of the older form, often without a warning. The tables in
+`pipeline.passes.lowering` say how to write such a node in the older form. The pass rewrites every
+node whose schema differs between both opsets, and sets the graph's opset to the level. If any node
+cannot be lowered, that node is refused and nothing changes.
 
-Ops that the level lacks and that the standard defines as functions are `expand_functions`' part.
+`expand_functions` expands ops that the level lacks and the standard defines as functions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _HALVES = ("tensor(float16)", "tensor(bfloat16)")
 
 @dataclass(frozen=True)
 class _Plan:
-    """What will be done with a node: its attributes to drop, whether it is to compute in
-    float32, and the rest of its converter."""
+    """The plan for a node: the attributes to drop, whether it computes in float32, and the rest
+    of its converter."""
 
     site: Site
     dropped: tuple[str, ...]
@@ -49,7 +49,7 @@ class _Plan:
 
 
 def schema(op: str, opset: int) -> OpSchema | None:
-    """The standard's schema of an op at an opset, or None if it has none there."""
+    """The standard's schema of an op at an opset, or None if the opset lacks the op."""
     try:
         return onnx.defs.get_schema(op, opset)
     except onnx.defs.SchemaError:
@@ -57,7 +57,7 @@ def schema(op: str, opset: int) -> OpSchema | None:
 
 
 def lower(graph: gs.Graph, level: int) -> PassResult:
-    """Lowers the graph to an opset, or refuses every node that can't be lowered."""
+    """Lowers the graph to an opset, or refuses every node that cannot be lowered."""
     if graph.opset <= level:
         return PassResult(())
     plans, refused = [], []
@@ -79,7 +79,7 @@ def lower(graph: gs.Graph, level: int) -> PassResult:
             rewritten.append(Change(label(node), node.op, plan.detail))
     first = graph.nodes[0]
     if not rewritten:
-        what = f"the graph's opset is {level}, not {graph.opset}: its nodes mean the same there"
+        what = f"the graph's opset is now {level}, not {graph.opset}; all nodes keep their meaning"
         rewritten.append(Change(label(first), first.op, what))
     for plan in plans:
         plan.apply()
@@ -91,22 +91,28 @@ def lower(graph: gs.Graph, level: int) -> PassResult:
 def _plan(site: Site) -> _Plan:
     node, old, new = site.node, site.old, site.new
     if new.since_version > NEWEST:
-        raise Refused(f"its form of opset {new.since_version} is not known here")
+        raise Refused(
+            f"its form of opset {new.since_version} is not known: export with opset {NEWEST}"
+        )
     converter = CONVERTERS.get(node.op)
     if converter is None and old is None:
         raise Refused(
-            f"it came with opset {new.since_version}, and opset {site.level} has no form of it"
+            f"it is new in opset {new.since_version}, and opset {site.level} has no form of it: "
+            "write it with older ops"
         )
     if converter is None and node.op not in SAME:
-        raise Refused(f"it changed with opset {new.since_version}, in a way not known here")
+        raise Refused(
+            f"it changed in opset {new.since_version}, and its older form is not known: "
+            "export with a lower opset"
+        )
     dropped: tuple[str, ...] = ()
     widened = False
     if old is not None:
         dropped = _superfluous(node, old, new, converter)
         widened = _needs_float32(node, old, converter)
     steps = converter.steps(site) if converter else iter(())
-    details = [f"{key} dropped: it is at its default" for key in dropped]
-    details += ["in float32: the older form has no such type"] if widened else []
+    details = [f"{key} dropped: it has its default value" for key in dropped]
+    details += ["computed in float32: the older form lacks the dtype"] if widened else []
     details += [detail for detail in (next(steps, ""),) if detail]
     return _Plan(site, dropped, widened, steps, "; ".join(details))
 
@@ -114,7 +120,7 @@ def _plan(site: Site) -> _Plan:
 def _superfluous(
     node: gs.Node, old: OpSchema, new: OpSchema, converter: Converter | None
 ) -> tuple[str, ...]:
-    """Attributes that the old schema lacks and that are at their defaults.
+    """Attributes that the old schema lacks and that have their default values.
 
     Raises:
         Refused: the node has others, or inputs that the old schema lacks.
@@ -126,12 +132,12 @@ def _superfluous(
             continue
         default = new.attributes[key].default_value
         if not default.name or _plain(onnx.helper.get_attribute_value(default)) != _plain(value):
-            raise Refused(f"its attribute {key} came after opset {old.since_version}")
+            raise Refused(f"its attribute {key} is newer than opset {old.since_version}")
         dropped.append(key)
     most = max(old.max_input, converter.inputs if converter else 0)
     for place, given in enumerate(node.inputs):
         if place >= most and not (isinstance(given, gs.Variable) and given.is_empty()):
-            raise Refused(f"its input {place} came after opset {old.since_version}")
+            raise Refused(f"its input {place} is newer than opset {old.since_version}")
     return tuple(dropped)
 
 
@@ -140,12 +146,12 @@ def _plain(value: Any) -> Any:
 
 
 def _needs_float32(node: gs.Node, old: OpSchema, converter: Converter | None) -> bool:
-    """Whether dtypes of the node are missing from the old schema, but for being half types.
+    """Whether the old schema lacks a half-precision dtype of the node.
 
-    A dtype that is not known is let pass: the checker sees to it afterwards.
+    An unknown dtype is accepted here: the checker runs afterwards.
 
     Raises:
-        Refused: a dtype is missing.
+        Refused: the old schema lacks another dtype of the node.
     """
     missing = set()
     formals = (old.inputs, old.outputs)
@@ -165,12 +171,11 @@ def _needs_float32(node: gs.Node, old: OpSchema, converter: Converter | None) ->
         return False
     if node.op in THROUGH_FLOAT32 and missing <= set(_HALVES):
         return True
-    raise Refused(f"{', '.join(sorted(missing))} came after opset {old.since_version}")
+    raise Refused(f"the dtype {', '.join(sorted(missing))} is newer than opset {old.since_version}")
 
 
 def _through_float32(site: Site) -> None:
-    """Puts Casts before and behind the node, for those of its tensors that the older form does
-    not take."""
+    """Inserts Casts before and after the node, for tensors that the older form does not accept."""
     assert site.old is not None
     node, name, at = site.node, label(site.node), site.graph.nodes
     place = next(i for i, other in enumerate(at) if other is node)
@@ -215,7 +220,7 @@ def _pass(level: int, targets: tuple[Versions, ...], fault: str, evidence: tuple
         name=f"lower_opset_{level}",
         run=run,
         targets=targets,
-        summary=f"opsets above {level} -> the same in opset {level}",
+        summary=f"graphs of opsets above {level} -> the same in opset {level}",
         fault=fault,
         evidence=evidence,
     )
@@ -224,7 +229,7 @@ def _pass(level: int, targets: tuple[Versions, ...], fault: str, evidence: tuple
 TO_17 = _pass(
     17,
     (BELOW_10,),
-    "reads newer forms by the rules of opset 17, without a word",
+    "TensorRT reads newer forms by the rules of opset 17, without a warning",
     (
         "onnx-tensorrt 8.6 documents opset 17; Reduce*-18 reduces over all axes, Split-18 with "
         "num_outputs loses the tail, Pad-18 with axes and Gelu-20 fail (source)",
@@ -233,7 +238,7 @@ TO_17 = _pass(
 TO_19 = _pass(
     19,
     (RTX, FROM_10),
-    "misreads or lacks forms of opsets 20 to 24",
+    "TensorRT misreads or lacks forms of opsets 20 to 24",
     (
         "https://github.com/NVIDIA/TensorRT/issues/4646: GridSample-20 linear is sampled as "
         "nearest",

@@ -1,9 +1,8 @@
 """Nodes that compute the same from the same inputs become one.
 
-Done by onnx-ir's CommonSubexpressionEliminationPass, the one that torch's exporter runs too, on
-the top-level graph; the bodies of If and Loop are left alone, and the whole graph where random
-ops would be merged. Two sizes computed
-in two ways stay two.
+onnx-ir's CommonSubexpressionEliminationPass does it, on the top-level graph. torch's exporter runs
+the same pass. The bodies of If and Loop are left alone. If random ops would be merged, the whole
+graph is left alone. Equal sizes that are computed in two ways stay separate.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def run(model: onnx.ModelProto) -> PassResult:
     merged = with_weights(onnx_ir.serde.serialize_model(result.model), model)
     left = {node.name for node in merged.graph.node}
     gone = [node for node in model.graph.node if node.name not in left]
-    if any(node.op_type in _RANDOM for node in gone):  # onnx-ir 1.1 takes a Bernoulli for constant
+    if any(node.op_type in _RANDOM for node in gone):  # onnx-ir 1.1 merges Bernoulli too
         return PassResult(())
     model.CopyFrom(merged)
     return PassResult(
@@ -48,5 +47,5 @@ PASS = Pass(
     clean_up=True,
     summary="nodes that compute the same from the same inputs -> one (onnx-ir's own pass)",
     fault="more layers to build",
-    evidence=("sizes that are read again for every use, by exporters that don't merge them",),
+    evidence=("exporters that read a size again for every use",),
 )

@@ -1,21 +1,21 @@
 """Pools with ``ceil_mode=1`` become pools that round down, with more padding at the end.
 
-With ``ceil_mode`` there are ``ceil((in + begin + end - kernel) / stride) + 1`` windows, less one
-that would start in the padding at the end. TensorRT does not leave that one out (PaddingMode
-EXPLICIT_ROUND_UP): its max pools give a row too many, its average pools are refused. Nor does
-ONNX's shape inference below opset 22; ONNX Runtime, torch and opset 22 do
-(https://github.com/onnx/onnx/issues/5711). Such a window comes at some size only where
+With ``ceil_mode`` there are ``ceil((in + begin + end - kernel) / stride) + 1`` windows. A last
+window that would start in the padding at the end does not count. ONNX Runtime, torch and opset 22
+omit it (https://github.com/onnx/onnx/issues/5711). ONNX's shape inference below opset 22 counts
+it. TensorRT also counts it (PaddingMode EXPLICIT_ROUND_UP): its max pools return a row too many,
+and its average pools are refused. Such a window exists for some size only if
 ``end + stride > kernel``.
 
-Rounded down, there are as many windows where the padding at the end is the smaller of
+Rounding down gives the same number of windows if the padding at the end is the smaller of
 
-* ``end + stride - 1``: rounding up is rounding down of ``stride - 1`` more;
-* ``kernel - 1``: then there is a window for each multiple of the stride below ``in + begin``, which
-  are those that start before the padding at the end.
+* ``end + stride - 1``: rounding up equals rounding down with ``stride - 1`` more;
+* ``kernel - 1``: one window for each multiple of the stride below ``in + begin``, which are the
+  windows that start before the padding at the end.
 
-Neither depends on `in`, so no size has to be computed. A maximum, a p-norm, and an average of the
-image's values alone don't see the padding. An average with ``count_include_pad`` counts the
-padding that was asked for and none beyond it: the former becomes a Pad, the latter is not counted.
+Neither depends on `in`, so no size is computed. A maximum, a p-norm, and an average without
+``count_include_pad`` ignore the padding. An average with ``count_include_pad`` counts only the
+requested padding: it becomes a Pad, and the added padding is not counted.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites MaxPool, AveragePool and LpPool of ``(N, C, D1, ...)``, whatever dtype and sizes.
+    """Rewrites MaxPool, AveragePool and LpPool of ``(N, C, D1, ...)``, of any dtype and sizes.
 
-    Left alone: pools for which TensorRT has the right size (``end + stride <= kernel`` on every
-    axis, or a static size at which the last window starts in time; the divisor of its averages is
-    documented as ONNX Runtime has it), ``auto_pad`` SAME_UPPER and SAME_LOWER, whose sizes are
-    not rounded, and dilations, which TensorRT does not take anyway. Refused: padding as large as
-    the window, as ONNX Runtime does; an output whose size is stated wrongly.
+    Left alone: pools for which TensorRT has the right size, ``auto_pad`` SAME_UPPER and SAME_LOWER
+    (their sizes are not rounded), and dilations (TensorRT does not accept them). TensorRT's size is
+    right if ``end + stride <= kernel`` on every axis, or if the last window starts before the
+    padding at a static size. Its averages have ONNX Runtime's divisor, as documented. Refused:
+    padding as large as the window, which ONNX Runtime refuses too, and an output whose size is
+    stated wrongly.
     """
     return each(graph, POOLS, _rewrite)
 
@@ -56,11 +57,11 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
     _check_sizes(node, axes)
     begin, end = [axis.begin for axis in axes], [axis.end for axis in axes]
     wide = [axis.end_to_round_down for axis in axes]
-    detail = "ceil_mode as padding at the end"
+    detail = "ceil_mode written as padding at the end"
     if node.op == "AveragePool" and node.attrs.pop("count_include_pad", 0) and any(begin + end):
         _pad(graph, node, [0, 0, *begin, 0, 0, *end])
         begin, wide = [0] * len(axes), [b - a for a, b in zip(end, wide, strict=True)]
-        detail += ", the padding that counts as a Pad"
+        detail += ", the counted padding as a Pad"
     node.attrs.pop("auto_pad", None)
     del node.attrs["ceil_mode"]
     node.attrs["pads"] = [*begin, *wide]
@@ -68,7 +69,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
 
 
 def _check_sizes(node: gs.Node, axes: list[Axis]) -> None:
-    """Refuses what would leave wrong sizes behind: passes and TensorRT fold them into constants."""
+    """Refuses a wrong stated size: passes and TensorRT would fold it into constants."""
     given, stated = node.inputs[0].shape, node.outputs[0].shape
     if given is None or stated is None:
         return
@@ -78,13 +79,13 @@ def _check_sizes(node: gs.Node, axes: list[Axis]) -> None:
         if axis.windows(int(size)) != said:
             raise Refused(
                 f"axis {number + 2} of {node.outputs[0].name} is stated or inferred as {said}, but "
-                f"is {axis.windows(int(size))}: below opset 22 ONNX's shape inference is wrong "
-                "there; export with opset 22, or pad explicitly and drop ceil_mode"
+                f"is {axis.windows(int(size))}. Below opset 22 ONNX's shape inference is wrong "
+                "here. Export with opset 22, or pad explicitly and drop ceil_mode"
             )
 
 
 def _pad(graph: gs.Graph, node: gs.Node, pads: list[int]) -> None:
-    """Puts zeros round the image in front of the node."""
+    """Inserts a Pad with zeros before the node."""
     image, name = node.inputs[0], f"{label(node)}/pad"
     padded = gs.Variable(name, image.dtype)
     sizes = constant(f"{name}/sizes", np.array(pads, dtype=np.int64))
@@ -98,7 +99,8 @@ PASS = Pass(
     run=run,
     targets=(RTX, FROM_10, Versions("tensorrt", below=(10,), basis="read")),
     summary="pools with ceil_mode -> pools that round down, with more padding at the end",
-    fault="a row too many where the last window would start in the padding; average pools refused",
+    fault="a max pool gets a row too many if its last window would start in the padding; average "
+    "pools are refused",
     evidence=(
         "cases: rtx-1.7 gives other sizes, or does not build",
         "NvInfer.h, PaddingMode, 8.6 and 10: EXPLICIT_ROUND_UP is O = ceil((M - DK) / S) + 1",

@@ -1,9 +1,9 @@
 """``ConvTranspose`` with ``output_shape`` gets the pads that the standard computes from it.
 
-TensorRT 8.6.0 builds it and gives other numbers, without a word. The standard computes for each
-axis ``total = stride * (in - 1) + output_padding + (kernel - 1) * dilation + 1 - output_shape``
-and puts the half of it that is rounded down at the beginning, or at the end for
-``auto_pad=SAME_UPPER``'s opposite; ONNX Runtime is held against in the tests.
+TensorRT 8.6.0 builds such a ConvTranspose and silently computes wrong numbers. The standard
+computes for each axis ``total = stride * (in - 1) + output_padding + (kernel - 1) * dilation + 1 -
+output_shape``. With ``auto_pad=SAME_UPPER`` the half of it that is rounded down is the padding at
+the beginning, otherwise the padding at the end. The tests compare it with ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites ConvTranspose of data and kernel with static spatial sizes; refuses the others,
-    and sizes that would need a negative padding."""
+    """Rewrites ConvTranspose if data and kernel have static spatial sizes.
+
+    Refused: dynamic sizes, and sizes that would need negative padding."""
     return each(graph, "ConvTranspose", _rewrite)
 
 
@@ -35,7 +36,7 @@ def _pads(node: gs.Node) -> list[int]:
     sizes = [] if data.shape is None else data.shape[2:]
     taps = node.attrs.get("kernel_shape") or ([] if kernel.shape is None else kernel.shape[2:])
     if not taps or not all(isinstance(n, (int, np.integer)) for n in (*sizes, *taps)):
-        raise Refused("output_shape of data with dynamic sizes: give pads and output_padding")
+        raise Refused("output_shape with dynamic sizes: give pads and output_padding instead")
     ones = [1] * len(taps)
     wanted = node.attrs["output_shape"][-len(taps) :]
     strides = node.attrs.get("strides", ones)
@@ -46,7 +47,10 @@ def _pads(node: gs.Node) -> list[int]:
         reach = strides[n] * (size - 1) + more[n] + (taps[n] - 1) * dilations[n] + 1
         total = int(reach - wanted[n])
         if total < 0:
-            raise Refused(f"output_shape {wanted[n]} is more than the {reach} that axis {n} gives")
+            raise Refused(
+                f"output_shape {wanted[n]} of spatial axis {n} is larger than {reach}, its size "
+                "without padding: use a smaller output_shape"
+            )
         low = total // 2 if node.attrs.get("auto_pad") == "SAME_UPPER" else total - total // 2
         begin.append(low)
         end.append(total - low)
@@ -62,9 +66,9 @@ PASS = Pass(
         Versions("tensorrt_rtx", basis="read"),
     ),
     summary="ConvTranspose with output_shape -> pads",
-    fault="8.6 gives other numbers, silently",
+    fault="TensorRT 8.6 computes wrong numbers, without a warning",
     evidence=(
-        "TensorRT 8.6.0 on an H200: spread_deconv's case with output_shape is off by as much as "
+        "TensorRT 8.6.0 on an H200: spread_deconv's case with output_shape is wrong by as much as "
         "the largest value",
     ),
 )

@@ -1,8 +1,8 @@
 """A network output that is a network input is refused.
 
-ONNX allows one value to be both. TensorRT keeps one name for one tensor: the parser of RTX 1.7
-calls the input ``__x``, without a word, and the engine has no input ``x``. No rewrite helps, since
-an Identity would have to give the output, or the input, another name.
+ONNX allows one value to be both. TensorRT has one name for a tensor: the parser of RTX 1.7
+silently renames the input to ``__x``, and the engine has no input ``x``. No rewrite helps: an
+Identity would have to give the output or the input another name.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pipeline.passes.infra import Change, Pass, PassResult
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites nothing; refuses each such output, under the name of a node that reads it too,
-    or its own name where there is none."""
+    """Rewrites nothing. Refuses each such output under the name of a node that reads it, or else
+    under its own name."""
     refused = []
     for tensor in graph.outputs:
         if any(tensor is given for given in graph.inputs):
@@ -25,9 +25,9 @@ def run(graph: gs.Graph) -> PassResult:
                 Change(
                     label(reader) if reader else tensor.name,
                     reader.op if reader else "output",
-                    f"the network's input {tensor.name} is one of its outputs too, and TensorRT "
-                    "would rename the input: return a copy under another name (x.clone()), "
-                    "or drop the output",
+                    f"the network's input {tensor.name} is also an output, and TensorRT would "
+                    "rename the input: return a copy under another name (x.clone()), or drop the "
+                    "output",
                 )
             )
     return PassResult((), tuple(refused))
@@ -37,7 +37,7 @@ PASS = Pass(
     name="refuse_passed_through",
     run=run,
     targets=(RTX, FROM_10),
-    summary="a network output that is a network input is refused, with what to do in the model",
-    fault="the engine's input has another name (__x), and nobody says so",
+    summary="a network output that is a network input is refused, with advice",
+    fault="the engine's input gets another name (__x), without a warning",
     evidence=("cases: rtx-1.7's network has no input of that name",),
 )

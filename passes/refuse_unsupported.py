@@ -1,13 +1,13 @@
-"""Nodes that a TensorRT can't take and that no pass mends are refused, with what to do instead.
+"""Nodes that TensorRT cannot run and that no pass fixes are refused, with advice.
 
-The parser would stop at them too, but with words like ``false``, and the builder with the inside
-of a compiler. The tables are read after every other pass has run: what they find is what is left.
-Three passes, since which TensorRT a node is too much for differs. A plugin of the op's own name
-would be found by the parser: who has one runs without the pass (``--skip``).
+TensorRT would stop at them too, but the parser only says ``false``, and the builder prints its
+compiler's internal errors. These passes run after all rewrites, so they find only what is left.
+There are three passes, since the targets differ. If you have a plugin with the op's name, the
+parser finds it: run without the pass (``--skip``).
 
-Each entry was tried on tensorrt-rtx 1.7.1 or on TensorRT 8.6.0, or both
-(`passes/cases/refuse_unsupported.py` holds the graphs, `passes/cases/measured.json` what 8.6.0 made
-of them); for TensorRT 10 it is what onnx-tensorrt's docs/operators.md says for 10.15.
+Each entry was tried on tensorrt-rtx 1.7.1, on TensorRT 8.6.0, or on both. The graphs are in
+`passes/cases/refuse_unsupported.py`, and the results of 8.6.0 in `passes/cases/measured.json`. For
+TensorRT 10 the source is onnx-tensorrt's docs/operators.md for 10.15.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.known import depends_on_data
 
 _LARGEST_K = 3840
-_ENDLESS = 2**31 - 1  # the parser takes such a number of iterations for none
+_ENDLESS = 2**31 - 1  # the parser ignores a trip count from here on
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Ops with a reason why they are refused and what to do instead.
+    """Ops that are refused, with the reason and what to do instead.
 
     Args:
         ops: names in the standard domain.
-        why: follows "TensorRT ".
+        why: the reason; the message puts "TensorRT " before it.
         instead: what to write in the model.
-        when: True for a node that fails; all of them by default.
+        when: True for a node that fails. By default every node fails.
     """
 
     ops: tuple[str, ...]
@@ -90,7 +90,7 @@ def _has_two_ranks(node: gs.Node) -> bool:
 
 
 def _differ(a: gs.Tensor, b: gs.Tensor) -> bool:
-    """True for two of the same rank with an axis that has another number in each."""
+    """True if both have the same rank, and a static axis that differs in size."""
     numbers = [
         (x, y)
         for x, y in zip(a.shape, b.shape, strict=False)
@@ -110,7 +110,7 @@ def _has_two_numbers(node: gs.Node) -> bool:
 
 
 def _follows_if(node: gs.Node) -> bool:
-    """A cubic Resize of something that an If on data made."""
+    """True for a cubic Resize of the result of an If whose condition depends on data."""
     if node.attrs.get("mode", "nearest") != "cubic":
         return False
     todo, seen = [node.inputs[0]], set()
@@ -147,18 +147,18 @@ _NOWHERE = (
     ),
     Entry(
         ("StringNormalizer", "StringConcat", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"),
-        "has no text",
+        "has no strings",
         "do this step before the model",
     ),
-    Entry(("ImageDecoder",), "decodes no images", "do this step before the model"),
+    Entry(("ImageDecoder",), "cannot decode images", "do this step before the model"),
     Entry(("Det",), "has no determinant", "write it out for 2x2 and 3x3, or move it out"),
     Entry(
         ("MaxUnpool",),
-        "has no MaxUnpool, and no MaxPool that gives indices",
+        "has no MaxUnpool, and no MaxPool with indices",
         "use a transposed convolution or Resize, or keep the argmax as a mask",
     ),
     Entry(("MaxRoiPool",), "has no MaxRoiPool", "use GridSample (as RoIAlign does) and a maximum"),
-    Entry(("BitShift",), "shifts no bits", "multiply or divide by a power of two"),
+    Entry(("BitShift",), "cannot shift bits", "multiply or divide by a power of two"),
     Entry(
         ("Bernoulli", "Multinomial"),
         "does not draw samples with Bernoulli or Multinomial",
@@ -179,8 +179,8 @@ _NOWHERE = (
     ),
     Entry(
         ("MaxPool",),
-        "has no MaxPool that gives indices",
-        "drop the second output where nothing reads it, or find the positions by comparing",
+        "has no MaxPool with indices",
+        "drop the second output if nothing reads it, or find the positions by a comparison",
         _gives_indices,
     ),
     Entry(
@@ -191,13 +191,13 @@ _NOWHERE = (
     ),
     Entry(
         ("TopK",),
-        f"takes no K above {_LARGEST_K}",
+        f"accepts no K above {_LARGEST_K}",
         f"take the first {_LARGEST_K}, or select in two steps",
         _is_long,
     ),
     Entry(
         ("AveragePool", "MaxPool"),
-        "pools without dilations only",
+        "has no pools with dilations",
         "use a convolution with equal weights, or a maximum over slices",
         _is_dilated,
     ),
@@ -206,8 +206,8 @@ _NOWHERE = (
 _BELOW_10 = (
     Entry(
         ("GridSample",),
-        "8.6 samples no volumes (its parser crashes)",
-        "gather the eight corners and weigh them, or take the step out of the model",
+        "8.6 cannot sample volumes (its parser crashes)",
+        "gather the eight corners and weigh them, or move this step out of the model",
         lambda node: any(len(t.shape or ()) == 5 for t in node.inputs[:2]),
     ),
     Entry(
@@ -218,12 +218,12 @@ _BELOW_10 = (
     Entry(
         ("Unique",),
         "8.6 has no Unique",
-        "end the model before it and do this step on the engine's outputs",
+        "end the model before Unique, and do this step on the engine's outputs",
     ),
     Entry(
         ("If",),
-        "8.6 wants branches of the same rank and sizes where data decide",
-        "make both branches give the same sizes, or take the choice out of the model",
+        "8.6 needs branches of the same rank and sizes if the condition depends on data",
+        "make both branches return the same sizes, or move the choice out of the model",
         lambda node: _has_two_ranks(node) or _has_two_numbers(node),
     ),
 )
@@ -232,30 +232,30 @@ _RTX_ONLY = (
     Entry(
         ("RoiAlign",),
         "RTX has no RoiAlign plugin",
-        "write it with GridSample, or take the step out of the model",
+        "write it with GridSample, or move this step out of the model",
     ),
     Entry(
         ("Loop",),
-        "RTX has no iteration number in a Loop without a largest number of iterations",
-        "carry a counter of your own, or give a number below 2**31 - 1",
+        "RTX has no iteration number in a Loop without a maximum trip count",
+        "carry your own counter, or give a trip count below 2**31 - 1",
         _counts_without_end,
     ),
     Entry(
         ("If",),
-        "wants branches of the same rank where data decide",
-        "give both branches the same rank, or take the choice out of the model",
+        "RTX needs branches of the same rank if the condition depends on data",
+        "give both branches the same rank, or move the choice out of the model",
         _has_two_ranks,
     ),
     Entry(
         ("If",),
-        "RTX can't compile branches of different sizes where data decide and a size is dynamic",
-        "make both branches compute the same sizes, or take the choice out of the model",
+        "RTX cannot compile branches of different, dynamic sizes if the condition depends on data",
+        "make both branches return the same sizes, or move the choice out of the model",
         _has_two_sizes,
     ),
     Entry(
         ("Resize",),
-        "RTX can't compile a cubic Resize of what an If on data made",
-        "use mode linear, or take the choice out of the model",
+        "RTX cannot compile a cubic Resize of the result of an If whose condition depends on data",
+        "use mode linear, or move the choice out of the model",
         _follows_if,
     ),
 )
@@ -277,9 +277,9 @@ PASS = Pass(
     name="refuse_unsupported",
     run=lambda graph: _refuse(graph, _NOWHERE),
     targets=(RTX, Versions("tensorrt", since=(10,), basis="read"), BELOW_10),
-    summary="ops that no TensorRT takes, and nodes beyond the limits that it documents, are "
-    "refused, with what to do instead",
-    fault="the parser stops at them, and says little more than 'false', or the builder fails",
+    summary="ops that no TensorRT has, and nodes beyond its documented limits, are refused, with "
+    "advice",
+    fault="the parser stops with little more than 'false', or the builder fails",
     evidence=(
         "onnx-tensorrt docs/operators.md for 8.5 and for 10.15: N, restrictions",
         "tensorrt-rtx 1.7.1 and TensorRT 8.6.0 fail on each case",
@@ -289,15 +289,15 @@ PASS_BELOW_10 = Pass(
     name="refuse_unsupported_below_10",
     run=lambda graph: _refuse(graph, _BELOW_10),
     targets=(BELOW_10,),
-    summary="nodes that TensorRT 8.6 can't take are refused, with what to do instead",
-    fault="the parser fails on them, on a GridSample of volumes by a segmentation fault",
+    summary="nodes that TensorRT 8.6 cannot run are refused, with advice",
+    fault="the parser fails, with a segmentation fault on a GridSample of volumes",
     evidence=("TensorRT 8.6.0 fails on each",),
 )
 PASS_RTX = Pass(
     name="refuse_unsupported_rtx",
     run=lambda graph: _refuse(graph, _RTX_ONLY),
     targets=(RTX,),
-    summary="nodes that TensorRT-RTX can't take are refused, with what to do instead",
-    fault="the parser or the builder fails on them, the builder with words of its compiler",
+    summary="nodes that TensorRT-RTX cannot run are refused, with advice",
+    fault="the parser or the builder fails, the builder with its compiler's internal errors",
     evidence=("tensorrt-rtx 1.7.1 fails on each",),
 )

@@ -1,7 +1,7 @@
 """``Einsum`` with capital letters gets small ones.
 
-The standard takes both, and torch writes ``bchw,bcHw->bhH`` as it stands; TensorRT's parser stops
-at a capital (``Invalid character(s) in Einsum equation``).
+The standard allows both, and torch exports ``bchw,bcHw->bhH`` unchanged. TensorRT's parser stops at
+a capital letter (``Invalid character(s) in Einsum equation``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pipeline.passes.infra import Pass, PassResult, Refused, each
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites every Einsum whose equation has capitals; refuses one with more than 26 labels.
+    """Rewrites every Einsum whose equation has capitals; refuses more than 26 labels.
 
-    Without ``->`` the output's labels come in alphabetical order, capitals first: it is written out
-    before the letters change.
+    Without ``->`` the output's labels are in alphabetical order, capitals first. So the pass writes
+    the output before it changes the letters.
     """
     return each(graph, "Einsum", _rewrite)
 
@@ -29,7 +29,7 @@ def _rewrite(_: gs.Graph, node: gs.Node) -> str | None:
     if not any(c.isupper() for c in labels):
         return None
     if len(labels) > len(string.ascii_lowercase):
-        raise Refused(f"{len(labels)} labels; there are 26 letters")
+        raise Refused(f"the equation has {len(labels)} labels: use at most 26")
     free = [c for c in string.ascii_lowercase if c not in labels]
     names = {c: free.pop(0) for c in labels if c.isupper()}
     new = "".join(names.get(c, c) for c in _written_out(equation))
@@ -49,6 +49,6 @@ PASS = Pass(
     run=run,
     targets=(RTX, FROM_10, Versions("tensorrt", below=(10,), basis="read")),
     summary="Einsum with capital letters -> small letters",
-    fault="does not parse: 'Invalid character(s) in Einsum equation'",
+    fault="it does not parse: 'Invalid character(s) in Einsum equation'",
     evidence=("tensorrt-rtx 1.7.1: the cases",),
 )

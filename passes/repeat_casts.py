@@ -1,11 +1,11 @@
-"""A float made of a size gets a ``Cast`` of its own for every node that reads it.
+"""A float computed from a size gets its own ``Cast`` for every node that reads it.
 
-``2 * x / float(w - 1) - 1``, at every level of every one of RAFT's lookups. The exporter computes
-``float(w - 1)`` once, and TensorRT 8.6 cuts the network into regions that it compiles: the first
-hands the number to the others. With the FP16 flag it offers such a region ends in half precision
-alone, whatever the layers are told to be, and where these have to be float32 no implementation is
-left ("Could not find any implementation for node {ForeignNode...}"; in its verbose log: "Mismatched
-type for tensor ... f16 vs. expected type:f32"). Integers may be handed over.
+Example: ``2 * x / float(w - 1) - 1`` at every level of RAFT's lookups. The exporter computes
+``float(w - 1)`` once. TensorRT 8.6 compiles the network in regions, and the first region passes the
+float to the others. With the FP16 flag, TensorRT offers only half precision at the end of such a
+region, whatever the layers' precision is. If the layers must be float32, no implementation is left:
+"Could not find any implementation for node {ForeignNode...}". The verbose log says "Mismatched type
+for tensor ... f16 vs. expected type:f32". Integers may pass between regions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.passes.graph_ops import is_op, label, values_of, walk
 from pipeline.passes.infra import Change, Pass, PassResult
 
 _SIZES = ("Shape", "Size")
-# keep integers that are made of sizes such
+# ops whose integer result is computed from sizes if their inputs are
 _ARITHMETIC = frozenset(
     {
         "Abs", "Add", "Cast", "Concat", "Div", "Gather", "Identity", "Max", "Min", "Mod", "Mul",
@@ -28,11 +28,13 @@ _ARITHMETIC = frozenset(
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites every Cast from integers made of sizes, of rank 0 or 1, to floats that several nodes
-    of its graph read; what reads it in the bodies of other nodes goes on reading the first. The
-    values stay the same; nothing is refused."""
+    """Rewrites every Cast from sizes (integers of rank 0 or 1) to floats that several nodes of its
+    graph read.
+
+    Readers in the bodies of other nodes keep the first Cast. Values do not change. Nothing is
+    refused."""
     rewritten = []
-    sizes: set[int] = set()  # tensors made of sizes; `walk` comes to what makes a tensor first
+    sizes: set[int] = set()  # tensors computed from sizes; `walk` visits makers before readers
     for inner, node in walk(graph):
         if _makes_sizes(node, sizes):
             sizes.update(id(output) for output in node.outputs)
@@ -43,7 +45,7 @@ def run(graph: gs.Graph) -> PassResult:
         for number, reader in enumerate(here[1:], 2):
             _give(inner, node, reader, number)
         if len(here) > 1:
-            detail = f"{len(here)} Casts, one for each node of this graph that reads it"
+            detail = f"{len(here)} Casts, one for each node of this graph that reads the float"
             rewritten.append(Change(label(node), "Cast", detail))
     return PassResult(tuple(rewritten))
 
@@ -89,10 +91,9 @@ def _makes_sizes(node: gs.Node, sizes: set[int]) -> bool:
 PASS = Pass(
     name="repeat_casts",
     run=run,
-    # Seen on RAFT, not on a case: two lookups of one level come out right as they stand.
+    # Seen on RAFT, not on a case: two lookups of one level are right without the pass.
     targets=(Versions("tensorrt", below=(10,), basis="read"),),
-    summary="a Cast of sizes to floats that several nodes read -> one for each",
-    fault="in fp16 no implementation for the region that makes the number, where it has to be "
-    "float32",
+    summary="a Cast of sizes to floats that several nodes read -> one Cast for each node",
+    fault="an fp16 build finds no implementation for the region that computes the float",
     evidence=("TensorRT 8.6.0, RAFT in fp16: docs/results/build-cost.md",),
 )

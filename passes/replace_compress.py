@@ -1,7 +1,7 @@
 """``Compress`` with a constant condition becomes ``Gather``.
 
-No version of onnx-tensorrt knows Compress (its docs/operators.md), and how much a condition that
-is computed lets through depends on the data: those are refused.
+No version of onnx-tensorrt supports Compress (its docs/operators.md). With a computed condition,
+the size of the result depends on the data: such nodes are refused.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pipeline.passes.lib.chain import Chain
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites Compress with or without an axis, of data with dynamic sizes; a condition may be
+    """Rewrites Compress with or without an axis. Sizes may be dynamic, and the condition may be
     shorter than its axis, as the standard allows."""
 
     def rewrite(inner: gs.Graph, node: gs.Node) -> str:
         condition = values_of(node.inputs[1])
         if condition is None:
             raise Refused(
-                f"the size of its result depends on the data of {node.inputs[1].name}, which "
-                "TensorRT's parser has no Compress for; in the model, choose with torch.where on "
-                "every element, or take a fixed number of elements with topk"
+                f"the size of its result depends on the data of {node.inputs[1].name}, and "
+                "TensorRT has no Compress. In the model, compute on every element and choose with "
+                "torch.where, or take a fixed number of elements with topk"
             )
         data, axis, output = node.inputs[0], node.attrs.get("axis"), node.outputs[0]
         old = list(node.inputs)
@@ -48,6 +48,6 @@ PASS = Pass(
     run=run,
     targets=EVERY,
     summary="Compress with a constant condition -> Gather",
-    fault="does not parse",
+    fault="it does not parse: TensorRT has no Compress",
     evidence=("https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md",),
 )

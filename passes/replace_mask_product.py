@@ -1,14 +1,13 @@
 """A mask times an infinite constant becomes ``Where``.
 
-``scores + (1 - mask) * -1e9`` in half precision: -1e9 is no half-precision number, and torch's
-exporters write -inf in its place. torch multiplies by the number that was meant, and gets 0 where
-nothing is masked; ONNX multiplies 0 by infinity, which is NaN for every element that counts.
+Example: ``scores + (1 - mask) * -1e9`` in half precision. Half precision cannot hold -1e9, and
+torch's exporters write -inf. torch multiplies by -1e9, and gets 0 for elements that are not
+masked. ONNX multiplies 0 by infinity, which is NaN for each of these elements.
 
-Other infinite constants are left alone, on purpose. ``Where(mask, scores, -inf)`` is right as it
-stands, and a finite constant in its place would give a fully masked row numbers where torch gives
-NaN (or 0, behind its NaN guard). ``Where(mask, 0, -3.4e38)`` before a guarded softmax, as the
-exporter writes a boolean attention mask, can't be told in the graph from a model that means just
-that: it is mended where it is exported.
+Other infinite constants are left alone. ``Where(mask, scores, -inf)`` is right: with a finite
+constant, a fully masked row would have numbers where torch has NaN (or 0, after its NaN guard).
+``Where(mask, 0, -3.4e38)`` before a guarded softmax is torch's export of a boolean attention mask.
+The graph does not show whether a model means exactly that, so the export fixes it.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from pipeline.passes.graph_ops import drop_unused, is_op, values_of
 from pipeline.passes.infra import Pass, PassResult, each
 from pipeline.passes.lib.chain import Chain
 
-# keep the values of their first input
+# ops that keep the values of their first input
 _MOVES = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Slice", "Gather")
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites Mul of an infinite number and a mask: a boolean or integer tensor as float, of any
-    layout, or 1 minus such a one, or such a one minus 1.
+    """Rewrites Mul of an infinite number and a mask.
 
-    Equal to the product wherever that is no NaN: the sign decides between both infinities, and 0
-    stays 0. Nothing is refused.
+    A mask is a boolean or integer tensor as float, of any layout; or 1 minus a mask, or a mask
+    minus 1. The result equals the product wherever the product is not NaN: the sign chooses the
+    infinity, and 0 stays 0. Nothing is refused.
     """
 
     def rewrite(inner: gs.Graph, node: gs.Node) -> str | None:
@@ -45,7 +44,7 @@ def run(graph: gs.Graph) -> PassResult:
             for tensor in old:
                 if tensor.inputs and not tensor.outputs:
                     drop_unused(graph, tensor)
-            return f"Where {mask.name} is not 0, {infinite.item():g}"
+            return f"{infinite.item():g} where {mask.name} is not 0"
         return None
 
     return each(graph, "Mul", rewrite)
@@ -67,7 +66,7 @@ def _write(
 
 
 def _infinite(tensor: gs.Tensor) -> np.ndarray | None:
-    """The constant, of one element and no rank of its own, if it is infinite."""
+    """The constant, if it has one element, has rank 0 or 1, and is infinite."""
     values = values_of(tensor)
     if values is None or values.shape not in ((), (1,)) or values.dtype.kind != "f":
         return None
@@ -75,7 +74,7 @@ def _infinite(tensor: gs.Tensor) -> np.ndarray | None:
 
 
 def _kind(tensor: gs.Tensor) -> Literal["boolean", "signed"] | None:
-    """Whether the tensor is 0 and 1 for sure, an integer mask, or neither."""
+    """``boolean`` if the tensor holds only 0 and 1, ``signed`` for an integer mask, else None."""
     node = tensor.inputs[0] if len(tensor.inputs) == 1 else None
     if node is None or not node.inputs or not is_op(node, node.op):
         return None
@@ -107,7 +106,7 @@ PASS = Pass(
     run=run,
     targets=EVERY_READ,
     summary="a mask times -inf -> Where",
-    fault="0 times infinity: NaN for every element that is not masked",
+    fault="0 times infinity is NaN: every element that is not masked becomes NaN",
     evidence=(
         "torch 2.13 writes -inf for -1e9 in a half-precision module: both of its exporters, "
         "tests/passes/test_replace_mask_product.py",

@@ -1,22 +1,22 @@
-"""``NonZero`` and what hangs on it become ``Where``, masked reductions or ``Range``, where exact.
+"""``NonZero`` and its readers become ``Where``, masked reductions or ``Range``, if that is exact.
 
-TensorRT-RTX has no layer whose output's size depends on data: its parser knows neither NonZero
-nor Unique, and NonMaxSuppression fails in its builder (NVIDIA/TensorRT-RTX#32 shows the same for
-NonZero in 1.4). TensorRT has both from 8.5 on; but 8.6.0 does not build a GatherND or ScatterND
-by a NonZero's result, so that the rewrites serve it too. What is left for it, it may still take:
-refused, and tolerable, are only the NonZeros that a GatherND or ScatterND reads.
+TensorRT-RTX has no layer whose output size depends on data. Its parser refuses NonZero and Unique,
+and NonMaxSuppression fails in its builder (NVIDIA/TensorRT-RTX#32 shows the same for NonZero in
+1.4). TensorRT has both from 8.5 on. But 8.6.0 does not build a GatherND or ScatterND with a
+NonZero's result as indices, so it needs the rewrites too. There, only a NonZero that a GatherND or
+ScatterND still reads is refused, as a warning.
 
-Three idioms of the exporters need no such size. Below, ``mask`` is NonZero's input, and ``rows``
-is a GatherND of x by the transposed NonZero of the mask, or elementwise arithmetic on such:
+Three patterns of the exporters need no such size. Below, ``mask`` is NonZero's input. ``rows`` is
+a GatherND of x with the transposed NonZero of the mask, or elementwise arithmetic f on it:
 
-- ``x[mask] = rows`` (ScatterND): ``Where(mask, f(x), x)``, with f worked out on every element.
+- ``x[mask] = rows`` (ScatterND): ``Where(mask, f(x), x)``, with f computed on every element.
 - ``sum(rows)`` and other reductions to one number: over ``Where(mask, f(x), neutral element)``.
 - ``len(rows)`` (Shape): a sum over the mask.
 
-NonZero of a constant is a constant; of ``ConstantOfShape`` (how the TorchScript exporter writes
-arange) it is a Range. Everything else is refused. A form with a fixed capacity (TopK of the mask
-and a count) is not made: its output has another size than the graph's, which is right only if
-every reader ignores the padding.
+NonZero of a constant becomes a constant. NonZero of ``ConstantOfShape`` (the TorchScript exporter's
+arange) becomes a Range. Everything else is refused. The pass does not write a form with a fixed
+capacity (TopK of the mask and a count). Its output would differ in size, and every reader would
+have to ignore the padding.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.lift import Selection, identity_perm, selection_of
 from pipeline.passes.lib.sizes import dims_of
 
-_NO_LAYER = "which TensorRT-RTX has no layer for"
-_NO_INDEXING = "and TensorRT 8.6 builds no GatherND or ScatterND by such indices"
+_NO_LAYER = "and TensorRT-RTX has no layer for that"
+_NO_INDEXING = "and TensorRT 8.6 builds no GatherND or ScatterND with such indices"
 _ADVICE = (
-    "in the model, compute on every element and choose with torch.where, or take a fixed number "
+    "In the model, compute on every element and choose with torch.where, or take a fixed number "
     "of elements with topk"
 )
 _REDUCTIONS = {
@@ -53,17 +53,17 @@ _ACCUMULATE = {"none": "", "add": "Add", "mul": "Mul", "max": "Max", "min": "Min
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites the readers of NonZero whose results have sizes that don't depend on data.
+    """Rewrites the readers of NonZero whose results have sizes that do not depend on data.
 
-    Masks may have fewer axes than what they select from, and any dtype that NonZero takes. The
-    mask's dims must be provably those of the data. A NonZero that some reader still needs is
-    refused, and so are NonMaxSuppression and Unique.
+    Masks may have fewer axes than the data, and any dtype that NonZero accepts. The mask's dims
+    must be provably equal to the data's first dims. Refused: a NonZero that a reader still needs,
+    NonMaxSuppression and Unique.
     """
     return _run(graph, has_layer=False)
 
 
 def run_below_10(graph: gs.Graph) -> PassResult:
-    """As `run`; refuses no more than a NonZero that a GatherND or ScatterND still reads."""
+    """As `run`; refuses only a NonZero that a GatherND or ScatterND still reads."""
     return _run(graph, has_layer=True)
 
 
@@ -78,25 +78,25 @@ def _run(graph: gs.Graph, *, has_layer: bool) -> PassResult:
             change = _nonzero(graph, inner, node)
             rewritten += change
             if not change and not (has_layer and not _selects(node)):
-                why = f" ({reasons[id(node)]})" if id(node) in reasons else ""
+                why = f" (not rewritten: {reasons[id(node)]})" if id(node) in reasons else ""
                 size = f"the size of its result depends on the data of {node.inputs[0].name},"
                 lacks = _NO_INDEXING if has_layer else _NO_LAYER
-                refused.append(Change(name, node.op, f"{size} {lacks}; {_ADVICE}{why}"))
+                refused.append(Change(name, node.op, f"{size} {lacks}. {_ADVICE}{why}"))
         elif not has_layer and (is_op(node, "Unique") or is_op(node, "NonMaxSuppression")):
-            what = "boxes it keeps" if node.op == "NonMaxSuppression" else "values differ"
+            what = "boxes it keeps" if node.op == "NonMaxSuppression" else "values it returns"
             refused.append(
                 Change(
                     name,
                     node.op,
-                    f"how many {what} depends on the data, {_NO_LAYER}; end the "
-                    "model before it and do this step on the engine's outputs",
+                    f"how many {what} depends on the data, {_NO_LAYER}. End the "
+                    "model before this node, and do this step on the engine's outputs",
                 )
             )
     return PassResult(tuple(rewritten), tuple(refused))
 
 
 def _rewrite_readers(graph: gs.Graph) -> tuple[list[Change], dict[int, str]]:
-    """The ScatterNDs and reductions rewritten; why not, by the id of the NonZero."""
+    """The rewritten ScatterNDs and reductions; and by the id of a NonZero, why one was not."""
     rewritten: list[Change] = []
     reasons: dict[int, str] = {}
     for inner, node in walk(graph):
@@ -150,7 +150,7 @@ def _scatter(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
     data, _, updates = node.inputs
     how = node.attrs.get("reduction", "none")
     if how not in _ACCUMULATE:
-        raise Refused(f"reduction {how!r}")
+        raise Refused(f"reduction {how!r} is not known")
     c = Chain(graph, node)
     lift = selection.over(data, c)
     full = lift.full(updates, written_back=True)
@@ -159,7 +159,7 @@ def _scatter(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
     condition = lift.condition()
     c.op("Where", condition, full, data, short="where", dtype=data.dtype, shape=data.shape)
     c.finish()
-    return f"Where over {selection.mask.name}"
+    return f"Where with the mask {selection.mask.name}"
 
 
 def _reduce(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
@@ -172,7 +172,7 @@ def _reduce(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
         raise Refused(f"the dtype of {rows.name} is not known")
     fill = _REDUCTIONS[node.op]
     if np.dtype(dtype).kind != "f" and (node.op == "ReduceMean" or not np.isfinite(fill)):
-        raise Refused(f"{node.op} of integers")
+        raise Refused(f"{node.op} of integers is not rewritten")
     full = lift.full(rows)
     shape = lift.data.shape
     masked = c.op(
@@ -190,7 +190,7 @@ def _reduce(graph: gs.Graph, node: gs.Node, selection: Selection) -> str:
     shape = [1] * lift.row_rank if node.attrs.get("keepdims", 1) else []
     c.op("Reshape", found, np.array(shape, np.int64), short="reshape", dtype=dtype, shape=shape)
     c.finish()
-    return f"over every element, those outside {selection.mask.name} as {fill:g}"
+    return f"computed over every element, with {fill:g} outside {selection.mask.name}"
 
 
 def _hold_all_axes(node: gs.Node, rank: int) -> None:
@@ -198,17 +198,17 @@ def _hold_all_axes(node: gs.Node, rank: int) -> None:
     if len(node.inputs) > 1 and node.inputs[1].name:
         values = values_of(node.inputs[1])
         if values is None:
-            raise Refused("its axes are not constant")
+            raise Refused("its axes are computed")
         axes = values.tolist()
     if not axes:
         if node.attrs.get("noop_with_empty_axes", 0):
             raise Refused("it reduces nothing")
     elif sorted(axis % rank for axis in axes) != list(range(rank)):
-        raise Refused("it keeps an axis of the selection")
+        raise Refused("it does not reduce all axes of the selection")
 
 
 def _nonzero(root: gs.Graph, graph: gs.Graph, node: gs.Node) -> list[Change]:
-    """Rewrites a NonZero of something that is not data, or one that only its Shape is read of."""
+    """Rewrites a NonZero that does not depend on data, or of which only the Shape is read."""
     name, data = label(node), node.inputs[0]
     values = values_of(data)
     maker = data.inputs[0] if len(data.inputs) == 1 else None
@@ -216,14 +216,14 @@ def _nonzero(root: gs.Graph, graph: gs.Graph, node: gs.Node) -> list[Change]:
     if values is not None and values.ndim > 0:
         c.op("Identity", c.constant(np.array(np.nonzero(values), np.int64)), dtype=np.int64)
         _finish_constant(root, c)
-        return [Change(name, "NonZero", f"the constant that {data.name} gives")]
+        return [Change(name, "NonZero", f"the constant that follows from {data.name}")]
     if maker is not None and is_op(maker, "ConstantOfShape"):
         value = values_of(maker.attrs["value"]) if "value" in maker.attrs else None
         size = maker.inputs[0]
         if value is not None and value.all() and dims_of(size) == [sympy.Integer(1)]:
-            # the size without its axis
+            # the size as a scalar
             count = c.op("Squeeze", size, short="count", dtype=np.int64, shape=[])
-            # of rank 0, which `constant` does not keep
+            # gs.Constant, since `constant` turns rank 0 into rank 1
             zero, one = (gs.Constant(f"{name}/{n}", np.array(n, np.int64)) for n in (0, 1))
             places = c.op(
                 "Range", zero, count, one, short="range", dtype=np.int64, shape=[None]
@@ -236,7 +236,7 @@ def _nonzero(root: gs.Graph, graph: gs.Graph, node: gs.Node) -> list[Change]:
 
 
 def _finish_constant(root: gs.Graph, c: Chain) -> None:
-    """Readers get the initializer itself; only a graph's output needs the Identity."""
+    """Readers get the initializer directly; only a graph's output needs the Identity."""
     output = c.node.outputs[0]
     graphs = (root, *root.subgraphs(recursive=True))
     if any(output is o for graph in graphs for o in graph.outputs):
@@ -291,7 +291,7 @@ PASS = Pass(
     name="replace_nonzero",
     run=run,
     targets=(RTX,),
-    summary="NonZero -> Where, a masked reduction or Range, where its size does not matter",
+    summary="NonZero whose size does not matter -> Where, a masked reduction or Range",
     fault="NonZero and Unique do not parse, NonMaxSuppression does not build",
     evidence=("https://github.com/NVIDIA/TensorRT-RTX/issues/32",),
 )
@@ -300,10 +300,10 @@ PASS_BELOW_10 = Pass(
     run=run_below_10,
     targets=(BELOW_10,),
     summary=f"{PASS.summary}, for TensorRT that has NonZero",
-    fault="GatherND and ScatterND by a NonZero's result do not build",
+    fault="GatherND and ScatterND with a NonZero's result as indices do not build",
     evidence=(
         "TensorRT 8.6.0: 'Assertion mChunkTypeOfVertex[head] == ChunkType::kMYELIN failed' in "
-        "cases of replace_nonzero; NonZero as a result and NonMaxSuppression come out right",
+        "cases of replace_nonzero; NonZero as a result and NonMaxSuppression are right",
     ),
-    tolerable=True,  # a GatherND or ScatterND was seen to fail, not proven to fail everywhere
+    tolerable=True,  # a GatherND or ScatterND failed in tests, but may build in other graphs
 )

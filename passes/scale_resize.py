@@ -1,16 +1,16 @@
-"""``Resize`` with computed ``sizes`` gets constant ``scales`` where they are whole.
+"""``Resize`` with computed ``sizes`` gets constant ``scales`` if they are whole numbers.
 
-torch's exporter computes the output sizes of an upsampling from the shape of some other tensor.
-TensorRT 8.6 then wants a shape tensor that it can follow, and often can't (onnx-tensorrt#389,
-#398). Where every output size is a whole multiple of the input's, whatever the sizes are, the
-multiples say the same: the ONNX standard sets scale = size_out / size_in for given sizes and
-size_out = floor(size_in * scale) for given scales, both exact for whole numbers, and every
-coordinate_transformation_mode and nearest_mode uses these numbers only (align_corners the two
-lengths). Left out are the forms that read more: tf_crop_and_resize, keep_aspect_ratio_policy,
-antialias, axes. These, and computed scales, are expand_resize's, which comes before.
+torch's exporter computes the output sizes of an upsampling from the shape of another tensor.
+TensorRT 8.6 must follow this shape tensor, and often cannot (onnx-tensorrt#389, #398). If every
+output size is a whole multiple of the input's for all sizes, the multiples mean the same. The ONNX
+standard defines scale = size_out / size_in for given sizes, and size_out = floor(size_in * scale)
+for given scales. Both are exact for whole numbers. Every coordinate_transformation_mode and
+nearest_mode uses only these numbers (align_corners uses the two lengths).
 
-The multiples come from the arithmetic that computes the sizes, and from the symbolic dims that
-the exporter leaves in value_info (``s17`` -> ``8*s17``); if the two disagree, nothing is done.
+The multiples come from the arithmetic that computes the sizes, and from the symbolic dims in
+value_info (``s17`` -> ``8*s17``). If they disagree, the node is refused. tf_crop_and_resize,
+keep_aspect_ratio_policy, antialias, axes and computed scales belong to expand_resize, which runs
+before.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SCALES, _SIZES = 2, 3
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every Resize (opset 11 and later) whose output is a whole multiple of its input.
 
-    Scales are float32 of shape ``(rank,)``. The nodes that computed the sizes are removed where
-    nothing else reads them. Refused: a computed size that is no constant whole multiple, or is
-    not known to be, and the attributes named above.
+    Scales are float32 of shape ``(rank,)``. Nodes that computed the sizes are removed if nothing
+    else reads them. Refused: a computed size that is not provably a constant whole multiple, and
+    the attributes named above.
     """
 
     def rewrite(_: gs.Graph, node: gs.Node) -> str | None:
@@ -65,14 +65,14 @@ def _scales(node: gs.Node) -> list[int]:
         ),
     ):
         if found:
-            raise Refused(f"{reason} changes what the sizes mean")
+            raise Refused(f"{reason} changes the meaning of the sizes")
     return _ratios(node, elements_of(node.inputs[_SIZES]))
 
 
 def _ratios(node: gs.Node, followed: Elements | None) -> list[int]:
     before, after = dims_of(node.inputs[0]), dims_of(node.outputs[0])
     if before is None:
-        raise Refused(f"the rank of {node.inputs[0].name} is not known; run shape inference first")
+        raise Refused(f"the rank of {node.inputs[0].name} is not known: declare it in value_info")
     found, reasons = [], []
     for sizes in (None if followed is None else followed.values, after):
         if sizes is None or len(sizes) != len(before):
@@ -85,14 +85,20 @@ def _ratios(node: gs.Node, followed: Elements | None) -> list[int]:
     if not found:
         raise Refused(reasons[0] if reasons else "the output's sizes are not known")
     if found[0] != found[-1]:
-        raise Refused(f"computed sizes say {found[0]} times the input, value_info {found[1]}")
+        raise Refused(
+            f"the computed sizes are {found[0]} times the input's, but value_info says {found[1]}: "
+            "correct value_info"
+        )
     return found[0]
 
 
 def _whole(ratios: list[sympy.Expr]) -> list[int]:
     for axis, ratio in enumerate(ratios):
         if not (ratio.is_Integer and ratio >= 1):
-            raise Refused(f"axis {axis}: output / input is {ratio}, no constant whole multiple")
+            raise Refused(
+                f"axis {axis}: output / input is {ratio}, not a constant whole number. If TensorRT "
+                "cannot follow the size, resize by a whole factor"
+            )
     return [int(ratio) for ratio in ratios]
 
 
@@ -101,11 +107,11 @@ PASS = Pass(
     run=run,
     targets=(Versions("tensorrt", below=(10,), basis="read"),),
     summary="Resize with computed sizes -> constant whole scales",
-    fault="the parser fails on sizes that it can't follow as a shape tensor",
+    fault="the parser fails on sizes that it cannot follow as a shape tensor",
     evidence=(
         "https://github.com/onnx/onnx-tensorrt/issues/389",
         "https://github.com/onnx/onnx-tensorrt/issues/398",
         "RAFT-small's upsampling from torch: s17 -> 8*s17",
     ),
-    tolerable=True,  # sizes that are slices of a Shape parse as they stand
+    tolerable=True,  # TensorRT parses sizes that are slices of a Shape
 )

@@ -1,14 +1,14 @@
-"""An additive mask in an attention selects instead of adding.
+"""An additive attention mask becomes a selection.
 
-``Softmax(scores + Where(mask, 0, -3.4e38))`` is what torch's exporter writes of a boolean attention
-mask. TensorRT 8.6 is silently wrong with it where the scores are of one query (decoding with a
-cache): it runs them as one batch of batch * heads products, and reads the mask, which it computes
-on the way, at that batch's index, so that every row but the first sees the mask of another one, or
-what lies behind it. Selecting comes out right.
+torch's exporter writes a boolean attention mask as ``Softmax(scores + Where(mask, 0, -3.4e38))``.
+TensorRT 8.6 computes this silently wrong for scores of one query (decoding with a cache). It runs
+them as one batch of batch * heads products, and reads the computed mask at the index of that
+batch. So every row but the first gets the mask of another row, or memory after the mask. A
+selection is computed correctly.
 
-What else is computed and added to such scores (a product of the mask, a bias beside a mask, masks
-that more than this sum reads) was seen to go wrong too, form by form, and nothing that mends all
-of them is known: that is refused, which is a warning, since other forms come out right.
+TensorRT is also wrong if other computed values are added to such scores: a product of the mask, a
+bias beside a mask, masks that other nodes also read. No rewrite is known that fixes all of them.
+They are refused, as a warning, since some forms are computed correctly.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from pipeline.passes.graph_ops import drop_unused, is_op, label, values_of, walk
 from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.chain import Chain
 
-# move values, whatever their type
+# ops that move values of any dtype
 _MOVES = ("Identity", "Unsqueeze", "Squeeze", "Slice", "Reshape", "Transpose", "Expand")
-_MOST = 2  # masks of one sum, which is computed for each of their 2**2 outcomes
+_MOST = 2  # masks in one sum, which is computed for each of their 2**2 outcomes
 _PRODUCTS, _SUMS, _SCALES = ("MatMul", "Gemm", "Einsum"), ("Add", "Sub"), ("Mul", "Div")
-_DEEP = 100  # nodes behind each other that are looked through
+_DEEP = 100  # longest chain of nodes that is followed
 _DETAIL = (
-    "adds what is computed, not only masks of two constants, to scores: where these are of one "
-    "query, in a profile or always, {names} may reach other rows of the batch than its own{more}; "
-    "give it to the model as a float input, or compare the engine on a GPU (pipeline verify)"
+    "adds the computed {names} to attention scores. With one query, values of {names} may reach "
+    "other rows of the batch{more}. Pass {names} to the model as a float input, or compare the "
+    "engine on a GPU (pipeline verify)"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class _Mask:
-    """A Where of two constants, and the nodes that move its result, the last first."""
+    """A Where of two constants, and the nodes that move its result, last node first."""
 
     on: gs.Tensor
     branches: list[np.ndarray]
@@ -64,7 +64,7 @@ class _Sum:
         return found
 
     def others(self) -> list[gs.Tensor]:
-        """What is added and is no mask."""
+        """The added tensors that are not masks."""
         found: list[gs.Tensor] = []
         for term in (self.left, self.right):
             if not isinstance(term, _Mask):
@@ -76,15 +76,16 @@ _Term: TypeAlias = _Sum | _Mask | gs.Tensor
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrites ``Add(x, Where(mask, a, b))`` before a Softmax or a MatMul, a and b constants of one
-    element, into ``Where(mask, x + a, x + b)``, where what adds 0 is left out. What moves the
-    Where's result on its way to the Add (a Slice, an Unsqueeze) moves the mask instead; a Cast
-    before the Softmax is looked through, and so are the sums that nothing else reads:
-    ``x + (m + bias)`` becomes ``Where(mask, x + (a + bias), x + (b + bias))``. Of more than two
-    masks in one sum the rest stays added.
+    """Rewrites ``Add(x, Where(mask, a, b))`` before a Softmax or a MatMul into ``Where(mask, x + a,
+    x + b)``.
 
-    The same to the bit but for the sign of zeros. Refused, in one sentence for all of a graph, is
-    what else is computed and added to the scores of a Softmax that may be of one query.
+    a and b are constants of one element. A term that adds 0 is omitted. Nodes between the Where and
+    the Add (a Slice, an Unsqueeze) move the mask instead. Casts before the Softmax are followed,
+    and sums that nothing else reads: ``x + (m + bias)`` becomes ``Where(mask, x + (a + bias),
+    x + (b + bias))``. If a sum has more than two masks, the others stay added.
+
+    The result is equal to the bit, except for the sign of zeros. Refused, once per graph: any other
+    computed value that is added to the scores of a Softmax that may have one query.
     """
     outputs = {id(tensor) for inner, _ in walk(graph) for tensor in inner.outputs}
     rewritten, left = [], []
@@ -112,7 +113,7 @@ def _refused(left: Sequence[tuple[str, Sequence[str]]]) -> tuple[Change, ...]:
     if not left:
         return ()
     name, computed = left[0]
-    more = f"; so in {len(left) - 1} more" if len(left) > 1 else ""
+    more = f" ({len(left) - 1} more Adds have the same problem)" if len(left) > 1 else ""
     detail = _DETAIL.format(names=" and ".join(computed), more=more)
     return (Change(name, "Add", detail),)
 
@@ -126,7 +127,7 @@ def _is_weight(node: gs.Node, ops: Sequence[str] = ("Softmax", "MatMul")) -> boo
 
 
 def _computed(node: gs.Node, whole: _Sum) -> list[str]:
-    """What is added to scores, where these may be of one query, and stays added, by name."""
+    """Names of computed tensors that stay added to scores which may have one query."""
     shape = node.outputs[0].shape
     queries = shape[-2] if shape is not None and len(shape) > 1 else None
     if not _is_weight(node, ("Softmax",)) or (isinstance(queries, int) and queries > 1):
@@ -140,8 +141,8 @@ def _computed(node: gs.Node, whole: _Sum) -> list[str]:
 
 
 def _roots(tensor: gs.Tensor, known: dict[int, frozenset[str]], depth: int = 0) -> frozenset[str]:
-    """What a tensor is made of: ``product``, ``computed``, or neither: inputs and constants alone.
-    What a product is multiplied or divided by is its scale."""
+    """What a tensor is computed from: ``product``, ``computed``, or neither (only inputs and
+    constants). A factor or divisor of a product is its scale, and does not count."""
     if values_of(tensor) is not None or not tensor.inputs:
         return frozenset()
     if id(tensor) not in known:
@@ -155,14 +156,14 @@ def _roots(tensor: gs.Tensor, known: dict[int, frozenset[str]], depth: int = 0) 
             found = [_roots(t, known, depth + 1) for t in used]
             if scaled:
                 found = [one for one in found if "product" in one]
-            # an input that is moved alone is not known to come out right
+            # an input that is only moved may be wrong too, so it counts as computed
             kinds = frozenset[str]().union(*found) or kinds
         known[id(tensor)] = kinds
     return known[id(tensor)]
 
 
 def _term(tensor: gs.Tensor, outputs: set[int]) -> _Term:
-    """A tensor as a mask, as a sum with masks in it that nothing else reads, or as it is."""
+    """The tensor as a mask, as a sum that contains masks and has no other reader, or unchanged."""
     mask = _mask(tensor)
     if mask is not None:
         return mask
@@ -175,7 +176,7 @@ def _term(tensor: gs.Tensor, outputs: set[int]) -> _Term:
 
 
 def _uncast(tensor: gs.Tensor) -> gs.Tensor:
-    """What it is before Casts to the type that it has already."""
+    """The tensor before Casts that do not change its dtype."""
     while len(tensor.inputs) == 1 and is_op(tensor.inputs[0], "Cast"):
         source = tensor.inputs[0].inputs[0]
         if tensor.dtype is None or source.dtype != tensor.dtype:
@@ -185,8 +186,8 @@ def _uncast(tensor: gs.Tensor) -> gs.Tensor:
 
 
 def _mask(tensor: gs.Tensor) -> _Mask | None:
-    """The Where that makes a tensor; not one whose constants have a higher rank than its mask,
-    which then are part of the result's shape."""
+    """The Where that makes a tensor. None if its constants have a higher rank than its mask, since
+    they then shape the result."""
     moves = []
     tensor = _uncast(tensor)
     while len(tensor.inputs) == 1 and any(is_op(tensor.inputs[0], op) for op in _MOVES):
@@ -205,7 +206,7 @@ def _mask(tensor: gs.Tensor) -> _Mask | None:
 
 
 def _value(tensor: gs.Tensor, on: gs.Tensor) -> np.ndarray | None:
-    """A constant of one element, also where it is expanded to the very shape of the mask."""
+    """A constant of one element, also if it is expanded to the shape of the mask."""
     known = on.shape is not None and not {None, ""}.intersection(on.shape)
     if known and len(tensor.inputs) == 1 and tensor.shape == on.shape:
         source = tensor.inputs[0]
@@ -259,7 +260,7 @@ def _condition(c: Chain, mask: _Mask) -> gs.Tensor:
 
 
 def _where(c: Chain, mask: _Mask) -> gs.Tensor:
-    """What it was."""
+    """The mask as an additive term, as before the rewrite."""
     dtype = mask.branches[0].dtype
     return c.op("Where", _condition(c, mask), *mask.branches, short="mask", dtype=dtype)
 
@@ -269,7 +270,7 @@ PASS = Pass(
     run=run,
     targets=(BELOW_10,),
     summary="Softmax(x + Where(mask, 0, c)) -> Softmax(Where(mask, x, x + c)); before MatMul too",
-    fault="the rows of a batch get each other's masks, where x is a product of one query",
-    tolerable=True,  # other forms come out right
-    evidence=("TensorRT 8.6.0: Llama decoding, all rows but the first wrong; the cases",),
+    fault="if x is a product with one query, a row of the batch gets the mask of another row",
+    tolerable=True,  # some forms are computed correctly
+    evidence=("TensorRT 8.6.0: Llama decoding, all rows but the first are wrong; the cases",),
 )

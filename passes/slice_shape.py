@@ -1,13 +1,13 @@
 """``Shape`` with ``start`` or ``end`` (opset 15 and later) becomes ``Shape`` and ``Slice``.
 
 torch's exporter writes ``Shape(start=2, end=3)`` for one size of a tensor. TensorRT 8.6's parser
-does not read the two attributes and takes the whole shape, so that four of them side by side
-have length 16 and not 4, and the network fails far from the cause: ``Resize ... requires second
-input to be 1D shape tensor with length (12)`` (seen on TensorRT 8.6.0).
+ignores the two attributes and reads the whole shape. Four such sizes in a Concat then have length
+16, not 4. The network fails far from the cause: ``Resize ... requires second input to be 1D shape
+tensor with length (12)`` (TensorRT 8.6.0).
 
-The ONNX standard counts negative values from the back, clamps both to 0..rank, and gives an
-empty result where start >= end; ``Slice`` over the 1-D shape does exactly the same, so the
-values are handed over as they are where the rank is unknown, and clamped where it is known.
+The ONNX standard counts negative values from the back, clamps both to 0..rank, and returns an
+empty result if start >= end. ``Slice`` of the 1-D shape does the same. So the values are clamped
+if the rank is known, and used unchanged otherwise.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _END = int(np.iinfo(np.int64).max)
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every ``Shape`` that has ``start`` or ``end``; refuses none.
 
-    The result stays int64 and 1-D. Where the two attributes select the whole shape, they are
-    just dropped.
+    The result stays int64 and 1-D. If the two attributes select the whole shape, they are dropped.
     """
     return each(graph, "Shape", _rewrite)
 
@@ -42,7 +41,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
     if rank is not None:
         start, end = _clamp(start, rank), _clamp(end, rank)
     if start == 0 and end == (_END if rank is None else rank):
-        return "start and end dropped: they select the whole shape"
+        return "start and end dropped, since they select the whole shape"
     name = label(node)
     whole = gs.Variable(f"{name}/whole", np.int64, None if rank is None else [rank])
     bounds = [
@@ -69,7 +68,7 @@ PASS = Pass(
     run=run,
     targets=(BELOW_10,),
     summary="Shape with start or end -> Shape, Slice",
-    fault="reads the whole shape: lengths and sizes made of it are wrong, mostly a failed build",
+    fault="TensorRT reads the whole shape; sizes computed from it are wrong, and most builds fail",
     evidence=(
         "TensorRT 8.6.0 reads the whole shape: 'Resize ... requires second input to be 1D shape "
         "tensor with length (12)' on RAFT-small",

@@ -1,9 +1,9 @@
 """A ConvTranspose that is strided and dilated gets a kernel with the zeros between its taps.
 
-RTX 1.7 parses such a transposed convolution and builds none: 'Strided & Dilated Deconv are
-currently not supported'. A dilation of d stands for ``d - 1`` zeros between two taps of the kernel;
-with the zeros in the kernel the dilation is 1 and every size stays as it was, those by
-``output_padding``, ``output_shape`` and ``auto_pad`` too, since they only know the kernel's extent.
+RTX 1.7 parses such a transposed convolution, but does not build it: 'Strided & Dilated Deconv are
+currently not supported'. A dilation of d means ``d - 1`` zeros between two taps of the kernel. With
+these zeros in the kernel the dilation is 1, and every size stays the same. ``output_padding``,
+``output_shape`` and ``auto_pad`` depend only on the kernel's extent, which does not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def run(graph: gs.Graph) -> PassResult:
 
 
 def spread(kernel: np.ndarray, dilations: Sequence[int]) -> np.ndarray:
-    """The kernel ``(C, M, k1, ...)`` with the zeros that its dilations, one an axis, stand for."""
+    """The kernel ``(C, M, k1, ...)`` with the zeros of its dilations, one dilation per axis."""
     spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[2:], dilations, strict=True)]
     wide = np.zeros((*kernel.shape[:2], *spans), kernel.dtype)
     taps: list[Any] = [slice(None, None, step) for step in dilations]
@@ -46,17 +46,17 @@ def _rewrite(_: gs.Graph, node: gs.Node) -> str | None:
     kernel = values_of(weight)
     if kernel is None:
         raise Refused(
-            f"its kernel {weight.name} is computed: use a constant one, or a stride or a dilation "
+            f"its kernel {weight.name} is computed: use a constant kernel, or a stride or dilation "
             "of 1"
         )
     if weight.dtype not in (np.float32, np.float16):
-        raise Refused(f"its kernel {weight.name} is {weight.dtype}, not float32 or float16")
+        raise Refused(f"its kernel {weight.name} is {weight.dtype}: cast it to float32 or float16")
     wide = spread(kernel, dilations)
     node.inputs[1] = constant(f"{label(node)}/spread", wide)
     node.attrs["kernel_shape"] = [*wide.shape[2:]]
     del node.attrs["dilations"]
     was, now = ("x".join(map(str, array.shape[2:])) for array in (kernel, wide))
-    return f"its kernel of {was} taps spread over {now}"
+    return f"its kernel of {was} taps spread to {now}"
 
 
 PASS = Pass(

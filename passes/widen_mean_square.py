@@ -1,14 +1,14 @@
 """A mean or sum of squares in half precision is computed in float32.
 
-A half-precision square overflows from 256 on, and a sum of squares far sooner: the root mean
-square norm ``x * rsqrt(mean(x * x) + eps)``, layer norms that are not `fuse_layer_norm`'s, norms
-over channels, variances and ReduceL2 give 0 or NaN there. Where precision stands in the graph
-(TensorRT-RTX, TensorRT 11, strongly typed networks of 10) nothing else can mend that; TensorRT
-itself warns "Running layernorm after self-attention with FP16 Reduce or Pow may cause overflow"
-and asks for Reduce and Pow in float32.
+A half-precision square overflows from 256 on, and a sum of squares much earlier. The result is 0
+or NaN. This affects the root mean square norm ``x * rsqrt(mean(x * x) + eps)``, layer norms that
+`fuse_layer_norm` leaves, norms over channels, variances and ReduceL2. If the graph fixes the
+precision (TensorRT-RTX, TensorRT 11, strongly typed networks of 10), only a rewrite helps.
+TensorRT itself warns "Running layernorm after self-attention with FP16 Reduce or Pow may cause
+overflow", and asks for Reduce and Pow in float32.
 
-The square, the reduction, what is added or multiplied to it, the root and its inverse run in
-float32; the root fits in half precision again. bfloat16 has float32's range and is left alone.
+The square, the reduction, following additions and factors, the root and its inverse run in
+float32. The root fits in half precision again. bfloat16 has float32's range and is left alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.passes.lib.chain import Chain
 
 _HALF = np.dtype(np.float16)
 _FLOAT16 = int(onnx.TensorProto.FLOAT16)
-# of a square that another node computes, and of their own
+# reductions of a square that another node computes, and reductions that square by themselves
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "GlobalAveragePool")
 _SQUARING = ("ReduceL2", "ReduceSumSquare")
 
@@ -51,7 +51,7 @@ def run(graph: gs.Graph) -> PassResult:
 
 
 def _squared(node: gs.Node) -> gs.Tensor | None:
-    """What the node reduces the squares of."""
+    """The tensor whose squares the node reduces, or None."""
     if node.op in _SQUARING:
         return node.inputs[0]
     if node.op not in _REDUCTIONS:
@@ -73,7 +73,7 @@ def _is_half(data: gs.Tensor, result: gs.Tensor) -> bool:
 
 
 def _steps(node: gs.Node, graph: gs.Graph, outputs: set[int]) -> list[gs.Node]:
-    """The reduction and the nodes behind it, up to the root and its inverse."""
+    """The reduction and the nodes after it, up to the root and its inverse."""
     steps, own = [node], {id(n) for n in graph.nodes}
     while True:
         result = steps[-1].outputs[0]
@@ -86,7 +86,7 @@ def _steps(node: gs.Node, graph: gs.Graph, outputs: set[int]) -> list[gs.Node]:
 
 
 def _ends(steps: list[gs.Node]) -> bool:
-    """True behind an inverse root, and behind ReduceL2, which is a root itself."""
+    """True after an inverse root, and after ReduceL2, which is a root itself."""
     last = steps[-1]
     return last.op in ("Reciprocal", "Pow", "ReduceL2") or (
         len(steps) > 1 and steps[-2].op == "Sqrt"
@@ -108,7 +108,7 @@ def _follows(last: gs.Node, reader: gs.Node) -> bool:
 
 
 def _is_number(others: list[gs.Tensor]) -> bool:
-    """One tensor of one element, so that the result keeps its shape."""
+    """True for one tensor of one element, which does not change the result's shape."""
     if len(others) != 1:
         return False
     values = values_of(others[0])
@@ -137,7 +137,7 @@ def _write(graph: gs.Graph, node: gs.Node, data: gs.Tensor, steps: list[gs.Node]
 
 
 def _widened(c: Chain, tensor: gs.Tensor) -> gs.Tensor:
-    """A number in float32; the axes of a reduction as they are."""
+    """A number as float32; the axes of a reduction unchanged."""
     values = values_of(tensor)
     if values is not None:
         return c.constant(values.astype(np.float32)) if values.dtype == _HALF else tensor
@@ -148,8 +148,8 @@ PASS = Pass(
     name="widen_mean_square",
     run=run,
     targets=EVERY_READ,
-    summary="mean or sum of float16 squares, and the root of it -> in float32",
-    fault="in half precision the squares overflow from 256 on: 0 or NaN",
+    summary="mean or sum of float16 squares, and its root -> in float32",
+    fault="in half precision the square of a value from 256 on overflows; the result is 0 or NaN",
     evidence=(
         "https://github.com/pytorch/TensorRT/issues/4061",
         "https://github.com/NVIDIA/TensorRT/issues/3692",

@@ -96,8 +96,10 @@ def find_plugin(name: str) -> Plugin:
 
 
 def provided_ops(plugins: Sequence[str], target: Target) -> frozenset[str]:
-    """The names of the ops that plugins bring to a target, so that the rewrite stage can keep
-    the functions of these names (TensorRT's parser looks plugins up by the op's name alone).
+    """The names of the ops that plugins add to a target.
+
+    The rewrite stage keeps functions of these names: TensorRT's parser looks plugins up by the op's
+    name alone.
 
     Libraries and Python files are loaded in a child process to find out.
 
@@ -125,7 +127,7 @@ def provided_ops(plugins: Sequence[str], target: Target) -> frozenset[str]:
 
 
 def _names_of(asked: Sequence[Asked], target: Target) -> set[str]:
-    """In a child."""
+    """Runs in a child process."""
     brought, _ = load_plugins(use(target), asked, target)
     return {key[0] for keys in brought.values() for key in keys}
 
@@ -179,7 +181,7 @@ def load_plugins(
 def creators(trt: Any) -> set[Key]:
     """Name, version and namespace of every plugin creator that TensorRT knows."""
     registry = trt.get_plugin_registry()
-    # 10 and later list those of every generation in all_creators, 8.6 in plugin_creator_list
+    # 10 and later list creators of all generations in all_creators, 8.6 in plugin_creator_list
     every = (
         registry.all_creators if hasattr(registry, "all_creators") else registry.plugin_creator_list
     )
@@ -195,11 +197,11 @@ def _has_python_plugins(target: Target) -> bool:
 
 
 def _open_library(trt: Any, name: str, file: Path) -> None:
-    """Opens a library, which registers itself or exports getCreators or getPluginCreators."""
+    """Opens a library. It registers itself, or exports getCreators or getPluginCreators."""
     try:
         library = ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise InputError(f"plugin {name}: does not load: {error}") from error
+        raise InputError(f"plugin {name}: the library does not load: {error}") from error
     exported = any(hasattr(library, f) for f in ("getCreators", "getPluginCreators"))
     registry = trt.get_plugin_registry()
     if exported and hasattr(registry, "load_library") and registry.load_library(str(file)) is None:

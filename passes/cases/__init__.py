@@ -1,7 +1,7 @@
 """Small graphs for every pass: ones to rewrite, near misses to leave alone, ones to refuse.
 
-One file for each module of a pass, with the same name. `pipeline passes --still-needed` and the
-contract test run them. ``measured.json`` holds what targets that need a GPU made of them.
+There is one file per pass module, with the same name. `pipeline passes --still-needed` and the
+contract test run them. ``measured.json`` holds the results of targets that need a GPU.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ CASES: tuple[Case, ...] = tuple(
 
 
 def measured(target: str) -> Mapping[str, tuple[str, str]]:
-    """What a target's TensorRT made of each case, as it stands and after the passes.
+    """A target's verdicts on each case: unchanged, and after the passes.
 
-    ``right``: parsed, built and run, with the numbers of ONNX Runtime at every shape; ``builds``:
-    not run. ``parse``, ``build``, ``crash``, ``sizes`` and ``numbers`` say what failed.
-    ``error``: the trial itself failed, so that nothing is known. ``-``: not tried (a refusal after
-    the passes, or passes that by now make something else of the case).
+    ``right``: parsed, built and run, with ONNX Runtime's numbers at every shape. ``builds``: not
+    run. ``parse``, ``build``, ``crash``, ``sizes`` and ``numbers`` say what failed. ``error``: the
+    trial itself failed. ``-``: not tried, since the passes refuse the case or have changed since.
 
     Args:
         target: the target's name.

@@ -1,4 +1,4 @@
-"""Loops without a condition, and with one that is an input of the network."""
+"""Loops without a condition, and Loops whose condition is a network input."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ CASES: tuple[Case, ...] = (
     ),
     _case(
         "none, ended by the body", "float[n,m] x", ",", "d = Greater(i, t)",
-        kind="refusal", reason="the ONNX standard ignores",
+        kind="refusal", reason="which the ONNX standard ignores and ONNX Runtime obeys",
     ),
 )  # fmt: skip

@@ -20,7 +20,7 @@ def _norm(
 
 
 _PLANES = ((1, 3, 2, 4), (2, 3, 5, 7), (3, 3, 9, 1))
-# ONNX text takes half-precision constants as their bits: 0.5, 1.5, -2 and 0.25, -1, 3
+# ONNX text writes half-precision constants as bits: 0.5, 1.5, -2 and 0.25, -1, 3
 _HALF = "<float16[3] a = {14336, 15872, 49152}, float16[3] b = {13312, 48128, 16896}>"
 
 _BASE = (
@@ -129,7 +129,7 @@ _BASE = (
         "refusal",
         "n,3,1,1",
         ((1, 3, 1, 1), (2, 3, 1, 1)),
-        reason="one value a channel",
+        reason="one value per channel",
     ),
     _norm(
         "rank unknown",

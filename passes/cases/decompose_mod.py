@@ -1,11 +1,11 @@
-"""Remainders of sizes: what TensorRT-RTX takes for a negative size, and what is no size."""
+"""Remainders of sizes that TensorRT-RTX treats as negative sizes, and remainders of data."""
 
 from __future__ import annotations
 
 from pipeline.passes.case import Case, Failure, Kind, Shapes
 
 _IMAGES = ({"x": (1, 4, 5, 4)}, {"x": (2, 4, 8, 7)}, {"x": (1, 4, 40, 33)})
-# exact multiples are the places where a wrong remainder shows
+# a wrong remainder shows at exact multiples
 _MULTIPLES = ({"x": (1, 4, 8, 8)}, {"x": (1, 4, 16, 9)}, {"x": (2, 4, 96, 64)})
 _CONSTANTS = (
     "int64 two = {2}, int64 three = {3}, int64 k = {8}, int64 seven = {7}, int64 zero = {0}, "
@@ -14,8 +14,8 @@ _CONSTANTS = (
 
 
 def _padded(pads: str, more: str = "", mode: str = "nearest") -> str:
-    """`pads` computes `ph` and `pw` from the sizes `h` and `w`; a pooled tensor is resized to the
-    padded one's size, as in a feature pyramid."""
+    """`pads` computes `ph` and `pw` from the sizes `h` and `w`. A pooled tensor is resized to the
+    size of the padded tensor, as in a feature pyramid."""
     return (
         f"(float[n,4,h,w] x) => (float[n,4,a,b] y) <{_CONSTANTS}{more}> {{ s = Shape(x) "
         f"h = Gather(s, two) w = Gather(s, three) {pads} hu = Unsqueeze(ph, at) "

@@ -9,7 +9,7 @@ from pipeline.passes.case import Case, Kind, Shapes
 _LINES: tuple[Shapes, ...] = ({"x": (2,), "z": (2,)}, {"x": (500,), "z": (500,)})
 _ALL = {
     "int32": (-(2**31), 2**31),
-    # within what TensorRT 8.6 keeps of an int64, also after a shift by 2
+    # fits the int32 that TensorRT 8.6 uses for int64, also after a shift by 2
     "int64": (-(2**28), 2**28),
     "uint8": (0, 256),
 }

@@ -22,8 +22,8 @@ def _deformed(
     """A DeformConv.
 
     Args:
-        groups: of the weights, and of the offsets.
-        optional: which of the inputs ``bias`` and ``mask`` it has.
+        groups: numbers of weight groups and of offset groups.
+        optional: which of the inputs ``bias`` and ``mask`` are given.
     """
     weight_groups, offset_groups = groups
     bias, mask = "bias" in optional, "mask" in optional

@@ -1,4 +1,4 @@
-"""Functions of the standard: ops of opsets 18 to 24 that have a body in their schema."""
+"""Standard functions: ops of opsets 18 to 24 that have a body in their schema."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _case(
     level: int = 19,
     **more: Any,
 ) -> Case:
-    # TensorRT-RTX needs the level 19 only
+    # TensorRT-RTX needs only level 19
     known: Mapping[str, Failure] = {"rtx-1.7": fails} if level == 19 else {}
     return Case(
         f"expand_functions_{level}", name, kind, text, shapes, opset=opset, fails=known, **more
@@ -113,7 +113,7 @@ _ATTENTIONS = (
         "{ y = Attention(q, k, v) }",
         tuple({**d, "k": (n, 4, 7, 8), "v": (n, 4, 7, 8)} for d, n in ((_SMALL, 1), (_LARGE, 2))),
         "build",
-        not_for={"tensorrt-8.6": "ONNX Runtime does not load what comes out: not compared"},
+        not_for={"tensorrt-8.6": "ONNX Runtime does not load the rewritten graph: not compared"},
     ),
     _case(
         "Attention in the bodies of If",

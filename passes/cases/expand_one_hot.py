@@ -1,4 +1,4 @@
-"""OneHot, EyeLike and ArgMax where sizes are dynamic or there is only one axis."""
+"""OneHot, EyeLike and ArgMax with dynamic sizes or only one axis."""
 
 from __future__ import annotations
 

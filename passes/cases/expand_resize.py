@@ -1,4 +1,4 @@
-"""Resizes that TensorRT does not read, or reads wrong; ones that it takes as they stand."""
+"""Resizes that TensorRT refuses or reads wrongly, and Resizes that need no rewrite."""
 
 from __future__ import annotations
 
@@ -256,8 +256,8 @@ CASES: tuple[Case, ...] = (
             ("cubic", "pytorch_half_pixel", "ceil"),
         )
     ),
-    # TensorRT's documentation takes the ratio of the sizes for the scale, ONNX the scale itself:
-    # they differ where the size is cut off (5 * 1.5); to be measured where an engine runs
+    # TensorRT's documentation uses the ratio of the sizes, ONNX the given scale. They differ if
+    # the size is rounded down (5 * 1.5). This is not measured yet: it needs an engine that runs.
     *(
         _resize(
             f"plain {mode} by {factor}",

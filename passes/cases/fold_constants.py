@@ -1,4 +1,4 @@
-"""What exporters leave that is constant."""
+"""Constant nodes that exporters leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`If` as exporters write it for what Python decides: squeeze, rank checks, static sizes."""
+"""`If` as exporters write it for choices of Python: squeeze, rank checks, static sizes."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ CASES: tuple[Case, ...] = (
         "shape = Constant<value=int64[4] {0, -1, 6, 5}>() y = Reshape(z, shape) }",
         ({"x": (1, 2, 6, 5)}, {"x": (3, 4, 6, 5)}),
         fails="build",
-        reason="make that dim static",
+        reason="Make that dim static",
         opset=17,
     ),
 )

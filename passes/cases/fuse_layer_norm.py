@@ -1,6 +1,6 @@
-"""Layer norms as exporters write them, and norms that are none.
+"""Layer norms as exporters write them, and other norms.
 
-The half-precision inputs stay near 1, where the chain as it stands is right too.
+The half-precision inputs stay near 1, where the unchanged chain is right too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pipeline.passes.case import Case, Kind
 _SHAPES = tuple({"x": (n, s, 4)} for n, s in ((1, 2), (2, 5), (3, 9)))
 _ONES = {
     "float": ("0.5, 1.5, -2, 3", "0.25, -1, 3, 0.5", "2", "0.01"),
-    # the same as half-precision bits
+    # the same numbers as half-precision bits
     "float16": ("14336, 15872, 49152, 16896", "13312, 48128, 16896, 14336", "16384", "8479"),
 }
 _TAIL = "n = Div(d, s) g = Mul(n, a) y = Add(g, b)"
@@ -33,7 +33,7 @@ def _norm(name: str, kind: Kind = "positive", dtype: str = "float", **more: Any)
     means = more.pop("means", _means(opset))
     extra = more.pop("extra", "")
     if kind == "positive" and dtype == "float16":
-        # it builds on TensorRT-RTX; that the squares overflow takes a GPU to see
+        # it builds on TensorRT-RTX; only a GPU shows that the squares overflow
         more["fails"] = {"rtx-1.7": "none"}
     text = (
         f"({dtype}[n,s,4] x) => ({dtype}[n,s,4] y) <int64[1] last = {{-1}},"

@@ -1,7 +1,7 @@
-"""Pixel shuffles and unshuffles spelled as reshapes, and what only looks like one.
+"""Pixel shuffles and unshuffles spelled as reshapes, and near misses.
 
-The bodies are what torch's exporters write (`dynamo=True`: Shape with start and end, sizes given
-twice; `dynamo=False`: Gather and Unsqueeze), cut down to what the sizes need.
+The bodies are shortened exports of torch (`dynamo=True`: Shape with start and end, repeated sizes;
+`dynamo=False`: Gather and Unsqueeze).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _CDOWN: dict[str, Any] = {
     "output": "float[b,12,p,q] y",
     "shapes": _DOWN,
 }
-# torch.nn.PixelUnshuffle: the sizes in front of the image are flattened first
+# torch.nn.PixelUnshuffle flattens the axes before the image first
 _UNSHUFFLE = (
     "front = Shape<start=0, end=-3>(x) image = Shape<start=-3>(x) "
     "s4 = Concat<axis=0>(any, image) f = Reshape(x, s4) cc = Shape<start=1, end=2>(f) "
@@ -128,7 +128,7 @@ CASES: tuple[Case, ...] = (
     ),
     _case(
         "PixelUnshuffle of sizes that may be odd",
-        "near miss",  # a batch of 2 and a height of 3 would pass as a batch of 3
+        "near miss",  # a batch of 2 with height 3 would look like a batch of 3
         "int64[1] any = {-1}, int64[1] two = {2}, int64[1] four = {4}",
         _UNSHUFFLE,
         **_CDOWN,

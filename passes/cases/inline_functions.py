@@ -1,4 +1,4 @@
-"""Model-local functions: called once, twice, in one another, in a branch."""
+"""Model-local functions: called once, called twice, nested, in a branch."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def _case(
     fails: Failure = "none",
     **more: Any,
 ) -> Case:
-    """A case for a level and a model of an opset, in this order; RTX needs the level 19 only."""
+    """A case. `opsets` is the level and the model's opset. RTX needs only level 19."""
     level, opset = opsets
     known: Mapping[str, Failure] = {"rtx-1.7": fails} if level == 19 else {}
     above = {"tensorrt-8.6": "it reads opset 17 and gets lower_opset_17"} if level == 19 else {}

@@ -1,4 +1,4 @@
-"""Duplicates, and what only looks like one."""
+"""Duplicate nodes, and near misses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools that round their sizes up, as torch's exporters write them and otherwise."""
+"""Pools that round their sizes up, from torch's exporters and in other forms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.passes.case import Case, Failure, Kind
 
-# every rest that a stride of 2 or 3 leaves
+# every remainder of a stride of 2 or 3
 _SIZES = tuple({"x": (1, 2, n, n + 1)} for n in (4, 5, 6, 9))
 
 

@@ -1,4 +1,4 @@
-"""Networks whose output is their input."""
+"""Networks with an output that is an input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorRT fails on and nobody mends, one graph an op; and near ones that it takes."""
+"""Ops that TensorRT cannot run and no pass fixes, one graph per op; and near misses."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ _RTX_ONLY = (
     _case(
         "rtx", "If on an input with branches of two static sizes", _STATIC_SIZES, _STATIC,
         "none", "near miss",
-        not_for={"tensorrt-8.6": "it wants branches of the same sizes"},
+        not_for={"tensorrt-8.6": "it needs branches of the same sizes"},
     ),
     _case(
         "rtx", "cubic Resize of what an If on an input made",

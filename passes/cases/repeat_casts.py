@@ -1,4 +1,4 @@
-"""Numbers made of sizes, read in several places."""
+"""Numbers computed from sizes, with several readers."""
 
 from __future__ import annotations
 

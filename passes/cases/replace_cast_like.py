@@ -1,4 +1,4 @@
-"""CastLike to the dtypes that occur, and where the dtype is nowhere said."""
+"""CastLike to several dtypes, and to an unknown dtype."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Masks times infinity.
 
-Every element is masked here, since the graph as it stands gives NaN for the others; the test of
-the pass compares those with torch.
+Every element is masked here, since the unchanged graph gives NaN for the others. The test of the
+pass compares those with torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TRUE, _MANY = {"m": (1, 2)}, {"m": (1, 5)}
 
 
 def _case(name: str, kind: Kind, body: str, mask: str = "bool", **more: Any) -> Case:
-    # what TensorRT-RTX makes of it: it builds, and its numbers need a GPU
+    # TensorRT-RTX builds it; only a GPU shows the numbers
     fails: dict[str, Any] = {"rtx-1.7": "none"} if kind == "positive" else {}
     dtype, constants = more.pop("dtype", "float16"), more.pop("constants", _HALF)
     text = f"({dtype}[h,w] x, {mask}[h,w] m) => ({dtype}[h,w] y) {constants} {{ {body} }}"
@@ -45,7 +45,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "integer mask minus one",
         "positive",
-        # 1 - (-1) and less: the mask is 2 to 4 here, so that nothing is 0 times infinity
+        # the mask is 2 to 4 here, so that no product is 0 times infinity
         f"f = Cast<to = 10>(m) g = Sub(f, one) w = Mul(g, c) {_ADD}",
         mask="int64",
         ranges={"m": (2, 5)},

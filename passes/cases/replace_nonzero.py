@@ -1,4 +1,4 @@
-"""NonZero as exporters write it, and what can't be done without its size."""
+"""NonZero as exporters write it, and forms that need its size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _XM = tuple({"x": s, "m": s} for s in ((1, 2), (3, 5), (8, 7)))
 _X = tuple({"x": x["x"]} for x in _XM)
 _HEAD = "(float[h,w] x, bool[h,w] m) => (float[h,w] y)"
 _PLACES = "p = NonZero(m) i = Transpose<perm = [1, 0]>(p)"
-# torch's exporter writes how many there are as the sum of the mask
+# torch's exporter writes the number of selected elements as the sum of the mask
 _COUNT = "f = Reshape(m, flat) g = Cast<to = 7>(f) k = ReduceSum<keepdims = 1>(g)"
 _ROWS = "(float[h,w] x, bool[h] m) => (float[h,w] y)"
 _XR = tuple({"x": (h, w), "m": (h,)} for h, w in ((1, 2), (3, 5), (8, 7)))
@@ -49,7 +49,7 @@ def _reduction(op: str, name: str = "", kind: str = "float", **more: Any) -> Cas
     )
 
 
-# every element selected, so that the selection is not empty at any size
+# every element is selected, so that the selection is not empty at any size
 _ALL = {"m": (1.0, 2.0)}
 
 _CASES: tuple[Case, ...] = (
@@ -273,7 +273,7 @@ _CASES: tuple[Case, ...] = (
     ),
 )
 
-# TensorRT 8.6 has NonZero, and builds no GatherND or ScatterND by it
+# TensorRT 8.6 has NonZero, but builds no GatherND or ScatterND with its result
 _BELOW_10 = {
     "number written by a mask, opset 13, float": "",
     "number written by a mask, opset 18, float": "",

@@ -1,4 +1,4 @@
-"""Resizes to give constant scales, near misses to leave alone, ones to refuse."""
+"""Resizes that get constant scales, near misses, and Resizes that are refused."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ CASES: tuple[Case, ...] = (
         "refusal",
         'mode="linear"',
         _TWICE.replace("Mul", "Div"),
-        reason="no constant whole multiple",
+        reason="not a constant whole number",
     ),
     _resize(
         "one more",
         "refusal",
         'mode="linear"',
         _TWICE.replace("Mul", "Add"),
-        reason="no constant whole multiple",
+        reason="not a constant whole number",
     ),
     _resize(
         "unrelated sizes",
@@ -135,7 +135,7 @@ CASES: tuple[Case, ...] = (
         _RAFT,
         inputs=_RAFT_INPUTS,
         shapes=_PAIR,
-        reason="no constant whole multiple",
+        reason="not a constant whole number",
     ),
     _resize(
         "sizes rounded in float",
@@ -146,7 +146,7 @@ CASES: tuple[Case, ...] = (
         "sizes = Concat<axis=0>(nc, c)",
         inputs="float[1,2,h,w] x",
         shapes=(_UP[0], _UP[2]),
-        reason="no constant whole multiple",
+        reason="not a constant whole number",
     ),
     _resize("antialias", "refusal", 'mode="linear", antialias=1', reason="antialias"),
     _resize("axes", "refusal", 'mode="linear", axes=[2, 3]', last="x, , , big", reason="axes"),

@@ -1,4 +1,4 @@
-"""Attention of one query, as in decoding, with a mask that is added to the scores."""
+"""Attention with one query, as in decoding, with a mask that is added to the scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _case(
     queries: int | str = 1,
     not_for: str = "",
 ) -> Case:
-    """Heads of 4 and a mask [b, t], with which `body` makes p, the weights, of scores."""
+    """Attention with 4 heads. `body` computes the weights p from scores and a mask [b, t]."""
     text = (
         f"(float[b,4,{queries},8] q, float[b,4,t,8] k, float[b,4,t,8] v, int64[b,t] mask) => "
         f"(float[b,4,{queries},8] y) "

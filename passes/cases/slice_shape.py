@@ -1,4 +1,4 @@
-"""`Shape` with start or end, in every spelling."""
+"""`Shape` with start or end, in every form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transposed convolutions that are strided and dilated, as torch's ConvTranspose1d to 3d write."""
+"""Strided and dilated transposed convolutions, as torch exports ConvTranspose1d to 3d."""
 
 from __future__ import annotations
 

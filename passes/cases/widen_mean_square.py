@@ -1,4 +1,4 @@
-"""Squares in half precision: norms by the root mean square, over channels, and lengths.
+"""Squares in half precision: root mean square norms, norms over channels, and lengths.
 
 The inputs stay near 1, where the half-precision form is right too.
 """
@@ -21,7 +21,7 @@ def _case(name: str, body: str, kind: Kind = "positive", dims: str = "n,s,4", **
     extra = more.pop("extra", ", int64[1] last = {-1}")
     text = f"({dtype}[{dims}] x) => ({dtype}[{out}] y) {_CONSTANTS}{extra}> {{ {body} }}"
     if kind == "positive":
-        # it builds on TensorRT-RTX; that the squares overflow takes a GPU to see
+        # it builds on TensorRT-RTX; only a GPU shows that the squares overflow
         more["fails"] = {"rtx-1.7": "none"}
     return Case("widen_mean_square", name, kind, text, more.pop("shapes", _SHAPES), **more)
 

@@ -1,4 +1,4 @@
-"""Building the nodes that come in the place of one node."""
+"""Builds the nodes that replace one node."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.passes.graph_ops import constant, label
 class Chain:
     """New nodes in topological order, all named ``<name of the old node>/<short>``.
 
-    Each op method returns the new node's only output, so that calls nest:
-    ``c.op("Mul", c.op("Sub", x, mean), gain)``. `finish` puts them in the old node's place.
+    `op` returns the new node's only output, so that calls nest:
+    ``c.op("Mul", c.op("Sub", x, mean), gain)``. `finish` replaces the old node by the new nodes.
 
     Args:
         graph: the graph (or body of If, Loop, Scan) that holds the node.
@@ -38,11 +38,13 @@ class Chain:
         outputs: int = 1,
         **attrs: Any,
     ) -> Any:
-        """Adds a node; inputs given as arrays become constants. Returns its output, or a list of
-        them where `outputs` is more than one.
+        """Adds a node. Inputs that are arrays become constants.
 
         Args:
-            dtype, shape: of the output, where they are known (numpy dtype).
+            dtype, shape: of the output, if they are known (numpy dtype).
+
+        Returns:
+            The output, or a list of outputs if `outputs` is more than one.
         """
         name = self._unique(short or op.lower())
         made = [
@@ -63,7 +65,7 @@ class Chain:
         return constant(self._unique(short), array)
 
     def cast(self, tensor: gs.Tensor, dtype: Any, short: str = "cast") -> gs.Variable:
-        """A Cast to a numpy dtype (or ONNX's number for those that numpy lacks)."""
+        """A Cast to a numpy dtype (or ONNX's number for a dtype that numpy lacks)."""
         to = (
             dtype
             if isinstance(dtype, int)
@@ -80,10 +82,9 @@ class Chain:
         )  # fmt: skip
 
     def finish(self, *results: gs.Tensor) -> None:
-        """Puts the nodes in the old node's place; `results` take over the old node's outputs.
+        """Replaces the old node by the new nodes. `results` take over the old node's outputs.
 
-        Each result is an output of one of the new nodes, a different one each; without any, the
-        last node's outputs are meant.
+        Results are different outputs of the new nodes. The default is the last node's outputs.
         """
         wanted = results or tuple(self.nodes[-1].outputs)
         places = []

@@ -1,4 +1,4 @@
-"""Sizes and axes inside a replacement: numbers where they are static, nodes where they are not."""
+"""Sizes and axes inside a replacement: numbers if they are static, nodes otherwise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def floor_div(value: Value, by: int) -> Value:
 
 
 def product(values: list[Value]) -> Value:
-    """The product of sizes, each of shape ``(1,)``; 1 of none. The static part is one factor."""
+    """The product of sizes, each of shape ``(1,)``. It is 1 without sizes. The static sizes are one
+    factor."""
     chain = values[0].chain if values else None
     known = math.prod(int(v.known[0]) for v in values if v.known is not None)
     open_ = [v for v in values if v.known is None]
@@ -46,7 +47,7 @@ def product(values: list[Value]) -> Value:
 
 
 def join(chain: Chain, *sizes: int | Value) -> Any:
-    """Sizes as one 1-D int64 tensor: a constant, or a Concat. -1 and 0 mean what Reshape means.
+    """Sizes as one 1-D int64 tensor: a constant, or a Concat. -1 and 0 have Reshape's meaning.
 
     A Value may hold several sizes.
     """
@@ -57,15 +58,15 @@ def join(chain: Chain, *sizes: int | Value) -> Any:
 
 
 def unsqueeze(chain: Chain, tensor: gs.Tensor, *axes: int) -> gs.Variable:
-    """Axes of size 1 put in; for opset 13 and above, where the axes are an input."""
+    """Inserts axes of size 1. Needs opset 13 or above, where the axes are an input."""
     return chain.op("Unsqueeze", tensor, np.array(axes), dtype=tensor.dtype)
 
 
 def reduce(chain: Chain, op: str, tensor: gs.Tensor, axis: int) -> gs.Variable:
     """ReduceSum, ReduceMax, ReduceMin or ReduceProd over one axis, which is dropped.
 
-    The axis stands where the graph's opset wants it: ReduceSum has it as an input from 13, the
-    others from 18.
+    The axis is an input or an attribute, as the graph's opset needs. ReduceSum has an input from
+    opset 13, the others from 18.
     """
     as_input = chain.graph.opset >= (13 if op == "ReduceSum" else 18)
     axes = [np.array([axis])] if as_input else []
@@ -74,30 +75,30 @@ def reduce(chain: Chain, op: str, tensor: gs.Tensor, axis: int) -> gs.Variable:
 
 
 def work_dtype(tensor: gs.Tensor, allowed: tuple[type, ...]) -> Any:
-    """The dtype to compute in: float32 for the half precisions, else the tensor's own.
+    """The dtype to compute in: float32 for half precision, else the tensor's dtype.
 
     Raises:
-        Refused: the dtype is not known, or is not one of `allowed` (or a half precision, if
-            float32 is).
+        Refused: the dtype is not known, or not in `allowed`. If float32 is in `allowed`, half
+            precision is too.
     """
     dtype = tensor.dtype
     if dtype is None:
-        raise Refused(f"the dtype of {tensor.name} is not known; run shape inference first")
+        raise Refused(f"the dtype of {tensor.name} is not known: declare it in value_info")
     if is_half(dtype) and np.float32 in allowed:
         return np.dtype(np.float32)
     if isinstance(dtype, int) or np.dtype(dtype) not in map(np.dtype, allowed):
         name = onnx.TensorProto.DataType.Name(dtype) if isinstance(dtype, int) else str(dtype)
-        raise Refused(f"{tensor.name} is {name.lower()}, which the rewrite does not cover")
+        raise Refused(f"{tensor.name} is {name.lower()}, which the pass does not rewrite")
     return np.dtype(dtype)
 
 
 def is_half(dtype: Any) -> bool:
-    """True for float16 and bfloat16 (graph-surgeon gives ONNX's number for the latter)."""
+    """True for float16 and bfloat16 (graph-surgeon has ONNX's number for bfloat16)."""
     return dtype == _HALVES[1] if isinstance(dtype, int) else np.dtype(dtype) == _HALVES[0]
 
 
 def widen(chain: Chain, tensor: gs.Tensor, dtype: Any) -> gs.Tensor:
-    """The tensor in another dtype; itself where it is of that dtype."""
+    """The tensor cast to a dtype, or the tensor itself if it has this dtype."""
     return tensor if tensor.dtype == dtype else chain.cast(tensor, dtype)
 
 
@@ -108,17 +109,17 @@ def rank_of(tensor: gs.Tensor) -> int:
         Refused: it is not known.
     """
     if tensor.shape is None:
-        raise Refused(f"the rank of {tensor.name} is not known; run shape inference first")
+        raise Refused(f"the rank of {tensor.name} is not known: declare it in value_info")
     return len(tensor.shape)
 
 
 def static_size(tensor: gs.Tensor, axis: int, what: str) -> int:
-    """The size of an axis that has to be a number.
+    """The size of an axis that must be static.
 
     Raises:
-        Refused: it is not; `what` says which axis it is.
+        Refused: the axis is dynamic. `what` names the axis in the message.
     """
     size = tensor.shape[axis]
     if not isinstance(size, (int, np.integer)):
-        raise Refused(f"{what} of {tensor.name} is not a constant")
+        raise Refused(f"{what} of {tensor.name} is dynamic: make it static")
     return int(size)

@@ -1,9 +1,8 @@
-"""Resize along one axis in plain ops: where each output pixel lies, and what it is made of.
+"""Resize along one axis in plain ops: the position of each output pixel, and its weights.
 
-The formulas are those of the ONNX standard, in the order of operations and the float32 in which
-ONNX Runtime evaluates them, so that a coordinate on the edge between two pixels falls on the
-same side. `n` is the axis' size before, `out` after; a weight is given to the pixel at ``j``
-for the coordinate ``x``.
+The formulas are those of the ONNX standard. The order of operations and float32 are those of ONNX
+Runtime, so that a coordinate between two pixels rounds to the same side. `n` is the axis' size
+before, `out` the size after. The pixel at ``j`` gets a weight for the coordinate ``x``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import onnx_graphsurgeon as gs
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.values import Value
 
-# ONNX Runtime 1.31 takes a coordinate this near the middle of two pixels for the middle
+# ONNX Runtime 1.31 treats a coordinate this near the middle of two pixels as the middle
 _TIE = 1e-6
 
 
@@ -27,8 +26,8 @@ class Axis:
 
     Args:
         place: which axis, not negative.
-        before, after: its size, float32 of shape ``(1,)``.
-        scale: size after / size before, or as it is given; float32 of shape ``(1,)``.
+        before, after: its size before and after, float32 of shape ``(1,)``.
+        scale: size after / size before, or the given scale; float32 of shape ``(1,)``.
         roi: start and end of the region, for tf_crop_and_resize.
     """
 
@@ -89,7 +88,7 @@ def coordinates(axis: Axis, transform: str) -> Value:
     elif transform == "tf_half_pixel_for_nn":
         x = half
     elif transform == "half_pixel_symmetric":
-        # the exact size is not whole: the output is taken to lie in the middle of it
+        # the exact size is not whole: the output lies in its middle
         x = half - 0.5 + n / 2.0 * (out / (scale * n) * -1.0 + 1.0)
     elif transform == "tf_crop_and_resize":
         start, end = (np.float32(bound) for bound in axis.roi)
@@ -102,7 +101,7 @@ def coordinates(axis: Axis, transform: str) -> Value:
 
 
 def _taps(axis: Axis, kind: Kind, x: Value) -> list[tuple[Value, Value | None]]:
-    """Pixels to add up, as int64 indices of shape ``(out,)`` and float32 weights alike."""
+    """The pixels to add: int64 indices and float32 weights, each of shape ``(out,)``."""
     last = axis.before - 1.0
     low = x.floor()
     if kind.mode == "nearest":
@@ -138,10 +137,10 @@ def _taps(axis: Axis, kind: Kind, x: Value) -> list[tuple[Value, Value | None]]:
 
 
 def _filtered(c: Chain, data: gs.Tensor, rank: int, axis: Axis, kind: Kind, x: Value) -> gs.Tensor:
-    """`data` times a matrix of weights: the kernel widened by 1 / scale where that is above 1.
+    """`data` times a matrix of weights. The kernel is widened by 1 / scale if that is above 1.
 
-    Beyond the border stand the border's pixels, as many as the kernel reaches; with
-    exclude_outside (torch's exporter writes it) nothing does.
+    Pixels beyond the border repeat the border's pixel. With exclude_outside, which torch's
+    exporter writes, they do not count.
     """
     shrink = axis.scale.at_most(1.0)
     if kind.exclude_outside:
@@ -157,7 +156,7 @@ def _filtered(c: Chain, data: gs.Tensor, rank: int, axis: Axis, kind: Kind, x: V
     else:
         far = (distance < 2.0).where(_outer(distance, kind.cubic), 0.0)
         weights = (distance < 1.0).where(_inner(distance, kind.cubic), far)
-    # row sums as a product: Reduce takes its axes differently from opset to opset
+    # row sums as a product, since the form of Reduce depends on the opset
     ones = (j * 0.0 + 1.0).reshape(-1, 1)
     weights = weights / (weights @ ones)
     return _contract(c, data, rank, axis.place, weights)
@@ -176,7 +175,7 @@ def _contract(c: Chain, data: gs.Tensor, rank: int, axis: int, weights: Value) -
         across: Any = np.ascontiguousarray(weights.known.T)
     else:
         across = c.op("Transpose", weights.data, dtype=dtype, perm=[1, 0])
-    # a vector times a matrix is a vector: rank 1 needs nothing more
+    # a vector times a matrix is a vector, so rank 1 needs no Transpose
     made = c.op("MatMul", data, across, dtype=dtype)
     if moved:
         made = c.op("Transpose", made, dtype=dtype, perm=np.argsort(order).tolist())

@@ -1,8 +1,8 @@
 """Integers and truth values that are the same for every size and every input.
 
-A condition is known where it comes from constants, ranks and static dims, or compares sizes
-whose difference is the same number for all sizes. The names of dims are taken for sizes of at
-least 1 by `_sizes`, but nothing here rests on that: only differences that cancel count.
+A condition is known if it comes from constants, ranks and static dims. It is also known if it
+compares sizes whose difference is the same number for all sizes. `_sizes` assumes that named dims
+are at least 1. The results here do not depend on that: only differences that cancel count.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _RESHAPES = ("Squeeze", "Unsqueeze", "Reshape")
 
 
 def known(tensor: gs.Tensor, depth: int = 0) -> np.ndarray | None:
-    """The elements of a small tensor of integers or booleans, or None if they depend on the
-    inputs or can't be followed.
+    """The elements of a small tensor of integers or booleans. None if they depend on the inputs, or
+    cannot be followed.
 
-    Where the result has one element, its rank may be lower than the tensor's.
+    If the result has one element, its rank may be lower than the tensor's.
     """
     values = values_of(tensor)
     if values is not None:
@@ -94,7 +94,7 @@ def _evaluated(node: gs.Node, inputs: list[np.ndarray]) -> np.ndarray | None:
     first = inputs[0]
     result: Any = None
     if node.op in ("Add", "Sub", "Mul") and first.dtype.kind not in "iu":
-        pass  # float arithmetic may round otherwise elsewhere; comparing floats is exact
+        pass  # float arithmetic may round differently in TensorRT; comparing floats is exact
     elif node.op in _ELEMENTWISE:
         result = _ELEMENTWISE[node.op](*inputs)
     elif node.op in ("Min", "Max"):
@@ -105,7 +105,7 @@ def _evaluated(node: gs.Node, inputs: list[np.ndarray]) -> np.ndarray | None:
     elif node.op in _RESHAPES and first.size == 1:
         result = first.reshape(())
     elif node.op in _REDUCTIONS and first.ndim <= 1 and first.dtype.kind in "iub" and first.size:
-        # a tensor of rank 0 or 1 has but one axis; empty axes may mean that none is reduced
+        # a tensor of rank 0 or 1 has at most one axis; empty axes may mean that none is reduced
         empty = any(axes.size == 0 for axes in inputs[1:])
         result = None if empty else _REDUCTIONS[node.op](first).astype(first.dtype)
     return None if result is None else np.asarray(result)
@@ -119,7 +119,7 @@ def _cast(values: np.ndarray, to: int) -> np.ndarray | None:
 
 
 def _either(node: gs.Node, depth: int) -> np.ndarray | None:
-    """And, Or: known too where one side decides alone."""
+    """And, Or: also known if one side alone decides."""
     decisive = node.op == "Or"
     sides = []
     for tensor in node.inputs:
@@ -134,7 +134,7 @@ def _either(node: gs.Node, depth: int) -> np.ndarray | None:
 
 
 def _compared(node: gs.Node) -> np.ndarray | None:
-    """A comparison of one size with another where their difference is a number."""
+    """A comparison of two sizes whose difference is a number."""
     sides = [elements_of(tensor) for tensor in node.inputs]
     if any(side is None or side.floating or len(side.values) != 1 for side in sides):
         return None
@@ -148,7 +148,7 @@ def _compared(node: gs.Node) -> np.ndarray | None:
 
 
 def _numbers(tensor: gs.Tensor) -> np.ndarray | None:
-    """Sizes that are numbers, picked out of shapes that need not be static as a whole."""
+    """Static sizes of shapes that may have other, dynamic sizes."""
     elements = elements_of(tensor)
     if elements is None or elements.floating:
         return None
@@ -159,10 +159,10 @@ def _numbers(tensor: gs.Tensor) -> np.ndarray | None:
 
 
 def depends_on_data(tensor: gs.Tensor) -> bool:
-    """True if a value, and not only sizes and constants, decides the tensor's elements.
+    """True if the tensor's elements depend on values, not only on sizes and constants.
 
-    A tensor that is made outside the standard domain, or inside the body of a Loop from what
-    the Loop carries, counts as data.
+    A tensor from another domain counts as data. So does a tensor in the body of a Loop that is
+    computed from the values that the Loop carries.
     """
     todo, seen = [tensor], {id(tensor)}
     while todo:

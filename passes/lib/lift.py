@@ -1,4 +1,4 @@
-"""From the rows that a mask selects back to the whole tensor: what `replace_nonzero` proves."""
+"""Computes on the whole tensor instead of the rows that a mask selects, for `replace_nonzero`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipeline.passes.infra import Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lib.sizes import dims_of, elements_of
 
-# elementwise: a value outside the mask never reaches one inside it, and none of them can stop
-# the run (an integer division by zero could)
+# elementwise ops: a value outside the mask never reaches a value inside it, and cannot stop the
+# run (an integer division by zero could)
 _ELEMENTWISE = frozenset({
     "Abs", "Neg", "Relu", "LeakyRelu", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish",
     "Tanh", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Ceil", "Floor", "Round", "Sign",
@@ -33,18 +33,18 @@ class Selection:
 
     Args:
         node: the NonZero.
-        mask: its input; what is not zero is selected.
+        mask: its input. Elements that are not zero are selected.
     """
 
     node: gs.Node
     mask: gs.Tensor
 
     def over(self, data: gs.Tensor, chain: Chain) -> Lift:
-        """Raises Refused where the mask's dims are not provably the data's first ones."""
+        """Raises Refused if the mask's dims are not provably equal to the data's first dims."""
         return Lift(self, data, chain)
 
     def source_of(self, rows: gs.Tensor) -> gs.Tensor:
-        """What the rows are selected from: the first GatherND's data."""
+        """The tensor from which the rows are selected: the first GatherND's data."""
         if len(rows.inputs) == 1:
             node = rows.inputs[0]
             if is_op(node, "GatherND"):
@@ -58,10 +58,10 @@ class Selection:
 
 
 def selection_of(indices: gs.Tensor) -> Selection | None:
-    """The selection whose transposed NonZero these indices are.
+    """The selection whose transposed NonZero gives these indices.
 
-    torch's exporter writes those of a mask with one axis as ``(k,)``, expands them to their own
-    shape and makes them ``(k, 1)`` again.
+    torch's exporter writes the indices of a mask with one axis as ``(k,)``, expands them to their
+    own shape, and reshapes them to ``(k, 1)``.
     """
     node = maker(indices)
     if node is not None and is_op(node, "Unsqueeze") and _axes(node) in ([-1], [1]):
@@ -78,7 +78,7 @@ def selection_of(indices: gs.Tensor) -> Selection | None:
 
 
 def _is_own_shape(expand: gs.Node) -> bool:
-    """True for an Expand to the shape of what it expands, perhaps by way of a Max of it alone."""
+    """True for an Expand of a tensor to its own shape. A Max of the shape alone may lie between."""
     data, shape = expand.inputs[0], maker(expand.inputs[1])
     if shape is None or not is_op(shape, "Shape") or shape.attrs.get("start", 0):
         return False
@@ -107,7 +107,7 @@ class Lift:
         self._made: dict[int, gs.Tensor] = {}
 
     def _aligned(self, mask: gs.Tensor) -> tuple[gs.Tensor, int]:
-        """The mask without an Expand to the data's shape, and how many axes it selects over."""
+        """The mask before an Expand to the data's shape, and the number of axes that it selects."""
         if len(mask.inputs) == 1 and is_op(mask.inputs[0], "Expand"):
             narrow, target = mask.inputs[0].inputs
             sizes, own = elements_of(target), dims_of(narrow)
@@ -126,8 +126,8 @@ class Lift:
             raise Refused(f"the rank of {mask.name} is not known")
         if not own or own != self.dims[: len(own)]:
             raise Refused(
-                f"the dims of the mask {mask.name} {mask.shape} are not provably those of "
-                f"{self.data.name} {self.data.shape}; give equal dims one name"
+                f"the dims of the mask {mask.name} {mask.shape} are not provably equal to those of "
+                f"{self.data.name} {self.data.shape}: give equal dims the same name"
             )
         return mask, len(own)
 
@@ -139,7 +139,7 @@ class Lift:
         missing = len(self.dims) - self.rank
         if not missing:
             return mask
-        # 0 keeps a size: Unsqueeze has another form below opset 13
+        # 0 keeps a size; Unsqueeze would have another form below opset 13
         shape = [*[0] * self.rank, *[1] * missing]
         dims = [*(self.mask.shape or ()), *[1] * missing]
         return c.op(
@@ -161,12 +161,12 @@ class Lift:
 
         Args:
             rows: computed elementwise from selections of the same mask, and single numbers.
-            written_back: the rows become the updates of a ScatterND with the same mask, so that
-                they must be k rows, or the rows' elements in order where that mask is expanded:
-                an Expand, Reshape to one axis or Slice of rows to them changes nothing.
+            written_back: the rows become the updates of a ScatterND with the same mask. So they
+                must be k rows, or the rows' elements in order if that mask is expanded. An Expand,
+                Reshape to one axis or Slice of rows then changes nothing.
 
         Raises:
-            Refused: something on the way is not elementwise, or of another mask.
+            Refused: an op on the way is not elementwise, or uses another mask.
         """
         if id(rows) not in self._made:
             self._made[id(rows)] = self._lift(rows, written_back)
@@ -189,11 +189,13 @@ class Lift:
         if written_back and is_op(node, "Expand"):
             source = node.inputs[0]
             return source if self._is_tail(source) else self.full(source, written_back=True)
-        # rows in their order: the elements that the mask selects when it is expanded
+        # the rows in order are the elements that the expanded mask selects
         flat = is_op(node, "Reshape") and _is(node.inputs[1], [-1])
         if (flat and (written_back or self.row_rank == 1)) or (written_back and _keeps_start(node)):
             return self.full(node.inputs[0], written_back=written_back)
-        raise Refused(f"{node.op} {node.name!r} on the way is not elementwise")
+        raise Refused(
+            f"{node.op} {node.name!r} between the selection and its use is not elementwise"
+        )
 
     def _gathered(self, node: gs.Node) -> gs.Tensor:
         source, indices = node.inputs
@@ -201,7 +203,7 @@ class Lift:
         if selection is None or node.attrs.get("batch_dims", 0):
             raise Refused(f"GatherND {node.name!r} does not select by a mask")
         if dims_of(source) != self.dims:
-            raise Refused(f"{source.name} and {self.data.name} don't provably have one shape")
+            raise Refused(f"{source.name} and {self.data.name} do not provably have the same shape")
         if self._aligned(selection.mask)[0] is not self.mask:
             raise Refused(f"GatherND {node.name!r} selects by another mask")
         return source
@@ -219,7 +221,7 @@ class Lift:
         )  # fmt: skip
 
     def _is_tail(self, tensor: gs.Tensor) -> bool:
-        """True for one row: a tensor that broadcasts against the data's axes behind the mask."""
+        """True for one row: a tensor that broadcasts against the data's axes after the mask's."""
         own = dims_of(tensor)
         if own is None or len(own) > len(self.dims) - self.rank:
             return False
@@ -227,7 +229,7 @@ class Lift:
 
 
 def _without_last_axes(mask: gs.Tensor, rank: int) -> tuple[gs.Tensor, int]:
-    """A mask before an Unsqueeze at its end, and its rank, which is `rank` without one."""
+    """The mask before a final Unsqueeze, and its rank. Without one, the rank is `rank`."""
     node = maker(mask)
     if node is not None and is_op(node, "Unsqueeze") and mask.shape is not None:
         own = len(mask.shape)
@@ -238,7 +240,7 @@ def _without_last_axes(mask: gs.Tensor, rank: int) -> tuple[gs.Tensor, int]:
 
 
 def _axes(node: gs.Node) -> list[int]:
-    """The constant axes of Squeeze and Unsqueeze; none where they are not constant."""
+    """The constant axes of Squeeze and Unsqueeze; empty if they are computed."""
     if len(node.inputs) > 1:
         values = values_of(node.inputs[1])
         return [] if values is None else [int(v) for v in values.reshape(-1)]
@@ -246,7 +248,7 @@ def _axes(node: gs.Node) -> list[int]:
 
 
 def _is_number(tensor: gs.Tensor) -> bool:
-    """One element, in a rank that does not add axes to rows."""
+    """True for one element whose rank adds no axes to rows."""
     values = values_of(tensor)
     shape = values.shape if values is not None else tensor.shape
     return shape is not None and len(shape) <= 1 and all(size == 1 for size in shape)

@@ -1,4 +1,4 @@
-"""Reading a Resize node: which axes it resizes, to what, and how; and writing it out in full."""
+"""Reads a Resize node: its axes, sizes and attributes. Writes it as plain ops."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FLOATS = (np.float32, np.float16)
 
 @dataclass(frozen=True)
 class Form:
-    """A Resize of opset 11 or later, read.
+    """What a Resize of opset 11 or later does.
 
     Args:
         kind: its attributes.
-        rank: of the data.
-        axes: the axes that ``sizes`` or ``scales`` speak of, not negative, in their order.
-        place: which input says the result's size, ``SCALES`` or ``SIZES``.
-        given: its elements, each None where it can't be followed.
+        rank: rank of the data.
+        axes: the axes of ``sizes`` or ``scales``, not negative, in their order.
+        place: index of the input that gives the size, ``SCALES`` or ``SIZES``.
+        given: elements of that input, each None if it cannot be followed.
         policy: keep_aspect_ratio_policy.
     """
 
@@ -53,30 +53,32 @@ class Form:
 
 
 def used_input(node: gs.Node) -> int | None:
-    """Which input says the size: 3 (sizes), 2 (scales); None if neither is given."""
+    """Index of the input that gives the size: 3 (sizes), 2 (scales); None if neither is given."""
     for place in (_SIZES, _SCALES):
         if len(node.inputs) > place and not node.inputs[place].is_empty():
             values = values_of(node.inputs[place])
-            if values is None or values.size:  # opset 11 leaves one out by no elements
+            if values is None or values.size:  # opset 11 marks an omitted input by no elements
                 return place
     return None
 
 
 def read(node: gs.Node) -> Form:
-    """Raises:
-    Refused: the rank is not known, or neither sizes nor scales are given.
+    """Reads a Resize node.
+
+    Raises:
+        Refused: the rank is not known, or neither sizes nor scales are given.
     """
     data, place = node.inputs[0], used_input(node)
     if data.shape is None:
-        raise Refused(f"the rank of {data.name} is not known; run shape inference first")
+        raise Refused(f"the rank of {data.name} is not known: declare it in value_info")
     if place is None:
-        raise Refused("it has neither sizes nor scales")
+        raise Refused("the node has neither sizes nor scales: give one of them")
     rank = len(data.shape)
     attrs = node.attrs
     axes = tuple(int(axis) % rank for axis in attrs.get("axes", range(rank)))
     given = _elements(node.inputs[place], len(axes))
     if len(given) != len(axes):
-        raise Refused(f"{len(given)} sizes or scales for {len(axes)} axes")
+        raise Refused(f"{len(given)} sizes or scales for {len(axes)} axes: give one per axis")
     kind = Kind(
         mode=attrs.get("mode", "nearest"),
         transform=attrs.get("coordinate_transformation_mode", "half_pixel"),
@@ -91,7 +93,7 @@ def read(node: gs.Node) -> Form:
 
 
 def _elements(tensor: gs.Tensor, count: int) -> list[sympy.Expr | None]:
-    """The `count` elements of a 1-D tensor, each None where it can't be followed."""
+    """The `count` elements of a 1-D tensor, each None if it cannot be followed."""
     followed = elements_of(tensor)
     if followed is not None:
         return list(followed.values)
@@ -108,25 +110,27 @@ def _elements(tensor: gs.Tensor, count: int) -> list[sympy.Expr | None]:
 
 
 def write_out(graph: gs.Graph, form: Form) -> str:
-    """Puts plain ops in the node's place; says which.
+    """Replaces the node by plain ops, and describes them.
 
     Raises:
-        Refused: before anything is changed.
+        Refused: the node cannot be replaced; the graph is unchanged.
     """
     node, kind = form.node, form.kind
     data = node.inputs[0]
     plain = kind.mode == "nearest"
     if data.dtype is None or (not plain and np.dtype(data.dtype) not in _FLOATS):
-        raise Refused(f"the type of {data.name} is {data.dtype or 'not known'}, not float")
+        raise Refused(
+            f"the dtype of {data.name} is {data.dtype or 'not known'}, not float: cast it to float"
+        )
     if kind.mode not in ("nearest", "linear", "cubic"):
-        raise Refused(f"mode={kind.mode} is not known")
+        raise Refused(f"mode={kind.mode} is not a mode of Resize")
     _check_transform(kind)
     c = Chain(graph, node)
     axes = _axes(c, form)
     made = data
     if not plain and data.dtype != np.float32:
         made = c.cast(data, np.float32, "to_float")
-    # innermost axes first: they are the cheap ones
+    # innermost axes first: they are the cheapest
     for axis in sorted(axes, key=lambda axis: -axis.place):
         made = resize(c, made, form.rank, axis, kind)
     if made.dtype != data.dtype:
@@ -139,17 +143,21 @@ def write_out(graph: gs.Graph, form: Form) -> str:
 
 
 def _check_transform(kind: Kind) -> None:
-    """Where the standard and ONNX Runtime agree, and to the last bit where that matters."""
+    """Refuses transforms for which the standard and ONNX Runtime disagree, or differ by a bit that
+    matters."""
     nearest = kind.mode == "nearest"
     if kind.transform == "tf_half_pixel_for_nn" and not nearest:
         # the standard moves even an axis that keeps its size; ONNX Runtime does not
-        raise Refused(f"it has no clear meaning for {kind.nearest if nearest else kind.mode}")
+        raise Refused(f"it has no clear meaning for mode={kind.mode}: use half_pixel")
     if kind.transform == "half_pixel_symmetric" and nearest and kind.nearest in ("floor", "ceil"):
-        raise Refused(f"nearest_mode={kind.nearest} depends on the last bit of the coordinate")
+        raise Refused(
+            f"nearest_mode={kind.nearest} depends on the last bit of the coordinate: "
+            "use round_prefer_floor"
+        )
 
 
 def all_sizes(graph: gs.Graph, form: Form) -> bool:
-    """Writes ``axes`` and their sizes as the sizes of all axes; False if there is no ``axes``."""
+    """Writes ``axes`` and their sizes as sizes of all axes. False if there is no ``axes``."""
     node = form.node
     attrs = {key: value for key, value in node.attrs.items() if key != "axes"}
     if "axes" not in node.attrs:
@@ -203,7 +211,7 @@ def _axes(c: Chain, form: Form) -> list[Axis]:
 
 
 def _kept(form: Form) -> set[int]:
-    """Which of the axes keep their size, whatever it is."""
+    """The axes that keep their size, for every size."""
     dims, results = dims_of(form.node.inputs[0]), dims_of(form.node.outputs[0])
     assert dims is not None
     kept = set()
@@ -211,7 +219,7 @@ def _kept(form: Form) -> set[int]:
         value = form.given[n]
         if form.sized:
             same = value is not None and sympy.simplify(value - dims[axis]) == 0
-            # value_info says it where the sizes can't be followed
+            # value_info shows it if the sizes cannot be followed
             named = value is None and results is not None and results[axis] == dims[axis]
             if same or named:
                 kept.add(n)
@@ -224,18 +232,23 @@ def _roi(form: Form) -> list[tuple[float, float]]:
     count = len(form.axes)
     if form.kind.transform != "tf_crop_and_resize":
         return [(0.0, 1.0)] * count
-    # where the sizes before and after only happen to be equal, the standard crops, and so does
-    # what is written here; ONNX Runtime 1.31 copies the axis
+    # if the sizes before and after are equal by chance, the standard crops, and so do the plain
+    # ops; ONNX Runtime 1.31 copies the axis
     if form.kind.antialias:
-        raise Refused("antialias with tf_crop_and_resize means something else in each runtime")
+        raise Refused(
+            "each runtime computes antialias with tf_crop_and_resize differently: crop with Slice"
+        )
     values = values_of(form.node.inputs[_ROI])
     if values is None or values.size != 2 * count:
-        raise Refused("the region (roi) is computed, or not of two values an axis")
+        raise Refused(
+            "the region (roi) is computed, or does not have two values per axis: use a constant"
+        )
     bounds = [(float(values[n]), float(values[count + n])) for n in range(count)]
     kept = _kept(form)
     if any(n in kept and bound != (0.0, 1.0) for n, bound in enumerate(bounds)):
         raise Refused(
-            "an axis is cropped but keeps its size: ONNX Runtime ignores the region there"
+            "an axis is cropped but keeps its size. ONNX Runtime ignores the region there: "
+            "crop with Slice"
         )
     return bounds
 

@@ -1,9 +1,9 @@
 """Sizes of tensors as sympy expressions: from their dims, and along the arithmetic on shapes.
 
 A dim that is text (``8*s17``) is an expression of positive integer symbols, as torch's exporter
-writes it; a text that is no such expression is a symbol of its own, since the ONNX standard
-gives equal names equal sizes. A dim without a name is a symbol of its tensor and axis. The text
-is read by a small parser of its own and never evaluated as Python: it comes out of a file.
+writes it. Any other text is one symbol, since equal names are equal sizes in the ONNX standard. A
+dim without a name is a symbol of its tensor and axis. A small parser reads the text. It is never
+evaluated as Python, since it comes from a file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.passes.graph_ops import values_of
 
 _INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
-# steps of a float factor whose product with any size below 2**16 is exact in float32
+# denominator of float factors whose product with any size below 2**16 is exact in float32
 _STEP = 256
 _SIGNS: dict[type[ast.operator], Callable[[sympy.Expr, sympy.Expr], sympy.Expr]] = {
     ast.Add: operator.add,
@@ -56,11 +56,11 @@ def dims_of(tensor: gs.Tensor) -> list[sympy.Expr] | None:
 
 
 def elements_of(tensor: gs.Tensor) -> Elements | None:
-    """The elements of a tensor that is computed from shapes; None if they can't be followed.
+    """The elements of a tensor that is computed from shapes; None if they cannot be followed.
 
-    Followed as far as every step is exact for all sizes: Shape, Gather, Slice, Concat, Squeeze,
+    These ops are followed if they are exact for all sizes: Shape, Gather, Slice, Concat, Squeeze,
     Unsqueeze, Reshape, Cast, Floor, Identity, Add, Sub, Mul, Div. A float division such as
-    ``h / 3 * 3`` is not: float32 may round it to less than h.
+    ``h / 3 * 3`` is not exact: float32 may round it to less than h.
     """
     if tensor.shape is not None and len(tensor.shape) > 1:
         return None
@@ -189,7 +189,7 @@ def _symbol(name: str) -> sympy.Symbol:
 
 
 def _expression(node: ast.expr) -> sympy.Expr:
-    """Raises ValueError for whatever is no integer arithmetic of names."""
+    """Raises ValueError if the text is not integer arithmetic of names."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return sympy.Integer(node.value)
     if isinstance(node, ast.Name):

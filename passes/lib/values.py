@@ -1,8 +1,8 @@
-"""Arithmetic that becomes numbers where its operands are known, and nodes where they are not.
+"""Arithmetic that becomes numbers if its operands are known, and nodes otherwise.
 
-A pass writes a formula once, as Python arithmetic on `Value`s; for static sizes the result is a
-constant, for dynamic ones a piece of graph. Both compute in the same dtype (float32 or int64),
-so that they round alike.
+A pass writes a formula once, as Python arithmetic on `Value`s. For static sizes the result is a
+constant, for dynamic sizes it is nodes. Both compute in the same dtype (float32 or int64), so
+that they round alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Value:
     """A tensor whose elements are known (a numpy array) or computed in the graph.
 
     Args:
-        chain: takes the nodes.
+        chain: receives the nodes.
         data: the elements, or the tensor that holds them.
     """
 
@@ -70,7 +70,7 @@ class Value:
         return self._apply("Abs", np.abs)
 
     def where(self, true: Value | Number, false: Value | Number, dtype: Any = np.float32) -> Value:
-        """`true` where this is True, else `false`; all in `dtype`."""
+        """Elements of `true` where this is True, else of `false`; all in `dtype`."""
         one, other = self._value(true, dtype), self._value(false, dtype)
         mask, yes, no = self.known, one.known, other.known
         if mask is not None and yes is not None and no is not None:
@@ -79,20 +79,20 @@ class Value:
         return Value(self.chain, made)
 
     def cast(self, dtype: Any) -> Value:
-        """To float32 or int64; a float is cut off towards zero."""
+        """Casts to float32 or int64. A float is truncated towards zero."""
         if self.known is not None:
             return Value(self.chain, self.known.astype(dtype))
         return Value(self.chain, self.chain.cast(self.data, dtype))
 
     def reshape(self, *shape: int) -> Value:
-        """To constant sizes, one of which may be -1."""
+        """Reshapes to constant sizes, one of which may be -1."""
         if self.known is not None:
             return Value(self.chain, self.known.reshape(shape))
         made = self.chain.op("Reshape", self.data, np.array(shape), dtype=self.data.dtype)
         return Value(self.chain, made)
 
     def upto(self) -> Value:
-        """0, 1, ... below this, which has the shape ``(1,)``: int64, 1-D."""
+        """0, 1, ..., value - 1 as 1-D int64. This value has the shape ``(1,)``."""
         if self.known is not None:
             return Value(self.chain, np.arange(int(self.known[0])))
         scalar = squeeze(self.chain, self.data)

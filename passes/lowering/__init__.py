@@ -1,9 +1,8 @@
-"""How each op of the standard is brought from opsets 18..24 down: the literal tables.
+"""Tables of how each standard op is lowered from opsets 18..24.
 
-`CONVERTERS` holds the ops whose form changed, `SAME` those whose later forms only take more
-dtypes (or have an attribute whose default means what was meant before). An op in neither that
-changed is refused (OptionalHasElement). A test compares the tables with all schemas of the
-standard.
+`CONVERTERS` holds the ops whose form changed. `SAME` holds ops whose later forms only accept more
+dtypes, or have a new attribute with the old meaning as its default. A changed op in neither table
+is refused (OptionalHasElement). A test compares the tables with all schemas of the standard.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ NEWEST = 24
 def _scatter(site: Site) -> Steps:
     reduction = site.node.attrs.get("reduction", "none")
     if site.crosses(18) and reduction in ("max", "min", b"max", b"min"):
-        raise Refused(f"reduction {reduction} came with opset 18")
+        raise Refused(f"reduction {reduction} is new in opset 18")
     yield from ()
 
 
 def _pool(site: Site) -> Steps:
-    """AveragePool got dilations with opset 19, LpPool dilations and ceil_mode with opset 18."""
+    """AveragePool has dilations from opset 19, LpPool has dilations and ceil_mode from opset 18."""
     attrs, since = site.node.attrs, 19 if site.node.op == "AveragePool" else 18
     if not site.crosses(since) or "dilations" not in attrs:
         return
     if any(int(step) != 1 for step in attrs["dilations"]):
-        raise Refused(f"dilations came with opset {since}")
+        raise Refused(f"dilations are new in opset {since}: use dilations of 1")
     yield "dilations of 1 dropped"
     del attrs["dilations"]
 
 
 def _cast(site: Site) -> Steps:
-    """Both attributes are about float8 only, whose types are refused where they are newer."""
+    """Drops attributes that only matter for float8. Newer float8 dtypes are refused elsewhere."""
     news = [(key, since) for key, since in (("saturate", 19), ("round_mode", 24))
             if key in site.node.attrs and site.crosses(since)]  # fmt: skip
     if news:
-        yield f"{' and '.join(key for key, _ in news)} dropped: about float8 only"
+        yield f"{' and '.join(key for key, _ in news)} dropped: they only matter for float8"
         for key, _ in news:
             del site.node.attrs[key]
 
@@ -60,7 +59,7 @@ CONVERTERS: dict[str, Converter] = {
     "ScatterND": Converter(_scatter),
 }
 
-# ops that compute with floats, and may do so in float32 where the older form lacks a half type
+# float ops that may compute in float32 if the older form lacks a half-precision dtype
 THROUGH_FLOAT32 = frozenset(
     {
         "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "AveragePool", "Conv", "ConvTranspose",

@@ -1,8 +1,7 @@
-"""Folding what is constant in a function body that was expanded for one node.
+"""Folds constants in a function body that was expanded for one node.
 
-The bodies in the standard are written for every rank and type: they compute axes, ranks and
-head sizes that are plain numbers once the node's input shapes are known. TensorRT wants
-such things constant.
+The standard's bodies are written for every rank and dtype. They compute axes, ranks and head
+sizes, which are numbers if the node's input shapes are known. TensorRT needs them as constants.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ _NATIVE = "biuf"
 
 
 def fold(graph: gs.Graph) -> None:
-    """Replaces what follows from constants and static sizes by constants, and removes
-    Identity and what is not used any more.
+    """Folds nodes that follow from constants and static sizes. Removes Identity and unused nodes.
 
     Args:
-        graph: a whole graph of its own, in topological order, with inferred types and shapes.
+        graph: a whole graph, in topological order, with inferred types and shapes.
     """
     done = []
     kept = {id(output) for output in graph.outputs}
@@ -44,7 +42,7 @@ def fold(graph: gs.Graph) -> None:
 
 
 def _value(node: gs.Node, opset: int) -> np.ndarray | None:
-    """The node's only output, if it is a small constant of a type that numpy has."""
+    """The node's only output, if it is a small constant of a dtype that numpy has."""
     output = node.outputs[0]
     if node.op == "CastLike":
         to = type_number(node.inputs[1])

@@ -1,4 +1,4 @@
-"""A node whose form differs between two opsets, and what a converter may ask about it."""
+"""A node whose form differs between two opsets, with helpers for converters."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Site:
     """A node to lower.
 
     Args:
-        graph: the graph (or body of If, Loop, Scan) that holds it.
+        graph: the graph (or body of If, Loop, Scan) that holds the node.
         node: the node.
-        old: the op's schema at the opset to reach; None if it came later.
+        old: the op's schema at `level`; None if the op is newer.
         new: its schema at the graph's opset.
-        level: the opset to reach.
+        level: the opset to lower to.
     """
 
     graph: gs.Graph
@@ -33,11 +33,11 @@ class Site:
     level: int
 
     def crosses(self, since: int) -> bool:
-        """Whether the change of that opset lies between the two schemas."""
+        """Whether the change of this opset lies between the two schemas."""
         return (self.old.since_version if self.old else 0) < since <= self.new.since_version
 
     def input(self, place: int) -> gs.Tensor | None:
-        """The input at that place, or None if it is left out."""
+        """The input at this index, or None if it is omitted."""
         inputs = self.node.inputs
         if place >= len(inputs) or (
             isinstance(inputs[place], gs.Variable) and inputs[place].is_empty()
@@ -53,39 +53,39 @@ class Site:
         """
         shape = self.node.inputs[0].shape
         if shape is None:
-            raise Refused("the rank of its input is not known")
+            raise Refused("the rank of its input is not known: declare it in value_info")
         return len(shape)
 
     def axes(self, given: gs.Tensor | list[int], rank: int) -> list[int]:
         """Axes counted from the front.
 
         Raises:
-            Refused: they are computed, out of range, or one is there twice.
+            Refused: the axes are computed, out of range or repeated.
         """
         axes = numbers(given) if isinstance(given, gs.Tensor) else [int(axis) for axis in given]
         if axes is None:
-            raise Refused("its axes are computed in the graph")
+            raise Refused("its axes are computed: use constants")
         axes = [axis + rank if axis < 0 else axis for axis in axes]
         if len(set(axes)) != len(axes) or not all(0 <= axis < rank for axis in axes):
-            raise Refused(f"its axes {axes} do not fit a tensor of rank {rank}")
+            raise Refused(f"its axes {axes} are out of range for rank {rank}, or repeated")
         return axes
 
 
 Steps = Iterator[str]
-"""A converter is a generator: what stands before its ``yield`` only looks at the node (and may
-raise `Refused`), what stands after it changes the graph. It yields once, what it is going to do,
-or not at all if the node is fine as it stands."""
+"""A converter is a generator. Before its ``yield`` it only inspects the node, and may raise
+`Refused`. After it, it changes the graph. It yields a description of the change once, or never if
+the node needs no change."""
 
 
 @dataclass(frozen=True)
 class Converter:
-    """How one op is brought from newer opsets to an older one.
+    """How one op is lowered from newer opsets to an older one.
 
     Args:
         steps: see `Steps`.
-        attrs: attributes that the old schema lacks and that `steps` takes care of.
-        inputs: how many inputs `steps` takes care of, where that is more than the old schema has.
-        types: dtypes that the old schema lacks and that `steps` takes care of.
+        attrs: attributes that the old schema lacks and that `steps` handles.
+        inputs: number of inputs that `steps` handles, if the old schema has fewer.
+        types: dtypes that the old schema lacks and that `steps` handles.
     """
 
     steps: Callable[[Site], Steps]
@@ -95,8 +95,8 @@ class Converter:
 
 
 def numbers(tensor: gs.Tensor) -> list[int] | None:
-    """The integers in a tensor of rank 0 or 1 whose values follow from constants and static
-    sizes, else None."""
+    """The integers in a tensor of rank 0 or 1. None if they do not follow from constants and
+    static sizes."""
     elements = elements_of(tensor)
     if elements is None or not all(value.is_Integer for value in elements.values):
         return None
@@ -104,10 +104,10 @@ def numbers(tensor: gs.Tensor) -> list[int] | None:
 
 
 def type_name(dtype: object) -> str:
-    """A dtype as schemas write it: ``tensor(float16)``; nothing if it is None.
+    """A dtype as schemas write it: ``tensor(float16)``; empty for None.
 
     Args:
-        dtype: numpy's, or ONNX's number for those that numpy lacks.
+        dtype: a numpy dtype, or ONNX's number for dtypes that numpy lacks.
     """
     if dtype is None:
         return ""

@@ -24,15 +24,15 @@ def _text(value: object) -> str:
 def _pad(site: Site) -> Steps:
     node = site.node
     if site.crosses(19) and _text(node.attrs.get("mode", "constant")) == "wrap":
-        raise Refused("mode wrap came with opset 19")
+        raise Refused("mode wrap is new in opset 19: pad with Slice and Concat")
     given = site.input(3)
     if not site.crosses(18) or given is None:
         return
     rank = site.rank()
     axes = site.axes(given, rank)
-    yield f"pads of axes {axes} as pads of all {rank}"
+    yield f"pads of axes {axes} written as pads of all {rank} axes"
     pads = node.inputs[1]
-    # the place of each entry of the full pads in the given ones; the 0 behind them for the rest
+    # index of each full pad in the given pads; the index after their end stands for 0
     places = [
         axes.index(n % rank) + len(axes) * (n // rank) if n % rank in axes else 2 * len(axes)
         for n in range(2 * rank)
@@ -49,25 +49,27 @@ def _resize(site: Site) -> Steps:
     attrs = dict(node.attrs)
     transform = _text(attrs.get("coordinate_transformation_mode", "half_pixel"))
     if site.crosses(19) and transform == "half_pixel_symmetric":
-        raise Refused("coordinate_transformation_mode half_pixel_symmetric came with opset 19")
+        raise Refused("coordinate_transformation_mode half_pixel_symmetric is new in opset 19")
     if not site.crosses(18):
         return
     scales, sizes = site.input(2), site.input(3)
     if attrs.pop("antialias", 0):
-        raise Refused("antialias came with opset 18")
+        raise Refused("antialias is new in opset 18")
     policy = _text(attrs.pop("keep_aspect_ratio_policy", "stretch"))
     if policy != "stretch" and sizes is not None:
-        raise Refused(f"keep_aspect_ratio_policy {policy} came with opset 18")
+        raise Refused(f"keep_aspect_ratio_policy {policy} is new in opset 18")
     if "axes" not in attrs:
         if attrs != node.attrs:
-            yield "attributes of opset 18 dropped: they say nothing here"
+            yield "attributes of opset 18 dropped: they have no effect here"
             node.attrs = attrs
         return
     if transform == "tf_crop_and_resize":
-        raise Refused("tf_crop_and_resize with axes")
+        raise Refused(
+            "tf_crop_and_resize with axes is not rewritten: give sizes or scales of all axes"
+        )
     rank = site.rank()
     axes = site.axes(attrs.pop("axes"), rank)
-    yield f"{'sizes' if scales is None else 'scales'} of axes {axes} as those of all {rank}"
+    yield f"{'sizes' if scales is None else 'scales'} of axes {axes} written for all {rank} axes"
     data, chain, empty = node.inputs[0], Chain(site.graph, node), gs.Variable.empty
     if scales is not None:
         places = [axes.index(n) if n in axes else len(axes) for n in range(rank)]
@@ -90,7 +92,7 @@ def _resize(site: Site) -> Steps:
 def _spread(
     chain: Chain, given: gs.Tensor, rest: gs.Tensor | np.ndarray, places: Sequence[int]
 ) -> gs.Tensor:
-    """The entries at `places` of `given` with `rest` behind it; a constant where both are."""
+    """The entries at `places` of `given` followed by `rest`; a constant if both are constants."""
     values = values_of(given)
     if values is None and given.dtype == np.int64:
         found = numbers(given)
@@ -107,14 +109,14 @@ def _spread(
 def _grid_sample(site: Site) -> Steps:
     if not site.crosses(20):
         return
-    # the text of opset 16 is about images only, but its schema, ONNX Runtime, and TensorRT from
-    # 10 on (built with tensorrt-rtx 1.7.1) take volumes too
+    # the text of opset 16 describes only images, but its schema, ONNX Runtime, and TensorRT from
+    # 10 on (built with tensorrt-rtx 1.7.1) accept volumes too
     if site.rank() != 4 and site.level < 19:
-        raise Refused("before opset 20 GridSample takes images of 4 dimensions only")
+        raise Refused("before opset 20 GridSample accepts only images of 4 dimensions")
     mode = _text(site.node.attrs.get("mode", "linear"))
     if mode not in _SAMPLING:
         return
-    yield f"mode {mode} by its older name {_SAMPLING[mode]}"
+    yield f"mode {mode} renamed to its older name {_SAMPLING[mode]}"
     site.node.attrs["mode"] = _SAMPLING[mode]
 
 

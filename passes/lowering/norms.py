@@ -1,8 +1,8 @@
-"""GroupNormalization (opset 18, again 21) becomes InstanceNormalization over the groups.
+"""GroupNormalization (opsets 18 and 21) becomes InstanceNormalization over the groups.
 
-Opset 18's form is deprecated, so that the checker refuses it, and opset 21's has a scale per
-channel. torch's exporter writes the same nodes at opset 18. The function body in the standard is
-not taken: it computes the variance as E[x^2] - E[x]^2, which cancels.
+Opset 18's form is deprecated, and the checker refuses it. Opset 21's form has a scale per channel.
+torch's exporter writes the same nodes at opset 18. The standard's function body is not used: it
+computes the variance as E[x^2] - E[x]^2, which loses digits.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ _HALVES = (np.float16, onnx.TensorProto.BFLOAT16)
 
 
 def _group_normalization(site: Site) -> Steps:
-    """The statistics of half types are taken in float32, unless stash_type says otherwise."""
+    """Half-precision data have float32 statistics, unless stash_type says otherwise."""
     node = site.node
-    # opset 18 has an entry of scale and bias a group, opset 21 one a channel
+    # opset 18 has a scale and a bias per group, opset 21 per channel
     per_channel = site.crosses(21)
     data, scale, bias = node.inputs
     if data.shape is None or data.dtype is None:
-        raise Refused("the rank or the type of its input is not known")
+        raise Refused("the rank or the dtype of its input is not known: declare it in value_info")
     rank, groups = len(data.shape), int(node.attrs["num_groups"])
     stash = int(node.attrs.get("stash_type", onnx.TensorProto.FLOAT))
     if stash != onnx.TensorProto.FLOAT and data.dtype not in _HALVES:
-        raise Refused(f"stash_type {stash} with data of {data.dtype}")
+        raise Refused(
+            f"stash_type {stash} with data of {data.dtype} is not rewritten: use stash_type 1"
+        )
     wide = data.dtype in _HALVES and (stash == onnx.TensorProto.FLOAT and per_channel)
     dtype = np.float32 if wide else data.dtype
     if not isinstance(dtype, type) and not isinstance(dtype, np.dtype):
-        raise Refused("bfloat16 statistics")
+        raise Refused("statistics in bfloat16 are not rewritten: use stash_type 1")
     yield f"InstanceNormalization over {groups} groups"
     chain = Chain(site.graph, node)
     whole = chain.op("Shape", data, short="shape", dtype=np.int64, shape=[rank])

@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear: blocks, output_dtype and precision came with 21 and 23."""
+"""QuantizeLinear and DequantizeLinear: opset 21 added blocks and output_dtype, 23 precision."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ def _quantize(site: Site) -> Steps:
     _refuse_blocks(site)
     wanted, zero, scale = int(node.attrs.get("output_dtype", 0)), site.input(2), node.inputs[1]
     if node.attrs.get("precision", 0):
-        raise Refused("precision came with opset 23")
+        raise Refused("precision is new in opset 23")
     if wanted == 0 or not site.crosses(21):
         return
     if zero is None and wanted != _UINT8:
         if scale.shape is None or not all(isinstance(size, int) for size in scale.shape):
-            raise Refused("output_dtype came with opset 21, and its scale's size is not known")
+            raise Refused(
+                "output_dtype is new in opset 21, and the scale's size is not known: give a zero "
+                "point"
+            )
         if site.old is None or type_name(wanted) not in site.old.inputs[2].types:
-            raise Refused(f"quantizing to {type_name(wanted)} came later")
-        yield "output_dtype as the type of a zero point of 0"
+            raise Refused(f"quantizing to {type_name(wanted)} needs a newer opset")
+        yield "output_dtype written as the dtype of a zero point of 0"
         dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted)
         zeros = np.zeros([int(size) for size in scale.shape], dtype)
         node.inputs = [*node.inputs[:2], gs.Constant(f"{label(node)}/zero_point", zeros)]
     else:
-        yield "output_dtype dropped: it is the zero point's type"
+        yield "output_dtype dropped: it equals the zero point's dtype"
     del node.attrs["output_dtype"]
 
 
@@ -42,17 +45,17 @@ def _dequantize(site: Site) -> Steps:
     if wanted == 0 or not site.crosses(23):
         return
     if type_name(wanted) != type_name(node.inputs[1].dtype):
-        raise Refused("output_dtype came with opset 23, and is not the scale's type")
-    yield "output_dtype dropped: it is the scale's type"
+        raise Refused("output_dtype is new in opset 23, and differs from the scale's dtype")
+    yield "output_dtype dropped: it equals the scale's dtype"
     del node.attrs["output_dtype"]
 
 
 def _refuse_blocks(site: Site) -> None:
     if site.crosses(21) and int(site.node.attrs.get("block_size", 0)):
-        raise Refused("block_size came with opset 21")
+        raise Refused("block_size is new in opset 21")
     scale = site.node.inputs[1]
     if scale.shape is not None and len(scale.shape) > 1:
-        raise Refused("scales by block came with opset 21")
+        raise Refused("a scale per block is new in opset 21")
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -1,8 +1,7 @@
-"""Reductions and DFT: axes that later opsets give as an input become an attribute again.
+"""Reductions and DFT: axes that are an input in later opsets become an attribute.
 
-Reduce* took them as an input from opset 18 (ReduceSum from 13), DFT from opset 20. TensorRT 8.6
-does not see the input of Reduce* and reduces over all axes (onnx-tensorrt 8.6, facts of the
-parser's source).
+Reduce* has the axes as an input from opset 18 (ReduceSum from 13), DFT from opset 20. TensorRT 8.6
+ignores the input of Reduce* and reduces over all axes (source of onnx-tensorrt 8.6).
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from pipeline.passes.infra import Refused
 from pipeline.passes.lib.chain import Chain
 from pipeline.passes.lowering._site import Converter, Site, Steps, numbers
 
-# with noop_with_empty_axes the standard leaves open whether the others still square, take the
-# absolute value or the logarithm
+# for other ops with noop_with_empty_axes, the standard does not say whether they still square, or
+# take the absolute value or the logarithm
 _PLAIN = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
 
 
@@ -26,11 +25,15 @@ def _reduce(site: Site) -> Steps:
         given = site.input(1)
         axes = [] if given is None else numbers(given)
         if axes is None:
-            raise Refused("its axes are computed in the graph; before opset 18 they are fixed")
+            raise Refused(
+                "its axes are computed, but before opset 18 they are an attribute: use constants"
+            )
         noop = bool(attrs.pop("noop_with_empty_axes", 0))
         if noop and not axes:
             if node.op not in _PLAIN:
-                raise Refused("noop_with_empty_axes without axes, which the standard leaves open")
+                raise Refused(
+                    "noop_with_empty_axes without axes, which the standard leaves open: give axes"
+                )
             yield "Identity: there are no axes, and noop_with_empty_axes is set"
             chain = Chain(site.graph, node)
             chain.op("Identity", node.inputs[0])
@@ -47,7 +50,9 @@ def _reduce(site: Site) -> Steps:
     else:
         return
     if boolean:
-        what = "in int32: before opset 20 it takes no booleans" + (f"; {what}" if what else "")
+        what = "computed in int32: before opset 20 it lacks booleans" + (
+            f"; {what}" if what else ""
+        )
     yield what
     if not boolean:
         node.inputs = inputs
@@ -66,7 +71,9 @@ def _dft(site: Site) -> Steps:
     if given is not None:
         found = numbers(given)
         if found is None or len(found) != 1:
-            raise Refused("its axis is computed in the graph; before opset 20 it is fixed")
+            raise Refused(
+                "its axis is computed, but before opset 20 it is an attribute: use a constant"
+            )
         axis = found[0]
     yield f"axis {axis} as an attribute"
     site.node.inputs = list(site.node.inputs)[:2]

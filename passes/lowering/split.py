@@ -1,8 +1,8 @@
 """Split by a number of outputs (opset 18) becomes Split by sizes, or Slices.
 
-Before opset 18, Split without sizes wants an axis that divides; from then on the last part may
-be smaller. TensorRT 8.6 does not know the attribute and cuts parts of floor(size / number), so
-that an uneven split loses its tail.
+Before opset 18, Split without sizes needs an axis that divides evenly. From opset 18 the last part
+may be smaller. TensorRT 8.6 ignores the attribute and cuts parts of floor(size / number): an uneven
+split loses its tail.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def _split(site: Site) -> Steps:
     number, data = int(node.attrs["num_outputs"]), node.inputs[0]
     axis = int(node.attrs.get("axis", 0))
     if site.input(1) is not None or number != len(node.outputs):
-        raise Refused("num_outputs contradicts its outputs or its sizes")
+        raise Refused("num_outputs contradicts the node's outputs or sizes")
     size = None if data.shape is None else (dims_of(data) or [])[axis]
     if size is not None and size.is_Integer:
         block = -(-int(size) // number)
         sizes = [block] * (number - 1) + [int(size) - block * (number - 1)]
         if sizes[-1] < 0:
-            raise Refused(f"{number} parts of {block} are more than the axis's {size}")
+            raise Refused(f"{number} parts of {block} exceed the axis's size {size}")
         yield f"parts of {sizes}"
         del node.attrs["num_outputs"]
         node.inputs = [data, gs.Constant(f"{label(node)}/sizes", np.array(sizes, np.int64))]
@@ -40,7 +40,9 @@ def _split(site: Site) -> Steps:
         node.inputs = [data]
     else:
         if any(output.is_empty() for output in node.outputs):
-            raise Refused("an output is left out, and the axis's size is dynamic")
+            raise Refused(
+                "an output is omitted, and the size of the axis is dynamic: name every output"
+            )
         yield f"{number} Slices of the axis's size / {number}, rounded up"
         _slices(site, number, axis)
 

@@ -1,4 +1,4 @@
-"""Which passes run: the default ones, a user's own, and the choice among them."""
+"""Chooses the passes that run: the default passes and user-supplied ones."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pipeline.passes import DEFAULT_PASSES, Pass
 
 
 def load_pass(path: Path) -> Pass:
-    """A user's own pass from a Python file.
+    """Loads a user-supplied pass from a Python file.
 
-    The file defines ``run(graph: onnx_graphsurgeon.Graph) -> PassResult``, or a whole
-    ``PASS = Pass(...)`` where it wants to say which targets need it. Each time that it runs,
-    the contract is checked on it.
+    The file defines ``run(graph: onnx_graphsurgeon.Graph) -> PassResult``. To choose the targets,
+    it defines ``PASS = Pass(...)`` instead. The contract is checked each time that the pass runs.
 
     Raises:
-        InputError: no such file, it does not run (its own error and line), or defines neither.
+        InputError: the file does not exist, fails (the message has its error and line), or defines
+            neither.
     """
     if not path.is_file():
         raise InputError(f"pass {path}: no such file")
     if path.suffix != ".py":
-        raise InputError(f"pass {path}: not a Python file (its name has to end in .py)")
+        raise InputError(f"pass {path}: not a Python file. Its name must end in .py")
     try:
         module = run_python_file(path, f"_own_pass_{path.stem}")
     except Exception as error:
@@ -43,15 +43,15 @@ def load_pass(path: Path) -> Pass:
         return replace(made, own=True, evidence=(*made.evidence, source))
     if not callable(run):
         raise InputError(
-            f"pass {path}: define run(graph) -> PassResult, or PASS = Pass(...); "
-            "docs/guide/write-a-pass.md has an example"
+            f"pass {path}: the file defines no pass. Define run(graph) -> PassResult, or "
+            "PASS = Pass(...). docs/guide/write-a-pass.md has an example"
         )
     summary = next(iter((run.__doc__ or module.__doc__ or "").strip().splitlines()), path.stem)
     return Pass(path.stem, run, EVERY, summary, (source,), own=True)
 
 
 def all_passes(own: Iterable[Path | str] = ()) -> tuple[Pass, ...]:
-    """The passes in their order; a user's own come first, after functions are inlined.
+    """The passes in their order. User-supplied passes run right after functions are inlined.
 
     Raises:
         InputError: see `load_pass`; or two passes have the same name.
@@ -61,7 +61,7 @@ def all_passes(own: Iterable[Path | str] = ()) -> tuple[Pass, ...]:
     names = [p.name for p in passes]
     for p in mine:
         if names.count(p.name) > 1:
-            raise InputError(f"pass {p.name}: another pass has that name; rename the file")
+            raise InputError(f"pass {p.name}: another pass has that name. Rename the file")
     return passes
 
 
@@ -69,11 +69,11 @@ def to_skip(passes: Sequence[Pass], only: Sequence[str], skip: Sequence[str]) ->
     """The names of the passes to leave out.
 
     Args:
-        only: if there are any, all others are left out, but not a user's own.
-        skip: these are left out.
+        only: if not empty, all other passes are left out, except user-supplied ones.
+        skip: the passes to leave out.
 
     Raises:
-        InputError: there is no pass of such a name; the nearest are listed.
+        InputError: a name is unknown (the message lists similar names), or is in both.
     """
     names = [p.name for p in passes]
     for name in (*only, *skip):
@@ -83,6 +83,6 @@ def to_skip(passes: Sequence[Pass], only: Sequence[str], skip: Sequence[str]) ->
             raise InputError(f"unknown pass {name!r}; {hint} (`pipeline passes` lists them)")
     both = sorted({*only} & {*skip})
     if both:
-        raise InputError(f"pass {both[0]}: chosen by --only and left out by --skip")
+        raise InputError(f"pass {both[0]}: --only and --skip both name it. Name it in one of them")
     others = {p.name for p in passes if p.name not in only and not p.own} if only else set()
     return frozenset({*skip, *others})

@@ -1,10 +1,10 @@
-"""Half precision written into a graph, as Casts round the nodes that compute in it.
+"""Writes half precision into a graph, as Casts around the nodes that compute in it.
 
-So precision is the same on every TensorRT: on those that are strongly typed (11, RTX) there is no
-other way, and those with an FP16 flag (8.6, 10) choose by speed alone unless each layer is told
-(`pipeline/build/layer_types.py`). Names stay: a tensor keeps its name where it is float32, and is
-called ``<name>/half`` in half precision; inputs, outputs and what bodies of If, Loop and Scan
-read are float32 as before.
+So precision is the same on every TensorRT. Strongly typed versions (11, RTX) allow no other way.
+Versions with an FP16 flag (8.6, 10) choose by speed alone, unless each layer has a set precision
+(`pipeline/build/layer_types.py`). A float32 tensor keeps its name; in half precision it is called
+``<name>/half``. Inputs, outputs, and the tensors that bodies of If, Loop and Scan read stay
+float32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNROUNDED = "/unrounded"
 
 
 def write_in_half(source: Path, destination: Path) -> int:
-    """Writes a copy of a model that computes in half precision where that is safe.
+    """Writes a copy of a model that computes in half precision where this is safe.
 
     Args:
         source: an ONNX file, with its external data beside it.
@@ -40,10 +40,11 @@ def write_in_half(source: Path, destination: Path) -> int:
 
 
 def write_rounded(source: Path, destination: Path, *, plain: bool) -> None:
-    """The same for `rounded`.
+    """Writes the result of `rounded` for a model.
 
     Args:
-        source: what `write_in_half` wrote; or the model before it, which is `plain` then.
+        source: the file that `write_in_half` wrote, or the model before it.
+        plain: True if the source is the model before `write_in_half`.
     """
     model, outside = _loaded(source)
     if plain:
@@ -52,17 +53,17 @@ def write_rounded(source: Path, destination: Path, *, plain: bool) -> None:
 
 
 def _loaded(path: Path) -> tuple[onnx.ModelProto, bool]:
-    """A model with its weights, and whether it keeps them outside."""
+    """A model with its weights, and whether its file keeps them in external data."""
     light = onnx.load(path, load_external_data=False)
     outside = any(t.data_location == TensorProto.EXTERNAL for t in light.graph.initializer)
     return onnx.load(path) if outside else light, outside
 
 
 def in_half(model: onnx.ModelProto) -> int:
-    """Changes a model in place, with its weights in memory; how many nodes compute in half now."""
+    """Changes a model in place, with its weights in memory. Returns the number of half nodes."""
     infer_shapes(model)
     graph = model.graph
-    given = {value.name for value in graph.input}  # an initializer is a default only
+    given = {value.name for value in graph.input}  # their initializers are only defaults
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in given}
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
@@ -79,11 +80,11 @@ def in_half(model: onnx.ModelProto) -> int:
 
 
 def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with the values that one in half precision has on a GPU, for ONNX Runtime on a CPU.
+    """A model that gives a GPU's half-precision values when ONNX Runtime runs it on a CPU.
 
-    That one computes chains of nodes in half precision in float32, and rounds where they end: an
-    overflow inside does not show. Here every node computes in float32, as tensor cores sum up, and
-    what it gives is rounded by Casts, which ONNX Runtime keeps.
+    On a CPU, ONNX Runtime computes chains of half-precision nodes in float32, and rounds at their
+    ends. An overflow inside a chain does not show. In the returned model every node computes in
+    float32, as tensor cores accumulate. Casts, which ONNX Runtime keeps, round every result.
 
     Args:
         model: as `in_half` leaves it, with its weights in memory.
@@ -153,7 +154,7 @@ class _Writer:
         self._taken = {name for node in nodes_of(graph) for name in (*node.input, *node.output)}
         self._taken |= {v.name for v in (*graph.input, *graph.output, *graph.initializer)}
         self._dtypes = _dtypes(graph)
-        self._half: dict[str, str] = {}  # name to its name in half precision
+        self._half: dict[str, str] = {}  # name -> name in half precision
         self._new: list[onnx.NodeProto] = []
         self._read_as_float = self._float_readers()
 
@@ -169,7 +170,7 @@ class _Writer:
             outputs = list(node.output)
             self._new.append(node)
             for number, name in enumerate(outputs):
-                if self._dtypes.get(name) != TensorProto.FLOAT:  # left out, or indices
+                if self._dtypes.get(name) != TensorProto.FLOAT:  # omitted, or indices
                     continue
                 node.output[number] = self._half[name] = self._name(name)
                 if name in self._read_as_float:
@@ -179,7 +180,7 @@ class _Writer:
         self._replace(kept | set(self._inner_reads()))
 
     def _float_readers(self) -> set[str]:
-        """What somebody reads as float32."""
+        """Names of the tensors with a float32 reader."""
         found = {value.name for value in self._graph.output} | set(self._inner_reads())
         for place, node in enumerate(self._graph.node):
             slots = self._plan.slots.get(place, ())
@@ -188,7 +189,7 @@ class _Writer:
         return found
 
     def _inner_reads(self) -> Iterator[str]:
-        """What the bodies of nodes read."""
+        """Names of the tensors that bodies of nodes read."""
         for node in self._graph.node:
             for inner in inner_nodes(node):
                 yield from inner.input
@@ -217,7 +218,7 @@ class _Writer:
         return new
 
     def _replace(self, kept: set[str]) -> None:
-        """Puts the nodes into the graph, and leaves out weights and types that nothing has."""
+        """Replaces the graph's nodes, and removes unused weights and types."""
         graph = self._graph
         constants = {n.output[0] for n in self._new if n.op_type == "Constant"}
         read = {name for node in self._new for name in node.input} | set(self._inner_reads())

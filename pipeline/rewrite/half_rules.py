@@ -1,19 +1,20 @@
-"""Which nodes of a float32 graph compute in half precision: what torch.autocast does, and what it
-leaves to the author of the model.
+"""Decides which nodes of a float32 graph compute in half precision: torch.autocast's rules, and the
+cases that autocast leaves to the author of the model.
 
-Half precision everywhere goes wrong silently: a pixel coordinate of 200 is off by up to 1/16 px, a
-rotary angle of 100 by 1/32, a variance overflows. So, of the standard ops:
+Half precision everywhere is silently wrong. A pixel coordinate of 200 has an error of up to 1/16
+px, and a rotary angle of 100 an error of 1/32. A variance overflows. So, for the standard ops:
 
 * Convolutions and matrix products compute in half precision.
-* Ops that only move or gate values (`_FOLLOW`) do where all their inputs are in half already. Of
-  constants, numbers and the biases of products take part in that; a whole tensor of them makes the
-  result float32, as a float32 parameter does under autocast: the grid that a detector adds.
-* Everything else is float32: sums, means, exponentials, divisions, softmax, sampling.
-* What meets a constant that half precision does not hold is float32: -3.4e38 would be -inf, 1e-7 0.
-* What becomes a sampling grid, an integer, an angle or the scale of a resize stays float32
-  (`_STEER`), and so do what is sampled and what custom ops and the bodies of If, Loop and Scan
-  read: back to the convolutions that it comes from, of which the results are taken as float32, and
-  to the matrix products, which compute in float32 then (through those that multiply no weights).
+* Ops that only move or gate values (`_FOLLOW`) compute in half if all their inputs are half.
+  Constant numbers and the biases of products become half too. A larger constant makes the result
+  float32, as a float32 parameter does under autocast. Example: the grid that a detector adds.
+* All other ops compute in float32: sums, means, exponentials, divisions, softmax, sampling.
+* An op with a constant that half precision cannot hold computes in float32: -3.4e38 would become
+  -inf, and 1e-7 would become 0.
+* Values that become a sampling grid, an integer, an angle or the scale of a resize stay float32
+  (`_STEER`). So do sampled values, and values that custom ops and the bodies of If, Loop and Scan
+  read. This rule goes back to convolutions, whose results are cast to float32, and to matrix
+  products with weights, which compute in float32. It continues through products without weights.
 
 Source of the lists: torch/csrc/autocast (https://pytorch.org/docs/stable/amp.html,
 "CUDA Op-Specific Behavior").
@@ -31,7 +32,7 @@ from pipeline.graph.files import inner_nodes
 
 _STANDARD = ("", "ai.onnx")
 _HALF = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-# those of them that may compute in half where the result has to be float32
+# ops of `_HALF` that may compute in half if their result must be float32
 _CONVERTS = frozenset({"Conv", "ConvTranspose"})
 _FOLLOW = frozenset(
     {
@@ -42,23 +43,23 @@ _FOLLOW = frozenset(
         "Tanh", "Tile", "Transpose", "Unsqueeze", "Where",
     }
 )  # fmt: skip
-# those of them that compute with all their inputs alike
+# ops of `_FOLLOW` that compute with all their inputs in the same way
 _ARITHMETIC = frozenset({"Add", "Max", "Min", "Mul", "Sub"})
-# ops that only move values: of a constant they leave a constant
+# ops that only move values: their result is constant if their inputs are
 _MOVE = frozenset(
     {
         "Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze",
         "Tile", "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
-# ops whose inputs, and all that these are made of, stay float32
+# ops whose inputs, and all tensors that these are computed from, stay float32
 _STEER = frozenset(
     {
         "Ceil", "Cos", "DeformConv", "Floor", "GridSample", "MaxRoiPool", "Mod",
         "NonMaxSuppression", "RoiAlign", "Round", "Sin", "Tan",
     }
 )  # fmt: skip
-# inputs that are float32 whatever the op computes in, by op
+# inputs that always stay float32, by op
 _FIXED: Mapping[str, frozenset[int]] = {"Resize": frozenset({1, 2})}
 _INTEGERS = frozenset(
     {
@@ -68,17 +69,17 @@ _INTEGERS = frozenset(
     }
 )  # fmt: skip
 _LARGEST = float(np.finfo(np.float16).max)
-_BIAS = 64.0  # beyond it half precision is off by more than 1/64
-_SMALLEST = float(np.finfo(np.float16).tiny)  # below it half precision loses digits, then all
+_BIAS = 64.0  # above this, the error of half precision exceeds 1/64
+_SMALLEST = float(np.finfo(np.float16).tiny)  # below this, half precision loses digits
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `plan` says.
+    """The result of `plan`.
 
     Args:
-        half: the nodes, by their places, that compute in half precision.
-        slots: of those the inputs, by their places in the node, that are read in half.
+        half: indices of the nodes that compute in half precision.
+        slots: by such a node's index, the indices of its inputs that are read in half.
     """
 
     half: frozenset[int]
@@ -87,14 +88,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Node:
-    """A node as the rules see it: the float32 tensors that it reads and makes."""
+    """A node for the rules: only the float32 tensors that it reads and makes."""
 
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     slots: tuple[int, ...]
-    steers: frozenset[str]  # what it reads that stays float32, with all that this is made of
-    fits: bool  # half precision holds the numbers in its attributes
+    steers: frozenset[str]  # inputs that stay float32, with all tensors that they are computed from
+    fits: bool  # half precision can hold the numbers in its attributes
 
 
 def plan(
@@ -105,10 +106,10 @@ def plan(
     """The nodes of a graph that compute in half precision.
 
     Args:
-        nodes: in an order in which every tensor is made before it is used.
-        dtypes: of the tensors, as far as known (`onnx.TensorProto.DataType`); those unknown stay
-            as they are.
-        constants: the float32 initializers and Constant nodes' outputs.
+        nodes: the nodes, in topological order.
+        dtypes: known dtypes of the tensors (`onnx.TensorProto.DataType`). Tensors of unknown dtype
+            do not change.
+        constants: the float32 initializers and outputs of Constant nodes.
     """
     seen = [_view(node, dtypes) for node in nodes]
     steered = _steer(seen, frozenset(constants))
@@ -125,7 +126,7 @@ def plan(
     )
     fed = _feeding(seen, products)
     made_by = {name: node.op for node in seen if node.op in _HALF for name in node.outputs}
-    half: set[str] = set()  # tensors that are there in half precision
+    half: set[str] = set()  # tensors that exist in half precision
     found: set[int] = set()
     for place, node in enumerate(seen):
         if not node.outputs or values.follow(node):
@@ -143,7 +144,7 @@ def plan(
             computes = False
         if computes:
             found.add(place)
-        # what matrix products read is there in half for all who follow them, too
+        # a tensor that products read in half is also half for `_FOLLOW` ops
         handed = node.op == "Softmax" and not fed.isdisjoint(node.outputs)
         read = follows and fits and _read_in_half(node, users, products)
         if computes or handed or read:
@@ -152,7 +153,7 @@ def plan(
 
 
 class _Values:
-    """What is known of constants, and of what is made of them by moving alone."""
+    """Constants, and tensors that ops of `_MOVE` make from them."""
 
     def __init__(self, constants: Mapping[str, Callable[[], np.ndarray]]) -> None:
         self._read = constants
@@ -161,7 +162,7 @@ class _Values:
         self._bounds: dict[str, tuple[float, float]] = {}
 
     def follow(self, node: _Node) -> bool:
-        """True for a node that makes a constant; its outputs count as constants from now on."""
+        """True for a node that makes a constant. Its outputs then count as constants."""
         if all(name in self.made for name in node.outputs):
             return True
         if node.op not in _MOVE or not node.inputs or not self.made.issuperset(node.inputs):
@@ -173,7 +174,7 @@ class _Values:
         return True
 
     def fits(self, name: str, weight: bool) -> bool:
-        """True if half precision holds it: weights may lose digits of small values, as they do
+        """True if half precision can hold the tensor. Weights may lose digits of small values, as
         under autocast."""
         for source in self._sources.get(name, ()):
             low, high = self._bound(source)
@@ -182,10 +183,10 @@ class _Values:
         return True
 
     def promotes(self, node: _Node, products: Mapping[str, str]) -> bool:
-        """True if it computes with a tensor of constants that is more than a number, and no bias.
+        """True if the node computes with a constant of several elements that is not a bias.
 
         Args:
-            products: the results of matrix products, with their ops.
+            products: the op of each product, by the name of its result.
         """
         if node.op not in _ARITHMETIC:
             return False
@@ -199,7 +200,7 @@ class _Values:
         return False
 
     def _is_bias(self, name: str, op: str) -> bool:
-        """One number a channel, none of them large: not the positions that a detector adds."""
+        """True for one number per channel, none of them large. A detector's positions are large."""
         if name not in self._read:
             return False
         shape = self._read[name]().shape
@@ -245,15 +246,15 @@ def _is_steering(node: onnx.NodeProto) -> bool:
 
 
 def _squares(node: _Node) -> bool:
-    """x * x overflows from 256 on."""
+    """True for x * x, which overflows from 256 on."""
     return node.op == "Mul" and len(set(node.inputs)) == 1
 
 
 def _read_in_half(
     node: _Node, users: Mapping[str, Sequence[_Node]], products: frozenset[str]
 ) -> bool:
-    """True if a matrix product in half reads it, and all others only move or gate it: a sum goes on
-    in float32, as under autocast."""
+    """True if a half product reads the result, and all other readers only move or gate it. A sum
+    stays float32, as under autocast."""
     readers = [user for name in node.outputs for user in users.get(name, ())]
     own = [not products.isdisjoint(user.outputs) for user in readers]
     return any(own) and all(
@@ -263,14 +264,14 @@ def _read_in_half(
 
 
 def _feeding(nodes: Sequence[_Node], products: frozenset[str]) -> frozenset[str]:
-    """The tensors that products in half read, and those whose every reader follows up to such."""
+    """The tensors that half products read, directly or through `_FOLLOW` ops alone."""
     found: set[str] = set()
     other: set[str] = set()
     for node in reversed(nodes):
         good = not products.isdisjoint(node.outputs) or (
             node.op in _FOLLOW and bool(node.outputs) and found.issuperset(node.outputs)
         )
-        if not node.outputs:  # Shape and IsNaN take no numbers from it
+        if not node.outputs:  # Shape and IsNaN do not compute with the values
             continue
         (found if good else other).update(node.inputs)
         found.difference_update(other.intersection(node.inputs))
@@ -278,7 +279,7 @@ def _feeding(nodes: Sequence[_Node], products: frozenset[str]) -> frozenset[str]
 
 
 def _steer(nodes: Sequence[_Node], constants: Collection[str]) -> frozenset[str]:
-    """The tensors that the inputs of a steering op are made of, up to products with weights."""
+    """The tensors from which inputs of steering ops are computed, back to products with weights."""
     found: set[str] = set()
     for node in reversed(nodes):
         found.update(node.steers)

@@ -1,4 +1,4 @@
-"""What a target would make of an ONNX file: every node that would break or go wrong there."""
+"""Finds every node of an ONNX file that a target refuses or computes wrongly."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Finding:
 
     Args:
         node, op: the node's name and op.
-        origin: the torch module and source line that it came from, or nothing.
-        fault: what the target does with it as it stands.
-        mended: whether the rewrite mends it.
-        how: the pass and what it makes of the node, or why nothing can be made.
-        certain: False where the node may come out right as it is.
-        mended_by: the pass that mends it; empty where none does.
+        origin: the torch module and source line that it came from, or empty.
+        fault: what the target does with the unchanged node.
+        mended: whether the rewrite fixes it.
+        how: the pass and its replacement, or why the node cannot be fixed.
+        certain: False if the target may compute the unchanged node correctly.
+        mended_by: the pass that fixes it, or empty.
     """
 
     node: str
@@ -51,20 +51,20 @@ class LintResult:
 
     @property
     def ok(self) -> bool:
-        """True if the rewrite mends everything that was found."""
+        """True if the rewrite fixes every certain finding."""
         return all(f.mended or not f.certain for f in self.findings)
 
 
 def lint(source: Path, target: Target, passes: Sequence[Pass]) -> LintResult:
-    """Runs the target's passes on the model without writing anything.
+    """Runs the target's passes on the model without writing a file.
 
-    Clean-up passes and the inlining of functions find no faults and are left out.
+    Clean-up passes and the inlining of functions find no faults, so they are not listed.
 
     Raises:
         InputError, RewriteError: see `pipeline.rewrite.rewrite.rewrite`.
     """
     result = rewrite(source, None, target, passes)
-    model = onnx.load(source, load_external_data=False)  # rewrite() has found it good
+    model = onnx.load(source, load_external_data=False)  # rewrite() has validated it
     name_nodes(model.graph)
     nodes = {node.name: node for node in nodes_of(model.graph)}
     findings = [
@@ -79,7 +79,7 @@ def lint(source: Path, target: Target, passes: Sequence[Pass]) -> LintResult:
 
 
 def _custom(model: onnx.ModelProto) -> list[Finding]:
-    """Nodes of other domains that no function of the file stands for."""
+    """Nodes of other domains without a function in the file."""
 
     known = {(f.domain, f.name) for f in model.functions}
     return [
@@ -87,9 +87,9 @@ def _custom(model: onnx.ModelProto) -> list[Finding]:
             node.name,
             f"{node.domain}::{node.op_type}",
             origin_of(node),
-            "is no op of the standard: the parser asks for a plugin",
+            "is not a standard ONNX op: the parser needs a plugin for it",
             False,
-            "build with the library that holds its plugin: --plugin libfoo.so",
+            "pass the library that holds its plugin: --plugin libfoo.so",
         )
         for node in nodes_of(model.graph)
         if node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in known

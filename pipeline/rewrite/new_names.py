@@ -1,4 +1,4 @@
-"""Names of their own for the tensors and nodes that a pass made."""
+"""Unique names for the tensors and nodes that a pass created."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ class Known:
     """The tensors and nodes of a graph, bodies included, as they are now."""
 
     def __init__(self, graph: gs.Graph) -> None:
-        # the objects are held, so that no id is used again
+        # the objects are kept alive, so that no id is reused
         self._things: dict[int, Any] = {id(t): t for t in all_tensors(graph)}
         self._things |= {id(node): node for node in _nodes(graph)}
 
     def rename_new(self, graph: gs.Graph, taken: Iterable[str]) -> None:
-        """Gives tensors and nodes that came since another name where something else has theirs:
-        of two tensors of one name graph-surgeon would keep one, and ONNX Runtime takes no two
-        nodes of one. The graph's inputs and outputs keep their names.
+        """Renames new tensors and nodes whose name is taken.
+
+        graph-surgeon would keep only one of two tensors with one name. ONNX Runtime refuses two
+        nodes with one name. The graph's inputs and outputs keep their names.
 
         Args:
-            taken: names of initializers, of which some may be read by nothing.
+            taken: names of initializers, used or unused.
         """
         kept = {id(t) for t in (*graph.inputs, *graph.outputs)}
         others = set(taken)
@@ -56,7 +57,7 @@ class Known:
 
 
 def all_tensors(graph: gs.Graph) -> Iterator[gs.Tensor]:
-    """Every tensor that a node reads or makes, in bodies too; one may come several times."""
+    """Every tensor that a node reads or makes, in bodies too; with repetitions."""
     for node in _nodes(graph):
         yield from node.inputs
         yield from node.outputs

@@ -12,9 +12,8 @@ class PassRecord:
     """What one pass did: whether the target needs it, why it exists, and the nodes it changed.
 
     Args:
-        skipped: the target needs it, but the caller left it out.
-        diff: where asked for: for each node that is gone or new, a line of ONNX text after
-            ``- `` or ``+ ``.
+        skipped: the target needs the pass, but the caller left it out.
+        diff: if requested, one line of ONNX text for each removed (``- ``) or new (``+ ``) node.
     """
 
     name: str

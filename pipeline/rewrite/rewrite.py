@@ -1,10 +1,9 @@
-"""The rewrite stage: an ONNX file in, one out that the target's parser reads right.
+"""The rewrite stage: rewrites an ONNX file so that the target's parser reads it correctly.
 
-Runs the passes that the target needs, in order, on one onnx-graphsurgeon graph, and checks the
-graph after each that changed something. Graph-surgeon keeps the graph but loses what hangs on
-it (metadata of nodes, values and the model, attribute types that it does not know), so its
-result is written back into the source's own model: a node that no pass touched stays the very
-same, a new node ``<name>/<short>`` inherits the metadata of ``<name>``.
+It runs the passes that the target needs, in order, on one onnx-graphsurgeon graph. It checks the
+graph after each pass that changed something. Graph-surgeon loses metadata and attribute types that
+it does not know, so its result is written back into the source's model. A node that no pass changed
+stays identical. A new node ``<name>/<short>`` inherits the metadata of ``<name>``.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ class Rewritten:
 
     Args:
         target: the target's name.
-        opset: of the standard ONNX domain, as it is in the result.
+        opset: opset of the standard ONNX domain in the result.
         changed: False if the destination is a byte-identical copy of the source.
-        nodes_before, nodes_after: nodes of the graph and of the bodies of If, Loop and Scan.
-        passes: one record a pass, in order, those that the target does not need included.
-        refused: the nodes that the target would fail or go wrong on and that no pass mends
-            (`Pass.tolerable` refusals are warnings instead).
-        warnings: one sentence each.
+        nodes_before, nodes_after: numbers of nodes, with the bodies of If, Loop and Scan.
+        passes: one record per pass, in order, also for passes that the target does not need.
+        refused: the nodes that the target cannot run correctly and that no pass fixes.
+            (Refusals of `Pass.tolerable` passes are warnings instead.)
+        warnings: warnings for the user.
         library_seconds: seconds inside libraries, by name.
     """
 
@@ -64,25 +63,26 @@ def rewrite(
 ) -> Rewritten:
     """Rewrites an ONNX file for a target.
 
-    Weights go to ``<destination name>.data`` where the source had them outside or they pass
-    1.5 GiB. Where nothing changes, the destination is a plain copy, with its external data under
-    the same names.
+    Weights go to ``<destination name>.data`` if the source has them in an external file, or if they
+    exceed 1.5 GiB. If nothing changes, the destination is a plain copy, with external data of the
+    same names.
 
     Args:
         source: the ONNX file, with its external data beside it.
         destination: the file to write, in an existing folder; not the source. None writes
             nothing.
         target: decides which passes run.
-        passes: in order.
-        skip: names of passes not to run though the target needs them.
-        keep_functions: names of model-local functions that stay, since the target gets a plugin
-            for them.
+        passes: the passes, in order.
+        skip: names of passes that do not run, even if the target needs them.
+        keep_functions: names of model-local functions that stay, since the target has plugins for
+            them.
         diff: fill in `PassRecord.diff`.
 
     Raises:
-        InputError: the source is not there, is no valid ONNX model, is of an opset that no pass
+        InputError: the source does not exist, is not a valid ONNX model, has an opset that no pass
             was tried on, or is the destination.
-        RewriteError: a pass broke the graph or its contract; it and those before it are named.
+        RewriteError: a pass broke the graph or its contract. The message names the pass and the
+            passes before it.
     """
     model, external = load_model(source)
     if destination is not None:
@@ -133,22 +133,28 @@ def rewrite(
 
 
 def raise_refused(result: Rewritten) -> None:
-    """Raises `RewriteError` if there are nodes that the target can't take and no pass mends."""
+    """Raises `RewriteError` if the target cannot run a node and no pass fixes it."""
     if result.refused:
         words = "; ".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused[:3])
         more = f" (and {len(result.refused) - 3} more)" if len(result.refused) > 3 else ""
         raise RewriteError(
-            f"target {result.target} would fail or go wrong on {words}{more}",
+            f"target {result.target} cannot run this graph correctly: {words}{more}",
             detail="\n".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused),
         )
 
 
 def _check_places(source: Path, destination: Path, external: Collection[str]) -> None:
     if source.resolve() == destination.resolve():
-        raise InputError(f"{source}: the rewritten model can't have the same name as the source")
+        raise InputError(
+            f"{source}: the rewritten model cannot have the same name as the source. "
+            "Give it another name"
+        )
     outside = (destination.parent / f"{destination.name}.data").resolve()
     if outside in {(source.parent / name).resolve() for name in external}:
-        raise InputError(f"{destination}: {outside.name} is the source's external data")
+        raise InputError(
+            f"{destination}: its weights would overwrite {outside.name}, the source's external "
+            "data. Give the rewritten model another name"
+        )
 
 
 def _final(records: Sequence[PassRecord], passes: Sequence[Pass]) -> tuple[Change, ...]:
@@ -161,21 +167,21 @@ def _warnings(
 ) -> tuple[str, ...]:
     tolerable = {p.name for p in passes if p.tolerable}
     warnings = [
-        f"{record.name} leaves {change.op} {change.node!r} as it is: {change.detail}"
+        f"{record.name} did not rewrite {change.op} {change.node!r}: {change.detail}"
         for record in records
         for change in record.refused
         if record.name in tolerable
     ]
     if opset > target.max_opset:
         warnings.append(
-            f"the model's opset {opset} is above {target.max_opset}, the highest that {target} "
-            "is known to read as the standard says"
+            f"the model's opset {opset} is above {target.max_opset}, the highest opset that "
+            f"{target} is known to read correctly"
         )
     return tuple(warnings)
 
 
 def _narrowed(model: onnx.ModelProto, target: Target) -> tuple[str, ...]:
-    """Warnings where the target computes in less than the model says."""
+    """Warnings if the target computes with a smaller dtype than the model's."""
     constants = {tensor.name for tensor in model.graph.initializer}
     ins = [value for value in model.graph.input if value.name not in constants]
 
@@ -186,20 +192,20 @@ def _narrowed(model: onnx.ModelProto, target: Target) -> tuple[str, ...]:
     wide = of(onnx.TensorProto.INT64, ins)
     if wide and target.flavour == "tensorrt" and target.version < (10,):
         warnings.append(
-            f"{wide}: int64 is int32 on {target}; values beyond 2**31 - 1 come out wrong there "
+            f"{wide}: {target} computes int64 as int32. Values beyond 2**31 - 1 are wrong "
             "without an error"
         )
     wide = of(onnx.TensorProto.DOUBLE, [*ins, *model.graph.output])
     if wide:
         warnings.append(
-            f"{wide}: float64 is float32 on {target}; what needs more than 7 digits comes out "
-            "wrong there without an error, which ONNX Runtime does not show"
+            f"{wide}: {target} computes float64 as float32. Digits beyond the seventh are wrong "
+            "without an error, and ONNX Runtime does not show it"
         )
     return tuple(warnings)
 
 
 def _texts(model: onnx.ModelProto) -> Mapping[str, str]:
-    """Every node as one line of ONNX text, by name; a node with a body is shown without it."""
+    """Every node as one line of ONNX text, by name. Bodies are omitted."""
     texts = {}
     for node in nodes_of(model.graph):
         bare = onnx.NodeProto()

@@ -1,8 +1,8 @@
-"""Opening a model in graph-surgeon, running passes on it, and writing the graph back.
+"""Opens a model in graph-surgeon, runs passes on it, and writes the graph back.
 
-Graph-surgeon keeps the graph but loses what hangs on it: metadata of nodes, values and the
-model, and attribute types that it does not know. So its nodes are written back into the source's
-own model, and a node that no pass touched stays the very same.
+Graph-surgeon keeps the graph, but loses metadata of nodes, values and the model, and attribute
+types that it does not know. So its nodes are written back into the source's model. A node that no
+pass changed stays identical.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _LOST = ("TENSORS", "GRAPHS", "SPARSE_TENSOR", "SPARSE_TENSORS", "TYPE_PROTO", "
 
 
 class Surgeon:
-    """A model open in graph-surgeon, and what is needed to write the graph back into it.
+    """A model open in graph-surgeon, with the data that writing it back needs.
 
-    Shape inference runs when it is opened and after every pass that changed something, so that
-    passes see dtypes and shapes wherever ONNX can tell them. What graph-surgeon would print, on
-    stdout, is not printed.
+    Shape inference runs when the model is opened, and after every pass that changed something. So
+    passes see the dtypes and shapes that ONNX can infer. Graph-surgeon's output on stdout is
+    suppressed.
 
     Args:
-        model: changed in place, or replaced by what a pass on the model's level makes of it.
+        model: changed in place, or replaced by the result of a pass of level ``model``.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -50,9 +50,9 @@ class Surgeon:
         try:
             self.graph = gs.import_onnx(self.model)
         except Exception as error:
-            raise RewriteError(f"graph-surgeon can't read the model: {error}") from error
+            raise RewriteError(f"onnx-graphsurgeon cannot read the model: {error}") from error
         self.interface = _interface(self.graph)
-        # the source's nodes by name (for metadata), and the graph's nodes that still are as there
+        # the source's nodes by name (for metadata), and the graph's nodes that did not change
         self.sources = {node.name: _copy_of(node) for node in nodes_of(self.model.graph)}
         self.untouched = {
             id(node): (node, _state(node), self.sources[node.name]) for node in self.graph.nodes
@@ -61,10 +61,10 @@ class Surgeon:
         self.known = Known(self.graph)
 
     def run(self, p: Pass, done: Sequence[str]) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
-        """Runs one pass and checks the graph; the changes and the refusals.
+        """Runs one pass and checks the graph. Returns the changes and the refusals.
 
         Raises:
-            RewriteError: the pass failed, broke the graph or its contract; says which law.
+            RewriteError: the pass failed, or broke the graph or its contract (docs/design/laws.md).
         """
 
         def fail(what: str, cause: Exception | None = None) -> RewriteError:
@@ -86,14 +86,14 @@ class Surgeon:
         if result.modified and p.own:
             for tensor, axis, size in _lost(dynamic, self.model):
                 raise fail(
-                    f"law 3: {tensor} axis {axis} was dynamic and is {size} now"
+                    f"law 3: axis {axis} of {tensor} was dynamic and is now {size}"
                     f"{_maker_of(tensor, self.model)}"
                 )
             again = self._apply(p, fail)
             if again.modified:
                 first = again.rewritten[0]
                 raise fail(
-                    "law 3: not idempotent, a second run changed the graph again: "
+                    "law 3: the pass is not idempotent. A second run changed the graph again: "
                     f"{first.op} {first.node!r}: {first.detail}"
                 )
         return result.rewritten, result.refused
@@ -110,7 +110,8 @@ class Surgeon:
         after = _nodes_hash(self.model) if on_model else _fingerprint(self.graph)
         if result.modified != (before != after):
             which = "" if on_model or result.modified else _first_changed(before, after)
-            raise fail(f"says modified={result.modified}, but the graph says otherwise{which}")
+            did = "did not change" if result.modified else "changed"
+            raise fail(f"reports modified={result.modified}, but the graph {did}{which}")
         if not result.modified:
             return result
         interface = self.interface
@@ -131,12 +132,12 @@ class Surgeon:
             raise fail(str(error)) from error
         except Exception as error:
             first = first_line(error)
-            raise fail(f"made a graph that is not valid: {first}", error) from error
+            raise fail(f"made an invalid graph: {first}", error) from error
         _hold(interface, self.interface, fail)
         return result
 
     def _learn(self) -> None:
-        """Gives dtype and shape to tensors that lack them, as far as ONNX can infer them."""
+        """Sets dtypes and shapes that tensors lack and ONNX can infer."""
         infer_shapes(self.model)
         known = {value.name: value for value in self.model.graph.value_info}
         for name, tensor in self.graph.tensors().items():
@@ -147,7 +148,7 @@ class Surgeon:
                     tensor.shape = get_onnx_tensor_shape(known[name])
 
     def write_back(self) -> None:
-        """Puts nodes, new constants, new values and the opset into the model."""
+        """Writes nodes, new constants, new values and the opset into the model."""
         graph = self.model.graph
         for opset in self.model.opset_import:
             if opset.domain in ("", "ai.onnx"):
@@ -166,7 +167,7 @@ class Surgeon:
             if tensor.name not in old:
                 graph.initializer.append(OnnxExporter.export_tensor_proto(tensor))
             elif not isinstance(tensor._values, LazyValues) and not _same(tensor, old[tensor.name]):
-                raise RewriteError(f"changed {tensor.name} in place; new constants need new names")
+                raise RewriteError(f"changed {tensor.name} in place. Give new constants new names")
         used = {name for node in nodes_of(graph) for name in node.input}
         used |= {value.name for value in (*graph.input, *graph.output)}
         for place in reversed(range(len(graph.initializer))):
@@ -175,7 +176,7 @@ class Surgeon:
         self._write_values(tensors)
 
     def _write_values(self, tensors: dict[str, gs.Tensor]) -> None:
-        """Drops the types of values that are gone, and adds those of new ones."""
+        """Removes the types of removed values, and adds those of new values."""
         graph = self.model.graph
         known = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
         for place in reversed(range(len(graph.value_info))):
@@ -213,8 +214,8 @@ class Surgeon:
 
 
 def _state(node: gs.Node) -> tuple[Any, ...]:
-    """All that graph-surgeon knows of a node, comparable; never equal for one with a subgraph
-    that changed."""
+    """Everything that graph-surgeon knows about a node, to compare. Never equal if a subgraph of
+    the node changed."""
 
     def attribute(value: Any) -> Any:
         if isinstance(value, gs.Graph):
@@ -227,7 +228,7 @@ def _state(node: gs.Node) -> tuple[Any, ...]:
         node.op,
         node.domain,
         node.name,
-        # a body reads outer tensors, and has to be written anew when one becomes a constant
+        # a body reads outer tensors, and must be written again when one becomes a constant
         tuple((tensor.name, isinstance(tensor, gs.Constant)) for tensor in node.inputs),
         tuple(tensor.name for tensor in node.outputs),
         tuple(sorted((key, attribute(value)) for key, value in node.attrs.items())),
@@ -239,7 +240,7 @@ def _fingerprint(graph: gs.Graph) -> tuple[Any, ...]:
 
 
 def _first_changed(before: tuple[Any, ...], after: tuple[Any, ...]) -> str:
-    """The first node that only one of the two fingerprints has, in words."""
+    """Names the first node that only one of the two fingerprints has."""
     for mine, other in ((after, before), (before, after)):
         for state in mine[1:]:
             if state not in other[1:]:
@@ -255,7 +256,7 @@ def _nodes_hash(model: onnx.ModelProto) -> tuple[Any, ...]:
 
 
 def _dynamic_axes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
-    """Sizes of every tensor by name as ONNX infers them from the inputs alone: None is dynamic."""
+    """Sizes of every tensor by name, as ONNX infers them from the inputs alone. None is dynamic."""
     bare = lightened(model)
     del bare.graph.value_info[:]
     for value in bare.graph.output:
@@ -271,7 +272,7 @@ def _dynamic_axes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
 def _lost(
     before: dict[str, list[int | None]], model: onnx.ModelProto
 ) -> Iterator[tuple[str, int, int]]:
-    """Tensors that had a dynamic axis and have a number there now: name, axis, number."""
+    """Tensors with an axis that was dynamic and is now static: name, axis, size."""
     for name, sizes in _dynamic_axes(model).items():
         for axis, (old, new) in enumerate(zip(before.get(name, ()), sizes, strict=False)):
             if old is None and new is not None:
@@ -298,14 +299,14 @@ def _hold(
     after: tuple[list[str], list[str]],
     fail: Callable[..., RewriteError],
 ) -> None:
-    """Raises what `fail` makes unless inputs and outputs are what they were."""
+    """Raises the error of `fail` if inputs or outputs changed."""
     for kind, old, new in zip(("inputs", "outputs"), before, after, strict=True):
         if old != new:
             raise fail(f"law 3: changed the graph's {kind} from {old} to {new}")
 
 
 def _same(tensor: gs.Constant, proto: onnx.TensorProto) -> bool:
-    """Whether a constant still has the values, the dtype and the shape that it came with."""
+    """Whether a constant still has the values, dtype and shape of the file."""
     now = onnx.numpy_helper.to_array(OnnxExporter.export_tensor_proto(tensor))
     was = onnx.numpy_helper.to_array(proto)
     same = now.dtype == was.dtype and now.shape == was.shape
@@ -319,7 +320,7 @@ def _copy_of(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _drop_outer(node: onnx.NodeProto, outer: set[str]) -> None:
-    """Graph-surgeon repeats the outer graph's tensors in subgraphs that read them."""
+    """Removes copies of outer tensors: graph-surgeon adds them to subgraphs that read them."""
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
             for values in (graph.initializer, graph.value_info):

@@ -1,8 +1,9 @@
-"""RAFT's correlation lookup on demand: feature maps and coordinates in, windows out, no volume.
+"""RAFT's correlation lookup on demand: computes windows from feature maps and coordinates, without
+the volume.
 
-`torch_op` is the op in torch, `translation` its way into ONNX, `function` its body in standard
-ONNX, `trt_plugin` the TensorRT plugin, `cuda` and kernel.cu what the plugin runs. How it works:
-docs/guide/plugins.md. The numbers: docs/results/correlation-lookup.md.
+`torch_op` is the op in torch, `translation` exports it to ONNX, and `function` is its body in
+standard ONNX. `trt_plugin` is the TensorRT plugin, which runs kernel.cu through `cuda`. How plugins
+work: docs/guide/plugins.md. The numbers: docs/results/correlation-lookup.md.
 """
 
 from pipeline.machine.target import FROM_10, RTX

@@ -1,6 +1,6 @@
-"""kernel.cu on the GPU at hand: compiled by NVRTC at first use, launched on raw pointers.
+"""Runs kernel.cu on the current GPU: NVRTC compiles it at first use, and it gets raw pointers.
 
-Needs NVIDIA's Python bindings (cuda-bindings) and NVRTC; no torch.
+Needs NVIDIA's Python bindings (cuda-bindings) and NVRTC, but not torch.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from pipeline.plugins.correlation_lookup.function import LEVELS
 SOURCE = Path(__file__).parent / "kernel.cu"
 _QUERIES = 8  # as in kernel.cu
 THREADS = _QUERIES * 32
-_SHARED = 44 << 10  # bytes of dynamic shared memory; what the kernel itself takes is below 4 KiB
+_SHARED = (
+    44 << 10
+)  # bytes of dynamic shared memory; the kernel's static shared memory is below 4 KiB
 MAX_CHANNELS = _SHARED // (_QUERIES * 4)
 _GET = "pip install cuda-bindings nvidia-cuda-nvrtc"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the kernel needs to know of its tensors' shapes.
+    """The sizes of the kernel's tensors.
 
     Args:
-        batch, height, width, channels: of the first feature map.
-        levels: height and width of each level of the second one.
+        batch, height, width, channels: sizes of the first feature map.
+        levels: height and width of each level of the second feature map.
     """
 
     batch: int
@@ -61,10 +63,11 @@ class Sizes:
 
 
 def compile_kernel(radius: int, half: bool, capability: tuple[int, int]) -> bytes:
-    """kernel.cu as machine code for a compute capability; needs no GPU.
+    """Compiles kernel.cu to machine code for a compute capability. Needs no GPU.
 
     Raises:
-        PipelineError: the bindings or NVRTC are missing, or NVRTC refuses; its log is the detail.
+        PipelineError: the bindings or NVRTC are missing, or NVRTC refuses the source. Its log is
+            the detail.
     """
     _, nvrtc = _bindings()
     options = (
@@ -92,10 +95,10 @@ def compile_kernel(radius: int, half: bool, capability: tuple[int, int]) -> byte
 
 
 def launch(radius: int, half: bool, sizes: Sizes, pointers: Sequence[int], stream: int) -> None:
-    """Runs the kernel on the current CUDA context, without waiting for it.
+    """Starts the kernel on the current CUDA context, and does not wait for it.
 
     Args:
-        radius: of the window.
+        radius: radius of the window, in pixels.
         half: the features and windows are float16; otherwise float32.
         sizes: the tensors' sizes.
         pointers: device addresses of features, level 0 to 3, coordinates, windows.
@@ -142,13 +145,13 @@ def _bindings() -> tuple[Any, Any]:
     except (ImportError, OSError, RuntimeError) as error:
         first = first_line(error)
         raise PipelineError(
-            f"CorrelationLookup: NVRTC can't be used from Python here ({first}); {_GET}"
+            f"CorrelationLookup: Python cannot use NVRTC ({first}): {_GET}"
         ) from error
     return driver, nvrtc
 
 
 def _checked(library: Any, answer: tuple[Any, ...]) -> Any:
-    """The value in a call's answer; raises what the library calls the error."""
+    """The value that a call returned. Raises an error with the library's name for it."""
     status, *values = answer
     if int(status) != 0:
         name = getattr(status, "name", str(status))

@@ -1,9 +1,9 @@
-"""What CorrelationLookup computes, as an ONNX function: the reference that ONNX Runtime runs.
+"""CorrelationLookup as an ONNX function: the reference that ONNX Runtime runs.
 
-A Loop over the rows of the first feature map: per row and level the features of the second map
-are gathered at the (2 * radius + 2) ** 2 whole positions round each window's centre, multiplied
-with the row's own by a MatMul, and blended. At most one row's windows are in memory at a time:
-W * 100 * C floats, 49 MB at 2160x3840, where the all-pairs volume takes 67 GB.
+A Loop runs over the rows of the first feature map. Per row and level, it gathers the features of
+the second map at the (2 * radius + 2) ** 2 whole positions around each window's centre. A MatMul
+multiplies them by the row's features, and the products are blended. Only one row's windows are in
+memory at a time: W * 100 * C floats, 49 MB at 2160x3840. The all-pairs volume takes 67 GB.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from onnx import parser
 from pipeline.plugins.base import DOMAIN
 
 NAME = "CorrelationLookup"
-LEVELS = 4  # as many as RAFT has; the number of inputs of an ONNX function is fixed
+LEVELS = 4  # RAFT's number of levels; an ONNX function has a fixed number of inputs
 
-# Only ops whose form is the same at opsets 17 to 19, axes from constants, shapes by Concat. What is
-# not inside of the map, NaN included, is read at 0 and masked afterwards.
+# Only ops whose form is the same at opsets 17 to 19, axes from constants, shapes by Concat.
+# Positions outside the map, NaN included, read position 0 and are masked afterwards.
 _BEFORE = """
   one = Constant <value = int64 {1}> ()
   zero = Constant <value = int64 {0}> ()
@@ -55,7 +55,7 @@ _BEFORE = """
   root = Sqrt (channels_f)
   images = Range (zero, batch, one)
 """
-# The sizes once more: shape inference does not know how often a Loop runs.
+# Restores the sizes: shape inference does not know how often a Loop runs.
 _AFTER = """
   windows_f = Transpose <perm = [1, 2, 0, 3]> (rows)
   side = Sub (count, one)
@@ -147,11 +147,11 @@ _ROW_LEVEL = """
 
 
 def function(opset: int = 18) -> onnx.FunctionProto:
-    """The ONNX function ``CorrelationLookup``, its standard ops at opset 17.
+    """The ONNX function ``CorrelationLookup``, with standard ops of opset 17.
 
     Inputs: features [N, H, W, C], level_0 to level_3 [N, h, w, C], float32 or float16, and
     coordinates [N, 2, H, W], float32. Attribute: radius. Output: [N, 4 * (2 * radius + 1) ** 2,
-    H, W], of the type of the features; see `torch_op.correlation_lookup`.
+    H, W], with the dtype of the features. See `torch_op.correlation_lookup`.
     """
     before, row = _BEFORE, _ROW
     for number in range(LEVELS):
@@ -174,7 +174,7 @@ def function(opset: int = 18) -> onnx.FunctionProto:
 
 
 def schema() -> onnx.defs.OpSchema:
-    """The op's signature; without it onnxscript can't write the node. Not registered with onnx."""
+    """The op's signature, which onnxscript needs to write the node. Not registered with onnx."""
     parameter = onnx.defs.OpSchema.FormalParameter
     inputs = [parameter("features", "T"), *(parameter(f"level_{n}", "T") for n in range(LEVELS))]
     return onnx.defs.OpSchema(
@@ -190,5 +190,5 @@ def schema() -> onnx.defs.OpSchema:
 
 
 def _level(text: str, number: int) -> str:
-    """The text for one level: ``_N`` is its number, ``_P`` the one before."""
+    """The text for one level: ``_N`` becomes its number, ``_P`` the number before."""
     return text.replace("_N", f"_{number}").replace("_P", f"_{number - 1}")

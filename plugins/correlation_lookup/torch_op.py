@@ -1,10 +1,10 @@
-"""The correlation lookup in torch: the op, and RAFT's correlation block made of it.
+"""The correlation lookup in torch: the op, and RAFT's correlation block that uses it.
 
 RAFT (https://arxiv.org/abs/2003.12039) correlates every pixel of one feature map with every pixel
-of the other and looks windows up in that volume: (H * W) ** 2 floats, 67 GB for the first level
-of a 2160x3840 image. The op computes only the windows that are asked for. Averaging the volume
-over its last two axes is the same as averaging the second feature map, since each entry is a sum
-of products with it; so the pyramid is one of feature maps.
+of the other, and looks windows up in this volume. It has (H * W) ** 2 floats: 67 GB for the first
+level of a 2160x3840 image. The op computes only the windows that are looked up. Each entry of the
+volume is a sum of products with the second feature map. So averaging the volume over its last two
+axes equals averaging the second feature map, and the pyramid holds feature maps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional
 from pipeline.plugins.base import DOMAIN
 from pipeline.plugins.correlation_lookup.function import LEVELS
 
-_CHUNK = 1 << 24  # elements of the second feature map that are gathered at a time
+_CHUNK = 1 << 24  # elements of the second feature map gathered at a time
 
 
 @torch.library.custom_op(f"{DOMAIN}::correlation_lookup", mutates_args=())
@@ -27,20 +27,20 @@ def correlation_lookup(
 ) -> Tensor:
     """Dot products of each pixel's features with those of windows of the other map.
 
-    Equal to torchvision's CorrBlock up to rounding, without the all-pairs volume; computed row by
+    Equal to torchvision's CorrBlock up to rounding, without the all-pairs volume. Computed row by
     row in float32.
 
     Args:
-        features: [N, H, W, C] of the first feature map, channels last, float32 or float16.
-        levels: the second feature map and what is left of it after each halving,
-            [N, h, w, C], channels last, of the dtype of `features`.
+        features: the first feature map, [N, H, W, C], channels last, float32 or float16.
+        levels: the second feature map, and the same map after each halving, [N, h, w, C],
+            channels last, with the dtype of `features`.
         coordinates: [N, 2, H, W], x and y of the window's centre in pixels of level 0, float32.
         radius: the window is 2 * radius + 1 pixels wide and high.
 
     Returns:
-        [N, levels * (2 * radius + 1) ** 2, H, W], the dtype of `features`: dot products divided
-        by sqrt(C), bilinearly interpolated, zero beyond the map's border; level by level, within
-        a level the offset in x changes slowest.
+        [N, levels * (2 * radius + 1) ** 2, H, W], with the dtype of `features`. Dot products are
+        divided by sqrt(C), interpolated bilinearly, and zero beyond the map's border. They are
+        ordered by level. Within a level the offset in x changes slowest.
     """
     batch, height, width, channels = features.shape
     positions = (2 * radius + 2) ** 2
@@ -65,10 +65,10 @@ def _(features: Tensor, levels: Sequence[Tensor], coordinates: Tensor, radius: i
 
 
 def _window(level: Tensor, query: Tensor, centre: Tensor, radius: int) -> Tensor:
-    """[N, Q, (2 * radius + 1) ** 2] float32, of query [N, Q, C] and centre [N, 2, Q].
+    """[N, Q, (2 * radius + 1) ** 2] float32, from query [N, Q, C] and centre [N, 2, Q].
 
-    All offsets are whole pixels, so the windows' points share one fractional part: dot products
-    are taken at whole positions, one more than the window is wide, and blended.
+    All offsets are whole pixels, so the points of a window share one fractional part. Dot products
+    are computed at whole positions, one more per axis than the window has, and then blended.
     """
     batch, height, width, channels = level.shape
     origin = centre.floor()
@@ -89,10 +89,10 @@ def _window(level: Tensor, query: Tensor, centre: Tensor, radius: int) -> Tensor
 
 
 class OnDemandCorrelation(torch.nn.Module):
-    """Takes the place of torchvision's CorrBlock in RAFT; keeps feature maps instead of a volume.
+    """Replaces torchvision's CorrBlock in RAFT. It keeps feature maps instead of a volume.
 
     Args:
-        radius: as CorrBlock's: 4 in RAFT-large, 3 in RAFT-small.
+        radius: CorrBlock's radius: 4 in RAFT-large, 3 in RAFT-small.
     """
 
     def __init__(self, radius: int) -> None:
@@ -103,7 +103,7 @@ class OnDemandCorrelation(torch.nn.Module):
         self._levels: list[Tensor] = []
 
     def build_pyramid(self, first: Tensor, second: Tensor) -> None:
-        """Keeps both feature maps [N, C, H, W], the second one at each level, channels last."""
+        """Keeps the first feature map [N, C, H, W], and each level of the second, channels last."""
         smallest = 2**LEVELS
         if first.shape != second.shape or min(first.shape[2:]) < smallest:
             raise ValueError(
@@ -117,9 +117,9 @@ class OnDemandCorrelation(torch.nn.Module):
         self._levels = [each.permute(0, 2, 3, 1).contiguous() for each in maps]
 
     def index_pyramid(self, centroids_coords: Tensor) -> Tensor:
-        """The windows [N, out_channels, H, W] round coordinates [N, 2, H, W]."""
+        """The windows [N, out_channels, H, W] around coordinates [N, 2, H, W]."""
         if self._features is None:
-            raise RuntimeError("index_pyramid comes after build_pyramid")
+            raise RuntimeError("call index_pyramid after build_pyramid")
         windows: Tensor = correlation_lookup(
             self._features, self._levels, centroids_coords, self.radius
         )

@@ -1,7 +1,7 @@
-"""The op of `torch_op` as a node of ONNX: what torch.onnx.export needs to write it.
+"""Translates the op of `torch_op` to an ONNX node, for torch.onnx.export.
 
-ONNX Runtime then needs the function of `function.py` in the model, and the domain among its opset
-imports.
+To run the node, ONNX Runtime needs the function of `function.py` and its domain's opset import in
+the model.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ def translate(features: Any, levels: Sequence[Any], coordinates: Any, radius: in
     """``trt_pipeline::correlation_lookup``.
 
     Raises:
-        ExportError: the op has another number of levels than it has in ONNX.
+        ExportError: the number of levels differs from the ONNX function's.
     """
     if len(levels) != LEVELS:
-        raise ExportError(f"{DOMAIN}::{NAME} has {LEVELS} levels in ONNX, the model {len(levels)}")
+        raise ExportError(
+            f"{DOMAIN}::{NAME} has {LEVELS} levels in ONNX, but the model has {len(levels)}"
+        )
     return _node(features, *levels, coordinates, radius=radius)
 
 

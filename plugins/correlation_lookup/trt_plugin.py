@@ -14,7 +14,7 @@ _COORDINATES = LEVELS + 1  # its place among the inputs; features and levels com
 
 
 def register(trt: Any) -> None:
-    """Registers the creator with a TensorRT module's registry; a second call changes nothing."""
+    """Registers the creator with a TensorRT module's registry. A second call changes nothing."""
     registry = trt.get_plugin_registry()
     if registry.get_creator(NAME, VERSION, "") is None:
         creator = _creator(trt)
@@ -26,7 +26,7 @@ _kept: list[Any] = []  # the registry does not keep a Python creator alive
 
 
 def _creator(trt: Any) -> Any:
-    """The creator; its class derives from a module that is known only at run time."""
+    """The creator. Its class derives from the TensorRT module, which is known only at run time."""
     plugin = _plugin_class(trt)
 
     class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc]
@@ -56,7 +56,7 @@ def _plugin_class(trt: Any) -> Any:
     )
 
     class CorrelationLookup(*bases):  # type: ignore[misc]
-        """All tensors linear; features, levels and windows float32 or float16 alike."""
+        """All tensors are linear. Features, levels and windows are all float32 or all float16."""
 
         def __init__(self, radius: int) -> None:
             for base in bases:
@@ -101,7 +101,9 @@ def _plugin_class(trt: Any) -> Any:
         def configure_plugin(self, inputs: Any, outputs: Any) -> None:
             del outputs
             if len(inputs) != LEVELS + 2:
-                raise ValueError(f"{NAME}: {len(inputs)} inputs, not {LEVELS + 2}")
+                raise ValueError(
+                    f"{NAME}: the node has {len(inputs)} inputs, but needs {LEVELS + 2}"
+                )
 
         def get_workspace_size(self, inputs: Any, outputs: Any) -> int:
             del inputs, outputs

@@ -24,7 +24,7 @@ def test_tensorrt_rtx_renames_the_input() -> None:
 def test_the_output_is_named_with_what_to_do() -> None:
     (case,) = own("refuse_passed_through", "refusal")
     (refused,) = apply(PASSES["refuse_passed_through"], case.model())[1].refused
-    assert refused.detail.startswith("the network's input x is one of its outputs too")
+    assert refused.detail.startswith("the network's input x is also an output")
     assert "x.clone()" in refused.detail
 
 

@@ -29,7 +29,7 @@ def test_every_reader_has_a_cast_of_its_own() -> None:
     assert [readers(after, node.output[0]) for node in casts(after)] == [1, 1, 1, 1]
     assert len({tuple(node.input) for node in casts(after)}) == 2
     assert [change.detail for change in result.rewritten] == [
-        "2 Casts, one for each node of this graph that reads it"
+        "2 Casts, one for each node of this graph that reads the float"
     ] * 2
 
 

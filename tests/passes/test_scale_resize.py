@@ -51,7 +51,7 @@ def test_disagreeing_sources_are_refused() -> None:
     x, y = graph.nodes[-1].inputs[0], graph.nodes[-1].outputs[0]
     x.shape, y.shape = ["n", 2, "h", "w"], ["n", 2, "3*h", "3*w"]
     (refused,) = P.run(graph).refused
-    assert "computed sizes say [1, 1, 2, 2]" in refused.detail
+    assert "the computed sizes are [1, 1, 2, 2]" in refused.detail
 
 
 @pytest.mark.parametrize(

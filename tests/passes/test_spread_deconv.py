@@ -63,4 +63,4 @@ def test_a_tap_in_the_wrong_place_would_show() -> None:
 def test_another_precision_is_refused_by_name() -> None:
     _, result = apply(PASS, model(KERNEL, TensorProto.BFLOAT16, strides=[2, 2], dilations=[2, 2]))
     (refused,) = result.refused
-    assert "not float32 or float16" in refused.detail
+    assert "cast it to float32 or float16" in refused.detail

@@ -188,7 +188,7 @@ def to_onnx(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **more: A
 
 def test_export_refuses_another_number_of_levels() -> None:
     inputs = (torch.zeros(1, 16, 16, 8), torch.zeros(1, 2, 16, 16))
-    with pytest.raises(Exception, match="4 levels in ONNX, the model 3"):
+    with pytest.raises(Exception, match="4 levels in ONNX, but the model has 3"):
         to_onnx(Three(), inputs)
 
 

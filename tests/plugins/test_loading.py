@@ -210,7 +210,9 @@ def test_library_that_does_not_load(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         built(path, library)
     text = str(caught.value)
-    assert text.startswith(f"plugin {library}: does not load: {library}: ")  # the loader's words
+    assert text.startswith(
+        f"plugin {library}: the library does not load: {library}: "
+    )  # the loader's words
     assert "file too short" in text or "invalid ELF header" in text
     assert caught.value.exit_code == 2
 
