@@ -65,7 +65,7 @@ def test_nothing_in_the_way_and_nothing_left_behind(
     code, output, errors = cli("check", "tiny", "--shape", "h=7")
     assert code == 0, output + errors
     assert output.startswith("tiny, for rtx-1.7\n\ndims\n  h: 5..40, opt 18\n")
-    assert output.endswith("\n\nnothing stands in the way\n")
+    assert output.endswith("\n\nNo findings block a conversion\n")
     for part in (
         "every size that was tried runs",
         " hold at every declared size",
@@ -89,7 +89,7 @@ def test_a_multiple_is_named_and_the_rest_looked_at_there() -> None:
     assert 'padding=Padding({"h": 8})' in found[0].do
     assert "what follows holds for h in 16..64 in steps of 8" in said(report, "dims")
     assert "all runs agree" in said(report, "comparison")
-    assert check_text(report).endswith("\n2 things stand in the way")
+    assert check_text(report).endswith("\n2 findings block a conversion")
 
 
 def test_a_dim_that_may_be_narrowed_is_in_nobodys_way() -> None:

@@ -124,8 +124,8 @@ def test_an_interrupted_run_leaves_what_is_known(tmp_path: Path, number: signal.
         (["--dim", "h=1:2:3"], "--dim is for one model"),
         (["--range", "x=0..1"], "--range is for one model"),
         (["--exact-dims"], "--exact-dims is for one model"),
-        (["--time-limit", "0"], "'0' is no number of seconds"),
-        (["--time-limit", "nan"], "'nan' is no number of seconds"),
+        (["--time-limit", "0"], "'0' is not a positive number of seconds"),
+        (["--time-limit", "nan"], "'nan' is not a positive number of seconds"),
         (["--target", "tensorrt-8.6"], "is not installed here"),
         (["--target", "none"], "unknown target"),
         (["--out", "/dev/null/x"], "no folder for the artifacts"),
@@ -136,7 +136,7 @@ def test_bad_words(cli: Run, words: list[str], part: str) -> None:
 
 
 def test_time_limit_is_for_all(cli: Run) -> None:
-    refused(cli("convert", "tiny", "--time-limit", "5"), "--time-limit is for --all")
+    refused(cli("convert", "tiny", "--time-limit", "5"), "--time-limit works only with --all")
 
 
 def test_make_takes_all() -> None:

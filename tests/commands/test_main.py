@@ -97,7 +97,7 @@ def test_debug_shows_the_traceback(cli: Run) -> None:
 
 def test_detail_is_pointed_to_and_shown(cli: Run, artifact: Path) -> None:
     _, _, errors = cli("convert", "skewed", "--out", artifact, "--force")
-    assert errors.splitlines()[-1].endswith("(--debug shows the whole text)")
+    assert errors.splitlines()[-1].endswith("(--debug shows the full text)")
     _, _, errors = cli("convert", "skewed", "--out", artifact, "--force", "--debug")
     assert "at max (h=40,w=40)" in errors
 
