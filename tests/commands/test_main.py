@@ -32,7 +32,7 @@ def test_convert_prints_tables_and_progress(cli: Run, tmp_path: Path) -> None:
     assert Artifact.open(tmp_path / "a").manifest.model.options == {"channels": 2}
     code, output, errors = cli("convert", "tiny", "--out", "a", "--option", "channels=2")
     assert (code, errors) == (0, "")
-    assert "Nothing changed since it was made" in output
+    assert "Nothing changed, so nothing was done" in output
 
 
 def test_default_place(cli: Run, tmp_path: Path) -> None:
