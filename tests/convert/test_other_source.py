@@ -52,13 +52,13 @@ def test_a_factory_of_the_same_name(cli: Run, files: Path) -> None:
     for command in ("export", "convert"):
         refused(
             cli(command, other, *WORDS),
-            f"artifacts/net holds what was made from {mine}, not from {other}: give another "
-            "folder (--out DIR), or --force to replace it",
+            f"artifacts/net has an artifact of {mine}, not of {other}. Pass another folder with "
+            "--out DIR, or replace the artifact with --force",
         )
         assert (files_under(place.parent), (place / "manifest.json").read_bytes()) == before
     code, _, errors = cli("export", other, *WORDS, "--out", "net2")
     assert code == 0 and source(files / "net2") == other, errors
-    refused(cli("export", mine, *WORDS, "--out", "net2"), "net2 holds what was made from", other)
+    refused(cli("export", mine, *WORDS, "--out", "net2"), "net2 has an artifact of", other)
     code, _, errors = cli("export", other, *WORDS, "--force")
     assert code == 0 and source(place) == other, errors
 
