@@ -485,7 +485,7 @@ class TestWhyNot:
     def test_another_gpu(self, artifact: Path, manifest: Manifest) -> None:
         for wanted, why in (
             ("8.9", ""),
-            ("9.0", "built for compute capability 9.0, some GPU has 8.9"),
+            ("9.0", "the engine needs compute capability 9.0, some GPU has 8.9"),
         ):
             target = dataclasses.replace(manifest.target, compute_capability=wanted)
             changed = dataclasses.replace(manifest, target=target)
