@@ -17,7 +17,7 @@ def add_command(add: Callable[..., Any]) -> None:
     sub = add(
         "locate",
         locate,
-        "Find the first layer at which an artifact's engine differs from ONNX Runtime.",
+        "Find the first node at which an artifact's engine differs from ONNX Runtime.",
     )
     sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
     sub.add_argument(

@@ -165,7 +165,7 @@ def command_parser() -> argparse.ArgumentParser:
             "--target", default=DEFAULT_TARGET, metavar="TARGET",
             help=f"Set the TensorRT version: {', '.join(TARGETS)} (default: {DEFAULT_TARGET})",
         )  # fmt: skip
-        cli_options.profiles(sub)
+        cli_options.profiles(sub, artifact=False)
         cli_passes.choice(sub, only=False)
         cli_options.plugins(sub)
         sub.add_argument(
@@ -209,7 +209,7 @@ def command_parser() -> argparse.ArgumentParser:
     for sub in (build, verify, inspect):
         sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
     cli_passes.rewrite_options(rewrite)
-    cli_options.profiles(build)
+    cli_options.profiles(build, artifact=True)
     cli_options.effort(build)
     for sub in (rewrite, build, verify):
         cli_options.plugins(sub)

@@ -24,16 +24,16 @@ def sizes(sub: Any) -> None:
     )  # fmt: skip
 
 
-def profiles(sub: Any) -> None:
-    """Adds the options on the profiles and the precision of the engine."""
+def profiles(sub: Any, *, artifact: bool) -> None:
+    """Adds the options on the engine. `artifact`: the defaults come from the artifact."""
+    ranges, precision = ("the artifact's",) * 2 if artifact else ("the source's", "fp32")
     sub.add_argument(
         "--profile", action="append", default=[], metavar="DIM=MIN:OPT:MAX,...",
-        help="Add an optimisation profile. Repeat for more (default: the source's, or those of "
-        "the artifact's last build)",
+        help=f"Add an optimisation profile. Repeat for more (default: {ranges})",
     )  # fmt: skip
     sub.add_argument(
         "--precision", choices=PRECISIONS,
-        help="Set the engine's precision (default: fp32, or that of the artifact's last build)",
+        help=f"Set the engine's precision (default: {precision})",
     )  # fmt: skip
 
 

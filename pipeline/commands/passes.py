@@ -61,7 +61,7 @@ def choice(sub: Any, *, only: bool) -> None:
     if only:
         sub.add_argument(
             "--only", action="append", default=[], metavar="PASS",
-            help="Run only this pass. Repeat for more",
+            help="Run only this pass, and those of --pass. Repeat for more",
         )  # fmt: skip
     sub.add_argument(
         "--skip", action="append", default=[], metavar="PASS",

@@ -1,8 +1,8 @@
 """The cache key of each stage: a hash of everything that changes the stage's result.
 
-A stage's key includes the key of the stage before. A key changes with pipeline's own code, the file
-that defines the spec, options, weights, library versions, the target and its version, the GPU kind,
-profiles, precision, tolerances and sizes.
+A stage's key includes the key of the stage before. Keys change with pipeline's own code, the spec's
+file, options, weights and library versions. They also change with the target and its version, the
+GPU kind, profiles, precision, tolerances and sizes.
 
 Limits: a spec object without a `key` is new on every run. A user-supplied pass or plugin counts by
 its file, without its imports. Files that a factory reads itself do not count: use `force`.

@@ -235,7 +235,7 @@ def test_refusal_is_told(case: Case, tmp_path: Path, monkeypatch: Any) -> None:
     for part in case.parts:
         assert part in text[place:], text
         place = text.index(part, place) + len(part)
-    assert "TensorRT's words:\n" in detail + "\n"
+    assert "TensorRT's message:\n" in detail + "\n"
     assert caught.value.exit_code == 1
     assert not (tmp_path / "engine.plan").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx"]
@@ -270,7 +270,7 @@ def test_detail_has_the_facts_by_lines_and_the_words_below(tmp_path: Path) -> No
     ]
     assert lines[4].startswith("to fix it: ")
     assert "depends on the data" in lines[4]
-    assert lines[5] == "TensorRT's words:"
+    assert lines[5] == "TensorRT's message:"
     assert any("In node 0 with name: f and operator: NonZero" in line for line in lines[6:])
 
 

@@ -34,7 +34,7 @@ def add_command(add: Callable[..., Any]) -> None:
     )  # fmt: skip
     sub.add_argument(
         "--graph", action=argparse.BooleanOptionalAction, default=True,
-        help="Also measure with a CUDA graph",
+        help="Also measure with a CUDA graph (default: --graph)",
     )  # fmt: skip
     plugins(sub)
     sub.add_argument(
