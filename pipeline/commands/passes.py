@@ -204,7 +204,7 @@ def _still_needed(arguments: argparse.Namespace, announce: Announce) -> int:
     from pipeline.commands.still_needed import installed_target, still_needed
 
     target = installed_target(arguments.target)
-    announce(f"building every pass's cases on {target}")
+    announce(f"build the cases of every pass on {target}")
     verdicts = list(still_needed(target, only=arguments.only))
     if arguments.json:
         print(json.dumps([asdict(v) for v in verdicts], indent=2, default=str))

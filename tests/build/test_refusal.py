@@ -312,7 +312,7 @@ def test_input_of_a_fixed_size(tmp_path: Path) -> None:
         (
             "g (float[1,h] x) => (float[2,q] y) <int64[2] s = {2,2}> { [r] y = Reshape(x, s) }",
             {"h": (4, 4, 9)},
-            ("at the max of its profile: Reshape node r: ", "would change volume 9 to 4", "on h"),
+            ("at the max of its profile: Reshape node r: ", "would change volume 9 to 4", "for h"),
         ),
         (
             "g (float[1,h] x) => (float[1,a] y, float[1,b] z) <int64[2] s = {3,3}> "
