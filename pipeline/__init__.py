@@ -1,4 +1,4 @@
-"""PyTorch to TensorRT through ONNX: `run` converts a model and leaves an artifact, `load` runs it.
+"""Converts PyTorch models to TensorRT engines: `run` writes an artifact, `load` runs its engine.
 
 import pipeline
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pipeline.convert.driver import Report, run
     from pipeline.spec.config import Config
 
-# What converts needs onnx, what runs an engine does not: these come when they are asked for.
+# Imported on first use: converting needs onnx, and running an engine must not need onnx.
 _CONVERTING = {"Config": "spec.config", "Report": "convert.driver", "run": "convert.driver"}
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""``python -m pipeline``."""
+"""Runs the command line: ``python -m pipeline``."""
 
 import sys
 

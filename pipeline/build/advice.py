@@ -1,4 +1,4 @@
-"""What to do about a refusal of TensorRT's, by its words and the op: one literal table."""
+"""What to do if TensorRT refuses a node, by its message and the op, as one literal table."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 # measured: an Attention of opset 23 segfaults the builder of TensorRT-RTX 1.7.1
 KNOWN_TO_CRASH = ("Attention",)
-# words of the builder that name no node, but an op
+# messages of the builder that name an op, but no node
 OP_IN_TEXT: tuple[tuple[str, str], ...] = (("Attention", r"\bAttention operation\b"),)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do where TensorRT's words match `text` and the node's op is one of `ops`.
+    """The advice if TensorRT's message matches `text` and the node's op is in `ops`.
 
     Args:
-        says: the advice; ``{dims}`` are the names of the dims involved.
-        text: a pattern; empty matches everything.
-        ops: empty means any.
-        crash: for a process that died.
-        since: the axis from which on a tensor's dims matter.
+        says: The advice; ``{dims}`` becomes the names of the dims.
+        text: A regular expression; empty matches every message.
+        ops: The ops; empty matches every op.
+        crash: True if the advice holds only for a process that died.
+        since: The first axis whose dims count.
     """
 
     says: str
@@ -39,45 +39,45 @@ _SEQUENCES = (
 
 ADVICE: tuple[Advice, ...] = (
     Advice(
-        "export at opset 18, which spells attention as MatMul and Softmax",
+        "export at opset 18, which writes attention as MatMul and Softmax",
         text=r"Attention operation was not supported|Segmentation fault|TensorRT Attention|"
         r"TensorRT only supports Attention",
         ops=("Attention",),
     ),
     Advice(
-        "export at opset 18, which spells attention as MatMul and Softmax",
+        "export at opset 18, which writes attention as MatMul and Softmax",
         ops=("Attention",),
         crash=True,
     ),
     Advice(
-        "a single value has no variance: raise the min of {dims}, or pad the input",
+        "one value alone has no variance: raise the min of {dims}, or pad the input",
         text="Total number of elements",
         since=2,
     ),
     Advice(
-        "TensorRT takes the top 3840 at most: take fewer, or the top of each of several parts",
+        "TensorRT supports K up to 3840: use a smaller K, or a TopK for each of several parts",
         text=r"K exceeds the maximum value",
     ),
     Advice(
-        "make both branches of the If give the same rank, or its condition a constant",
+        "give both branches of the If the same rank, or make its condition a constant",
         text=r"equal ranks when condition",
     ),
     Advice(
-        "not every size can be reshaped so: declare a multiple_of, or another range, on {dims}",
+        "some sizes do not fit this Reshape: declare a multiple_of or another range for {dims}",
         text=r"Reshape dimension of -1 has no solution|reshape would change volume",
     ),
     Advice(
-        "the sizes that the Reshape is given leave nothing: look at what computes them",
+        "the Reshape gets a size of 0: examine how the model computes its sizes",
         text=r"reshape of non-empty tensor to empty",
     ),
     Advice(
-        "declare sizes that have to be equal as the same Dim ({dims})",
+        "use the same Dim for sizes that must be equal ({dims})",
         text=r"mismatching dimensions|not compatible for elementwise|must be conformable|"
         r"all concat input tensors must have the same dimensions|"
         r"subscript \w+ not compatible for einsum",
     ),
     Advice(
-        "the node does not take such a size: narrow the range of {dims}, or pad the input",
+        "the node does not accept this size: narrow the range of {dims}, or pad the input",
         text=r"cannot be negative|(?:should|must) be non-negative|out of bounds access|is negative",
     ),
     Advice(
@@ -85,34 +85,40 @@ ADVICE: tuple[Advice, ...] = (
         text=r"static dimensions that don't match",
     ),
     Advice(
-        "TensorRT only casts uint8: convert it right where it comes in, before it is moved, as in "
+        "TensorRT can only cast uint8: convert the input before any other op, as in "
         "image.float().permute(0, 3, 1, 2)",
         text=r"has type UInt8",
     ),
     Advice(
-        "this TensorRT is strongly typed: convert the whole module with .half(), or cast one side",
+        "this TensorRT is strongly typed: convert the whole module with .half(), or cast one input",
         text=r"must have same input types|first input has type",
     ),
     Advice(
-        "the size of its output depends on the data: use a form of fixed size, such as the top k "
-        "or Where with a mask",
+        "the output size depends on the data: use an op with a fixed size, such as TopK, or "
+        "Where with a mask",
         ops=_SIZED_BY_DATA,
     ),
-    Advice("TensorRT has no sequences: stack the tensors into one", ops=_SEQUENCES),
-    Advice("the ONNX file is not valid: onnx.checker tells more", text=r"input was not registered"),
+    Advice("TensorRT has no sequences: stack the tensors into one tensor", ops=_SEQUENCES),
+    Advice(
+        "the ONNX file is not valid: onnx.checker reports the fault",
+        text=r"input was not registered",
+    ),
     Advice("Q/DQ scales must be positive: calibrate again", text=r"Scale coefficients must all be"),
     Advice(
-        "spell it with ops that TensorRT has, or write a pass that does (CONTRIBUTING, A pass)",
+        "use ops that TensorRT has, or write a pass (docs/guide/write-a-pass.md)",
         text=r"UNSUPPORTED_NODE",
     ),
 )
 
 
 def declared_advice(op: str, text: str, crash: bool, dims: Callable[[int], set[str]]) -> str:
-    """The first advice of the table that fits, or nothing.
+    """Returns the first advice of the table that matches; empty if none does.
 
     Args:
-        dims: the names of the dims involved, from an axis on.
+        op: The op of the node.
+        text: TensorRT's message.
+        crash: True if the process died.
+        dims: Returns the names of the node's dims from an axis on.
     """
     for advice in ADVICE:
         fits = not advice.ops or op in advice.ops

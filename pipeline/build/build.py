@@ -1,8 +1,7 @@
-"""ONNX -> plan, through Polygraphy over whichever TensorRT the target names.
+"""Builds a plan from an ONNX file with the target's TensorRT, through Polygraphy.
 
-TensorRT runs in a child process: a graph that crashes it ends nothing else, and the process that
-asks never imports it. If a build fails and TensorRT's message names no node, the build runs again
-with verbose logging, and the log shows which node it stopped at.
+TensorRT runs in a child process, so a crash ends only the child. If a build fails and TensorRT's
+message names no node, the build runs again with verbose logging. The log shows the last node.
 """
 
 from __future__ import annotations
@@ -34,20 +33,26 @@ from pipeline.spec.precision import check_precision
 
 _MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
 _PHASE, _PARSING, _LAYERS, _UNIT = "phase ", "parsing ", "layers ", "\x1f"
-# what the verbose run's trail is made of: "Parsing node: X [Op]", "Static check for parsing node:
-# X [Op]", "ForeignNode {...} metadata: [ONNX Layer: a][ONNX Layer: b]"
+# the messages of a verbose run that name nodes: "Parsing node: X [Op]", "Static check for parsing
+# node: X [Op]", "ForeignNode {...} metadata: [ONNX Layer: a][ONNX Layer: b]"
 _AT_NODE = re.compile(r"arsing node: (?P<name>.*) \[\w+\]$")
 _LAYER = re.compile(r"\[ONNX Layer: (?P<name>[^\]]*)\]")
 
 
 @dataclass(frozen=True)
 class Built:
-    """A plan and what TensorRT said of it.
+    """The facts of a plan and its build.
 
     Args:
-        plugins: those asked for that a process has to load before it loads the plan.
-        timing_cache: what was kept of the timings, in words.
-        peak_memory: of the process that built, bytes.
+        version: The version of TensorRT.
+        plan_bytes: The size of the plan in bytes.
+        validity: The result of TensorRT's validity check, as text.
+        layers: The number of layers before fusion.
+        warnings: Warnings of the build.
+        library_seconds: Seconds in TensorRT, by step.
+        plugins: The given plugins that must be loaded before the plan.
+        peak_memory: Peak memory of the build process in bytes.
+        timing_cache: What was kept of the timings, as text.
     """
 
     version: str
@@ -63,7 +68,7 @@ class Built:
 
 @dataclass(frozen=True)
 class _BuildJob:
-    """One build, as the child gets it."""
+    """One build for the child process."""
 
     model: Path
     plan: Path
@@ -79,18 +84,18 @@ class _BuildJob:
 
     @property
     def source(self) -> Path:
-        """The model that is built: for fp16 the copy that computes in half precision."""
+        """The model to build: for fp16, the copy in half precision."""
         return self.plan.with_name(HALF) if self.options.precision == "fp16" else self.model
 
     @property
     def spare(self) -> Path:
-        """Where a changed copy of it goes; beside it, for the external data."""
+        """The path of a changed copy, in the same folder because of the external data."""
         return self.source.with_name(f".{self.source.name}.parsed")
 
 
 @dataclass(frozen=True)
 class _NoEngine:
-    """TensorRT's words where no engine came out."""
+    """TensorRT's message if it returned no engine."""
 
     text: str
 
@@ -101,20 +106,20 @@ def build(
     interface: Interface,
     options: BuildOptions,
 ) -> Built:
-    """Builds an engine from an ONNX file and writes its bytes; no GPU is needed on RTX.
+    """Builds an engine from an ONNX file and writes the plan. TensorRT-RTX needs no GPU.
 
     Args:
-        model: the ONNX file, its external data beside it.
-        plan: where the bytes go. For fp16 the model that is built is left beside it as
-            ``half.onnx``.
-        interface: the shapes of the inputs, and one or more profiles with a range for every dim.
-        options: the target, the precision, and what else changes the engine.
+        model: The ONNX file, with its external data in the same folder.
+        plan: The path of the plan. For fp16, the half-precision model is written to ``half.onnx``
+            in the same folder.
+        interface: The shapes of the inputs, and one or more profiles with a range for every dim.
+        options: The target, the precision, and the other options.
 
     Raises:
-        TargetMissing: the target's TensorRT is not installed here.
-        InputError: no valid ONNX model, or a plugin that is not there or does not load.
-        BuildError: TensorRT refused or crashed, or a custom op has no plugin; tells what
-            `pipeline.build.refusal.explain` can find out. TensorRT's own words are in ``detail``.
+        TargetMissing: The target's TensorRT is not installed.
+        InputError: The ONNX model is not valid, or a plugin does not exist or does not load.
+        BuildError: TensorRT refused the model or crashed, or a custom op has no plugin. The message
+            comes from `pipeline.build.refusal.explain`; ``detail`` has TensorRT's own text.
     """
     target, effort = options.target, options.effort
     check_precision(options.precision)
@@ -149,7 +154,7 @@ def build(
 
 
 def _in_child(env: Mapping[str, str], job: _BuildJob) -> tuple[Built | BuildFailure, int]:
-    """What came of the job, and the child's peak memory."""
+    """Runs a job in a child. Returns the result, and the child's peak memory in bytes."""
     with Child(env) as child:
         try:
             made: Built | BuildFailure | _NoEngine = child.call(_build_here, job)
@@ -163,7 +168,7 @@ def _in_child(env: Mapping[str, str], job: _BuildJob) -> tuple[Built | BuildFail
 
 
 def _with_trail(env: Mapping[str, str], job: _BuildJob, said: BuildFailure) -> BuildFailure:
-    """What is known of a failure; for a second run's trail where the words name no node."""
+    """Adds the trail to a failure. Runs again, verbosely, if the message names no node."""
     said = replace(said, **_trail_of(job.trail))
     if said.phase.startswith("plugin ") or (
         not said.died and find(NodeIndex(job.source), said).nodes
@@ -174,7 +179,7 @@ def _with_trail(env: Mapping[str, str], job: _BuildJob, said: BuildFailure) -> B
 
 
 def _build_here(job: _BuildJob) -> Built | _NoEngine:
-    """In the child."""
+    """Runs in the child."""
     with job.trail.open("w", buffering=1) as trail:
 
         def doing(phase: str) -> None:
@@ -185,11 +190,11 @@ def _build_here(job: _BuildJob) -> Built | _NoEngine:
         if job.source != job.model:
             doing("half precision")
             if not write_in_half(job.model, job.source):
-                said.append("nothing computes in half precision: half.onnx is model.onnx")
+                said.append("no node computes in half precision: half.onnx equals model.onnx")
         version = require(job.target)
         trt = use(job.target)
         brought, warnings = load_plugins(trt, job.plugins, job.target, doing)
-        # TensorRT keeps the first logger that a process gives it: it has to live as long
+        # TensorRT keeps using the first logger of a process, so keep this logger alive
         logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
         first = open_network(trt, job.target, logger)
         known = first.parser.supports_operator
@@ -213,7 +218,7 @@ def _build_here(job: _BuildJob) -> Built | _NoEngine:
                     raise
                 return _NoEngine("\n".join([*messages.errors, str(error)]))
         if data is None:
-            return _NoEngine("\n".join([*messages.errors, "no engine came out"]))
+            return _NoEngine("\n".join([*messages.errors, "TensorRT returned no engine"]))
         layers = int(network.num_layers)
         kept = cache.save()
         said += [*warnings, *([cache.note] if cache.note else []), *messages.warnings]
@@ -233,7 +238,7 @@ def _build_here(job: _BuildJob) -> Built | _NoEngine:
 
 
 def _build_verbosely(trt: Any, model: Path, job: _BuildJob, trail: Any) -> _NoEngine:
-    """Parses and builds once more, and writes which nodes TensorRT is at, as it goes."""
+    """Parses and builds again, and writes each node that TensorRT reaches to the trail."""
 
     class TrailLog(trt.ILogger):  # type: ignore[misc]
         def log(self, severity: Any, message: str) -> None:
@@ -259,37 +264,39 @@ def _trail_lines(message: str) -> Iterator[str]:
 
 
 def _trail_of(path: Path) -> dict[str, Any]:
-    """The fields of `BuildFailure` that a trail tells."""
+    """Returns the fields of `BuildFailure` in a trail."""
     phase, parsing, layers = "", "", dict[str, None]()
     for line in path.read_text().splitlines() if path.is_file() else ():
         if line.startswith(_PHASE):
             phase, parsing = line.removeprefix(_PHASE), ""
         elif line.startswith(_PARSING):
             parsing = line.removeprefix(_PARSING)
-        # what the builder costs, it compiles only after all of them are costed
+        # the builder costs all layers before it compiles, so all costed layers are candidates
         elif line.startswith(_LAYERS):
             layers |= dict.fromkeys(line.removeprefix(_LAYERS).split(_UNIT))
     return {"phase": phase, "parsing": parsing, "layers": tuple(layers)}
 
 
 def _validity(trt: Any, target: Target, data: bytes) -> str:
-    """What the target's runtime says of the bytes where it can be asked without a GPU.
+    """Returns the result of TensorRT-RTX's validity check, which needs no GPU.
 
-    TensorRT-RTX answers INVALID with an empty set of diagnostics for a well-formed engine on a
-    machine without a GPU, and MALFORMED_ENGINE for other bytes. Only the header is looked at:
-    that the rest is whole is the manifest's hash's business.
+    Without a GPU, the result of a well-formed engine is INVALID without diagnostics, and
+    MALFORMED_ENGINE for other bytes. The check reads only the header. The manifest's hash covers
+    the rest.
 
     Raises:
-        BuildError: the bytes are malformed.
+        BuildError: The bytes are malformed.
     """
     if target.flavour != "tensorrt_rtx":
-        return "not asked: this TensorRT has no engine validity check"
+        return "not checked: this TensorRT has no engine validity check"
     from polygraphy.backend.trt import get_trt_logger
 
-    with collected():  # without a driver the runtime complains that it can't ask the GPU
+    with collected():  # without a driver the runtime reports that it has no GPU
         validity, diagnostics = trt.Runtime(get_trt_logger()).get_engine_validity(data)
     if int(diagnostics) & _MALFORMED:
-        raise BuildError(f"target {target}: TensorRT takes its own engine for malformed")
-    if "INVALID" in validity.name:  # what it says on a machine without a GPU, whatever the plan
-        return "well-formed (no diagnostics; without a GPU the runtime can't say more)"
+        raise BuildError(
+            f"target {target}: TensorRT reports that its new engine is malformed. Build again"
+        )
+    if "INVALID" in validity.name:  # the answer for every plan on a machine without a GPU
+        return "well-formed (no diagnostics; a full check needs a GPU)"
     return f"well-formed ({validity.name}, diagnostics {int(diagnostics)})"

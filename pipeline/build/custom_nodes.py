@@ -1,4 +1,4 @@
-"""The nodes of a model that no standard op stands for, and the plugin that each one gets."""
+"""Finds the custom nodes of a model and the plugin for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.plugins.loading import Key, creators, find_plugin, registered_noth
 _STANDARD = ("", "ai.onnx")
 
 
-_LIBRARY = "give the library that holds its plugin: --plugin libfoo.so"
+_LIBRARY = "pass the library that has the plugin: --plugin libfoo.so"
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Ready:
     """A model that can be parsed.
 
     Args:
-        model: the file to parse: the model itself, or a changed copy beside it.
-        plugins: those asked for that its nodes need, as the user wrote them.
-        warnings: one sentence each.
+        model: The file to parse: the model itself, or a changed copy in the same folder.
+        plugins: The given plugins that the nodes need, as the user wrote them.
+        warnings: One sentence each.
     """
 
     model: Path
@@ -47,16 +47,19 @@ def prepare(
     brought: Mapping[str, set[Key]],
     reads: Callable[[str], bool],
 ) -> Ready:
-    """Looks every custom node up, and writes a changed copy of the model where one is needed.
+    """Finds the plugin of every custom node, and writes a changed copy of the model if needed.
 
     Args:
-        model: the ONNX file.
-        spare: where a changed copy goes; in the same folder, for the external data.
-        brought: what `load_plugins` returned.
-        reads: whether TensorRT's parser has an op of that name (`OnnxParser.supports_operator`).
+        trt: The target's TensorRT.
+        model: The ONNX file.
+        spare: The path of a changed copy, in the same folder because of the external data.
+        target: The TensorRT that parses the model.
+        brought: The result of `load_plugins`.
+        reads: Returns True if TensorRT's parser has an op of that name
+            (`OnnxParser.supports_operator`).
 
     Raises:
-        BuildError: a custom node that nobody knows; it is named, and where to get its plugin.
+        BuildError: A custom node has no plugin. The message names the node and the plugin.
     """
     proto = onnx.load(model, load_external_data=False)
     registry = creators(trt)
@@ -81,14 +84,14 @@ def prepare(
             used.add(key)
         elif not reads(node.op_type):
             raise BuildError(_missing(node, target, key, registry))
-        elif onnx.defs.has(node.op_type):  # else an op of TensorRT's own, such as TRT_FP8...
+        elif onnx.defs.has(node.op_type):  # else TensorRT defines the op, such as TRT_FP8...
             raise BuildError(
-                f"target {target} would read the {called(node)}{origin_of(node)} as the standard "
-                f"{node.op_type}, whatever its domain: {DOMAINS.get(node.domain, 'rename the op')}"
+                f"target {target} would parse the {called(node)}{origin_of(node)} as the standard "
+                f"{node.op_type} of another domain: {DOMAINS.get(node.domain, 'rename the op')}"
             )
     if changed:
         onnx.save(proto, spare)
-    # a library that registered nothing may be what another one needs
+    # another library may need a library that registered nothing
     needed = tuple(
         name for name, keys in brought.items() if keys & used or registered_nothing(name, keys)
     )
@@ -96,7 +99,7 @@ def prepare(
 
 
 def _key(node: onnx.NodeProto) -> Key:
-    """What TensorRT's parser looks a node up by."""
+    """Returns the key by which TensorRT's parser finds the plugin of a node."""
     words = {a.name: a.s.decode(errors="replace") for a in node.attribute if a.type == a.STRING}
     return node.op_type, words.get("plugin_version", "1"), words.get("plugin_namespace", "")
 
@@ -107,7 +110,7 @@ def _missing(node: onnx.NodeProto, target: Target, key: Key, registry: set[Key])
     if others:
         there = ", ".join(f"version {v!r} namespace {n!r}" for _, v, n in others)
         return (
-            f"{what} of version {key[1]!r} and namespace {key[2]!r}; there is {there}: set the "
+            f"{what} with version {key[1]!r} and namespace {key[2]!r}; it has {there}. Set the "
             "node's attributes plugin_version and plugin_namespace"
         )
     if node.domain == DOMAIN:
@@ -115,6 +118,6 @@ def _missing(node: onnx.NodeProto, target: Target, key: Key, registry: set[Key])
             plugin = find_plugin(name)
             if plugin.name == node.op_type:
                 here = plugin.runs_on(target)
-                where = f"--plugin {name}" if here else "it does not exist for this target"
-                return f"{what}: it is the pipeline's own: {where}"
+                where = f"pass --plugin {name}" if here else "but not for this target"
+                return f"{what}: the op comes with pipeline, {where}"
     return f"{what}: {DOMAINS.get(node.domain, _LIBRARY)}"

@@ -1,8 +1,8 @@
-"""Telling the layers of a weakly typed network (TensorRT 8.6, 10) the types that its graph has.
+"""Sets the types of the layers in a weakly typed network (TensorRT 8.6, 10) as in its graph.
 
-With the FP16 flag alone TensorRT chooses per layer by speed, coordinates and normalisations
-included, whatever Casts stand in the graph. So each layer is told what the graph has it compute in
-(`pipeline/rewrite/half.py` writes that), and the builder to obey.
+With the FP16 flag alone, TensorRT ignores the graph's Casts and chooses a type for each layer by
+speed, also for coordinates and normalisations. So each layer gets its type in the graph
+(`pipeline/rewrite/half.py` writes it), and the builder must obey.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer as `types_of` sees it.
+    """One layer for `types_of`.
 
     Args:
         kind: TensorRT's layer type.
-        inputs, outputs: names of its floating-point tensors.
-        own: of a layer that decides its outputs' type itself (a constant, a Cast): True for half.
+        inputs, outputs: The names of its floating-point tensors.
+        own: The type of a constant or a Cast: True for half. None for other layers.
     """
 
     kind: str
@@ -32,11 +32,11 @@ class Layer:
 
 
 def types_of(layers: Sequence[Layer], half_inputs: frozenset[str]) -> list[bool | None]:
-    """What every layer's outputs are: True for half, None where it has no floating-point output.
+    """Returns the type of every layer's outputs: True for half, None without float outputs.
 
     Args:
-        layers: in an order in which every tensor is made before it is used.
-        half_inputs: the network's inputs that are half.
+        layers: The layers in topological order.
+        half_inputs: The names of the network's half inputs.
     """
     half = set(half_inputs)
     types: list[bool | None] = []
@@ -51,7 +51,7 @@ def types_of(layers: Sequence[Layer], half_inputs: frozenset[str]) -> list[bool 
 
 
 def layers_of(trt: Any, network: Any) -> list[Layer]:
-    """The network's layers as `types_of` wants them."""
+    """Returns the network's layers for `types_of`."""
     floats = {trt.float32, trt.float16}
     layers = []
     for number in range(network.num_layers):
@@ -62,7 +62,7 @@ def layers_of(trt: Any, network: Any) -> list[Layer]:
         outs = [t for t in outs if t is not None and t.dtype in floats]
         own = None
         if outs and kind == "CONSTANT":
-            layer.__class__ = trt.IConstantLayer  # the bindings give the base class
+            layer.__class__ = trt.IConstantLayer  # the bindings return the base class
             own = np.asarray(layer.weights).dtype == np.float16
         elif outs and kind == "CAST":
             layer.__class__ = getattr(trt, "ICastLayer", trt.ILayer)
@@ -79,12 +79,14 @@ def layers_of(trt: Any, network: Any) -> list[Layer]:
 
 
 def apply(trt: Any, config: Any, network: Any) -> Counter[str]:
-    """Allows half precision, and tells every layer its type; returns how many are of which. Only
-    for a network that is weakly typed.
+    """Allows half precision and sets the type of every layer, in a weakly typed network only.
 
-    Layers in half are told what they store, and no precision: told that too, TensorRT 8.6.0 has no
-    implementation for regions that it compiles ("[verify_output_type] Mismatched type for tensor
-    ..., f32 vs. expected type:f16"; docs/results/h200.md).
+    Half layers get an output type, but no precision. With a precision, TensorRT 8.6.0 finds no
+    implementation for some regions ("[verify_output_type] Mismatched type for tensor ..., f32 vs.
+    expected type:f16"; docs/results/h200.md).
+
+    Returns:
+        The number of layers of each type.
     """
     config.set_flag(trt.BuilderFlag.FP16)
     config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)

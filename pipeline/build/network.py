@@ -1,7 +1,6 @@
-"""TensorRT's builder, network and parser: the one place that makes them.
+"""Makes TensorRT's builder, network and parser. No other module makes them.
 
-Only calls that 8.6, 10, 11 and TensorRT-RTX have in common are used, but for flags that are asked
-for by name.
+It uses calls that TensorRT 8.6, 10, 11 and TensorRT-RTX share, and checks for other flags by name.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 from pipeline.machine.target import Target
 
-_EXPLICIT_BATCH = 1  # flag bit 0 up to TensorRT 10; later versions ignore that bit
+_EXPLICIT_BATCH = 1  # flag bit 0 up to TensorRT 10; later versions ignore this bit
 
 
 @dataclass(frozen=True)
@@ -20,8 +19,8 @@ class ParserError:
     """One error of TensorRT's parser.
 
     Args:
-        text: all of it: the node's number, its name and op where TensorRT knows them, and why.
-        why: the reason alone.
+        text: The whole text: the node's number, the reason, and name and op if TensorRT knows them.
+        why: The reason alone.
     """
 
     text: str
@@ -30,26 +29,26 @@ class ParserError:
 
 @dataclass(frozen=True)
 class OpenNetwork:
-    """A network with the builder that it is of and the parser that fills it.
+    """A network with its builder, parser and logger.
 
-    TensorRT wants all of them to live as long as one of them is used, the logger included.
+    TensorRT needs all of them while one of them is used.
     """
 
-    parser: Any  # first, so that it also goes first
+    parser: Any  # the first field is also freed first
     network: Any
     builder: Any
     logger: Any
 
     def parse_file(self, model: Path) -> list[ParserError]:
-        """Parses an ONNX file, its external data beside it; no errors if TensorRT takes it."""
+        """Parses an ONNX file with its external data. Returns no errors if TensorRT accepts it."""
         return self._errors(self.parser.parse_from_file(str(model)))
 
     def parse(self, model: bytes, path: Path | None = None) -> list[ParserError]:
-        """Parses a model in memory; no errors if TensorRT takes it.
+        """Parses a model in memory. Returns no errors if TensorRT accepts the model.
 
         Args:
-            model: the serialised model.
-            path: the file that external data are beside, if there are any.
+            model: The serialised model.
+            path: A file in the folder of the external data, if there are any.
         """
         where = () if path is None else (str(path),)
         return self._errors(self.parser.parse(model, *where))
@@ -63,13 +62,13 @@ class OpenNetwork:
 
 
 def open_network(trt: Any, target: Target, logger: Any = None) -> OpenNetwork:
-    """An empty network of the kind that the target builds, made without Polygraphy.
+    """Makes an empty network of the target's kind, without Polygraphy.
 
     Args:
-        trt: the target's TensorRT.
-        target: strongly typed ones get strongly typed networks, in which precision stands in the
-            ONNX graph only.
-        logger: where TensorRT's messages go; by default only internal errors are printed.
+        trt: The target's TensorRT.
+        target: A strongly typed target gets a strongly typed network, whose precision comes from
+            the ONNX graph only.
+        logger: Gets TensorRT's messages; by default only internal errors are printed.
     """
     flags = _EXPLICIT_BATCH
     if target.strongly_typed and hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"):
@@ -81,15 +80,14 @@ def open_network(trt: Any, target: Target, logger: Any = None) -> OpenNetwork:
 
 
 def parsed_network(model: Path, target: Target) -> tuple[Any, Any, Any]:
-    """Builder, network and parser of an ONNX file, made by Polygraphy.
+    """Makes builder, network and parser of an ONNX file with Polygraphy.
 
-    Polygraphy's logger collects what TensorRT says of the parse and of the build after it, for
-    the manifest; see `pipeline.machine.polygraphy.collected`. The network is of the same kind as
-    that of `open_network`.
+    Polygraphy's logger collects TensorRT's messages of the parse and of the later build; see
+    `pipeline.machine.polygraphy.collected`. The network has the same kind as in `open_network`.
 
     Raises:
-        polygraphy.exception.PolygraphyException: the parser refuses the model; its errors are
-            in what was collected.
+        polygraphy.exception.PolygraphyException: The parser refuses the model. The collected
+            messages have the errors.
     """
     from polygraphy.backend.trt import network_from_onnx_path
 

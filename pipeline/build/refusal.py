@@ -1,8 +1,7 @@
-"""The error mapper: what TensorRT said, told by ONNX node, module, sizes, and what would mend it.
+"""Turns an error of TensorRT into a message with the ONNX node, module, sizes and advice.
 
-Where TensorRT names no node (see `pipeline.build.refused_node`), the message says so. The
-texts that this and `pipeline.build.advice` know are those of TensorRT-RTX 1.7.1; each is
-provoked in ``tests/build/test_refusal.py``.
+If TensorRT names no node, the message says so (see `pipeline.build.refused_node`). The known texts
+are those of TensorRT-RTX 1.7.1. ``tests/build/test_refusal.py`` provokes each of them.
 """
 
 from __future__ import annotations
@@ -27,18 +26,16 @@ _INCONSISTENT = re.compile(r"Profile k(?P<which>MIN|OPT|MAX) values are not self
 def explain(
     model: Path, target: Target, said: BuildFailure, profiles: Sequence[Profile] = ()
 ) -> BuildError:
-    """The error for what TensorRT said.
+    """Returns the error for a failure of TensorRT.
 
-    One line: the target, the node, its op, the module and the source line that it came from,
-    TensorRT's reason, the sizes of its tensors with the profiles' ranges of their dims, and what
-    would mend it. In ``detail`` the same by lines, and TensorRT's own text below.
+    The message has one line: the target, the node, its op, module and source line, TensorRT's
+    reason, the sizes of its tensors, the ranges of their dims, and the advice. ``detail`` has the
+    same facts line by line, and then TensorRT's own text.
     """
     graph = NodeIndex(model)
     found = find(graph, said)
     if said.died and not found.why:
-        head = (
-            f"target {target}: TensorRT's process died: {said.died}, {_doing(graph, said, found)}"
-        )
+        head = f"target {target}: TensorRT crashed: {said.died}, {_doing(graph, said, found)}"
     elif not found.nodes:
         head = f"target {target} refuses {model.name}: {found.why} (TensorRT names no node)"
     elif not found.sure:
@@ -46,18 +43,18 @@ def explain(
     else:
         head = f"target {target} refuses the {_who(found.nodes[0])}: {found.why}"
         if others := found.nodes[1:]:
-            head += f" (it refuses {_names(others)} too)"
+            head += f" (it also refuses {_names(others)})"
     if at := _AT.search(said.text):
         profiles = profiles[int(at["number"]) :][:1] or profiles
         head += f", at the {at['which'].lower()} of profile {profiles[0].name}" if profiles else ""
     facts = _facts(graph, target, said, found, profiles)
     inside = "; ".join(facts[key] for key in ("sizes", "dims") if facts.get(key))
     line = head + (f" ({inside})" if inside else "")
-    line += f"; {facts['to mend it']}" if facts.get("to mend it") else ""
+    line += f"; {facts['to fix it']}" if facts.get("to fix it") else ""
     detail = "\n".join(f"{key + ':':12}{value}" for key, value in facts.items() if value)
     return BuildError(
         flat(line),
-        detail=f"{detail}\nTensorRT's words:\n{said.text}".strip(),
+        detail=f"{detail}\nTensorRT's message:\n{said.text}".strip(),
         nodes=tuple(map(called, found.nodes)),
     )
 
@@ -65,31 +62,31 @@ def explain(
 def _facts(
     graph: NodeIndex, target: Target, said: BuildFailure, found: Found, profiles: Sequence[Profile]
 ) -> dict[str, str]:
-    """What there is to say of the node; only what holds for all where several may be meant."""
+    """Returns the facts of the node. With several candidates, only the facts common to all."""
     known = {name for profile in profiles for name in profile.ranges}
     ops = {node.op_type for node in found.nodes}
     died = bool(said.died)
     if not found.nodes or (not found.sure and len(ops) > 1):
-        return {"to mend it": declared_advice("", said.text, died, lambda _: set())}
+        return {"to fix it": declared_advice("", said.text, died, lambda _: set())}
     node = found.nodes[0]
     dims = graph.dims(node)
     advice = _pass_advice(graph.path, target, node) or declared_advice(
         node.op_type, said.text, died, lambda axis: graph.dims(node, axis) & known
     )
     if not found.sure and len(found.nodes) > 1:
-        return {"to mend it": advice}
+        return {"to fix it": advice}
     return {
         "node": _who(node),
         "op": node.op_type,
         "sizes": graph.sizes(node),
         "dims": _ranges(profiles, dims),
-        "to mend it": advice,
+        "to fix it": advice,
     }
 
 
 def readable(warning: str, graph: NodeIndex, profiles: Sequence[Profile]) -> str:
-    """A warning of TensorRT's; one about sizes of a profile that the engine can't run names the
-    node, its sizes and the declaration that would mend it."""
+    """Returns a warning of TensorRT. If the engine cannot run some sizes, the text gets the node,
+    its sizes and the advice."""
     match = _INCONSISTENT.search(warning)
     found = find(graph, BuildFailure(warning[match.end() :])) if match else None
     if match is None or found is None or not found.nodes:
@@ -101,7 +98,7 @@ def readable(warning: str, graph: NodeIndex, profiles: Sequence[Profile]) -> str
         node.op_type, warning, False, lambda axis: graph.dims(node, axis) & known
     )
     return flat(
-        f"the engine can't run at the {match['which'].lower()} of its profile: {_who(node)}: "
+        f"the engine cannot run at the {match['which'].lower()} of its profile: {_who(node)}: "
         f"{found.why} ({graph.sizes(node)}; {_ranges(profiles, dims)})"
         f"{f'; {advice}' if advice else ''}"
     )
@@ -112,31 +109,30 @@ def _who(node: onnx.NodeProto) -> str:
 
 
 _PHASES = {
-    "half precision": "while half precision was written into it:",
-    "parse": "while it parsed",
-    "build": "while it built",
+    "half precision": "while pipeline wrote half precision into",
+    "parse": "while parsing",
+    "build": "while building",
 }
 
 
 def _doing(graph: NodeIndex, said: BuildFailure, found: Found) -> str:
-    """What the process that died was doing, as far as the trail tells."""
+    """Returns what the crashed process was doing, by the trail."""
     if said.phase.startswith("plugin "):
-        return f"while it loaded the {said.phase}"
+        return f"while loading the {said.phase}"
     if not found.nodes:
         what = _PHASES.get(said.phase, "on")
-        return f"{what} {graph.path.name}; nothing says at which node"
+        return f"{what} {graph.path.name}; the node is not known"
     first = found.nodes[0]
     if found.sure:
-        return f"while it {'parsed' if said.parsing else 'compiled'} the {_who(first)}"
-    which = "which is not known"
+        return f"while {'parsing' if said.parsing else 'compiling'} the {_who(first)}"
+    which = "the exact node is not known"
     if first.op_type in KNOWN_TO_CRASH:
-        which = f"it is known to crash on {first.op_type}"
-    return f"while it compiled {len(said.layers)} nodes, among them {_names(found.nodes)}: {which}"
+        which = f"TensorRT is known to crash on {first.op_type}"
+    return f"while compiling {len(said.layers)} nodes, among them {_names(found.nodes)}: {which}"
 
 
 def _pass_advice(model: Path, target: Target, node: onnx.NodeProto) -> str:
-    """What the passes that the target needs would do with the node; they are asked by running
-    them on a copy."""
+    """Returns what the target's passes do with the node, by running the passes on a copy."""
     from pipeline.passes import DEFAULT_PASSES
     from pipeline.rewrite.rewrite import rewrite
 
@@ -147,19 +143,19 @@ def _pass_advice(model: Path, target: Target, node: onnx.NodeProto) -> str:
     mending = {p.name for p in DEFAULT_PASSES if not p.clean_up}
     try:
         records = rewrite(model, None, target).passes
-    except (PipelineError, OSError):  # then the passes have nothing to say
+    except (PipelineError, OSError):  # then the passes give no advice
         return ""
     for record in records:
         if record.name in mending and any(c.node in aliases for c in record.rewritten):
-            return f"pass {record.name} rewrites such a node, and has not run on this graph"
+            return f"pass {record.name} rewrites this node, but did not run on this graph"
         for change in record.refused:
             if change.node in aliases:
-                return f"pass {record.name} can't mend it: {change.detail}"
+                return f"pass {record.name} cannot rewrite it: {change.detail}"
     return ""
 
 
 def _ranges(profiles: Sequence[Profile], dims: set[str]) -> str:
-    """``h=2:4:8``, of all profiles that differ."""
+    """Returns ranges as ``h=2:4:8``, one text for profiles with equal ranges."""
     texts = (
         ", ".join(f"{n}={':'.join(map(str, p.ranges[n]))}" for n in sorted(dims) if n in p.ranges)
         for p in profiles

@@ -1,8 +1,8 @@
-"""Which ONNX node TensorRT's words are about, and what they say of it.
+"""Finds the ONNX node and the reason in TensorRT's error messages.
 
-Its parser names a node by name and index, its builder by the layer (which has its node's name, or
-``node_of_<output>``), Myelin by the tensor, and a crash not at all: then the trail of a verbose
-run tells what it was at (`pipeline.build.build`). Where nothing names a node, none is found.
+The parser names a node by name and index. The builder names the layer: the node's name, or
+``node_of_<output>``. Myelin names the tensor. After a crash, the trail of a verbose run shows the
+last node (`pipeline.build.build`). Some messages name no node.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _INNER = re.compile(
 )
 _UNNAMED = "node_of_"
 _LAYER_ENDINGS = ("_OutputLayer", "_InputLayer", "_normalized", "_AttentionOutput")
-_MOST = 6  # tensors and nodes that a line lists
+_MOST = 6  # tensors and numbers that a line lists
 
 
 @dataclass(frozen=True)
 class BuildFailure:
-    """What is known of a failure.
+    """The known facts of a failure.
 
     Args:
-        text: TensorRT's words, or the last words of the process that died.
-        died: how the process ended (``Segmentation fault (SIGSEGV)``), if it did.
-        phase: what it was doing: ``plugin libfoo.so``, ``parse``, ``build``.
-        parsing: the node that the parser was at, by a verbose run.
-        layers: the nodes that the builder was compiling together, by a verbose run.
+        text: TensorRT's message, or the end of stderr of a process that died.
+        died: How the process ended (``Segmentation fault (SIGSEGV)``); empty if it did not die.
+        phase: The running step: ``plugin libfoo.so``, ``parse``, ``build``.
+        parsing: The node that the parser had reached, by a verbose run.
+        layers: The nodes that the builder compiled together, by a verbose run.
     """
 
     text: str
@@ -62,12 +62,12 @@ class BuildFailure:
 
 @dataclass(frozen=True)
 class Found:
-    """What the words are about.
+    """The nodes of a message.
 
     Args:
-        nodes: those named, the first one first; or those of which one is meant.
-        why: TensorRT's reason, in one line; empty where it gave none.
-        sure: True if each of them is meant.
+        nodes: The named nodes, in the order of the message; or the candidates.
+        why: TensorRT's reason, in one line; empty if it gave none.
+        sure: True if every node is named. False if one of the nodes is meant.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -76,13 +76,13 @@ class Found:
 
 
 class NodeIndex:
-    """A model's nodes by the names that TensorRT gives them, and its tensors' shapes."""
+    """A model's nodes by TensorRT's names, and the shapes of its tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self._model = onnx.load(path, load_external_data=False)
-        except Exception:  # no file, or protobuf's own error: then nothing is known of its nodes
+        except Exception:  # no file, or an error of protobuf: then no node is known
             self._model = onnx.ModelProto()
         infer_shapes(self._model)
         graph = self._model.graph
@@ -98,7 +98,7 @@ class NodeIndex:
             self._constants |= {tensor.name: tensor for tensor in part.initializer}
 
     def node(self, name: str) -> onnx.NodeProto | None:
-        """The node that a name of TensorRT's stands for."""
+        """Returns the node of a name in TensorRT's message."""
         if not name:
             return None
         for node in self.nodes:
@@ -114,12 +114,12 @@ class NodeIndex:
         return next((n for n in self.nodes if tensor and tensor in n.output), None)
 
     def at(self, index: int, op: str) -> onnx.NodeProto | None:
-        """The node of that place in the main graph, if it is of that op."""
+        """Returns the node at that index of the main graph, if it has that op."""
         node = self._top[index] if 0 <= index < len(self._top) else None
         return node if node is not None and op in ("", node.op_type) else None
 
     def sizes(self, node: onnx.NodeProto) -> str:
-        """``x [1, h], k = [4000] -> y [1, 4000]``."""
+        """Returns the shapes as ``x [1, h], k = [4000] -> y [1, 4000]``."""
         inputs, outputs = (
             ", ".join([*map(self._tensor, filter(None, names[:_MOST])), *more(len(names), _MOST)])
             for names in (node.input, node.output)
@@ -127,7 +127,7 @@ class NodeIndex:
         return f"{inputs} -> {outputs}"
 
     def dims(self, node: onnx.NodeProto, since: int = 0) -> set[str]:
-        """The names of dims that the sizes of the node's tensors are made of, axes from `since`."""
+        """Returns the names of the dims in the node's shapes, from axis `since` on."""
         shapes = [
             self._values[name].shape.dim[since:]
             for name in (*node.input, *node.output)
@@ -156,7 +156,7 @@ class NodeIndex:
 
 
 def find(graph: NodeIndex, said: BuildFailure) -> Found:
-    """The nodes that the words (or the trail) name, and TensorRT's reason in one line."""
+    """Returns the nodes that the message or the trail names, and TensorRT's reason."""
     nodes: list[onnx.NodeProto] = []
     why = ""
     for match in _PARSER.finditer(said.text):
@@ -188,7 +188,7 @@ def find(graph: NodeIndex, said: BuildFailure) -> Found:
 
 
 def _trail(graph: NodeIndex, said: BuildFailure, why: str) -> Found:
-    """What the words without a name may be about, by the trail."""
+    """Returns the nodes of a message without a name, by the trail of a verbose run."""
     if said.parsing:
         node = graph.node(said.parsing)
         return Found((node,) if node is not None else (), why)
@@ -197,7 +197,7 @@ def _trail(graph: NodeIndex, said: BuildFailure, why: str) -> Found:
         meant = [node for node in graph.nodes if node.op_type == op]
         if re.search(pattern, said.text) and meant:
             return Found(tuple(meant), why, sure=len(meant) == 1)
-    # the builder compiles many nodes as one
+    # the builder compiles many nodes together
     meant = [node for node in layers if node.op_type in KNOWN_TO_CRASH] if said.died else []
     return Found(tuple(meant or layers), why, sure=len(layers) == 1)
 
@@ -206,13 +206,13 @@ def _parser_words(why: str, text: str) -> str:
     if why.startswith("Invalid Node - ") and (inner := _INNER.search(text)):
         return _cleaned(re.sub(r"^[^\s:()]+: ", "", inner["why"]))
     if why.strip() in ("false", "Assertion failed: false"):
-        return "its parser does not know the op"
+        return "the parser does not know the op"
     match = _WORDS.search(why)
     return _cleaned((match["why"] or match["said"]) if match else why)
 
 
 def _cleaned(why: str) -> str:
-    """Without the places in TensorRT's own source, and without its checks' inner words."""
+    """Removes the places in TensorRT's source code, and the conditions of its checks."""
     why = _CHECK.sub(lambda match: f" ({match['values']})", why)
     return flat(_SOURCE.sub("", why)).rstrip(". ")
 

@@ -1,9 +1,8 @@
 """The builder's configuration: profiles, precision, effort, and the timing cache.
 
-A build spends its time on timing kernels and on compiling fused regions
-(docs/results/build-cost.md). The timings are kept in a cache that travels with the artifact. So a
-second build repeats none of them, also on another machine with the same GPU. TensorRT does not
-cache what it compiled.
+A build times kernels and compiles fused regions (docs/results/build-cost.md). The artifact keeps
+the timings in a cache. A second build reuses them, also on another machine with the same GPU.
+TensorRT does not cache compiled regions.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ _CUDNN = "libcudnn_ops_infer.so.8"
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What changes an engine beside its model and its profiles, which the interface has.
+    """The options of a build. Shapes and profiles come from the interface.
 
     Args:
-        target: the TensorRT that builds.
-        precision: ``fp32`` forbids TF32, ``tf32`` allows it, ``fp16`` also has convolutions,
-            matrix products and what follows them compute in half precision
+        target: The TensorRT that builds.
+        precision: ``fp32`` forbids TF32. ``tf32`` allows TF32. ``fp16`` allows TF32, and computes
+            convolutions, matrix products and what follows them in half precision
             (`pipeline.rewrite.half_rules`).
-        effort: how hard the builder tries, and where it keeps its timings.
-        plugins: libraries, Python files, or names out of `pipeline.plugins.PLUGINS`.
+        effort: The builder's effort, and the file of its timings.
+        plugins: Libraries, Python files, or names in `pipeline.plugins.PLUGINS`.
     """
 
     target: Target
@@ -51,16 +50,16 @@ def configure(
     interface: Interface,
     options: BuildOptions,
 ) -> Any:
-    """A builder config for the network; it may also set the precision of the network's layers.
+    """Makes a builder config for the network. May also set the precision of the layers.
 
     Args:
-        trt: the target's TensorRT.
-        builder, network: what the config is for.
-        interface: the shapes of the inputs, and the profiles.
-        options: the target, the precision and the effort.
+        trt: The target's TensorRT.
+        builder, network: TensorRT's builder and network.
+        interface: The shapes of the inputs, and the profiles.
+        options: The target, the precision and the effort.
 
     Raises:
-        BuildError: TensorRT takes a profile for invalid.
+        BuildError: TensorRT refuses a profile.
     """
     from polygraphy.backend.trt import Profile as PolygraphyProfile
 
@@ -77,11 +76,13 @@ def configure(
         config = CreateConfigRTX(profiles=ranges)(builder, network)
     else:
         config = _classic_config(trt, target, builder, network, ranges, precision)
-    # add_optimization_profile gives -1 for a profile that contradicts the network, without an
-    # error, and Polygraphy does not look at it
+    # For a profile that contradicts the network, add_optimization_profile returns -1 and raises
+    # nothing. Polygraphy does not check the result.
     if config.num_optimization_profiles != len(interface.profiles):
-        raise BuildError(f"target {target}: TensorRT takes a profile for invalid")
-    # CreateConfig clears TF32 by default, CreateConfigRTX leaves it on: say it either way
+        raise BuildError(
+            f"target {target}: TensorRT refuses a profile. Give the profile other ranges"
+        )
+    # CreateConfig clears TF32 by default, and CreateConfigRTX does not: set or clear it always
     (config.clear_flag if precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)
     if options.effort.level is not None:
         config.builder_optimization_level = options.effort.level
@@ -91,10 +92,10 @@ def configure(
 def _classic_config(
     trt: Any, target: Target, builder: Any, network: Any, ranges: Sequence[Any], precision: str
 ) -> Any:
-    """The config of a TensorRT that is not RTX, made without Polygraphy's CreateConfig.
+    """Makes the config for a TensorRT that is not RTX, without Polygraphy's CreateConfig.
 
-    That one gives every config a timing cache of its own; 8.6.0 aborted in the build when it was
-    given ours on top (seen on an H200 without cuDNN; see `TimingCache`).
+    CreateConfig sets its own timing cache. With a second cache, TensorRT 8.6.0 aborted the build
+    (seen on an H200 without cuDNN; see `TimingCache`).
     """
     config = builder.create_builder_config()
     for made in ranges:
@@ -103,11 +104,10 @@ def _classic_config(
         layer_types.apply(trt, config, network)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if target.version < (9,):
-        # Tactics of cuBLAS and cuDNN need these installed, and convolutions that are compiled at
-        # build time cost a large part of it (docs/results/build-cost.md). Later versions were not
-        # measured.
+        # Tactics of cuBLAS and cuDNN need these libraries. Convolutions that are compiled in the
+        # build take much of its time (docs/results/build-cost.md). Not measured after 8.6.
         config.set_tactic_sources(0)
-        # every captured graph has a context of its own; later versions always allow that
+        # every captured graph has its own context; later versions always allow this
         config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
     return config
 
@@ -121,40 +121,40 @@ def _loads(library: str) -> bool:
 
 
 class TimingCache:
-    """The timings of one build: those read, and afterwards those and the new ones.
+    """The kernel timings of one build, read from a file and written back with the new timings.
 
-    TensorRT 8.6 asks cuDNN when it writes a cache, and ends the process where cuDNN's libraries are
-    missing ("Could not load library libcudnn_ops_infer.so.8", seen on an H200); there, nothing is
-    kept.
+    TensorRT 8.6 needs cuDNN to write a cache. Without cuDNN it ends the process ("Could not load
+    library libcudnn_ops_infer.so.8", seen on an H200). So no cache is kept there.
 
     Args:
-        file: read if it is there, and written by `save`; None keeps nothing.
+        file: Read if it exists, and written by `save`. None keeps no timings.
+        target: The TensorRT that builds.
     """
 
     def __init__(self, file: Path | None, target: Target) -> None:
         self._file = file
-        self._cache: Any = None  # TensorRT does not keep what it is given alive
+        self._cache: Any = None  # TensorRT does not keep a reference to the cache
         self._before, self.note = b"", ""
         if file is not None and target.version < (9,) and not _loads(_CUDNN):
             self._file = None
-            self.note = f"timings not kept: TensorRT 8.6 needs cuDNN's {_CUDNN} for that"
+            self.note = f"timings were not kept: TensorRT 8.6 needs cuDNN's {_CUDNN} to write them"
         elif file is not None and file.is_file():
             self._before = file.read_bytes()
 
     def attach(self, config: Any) -> None:
-        """Puts the cache into a build's config; this object has to outlive the build."""
+        """Adds the cache to a build's config. This object must live longer than the build."""
         if self._file is None:
             return
         self._cache = config.create_timing_cache(self._before)
         if self._cache is not None and config.set_timing_cache(self._cache, False):
             return
-        # another version or GPU, or damaged: TensorRT refuses it, and times without one
-        self.note = f"{self._file.name} is of another TensorRT or GPU, or damaged: not used"
+        # a damaged cache, or one of another version or GPU: TensorRT builds without a cache
+        self.note = f"{self._file.name} was not used: it is damaged, or of another TensorRT or GPU"
         self._cache = None
         self._file.unlink(missing_ok=True)
 
     def save(self) -> str:
-        """Writes the file after the build; what was kept, in words."""
+        """Writes the file after the build. Returns what was kept, as text."""
         if self._file is None or self._cache is None:
             return f"none: {self.note}" if self.note else "none"
         data = bytes(memoryview(self._cache.serialize()))

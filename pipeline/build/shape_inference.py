@@ -1,9 +1,9 @@
-"""TensorRT as a shape oracle: the output sizes that its own shape inference finds, without a GPU.
+"""Gets output sizes from TensorRT's shape inference, without running the model.
 
-At each set of sizes the model's input dims are made static and the model is parsed; the dims of
-the network's outputs are what an engine would give. Sizes that a pass or the parser got wrong, or
-that are baked in, show here though nothing is run, also where a run would not fit into memory.
-TensorRT-RTX does this on any machine; the other flavour needs a GPU to make a builder.
+For each set of sizes, the input dims are made static and TensorRT parses the model. The output dims
+of the network are those of an engine. So this finds sizes that are baked in, or that a pass or the
+parser got wrong, also if a run needs too much memory. TensorRT-RTX does this on any machine. The
+other flavour needs a GPU to make a builder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Sizes = Mapping[str, tuple[int, ...]]
 
 
 def why_not_asked(target: Target) -> str:
-    """Why the target's TensorRT can't be asked here; an empty text where it can."""
+    """Returns why the target's TensorRT cannot run here; empty if it can."""
     if installed_version(target) is None:
         return f"{target.flavour} is not installed here"
     return "" if target.flavour == "tensorrt_rtx" else why_not(target)
@@ -32,13 +32,14 @@ def why_not_asked(target: Target) -> str:
 def output_sizes(
     model: Path, shapes: Sequence[Mapping[str, Sequence[int]]], target: Target
 ) -> list[Sizes | str]:
-    """The outputs' sizes at each set of input shapes, -1 where TensorRT leaves them open; or its
-    words where it refuses them.
+    """Returns the output sizes for each set of input shapes, or TensorRT's error message.
+
+    A size is -1 if TensorRT leaves it open.
 
     Args:
-        model: the ONNX file, its external data beside it.
-        shapes: input shapes by name.
-        target: whose TensorRT is asked; see `why_not_asked`.
+        model: The ONNX file, with its external data in the same folder.
+        shapes: Input shapes by name.
+        target: The TensorRT to use; see `why_not_asked`.
     """
     require(target)
     found: list[Sizes | str] = []
@@ -47,8 +48,8 @@ def output_sizes(
             try:
                 found.append(child.call(_sizes, model, dict(each), target))
             except ChildDied as died:
-                found.append(f"TensorRT's parser died: {died.how}")
-            except ChildFailed as failure:  # no ONNX file; running it says it better
+                found.append(f"TensorRT's parser crashed: {died.how}")
+            except ChildFailed as failure:  # not an ONNX file; the run of the file reports it
                 found.append(str(failure))
     return found
 
@@ -57,7 +58,7 @@ _models: dict[Path, onnx.ModelProto] = {}
 
 
 def _sizes(model: Path, shapes: Mapping[str, Sequence[int]], target: Target) -> Sizes | str:
-    """In the child, which keeps the model between calls."""
+    """Runs in the child, which keeps the model between calls."""
     if model not in _models:
         _models[model] = onnx.load(model, load_external_data=False)
     return static_sizes(use(target), target, _models[model], shapes, model)

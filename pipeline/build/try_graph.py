@@ -1,8 +1,8 @@
-"""Trying a small graph on the installed TensorRT: what becomes of it, as far as this machine tells.
+"""Tries a small graph on the installed TensorRT.
 
-Without a GPU: whether it parses and builds, and whether TensorRT's own shape inference gives the
-sizes that ONNX Runtime gives. With one that runs the engine: the numbers too. Each trial runs in
-a child process, since a library that crashes is one of the answers.
+Without a GPU, a trial parses and builds, and compares the sizes of TensorRT's shape inference with
+those of ONNX Runtime. With a GPU, it also compares the numbers. Each trial runs in a child process,
+because TensorRT may crash.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from pipeline.rewrite.half import in_half
 from pipeline.spec.closeness import Difference
 from pipeline.spec.tensors import Feed, Precision
 
-# of the largest value, what several products in half precision may be off
+# the allowed error after several products in half precision, as a share of the largest value
 _HALF = 2e-2
 Verdict = Literal["parse", "build", "crash", "sizes", "numbers", "builds", "right"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a graph.
+    """The result of a trial.
 
     Args:
-        verdict: ``parse``, ``build``, ``crash``, ``sizes`` and ``numbers`` say what failed;
-            ``builds`` that nothing did, but no GPU here could run the engine; ``right`` that its
-            numbers were compared too.
-        detail: TensorRT's words, or what differs.
+        verdict: ``parse``, ``build``, ``crash``, ``sizes`` and ``numbers`` name what failed.
+            ``builds``: nothing failed, but no GPU ran the engine. ``right``: the numbers agree too.
+        detail: TensorRT's message, or the difference.
     """
 
     verdict: Verdict
@@ -57,14 +56,14 @@ def attempt(
     target: Target,
     precision: Precision = "fp32",
 ) -> Outcome:
-    """Parses, builds, and compares as far as this machine can.
+    """Parses and builds a graph, and compares as much as this machine can.
 
     Args:
-        child: where TensorRT runs.
-        model: the graph.
-        feeds: inputs, at the sizes to compare at; the profile spans them, its opt is the last.
-        target: whose TensorRT is installed.
-        precision: ``fp32`` or ``fp16``, as `pipeline.build.build` has it.
+        child: The child process for TensorRT.
+        model: The graph.
+        feeds: The inputs at the sizes to compare. The profile spans all; the last is its opt.
+        target: The installed TensorRT.
+        precision: ``fp32`` or ``fp16``, as in `pipeline.build.build`.
     """
     half = precision == "fp16"
     try:
@@ -81,15 +80,17 @@ def static_sizes(
     shapes: Mapping[str, Sequence[int]],
     path: Path | None = None,
 ) -> dict[str, tuple[int, ...]] | str:
-    """The outputs' dims by TensorRT's own shape inference at these input shapes, -1 where it
-    leaves them open; its words where it refuses to parse.
+    """Returns the output shapes of TensorRT's shape inference at these input shapes.
+
+    A size is -1 if TensorRT leaves it open. If TensorRT does not parse the model, the result is its
+    message.
 
     Args:
-        trt: the target's TensorRT.
-        target: what kind of network it builds.
-        model: the model; its weights may be outside of it.
-        shapes: input shapes by name.
-        path: the model's file, if its weights are beside it.
+        trt: The target's TensorRT.
+        target: The target, for the kind of network.
+        model: The model; its weights may be external.
+        shapes: Input shapes by name.
+        path: The model's file, if the model has external weights.
     """
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
@@ -109,7 +110,7 @@ def static_sizes(
 def _attempt(
     model_bytes: bytes, feeds: Sequence[Feed], target: Target, half: bool
 ) -> tuple[Verdict, str]:
-    """In the child."""
+    """Runs in the child."""
     trt = use(target)
     model = onnx.load_from_string(model_bytes)
     parsed = model_bytes
@@ -128,9 +129,9 @@ def _attempt(
     for n in range(network.num_inputs):
         tensor = network.get_input(n)
         if tensor.name not in feeds[0]:
-            # an input that is also an output is renamed
+            # TensorRT renames an input that is also an output
             missing = sorted({*feeds[0]} - {i.name for i in _inputs(network)})
-            return "build", f"the network has no input {', '.join(missing)}, but {tensor.name}"
+            return "build", f"the network has no input {', '.join(missing)}, but has {tensor.name}"
         if tensor.is_shape_tensor:
             values = np.array([feed[tensor.name] for feed in feeds])
             profile.set_shape_input(
@@ -140,7 +141,7 @@ def _attempt(
         sizes = np.array([feed[tensor.name].shape for feed in feeds], int).reshape(len(feeds), -1)
         profile.set_shape(tensor.name, *(tuple(s) for s in (sizes.min(0), sizes[-1], sizes.max(0))))
     if config.add_optimization_profile(profile) < 0:
-        return "build", "the profile is not valid"
+        return "build", "TensorRT refuses the profile"
     if half and not target.strongly_typed:
         layer_types.apply(trt, config, network)
     plan = builder.build_serialized_network(network, config)
@@ -192,8 +193,11 @@ def _numbers(
 
 
 def differs(got: np.ndarray, want: np.ndarray, near: float | None = None) -> str:
-    """How an array differs from what it should be; nothing where it does not: integers equal,
-    floats within `near` of the largest value (by default 1e-4, half 4e-3)."""
+    """Returns how an array differs from the wanted array; empty if it does not.
+
+    Integers must be equal. Floats may differ by `near` times the largest value (by default 1e-4,
+    4e-3 for float16).
+    """
     if got.shape != want.shape:
         return f"has the shape {got.shape}, not {want.shape}"
     if want.dtype.kind != "f":
@@ -202,11 +206,9 @@ def differs(got: np.ndarray, want: np.ndarray, near: float | None = None) -> str
     near = near or (4e-3 if want.dtype == np.float16 else 1e-4)
     difference = Difference(want, got)
     if not difference.finite_alike:
-        return "has NaN or infinity elsewhere"
+        return "has NaN or infinity at other places"
     scale, far = max(difference.scale, 1e-3), difference.largest_finite
-    return (
-        f"is off by {far:.3g} where the largest value is {scale:.3g}" if far > near * scale else ""
-    )
+    return f"differs by {far:.3g}; the largest value is {scale:.3g}" if far > near * scale else ""
 
 
 def _last_error_log(trt: Any) -> Any:
@@ -215,7 +217,7 @@ def _last_error_log(trt: Any) -> Any:
     class LastErrorLog(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self.last = "no engine came out"
+            self.last = "TensorRT returned no engine"
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):

@@ -1,8 +1,8 @@
-"""``convert --all``: the whole zoo, one model after the other, each in a process of its own.
+"""``convert --all``: converts every model that comes with pipeline, one after the other.
 
-torch keeps state between exports (an LSTM exported after another one has a static time), and a
-library that crashes must end one model only. What is unchanged is not done again, so a run that
-was interrupted goes on where it was. The JUnit file is written anew after each model.
+Each model has its own process. torch keeps state between exports: a second LSTM gets a static time.
+A crash also ends one model only. Unchanged models are skipped, so an interrupted run continues. The
+JUnit file is written after each model.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pipeline.models import MODELS
 from pipeline.spec.config import Config
 
 REPORT = "convert.xml"
-_GRACE = 20.0  # seconds that an interrupted conversion has for cleaning up
+_GRACE = 20.0  # seconds for an interrupted conversion to clean up
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-# options of ``convert`` that are for one model only
+# options of ``convert`` that fit one model only
 _OF_ONE = (
     "weights", "option", "input", "dim", "range", "exact_dims", "tolerance", "engine_tolerance",
     "profile", "shape", "plugin",
@@ -41,22 +41,22 @@ _OF_ONE = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one model.
+    """The result of one model.
 
     Args:
-        model: its name in the zoo.
-        state: ``unchanged`` means that the artifact was there already.
-        seconds: how long its process ran.
-        error: the error's line, if it failed.
-        detail: the error's longer text, if it failed: all problems, a traceback, or the end of
-            what a process that died wrote to stderr.
-        points: number of sizes at which it was compared.
-        left_out: number of sizes that were not compared, because of their memory.
-        max_abs: the largest difference of all comparisons, in the output nearest to its
-            tolerance; None if there are no floating-point numbers.
+        model: The model's name.
+        state: ``unchanged`` means that the artifact was up to date.
+        seconds: The running time of the process.
+        error: The error in one line; empty if the model did not fail.
+        detail: The longer text of the error: all problems, a traceback, or the end of stderr of a
+            process that died.
+        points: The number of compared sets of sizes.
+        left_out: The number of sets of sizes that were not compared, because of their memory.
+        max_abs: The largest difference in the output that is nearest to its tolerance. None
+            without floating-point outputs.
         max_rel: `max_abs` divided by the largest value of that output.
-        rtol, atol: the tolerance of that output.
-        plan_bytes: size of the engine.
+        rtol, atol: The tolerance of that output.
+        plan_bytes: The size of the engine in bytes.
     """
 
     model: str
@@ -78,18 +78,23 @@ def command(
     config: Callable[[argparse.Namespace], Config],
     announce: Announce,
 ) -> int:
-    """``convert --all``: 0 if every model is converted, 1 if one failed.
+    """Runs ``convert --all``. Returns 0 if every model is converted, 1 if one failed.
 
     Args:
-        arguments: what was parsed.
-        config: makes a `Config` of what was parsed for one model.
-        announce: called with each step that begins.
+        arguments: The parsed command line.
+        config: Makes a `Config` from the parsed command line of one model.
+        announce: Called with each step that begins.
+
+    Raises:
+        InputError: A model or an option of one model is given together with ``--all``.
     """
     if arguments.model is not None:
-        raise InputError(f"--all converts every model: leave {arguments.model} out, or --all")
+        raise InputError(f"--all converts every model: remove {arguments.model}, or remove --all")
     for name in _OF_ONE:
         if getattr(arguments, name):
-            raise InputError(f"--{name.replace('_', '-')} is for one model: not with --all")
+            raise InputError(
+                f"--{name.replace('_', '-')} fits one model only: remove it, or remove --all"
+            )
     require(find_target(arguments.target))
     parent: Path = arguments.out or Path("artifacts")
     given = vars(arguments)
@@ -102,28 +107,29 @@ def command(
         print(json.dumps([asdict(result) for result in results], indent=2))
     else:
         print(results_table(results))
-        print(f"{parent / REPORT}: the same for JUnit readers")
+        print(f"{parent / REPORT} has the same results for JUnit readers")
     return 1 if any(result.state == "FAILED" for result in results) else 0
 
 
 def convert_all(
     configs: dict[str, Config], parent: Path, time_limit: float | None, announce: Announce
 ) -> list[Result]:
-    """Converts models one after the other; one that fails stops no other.
+    """Converts models one after the other. A failure does not stop the others.
 
     Args:
-        configs: the conversions, by the model's name.
-        parent: the folder for ``convert.xml``.
-        time_limit: seconds that one model may take; None for no limit.
-        announce: called with each step that begins.
+        configs: The conversions by model name.
+        parent: The folder for ``convert.xml``.
+        time_limit: The limit for one model in seconds; None for no limit.
+        announce: Called with each step that begins.
 
     Raises:
-        KeyboardInterrupt: interrupted; what was finished stays, and stands in the JUnit file.
+        InputError: The folder cannot be made.
+        KeyboardInterrupt: The run was interrupted. Finished artifacts and the JUnit file stay.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{parent}: no folder for the artifacts: {error.strerror}") from error
+        raise InputError(f"--out {parent}: cannot make this folder: {error.strerror}") from error
     results = {name: Result(name) for name in configs}
     started = now()
     write_junit(parent / REPORT, list(results.values()), started)
@@ -148,7 +154,7 @@ def _convert(name: str, config: Config, time_limit: float | None, announce: Anno
     except ChildLate as late:
         return Result(name, "FAILED", error=late.how, detail=late.words)
     except ChildDied as died:
-        line = f"its process ended with {died.how}"
+        line = f"the process of this model ended with {died.how}"
         return Result(name, "FAILED", error=line, detail=died.words)
     except (PipelineError, ChildFailed, OSError, MemoryError) as error:
         line = " ".join(str(error).split()) or type(error).__name__
@@ -158,7 +164,7 @@ def _convert(name: str, config: Config, time_limit: float | None, announce: Anno
 
 
 def _done(result: Result, manifest: Manifest) -> Result:
-    """The result with what a finished conversion's manifest says."""
+    """Fills in the facts from the manifest of a finished conversion."""
     assert manifest.comparison is not None
     assert manifest.build is not None
     points = manifest.comparison.points
@@ -184,7 +190,7 @@ def _done(result: Result, manifest: Manifest) -> Result:
 
 
 def results_table(results: Sequence[Result]) -> str:
-    """One row for each model, and one line for each that failed."""
+    """Returns a row for each model, and a line for each failure."""
     head = (
         "model", "result", "seconds", "compared at", "largest error", "of the largest value",
         "tolerance", "engine",
@@ -210,9 +216,12 @@ def results_table(results: Sequence[Result]) -> str:
 
 
 def write_junit(path: Path, results: Sequence[Result], started: str) -> None:
-    """Writes the results as JUnit XML, in one step: a reader finds the old file or the new one.
+    """Writes the results as JUnit XML in one step, so that a reader never sees half a file.
 
-    A model that failed is a failure, one that was not reached is skipped.
+    A failed model is a failure. A model that was not reached is skipped.
+
+    Raises:
+        PipelineError: The file cannot be written.
     """
     states = [r.state for r in results]
     root = ET.Element("testsuites")
@@ -244,9 +253,9 @@ def write_junit(path: Path, results: Sequence[Result], started: str) -> None:
     try:
         write_whole(path, ET.tostring(root, encoding="UTF-8", xml_declaration=True))
     except OSError as error:
-        raise PipelineError(f"{path}: can't be written: {error.strerror}") from error
+        raise PipelineError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _xml(text: str) -> str:
-    """Text without the characters that XML 1.0 forbids."""
+    """Replaces the characters that XML 1.0 forbids."""
     return _NO_XML.sub("?", text)

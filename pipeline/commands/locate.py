@@ -14,17 +14,22 @@ Announce = Callable[[str], None]
 
 def add_command(add: Callable[..., Any]) -> None:
     """Adds ``locate`` to the command line."""
-    sub = add("locate", locate, "Where the engine of an artifact parts from ONNX Runtime.")
-    sub.add_argument("artifact", type=Path, metavar="ARTIFACT")
+    sub = add(
+        "locate",
+        locate,
+        "Find the first node at which an artifact's engine differs from ONNX Runtime.",
+    )
+    sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
     sub.add_argument(
         "--shape", default="", metavar="DIM=SIZE,...",
-        help="at these sizes; dims left out take their opt",
+        help="Compare at these sizes. Dims that you leave out use their opt (default: the first "
+        "profile's opt)",
     )  # fmt: skip
     plugins(sub)
 
 
 def locate(arguments: argparse.Namespace, announce: Announce) -> int:
-    """``locate``: 0 if the engine agrees, 1 if it does not."""
+    """Runs ``locate``. Returns 0 if the engine agrees, 1 if it does not."""
     import json
 
     from pipeline.compare.divergence.engine import locate_engine

@@ -1,4 +1,4 @@
-"""The command line: a thin parser over `pipeline.convert.driver`."""
+"""The command line: a thin parser on top of `pipeline.convert.driver`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from pipeline.source.zoo import find_spec
 from pipeline.spec.config import Config
 
 _INTERRUPTED = 130
-_HEARTBEAT = 15.0  # seconds of silence before a long stage says that it still runs
+_HEARTBEAT = 15.0  # seconds without output before a long stage prints that it still runs
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line and ends with exit code 2."""
+    """Reports a wrong argument in one line, with exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (`{self.prog} --help` lists what there is)")
+        raise InputError(f"{message}. Run `{self.prog} --help` to list the options")
 
 
 class Progress:
-    """Prints what begins to stderr, and that it still runs where that takes long."""
+    """Prints each step to stderr when it begins, and while a long step runs."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -60,7 +60,7 @@ class Progress:
 
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[None]:
-        """Prints a line for every 15 s of silence inside of the block."""
+        """Prints a line after every 15 s without output inside the block."""
 
         def beat() -> None:
             while not self._done.wait(1.0):
@@ -78,7 +78,7 @@ class Progress:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code (0, 1 failed, 2 bad input, 130 interrupted)."""
+    """Runs one command. Returns the exit code: 0, 1 failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     _interrupt_on_sigterm()
@@ -86,28 +86,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return int(_run(command_parser().parse_args(words)))
         finally:
-            sys.stdout.flush()  # here, not at exit, a reader that is gone is noticed
+            sys.stdout.flush()  # raises BrokenPipeError here, where it is caught, not at exit
     except PipelineError as error:
         if debug:
             traceback.print_exc()
             if error.detail:
                 print(error.detail, file=sys.stderr)
-        hint = " (--debug shows the whole text)" if error.detail and not debug else ""
+        hint = " (--debug shows the full text)" if error.detail and not debug else ""
         return _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
     except KeyboardInterrupt:
-        return _fail("interrupted; what was there before is untouched", _INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output is gone: `pipeline models | head -1`
+        return _fail("interrupted; existing artifacts are unchanged", _INTERRUPTED)
+    except BrokenPipeError:  # the reader of stdout has ended: `pipeline models | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         if debug:
             traceback.print_exc()
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        what = "no space left" if full else error.strerror or str(error)
+        what = (
+            "no space left. Free disk space, then run again"
+            if full
+            else error.strerror or str(error)
+        )
         place = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{place}{what}; what was there before is untouched", 1)
+        return _fail(f"{place}{what}. Existing artifacts are unchanged", 1)
     except MemoryError:
-        return _fail("out of memory; a lower --memory-limit leaves large sizes out", 1)
+        return _fail("out of memory. Pass a lower --memory-limit to skip large sizes", 1)
 
 
 def _fail(text: str, code: int) -> int:
@@ -120,7 +124,7 @@ def _one_line(text: str) -> str:
 
 
 def _interrupt_on_sigterm() -> None:
-    """SIGTERM cleans up like Ctrl-C. Polygraphy turns a Ctrl-C inside of TensorRT into it."""
+    """Makes SIGTERM clean up like Ctrl-C. Polygraphy turns a Ctrl-C in TensorRT into SIGTERM."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -137,57 +141,75 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def command_parser() -> argparse.ArgumentParser:
-    """The command line's parser; a parsed `command` is the function to call."""
+    """Returns the parser. In its result, `command` is the function to call."""
 
-    parser = _Parser(prog="pipeline", description="PyTorch to TensorRT through ONNX.")
-    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    parser = _Parser(
+        prog="pipeline",
+        description="Convert PyTorch models to TensorRT engines, and check every result.",
+    )
+    parser.add_argument(
+        "--debug", action="store_true", help="Show a traceback if the command fails"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 
     def add(name: str, command: Callable[[argparse.Namespace, Progress], int], text: str) -> Any:
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(command=command)
         sub.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
-        sub.add_argument("--json", action="store_true", help="print the report as JSON")
+        sub.add_argument("--json", action="store_true", help="Print the report as JSON")
         return sub
 
     def model(sub: Any) -> None:
         cli_source.add_options(sub)
         sub.add_argument(
             "--target", default=DEFAULT_TARGET, metavar="TARGET",
-            help=f"which TensorRT: {', '.join(TARGETS)} (default: {DEFAULT_TARGET})",
+            help=f"Set the TensorRT version: {', '.join(TARGETS)} (default: {DEFAULT_TARGET})",
         )  # fmt: skip
-        cli_options.profiles(sub)
+        cli_options.profiles(sub, artifact=False)
         cli_passes.choice(sub, only=False)
         cli_options.plugins(sub)
-        sub.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
+        sub.add_argument(
+            "--seed", type=int, default=0, help="Set the seed of the random inputs (default: 0)"
+        )
 
-    convert = add("convert", _convert, "Convert a model: export, rewrite, build, compare.")
+    convert = add(
+        "convert",
+        _convert,
+        "Convert a model to a TensorRT engine: export, rewrite, build, compare.",
+    )
     cli_options.whole_zoo(convert)
-    export = add("export", _export, "Export a model to ONNX, into a new artifact.")
-    check = add("check", _check, "Say what would stand in the way of a conversion; leave nothing.")
+    export = add("export", _export, "Export a model to ONNX, as a new artifact.")
+    check = add("check", _check, "List what would stop a conversion, without writing an artifact.")
     for sub in (convert, export, check):
         model(sub)
     for sub in (convert, export):
-        sub.add_argument("--out", type=Path, metavar="DIR", help="default: artifacts/NAME")
+        sub.add_argument(
+            "--out", type=Path, metavar="DIR",
+            help="Write the artifact to this folder (default: artifacts/NAME)",
+        )  # fmt: skip
         sub.add_argument(
             "--force", action="store_true",
-            help="do it even if nothing changed, or the folder holds another source's artifact",
+            help="Run even if nothing changed, and replace an artifact of another source",
         )  # fmt: skip
     for sub in (convert, check):
         cli_options.sizes(sub)
     cli_options.effort(convert)
-    rewrite = add("rewrite", _rewrite, "Rewrite an ONNX file, or an artifact's, for a target.")
-    build = add("build", _build, "Build the engine of an artifact.")
-    verify = add("verify", _verify, "Compare what is in an artifact, here and now.")
+    rewrite = add(
+        "rewrite", _rewrite, "Rewrite an ONNX file, or an artifact's ONNX file, for a target."
+    )
+    build = add("build", _build, "Build the engine of an artifact from its rewritten ONNX file.")
+    verify = add(
+        "verify", _verify, "Compare the models and the engine of an artifact on this machine."
+    )
     inspect = add(
         "inspect", _inspect,
-        "Print what an artifact holds; check that it is whole. Exit code 1 where its comparison "
+        "Print an artifact's manifest and check its files. The exit code is 1 if its comparison "
         "failed.",
     )  # fmt: skip
     for sub in (build, verify, inspect):
-        sub.add_argument("artifact", type=Path, metavar="ARTIFACT")
+        sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
     cli_passes.rewrite_options(rewrite)
-    cli_options.profiles(build)
+    cli_options.profiles(build, artifact=True)
     cli_options.effort(build)
     for sub in (rewrite, build, verify):
         cli_options.plugins(sub)
@@ -196,7 +218,7 @@ def command_parser() -> argparse.ArgumentParser:
     cli_locate.add_command(add)
     cli_options.sizes(verify)
     cli_check.verify_options(verify)
-    add("models", _models, "List the models that come with the pipeline.")
+    add("models", _models, "List the models that come with pipeline.")
     return parser
 
 
@@ -208,7 +230,7 @@ def _convert(arguments: argparse.Namespace, progress: Progress) -> int:
     from pipeline.convert.driver import run
 
     if arguments.time_limit:
-        raise InputError("--time-limit is for --all")
+        raise InputError("--time-limit works only with --all. Remove --time-limit, or add --all")
     return _show(run(_config(arguments), progress), arguments)
 
 
@@ -229,7 +251,9 @@ def _rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
     if arguments.source.suffix == ".onnx" or arguments.source.is_file():
         return cli_passes.rewrite_file(arguments, progress)
     if arguments.diff or arguments.out:
-        raise InputError(f"{arguments.source}: --diff and --out are for ONNX files; give the file")
+        raise InputError(
+            f"{arguments.source} is a folder: --diff and --out need an ONNX file. Pass the file"
+        )
     report = run_rewrite(
         arguments.source,
         arguments.target,

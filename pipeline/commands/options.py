@@ -12,80 +12,84 @@ from pipeline.spec.precision import PRECISIONS
 
 
 def sizes(sub: Any) -> None:
-    """Where to compare, and with how much memory."""
+    """Adds the options on the compared sizes and their memory."""
     sub.add_argument(
         "--shape", action="append", default=[], metavar="DIM=SIZE,...",
-        help="also compare at these sizes; dims left out take their opt",
+        help="Also compare at these sizes. Dims that you leave out use their opt. Repeat for more",
     )  # fmt: skip
     sub.add_argument(
         "--memory-limit", type=_bytes, metavar="SIZE",
-        help="leave sizes out whose run needs more by its estimate, e.g. 16GiB "
-        "(default: half of the free memory, at most 6 GiB)",
+        help="Do not compare sizes whose estimated memory is larger, e.g. 16GiB (default: half of "
+        "the free memory, at most 6 GiB)",
     )  # fmt: skip
 
 
-def profiles(sub: Any) -> None:
-    """What the engine is built for."""
+def profiles(sub: Any, *, artifact: bool) -> None:
+    """Adds the options on the engine. `artifact`: the defaults come from the artifact."""
+    ranges, precision = ("the artifact's",) * 2 if artifact else ("the source's", "fp32")
     sub.add_argument(
         "--profile", action="append", default=[], metavar="DIM=MIN:OPT:MAX,...",
-        help="an optimisation profile; give it several times for several (default: the source's; "
-        "of an artifact, those it has, from its last build)",
+        help=f"Add an optimisation profile. Repeat for more (default: {ranges})",
     )  # fmt: skip
     sub.add_argument(
         "--precision", choices=PRECISIONS,
-        help="default: fp32; of an artifact, the one it has, from its last build",
+        help=f"Set the engine's precision (default: {precision})",
     )  # fmt: skip
 
 
 def effort(sub: Any) -> None:
-    """How hard the builder tries; `chosen_effort` reads it."""
+    """Adds the options on the builder's effort; `chosen_effort` reads them."""
     sub.add_argument(
         "--optimization-level", type=int, metavar="0..5",
-        help="how hard TensorRT's builder tries (default: its own, 3)",
+        help="Set TensorRT's builder optimisation level (default: TensorRT's own, 3)",
     )  # fmt: skip
     sub.add_argument(
         "--timing-cache", type=Path, metavar="FILE",
-        help="share the builder's timings with other builds (default: the artifact's own)",
+        help="Share the builder's timings with other builds (default: the artifact's own cache)",
     )  # fmt: skip
 
 
 def chosen_effort(arguments: argparse.Namespace) -> Effort:
-    """What `effort`'s options say; the default for a command without them."""
+    """Returns the parsed options of `effort`; the default for a command without them."""
     level = getattr(arguments, "optimization_level", None)
     return Effort(level, getattr(arguments, "timing_cache", None))
 
 
 def plugins(sub: Any) -> None:
-    """What TensorRT loads."""
+    """Adds the option on plugins."""
     sub.add_argument(
         "--plugin", action="append", default=[], metavar="NAME|FILE",
-        help=f"a plugin for TensorRT: {', '.join(PLUGINS)}, a library, or a Python file",
+        help=f"Load a plugin into TensorRT: {', '.join(PLUGINS)}, a shared library, or a Python "
+        "file. Repeat for more",
     )  # fmt: skip
 
 
 def whole_zoo(sub: Any) -> None:
-    """Every model of the zoo: ``convert --all``."""
+    """Adds the options of ``convert --all``."""
     sub.add_argument(
         "--all", action="store_true", dest="whole_zoo",
-        help="every model of the zoo, each in a process of its own, into --out DIR/NAME (default: "
-        "artifacts/NAME); one table, and DIR/convert.xml for JUnit readers",
+        help="Convert every model that comes with pipeline, each in its own process, to --out "
+        "DIR/NAME. Print one table, and write DIR/convert.xml for JUnit readers",
     )  # fmt: skip
     sub.add_argument(
-        "--time-limit", type=_seconds, metavar="SECONDS", help="of --all: end a model after these"
-    )
+        "--time-limit", type=_seconds, metavar="SECONDS",
+        help="With --all: stop a model after this many seconds (default: no limit)",
+    )  # fmt: skip
 
 
 def _bytes(text: str) -> int:
-    """``16GiB``, ``500MB`` or a number of bytes."""
+    """Reads ``16GiB``, ``500MB`` or a number of bytes."""
     units = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
     units |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
     number = text.rstrip("KMGIBkmgib")
     try:
         size = int(float(number) * units[text[len(number) :].upper()])
     except (ValueError, KeyError, OverflowError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 16GiB") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size; write for example 16GiB"
+        ) from error
     if size <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be positive")
+        raise argparse.ArgumentTypeError(f"{text!r} is not positive; write for example 16GiB")
     return size
 
 
@@ -95,5 +99,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
     return seconds

@@ -1,4 +1,4 @@
-"""The commands on rewrite passes: ``passes``, ``lint``, and ``rewrite`` on any ONNX file."""
+"""The commands ``passes``, ``lint``, and ``rewrite`` for an ONNX file of any origin."""
 
 from __future__ import annotations
 
@@ -23,51 +23,76 @@ Announce = Callable[[str], None]
 
 def add_commands(add: Callable[..., Any]) -> None:
     """Adds ``passes`` and ``lint`` to the command line."""
-    passes = add("passes", _passes, "List the rewrite passes: who needs them, and why.")
+    passes = add(
+        "passes", _passes, "List the rewrite passes, the targets that need them, and the evidence."
+    )
     passes.add_argument(
         "--still-needed", action="store_true",
-        help="build every pass's cases on the installed TensorRT, without the pass and with it",
+        help="Build the cases of every pass on the installed TensorRT, without and with the pass",
     )  # fmt: skip
-    passes.add_argument("--target", metavar="TARGET", help="only what this target needs")
-    passes.add_argument("--only", action="append", default=[], metavar="PASS")
-    lint = add("lint", _lint, "Say which nodes of an ONNX file a target would fail or go wrong on.")
-    lint.add_argument("model", type=Path, metavar="MODEL.onnx")
-    lint.add_argument("--target", default=DEFAULT_TARGET, metavar="TARGET", help=", ".join(TARGETS))
+    passes.add_argument(
+        "--target", metavar="TARGET", help="List only the passes that this target needs"
+    )
+    passes.add_argument(
+        "--only", action="append", default=[], metavar="PASS",
+        help="List only this pass. Repeat for more",
+    )  # fmt: skip
+    lint = add(
+        "lint", _lint, "List the nodes of an ONNX file that a target refuses or computes wrongly."
+    )
+    lint.add_argument("model", type=Path, metavar="MODEL.onnx", help="ONNX file to examine")
+    lint.add_argument(
+        "--target", default=DEFAULT_TARGET, metavar="TARGET",
+        help=f"Set the TensorRT version: {', '.join(TARGETS)} (default: {DEFAULT_TARGET})",
+    )  # fmt: skip
     own_pass(lint)
 
 
 def own_pass(sub: Any) -> None:
-    """The option for a pass of one's own."""
+    """Adds the option for a user-supplied pass."""
     sub.add_argument(
         "--pass", action="append", default=[], dest="own", type=Path, metavar="FILE.py",
-        help="a rewrite pass of your own, run before the others",
+        help="Run your own rewrite pass, before the others. Repeat for more",
     )  # fmt: skip
 
 
 def choice(sub: Any, *, only: bool) -> None:
-    """The options that choose among the passes."""
+    """Adds the options that choose passes."""
     if only:
-        sub.add_argument("--only", action="append", default=[], metavar="PASS")
+        sub.add_argument(
+            "--only", action="append", default=[], metavar="PASS",
+            help="Run only this pass, and those of --pass. Repeat for more",
+        )  # fmt: skip
     sub.add_argument(
-        "--skip", action="append", default=[], metavar="PASS", help="leave this pass out"
-    )
+        "--skip", action="append", default=[], metavar="PASS",
+        help="Do not run this pass. Repeat for more",
+    )  # fmt: skip
     own_pass(sub)
 
 
 def rewrite_options(sub: Any) -> None:
-    """The options of ``rewrite``."""
-    sub.add_argument("source", type=Path, metavar="ARTIFACT|MODEL.onnx")
-    sub.add_argument("--target", metavar="TARGET", help="default: the artifact's, or rtx-1.7")
+    """Adds the options of ``rewrite``."""
+    sub.add_argument(
+        "source", type=Path, metavar="ARTIFACT|MODEL.onnx",
+        help="Folder of an artifact, or an ONNX file of any origin",
+    )  # fmt: skip
+    sub.add_argument(
+        "--target", metavar="TARGET",
+        help=f"Set the TensorRT version: {', '.join(TARGETS)} (default: the artifact's target, or "
+        f"{DEFAULT_TARGET})",
+    )  # fmt: skip
     sub.add_argument(
         "--out", type=Path, metavar="FILE",
-        help="of an ONNX file: where the result goes (default: MODEL.TARGET.onnx)",
+        help="Write the result of an ONNX file here (default: MODEL.TARGET.onnx)",
     )  # fmt: skip
-    sub.add_argument("--diff", action="store_true", help="show what changed, node by node")
+    sub.add_argument(
+        "--diff", action="store_true", help="Print each change to an ONNX file, node by node"
+    )
     choice(sub, only=True)
 
 
 def rewrite_file(arguments: argparse.Namespace, announce: Announce) -> int:
-    """``rewrite`` on an ONNX file that is no part of an artifact."""
+    """Runs ``rewrite`` on an ONNX file that belongs to no artifact."""
     from pipeline.rewrite.choose import all_passes, to_skip
     from pipeline.rewrite.rewrite import raise_refused, rewrite
 
@@ -75,7 +100,7 @@ def rewrite_file(arguments: argparse.Namespace, announce: Announce) -> int:
     target = find_target(arguments.target or DEFAULT_TARGET)
     out: Path = arguments.out or source.with_name(f"{source.stem}.{target}.onnx")
     if not out.parent.is_dir():
-        raise InputError(f"{out}: its folder is not there")
+        raise InputError(f"--out {out}: the folder {out.parent} does not exist. Create it first")
     passes = all_passes(arguments.own)
     skip = to_skip(passes, arguments.only, arguments.skip)
     announce(f"rewrite {source}")
@@ -98,18 +123,20 @@ def _rewrite_text(result: Rewritten, out: Path, skipped: Sequence[str]) -> str:
     lines = []
     for record in result.passes:
         if record.skipped and record.name in skipped:
-            lines.append(f"{record.name}: skipped, though {result.target} needs it")
+            lines.append(
+                f"{record.name}: skipped on request, although {result.target} needs this pass"
+            )
         if record.rewritten:
             lines.append(f"{record.name}: {record.summary}")
         lines += [f"  {c.op} {c.node}: {c.detail}" for c in record.rewritten]
-        lines += [f"  not mended: {c.op} {c.node}: {c.detail}" for c in record.refused]
+        lines += [f"  not rewritten: {c.op} {c.node}: {c.detail}" for c in record.refused]
         lines += [f"  {line}" for line in record.diff]
     lines += [f"warning: {text}" for text in result.warnings]
     if not result.refused:
         nodes = f"{result.nodes_before} nodes before, {result.nodes_after} after"
-        what = nodes if result.changed else "nothing to rewrite, copied as it is"
+        what = nodes if result.changed else "no rewrite was needed, the file is a copy"
         left = sum(r.skipped for r in result.passes)
-        some = f"; {left} passes that {result.target} needs were left out" if left else ""
+        some = f"; {left} passes that {result.target} needs were skipped" if left else ""
         lines.append(f"{out}: opset {result.opset}, {what}{some}; numbers were not compared")
     return "\n".join(lines)
 
@@ -125,16 +152,16 @@ def _lint(arguments: argparse.Namespace, announce: Announce) -> int:
         print(json.dumps(asdict(result), indent=2))
         return 0 if result.ok else 1
     for f in result.findings:
-        state = "mended" if f.mended else ("NOT MENDED" if f.certain else "may fail or be wrong")
+        state = "fixed" if f.mended else ("NOT FIXED" if f.certain else "may fail or be wrong")
         print(f"{f.op} {f.node}{f.origin}\n  {target}: {f.fault}\n  {state}: {f.how}")
     for text in result.warnings:
         print(f"warning: {text}")
     bad = sum(1 for f in result.findings if not f.mended and f.certain)
     print(
-        f"{arguments.model}, {target}: {len(result.findings)} nodes would fail or go wrong as they "
-        f"stand; {bad} of them can't be mended"
+        f"{arguments.model}, {target}: {len(result.findings)} nodes would fail or be wrong without "
+        f"a rewrite; no pass fixes {bad} of them"
         if result.findings
-        else f"{arguments.model}, {target}: nothing known to fail or go wrong"
+        else f"{arguments.model}, {target}: no known fault"
     )
     return 0 if result.ok else 1
 
@@ -165,7 +192,7 @@ def _passes(arguments: argparse.Namespace, announce: Announce) -> int:
         return 0
     for f in facts:
         print(f"{f['name']}: {f['summary']}")
-        fault = "makes engines smaller or builds faster" if f["clean_up"] else f["fault"]
+        fault = "engines are larger or build more slowly" if f["clean_up"] else f["fault"]
         print(f"  targets:  {'; '.join(f['targets'])}")  # type: ignore[arg-type]
         print(f"  without:  {fault or '-'}")
         for text in f["evidence"]:  # type: ignore[attr-defined]
@@ -177,7 +204,7 @@ def _still_needed(arguments: argparse.Namespace, announce: Announce) -> int:
     from pipeline.commands.still_needed import installed_target, still_needed
 
     target = installed_target(arguments.target)
-    announce(f"building every pass's cases on {target}")
+    announce(f"build the cases of every pass on {target}")
     verdicts = list(still_needed(target, only=arguments.only))
     if arguments.json:
         print(json.dumps([asdict(v) for v in verdicts], indent=2, default=str))
@@ -190,11 +217,11 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> str:
 
     words = {
         "needed": "needed",
-        "needless": "NEEDLESS here: every case comes out right without it",
-        "open": "no case fails without it; only a GPU can tell the numbers, or its need is only "
-        "read or assumed",
-        "covered": "not needed: other passes mend its cases",
-        "broken": "BROKEN: a case fails with it",
+        "needless": "NEEDLESS here: every case is right without the pass",
+        "open": "undecided: no case fails without the pass, but the numbers need a GPU, or the "
+        "need was not measured",
+        "covered": "not needed: other passes fix its cases",
+        "broken": "BROKEN: a case fails with the pass",
     }
     rows = []
     for v in verdicts:
@@ -202,7 +229,7 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> str:
         how = ", ".join(sorted({t.without.verdict for t in fail})) or "-"
         said = words[v.answer]
         if v.answer == "needed" and not v.declared:
-            said = "NEEDED, though its data say that this version does not"
+            said = "NEEDED, although the pass does not declare this version"
         rows.append(
             [v.name, "yes" if v.declared else "no", f"{len(fail)} of {len(v.trials)}", how, said]
         )
@@ -213,7 +240,7 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> str:
         if t.after.failed
     ]
     lines += [
-        f"{v.name}, case {name}, left out: {why}" for v in verdicts for name, why in v.left_out
+        f"{v.name}, case {name}, not built: {why}" for v in verdicts for name, why in v.left_out
     ]
-    head = ["pass", "declared", "cases that fail without", "how", "on this TensorRT"]
+    head = ["pass", "declared", "cases that fail without it", "how", "on this TensorRT"]
     return "\n".join([table([head, *rows]), *lines])

@@ -1,4 +1,4 @@
-"""What a person reads at the end: tables of a report, and the same as JSON for machines."""
+"""The printed report of a conversion, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def report_json(report: Report) -> str:
-    """The report as JSON: the manifest's content and what is not in it."""
+    """Returns the report as JSON: the manifest, and the facts that the manifest lacks."""
     content = {
         "path": str(report.path),
         "ok": report.ok,
@@ -37,15 +37,14 @@ def report_json(report: Report) -> str:
 
 
 def report_text(report: Report) -> str:
-    """The report as a few short tables."""
+    """Returns the report as short tables."""
     manifest = report.manifest
     parts = [_head(report)]
     if report.unchanged:
         own = manifest.model.source
-        reads = f"; files that {own} reads by itself are not looked at" if ":" in own else ""
-        parts.append(
-            f"Nothing changed since it was made: nothing was done (--force converts again){reads}."
-        )
+        parts.append("Nothing changed, so nothing was done. Use --force to convert again.")
+        if ":" in own:
+            parts.append(f"Changes in files that {own} reads by itself are not noticed.")
         return "\n".join(parts)
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
     parts += [note.text for note in report.notes]
@@ -55,7 +54,7 @@ def report_text(report: Report) -> str:
 
 
 def _verdict(manifest: Manifest) -> str:
-    """One line if the comparison failed: what a reader of the last line alone has to know."""
+    """Returns the last line of a failed comparison; empty if the comparison passed."""
     comparison = manifest.comparison
     if comparison is None or comparison.passed:
         return ""
@@ -67,7 +66,7 @@ def _head(report: Report) -> str:
     manifest = report.manifest
     weights = manifest.model.weights
     own = manifest.model.source
-    made = f"as {own} makes them" if ":" in own else "random"
+    made = f"from {own}" if ":" in own else "random"
     seed = f", seed {weights.seed}" if weights.seed is not None else ""
     source = weights.file or f"{made}{seed}"
     version = f" ({manifest.target.flavour} {manifest.target.version})" if manifest.build else ""
@@ -78,7 +77,7 @@ def _head(report: Report) -> str:
 
 
 def _stages(manifest: Manifest) -> str:
-    rows = [("stage", "seconds", "of it in libraries", "peak memory")]
+    rows = [("stage", "seconds", "of these in libraries", "peak memory")]
     for stage in manifest.stages:
         libraries = ", ".join(f"{n} {s:.1f}" for n, s in stage.library_seconds.items())
         peak = "-" if stage.peak_bytes is None else f"{stage.peak_bytes / 2**30:.2f} GiB"
@@ -94,8 +93,8 @@ def _dims(manifest: Manifest) -> str:
         lines.append(f"profile {profile.name}: {ranges or 'all sizes fixed'}")
     for dim in declared.dims.values():
         for word in dim.defaulted:
-            lines.append(f"{dim.name}: {word}={getattr(dim, word)} by default")
-    lines += [f"sizes keep together: {rule}" for rule in declared.rules]
+            lines.append(f"{dim.name}: {word}={getattr(dim, word)} is the default")
+    lines += [f"rule on sizes: {rule}" for rule in declared.rules]
     if manifest.export is not None:
         lines += [f"dynamic {name}: {how.text}" for name, how in manifest.export.dynamic.items()]
         lines += [f"narrowed: {rule.text}" for rule in manifest.export.refinements]
@@ -112,14 +111,17 @@ def _passes(manifest: Manifest) -> str:
     lines = []
     for done in manifest.rewrite.passes:
         if done.skipped:
-            lines.append(f"pass {done.name}: SKIPPED by request, though the target needs it")
+            lines.append(
+                f"pass {done.name}: SKIPPED on request, although the target needs this pass"
+            )
         elif done.rewritten:
             lines.append(f"pass {done.name}: {len(done.rewritten)} nodes rewritten")
     passes = manifest.rewrite.passes
     idle = sum(p.needed and not p.skipped and not p.rewritten for p in passes)
     other = sum(not p.needed for p in passes)
     lines.append(
-        f"{idle} more passes found nothing to do, {other} are not needed by {manifest.target.name}"
+        f"{idle} more passes found nothing to rewrite, {other} are not needed by "
+        f"{manifest.target.name}"
     )
     lines += [f"warning: {text}" for text in manifest.rewrite.warnings]
     if manifest.build is not None:
@@ -134,7 +136,7 @@ def _passes(manifest: Manifest) -> str:
         effort += [] if level is None else [f"at optimisation level {level}"]
         effort += [] if built.timing_cache == "none" else [f"timing cache {built.timing_cache}"]
         lines += [f"built {', '.join(effort)}"] if effort else []
-        lines += [f"the engine needs plugin {name} to be loaded" for name in built.plugins]
+        lines += [f"load plugin {name} before you load the engine" for name in built.plugins]
     return "\n".join(lines)
 
 
@@ -159,15 +161,14 @@ def _comparison(manifest: Manifest) -> str:
 
 
 def _errors(reference: str, comparison: ComparisonInfo) -> list[str]:
-    """The largest error of every run against the reference, one line each, to choose a tolerance
-    by."""
+    """Returns one line a run: the largest error against the reference, to choose a tolerance."""
     worst: dict[str, tuple[float, str]] = {}
     for info in comparison.points:
         for result in info.results:
             first, run = result.pair
             if first != reference or result.max_abs is None:
                 continue
-            part = "" if result.max_rel is None else f", {result.max_rel:.2e} of its largest value"
+            part = "" if result.max_rel is None else f", {result.max_rel:.2e} of the largest value"
             text = f"{result.max_abs:.2e}{part} ({result.output} at {sizes_text(info.sizes)})"
             worst[run] = max(worst.get(run, (-1.0, "")), (result.max_abs, text))
     return [f"error of {run} against {reference}: {text}" for run, (_, text) in worst.items()]
@@ -179,7 +180,7 @@ def _check_line(check: Check) -> str:
 
 
 def _tolerances(manifest: Manifest) -> list[str]:
-    """One line for each tolerance, with the outputs that it is for where there are several."""
+    """Returns one line for each tolerance. Several tolerances are listed with their outputs."""
     outputs: dict[Tolerance, list[str]] = {}
     for name, tolerance in manifest.tolerances().items():
         outputs.setdefault(tolerance, []).append(name)
@@ -211,7 +212,7 @@ def _point_row(info: PointInfo) -> tuple[str, ...]:
 
 
 def spec_facts(spec: ModelSpec) -> dict[str, Any]:
-    """A spec in plain data."""
+    """Returns a spec as plain data."""
     return {
         "inputs": {i.name: [size_text(s) for s in i.shape] for i in spec.inputs},
         "outputs": [o.name for o in spec.outputs],
@@ -221,7 +222,7 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
 
 
 def models_table(specs: Mapping[str, ModelSpec]) -> str:
-    """The zoo as a table."""
+    """Returns the models that come with pipeline as a table."""
     rows = [("model", "dims", "options")]
     for name, spec in specs.items():
         dims = ", ".join(str(dim) for dim in spec.dims.values())

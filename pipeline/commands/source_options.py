@@ -1,4 +1,4 @@
-"""The command line's words for what is converted: a source, its options, inputs and dims."""
+"""The options that describe a source: its factory arguments, inputs, dims and tolerances."""
 
 from __future__ import annotations
 
@@ -19,39 +19,42 @@ def add_options(sub: Any) -> None:
         "model",
         metavar="SOURCE",
         nargs="?",
-        help="a model's name (`pipeline models` lists them), package.module:factory, "
+        help="Model to convert: a name (`pipeline models` lists them), package.module:factory, "
         "file.py:factory, a .pt2 program or an .onnx file",
     )
     sub.add_argument(
         "--weights", type=Path, metavar="PATH",
-        help=".pth, .pt or .safetensors, or a checkpoint's folder where the model takes one",
+        help="Load weights from a .pth, .pt or .safetensors file, or from a checkpoint's folder if "
+        "the model accepts one (default: random weights, or those of your factory)",
     )  # fmt: skip
     sub.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE",
-        help="an argument of the model's factory, e.g. updates=20",
+        help="Pass an argument to the model's factory, e.g. updates=20. Repeat for more",
     )  # fmt: skip
     sub.add_argument(
         "--input", action="append", default=[], metavar="NAME:SHAPE",
-        help=f"an argument of the module's forward: {_plain(INPUT_FORM)}",
+        help="Describe an argument of the module's forward. Repeat for more. Form: "
+        + _plain(INPUT_FORM),
     )  # fmt: skip
     sub.add_argument(
-        "--dim", action="append", default=[], metavar="NAME=RANGE", help=_plain(DIM_FORM)
-    )
+        "--dim", action="append", default=[], metavar="NAME=RANGE",
+        help=f"Set the range of a dynamic dim. Repeat for more. Form: {_plain(DIM_FORM)}",
+    )  # fmt: skip
     sub.add_argument(
         "--range", action="append", default=[], metavar="INPUT=LOW..HIGH",
-        help="random values of an input are from here (integers without HIGH), e.g. ids=0..32000; "
-        + BOOL_FORM,
+        help="Draw the random values of an input from this range, e.g. ids=0..32000. Integers stay "
+        f"below HIGH; {BOOL_FORM}",
     )  # fmt: skip
     sub.add_argument(
         "--exact-dims",
         action="store_true",
-        help="fail where the model does not take every size; without it a --dim is narrowed to "
-        "what it takes",
+        help="Fail if the model does not accept every size of a --dim. By default, the range is "
+        "narrowed to the sizes that the model accepts",
     )
     sub.add_argument(
         "--tolerance", type=_tolerance, metavar="RTOL,ATOL[,DIFFERING]",
-        help="of the comparison, where the source states none (default: measured); DIFFERING: the "
-        "share of integers that may differ",
+        help="Set the comparison's tolerance if the source declares none (default: measured). "
+        "DIFFERING is the share of integers that may differ (default: 0)",
     )  # fmt: skip
     engine_tolerance(sub)
 
@@ -60,19 +63,19 @@ def engine_tolerance(sub: Any) -> None:
     """Adds ``--engine-tolerance``."""
     sub.add_argument(
         "--engine-tolerance", type=_engine_tolerance, metavar="RTOL,ATOL[,DIFFERING]",
-        help="of an engine in this precision, against the fp32 reference (default: what the "
-        "source states for the precision, or else what it states for all)",
+        help="Set the tolerance between the engine and the fp32 reference (default: the source's "
+        "tolerance for the engine's precision, or else its general tolerance)",
     )  # fmt: skip
 
 
 def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `add_options` parsed, as fields of a `Config`.
+    """Returns what `add_options` parsed, as fields of a `Config`.
 
     Raises:
-        InputError: no source, or an option that is not NAME=VALUE.
+        InputError: There is no source, or an option is not NAME=VALUE.
     """
     if arguments.model is None:
-        raise InputError("no SOURCE: give a model's name, module:factory, or a file")
+        raise InputError("no SOURCE: pass a model's name, module:factory, or a file")
     return {
         "model": arguments.model,
         "options": dict(_option(text) for text in arguments.option),
@@ -91,10 +94,10 @@ def _plain(text: str) -> str:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """``updates=20`` as ("updates", 20): a JSON value, or else text."""
+    """Splits ``updates=20`` into ("updates", 20). A value that is not JSON stays text."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise InputError(f"option {text!r} is not NAME=VALUE")
+        raise InputError(f"--option {text!r} is not NAME=VALUE. Write for example updates=20")
     try:
         return name, json.loads(value)
     except ValueError:
@@ -106,10 +109,12 @@ def _engine_tolerance(text: str) -> Tolerance:
 
 
 def _tolerance(text: str) -> Tolerance:
-    """``1e-3,1e-4`` as a tolerance; ``1e-3,1e-4,1e-3``: of integers that share may differ."""
+    """Reads ``RTOL,ATOL`` or ``RTOL,ATOL,DIFFERING`` (a share of integers) as a tolerance."""
     try:
         rtol, atol, *more = (float(part) for part in text.split(","))
         (differing,) = more or [0.0]
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not RTOL,ATOL[,DIFFERING]") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not RTOL,ATOL[,DIFFERING]; write for example 1e-3,1e-4"
+        ) from error
     return Tolerance(rtol, atol, "given with --tolerance", differing)

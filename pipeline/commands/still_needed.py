@@ -1,4 +1,4 @@
-"""Which passes the installed TensorRT still needs: every pass's cases, without it and with it."""
+"""Finds the passes that the installed TensorRT still needs, by their cases."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Answer = Literal["needed", "needless", "open", "covered", "broken"]
 
 @dataclass(frozen=True)
 class Trial:
-    """One case, as it stands and after the passes.
+    """The outcomes of one case, without the pass and with all needed passes.
 
-    `covered`: it fails, and passes that are said to be needed mend it without this one, which
-    is not.
+    `covered` is True if the case fails, the target does not declare this pass, and the declared
+    passes fix the case.
     """
 
     case: Case
@@ -38,15 +38,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the cases of one pass say of it on the installed TensorRT.
+    """The result of one pass's cases on the installed TensorRT.
 
     Args:
-        declared: whether the pass's data say that this version needs it.
-        answer: ``needed`` if a case fails without it and all are right with it; ``broken`` if a
-            case fails with it; ``needless`` if all are right without it, numbers compared;
-            ``open`` if none fails, but no GPU here could compare the numbers, or the need is not
-            measured but read or assumed, so that the cases may not show it.
-        left_out: the cases that this target can't bring out right, and why (`Case.not_for`).
+        declared: Whether the pass declares that this version needs it.
+        answer: ``needed``: a case fails without the pass, and all are right with the pass.
+            ``broken``: a case fails with the pass. ``needless``: all cases are right without the
+            pass, with compared numbers. ``covered``: other passes fix the cases. ``open``: no case
+            fails, but no GPU compared the numbers, or the need was read or assumed, not measured.
+        left_out: The cases that are not for this target, with the reason (`Case.not_for`).
     """
 
     name: str
@@ -57,16 +57,16 @@ class Verdict:
 
     @property
     def contradicted(self) -> bool:
-        """True if the data say something else than the cases."""
+        """True if the cases contradict the declared need."""
         wrong = {"needed": not self.declared, "needless": self.declared, "broken": True}
         return wrong.get(self.answer, False)
 
 
 def installed_target(name: str | None = None) -> Target:
-    """The TensorRT that is installed here, in just its version, known by name or not.
+    """Returns the installed TensorRT as a target, also if its version has no name.
 
     Raises:
-        TargetMissing: none is, or not the one of that name.
+        TargetMissing: No TensorRT is installed, or not the version of that name.
     """
     known = [TARGETS[name]] if name else list(TARGETS.values())
     for target in known:
@@ -87,7 +87,7 @@ def installed_target(name: str | None = None) -> Target:
         )
     wanted = TARGETS[name].get if name else "; or ".join(t.get for t in TARGETS.values())
     raise TargetMissing(
-        f"no TensorRT{f' for target {name}' if name else ''} is installed: {wanted}"
+        f"no TensorRT{f' for target {name}' if name else ''} is installed. Install: {wanted}"
     )
 
 
@@ -97,13 +97,16 @@ def still_needed(
     cases: Iterable[Case] = CASES,
     only: Sequence[str] = (),
 ) -> Iterator[Verdict]:
-    """Parses and builds every positive case of every pass, as it stands and after the passes
-    that the target needs and that one. Clean-up passes mend nothing and are left out, and so are
-    cases that are not for the target: these are listed.
+    """Parses and builds every positive case of every pass, without and with the pass.
+
+    "With the pass" means after all passes that the target needs, and the tested pass. Clean-up
+    passes fix nothing, so they are not tested. Cases that are not for the target are listed.
 
     Args:
-        target: see `installed_target`.
-        only: names of passes, if not all.
+        target: The result of `installed_target`.
+        passes: The passes to test.
+        cases: The cases of these passes.
+        only: Names of the passes to test; empty for all.
     """
     cases = list(cases)
     gpu = not why_not(target)
@@ -126,7 +129,7 @@ def _not_for(case: Case, target: Target) -> bool:
 
 
 def _is_measured(p: Pass, target: Target) -> bool:
-    """False if the pass is declared for the target on what was read or assumed alone."""
+    """True unless the need of the target was only read or assumed."""
     bases = {needs.basis for needs in p.targets if needs.covers(target)}
     return not bases or "measured" in bases
 
@@ -145,7 +148,7 @@ def _try(child: Child, case: Case, p: Pass, target: Target, passes: Sequence[Pas
 
 
 def apply(model: onnx.ModelProto, passes: Sequence[Pass]) -> onnx.ModelProto:
-    """The model after these passes, in order, each checked as in the rewrite stage."""
+    """Runs these passes in order, and checks each as the rewrite stage does."""
     surgeon = Surgeon(model)
     for n, p in enumerate(passes):
         surgeon.run(p, [q.name for q in passes[:n]])

@@ -1,8 +1,8 @@
-"""What an engine has to keep beside the numbers.
+"""Checks of an engine beyond its numbers.
 
-The same inputs give the same outputs, at once and after other sizes, and every element of an
-output is written. What the rows of a batch have to keep is in `pipeline.compare.rows`. A size that
-does not fit into the GPU's memory is no fault: it is noted, and the check is done at the others.
+The same inputs must give the same outputs, also after other sizes. Every element of an output must
+be written. `pipeline.compare.rows` checks the rows of a batch. A size that does not fit into the
+GPU's memory is noted, and the other sizes are checked.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Subject:
     """An engine in one profile.
 
     Args:
-        plain: runs it.
-        poisoned: runs it too, with every byte of the outputs 0xFF before each run.
+        plain: Runs the engine.
+        poisoned: Runs the engine after setting every byte of the outputs to 0xFF.
     """
 
     plain: Runner
@@ -48,8 +48,7 @@ class Subject:
 
 @dataclass
 class Checked:
-    """The checks that were done, and a note for every size at which one was not, or for a check
-    that was done at none."""
+    """The finished checks, and a note for every size or check that was not done."""
 
     checks: list[Check] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
@@ -57,12 +56,12 @@ class Checked:
 
 @dataclass
 class Fitting:
-    """At which sizes a check was done, and which do not fit into the GPU's memory.
+    """Counts the sizes of a check, and the sizes that do not fit into the GPU's memory.
 
     Args:
-        check, run: their names.
-        done: at how many sizes.
-        full: the others, in words, each with the error.
+        check, run: The names of the check and of the run.
+        done: The number of checked sizes.
+        full: The sizes that do not fit, as text, each with the error.
     """
 
     check: CheckName
@@ -72,7 +71,7 @@ class Fitting:
 
     @contextmanager
     def at(self, where: object) -> Iterator[None]:
-        """Counts the size if the block ends well; ends an `OutOfMemory` in it."""
+        """Counts a size as done, or as too large if the block raises `OutOfMemory`."""
         try:
             yield
         except OutOfMemory as error:
@@ -81,7 +80,7 @@ class Fitting:
             self.done += 1
 
     def notes(self) -> list[Note]:
-        """What was not done, and why."""
+        """Returns a note for each size that was not checked, or one for the whole check."""
         both = {"check": self.check, "run": self.run}
         if self.done:
             return [
@@ -101,17 +100,17 @@ def check_engine(
     tolerance: Mapping[str, Tolerance],
     seed: int = 0,
 ) -> Checked:
-    """Determinism, shuffled order and unwritten outputs, each over all points that fit.
+    """Checks determinism, shuffled order and unwritten outputs at all points that fit into memory.
 
     Args:
-        subject: the engine.
-        points, feeds: the sizes and the inputs.
-        first: the outputs that it gave for them when it was compared.
-        tolerance: by output name.
-        seed: of the order.
+        subject: The engine.
+        points, feeds: The sizes and the inputs.
+        first: The engine's outputs in the comparison.
+        tolerance: Tolerance by output name.
+        seed: The seed of the shuffled order.
 
     Returns:
-        The three checks, but for those that were done at no size; none where there are no points.
+        The checks that were done at one size or more; empty if there are no points.
     """
     found = Checked()
     if not points:
@@ -120,7 +119,7 @@ def check_engine(
     repeated: set[int] = set()
     for n, (point, feed) in enumerate(zip(points, feeds, strict=True)):
         with fits.at(point):
-            run_once(subject.plain, feed)  # what other sizes left is not to be taken for chance
+            run_once(subject.plain, feed)  # leftovers of other sizes must not count as chance
             again = run_once(subject.plain, feed)
             for _ in range(_REPEATS - 1):
                 worst.add(point, again, run_once(subject.plain, feed))
@@ -159,9 +158,10 @@ def check_engine(
 
 @dataclass
 class _Worst:
-    """The largest difference between outputs that should be the same.
+    """The largest difference between outputs that must be equal.
 
-    `found`: whether it is too large, and how large it is; `exact`: whether any was too large.
+    `found` is whether the difference is too large, and its size. `exact` is True if any difference
+    was too large.
     """
 
     tolerance: Mapping[str, Tolerance]
@@ -175,7 +175,7 @@ class _Worst:
         return self.found[1] > 0
 
     def add(self, point: Point, want: Feed, got: Feed, *, exact: bool = False) -> None:
-        """Compares two runs at a point; `exact`: any difference is too large."""
+        """Compares two runs at a point. With `exact`, any difference is too large."""
         for name in dict.fromkeys([*want, *got]):
             far, within = apart(want.get(name), got.get(name), self.tolerance[name])
             found = (far > 0 and (exact or not within), far)
@@ -184,7 +184,7 @@ class _Worst:
                 self.where, self.sizes = name, point.sizes
 
     def check(self, fits: Fitting, facts: Facts) -> Check:
-        """The check that is done, with its facts."""
+        """Returns the finished check with its facts."""
         bad, far = self.found
         if not self.differs:
             return Check(fits.check, fits.run, "bit-identical", facts=facts)
@@ -196,11 +196,11 @@ class _Worst:
 
 
 def _unwritten(want: Feed, poisoned: Feed) -> list[Facts]:
-    """How many elements still hold the 0xFF bytes after a run, for each output that has any."""
+    """Returns the number of elements that are still 0xFF after a run, for each such output."""
     found: list[Facts] = []
     for name, array in poisoned.items():
         if name not in want or want[name].shape != array.shape or not array.size:
-            continue  # the order's check reports it
+            continue  # the check of the order reports this
         left = _all_ones(array) & ~_all_ones(want[name])
         if left.any():
             found.append({"count": int(left.sum()), "of": array.size, "output": name})
@@ -208,6 +208,6 @@ def _unwritten(want: Feed, poisoned: Feed) -> list[Facts]:
 
 
 def _all_ones(array: np.ndarray) -> np.ndarray:
-    """True where every byte of an element is 0xFF; one flag an element, flat."""
+    """Returns one flag for each element, flat: True if all its bytes are 0xFF."""
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return np.asarray((raw.reshape(array.size, array.itemsize) == 0xFF).all(axis=1))

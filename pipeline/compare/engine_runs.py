@@ -1,4 +1,4 @@
-"""Running an artifact's engine for the comparison: through the runtime that users load it with."""
+"""Runs an artifact's engine for the comparison, with the runtime that users use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pipeline.spec.verdicts import Check
 
 
 def why_not_run(folder: Path, target: Target, manifest: Manifest) -> str:
-    """Why the engine can't be run here; an empty text where it can."""
+    """Returns why the engine cannot run here; empty if it can."""
     if not (folder / PLAN).is_file():
         return "no engine was built"
     return why_not(target) or _other_software(target, manifest) or _other_gpu(manifest)
@@ -42,7 +42,7 @@ def _other_software(target: Target, manifest: Manifest) -> str:
     if here is None:
         return f"{target.flavour} is not installed here; {target.get}"
     if built != here:
-        return f"built with {target.flavour} {built}, here is {here}"
+        return f"the engine was built with {target.flavour} {built}, but {here} is installed"
     if not all(_found(name) for name in ("cuda.bindings", "cuda.core")):
         return "cuda-python is not installed here; pip install 'trt-pipeline[runtime]'"
     return ""
@@ -53,30 +53,34 @@ def _other_gpu(manifest: Manifest) -> str:
     if isinstance(gpu, str) or wanted is None:
         return gpu if isinstance(gpu, str) else ""
     here = ".".join(map(str, gpu.capability))
-    return "" if wanted == here else f"built for compute capability {wanted}, {gpu.name} has {here}"
+    return (
+        ""
+        if wanted == here
+        else f"the engine needs compute capability {wanted}, {gpu.name} has {here}"
+    )
 
 
 def _found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that it is in
+    except ModuleNotFoundError:  # its parent package is missing too
         return False
 
 
 def engine_name(profiles: Sequence[Profile], number: int) -> str:
-    """What an engine's run in one of its profiles is called."""
+    """Returns the name of an engine's run in a profile."""
     one = len(profiles) == 1
     return run_names.ENGINE if one else f"{run_names.ENGINE}-{profiles[number].name}"
 
 
 @dataclass(frozen=True)
 class OpenedEngine:
-    """An engine that was opened for the comparison.
+    """An engine that is open for the comparison.
 
     Args:
-        loaded: see `pipeline.runtime.engine`.
-        profiles: in the plan's order.
-        precision: the precision that it was built in.
+        loaded: The loaded engine; see `pipeline.runtime.engine`.
+        profiles: The profiles in the plan's order.
+        precision: The precision of the build.
     """
 
     loaded: Any
@@ -84,15 +88,15 @@ class OpenedEngine:
     precision: Precision = "fp32"
 
     def name(self, number: int) -> str:
-        """What its run in a profile is called."""
+        """Returns the name of the run in a profile."""
         return engine_name(self.profiles, number)
 
     def runner(self, number: int, *, poison: bool = False) -> EngineRunner:
-        """Runs the engine in one profile, while it is open."""
+        """Returns a runner for one profile. It works while the engine is open."""
         return EngineRunner(self.loaded, number, self.name(number), self.precision, poison)
 
     def subject(self, number: int) -> Subject:
-        """The engine in one profile, as its checks need it."""
+        """Returns the engine in one profile, for its checks."""
         return Subject(self.runner(number), self.runner(number, poison=True))
 
 
@@ -101,9 +105,11 @@ class EngineRunner:
     """Runs an open engine in one profile; see `pipeline.spec.runner.Runner`.
 
     Args:
-        loaded: see `pipeline.runtime.engine`.
-        number: the profile's number.
-        poison: True fills the outputs with 0xFF before each run.
+        loaded: The loaded engine; see `pipeline.runtime.engine`.
+        number: The profile's number.
+        name: The name of the run.
+        precision: The precision of the build.
+        poison: Whether to fill the outputs with 0xFF before each run.
     """
 
     loaded: Any
@@ -113,7 +119,7 @@ class EngineRunner:
     poison: bool = False
 
     def run(self, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
-        """The outputs by name, feed by feed."""
+        """Yields the outputs by name for each feed."""
         for feed in feeds:
             self.loaded.profile, self.loaded.poison = self.number, self.poison
             yield {name: np.asarray(value) for name, value in self.loaded(dict(feed)).items()}
@@ -121,13 +127,13 @@ class EngineRunner:
 
 @dataclass(frozen=True)
 class WithinMemory:
-    """A runner that gives no outputs where the GPU's memory does not suffice.
+    """A runner that gives no outputs if the GPU has too little memory.
 
     Args:
-        runner: what runs.
-        points: the sizes of the feeds, in their order.
-        notes: gets a note for each point without outputs.
-        called: what the run is called; by default as the runner is.
+        runner: The runner to call.
+        points: The sizes of the feeds, in order.
+        notes: Gets a note for each point without outputs.
+        called: The name of the run; the runner's name by default.
     """
 
     runner: Runner
@@ -144,7 +150,7 @@ class WithinMemory:
         return self.runner.precision
 
     def run(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
-        """The outputs by name, feed by feed; {} where they don't fit into memory."""
+        """Yields the outputs by name for each feed; {} if they do not fit into memory."""
         for feed, point in zip(feeds, self.points, strict=True):
             try:
                 outputs = run_once(self.runner, feed)
@@ -157,13 +163,15 @@ class WithinMemory:
 
 @contextmanager
 def opened(folder: Path, manifest: Manifest, plugins: Sequence[str] = ()) -> Iterator[OpenedEngine]:
-    """The engine of a folder whose manifest may not be written yet; freed afterwards.
+    """Opens the engine of a folder whose manifest may not be written yet, and frees it afterwards.
 
     Args:
-        plugins: files that it may load; see `pipeline.load`.
+        folder: The artifact's folder.
+        manifest: The artifact's manifest.
+        plugins: Files that the engine may load; see `pipeline.load`.
 
     Raises:
-        PipelineError: it does not load; see `pipeline.runtime.engine`.
+        PipelineError: The engine does not load; see `pipeline.runtime.engine`.
     """
 
     plan = (folder / PLAN).read_bytes()
@@ -174,13 +182,13 @@ def opened(folder: Path, manifest: Manifest, plugins: Sequence[str] = ()) -> Ite
 
 @dataclass
 class EngineRuns:
-    """What came of an engine.
+    """The results of an engine.
 
     Args:
-        runs: its outputs in each profile, {} where the profile forbids the point.
-        checks: beside the numbers.
-        idle: profiles in which no point was run.
-        notes: points, and sizes of checks, that did not fit into the GPU's memory; checks that
+        runs: The outputs in each profile; {} for a point that the profile does not allow.
+        checks: The checks beyond the numbers.
+        idle: The profiles in which no point ran.
+        notes: Points and sizes of checks that did not fit into the GPU's memory, and checks that
             were not done.
     """
 
@@ -190,13 +198,13 @@ class EngineRuns:
     notes: list[Note] = field(default_factory=list)
 
     def add(self, found: Checked) -> None:
-        """Takes over what came of checks."""
+        """Adds the results of checks."""
         self.checks += found.checks
         self.notes += found.notes
 
     @property
     def missing(self) -> str:
-        """What was not compared, in words; empty where every profile was."""
+        """What was not compared, as text; empty if every profile was compared."""
         return f"no size of profile {', '.join(self.idle)} was compared" if self.idle else ""
 
 
@@ -207,17 +215,17 @@ def run_engine(
     batch: Batch | None,
     forgiven: Collection[Part],
 ) -> EngineRuns:
-    """Runs the engine in every profile at every point that the profile allows, and checks it.
+    """Runs the engine in every profile at every allowed point, and checks the engine.
 
     Args:
-        engine: see `opened`.
-        ground: the sizes and the inputs.
-        job: the tolerances.
-        batch: the batch whose rows are checked, if there is one.
-        forgiven: how rows depend on each other in the model; see `pipeline.compare.rows`.
+        engine: The engine; see `opened`.
+        ground: The sizes and the inputs.
+        job: The tolerances.
+        batch: The batch whose rows are checked, if there is one.
+        forgiven: How rows depend on each other in the model; see `pipeline.compare.rows`.
 
     Raises:
-        RunFailed: it fails at a point.
+        RunFailed: The engine fails at a point.
     """
     done = EngineRuns()
     points, feeds = ground.points, ground.feeds
@@ -233,7 +241,7 @@ def run_engine(
         done.runs[subject.name] = outputs
         mine = [n for n in allowed if outputs[n]]
         done.idle += [] if mine else [profile.name]
-        ground.announce(f"{subject.name}: again, in another order, row by row")
+        ground.announce(f"{subject.name}: check determinism, order and rows")
         with ground.watch("engine checks"):
             ran = [points[n] for n in mine]
             inputs, first = [feeds[n] for n in mine], [outputs[n] for n in mine]
@@ -252,13 +260,13 @@ def _rows(
     job: Job,
     forgiven: Collection[Part],
 ) -> Checked:
-    """The rows of a batch near the profile's opt, else at the first sizes with two rows that fit
-    into the GPU's memory; a note in its place where there are none."""
+    """Checks the rows of a batch near the profile's opt, or at the first sizes with two rows that
+    fit into the GPU's memory. Adds a note if there are no such sizes."""
     name = batch.dim.name
     low, opt, high = profile.ranges[name]
     opts = [point for point in points if point.sizes == profile.sizes(1)]
     tries = [(point.sizes, max(opt, point.sizes[name])) for point in [*opts, *points]]
-    tries += [(point.sizes, low) for point in points]  # as few rows as there can be
+    tries += [(point.sizes, low) for point in points]  # the fewest rows
     fits = Fitting(ROWS, subject.name)
     done = Checked()
     tried: list[RowSizes] = []

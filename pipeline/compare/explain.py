@@ -1,4 +1,4 @@
-"""Why a comparison failed: the node where two runs begin to differ, or sizes the model refuses."""
+"""Explains a failed comparison: the first node that differs, or sizes that the model refuses."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def failed_run(
     feeds: Sequence[Feed],
     seed: int,
 ) -> CompareError | ConstraintError:
-    """The error of a run that failed, with its cause as far as it is known.
+    """Returns the error of a failed run, with its cause if known.
 
     Args:
-        error: what the run ended in.
-        folder: the artifact's.
-        manifest: what it declares.
-        module: the torch reference, if it was run.
-        feeds: the inputs, one a point.
-        seed: for the values of further inputs.
+        error: The error of the run.
+        folder: The artifact's folder.
+        manifest: The artifact's manifest.
+        module: The torch reference, if it ran.
+        feeds: The inputs, one set for each point.
+        seed: The seed of further inputs.
     """
     if error.run == TORCH:
         assert module is not None
@@ -47,8 +47,8 @@ def failed_run(
         if found.rules:
             rules = "; ".join(map(str, found.rules))
             return ConstraintError(
-                f"{error}; the model does not take every size that is declared: {rules} "
-                f"(found by running it: {found.words})",
+                f"{error}; the model does not accept every declared size: {rules} "
+                f"(found by running the model: {found.words})",
                 detail=error.detail,
                 rules=tuple(found.rules),
             )
@@ -66,15 +66,15 @@ def disagreement(
     feeds: Sequence[Feed],
     announce: Callable[[str], None],
 ) -> ComparisonInfo:
-    """The comparison; the first failure of each pair knows the node where its runs begin to differ.
+    """Adds the first node that differs to the first failure of each pair of runs.
 
     Args:
-        info: the comparison.
-        folder, manifest, module: see `failed_run`.
-        feeds: the inputs, one a point that was compared.
-        announce: is called when it begins.
+        info: The comparison.
+        folder, manifest, module: See `failed_run`.
+        feeds: The inputs, one set for each compared point.
+        announce: Called when the search begins.
     """
-    announce("where the runs begin to differ")
+    announce("find the first node that differs")
     shown = {problem.key for problem in problems(info.points)}
     located: set[tuple[str, str]] = set()
     index = 0
@@ -90,7 +90,9 @@ def disagreement(
                 if where:
                     new = result.knowing(where=where)
                 elif result.pair[0] == REWRITTEN and is_engine(result.pair[1]):
-                    new = result.knowing(locate=dict(point.sizes))  # it takes more builds
+                    new = result.knowing(
+                        locate=dict(point.sizes)
+                    )  # locating needs more builds, so advise the command
             results.append(new)
         index += point.compared
         points.append(replace(point, results=tuple(results)))

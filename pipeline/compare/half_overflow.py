@@ -1,4 +1,4 @@
-"""Where a model leaves half precision: the first value beyond 65504, and its node."""
+"""Finds the first value of a model beyond 65504, the largest half, and its node."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 
 def first_overflow(model: Path, feed: Feed) -> str:
-    """The first value that half precision does not hold, in one line; empty where there is none, or
-    where it is not known.
+    """Returns the first value that half precision cannot hold, in one line; empty if not found.
 
-    Costs one run of the model; of each value only its largest magnitude is kept.
+    Runs the model once, and keeps only the largest magnitude of each value.
 
     Args:
-        model: the one that is to be in half precision.
-        feed: the inputs by name.
+        model: The model before half precision.
+        feed: The inputs by name.
     """
     with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         path = Path(folder) / model.name
@@ -38,7 +37,7 @@ def first_overflow(model: Path, feed: Feed) -> str:
             save_model(proto, path, external=any(path.parent.glob(f"{path.name}.*")))
             with collected():
                 outputs = next(run_onnx(path, [feed]))
-        except Exception:  # the libraries' own: this is advice, and the comparison has its verdict
+        except Exception:  # any library error: this is only advice for a failed comparison
             return ""
     for source, largest in values.items():
         size = outputs[largest]
@@ -48,13 +47,13 @@ def first_overflow(model: Path, feed: Feed) -> str:
             if node is not None:
                 node.output[list(node.output).index(source)] = name
             who = f"the {called(node)}{origin_of(node)}" if node is not None else f"input {name}"
-            return f"first overflow in half precision: {who}: {name} is up to {float(size):.3g}"
+            return f"first overflow in half precision: {who}: {name} reaches {float(size):.3g}"
     return ""
 
 
 def _watch(graph: onnx.GraphProto) -> dict[str, str]:
-    """Makes the largest magnitude of all that is cast to half precision an output of a graph that
-    `rounded` made; its name by the value's, in the graph's order."""
+    """Adds an output with the largest magnitude of every value that a graph of `rounded` casts to
+    half precision. Returns the output's name by the value's name, in the graph's order."""
     names: dict[str, str] = {}
     floats = {v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     floats |= {

@@ -1,4 +1,4 @@
-"""Which runs are compared, at which sizes."""
+"""Plans the sizes of a comparison."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pipeline.spec.tensors import Tolerance
 
 @dataclass(frozen=True)
 class Job:
-    """What is compared, and where.
+    """The task of a comparison.
 
     Args:
-        interface: the artifact's; each of its profiles has to be compared somewhere, if memory
+        interface: The artifact's interface. Each profile must be compared at some size, if memory
             allows it.
-        points: the sizes.
-        memory_limit: bytes that a run may take by its estimate.
-        precision: the engine's.
+        points: The sizes.
+        memory_limit: The largest estimated memory of one run, in bytes.
+        precision: The engine's precision.
     """
 
     interface: Interface
@@ -36,18 +36,18 @@ class Job:
     precision: str = "fp32"
 
     def tolerances(self, run: str) -> Mapping[str, Tolerance]:
-        """The tolerance of each output of a run, by name."""
+        """Returns the tolerance of each output of a run, by name."""
         if in_precision(run):
             return self.interface.engine_tolerances(self.precision)
         return self.interface.tolerances()
 
     @property
     def untold(self) -> bool:
-        """True if nobody said how far an engine of this precision may be off."""
+        """True if no tolerance is stated for an engine of this precision."""
         return self.precision != "fp32" and self.precision not in self.interface.engine_tolerance
 
     def symbols(self, point: Point) -> dict[str, int]:
-        """The sizes of all names in the ONNX file: the dims, and the dims as padded."""
+        """Returns the sizes of all names in the ONNX file: the dims, and the padded dims."""
         padding = self.interface.padding
         multiples = padding.multiples if padding is not None else {}
         padded = {padded_name(n): -(-point.sizes[n] // m) * m for n, m in multiples.items()}
@@ -60,7 +60,7 @@ class Job:
 
 @dataclass
 class Plan:
-    """Which points are run, and why the others are not; made before anything runs."""
+    """The points that run, and why the others do not. The plan is made before any run."""
 
     run: list[Point] = field(default_factory=list)
     infos: list[PointInfo] = field(default_factory=list)
@@ -69,10 +69,10 @@ class Plan:
 
 
 def plan_points(job: Job, model: Path) -> Plan:
-    """Sorts the points into those that fit into memory and those that don't.
+    """Separates the points that fit into memory from the others.
 
-    The shapes that ONNX's shape inference finds for the outputs are compared with the declared
-    ones at every point, also at those too large to run.
+    At every point, also at those too large to run, the output shapes of ONNX's shape inference are
+    compared with the declared shapes.
     """
     estimator = Estimator(model)
     plan = Plan()

@@ -1,4 +1,4 @@
-"""What failed in a comparison, once for each cause: a NaN of torch's is in every run after it."""
+"""The failures of a comparison, one for each cause: a NaN of torch is in every later run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ Cause = tuple[str, str, str]  # output, kind of the verdict, run
 
 @dataclass
 class Problem:
-    """One output that is wrong for one cause.
+    """One output that fails for one cause.
 
     Args:
-        point, result: where it was seen first, and the verdict there.
-        points: at how many points it was seen.
-        causes: what several verdicts have in common; empty where the verdict is a problem by
-            itself.
+        point, result: The first point with the failure, and its verdict.
+        points: The number of points with the failure.
+        causes: The common causes of several verdicts; empty if the verdict stands alone.
     """
 
     point: PointInfo
@@ -29,7 +28,7 @@ class Problem:
 
     @property
     def key(self) -> tuple[str, tuple[str, str], str]:
-        """The point's sizes, the pair and the output: a comparison has one verdict for each."""
+        """The sizes, the pair and the output. A comparison has one verdict for each key."""
         return key_of(self.point, self.result)
 
 
@@ -39,10 +38,10 @@ def key_of(point: PointInfo, result: Verdict) -> tuple[str, tuple[str, str], str
 
 
 def problems(points: Sequence[PointInfo]) -> list[Problem]:
-    """What failed, in the order of the points.
+    """Returns the failures in the order of the points.
 
-    The verdicts of several pairs and points are one problem where an output has NaN or infinity
-    in the same run, or cannot be judged. Every other failed verdict is one by itself.
+    Verdicts of several pairs and points are one problem if an output has NaN or infinity from the
+    same run, or cannot be judged. Every other failed verdict is its own problem.
     """
     found: list[Problem] = []
     known: dict[Cause, Problem] = {}
@@ -63,8 +62,7 @@ def problems(points: Sequence[PointInfo]) -> list[Problem]:
 
 
 def with_worst(points: Sequence[PointInfo]) -> list[PointInfo]:
-    """The points; a verdict that advises to state a tolerance knows the largest error of its run's
-    output over all of them."""
+    """Adds the largest error over all points to verdicts that advise to state a tolerance."""
     worst: dict[tuple[str, str], tuple[float, float]] = {}
     for result in (r for point in points for r in point.results):
         if result.max_abs is not None and result.max_rel is not None:

@@ -1,4 +1,4 @@
-"""The regression check: what got worse from one artifact to another."""
+"""The regression check: finds what got worse from one artifact to another."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from pipeline.spec.profiles import Point
 from pipeline.spec.tensors import Feed, Input, Output, Tolerance
 from pipeline.spec.verdicts import Verdict
 
-# An error that is still within the tolerance is worse than the old one where it takes this part of
-# the tolerance, and is so many times the old one: rounding in another order stays below it
+# An error within the tolerance is worse if it is above this share of the tolerance, and this many
+# times the old error. Rounding in another order stays below these limits.
 _PART, _TIMES = 0.25, 4.0
 
 
 @dataclass(frozen=True)
 class Regression:
-    """What the check found.
+    """The result of the check.
 
     Args:
-        worse: what got worse; nothing means nothing.
-        notes: what was not compared; and if nothing got worse, what was.
+        worse: What got worse; empty if nothing did.
+        notes: What was not compared; and what was compared if nothing got worse.
     """
 
     worse: Sequence[Note]
@@ -48,7 +48,7 @@ class Regression:
 
 @dataclass
 class _EngineFound:
-    """What the new engine does worse, and at how many of the old points it ran."""
+    """What got worse in the new engine, and the number of old points at which it ran."""
 
     worse: list[Note] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
@@ -58,7 +58,7 @@ class _EngineFound:
 
 @dataclass(frozen=True)
 class _Old:
-    """A stored point of the old artifact whose inputs the new one takes."""
+    """A stored point of the old artifact whose inputs the new model accepts."""
 
     point: Point
     stored: StoredRuns
@@ -67,21 +67,26 @@ class _Old:
 def regression(
     artifact: Artifact, old: Artifact, announce: Announce, plugins: Sequence[str] = ()
 ) -> Regression:
-    """What got worse from `old` to `artifact`.
+    """Finds what got worse from `old` to `artifact`.
 
-    The new model, its half.onnx in fp16, and the new engine where one runs here, run on the old
-    one's stored inputs, unless they refuse them. The model's outputs are compared with the old
-    model's stored ones. The error of every run, of the old reference, is compared with the old
-    error. All comparisons use the old tolerance. Inputs and outputs, the dims' ranges, the profiles
-    and the tolerances are compared as well.
+    The new model, half.onnx in fp16, and the new engine (if it runs here) run on the old stored
+    inputs that the new model accepts. The new outputs are compared with the stored ones. The error
+    of each run against the old reference is compared with the old error. All comparisons use the
+    old tolerance. Inputs, outputs, dims, profiles and tolerances are compared too.
 
     Args:
-        plugins: files that the new engine may load; see `pipeline.load`.
+        artifact: The new artifact.
+        old: The old artifact.
+        announce: Called with each step that begins.
+        plugins: Files that the new engine may load; see `pipeline.load`.
+
+    Raises:
+        ArtifactError: The old artifact stores no outputs.
     """
     new, before = artifact.manifest, old.manifest
     worse = _declarations(new, before)
     if any(one.kind == "input-changed" for one in worse):
-        return Regression(worse)  # nothing to feed
+        return Regression(worse)  # the old inputs do not fit
     usable, refused = _usable(new, old)
     worse += [note("input-refused", reason=text) for text in refused]
     bind_polygraphy(find_target(new.target.name))
@@ -102,13 +107,13 @@ def regression(
     facts: Facts = {"path": str(old.path), "count": len(usable)}
     if engine.ran:
         return Regression([], [*engine.notes, Note("no-regression", facts)])
-    reason = engine.why or "it ran at no stored size"
+    reason = engine.why or "the engine ran at no stored size"
     without = Note("no-regression-without-engine", {**facts, "reason": reason})
     return Regression([], [*engine.notes, without])
 
 
 def _differs(verdict: Verdict, point: Point) -> Note:
-    """The regression that a failed verdict is."""
+    """Returns the note for a failed verdict."""
     return note(
         "output-differs",
         output=verdict.output,
@@ -121,12 +126,12 @@ def _differs(verdict: Verdict, point: Point) -> Note:
 
 
 def _usable(new: Manifest, old: Artifact) -> tuple[list[_Old], list[str]]:
-    """The old artifact's points that the new one takes, and why it does not take the others."""
+    """Returns the old points that the new model accepts, and the reasons of the refused ones."""
     shapes = new.interface.input_shapes
     usable, refused = [], []
     for stored in stored_runs(old.path):
         if _last_run(old) not in stored.outputs:
-            continue  # torch's outputs alone, of a size that was too large there
+            continue  # only torch's outputs: this size was too large there
         try:
             sizes = solve_sizes(shapes, {k: v.shape for k, v in stored.feed.items()})
         except InputError as error:
@@ -134,14 +139,14 @@ def _usable(new: Manifest, old: Artifact) -> tuple[list[_Old], list[str]]:
         else:
             usable.append(_Old(Point("stored", sizes), stored))
     if not usable and not refused:
-        raise ArtifactError(f"{old.path}: no outputs are stored to compare with; verify it first")
+        raise ArtifactError(f"{old.path} stores no outputs. Run `pipeline verify {old.path}` first")
     return usable, refused
 
 
 def _half(
     artifact: Artifact, before: Manifest, usable: Sequence[_Old], announce: Announce
 ) -> Iterator[Note]:
-    """What the new half.onnx does worse, where both are fp16."""
+    """Yields what got worse in half.onnx, if both artifacts are fp16."""
     if HALF not in artifact.manifest.files or before.precision != "fp16":
         return
     feeds, points = [each.stored.feed for each in usable], [each.point for each in usable]
@@ -160,7 +165,7 @@ def _engine(
     announce: Announce,
     plugins: Sequence[str],
 ) -> _EngineFound:
-    """What the new engine does worse; nothing where it does not run here, or not within memory."""
+    """Returns what got worse in the new engine; empty if the engine cannot run here."""
     new = artifact.manifest
     target = find_target(new.target.name)
     found = _EngineFound(why=why_not_run(artifact.path, target, new))
@@ -176,7 +181,7 @@ def _engine(
             feeds = [each.stored.feed for each in mine]
             outputs = compare.collect(runner, feeds, points, announce, Stopwatch())
             for each, output in zip(mine, outputs, strict=True):
-                if not output:  # no room for it here; noted
+                if not output:  # too little GPU memory, which is noted
                     continue
                 found.ran += 1
                 runs = [name for name in each.stored.outputs if is_engine(name)]
@@ -192,12 +197,15 @@ def _worse(
     runs: Sequence[str],
     tolerance: Mapping[str, Tolerance],
 ) -> Iterator[Note]:
-    """Outputs whose error, of the old artifact's reference, is beyond the tolerance, or has grown.
+    """Yields outputs whose error against the old reference is above the tolerance, or grew.
 
     Args:
-        run: the new run's name.
-        output: its outputs.
-        runs: the old artifact's stored runs of the same; the worst of them counts.
+        run: The new run's name.
+        before: The old manifest.
+        each: The old point.
+        output: The outputs of the new run.
+        runs: The stored runs of the old artifact to compare with; the worst of them counts.
+        tolerance: The old tolerance by output name.
     """
     reference = each.stored.outputs.get(before.reference)
     if reference is None or before.reference in runs:
@@ -222,12 +230,12 @@ def _worse(
 
 
 def _error(want: np.ndarray, got: np.ndarray | None, tolerance: Tolerance) -> tuple[float, float]:
-    """The largest difference, and the largest as a part of what the tolerance allows there."""
+    """Returns the largest difference, and the largest share of the allowed difference."""
     far, within = apart(want, got, tolerance)
     if got is None or not np.isfinite(far) or want.dtype.kind != "f":
         return far, 0.0 if within else float("inf")
     a, b = want.astype(np.float64), got.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))  # infinities, too: their difference is NaN
+    same = (a == b) | (np.isnan(a) & np.isnan(b))  # also infinities, whose difference is NaN
     with np.errstate(divide="ignore", invalid="ignore"):
         allowed = np.maximum(tolerance.atol, tolerance.rtol * np.abs(a))
         parts = np.where(same, 0.0, np.abs(a - b) / allowed)
@@ -235,7 +243,7 @@ def _error(want: np.ndarray, got: np.ndarray | None, tolerance: Tolerance) -> tu
 
 
 def _last_run(artifact: Artifact) -> str:
-    """The stored run that speaks for an artifact: its rewritten model's, else the exported's."""
+    """Returns the stored run that stands for an artifact: rewritten if any, else exported."""
     return run_names.REWRITTEN if MODEL in artifact.manifest.files else run_names.EXPORTED
 
 
@@ -269,7 +277,7 @@ def _declarations(new: Manifest, old: Manifest) -> list[Note]:
 def _changed(
     kind: NoteKind, now: Sequence[Input | Output], before: Sequence[Input | Output]
 ) -> list[Note]:
-    """Tensors that are missing, or have another type or shape."""
+    """Returns tensors that are missing, or have another type or shape."""
     mine = {tensor.name: _declared(tensor) for tensor in now}
     return [
         note(kind, name=tensor.name, was=was, now=mine.get(tensor.name, "missing"))
@@ -283,7 +291,7 @@ def _declared(tensor: Input | Output) -> str:
 
 
 def _widened(new: Manifest, old: Manifest) -> list[Note]:
-    """Tolerances that are wider than they were."""
+    """Returns tolerances that became wider."""
     pairs: list[tuple[NoteKind, Mapping[str, Tolerance], Mapping[str, Tolerance]]] = []
     pairs.append(("tolerance-widened", new.tolerances(), old.tolerances()))
     stated = old.interface.engine_tolerance or new.interface.engine_tolerance
@@ -304,7 +312,7 @@ def _limits(tolerance: Tolerance) -> str:
 
 
 def _coverage(new: Manifest, old: Manifest) -> list[Note]:
-    """What was built or compared otherwise, or less."""
+    """Returns what was built with another precision, or is no longer compared."""
     notes = []
     if old.precision != new.precision:
         notes.append(note("precision-changed", was=old.precision, now=new.precision))

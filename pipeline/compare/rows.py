@@ -1,7 +1,7 @@
-"""Whether each row of a batch is independent of the others, in torch, ONNX Runtime and the engine.
+"""Checks that the rows of a batch are independent, in torch, ONNX Runtime and the engine.
 
-Some models make rows depend on each other on purpose. What the reference does, too, is reported and
-is no fault.
+Some models make rows depend on each other on purpose. If the reference does the same, the check
+reports the dependence, but does not fail.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed, Tolerance
 from pipeline.spec.verdicts import Check, CheckKind, RowChange, RowChangeKind, finite
 
-Part = tuple[RowChangeKind, str]  # what is wrong, and in which output
+Part = tuple[RowChangeKind, str]  # the kind of dependence, and the output
 ROWS: Final = "batch rows"
 
 
 class RowSizes(NamedTuple):
-    """Where rows are checked.
+    """The sizes for a check of rows.
 
     Args:
-        sizes: of all dims, with at least two rows.
-        smaller: another legal size of the batch, or None.
+        sizes: The size of every dim, with at least two rows.
+        smaller: A smaller legal batch size, or None.
     """
 
     sizes: Mapping[str, int]
@@ -41,13 +41,13 @@ class RowSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Which dim counts the rows of a batch, and which tensors have a row for each.
+    """The batch dim of a model, and the tensors with one row for each sample.
 
     Args:
-        dim: the batch.
-        interface: of the model that has it.
-        rows: names of the inputs and outputs that have the batch as their first axis; the others
-            have nothing to do with it.
+        dim: The batch dim.
+        interface: The interface of the model.
+        rows: The names of the inputs and outputs whose first axis is the batch. No other input or
+            output uses the dim.
     """
 
     dim: Dim
@@ -55,13 +55,13 @@ class Batch:
     rows: frozenset[str]
 
     def at(self, sizes: Mapping[str, int], low: int, near: int, high: int) -> RowSizes | None:
-        """Sizes with at least two rows, and a smaller batch that is legal, too, if there is one;
-        None where there are no such sizes.
+        """Returns sizes with at least two rows, and a smaller legal batch if there is one. Returns
+        None if no such sizes are legal.
 
         Args:
-            sizes: legal ones, of all dims.
-            low, high: the batches to choose from; `low` is a legal one.
-            near: the one that is wanted.
+            sizes: Legal sizes of all dims.
+            low, high: The smallest and the largest batch to choose; `low` is legal.
+            near: The wanted batch.
         """
         rules = self.interface.rules
         least = low if low > 0 else low + self.dim.multiple_of
@@ -74,9 +74,9 @@ class Batch:
 
 
 def find_batch(interface: Interface) -> Batch | None:
-    """The dim that is the first axis, and no other, of inputs and outputs; None without one.
+    """Finds the dim that is only the first axis of inputs and outputs; None if there is none.
 
-    Tensors without the dim are left alone (a position, a mask for all rows).
+    Tensors without the dim do not matter (a position, a mask for all rows).
     """
     outputs = interface.output_shapes
     shapes = {**interface.input_shapes, **outputs}
@@ -98,8 +98,8 @@ def _uses(shape: Sequence[Size | str], dim: Dim) -> bool:
 
 
 def cheap_sizes(batch: Batch, points: Sequence[PointInfo], memory_limit: int) -> RowSizes | None:
-    """The cheapest sizes to check the rows at, made from those of the points that were run, and
-    the smaller batch; None where all are over the memory limit."""
+    """Returns the sizes with the least memory for a check of rows, based on the points that ran.
+    Returns None if all are over the memory limit."""
     name = batch.dim.name
     for info in sorted((p for p in points if p.compared), key=lambda p: p.estimate_bytes):
         found = batch.at(info.sizes, batch.dim.min, batch.dim.min, batch.dim.max)
@@ -112,7 +112,7 @@ def cheap_sizes(batch: Batch, points: Sequence[PointInfo], memory_limit: int) ->
 
 
 def why_no_rows(batch: Batch | None, points: Sequence[PointInfo]) -> Note:
-    """Why no rows are checked where there is no batch, or `cheap_sizes` finds nothing."""
+    """Returns why no rows are checked: no batch, or `cheap_sizes` found nothing."""
     if batch is None:
         return note("no-batch-dim")
     ran = [info.sizes for info in points if info.compared]
@@ -125,7 +125,7 @@ def why_no_rows(batch: Batch | None, points: Sequence[PointInfo]) -> Note:
 
 @dataclass(frozen=True)
 class RowsFound:
-    """The check, and how far each part of each output is off; also where that is forgiven."""
+    """The check, and the difference of each failed part of an output, also if forgiven."""
 
     info: Check
     against: Mapping[Part, float]
@@ -140,21 +140,22 @@ def check_rows(
     forgiven: Collection[Part] = (),
     seed: int = 0,
 ) -> RowsFound:
-    """Whether each row of a batch is independent of the others, within the tolerance.
+    """Checks that each row of a batch is independent of the others, within the tolerance.
 
     The same sample in every row must give the same rows. A row must not change with the samples in
     the other rows, with its position, or with the batch size.
 
     Args:
-        runner: computes the outputs.
-        batch: see `find_batch`.
-        at: the sizes.
-        tolerance: by output name.
-        forgiven: parts that the reference fails, too, in the same output: reported, no fault.
-        seed: for the inputs' values.
+        runner: Computes the outputs.
+        batch: The result of `find_batch`.
+        at: The sizes.
+        tolerance: Tolerance by output name.
+        forgiven: Parts that the reference also fails, in the same output. They are reported, but
+            do not fail the check.
+        seed: The seed of the inputs' values.
 
     Raises:
-        OutOfMemory: an engine's sizes do not fit into the GPU's memory.
+        OutOfMemory: The sizes do not fit into the GPU's memory.
     """
     name, (sizes, smaller) = runner.name, at
     feed = batch.interface.sample(sizes, seed)
@@ -166,9 +167,9 @@ def check_rows(
     feeds += [] if smaller is None else [_with_rows(feed, batch, lambda a: a[:smaller])]
     try:
         plain, same, reverse, *less = [dict(outputs) for outputs in runner.run(feeds)]
-    except OutOfMemory:  # no finding about the rows
+    except OutOfMemory:  # says nothing about the rows
         raise
-    except Exception as error:  # every library has its own
+    except Exception as error:  # any library error
         first = first_line(error)
         return RowsFound(Check(ROWS, name, "run-failed", dict(sizes), {"reason": first}), {})
     against: dict[Part, float] = {}
@@ -200,7 +201,7 @@ def _info(
 
 
 def _changes(against: Mapping[Part, float], in_model: bool) -> list[RowChange]:
-    """Each part with the output that is the furthest off, and how many others there are."""
+    """Returns each part with the output that differs most, and the number of other outputs."""
     parts: dict[RowChangeKind, list[tuple[float, str]]] = {}
     for (part, key), far in against.items():
         parts.setdefault(part, []).append((far, key))
@@ -225,16 +226,18 @@ def check_models(
     tolerance: Mapping[str, Tolerance],
     seed: int = 0,
 ) -> tuple[list[Check], frozenset[Part]]:
-    """The rows of the ONNX files, and what of them the model means.
+    """Checks the rows of the ONNX files, and finds dependences that the model has on purpose.
+
+    A dependence is on purpose if torch has it too. Without torch, every dependence of the exported
+    model counts as on purpose.
 
     Args:
-        batch, at, tolerance, seed: see `check_rows`.
-        models: the first is the exported model. Where rows depend on each other in it, torch is
-            asked whether that is meant, if it is there; without torch it is.
-        torch_runner: the torch module.
+        batch, at, tolerance, seed: See `check_rows`.
+        models: The ONNX files; the first is the exported model.
+        torch_runner: The torch module, if any.
 
     Returns:
-        One check a model, and what is forgiven to an engine: parts, each in one output.
+        One check for each model, and the parts that an engine may fail too.
     """
     checks: list[Check] = []
     forgiven: frozenset[Part] = frozenset()

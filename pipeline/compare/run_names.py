@@ -1,4 +1,4 @@
-"""The names of the runs that a comparison can hold."""
+"""The names of the runs in a comparison."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ TORCH, EXPORTED, REWRITTEN, HALF, ENGINE = "torch", "exported", "rewritten", "ha
 
 
 def is_engine(run: str) -> bool:
-    """True for the run of an engine, in whichever profile."""
+    """Returns True for the run of an engine, in any profile."""
     return run == ENGINE or run.startswith(f"{ENGINE}-")
 
 
 def in_precision(run: str) -> bool:
-    """True for a run in the engine's precision: that of an engine, and of half.onnx."""
+    """Returns True for a run in the engine's precision: an engine, or half.onnx."""
     return run == HALF or is_engine(run)

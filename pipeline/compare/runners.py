@@ -1,10 +1,10 @@
-"""The comparisons: torch against ONNX, ONNX against rewritten ONNX, ONNX against the engine.
+"""Compares torch with ONNX, ONNX with rewritten ONNX, and ONNX with the engine.
 
-Polygraphy runs and compares; this module decides where (sizes from the dims), leaves out what
-does not fit into memory and says so, and refuses what Polygraphy lets pass: another name,
-dtype or shape of an output, NaN, infinity, and a tolerance so wide that zeros would pass.
+Polygraphy compares the numbers. This module chooses the sizes, and reports those that do not fit
+into memory. It fails what Polygraphy accepts: another name, dtype or shape of an output, NaN,
+infinity, and a tolerance so wide that zeros would pass.
 
-ONNX Runtime runs with its graph optimisations off, so that it can't hide what a pass did.
+ONNX Runtime runs without graph optimisations, because they could hide a fault of a pass.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     import torch
 
 Announce = Callable[[str], None]
-# name of a run -> one {output: array} a point
+# name of a run -> one {output: array} for each point
 Runs = dict[str, Sequence[Feed]]
 
 
 @dataclass(frozen=True)
 class Ground:
-    """The sizes and inputs that every run gets, and who hears of it.
+    """The sizes and inputs of every run.
 
     Args:
-        points, feeds: the sizes, and the inputs at each.
-        announce: is called with what begins.
-        watch: measures the time of each run.
+        points, feeds: The sizes, and the inputs for each.
+        announce: Called with each step that begins.
+        watch: Measures the time of each run.
     """
 
     points: Sequence[Point]
@@ -60,16 +60,16 @@ class Ground:
     watch: Stopwatch
 
     def collect(self, runner: Runner) -> Sequence[Feed]:
-        """The runner's outputs at all points; see `collect`."""
+        """Returns the runner's outputs at all points; see `collect`."""
         return collect(runner, self.feeds, self.points, self.announce, self.watch)
 
 
 class RunFailed(CompareError):
-    """A run that ended in an error.
+    """A run ended in an error.
 
     Args:
-        run: its name.
-        point: the number of the point that it failed at.
+        run: The name of the run.
+        point: The number of the point at which the run failed.
     """
 
     def __init__(self, message: str, *, run: str, point: int, detail: str = "") -> None:
@@ -82,8 +82,8 @@ class TorchRunner:
     """Runs a torch module without gradients; see `pipeline.spec.runner.Runner`.
 
     Args:
-        module: in eval mode; it gets the inputs in their order.
-        outputs: the names of its outputs, in their order.
+        module: The module in eval mode. It gets the inputs in their order.
+        outputs: The names of its outputs, in order.
     """
 
     module: torch.nn.Module
@@ -92,10 +92,10 @@ class TorchRunner:
     precision: Precision = "fp32"
 
     def run(self, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
-        """The outputs by name, feed by feed.
+        """Yields the outputs by name for each feed.
 
         Raises:
-            CompareError: the module returns something else than one tensor for each name.
+            CompareError: The module does not return one tensor for each name.
         """
         import torch
 
@@ -106,9 +106,9 @@ class TorchRunner:
                 flat = result if isinstance(result, (tuple, list)) else (result,)
                 if len(flat) != len(names) or not all(isinstance(t, torch.Tensor) for t in flat):
                     raise CompareError(
-                        f"the model returns {type(result).__name__} where the spec names the "
-                        f"outputs {', '.join(names)}: return a tensor, or a tuple of that many "
-                        "tensors"
+                        f"the model returns {type(result).__name__}, but the spec names the "
+                        f"outputs {', '.join(names)}. Return one tensor for each, as a tensor or "
+                        "a tuple"
                     )
                 arrays = [t.detach().cpu().contiguous().numpy() for t in flat]  # a crop is a view
                 yield dict(zip(names, arrays, strict=True))
@@ -116,13 +116,13 @@ class TorchRunner:
 
 @dataclass(frozen=True)
 class HalfRunner:
-    """Runs a model in half precision on the CPU, rounded wherever a GPU rounds.
+    """Runs a model in half precision on the CPU, with the rounding of a GPU.
 
     See `pipeline.rewrite.half.rounded`, and `pipeline.spec.runner.Runner`.
 
     Args:
-        model: the ONNX file.
-        plain: True if it is not in half precision yet.
+        model: The ONNX file.
+        plain: True if the file is not in half precision yet.
     """
 
     model: Path
@@ -131,7 +131,7 @@ class HalfRunner:
     precision: Precision = "fp16"
 
     def run(self, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
-        """The outputs by name, feed by feed."""
+        """Yields the outputs by name for each feed."""
         with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
             path = Path(folder) / self.model.name
             write_rounded(self.model, path, plain=self.plain)
@@ -145,17 +145,17 @@ def collect(
     announce: Announce,
     watch: Stopwatch,
 ) -> list[Feed]:
-    """The runner's outputs at all points.
+    """Returns the runner's outputs at all points.
 
     Args:
-        runner: what computes them.
-        feeds: the inputs, one set a point.
-        points: the sizes; each is announced before it is run.
-        announce: gets what runs now, as text.
-        watch: times the runs under the runner's name.
+        runner: Computes the outputs.
+        feeds: The inputs, one set for each point.
+        points: The sizes.
+        announce: Called with the runner and the sizes before each run.
+        watch: Measures the runs under the runner's name.
 
     Raises:
-        RunFailed: the run failed at a point; names the run and the sizes.
+        RunFailed: The run failed at a point. The message names the run and the sizes.
     """
     name, results = runner.name, runner.run(feeds)
     done: list[Feed] = []
@@ -166,7 +166,7 @@ def collect(
                 done.append(next(results))
         except PipelineError:
             raise
-        except Exception as error:  # every library has its own; the point is to name the sizes
+        except Exception as error:  # any library error: the message needs the sizes
             first = first_line(error)
             text = "\n".join([*messages.errors, str(error)])
             hint = f". {ADVICE['limit-inputs']}" if name == TORCH else ""
@@ -178,7 +178,7 @@ def collect(
 def conclude(
     plan: Plan, runs: Runs, pairs: Sequence[tuple[str, str]], job: Job, notes: Sequence[Note] = ()
 ) -> ComparisonInfo:
-    """Judges every pair of runs at every point that was run."""
+    """Compares every pair of runs at every point that ran."""
     infos = []
     index = 0
     for info in plan.infos:
@@ -189,7 +189,7 @@ def conclude(
             origins = origins_of({run: all_[index] for run, all_ in runs.items()} if ran else {})
             for first, second in pairs if ran else ():
                 left, right = runs[first][index], runs[second][index]
-                if left and right:  # an engine's profile does not cover every point
+                if left and right:  # an engine's profile may not cover the point
                     judged = judge(first, second, left, right, job.tolerances(second), origins)
                     results += [_advised(result, job) for result in judged]
             if ran:
@@ -207,7 +207,7 @@ def conclude(
 
 
 def _advised(result: Verdict, job: Job) -> Verdict:
-    """The verdict, with what to do where an engine's precision may be to blame."""
+    """Adds advice to a failed verdict if the engine's precision may be the cause."""
     run = result.pair[1]
     if result.passed or not in_precision(run):
         return result
@@ -219,7 +219,7 @@ def _advised(result: Verdict, job: Job) -> Verdict:
 
 
 def _other_than_declared(job: Job, info: PointInfo, runs: Runs, index: int) -> list[Verdict]:
-    """Outputs of the first run whose shape is not the declared one."""
+    """Returns a verdict for each output of the first run with another shape than declared."""
     name, arrays = next((n, run[index]) for n, run in runs.items())
     return [
         other_shape(("declared", name), output, got, want)
@@ -230,7 +230,7 @@ def _other_than_declared(job: Job, info: PointInfo, runs: Runs, index: int) -> l
 
 
 def _alone(info: PointInfo, runs: Runs, index: int) -> PointInfo:
-    """A point of an ONNX file that nothing was rewritten in: not compared, but NaN is noticed."""
+    """Returns the result of a point with one run only: not compared, but NaN fails."""
     facts: Facts = {"whose": EXPORTED, "advice": "limit-inputs"}
     wrong = [
         Verdict("not-finite", (EXPORTED, EXPORTED), name, facts=facts)
@@ -242,14 +242,14 @@ def _alone(info: PointInfo, runs: Runs, index: int) -> PointInfo:
 
 
 def _nothing(infos: Sequence[PointInfo]) -> list[Note]:
-    """A note where nothing was compared, and memory is to blame."""
+    """Returns a note if nothing was compared because of memory."""
     left_out = [info.left_out for info in infos if info.left_out is not None]
     too_large = any(why.kind == "too-large" for why in left_out)
     return [note("nothing-compared")] if too_large and len(left_out) == len(infos) else []
 
 
 def _uncompared(infos: Sequence[PointInfo], job: Job) -> list[Note]:
-    """One note for each profile of which no size was compared."""
+    """Returns a note for each profile without a compared size."""
     notes = []
     for profile in job.interface.profiles:
         mine = [info for info in infos if profile.allows(info.sizes)]
@@ -263,7 +263,7 @@ def _uncompared(infos: Sequence[PointInfo], job: Job) -> list[Note]:
 
 
 def failures(comparison: ComparisonInfo) -> list[str]:
-    """What failed, one line each; nothing where the comparison passed."""
+    """Returns one line for each failure; empty if the comparison passed."""
     lines = [_line(problem) for problem in problems(comparison.points)]
     lines += [one.text for one in comparison.notes if one.fails]
     for check in comparison.checks:
@@ -282,5 +282,5 @@ def _line(problem: Problem) -> str:
 
 
 def profile_of(point: Point, profiles: Sequence[Profile]) -> int | None:
-    """The first profile that allows the point's sizes; None if none does."""
+    """Returns the number of the first profile that allows the sizes; None if none does."""
     return next((n for n, p in enumerate(profiles) if p.allows(point.sizes)), None)

@@ -1,4 +1,4 @@
-"""TensorRT's shape inference compared with the declared sizes of the outputs."""
+"""Compares TensorRT's shape inference with the declared output sizes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pipeline.spec.verdicts import Verdict
 
 
 def check_sizes(model: Path, target: Target, job: Job, plan: Plan) -> list[Note]:
-    """Compares TensorRT's output sizes with the declared ones, which are torch's, at every point.
+    """Compares TensorRT's output sizes with the declared sizes (torch's) at every point.
 
-    Where they differ, the plan's points get a failed verdict, also those too large to run.
+    A point with a difference gets a failed verdict in the plan, also if it is too large to run.
 
     Returns:
-        Notes: at how many points the sizes agree, or why TensorRT was not asked.
+        Notes on the number of points that agree, or why TensorRT did not run.
     """
     why = why_not_asked(target)
     if why:
@@ -34,7 +34,7 @@ def check_sizes(model: Path, target: Target, job: Job, plan: Plan) -> list[Note]
         for name, shape in job.interface.output_shapes.items():
             want = shape_at(shape, info.sizes)
             if isinstance(sizes, str):
-                facts: Facts = {"reason": sizes}  # TensorRT's own text
+                facts: Facts = {"reason": sizes}  # TensorRT's message
                 wrong.append(Verdict("sizes-refused", (TORCH, ORACLE), name, facts=facts))
                 break
             got = sizes.get(name, ())

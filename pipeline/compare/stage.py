@@ -1,4 +1,4 @@
-"""The comparison as a stage: what is in an artifact's folder, against torch and against itself."""
+"""The comparison as a stage: compares the models and the engine of an artifact."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """How an artifact is compared.
+    """The options of a comparison.
 
     Args:
-        memory_limit: bytes that a run may take by its estimate; None for the default, which
+        memory_limit: The largest estimated memory of one run, in bytes. None for the default, which
             depends on the free memory.
-        seed: for the inputs' values.
-        shapes: further sizes, as text; only with the torch reference.
-        plugins: files that the engine may load; see `pipeline.load`.
+        seed: The seed of the inputs' values.
+        shapes: Further sizes, as text; only with the torch reference.
+        plugins: Files that the engine may load; see `pipeline.load`.
     """
 
     memory_limit: int | None = None
@@ -72,15 +72,15 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class Compared:
-    """What a comparison found.
+    """The result of a comparison.
 
     Args:
-        info: the verdicts at all sizes, the further checks, and notes.
-        ran_at: dim name to the sizes that ran.
-        engine_missing: why the engine was not compared; empty if it was.
-        gpu: name of the GPU that ran the engine; empty if none did.
-        versions: of the libraries that ran the ONNX files and compared.
-        library_seconds: seconds by the name of what ran.
+        info: The verdicts at all sizes, the checks and the notes.
+        ran_at: Dim name to the sizes that ran.
+        engine_missing: Why the engine was not compared; empty if it was.
+        gpu: The name of the GPU that ran the engine; empty if none did.
+        versions: The versions of the libraries that ran the ONNX files and compared.
+        library_seconds: Seconds by the name of the run or step.
     """
 
     info: ComparisonInfo
@@ -99,39 +99,39 @@ def compare_artifact(
     announce: Announce,
     place: Path | None = None,
 ) -> Compared:
-    """Compares torch, exported.onnx, model.onnx, in fp16 half.onnx, and, where a GPU can run it,
-    engine.plan.
+    """Compares torch, exported.onnx, model.onnx, half.onnx (fp16), and the engine if a GPU runs it.
 
     Args:
-        folder: the artifact's; inputs and outputs are stored in it.
-        manifest: what it declares.
-        module: the torch reference, padding included; None takes torch's stored outputs, at
-            all sizes that they were stored for.
-        options: the sizes, the memory and the seed.
-        announce: is called with what begins.
-        place: what errors call the folder, where that is a copy of the artifact's.
+        folder: The artifact's folder; it gets the inputs and outputs.
+        manifest: The artifact's manifest.
+        module: The torch reference with its padding. None uses torch's stored outputs, at all
+            stored sizes.
+        options: The sizes, the memory limit and the seed.
+        announce: Called with each step that begins.
+        place: The path for error messages, if `folder` is a copy.
 
     Raises:
-        ArtifactError: there is nothing to compare, or nothing stored to compare with.
-        CompareError: a run failed. Runs that disagree are no error here: the result says so.
+        ArtifactError: There is no exported.onnx, or no stored output to compare with.
+        InputError: Further sizes are given without the torch model.
+        CompareError: A run failed. Runs that differ raise no error; the result has the failures.
     """
     if not (folder / EXPORTED).is_file():
-        raise ArtifactError("the artifact holds no exported.onnx: run `pipeline export` first")
+        raise ArtifactError("the artifact has no exported.onnx. Run `pipeline export` first")
     if module is None and options.shapes and manifest.reference == run_names.TORCH:
-        raise InputError("further sizes need the torch model: give --torch as well")
+        raise InputError("other sizes than the stored ones need the torch model. Pass --torch too")
     target = find_target(manifest.target.name)
     bind_polygraphy(target)
     base = manifest.reference
     stored = (
         stored_points(folder, base, place) if module is None and base == run_names.TORCH else []
     )
-    # of an ONNX file only the sizes that were asked for; the values are made anew
+    # for an ONNX source, only the sizes count: the values are made again
     again = stored_feeds(folder) if base != run_names.TORCH else [point.feed for point in stored]
     job = _job(manifest, options.shapes, again, options.memory_limit or default_limit())
     plan = plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
     if (folder / MODEL).is_file():
-        announce("sizes by TensorRT's shape inference")
+        announce("compare sizes with TensorRT's shape inference")
         with watch("tensorrt parse"):
             plan.notes += check_sizes(folder / MODEL, target, job, plan)
     runs: Runs = {}
@@ -174,7 +174,9 @@ def compare_artifact(
         _ran_at(manifest, plan.run),
         engine_why,
         "" if engine_why else _gpu_name(),
-        versions(("onnxruntime", "polygraphy", "numpy")),  # perhaps not where it was exported
+        versions(
+            ("onnxruntime", "polygraphy", "numpy")
+        ),  # this machine may not be the one of the export
         dict(watch.seconds),
     )
 
@@ -185,8 +187,8 @@ def _job(
     stored: Sequence[Feed],
     memory_limit: int,
 ) -> Job:
-    """What is compared: at the profiles' sizes, at those asked for, and at those stored."""
-    manifest.tolerances()  # refuses an artifact whose outputs have none
+    """Returns the task: the sizes of the profiles, the given sizes, and the stored sizes."""
+    manifest.tolerances()  # raises an error for outputs without a tolerance
     declared = manifest.interface
     extra: list[Mapping[str, int]] = [parse_sizes(text, declared.dims) for text in shapes]
     for feed in stored:
@@ -203,9 +205,11 @@ def _run_files(
 ) -> tuple[list[tuple[str, str]], list[Note]]:
     """Runs the ONNX files.
 
-    Where an engine is to be in half precision, half.onnx too: before the build, what it will be.
+    For an engine in half precision, half.onnx runs too. Before the build, model.onnx runs in half
+    precision instead.
 
-    Returns the pairs to compare, and notes for the manifest.
+    Returns:
+        The pairs to compare, and notes for the manifest.
     """
     exported, model, base = folder / EXPORTED, folder / MODEL, manifest.reference
     name = run_names.EXPORTED
@@ -239,8 +243,12 @@ def _rows_of_models(
     module: torch.nn.Module | None,
     seed: int,
 ) -> tuple[Batch | None, list[Check], frozenset[Part], list[Note]]:
-    """The batch, if there is one; the checks of the ONNX files' rows at the cheapest sizes; how
-    rows depend on each other in the model; and a note where there are no checks."""
+    """Checks the rows of the ONNX files at the sizes with the least memory.
+
+    Returns:
+        The batch, if there is one; the checks; how rows depend on each other in the model; and a
+        note if there are no checks.
+    """
     batch = find_batch(manifest.interface)
     found = batch and cheap_sizes(batch, plan.infos, job.memory_limit)
     if not batch or not found:
@@ -259,7 +267,7 @@ def _rows_of_models(
 def _groups(
     profiles: Sequence[Profile], run: Sequence[Point]
 ) -> Iterator[tuple[str, int | None, list[int]]]:
-    """(folder name, profile number, indices of its points), for each profile that has points."""
+    """Yields (folder name, profile number, point indices) for each profile with points."""
     numbers = [profile_of(point, profiles) for point in run]
     for number in [*range(len(profiles)), None]:
         mine = [n for n, own in enumerate(numbers) if own == number]
@@ -275,11 +283,13 @@ def _store(
     runs: Runs,
     later: Sequence[StoredPoint],
 ) -> list[Note]:
-    """Stores inputs and outputs in Polygraphy's format, and the script that compares them again;
-    what was stored before goes.
+    """Stores inputs and outputs in Polygraphy's format, and the script that compares them again.
 
-    Returns a note for every run whose outputs in a profile are left out, since not all of them are
-    there: Polygraphy wants outputs for all inputs of a file.
+    Removes what was stored before. A run of a profile is not stored if some outputs are missing,
+    because Polygraphy needs outputs for all inputs of a file.
+
+    Returns:
+        A note for every run that was not stored.
     """
     notes: list[Note] = []
     shutil.rmtree(folder / COMPARISON, ignore_errors=True)
@@ -292,7 +302,7 @@ def _store(
     for name, number, mine in _groups(profiles, run):
         for runner, outputs in runs.items():
             missing = sum(not outputs[n] for n in mine)
-            if missing:  # an engine's profile without these sizes, or too little memory
+            if missing:  # the engine's profile lacks these sizes, or too little memory
                 if number is not None and runner == engine_name(profiles, number):
                     facts: Facts = {"run": runner, "profile": name}
                     counts: Facts = {"count": missing, "of": len(mine)}
@@ -322,8 +332,12 @@ def _store(
 def _stored(
     stored: Sequence[StoredPoint], plan: Plan
 ) -> tuple[Plan, list[Feed], list[Feed], list[StoredPoint]]:
-    """The plan cut down to the points that torch's outputs are stored for, with their inputs and
-    outputs, and what is stored for points that don't fit into memory here."""
+    """Reduces the plan to the points with stored outputs of torch.
+
+    Returns:
+        The plan; the stored inputs and outputs of its points; and the stored points that do not fit
+        into memory here.
+    """
     found = {_shapes(point.feed): point for point in stored}
     new = Plan(notes=plan.notes)
     feeds: list[Feed] = []
@@ -350,7 +364,7 @@ def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def _ran_at(manifest: Manifest, run: Sequence[Point]) -> dict[str, tuple[int, ...]]:
-    """Dim name to the sizes that ran, in order."""
+    """Returns dim name to the sizes that ran, in order."""
     names = manifest.export.dynamic if manifest.export is not None else ()
     return {name: tuple(sorted({point.sizes[name] for point in run})) for name in names}
 
@@ -361,7 +375,7 @@ def _gpu_name() -> str:
 
 
 def record(manifest: Manifest, done: Compared) -> Manifest:
-    """The manifest with what was compared, and the sizes that showed each dim to be dynamic."""
+    """Adds the comparison to the manifest, and the sizes at which each dynamic dim ran."""
     assert manifest.export is not None
     dynamic = {
         name: replace(shown, ran_at=done.ran_at[name])

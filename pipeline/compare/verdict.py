@@ -1,4 +1,4 @@
-"""Whether two runs of a model at one point agree, output by output."""
+"""Compares two runs of a model at one point, output by output."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pipeline.spec.findings import Facts
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Verdict
 
-# output -> run -> the first run that had the same NaN and infinities
+# output -> run -> the first run with the same NaN and infinities
 Origins = Mapping[str, Mapping[str, str]]
-_JUDGED = 1 << 20  # elements of an output that Polygraphy is given
-_SURE = 0.999  # of the tolerance: within it an element passes whatever way it is rounded
+_JUDGED = 1 << 20  # elements of an output that Polygraphy compares
+_SURE = 0.999  # below this share of the tolerance, an element passes with any rounding
 
 
 def judge(
@@ -35,12 +35,12 @@ def judge(
     equal.
 
     Args:
-        first: the reference's name.
-        second: the run's name.
-        left, right: their outputs by name.
-        tolerances: one for all outputs, or by name.
-        origins: the run in which each NaN and infinity appeared first; see `origins_of`. Without
-            them a verdict names one of the two runs.
+        first: The reference's name.
+        second: The run's name.
+        left, right: The outputs of both runs by name.
+        tolerances: One tolerance for all outputs, or by name.
+        origins: The first run with each NaN and infinity; see `origins_of`. By default a verdict
+            names one of the two runs.
     """
     pair = (first, second)
     verdicts = []
@@ -71,15 +71,15 @@ def judge(
 def other_shape(
     pair: tuple[str, str], name: str, got: tuple[int, ...], want: tuple[int, ...]
 ) -> Verdict:
-    """The verdict on an output with another shape than the reference's."""
+    """Returns the verdict on an output with another shape than the reference."""
     return Verdict("shape-differs", pair, name, facts={"got": got, "want": want})
 
 
 def origins_of(runs: Mapping[str, Mapping[str, np.ndarray]]) -> Origins:
-    """Whose NaN and infinity it is that a run has at one point.
+    """Returns the first run with the same NaN and infinity, for each run and output.
 
     Args:
-        runs: each one's outputs by name; a run comes after those that it is compared with.
+        runs: The outputs of each run by name. A run comes after its references.
     """
     found: dict[str, dict[str, str]] = {}
     for run, outputs in runs.items():
@@ -98,8 +98,8 @@ def _not_finite(
     b: np.ndarray,
     origins: Mapping[str, str] | None,
 ) -> Verdict:
-    """The verdict on NaN or infinity: whose it is, and whether the second run has others than the
-    first."""
+    """Returns the verdict on NaN or infinity: the run that made it first, and whether the second
+    run has other NaN or infinities."""
     first, second = ((origins or {}).get(run, run) for run in pair)
     facts: dict[str, str] = {}
     if np.isfinite(a).all():
@@ -114,7 +114,7 @@ def _not_finite(
 
 
 def _same_places(a: np.ndarray, b: np.ndarray) -> bool:
-    """True if both have the same NaN and infinities, and at the same places."""
+    """Returns True if both have the same NaN and infinities at the same places."""
     return a.shape == b.shape and Difference(a, b).odd_alike
 
 
@@ -130,7 +130,7 @@ def _equal(
 
 
 def _narrowed(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
-    """True for int64 that came back as int32, as TensorRT up to 9 does (values are compared)."""
+    """Returns True for int64 as int32: TensorRT up to 9 does this, and the values still count."""
     return a == np.int64 and b == np.int32
 
 
@@ -148,7 +148,7 @@ def _numbers(
     func = SimpleCompareFunc(
         rtol=tolerance.rtol, atol=tolerance.atol, check_error_stat="elemwise", check_shapes=True
     )
-    # for its report Polygraphy divides by zero, and averages what is empty
+    # Polygraphy's report divides by zero and averages empty arrays
     with collected(), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (accuracy,) = Comparator.compare_accuracy(runs, compare_func=func)
@@ -168,7 +168,7 @@ def _numbers(
 
 
 def _index_of_largest(a: np.ndarray, b: np.ndarray) -> tuple[int, ...]:
-    """Where the largest difference is; both are finite and of one shape."""
+    """Returns the index of the largest difference of two finite arrays of one shape."""
     wide = np.float32 if a.dtype == np.float16 else a.dtype
     flat = int(np.abs(np.subtract(a, b, dtype=wide)).argmax())
     return tuple(int(n) for n in np.unravel_index(flat, a.shape))
@@ -177,11 +177,11 @@ def _index_of_largest(a: np.ndarray, b: np.ndarray) -> tuple[int, ...]:
 def _nearest_to_failing(
     a: np.ndarray, b: np.ndarray, tolerance: Tolerance
 ) -> tuple[float, np.ndarray, np.ndarray]:
-    """The largest difference, and the elements that Polygraphy is to judge: those that fail, or
-    else the one nearest to it, since its statistics (medians, percentiles) take a minute on 10**8
-    elements.
+    """Returns the largest difference, and the elements for Polygraphy: those that fail, or else the
+    one nearest to failing.
 
-    Each element is judged alone, so that all pass if and only if these do.
+    Polygraphy's statistics (medians, percentiles) take a minute on 10**8 elements. Each element is
+    compared alone, so all elements pass if and only if these do.
     """
     if a.dtype == np.float16:
         a, b = a.astype(np.float32), b.astype(np.float32)
@@ -190,7 +190,7 @@ def _nearest_to_failing(
     if a.size <= _JUDGED:
         return largest, a, b
     allowed = difference.allowed(tolerance).ravel()
-    allowed *= _SURE  # what is near to it is Polygraphy's to decide
+    allowed *= _SURE  # Polygraphy decides on elements near the limit
     over = np.subtract(difference.off.ravel(), allowed, out=allowed)
     chosen = np.flatnonzero(over > 0)[:_JUDGED]
     if not len(chosen):

@@ -1,8 +1,7 @@
-"""Parts of an output whose values are so small that its tolerance could hide a fault in them.
+"""Finds parts of an output whose values are so small that the tolerance could hide a fault.
 
-A tolerance is one for a whole output. Where this holds numbers of several kinds, such as a
-detector's boxes in pixels and its scores, what rounding does to the large ones is allowed to the
-small ones, too.
+An output has one tolerance. Some outputs have numbers of several kinds, such as boxes in pixels and
+scores. Then a tolerance for the large numbers is too wide for the small ones.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ import numpy as np
 from pipeline.spec.findings import Note, note
 from pipeline.spec.tensors import Feed, Tolerance
 
-_SHARE = 0.1  # of a part's root mean square: a larger atol could hide a fault
-_SHOWN = 5  # indices
+_SHARE = 0.1  # an atol above this share of a part's root mean square could hide a fault
+_SHOWN = 5  # indices that a note lists
 
 
 def weak_parts(
     outputs: Sequence[Feed], tolerances: Tolerance | Mapping[str, Tolerance]
 ) -> list[Note]:
-    """One note for each output with such parts.
+    """Returns one note for each output with such parts.
 
-    A part is one index of axis 1 (channels), or of the last axis of an output of up to three
-    axes, where these have one size at all points. Outputs that are small all over are
-    `pipeline.compare.verdict`'s to refuse.
+    A part is one index of axis 1 (channels), or of the last axis of an output with up to three
+    axes. The axis must have the same size at all points. If the whole output is small,
+    `pipeline.compare.verdict` fails it.
 
     Args:
-        outputs: the reference's, by point.
-        tolerances: one for all, or by output.
+        outputs: The reference's outputs, by point.
+        tolerances: One tolerance for all outputs, or by output name.
     """
     found = []
     for name in dict.fromkeys(name for feed in outputs for name in feed):
@@ -50,7 +49,7 @@ def weak_parts(
 
 
 def _root_mean_square(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
-    """Of each index of the axis, over all points."""
+    """Returns the root mean square for each index of the axis, over all points."""
     total, count = 0.0, 0
     for array in arrays:
         rest = tuple(n for n in range(array.ndim) if n != axis)

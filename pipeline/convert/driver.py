@@ -1,4 +1,4 @@
-"""run(): one conversion from a model to an artifact, and each of its stages alone."""
+"""Runs a whole conversion (`run`), or one of its stages alone."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from pipeline.spec.tensors import Precision
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion or a stage did; the same facts as the artifact's manifest.
+    """The result of a conversion or of a stage.
 
     Args:
-        path: the artifact's folder.
-        manifest: what stands in its ``manifest.json``.
-        unchanged: True if nothing had to be done.
-        regressions: what got worse against another artifact.
-        notes: what else that check found.
+        path: The artifact's folder.
+        manifest: The content of its ``manifest.json``.
+        unchanged: True if the artifact was up to date, so nothing was done.
+        regressions: What got worse compared with another artifact.
+        notes: The other findings of that comparison.
     """
 
     path: Path
@@ -55,28 +55,28 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True if nothing that was compared disagreed."""
+        """True if nothing that was compared differs."""
         comparison = self.manifest.comparison
         return not self.regressions and (comparison is None or comparison.passed)
 
 
 def quiet(_: str) -> None:
-    """Announces nothing."""
+    """Ignores the announcement."""
 
 
 def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
-    """Converts a model: export, rewrite, build, compare, and leaves the artifact.
+    """Converts a model (export, rewrite, build, compare) and writes the artifact.
 
     Args:
-        config: what to convert; a model's name or a spec alone takes the defaults.
-        announce: is called with the name of each stage when it begins.
+        config: What to convert. A model's name or a spec alone uses the defaults.
+        announce: Called with the name of each stage when the stage begins.
 
     Returns:
-        The report; `Report.unchanged` is True if the artifact was already there.
+        The report. `Report.unchanged` is True if the artifact was up to date.
 
     Raises:
-        PipelineError: see `pipeline.errors`. The artifact that was there before stays.
-            `InputError` if it was made from another source, unless `Config.force` is set.
+        PipelineError: See `pipeline.errors`. The old artifact stays. It is an `InputError` if the
+            old artifact was made from another source and `Config.force` is not set.
     """
     config = config if isinstance(config, Config) else Config(config)
     plan = plan_conversion(config)
@@ -111,7 +111,7 @@ def _workspace(plan: Plan, announce: Announce) -> AbstractContextManager[Workspa
 
 
 def run_export(config: Config, announce: Announce = quiet) -> Report:
-    """The export stage alone: a new artifact that holds exported.onnx and nothing else."""
+    """Runs the export stage alone. The new artifact contains exported.onnx and a manifest."""
     spec = find_source(config)
     check_precision(config.precision)
     profiles = chosen_profiles(config, spec)
@@ -134,15 +134,15 @@ def run_rewrite(
     skip: Sequence[str] = (),
     plugins: Sequence[str] = (),
 ) -> Report:
-    """The rewrite stage alone, for the artifact's target or for another one.
+    """Runs the rewrite stage alone.
 
     Args:
-        place: the artifact.
-        target: a name out of `pipeline.machine.target.TARGETS`.
-        announce: is called with the name of the stage.
-        own: Python files with a user's pass each.
-        only, skip: names of passes; see `pipeline.rewrite.choose.to_skip`.
-        plugins: ops that TensorRT is to run by a plugin.
+        place: The artifact's folder.
+        target: A name in `pipeline.machine.target.TARGETS`; the artifact's target by default.
+        announce: Called with the name of the stage.
+        own: Python files with one user-supplied pass each.
+        only, skip: Names of passes; see `pipeline.rewrite.choose.to_skip`.
+        plugins: Plugins whose ops the rewrite keeps.
     """
     artifact = Artifact.open(place)
     options = RewriteOptions(
@@ -165,18 +165,18 @@ def run_build(
     plugins: Sequence[str] = (),
     effort: Effort = DEFAULT_EFFORT,
 ) -> Report:
-    """The build stage alone, for the target that the artifact was rewritten for.
+    """Runs the build stage alone, for the target of the artifact's rewrite.
 
-    Only what the build reads has to be whole: a damaged plan is built anew, and damaged files of
-    the comparison go.
+    Only the files that the build reads must be undamaged. A damaged plan is built again, and
+    damaged files of the comparison are removed.
 
     Args:
-        place: the artifact.
-        profiles: as text, in place of those that the artifact has.
-        precision: of the engine; the artifact's by default.
-        announce: is called with the name of the stage, and with what was removed.
-        plugins: what TensorRT loads first; see `pipeline.plugins.loading`.
-        effort: how hard the builder tries, and a timing cache to share.
+        place: The artifact's folder.
+        profiles: Profiles as text, in place of the artifact's.
+        precision: The engine's precision; the artifact's by default.
+        announce: Called with the name of the stage, and with each removed file.
+        plugins: The plugins that TensorRT loads first; see `pipeline.plugins.loading`.
+        effort: The builder's effort, and a timing cache to share.
     """
     artifact = Artifact.open(place, built=False)
     interface = artifact.manifest.interface
@@ -192,30 +192,30 @@ def run_build(
     check_effort(effort, target)
     with opened_artifact(artifact, announce) as work:
         for name in drop_damaged(work.folder, work.manifest):
-            announce(f"{name} is not as it was written: removed")
+            announce(f"removed {name}: the file was changed or damaged")
         work.do(BUILD, interface, options)
         return Report(place, work.finish(keys={}))
 
 
 def run_verify(place: Path, how: Verify = STORED, announce: Announce = quiet) -> Report:
-    """The comparison alone, on an artifact, perhaps one made on another machine.
+    """Runs the comparison alone, also for an artifact from another machine.
 
-    The result is written into the artifact, whether it passed or not.
+    Writes the result into the artifact, also if the comparison fails.
 
     Args:
-        place: the artifact.
-        how: with which reference, at which sizes, and against which other artifact.
-        announce: is called with what begins.
+        place: The artifact's folder.
+        how: The reference, the sizes, and the other artifact to compare with.
+        announce: Called with each step that begins.
 
     Raises:
-        PipelineError: see `pipeline.errors`.
+        PipelineError: See `pipeline.errors`.
     """
     artifact = Artifact.open(place)
     stated = artifact.manifest
     check_given(stated, how.plugins, str(place))
     if how.weights is not None and not how.torch_model:
         raise InputError(
-            f"weights {how.weights}: they are for the torch model: give --torch as well"
+            f"weights {how.weights}: only the torch model reads weights. Pass --torch too"
         )
     old = Artifact.open(how.against) if how.against is not None else None
     for text in how.shapes:
@@ -232,7 +232,7 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = quiet) ->
     with opened_artifact(artifact, announce, manifest) as work:
         work.do(COMPARE, work.manifest, module, options, announce, place)
         done = work.manifest
-        # otherwise the next conversion has something to do
+        # without its keys, the artifact is compared again by the next conversion
         good = done.comparison is not None and done.comparison.passed
         good = good and sizes_compared(stated) <= sizes_compared(done) and manifest == stated
         done = work.finish(keys=done.keys if good else {})
@@ -251,7 +251,7 @@ def _raise_disagreement(work: Workspace) -> None:
     lines = failures(manifest.comparison)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
     raise CompareError(
-        f"model {manifest.name}: {lines[0]}{more}; {place} was "
-        + ("left as it was" if place.exists() else "not made"),
+        f"model {manifest.name}: {lines[0]}{more}; {place} "
+        + ("is unchanged" if place.exists() else "was not written"),
         detail="\n".join(lines),
     )

@@ -1,12 +1,11 @@
-"""What each stage's result depends on, as a hash, so that a second run knows what changed.
+"""The cache key of each stage: a hash of everything that changes the stage's result.
 
-A stage's key holds the key of the stage before. Changes that are noticed: the pipeline's own
-code, the file that holds the spec, its options and weights, the versions of torch and of every
-library that the spec names, the target and its version, the kind of GPU that a plan is built for,
-profiles, precision, tolerances, sizes.
-A spec that is handed over as an object is another one each time, unless it has a `key`. Of one's
-own pass or plugin the file itself is looked at, not what it imports. What a model of the zoo
-reads beside its weights file is not looked into: `force` is for that.
+A stage's key includes the key of the stage before. Keys change with pipeline's own code, the spec's
+file, options, weights and library versions. They also change with the target and its version, the
+GPU kind, profiles, precision, tolerances and sizes.
+
+Limits: a spec object without a `key` is new on every run. A user-supplied pass or plugin counts by
+its file, without its imports. Files that a factory reads itself do not count: use `force`.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ _PACKAGES = {
 _PACKAGE = Path(__file__).parents[1]
 
 
-# What does not change a stage's result, or counts by another part of a key.
+# Fields that do not change a stage's result, or count in another part of a key.
 EXEMPT: Mapping[tuple[str, str], str] = {
-    ("ExportOptions", "weights"): "counts by its content, see weights_info",
-    ("ExportOptions", "seed"): "which sizes a model takes does not depend on the values",
-    ("Effort", "timing_cache"): "it makes a build quicker",
-    ("ModelSpec", "build"): "counts by the file that holds it, see _source",
-    ("ModelSpec", "onnx"): "counts by its content, see _source",
+    ("ExportOptions", "weights"): "its content counts, see weights_info",
+    ("ExportOptions", "seed"): "the sizes that a model accepts do not depend on values",
+    ("Effort", "timing_cache"): "it only makes a build faster",
+    ("ModelSpec", "build"): "the file that defines it counts, see _source",
+    ("ModelSpec", "onnx"): "its content counts, see _source",
     ("ModelSpec", "key"): "see _source",
     ("ModelSpec", "libraries"): "their versions count",
     ("ModelSpec", "seed"): "see weights_info",
@@ -56,15 +55,15 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("ModelSpec", "tolerance"): "counts in the key of the comparison",
     ("ModelSpec", "engine_tolerance"): "counts in the key of the comparison",
     ("Output", "tolerance"): "counts in the key of the comparison",
-    ("Dim", "defaulted"): "who chose a range does not change it",
+    ("Dim", "defaulted"): "the range counts, not who chose the range",
 }
 
 
 def stage_keys(config: Config, spec: ModelSpec, options: StageOptions) -> dict[str, str]:
-    """The key of every stage, in order.
+    """Returns the key of every stage, in order.
 
     Raises:
-        InputError: the weights file can't be read.
+        InputError: The weights file cannot be read.
     """
     tolerances = [spec.tolerance, *(output.tolerance for output in spec.outputs)]
     more: dict[str, object] = {
@@ -74,7 +73,7 @@ def stage_keys(config: Config, spec: ModelSpec, options: StageOptions) -> dict[s
             "spec": content_of(spec),
             "weights": asdict(weights_info(config, spec)),
             "libraries": versions(spec.libraries),
-            # from a stated tolerance to a measured one: it is measured in the export
+            # a measured tolerance is measured in the export
             "measured": [tolerance is None for tolerance in tolerances],
         },
         "rewrite": None,
@@ -96,10 +95,10 @@ def stage_keys(config: Config, spec: ModelSpec, options: StageOptions) -> dict[s
 
 
 def content_of(value: object) -> object:
-    """What of an object counts for a key, as JSON's types.
+    """Returns the part of an object that counts for a key, as JSON types.
 
-    Of a dataclass all fields count that are not in `EXEMPT`. A path counts by the content of its
-    file, and so does a plugin's name that is a file; a target counts by its name.
+    A dataclass counts with all fields that are not in `EXEMPT`. A path or a plugin file counts by
+    its content. A target counts by its name.
     """
     if isinstance(value, Target):
         return value.name
@@ -122,21 +121,21 @@ def content_of(value: object) -> object:
 
 
 def _built_for(target: Target) -> object:
-    """What of the GPU here a plan depends on; nothing for a portable one."""
+    """Returns the compute capability of this machine's GPU; None for a portable plan."""
     gpu = find_gpu()
     return None if target.flavour == "tensorrt_rtx" or isinstance(gpu, str) else gpu.capability
 
 
 def _plugins(names: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Plugins by name, or by the hash of their file."""
+    """Returns each plugin's name, with the hash of its file if it is a file."""
     return [(name, _file_hash(Path(name)) if Path(name).is_file() else None) for name in names]
 
 
 def _source(config: Config, spec: ModelSpec) -> object:
-    """What tells one `build` from another.
+    """Returns a value that changes when `ModelSpec.build` changes.
 
-    A function's closure, and what it reads when it runs, can't be told from outside: a spec that
-    is handed over as an object without a key of its own never equals an earlier one.
+    Python cannot compare a function's closure or the files that the function reads. So a spec
+    object without a key never equals an earlier spec object.
     """
     if spec.onnx is not None:
         return [_file_hash(file) for file in source_files(spec.onnx)]
@@ -147,7 +146,7 @@ def _source(config: Config, spec: ModelSpec) -> object:
 
 @cache
 def pipeline_hash() -> str:
-    """The hash of the pipeline's own Python files (passes, plugins and models included)."""
+    """Returns the hash of pipeline's own files, with its passes, plugins and models."""
     digest = hashlib.sha256()
     for folder in (_PACKAGE, *(_PACKAGE / name for name in ("passes", "plugins", "models"))):
         files = (path for end in ("*.py", "*.cu") for path in folder.resolve().rglob(end))
@@ -158,10 +157,10 @@ def pipeline_hash() -> str:
 
 
 def weights_info(config: Config, spec: ModelSpec) -> Weights:
-    """Where the weights come from, for the manifest.
+    """Returns the origin of the weights, for the manifest.
 
     Raises:
-        InputError: the file can't be read.
+        InputError: The file cannot be read.
     """
     path = config.weights_path
     if path is None and holds_weights(config.model):
@@ -176,10 +175,10 @@ def weights_info(config: Config, spec: ModelSpec) -> Weights:
 
 
 def _folder_hash(path: Path) -> str:
-    """The hash of all files in a checkpoint's folder, by name and content."""
+    """Returns the hash of all names and contents of files in a checkpoint's folder."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
     if not files:
-        raise InputError(f"weights {path}: the folder is empty")
+        raise InputError(f"weights {path}: the folder is empty. Pass a checkpoint's folder")
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.relative_to(path).as_posix()}\0{_file_hash(file)}\0".encode())

@@ -1,7 +1,7 @@
-"""What each stage is asked to do beside its input: one object a stage.
+"""The options of each stage, one class a stage.
 
-The cache key of a stage is made of its object (`pipeline.convert.keys`). So a new field counts
-for the key unless it is named there as one that does not change the result.
+The cache key of a stage includes all fields of its options. `pipeline.convert.keys.EXEMPT` lists
+the fields that do not change the result.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pipeline.spec.tensors import Tolerance
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """How a model becomes ONNX.
+    """The options of the export.
 
     Args:
-        weights: a weights file or a checkpoint's folder; None for seeded random weights.
-        seed: for the example inputs' values.
+        weights: A weights file or a checkpoint's folder; None for seeded random weights.
+        seed: The seed of the example inputs' values.
     """
 
     weights: Path | None = None
@@ -33,13 +33,13 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RewriteOptions:
-    """Which passes run, and for which TensorRT.
+    """The options of the rewrite.
 
     Args:
-        target: the TensorRT that the result is for.
-        own: Python files with a user's pass each.
-        only, skip: names of passes; see `pipeline.rewrite.choose.to_skip`.
-        plugins: ops that stay because the target has a plugin for them.
+        target: The TensorRT that the result is for.
+        own: Python files with one user-supplied pass each.
+        only, skip: Names of passes; see `pipeline.rewrite.choose.to_skip`.
+        plugins: Plugins whose ops the rewrite keeps.
     """
 
     target: Target
@@ -51,7 +51,7 @@ class RewriteOptions:
 
 @dataclass(frozen=True)
 class StageOptions:
-    """The options of the four stages, in their order."""
+    """The options of the four stages, in order."""
 
     export: ExportOptions
     rewrite: RewriteOptions
@@ -60,12 +60,12 @@ class StageOptions:
 
     @property
     def by_stage(self) -> Mapping[str, object]:
-        """Stage name to its options."""
+        """The options by stage name."""
         return {name: getattr(self, name) for name in ("export", "rewrite", "build", "compare")}
 
 
 def stage_options(config: Config, target: Target) -> StageOptions:
-    """What a conversion asks of each stage."""
+    """Returns the options of each stage for a config."""
     return StageOptions(
         ExportOptions(weights=config.weights_path, seed=config.seed),
         RewriteOptions(
@@ -86,18 +86,18 @@ def stage_options(config: Config, target: Target) -> StageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """How an artifact is compared again.
+    """The options of a repeated comparison.
 
     Args:
-        against: another artifact, for the regression check.
-        torch_model: True to make the torch model again and run it. Otherwise torch's stored
+        against: Another artifact, for the regression check.
+        torch_model: Whether to make the torch model again and run it. Otherwise torch's stored
             outputs are the reference.
-        spec: what the artifact was made from, for `torch_model`, if that is no model of the zoo.
-        weights: the weights file that the artifact was made with, for `torch_model`.
-        shapes: further sizes, for `torch_model`.
-        memory_limit: bytes that a run may take by its estimate.
-        engine_tolerance: the tolerance of an engine of the artifact's precision from now on.
-        plugins: files that the engine may load; see `pipeline.load`.
+        spec: With `torch_model`: the spec object that the artifact was made from, if any.
+        weights: With `torch_model`: the weights file that the artifact was made with.
+        shapes: With `torch_model`: further sizes.
+        memory_limit: The largest estimated memory of one run, in bytes.
+        engine_tolerance: The new tolerance of the engine in the artifact's precision.
+        plugins: Files that the engine may load; see `pipeline.load`.
     """
 
     against: Path | None = None
@@ -110,4 +110,4 @@ class Verify:
     plugins: tuple[str, ...] = ()
 
 
-STORED = Verify()  # at the stored sizes, with the stored outputs of torch
+STORED = Verify()  # the stored sizes and torch's stored outputs

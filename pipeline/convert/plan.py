@@ -1,4 +1,4 @@
-"""What a conversion is going to do, with all that can be refused before it begins."""
+"""Plans a conversion, and raises the errors that are known before it begins."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Plan:
     """One conversion, before it begins.
 
     Args:
-        spec: the model, with the profiles to build.
-        place: where the artifact goes.
-        manifest: what the artifact says before the first stage that runs.
-        options: what is asked of each stage.
-        keys: stage name to the hash of all that its result depends on.
-        todo: the stages to run, in order.
-        old: the artifact that is there, if any of it can be used again.
+        spec: The model, with the profiles to build.
+        place: The folder of the artifact.
+        manifest: The manifest before the first stage that runs.
+        options: The options of each stage.
+        keys: Stage name to the hash of everything that changes the stage's result.
+        todo: The stages to run, in order.
+        old: The existing artifact, if it is undamaged.
     """
 
     spec: ModelSpec
@@ -52,11 +52,11 @@ class Plan:
 
 
 def plan_conversion(config: Config) -> Plan:
-    """Finds the model and the target, and compares with the artifact that is there.
+    """Finds the model and the target, and compares them with the existing artifact.
 
     Raises:
-        InputError: anything in the config that can't be.
-        TargetMissing: the target's TensorRT is not installed here.
+        InputError: The config is not valid.
+        TargetMissing: The target's TensorRT is not installed.
     """
     spec = find_source(config)
     target = find_target(config.target)
@@ -68,20 +68,20 @@ def plan_conversion(config: Config) -> Plan:
         check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")
     place = config.place(spec)
     options = stage_options(config, target)
-    # dims that must be equal become one in the profiles, too
+    # dims that must be equal become one dim in the profiles too
     spec = replace(spec, profiles=profiles)
     keys = stage_keys(config, spec, options)
     old = None if config.force else previous(place)
     first = first_changed(old, keys)
     manifest = initial_manifest(config, spec)
-    if old is not None and first > 0:  # the stages before do not depend on the tolerances
+    if old is not None and first > 0:  # the earlier stages do not depend on tolerances
         interface = old.manifest.interface.with_tolerances(spec.interface)
         manifest = replace(old.manifest, interface=interface)
     return Plan(spec, place, manifest, options, keys, STAGES[first:], old)
 
 
 def initial_manifest(config: Config, spec: ModelSpec) -> Manifest:
-    """A manifest that says what is to be converted, before any stage."""
+    """Returns the manifest before any stage: what will be converted."""
     target = find_target(config.target)
     source = config.model if isinstance(config.model, str) else f"spec:{spec.name}"
     return Manifest(
@@ -104,16 +104,20 @@ def initial_manifest(config: Config, spec: ModelSpec) -> Manifest:
 
 
 def chosen_profiles(config: Config, spec: ModelSpec) -> tuple[Profile, ...]:
-    """The profiles asked for, or the spec's, or one over the whole range; each checked."""
+    """Returns the given profiles, or the spec's, or one profile over the whole ranges.
+
+    Raises:
+        InputError: A profile's name or range is not valid.
+    """
     chosen = config.parsed_profiles() or spec.profiles or (Profile("default"),)
     names = [profile.name for profile in chosen]
     if len(set(names)) != len(names):
-        raise InputError(f"two profiles have the same name: {', '.join(names)}")
+        raise InputError(f"two profiles have the same name: {', '.join(names)}. Rename one")
     for profile in chosen:
         if not _PROFILE_NAME.fullmatch(profile.name) or profile.name in RESERVED:
             raise InputError(
-                f"profile name {profile.name!r}: use letters, digits, _ and -, and none of "
-                f"{', '.join(RESERVED)}; a folder is called after it"
+                f"profile name {profile.name!r} is not valid for a folder. Use letters, digits, _ "
+                f"and -, but none of {', '.join(RESERVED)}"
             )
         profile.resolve(spec.dims).check_shapes(spec.interface.input_shapes)
     return tuple(chosen)

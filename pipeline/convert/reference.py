@@ -1,4 +1,4 @@
-"""The torch module that an artifact is held against."""
+"""The torch module that the models of an artifact are compared with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reference_module(
     weights: Path | None,
     module: torch.nn.Module | None = None,
 ) -> torch.nn.Module:
-    """What the ONNX has to equal: the module (made now unless given), padding round it."""
+    """Returns the module that the ONNX file must equal, with its padding. Makes it if not given."""
     from pipeline.export.export import reference
     from pipeline.export.module import built
 
@@ -41,16 +41,22 @@ def reference_module(
 
 
 def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) -> torch.nn.Module:
-    """The torch reference of an artifact, made anew."""
+    """Makes the torch reference of an artifact again.
+
+    Raises:
+        InputError: The source has no torch model, or the spec or the weights are missing or differ.
+    """
     info = manifest.model
     if spec is None and info.source.startswith("spec:"):
         raise InputError(
-            f"the model of this artifact, {info.source}, was handed over as an object: from "
-            "Python, give pipeline.convert.driver.run_verify its spec"
+            f"this artifact was made from a spec object, {info.source}. Pass the same spec in "
+            "Python: pipeline.convert.driver.run_verify(place, Verify(torch_model=True, spec=spec))"
         )
     stated = info.weights.file
     if stated is not None and weights is None and not holds_weights(info.source):
-        raise InputError(f"this artifact was made with the weights {stated}: give --weights")
+        raise InputError(
+            f"this artifact was made with the weights {stated}. Pass that file with --weights"
+        )
     config = Config(
         info.source,
         options=info.options,
@@ -61,7 +67,11 @@ def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) ->
     )
     spec = spec or find_source(config)
     if spec.onnx is not None:
-        raise InputError(f"{info.source}: there is no torch model behind an ONNX file")
+        raise InputError(
+            f"{info.source} is an ONNX file and has no torch model. Run verify without --torch"
+        )
     if weights_info(config, spec) != info.weights:
-        raise InputError(f"weights {weights}: not those that the artifact was made with")
+        raise InputError(
+            f"weights {weights}: the artifact was made with other weights. Pass the same file"
+        )
     return reference_module(spec, manifest, weights)

@@ -1,4 +1,4 @@
-"""What of an artifact that is already there can be used again."""
+"""Finds the parts of an existing artifact that can be used again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pipeline.spec.file_names import COMPARISON, HALF, MANIFEST, MODEL, PLAN, RE
 
 
 def refuse_other(place: Path, source: str) -> None:
-    """Raises `InputError` where the artifact at `place` was made from another source.
+    """Raises `InputError` if the artifact at `place` was made from another source.
 
-    A folder whose manifest does not say what it was made from counts as no artifact.
+    A folder whose manifest does not name a source is not an artifact.
     """
     try:
         there = json.loads((place / MANIFEST).read_bytes())["model"]["source"]
@@ -27,15 +27,15 @@ def refuse_other(place: Path, source: str) -> None:
         return
     if isinstance(there, str) and not same_source(there, source):
         raise InputError(
-            f"{place} holds what was made from {there}, not from {source}: give another folder "
-            "(--out DIR), or --force to replace it"
+            f"{place} has an artifact of {there}, not of {source}. Pass another folder with "
+            "--out DIR, or replace the artifact with --force"
         )
 
 
 def same_source(one: str, other: str) -> bool:
-    """Whether two texts name the same source; paths are taken from the current folder.
+    """Returns True if two texts name the same source. Paths start at the current folder.
 
-    A spec that was handed over as an object (``spec:NAME``) is known by its name only.
+    A spec object (``spec:NAME``) is compared by its name only.
     """
     return _plain(one) == _plain(other)
 
@@ -48,24 +48,28 @@ def _plain(source: str) -> tuple[Path | str, str]:
 
 
 def check_not_replaced(folder: Path, manifest: Manifest, place: Path) -> None:
-    """Raises `InputError` unless what was carried into `folder` is the artifact of `manifest`.
+    """Raises `InputError` unless `folder` has a copy of the artifact of `manifest`.
 
-    It was read before the place was locked, and may have been replaced since.
+    The manifest was read before the artifact was locked, so another run may have replaced it.
     """
     if Manifest.from_json((folder / MANIFEST).read_bytes()) != manifest:
-        raise InputError(f"{place}: another conversion replaced it meanwhile; run again")
+        raise InputError(
+            f"another run replaced the artifact {place} in the meantime. Run the command again"
+        )
 
 
 def drop_damaged(folder: Path, manifest: Manifest) -> list[str]:
-    """Removes what the build stage and those after it made, where it is not what the manifest
-    lists, so that no later manifest vouches for it; with stored inputs or torch's outputs goes all
-    that is stored beside them.
+    """Removes files of the build and the comparison that differ from the manifest.
+
+    So a later manifest does not list damaged files. If stored inputs or torch's outputs are
+    damaged, their whole folder is removed.
 
     Args:
-        folder: what was carried over.
+        folder: A copy of the artifact.
+        manifest: The manifest of the artifact.
 
     Returns:
-        What was removed or missing, the plan aside.
+        The removed or missing files and folders, without the plan.
     """
     found: dict[str, None] = {}
     for name, stated in manifest.files.items():
@@ -86,13 +90,13 @@ def drop_damaged(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def sizes_compared(manifest: Manifest) -> set[tuple[tuple[str, int], ...]]:
-    """The sizes that the manifest says were compared."""
+    """Returns the compared sets of sizes of a manifest."""
     found = manifest.comparison.points if manifest.comparison is not None else ()
     return {tuple(sorted(point.sizes.items())) for point in found if point.compared}
 
 
 def previous(place: Path) -> Artifact | None:
-    """The artifact that is there, if it is whole."""
+    """Returns the existing artifact, or None if there is none or it is damaged."""
     if not (place / MANIFEST).is_file():
         return None
     try:
@@ -102,7 +106,7 @@ def previous(place: Path) -> Artifact | None:
 
 
 def first_changed(old: Artifact | None, keys: Mapping[str, str]) -> int:
-    """The index of the first stage whose result can't be taken from the artifact."""
+    """Returns the index of the first stage that must run again."""
     if old is None:
         return 0
     for index, stage in enumerate(STAGES):
@@ -112,7 +116,7 @@ def first_changed(old: Artifact | None, keys: Mapping[str, str]) -> int:
 
 
 def forget(folder: Path, manifest: Manifest, *, after: str) -> Manifest:
-    """Removes the files and the parts of the manifest of all stages after one."""
+    """Removes the files and the manifest entries of all stages after the stage `after`."""
     stale = STAGES[STAGES.index(after) + 1 :]
     if "rewrite" in stale:
         for path in folder.glob(f"{MODEL}*"):
@@ -127,7 +131,7 @@ def forget(folder: Path, manifest: Manifest, *, after: str) -> Manifest:
     if "compare" in stale:
         (folder / REPRODUCE).unlink(missing_ok=True)
         for path in folder.glob(f"{COMPARISON}/*/*.json"):
-            # torch's stored outputs stay good for a later verify, unless the export is new
+            # a later verify can use torch's stored outputs, unless the export is new
             if "rewrite" in stale or path.stem not in ("inputs", "torch"):
                 path.unlink()
         manifest = replace(
@@ -149,6 +153,6 @@ def remove_half(folder: Path) -> None:
 
 
 def keep_timings(place: Path, folder: Path) -> None:
-    """Carries the timing cache of the artifact at `place` over, if it has one."""
+    """Copies the timing cache of the artifact at `place` to `folder`, if there is one."""
     if (place / TIMING).is_file():
         write_whole(folder / TIMING, (place / TIMING).read_bytes())

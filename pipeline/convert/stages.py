@@ -1,7 +1,7 @@
-"""The four stages: what each does in an artifact's folder, and what it writes into the manifest.
+"""The four stages: the work of each in an artifact's folder, and its record in the manifest.
 
-A stage reads the files that the stage before left in the folder and adds its own. So each can be
-run alone, on another machine, later. `pipeline.convert.workspace` runs and measures them.
+A stage reads the files of the stage before and adds its own. So each stage can run alone, later, on
+another machine. `pipeline.convert.workspace` runs and measures the stages.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ PACKAGES = (
 
 
 def export(folder: Path, spec: ModelSpec, options: ExportOptions) -> Exported:
-    """torch -> exported.onnx, or an ONNX file as it is.
+    """Writes exported.onnx from torch, or from the source ONNX file.
 
     Args:
-        folder: the artifact's.
-        spec: the model, with the profiles that it is going to be built for.
-        options: the weights and the seed.
+        folder: The artifact's folder.
+        spec: The model, with the profiles that the build will use.
+        options: The weights and the seed.
 
     Raises:
-        PipelineError: see `pipeline.export.export.export` and
+        PipelineError: See `pipeline.export.export.export` and
             `pipeline.source.onnx.importing.import_onnx`.
     """
     watch = Stopwatch()
@@ -78,7 +78,7 @@ def export(folder: Path, spec: ModelSpec, options: ExportOptions) -> Exported:
 
 
 def record_export(manifest: Manifest, done: Exported) -> Manifest:
-    """The manifest with the interface that the export found, and how it went."""
+    """Adds the exported interface and the facts of the export to the manifest."""
     source = done.spec.onnx
     here = versions(PACKAGES)
     return replace(
@@ -98,12 +98,12 @@ def record_export(manifest: Manifest, done: Exported) -> Manifest:
 
 
 def rewrite(folder: Path, options: RewriteOptions) -> Rewritten:
-    """exported.onnx -> model.onnx.
+    """Rewrites exported.onnx to model.onnx.
 
     Raises:
-        ArtifactError: there is no exported.onnx.
-        RewriteError: a pass broke its contract, or refused a node that the target would get
-            wrong.
+        ArtifactError: There is no exported.onnx.
+        RewriteError: A pass broke its contract, or a pass refused a node that the target refuses or
+            computes wrongly.
     """
     _need(folder, EXPORTED, "export")
     passes = all_passes(options.own)
@@ -121,7 +121,7 @@ def rewrite(folder: Path, options: RewriteOptions) -> Rewritten:
 
 
 def record_rewrite(manifest: Manifest, done: Rewritten) -> Manifest:
-    """The manifest with the target that the model was rewritten for, and what the passes did."""
+    """Adds the target and the record of each pass to the manifest."""
     return replace(
         manifest,
         target=TargetInfo(done.target, find_target(done.target).flavour, None),
@@ -134,12 +134,12 @@ class BuiltEngine:
     """The plan in an artifact.
 
     Args:
-        plan: what TensorRT made, and what it said.
-        interface: the model's, with the profiles of the plan.
-        options: what was asked for.
+        plan: The plan's size, warnings and other facts of the build.
+        interface: The model's interface, with the profiles of the plan.
+        options: The options of the build.
         plugin_hashes: sha256 of each plugin file that the plan needs.
-        gpu: name of the GPU that the plan was built on; empty for a portable plan.
-        compute_capability: of that GPU (``9.0``); None for a portable plan.
+        gpu: The name of the GPU that the plan was built on; empty for a portable plan.
+        compute_capability: The compute capability of that GPU (``9.0``); None for a portable plan.
     """
 
     plan: Built
@@ -151,27 +151,27 @@ class BuiltEngine:
 
     @property
     def library_seconds(self) -> dict[str, float]:
-        """Seconds inside TensorRT and Polygraphy."""
+        """Seconds in TensorRT and Polygraphy."""
         return dict(self.plan.library_seconds)
 
     @property
     def peak_memory(self) -> int:
-        """Bytes, of the process that built."""
+        """Peak memory of the build process in bytes."""
         return self.plan.peak_memory
 
 
 def build(folder: Path, interface: Interface, options: BuildOptions) -> BuiltEngine:
-    """model.onnx -> engine.plan, and half.onnx in fp16.
+    """Builds engine.plan from model.onnx, and writes half.onnx for fp16.
 
     Args:
-        folder: the artifact's.
-        interface: of the exported model, with the profiles to build.
-        options: the target, and what else changes the engine. A timing cache that
-            is given takes the place of the artifact's own, and gets its timings afterwards.
+        folder: The artifact's folder.
+        interface: The interface of the exported model, with the profiles to build.
+        options: The options of the build. A given timing cache replaces the artifact's own cache,
+            and gets the new timings afterwards.
 
     Raises:
-        ArtifactError: there is no model.onnx.
-        PipelineError: see `pipeline.build.build.build`.
+        ArtifactError: There is no model.onnx.
+        PipelineError: See `pipeline.build.build.build`.
     """
     _need(folder, MODEL, "rewrite")
     target, effort = options.target, options.effort
@@ -197,8 +197,8 @@ def build(folder: Path, interface: Interface, options: BuildOptions) -> BuiltEng
 
 
 def _built_on(target: Target) -> tuple[str, str | None]:
-    """Name and compute capability of the GPU that a plan built here is for; ("", None) for a
-    portable plan."""
+    """Returns name and compute capability of the GPU that a plan is built for here; ("", None) for
+    a portable plan."""
     gpu = find_gpu()
     if target.flavour == "tensorrt_rtx" or isinstance(gpu, str):
         return "", None
@@ -207,7 +207,7 @@ def _built_on(target: Target) -> tuple[str, str | None]:
 
 
 def record_build(manifest: Manifest, done: BuiltEngine) -> Manifest:
-    """The manifest with the plan: its profiles, its precision, and how it was built."""
+    """Adds the plan's profiles, precision and build facts to the manifest."""
     plan, target = done.plan, done.options.target
     return replace(
         manifest,
@@ -233,7 +233,7 @@ def record_build(manifest: Manifest, done: BuiltEngine) -> Manifest:
 
 def _need(folder: Path, name: str, stage: str) -> None:
     if not (folder / name).is_file():
-        raise ArtifactError(f"the artifact holds no {name}: run `pipeline {stage}` first")
+        raise ArtifactError(f"the artifact has no {name}. Run `pipeline {stage}` first")
 
 
 EXPORT = Stage(STAGES[0], export, record_export)

@@ -1,4 +1,4 @@
-"""The folder in which a conversion works, and the manifest of what was done in it so far."""
+"""The working folder of a conversion, and its manifest so far."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pipeline.machine.swap_folder import replacing
 
 
 class Result(Protocol):
-    """What every stage returns."""
+    """The result of a stage."""
 
     @property
     def library_seconds(self) -> Mapping[str, float]:
-        """Seconds inside libraries, by the name of what was called."""
+        """Seconds in libraries, by the name of the call."""
         ...
 
 
@@ -35,9 +35,9 @@ class Stage(Generic[P, R]):
     """One stage of a conversion.
 
     Args:
-        name: one of `pipeline.convert.keys.STAGES`.
-        run: does the work in a folder and returns what came of it.
-        record: writes that into a manifest.
+        name: One of `pipeline.convert.keys.STAGES`.
+        run: Does the work in a folder and returns the result.
+        record: Adds the result to a manifest.
     """
 
     name: str
@@ -46,14 +46,14 @@ class Stage(Generic[P, R]):
 
 
 class Workspace:
-    """A copy of the artifact's folder, which takes the artifact's place when all is well.
+    """A working copy of the artifact's folder. It replaces the artifact if no error is raised.
 
     Args:
-        folder: where the stages work.
-        place: where the artifact is going to be.
-        manifest: what is known before the first stage.
-        announce: is called with the name of each stage when it begins.
-        todo: the stages to run; the results of the others are there already.
+        folder: The folder in which the stages work.
+        place: The final folder of the artifact.
+        manifest: The manifest before the first stage.
+        announce: Called with the name of each stage when the stage begins.
+        todo: The stages to run. The results of the other stages exist already.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Workspace:
         self._announce, self._todo = announce, todo
 
     def do(self, stage: Stage[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Runs a stage, measures it, and writes what came of it into the manifest.
+        """Runs and measures a stage, and adds its result to the manifest.
 
         Returns:
-            The stage's result; None if the artifact has it already.
+            The stage's result; None if the stage is not in `todo`.
         """
         if stage.name not in self._todo:
             return None
@@ -82,7 +82,7 @@ class Workspace:
             result = stage.run(self.folder, *args, **kwargs)
             before = forget(self.folder, self.manifest, after=stage.name)
             manifest = stage.record(before, result)
-        # TensorRT builds in a process of its own
+        # TensorRT builds in a child process
         peak = getattr(result, "peak_memory", None) or peak_memory()
         took = StageInfo(stage.name, watch.seconds[stage.name], dict(result.library_seconds), peak)
         others = tuple(info for info in manifest.stages if info.name != stage.name)
@@ -90,14 +90,14 @@ class Workspace:
         return result
 
     def finish(self, **changes: object) -> Manifest:
-        """Writes the manifest, with these fields changed."""
+        """Writes the manifest with these fields changed."""
         self.manifest = finish(self.folder, replace(self.manifest, **changes))  # type: ignore[arg-type]
         return self.manifest
 
 
 @contextmanager
 def new_artifact(place: Path, manifest: Manifest, announce: Announce) -> Iterator[Workspace]:
-    """An empty workspace; the artifact takes its place at the end, or stays away on an error."""
+    """Gives an empty workspace. It becomes the artifact at the end, unless an error is raised."""
     with replacing(place, keep=False) as folder:
         yield Workspace(folder, place, manifest, announce)
 
@@ -109,16 +109,16 @@ def opened_artifact(
     manifest: Manifest | None = None,
     todo: tuple[str, ...] = STAGES,
 ) -> Iterator[Workspace]:
-    """A workspace that holds what an artifact holds.
+    """Gives a workspace with a copy of an artifact.
 
     Args:
-        artifact: as it was read.
-        announce: is called with the name of each stage when it begins.
-        manifest: what to begin with, if not with the artifact's own.
-        todo: the stages to run.
+        artifact: The artifact as it was read.
+        announce: Called with the name of each stage when the stage begins.
+        manifest: The manifest to begin with; the artifact's own by default.
+        todo: The stages to run.
 
     Raises:
-        InputError: another conversion replaced the artifact since it was read.
+        InputError: Another run replaced the artifact after it was read.
     """
     place = artifact.path
     with replacing(place, keep=True) as folder:

@@ -33,7 +33,7 @@ from pipeline.spec.tensors import Input
 RTX = TARGETS["rtx-1.7"]
 OPSET = '<ir_version: 10, opset_import: ["" : 18, "mine" : 1]>'
 ATTENTION = '<ir_version: 10, opset_import: ["" : 23]>'
-OPSET_18 = "export at opset 18, which spells attention as MatMul and Softmax"
+OPSET_18 = "export at opset 18, which writes attention as MatMul and Softmax"
 KERNEL = "<float[1,1,5,5] k = {" + ",".join(["1"] * 25) + "}>"
 
 
@@ -90,15 +90,15 @@ CASES = (
         "op that the parser does not know",
         "g (float[1,h,h] x) => (float[1] y) { [d] y = Det(x) }",
         {"h": (2, 4, 8)},
-        ("refuses the Det node d: its parser does not know the op (x [1, h, h] -> y [1]; h=2:4:8)",
-         "; spell it with ops that TensorRT has"),
+        ("refuses the Det node d: the parser does not know the op (x [1, h, h] -> y [1]; h=2:4:8)",
+         "; use ops that TensorRT has, or write a pass"),
     ),
     Case(
         "several nodes at once",
         "g (float[1,h] x) => (float[1,h] y) { [a] s = SequenceConstruct(x) "
         "[b] y = ConcatFromSequence<axis=0>(s) }",
         {"h": (2, 4, 8)},
-        ("the SequenceConstruct node a: ", "(it refuses ConcatFromSequence node b too)",
+        ("the SequenceConstruct node a: ", "(it also refuses ConcatFromSequence node b)",
          "; TensorRT has no sequences"),
     ),
     Case(
@@ -108,7 +108,7 @@ CASES = (
         {"h": (4, 8, 16), "w": (4, 8, 16)},
         ("refuses the Resize node r: Antialiasing is not supported currently (x [1, 1, h, w], "
          "s = [1.0, 1.0, 0.5, 0.5] -> y [1, 1, a, b]; h=4:8:16, w=4:8:16); ",
-         "spell it with ops that TensorRT has"),
+         "use ops that TensorRT has, or write a pass"),
     ),
     Case(
         "parser names no node",
@@ -124,7 +124,7 @@ CASES = (
         {"h": (4000, 4500, 5000)},
         ("refuses the TopK node that makes y: K exceeds the maximum value allowed (3840) "
          "(x [1, h], k = [4000] -> y [1, 4000], i [1, 4000]; h=4000:4500:5000); "
-         "TensorRT takes the top 3840 at most",),
+         "TensorRT supports K up to 3840",),
     ),
     Case(
         "branches of unequal ranks",
@@ -133,7 +133,7 @@ CASES = (
         "else_branch = e () => (float[1,h] q) { q = Identity(x) }> }",
         {"h": (2, 4, 8)},
         ("refuses the If node pick: Must have inputs with equal ranks",
-         "make both branches of the If give the same rank"),
+         "give both branches of the If the same rank"),
     ),
     Case(
         "sizes that don't divide",
@@ -141,7 +141,7 @@ CASES = (
         {"h": (3, 4, 9)},
         ("refuses the Reshape node r: reshaping failed for tensor: x Reshape dimension of -1 has "
          "no solution, at the opt of profile wide (x [1, h], s = [-1, 3] -> y [a, 3]; h=3:4:9); ",
-         "declare a multiple_of, or another range, on h"),
+         "declare a multiple_of or another range for h"),
     ),
     Case(
         "matrices that match at some sizes only",
@@ -149,13 +149,13 @@ CASES = (
         {"h": (2, 4, 8), "w": (2, 5, 8)},
         ("refuses the MatMul node mm: attempt to multiply two matrices with mismatching dimensions "
          "(4 != 5), at the opt of profile wide (x [2, h], z [w, 2] -> y [2, 2]; h=2:4:8, w=2:5:8);",
-         "as the same Dim (h, w)"),
+         "use the same Dim for sizes that must be equal (h, w)"),
     ),
     Case(
         "sums that match at some sizes only",
         "g (float[2,h] x, float[2,w] z) => (float[2,q] y) { [ad] y = Add(x, z) }",
         {"h": (2, 4, 8), "w": (3, 5, 8)},
-        ("the Add node ad: dimensions not compatible for elementwise (4 != 5)", "as the same Dim"),
+        ("the Add node ad: dimensions not compatible for elementwise (4 != 5)", "use the same Dim"),
     ),
     Case(
         "parts that don't fit together",
@@ -170,7 +170,7 @@ CASES = (
         "{ [norm] y = InstanceNormalization(x, s, b) }",
         {"n": (1, 1, 2)},
         ("the InstanceNormalization node norm: Total number of elements within given the first two "
-         "dimensions must be > 1", "a single value has no variance: raise the min of its size"),
+         "dimensions must be > 1", "one value alone has no variance: raise the min of its size"),
     ),
     Case(
         "Myelin names a tensor",
@@ -191,7 +191,7 @@ CASES = (
         "g (uint8[1,h,3] x) => (float[1,3,h] y) { [tr] z = Transpose<perm=[0,2,1]>(x) "
         "y = Cast<to=1>(z) }",
         {"h": (2, 4, 8)},
-        ("the Transpose node tr: ", "has type UInt8", "convert it right where it comes in"),
+        ("the Transpose node tr: ", "has type UInt8", "convert the input before any other op"),
     ),
     Case(
         "words that name an op only",
@@ -207,7 +207,7 @@ CASES = (
         "crash of the builder",
         "g (float16[1,2,h,64] q) => (float16[1,2,h,64] y) { [at] y = Attention(q, q, q) }",
         {"h": (2, 8, 64)},
-        ("target rtx-1.7: TensorRT's process died: Segmentation fault (SIGSEGV), while it compiled "
+        ("target rtx-1.7: TensorRT crashed: Segmentation fault (SIGSEGV), while compiling "
          "the Attention node at (q [1, 2, h, 64],", "h=2:8:64); ", OPSET_18),
         ATTENTION,
     ),
@@ -216,8 +216,8 @@ CASES = (
         "g (float16[1,2,h,64] q) => (float16[1,2,h,64] y) "
         "{ t = Sin(q) [a] u = Attention(t, t, t) [b] y = Attention(u, u, u) }",
         {"h": (2, 8, 64)},
-        ("died: Segmentation fault (SIGSEGV), while it compiled ", " nodes, among them Attention "
-         "node a, Attention node b: it is known to crash on Attention; ", OPSET_18),
+        ("crashed: Segmentation fault (SIGSEGV), while compiling ", " nodes, among them Attention "
+         "node a, Attention node b: TensorRT is known to crash on Attention; ", OPSET_18),
         ATTENTION,
     ),
 )  # fmt: skip
@@ -235,7 +235,7 @@ def test_refusal_is_told(case: Case, tmp_path: Path, monkeypatch: Any) -> None:
     for part in case.parts:
         assert part in text[place:], text
         place = text.index(part, place) + len(part)
-    assert "TensorRT's words:\n" in detail + "\n"
+    assert "TensorRT's message:\n" in detail + "\n"
     assert caught.value.exit_code == 1
     assert not (tmp_path / "engine.plan").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx"]
@@ -246,9 +246,9 @@ def test_refusal_is_told(case: Case, tmp_path: Path, monkeypatch: Any) -> None:
     [
         ("g (float[1,1,h,8] x) => (float[1,1,a,b] y) <float[4] s = {1,1,0.5,0.5}> "
          '{ [r] y = Resize<mode="linear",antialias=1>(x,,s) }',
-         r"; pass \w+ rewrites such a node, and has not run on this graph$"),
+         r"; pass \w+ rewrites this node, but did not run on this graph$"),
         ("g (float[1,h] x) => (int64[2,n] y) { [find] y = NonZero(x) }",
-         r"; pass \w+ can't mend it: .* depends on the data of x"),
+         r"; pass \w+ cannot rewrite it: .* depends on the data of x"),
     ],
 )  # fmt: skip
 def test_the_passes_are_asked_first(tmp_path: Path, text: str, told: str) -> None:
@@ -268,9 +268,9 @@ def test_detail_has_the_facts_by_lines_and_the_words_below(tmp_path: Path) -> No
         "sizes:      x [1, h] -> y [2, n]",
         "dims:       h=2:4:8",
     ]
-    assert lines[4].startswith("to mend it: ")
+    assert lines[4].startswith("to fix it: ")
     assert "depends on the data" in lines[4]
-    assert lines[5] == "TensorRT's words:"
+    assert lines[5] == "TensorRT's message:"
     assert any("In node 0 with name: f and operator: NonZero" in line for line in lines[6:])
 
 
@@ -312,7 +312,7 @@ def test_input_of_a_fixed_size(tmp_path: Path) -> None:
         (
             "g (float[1,h] x) => (float[2,q] y) <int64[2] s = {2,2}> { [r] y = Reshape(x, s) }",
             {"h": (4, 4, 9)},
-            ("at the max of its profile: Reshape node r: ", "would change volume 9 to 4", "on h"),
+            ("at the max of its profile: Reshape node r: ", "would change volume 9 to 4", "for h"),
         ),
         (
             "g (float[1,h] x) => (float[1,a] y, float[1,b] z) <int64[2] s = {3,3}> "
@@ -326,7 +326,7 @@ def test_sizes_that_the_engine_can_not_run_are_told_in_the_warnings(
     tmp_path: Path, text: str, ranges: dict[str, Range], parts: tuple[str, ...]
 ) -> None:
     done = converted(tmp_path, text, **ranges)  # it builds: TensorRT-RTX warns of it only
-    warning = next(w for w in done.warnings if w.startswith("the engine can't run"))
+    warning = next(w for w in done.warnings if w.startswith("the engine cannot run"))
     assert "\n" not in warning
     for part in parts:
         assert part in warning
@@ -346,7 +346,7 @@ def test_crash_of_the_parser_names_the_node(tmp_path: Path, monkeypatch: Any) ->
     with pytest.raises(BuildError) as caught:
         build(path, tmp_path / "p", whole_range("x", h), options)
     text = str(caught.value)
-    assert "died: Aborted (SIGABRT), while it parsed the mine::Twice node dbl (t [1, h]" in text
+    assert "crashed: Aborted (SIGABRT), while parsing the mine::Twice node dbl (t [1, h]" in text
     assert "terminate called" in caught.value.detail
 
 
@@ -398,13 +398,13 @@ def test_nothing_is_claimed_that_the_words_do_not_say(tmp_path: Path) -> None:
         explain(path, RTX, BuildFailure("", "Killed (SIGKILL)", "build", layers=("one", "two")))
     )
     assert told == (
-        "target rtx-1.7: TensorRT's process died: Killed (SIGKILL), while it compiled 2 nodes, "
-        "among them Relu node one, Relu node two: which is not known"
+        "target rtx-1.7: TensorRT crashed: Killed (SIGKILL), while compiling 2 nodes, "
+        "among them Relu node one, Relu node two: the exact node is not known"
     )
     told = str(explain(path, RTX, BuildFailure("", "Killed (SIGKILL)", "build")))
-    assert told.endswith("while it built model.onnx; nothing says at which node")
+    assert told.endswith("while building model.onnx; the node is not known")
     told = str(explain(path, RTX, BuildFailure("", "Killed (SIGKILL)", "plugin libfoo.so")))
-    assert told.endswith("while it loaded the plugin libfoo.so")
+    assert told.endswith("while loading the plugin libfoo.so")
     # names of layers that only begin like a node's are not that node
     for words in ("(ILayer one_more: why)", "(on: why)", "(xone: why)"):
         assert find(NodeIndex(path), BuildFailure(words)).nodes == ()
@@ -445,6 +445,6 @@ def test_every_advice_of_the_table_can_be_given() -> None:
         "InstanceNormalization", "Total number of elements", False,
         lambda axis: {"h"} if axis == 2 else {"n", "h"},
     )  # fmt: skip
-    for op, words in (("Foo", "spell it with ops"), ("SequenceAt", "no sequences")):
+    for op, words in (("Foo", "use ops that TensorRT has"), ("SequenceAt", "no sequences")):
         assert words in declared_advice(op, "[E] UNSUPPORTED_NODE: false", False, lambda _: set())
     assert declared_advice("Relu", "nothing known", False, lambda _: set()) == ""

@@ -116,7 +116,7 @@ def test_bench_refuses(cli: Run, artifact: Path, tmp_path: Path) -> None:
     refused(cli("bench", artifact, "--shape", "h=4"), "h=4")
     refused(cli("bench", artifact, "--shape", "q=4"), "no dim 'q'")
     refused(cli("bench", artifact, "--repeat", "0"), "--repeat 0")
-    refused(cli("bench", artifact, "--out", tmp_path / "no" / "x.json"), "there is no folder")
+    refused(cli("bench", artifact, "--out", tmp_path / "no" / "x.json"), "Create it first")
 
 
 @pytest.mark.skipif(not isinstance(find_gpu(), str), reason="there is a GPU")

@@ -57,7 +57,7 @@ def test_a_failing_model_stops_no_other_and_a_second_run_goes_on(tmp_path: Path)
     assert "rtol 0.0001 or atol 1e-05" in rows["last"] and "MiB" in rows["last"]
     assert "FAILED" in rows["skewed"] and "FAILED" in rows["crashing"]
     assert "FAILED skewed: model skewed: y of exported against torch at min" in output
-    assert "FAILED crashing: its process ended with Aborted (SIGABRT)" in output
+    assert "FAILED crashing: the process of this model ended with Aborted (SIGABRT)" in output
     for part in ("] first (1 of 4)", "] first: export", "] skewed: FAILED", "] last: ok"):
         assert part in errors
     found = cases(tmp_path / "artifacts" / "convert.xml")
@@ -119,16 +119,16 @@ def test_an_interrupted_run_leaves_what_is_known(tmp_path: Path, number: signal.
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["raft"], "leave raft out"),
-        (["--option", "updates=2"], "--option is for one model"),
-        (["--dim", "h=1:2:3"], "--dim is for one model"),
-        (["--range", "x=0..1"], "--range is for one model"),
-        (["--exact-dims"], "--exact-dims is for one model"),
-        (["--time-limit", "0"], "'0' is no number of seconds"),
-        (["--time-limit", "nan"], "'nan' is no number of seconds"),
+        (["raft"], "remove raft, or remove --all"),
+        (["--option", "updates=2"], "--option fits one model only"),
+        (["--dim", "h=1:2:3"], "--dim fits one model only"),
+        (["--range", "x=0..1"], "--range fits one model only"),
+        (["--exact-dims"], "--exact-dims fits one model only"),
+        (["--time-limit", "0"], "'0' is not a positive number of seconds"),
+        (["--time-limit", "nan"], "'nan' is not a positive number of seconds"),
         (["--target", "tensorrt-8.6"], "is not installed here"),
         (["--target", "none"], "unknown target"),
-        (["--out", "/dev/null/x"], "no folder for the artifacts"),
+        (["--out", "/dev/null/x"], "cannot make this folder"),
     ],
 )
 def test_bad_words(cli: Run, words: list[str], part: str) -> None:
@@ -136,7 +136,7 @@ def test_bad_words(cli: Run, words: list[str], part: str) -> None:
 
 
 def test_time_limit_is_for_all(cli: Run) -> None:
-    refused(cli("convert", "tiny", "--time-limit", "5"), "--time-limit is for --all")
+    refused(cli("convert", "tiny", "--time-limit", "5"), "--time-limit works only with --all")
 
 
 def test_make_takes_all() -> None:

@@ -32,7 +32,7 @@ def test_convert_prints_tables_and_progress(cli: Run, tmp_path: Path) -> None:
     assert Artifact.open(tmp_path / "a").manifest.model.options == {"channels": 2}
     code, output, errors = cli("convert", "tiny", "--out", "a", "--option", "channels=2")
     assert (code, errors) == (0, "")
-    assert "Nothing changed since it was made" in output
+    assert "Nothing changed, so nothing was done" in output
 
 
 def test_default_place(cli: Run, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_debug_shows_the_traceback(cli: Run) -> None:
 
 def test_detail_is_pointed_to_and_shown(cli: Run, artifact: Path) -> None:
     _, _, errors = cli("convert", "skewed", "--out", artifact, "--force")
-    assert errors.splitlines()[-1].endswith("(--debug shows the whole text)")
+    assert errors.splitlines()[-1].endswith("(--debug shows the full text)")
     _, _, errors = cli("convert", "skewed", "--out", artifact, "--force", "--debug")
     assert "at max (h=40,w=40)" in errors
 

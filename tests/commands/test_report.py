@@ -105,7 +105,7 @@ def test_unfinished_and_unchanged(tmp_path: Path, converted: Report) -> None:
     assert "target rtx-1.7, fp32" in text
     text = report_text(dataclasses.replace(converted, unchanged=True))
     assert text.count("\n") == 1
-    assert "--force converts again" in text
+    assert "Use --force to convert again" in text
 
 
 def test_models() -> None:

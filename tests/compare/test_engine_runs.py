@@ -485,7 +485,7 @@ class TestWhyNot:
     def test_another_gpu(self, artifact: Path, manifest: Manifest) -> None:
         for wanted, why in (
             ("8.9", ""),
-            ("9.0", "built for compute capability 9.0, some GPU has 8.9"),
+            ("9.0", "the engine needs compute capability 9.0, some GPU has 8.9"),
         ):
             target = dataclasses.replace(manifest.target, compute_capability=wanted)
             changed = dataclasses.replace(manifest, target=target)
@@ -497,7 +497,7 @@ class TestWhyNot:
         built = manifest.target.version
         monkeypatch.setattr(engine_runs, "installed_version", lambda _: "1.7.9")
         why = why_not_run(artifact, RTX, manifest)
-        assert why == f"built with tensorrt_rtx {built}, here is 1.7.9"
+        assert why == f"the engine was built with tensorrt_rtx {built}, but 1.7.9 is installed"
         monkeypatch.setattr(engine_runs, "installed_version", lambda _: None)
         assert why_not_run(artifact, RTX, manifest).startswith("tensorrt_rtx is not installed here")
 

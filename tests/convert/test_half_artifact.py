@@ -68,7 +68,7 @@ def test_an_overflow_shows_without_a_gpu(net: Path) -> None:
     onnx.save(onnx.parser.parse_model(text), net / "net.onnx")
     assert converted(net, precision="fp32").ok
     overflow = r"half has NaN .*\. First overflow in half precision: the "
-    overflow += r"Conv node .*: a is up to 1\.\d+e\+05\. fp16 overflows beyond 65504"
+    overflow += r"Conv node .*: a reaches 1\.\d+e\+05\. fp16 overflows beyond 65504"
     with pytest.raises(CompareError, match=overflow):
         converted(net, WIDE)
 

@@ -49,7 +49,7 @@ def test_killed_conversion_leaves_the_old_artifact(
     if number == signal.SIGINT:
         assert code == 130
         assert errors.count("error: ") == 1
-        assert "error: interrupted; what was there before is untouched\n" in errors
+        assert "error: interrupted; existing artifacts are unchanged\n" in errors
         assert "Traceback" not in errors
         assert files_under(artifact.parent)[0] == artifact.name
     elif moment != "package":

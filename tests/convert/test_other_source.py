@@ -52,13 +52,13 @@ def test_a_factory_of_the_same_name(cli: Run, files: Path) -> None:
     for command in ("export", "convert"):
         refused(
             cli(command, other, *WORDS),
-            f"artifacts/net holds what was made from {mine}, not from {other}: give another "
-            "folder (--out DIR), or --force to replace it",
+            f"artifacts/net has an artifact of {mine}, not of {other}. Pass another folder with "
+            "--out DIR, or replace the artifact with --force",
         )
         assert (files_under(place.parent), (place / "manifest.json").read_bytes()) == before
     code, _, errors = cli("export", other, *WORDS, "--out", "net2")
     assert code == 0 and source(files / "net2") == other, errors
-    refused(cli("export", mine, *WORDS, "--out", "net2"), "net2 holds what was made from", other)
+    refused(cli("export", mine, *WORDS, "--out", "net2"), "net2 has an artifact of", other)
     code, _, errors = cli("export", other, *WORDS, "--force")
     assert code == 0 and source(place) == other, errors
 
@@ -81,10 +81,10 @@ def test_a_name_of_the_zoo(cli: Run, files: Path) -> None:
     code, _, errors = cli("export", "tiny")
     assert code == 0, errors
     own = "c/other_source.py:tiny"
-    refused(cli("export", own, *WORDS), f"made from tiny, not from {own}")
+    refused(cli("export", own, *WORDS), f"has an artifact of tiny, not of {own}")
     code, _, errors = cli("export", own, *WORDS, "--force")
     assert code == 0, errors
-    refused(cli("convert", "tiny"), f"made from {own}, not from tiny")
+    refused(cli("convert", "tiny"), f"has an artifact of {own}, not of tiny")
     assert source(files / "artifacts" / "tiny") == own
 
 
@@ -95,7 +95,9 @@ def test_onnx_files_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
         onnx.save(onnx.parser.parse_model(ONNX.format(op=op)), f"{folder}/model.onnx")
     dims = ("n=1:3:9",)
     first = run(Config("a/model.onnx", dims=dims))
-    with pytest.raises(InputError, match=r"made from a/model.onnx, not from b/model.onnx: give"):
+    with pytest.raises(
+        InputError, match=r"an artifact of a/model\.onnx, not of b/model\.onnx\. Pass"
+    ):
         run(Config("b/model.onnx", dims=dims))
     assert source(first.path) == "a/model.onnx"
     # the same to the byte: there is nothing to replace
@@ -113,7 +115,7 @@ def test_an_older_or_damaged_artifact_still_says_what_it_is_of(artifact: Path) -
         patch.chdir(artifact.parent)
         for change in ({"schema": 2}, {"manifest_sha256": "0"}):
             (artifact / "manifest.json").write_text(json.dumps({**content, **change}))
-            with pytest.raises(InputError, match=r"made from tiny, not from spec\.onnx"):
+            with pytest.raises(InputError, match=r"has an artifact of tiny, not of spec\.onnx"):
                 run_export(other)
         for text in ("{", "[]", json.dumps({**content, "model": {}})):  # it does not say it
             (artifact / "manifest.json").write_text(text)

@@ -53,7 +53,7 @@ def test_stage_by_stage_is_the_same_as_run(converted: Report, tmp_path: Path) ->
     report = run_export(Config("tiny", out=place))
     assert files_under(place) == ["exported.onnx", "manifest.json"]
     assert report.manifest.rewrite is None
-    with pytest.raises(ArtifactError, match=r"holds no model\.onnx: run `pipeline rewrite` first"):
+    with pytest.raises(ArtifactError, match=r"has no model\.onnx\. Run `pipeline rewrite` first"):
         run_build(place)
     with pytest.raises(ArtifactError, match="no outputs of torch are stored"):
         run_verify(place)

@@ -97,10 +97,10 @@ def test_the_gpu_that_a_plan_is_for(monkeypatch: pytest.MonkeyPatch, artifact: P
 def test_a_stage_needs_the_one_before(artifact: Path) -> None:
     manifest = Artifact.open(artifact).manifest
     (artifact / "model.onnx").unlink()
-    with pytest.raises(ArtifactError, match=r"no model\.onnx: run `pipeline rewrite` first"):
+    with pytest.raises(ArtifactError, match=r"no model\.onnx\. Run `pipeline rewrite` first"):
         stages.build(artifact, manifest.interface, BuildOptions(RTX))
     (artifact / "exported.onnx").unlink()
-    with pytest.raises(ArtifactError, match=r"no exported\.onnx: run `pipeline export` first"):
+    with pytest.raises(ArtifactError, match=r"no exported\.onnx\. Run `pipeline export` first"):
         stages.rewrite(artifact, RewriteOptions(target=RTX))
 
 

@@ -195,5 +195,5 @@ def test_a_plan_of_another_gpu_is_not_compared(copy: Path) -> None:
     refinish(copy, target=target)
     manifest = run_verify(copy).manifest
     assert not manifest.engine_compared
-    assert manifest.engine_compared_why.startswith("built for compute capability 3.5, ")
+    assert manifest.engine_compared_why.startswith("the engine needs compute capability 3.5, ")
     assert manifest.engine_gpu == ""

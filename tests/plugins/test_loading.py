@@ -70,7 +70,7 @@ def test_python_plugin_builds(tmp_path: Path) -> None:
     assert done.plan_bytes > 1000
     with pytest.raises(
         BuildError,
-        match=r"no plugin for the mine::Twice node dbl: give the library that holds its plugin: "
+        match=r"no plugin for the mine::Twice node dbl: pass the library that has the plugin: "
         r"--plugin libfoo\.so",
     ):
         built(path)
@@ -113,10 +113,10 @@ def test_node_inside_of_a_branch_and_of_a_function(tmp_path: Path) -> None:
         ("org.pytorch.aten", "ATen", "torch.onnx.export(dynamo=True)"),
         ("ai.onnx.contrib", "Tokenizer", "ONNX Runtime Extensions"),
         ("his", "Foo", "--plugin libfoo.so"),
-        ("com.microsoft", "Gelu", "would read the com.microsoft::Gelu node dbl as the standard "
-         "Gelu, whatever its domain: ONNX Runtime's optimiser fused it"),
-        ("mine", "Sigmoid", "would read the mine::Sigmoid node dbl as the standard Sigmoid, "
-         "whatever its domain: rename the op"),
+        ("com.microsoft", "Gelu", "would parse the com.microsoft::Gelu node dbl as the standard "
+         "Gelu of another domain: ONNX Runtime's optimiser fused it"),
+        ("mine", "Sigmoid", "would parse the mine::Sigmoid node dbl as the standard Sigmoid "
+         "of another domain: rename the op"),
     ],
 )  # fmt: skip
 def test_missing_op_is_told_with_where_to_get_it(
@@ -138,7 +138,7 @@ def test_missing_op_names_the_module_and_the_line(tmp_path: Path) -> None:
     ):
         model.graph.node[1].metadata_props.add(key=key, value=value)
     onnx.save(model, path)
-    with pytest.raises(BuildError, match=r"node dbl, from module head at net\.py:12: give the"):
+    with pytest.raises(BuildError, match=r"node dbl, from module head at net\.py:12: pass the"):
         built(path)
 
 
@@ -146,8 +146,8 @@ def test_another_version_of_the_plugin(tmp_path: Path) -> None:
     text = NODE.replace("(t)", '<plugin_version="2">(t)')
     with pytest.raises(
         BuildError,
-        match="of version '2' and namespace ''; there is version '1' namespace '': set the node's "
-        "attributes plugin_version and plugin_namespace",
+        match=r"with version '2' and namespace ''; it has version '1' namespace ''\. Set the "
+        "node's attributes plugin_version and plugin_namespace",
     ):
         built(saved(tmp_path, text, "mine", "Twice"), TWICE)
 
@@ -250,8 +250,7 @@ def test_plugin_that_ends_the_process(tmp_path: Path) -> None:
     with pytest.raises(BuildError) as caught:
         built(saved(tmp_path, NODE, "mine"), path)
     assert str(caught.value) == (
-        "target rtx-1.7: TensorRT's process died: Aborted (SIGABRT), while it loaded the plugin "
-        f"{path}"
+        f"target rtx-1.7: TensorRT crashed: Aborted (SIGABRT), while loading the plugin {path}"
     )
 
 
@@ -283,8 +282,8 @@ def test_own_plugin_is_named_where_it_is_missing(
     path = saved(tmp_path, NODE, "trt_pipeline")
     trt = SimpleNamespace(get_plugin_registry=lambda: SimpleNamespace(all_creators=[]))
     name = next(iter(PLUGINS))
-    for target, told in ((RTX, f"--plugin {name}"), (OLD, "it does not exist for this target")):
-        with pytest.raises(BuildError, match=f"it is the pipeline's own: {told}$"):
+    for target, told in ((RTX, f"pass --plugin {name}"), (OLD, "but not for this target")):
+        with pytest.raises(BuildError, match=f"the op comes with pipeline, {told}$"):
             prepare(trt, path, tmp_path / "spare", target, {}, lambda _: False)
 
 
@@ -308,7 +307,9 @@ def test_own_plugin_goes_before_its_body(tmp_path: Path) -> None:
         done = build(path, tmp_path / "p", declared, BuildOptions(RTX, plugins=plugins))
         return done.layers, done.plugins
 
-    with pytest.raises(BuildError, match="it is the pipeline's own: --plugin correlation_lookup"):
+    with pytest.raises(
+        BuildError, match="the op comes with pipeline, pass --plugin correlation_lookup"
+    ):
         layers()
     model = onnx.load(path)
     model.functions.append(plugin.function())

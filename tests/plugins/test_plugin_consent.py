@@ -120,4 +120,4 @@ def test_on_the_command_line(cli: Run, evil: Path, verb: str) -> None:
 
 def test_weights_that_nothing_reads(cli: Run, artifact: Path, tmp_path: Path) -> None:
     (tmp_path / "w.pth").touch()
-    refused(cli("verify", artifact, "--weights", "w.pth"), "weights w.pth: they are for the torch")
+    refused(cli("verify", artifact, "--weights", "w.pth"), "weights w.pth: only the torch model")

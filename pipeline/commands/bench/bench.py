@@ -1,8 +1,8 @@
-"""`pipeline bench`: what an engine takes at the sizes that matter, measured on the GPU here.
+"""`pipeline bench`: measures time and memory of an engine on this machine's GPU.
 
-Every size has an engine loaded for it alone, so that its memory is its own. Inputs lie on the GPU,
-random ones in the range that each declares, several sets in turn; a call gives its results there.
-How calls are timed: `pipeline.commands.bench.measure`. Needs no torch.
+The engine is loaded again for each set of sizes, so that memory is measured for each alone. Inputs
+and outputs stay on the GPU. Inputs are random, in their declared ranges; calls use several sets of
+inputs in turn. `pipeline.commands.bench.measure` times the calls. No torch is needed.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ Announce = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PointBench:
-    """One set of sizes; `why` is empty where it was measured.
+    """The measurement of one set of sizes.
 
     Args:
-        plain: calls without a CUDA graph.
-        graph: calls with one; None where there is none, and `graph_why` says why.
-        load_s, first_call_s: seconds until the engine was loaded, and its first call done.
-        memory_bytes: what the engine took of the GPU: plan, buffers and all that CUDA and
-            TensorRT keep beside them, without the inputs. It is what the GPU has less of, so that
-            other processes' doings are in it; None if they left it more than before.
-        engine_bytes: what the engine itself knows of.
+        label: The name of the set of sizes.
+        sizes: The size of each dim.
+        why: Why this set of sizes was not measured; empty if it was measured.
+        plain: Calls without a CUDA graph.
+        graph: Calls with a CUDA graph; None if there is none, and `graph_why` says why.
+        load_s, first_call_s: Seconds to load the engine, and seconds of the first call.
+        memory_bytes: How much free GPU memory the engine took, without the inputs: plan, buffers,
+            and what CUDA and TensorRT keep. Other processes change this number. None if more
+            memory was free afterwards.
+        engine_bytes: The memory that the engine itself reports, in bytes.
     """
 
     label: str
@@ -58,7 +61,7 @@ class PointBench:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What was measured where, and when."""
+    """All measurements of one engine, with the GPU and the date."""
 
     name: str
     target: str
@@ -87,35 +90,35 @@ def bench(
     """Measures the engine of an artifact.
 
     Args:
-        place: the artifact's folder.
-        shapes: the sizes, as text; none means min, opt and max of every profile.
-        method: how often calls are repeated.
-        graph: also measure with CUDA graphs.
-        plugins: files that the engine may load; see `pipeline.load`.
+        place: The folder of the artifact.
+        shapes: The sizes as text (``h=440,w=1024``). By default min, opt and max of every profile.
+        method: How often calls are repeated.
+        graph: Whether to measure with a CUDA graph too.
+        announce: Called with each step that begins.
+        plugins: Files that the engine may load; see `pipeline.load`.
 
     Raises:
-        ArtifactError, InputError: no artifact, no engine in it, a size that is not legal, or
-            no GPU here that it runs on.
-        EngineError: the engine does not load or does not run; a size that is too large for the
-            GPU's memory is no error: its `why` says so.
+        ArtifactError, InputError: There is no artifact, the artifact has no engine, a size is not
+            legal, or the engine cannot run on a GPU of this machine.
+        EngineError: No set of sizes could be measured. If only some fail, `why` has the reason.
     """
     artifact = Artifact.open(place)
     manifest = artifact.manifest
     declared = manifest.interface
     points = sizes_to_time(declared.dims, declared.profiles, declared.rules, shapes)
 
-    # says what stands in the way before anything is measured
+    # raises the errors of the engine before anything is measured
     with runtime.load(place, plugins=plugins) as engine:
         gpu = engine.gpu
     found = []
     for point in points:
-        announce(f"measuring at {sizes_text(point.sizes) or 'its fixed sizes'}")
+        announce(f"measure at {sizes_text(point.sizes) or 'the fixed sizes'}")
         try:
             found.append(_point(place, manifest, point, method, graph, plugins))
         except EngineError as error:
             found.append(PointBench(point.label, dict(point.sizes), str(error)))
     if all(point.why for point in found):
-        raise EngineError(f"{place}: no size could be measured: {found[0].why}")
+        raise EngineError(f"{place}: cannot measure any size: {found[0].why}")
     return BenchReport(
         manifest.name,
         manifest.target.name,
@@ -146,7 +149,7 @@ def _point(
         loaded = time.perf_counter() - start
         left = _cuda.memory()[0]
         sets = [feed(engine, one) for one in input_sets(manifest.interface.inputs, point.sizes)]
-        before -= left - _cuda.memory()[0]  # the inputs are not the engine's
+        before -= left - _cuda.memory()[0]  # without the inputs
 
         def call(n: int) -> object:
             return engine(sets[n % len(sets)], stream=stream.handle)
@@ -190,7 +193,7 @@ def _with_graph(
 
 
 class EventClock:
-    """Times calls by CUDA events on their stream."""
+    """Times calls with CUDA events on their stream."""
 
     def __init__(self, stream: int) -> None:
         from cuda.bindings import runtime as rt
@@ -219,8 +222,8 @@ class EventClock:
 
 
 def feed(engine: Engine, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Inputs on the GPU, in the dtypes that its TensorRT reads; those that it reads on the host
-    as they are."""
+    """Copies inputs to the GPU in the engine's dtypes. Inputs that TensorRT reads on the host stay
+    there."""
     ports = engine._runs.plan.inputs
     return {
         port.name: arrays[port.name] if port.on_host else OnGpu(arrays[port.name], port.dtype)
@@ -229,7 +232,7 @@ def feed(engine: Engine, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 class OnGpu:
-    """An array on the GPU, as other libraries hand theirs over (``__cuda_array_interface__``)."""
+    """An array on the GPU with ``__cuda_array_interface__``, as other libraries have."""
 
     def __init__(self, array: np.ndarray, dtype: Any = None) -> None:
         from pipeline.runtime import cuda as _cuda
@@ -239,9 +242,7 @@ class OnGpu:
         if array.nbytes:
             self.pointer = _cuda.allocate(array.nbytes)
             if not self.pointer:
-                raise EngineError(
-                    f"the inputs need {array.nbytes} bytes more than the GPU has free"
-                )
+                raise EngineError(f"not enough GPU memory for an input of {array.nbytes} bytes")
             _cuda.to_device(self.pointer, array.ctypes.data, array.nbytes, 0)
             _cuda.synchronise()
         self.__cuda_array_interface__ = {
@@ -258,12 +259,12 @@ class OnGpu:
 
 
 def report_text(report: BenchReport) -> str:
-    """The report as a table."""
+    """Returns the report as a table."""
     version = f" {report.version}" if report.version else ""
     lines = [
         f"{report.name}, {report.precision}, {report.target}{version} on {report.gpu}",
-        "milliseconds on the GPU, one call at a time: median (99 of 100 are below); "
-        "calls a second, many in flight",
+        "milliseconds of one call on the GPU: median (99th percentile); "
+        "calls per second, with many calls at a time",
         "",
     ]
     rows = [("sizes", "", "no graph", "calls/s", "CUDA graph", "calls/s", "GPU memory", "held")]
@@ -287,7 +288,7 @@ def report_text(report: BenchReport) -> str:
 
 
 def report_json(report: BenchReport) -> str:
-    """The report for machines."""
+    """Returns the report as JSON."""
     return json.dumps({"ok": report.ok, **asdict(report)}, indent=2)
 
 

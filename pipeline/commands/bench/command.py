@@ -17,33 +17,41 @@ Announce = Callable[[str], None]
 
 def add_command(add: Callable[..., Any]) -> None:
     """Adds ``bench`` to the command line."""
-    sub = add("bench", bench, "Measure the engine of an artifact on the GPU here.")
-    sub.add_argument("artifact", type=Path, metavar="ARTIFACT")
+    sub = add(
+        "bench",
+        bench,
+        "Measure the speed and memory of an artifact's engine on this machine's GPU.",
+    )
+    sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
     sub.add_argument(
         "--shape", action="append", default=[], metavar="DIM=SIZE,...",
-        help="measure at these sizes; dims left out take their opt (default: min, opt and max of "
-        "every profile)",
+        help="Measure at these sizes. Dims that you leave out use their opt. Repeat for more "
+        "(default: min, opt and max of every profile)",
     )  # fmt: skip
     sub.add_argument(
         "--repeat", type=int, default=30, metavar="N",
-        help="timed calls at each size, at least (default: 30, and a second's worth)",
+        help="Time at least N calls at each size, for at least one second (default: 30)",
     )  # fmt: skip
     sub.add_argument(
         "--graph", action=argparse.BooleanOptionalAction, default=True,
-        help="also measure with CUDA graphs",
+        help="Also measure with a CUDA graph (default: --graph)",
     )  # fmt: skip
     plugins(sub)
-    sub.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON here")
+    sub.add_argument(
+        "--out", type=Path, metavar="FILE", help="Also write the JSON report to this file"
+    )
 
 
 def bench(arguments: argparse.Namespace, announce: Announce) -> int:
-    """``bench``: 0 if every size was measured, 1 if one was not."""
+    """Runs ``bench``. Returns 0 if every size was measured, 1 if one was not."""
 
     if arguments.repeat < 1:
-        raise InputError(f"--repeat {arguments.repeat}: must be 1 or more")
+        raise InputError(f"--repeat {arguments.repeat} is too small. Pass 1 or more")
     out: Path | None = arguments.out
     if out is not None and not out.absolute().parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.absolute().parent}")
+        raise InputError(
+            f"--out {out}: the folder {out.absolute().parent} does not exist. Create it first"
+        )
     report = measuring.bench(
         arguments.artifact,
         shapes=arguments.shape,

@@ -1,9 +1,8 @@
-"""How calls are timed: the same way for an engine and for everything that it is held against.
+"""Times calls of an engine, and of anything that is compared with an engine, in the same way.
 
-A call is timed alone (the one before has ended: latency), and many are timed together (as many
-in flight as the host can start: throughput), after a warm-up. What measures is a `Clock`; on a
-GPU it uses events on the stream that the calls run on, so that the times are the device's.
-Needs numpy only.
+After a warm-up, single calls are timed (latency), and then many calls together (throughput). A
+`Clock` measures. On a GPU it uses events on the stream of the calls, so it gives the device's
+times. Needs numpy only.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ import numpy as np
 from pipeline.spec.dims import shape_at
 from pipeline.spec.tensors import Input
 
-_CACHE = 256 << 20  # bytes of inputs to go round in, where so many sets do: more than any cache
-_SETS = 2, 8  # sets of inputs, at least and at most
-_FEW = 5  # calls that are timed however slow they are
+_CACHE = 256 << 20  # wanted bytes of all input sets: more than any cache holds
+_SETS = 2, 8  # the least and the most sets of inputs
+_FEW = 5  # calls that are timed even if they are slow
 
-Call = Callable[[int], object]  # makes call number n, on the n-th set of inputs
+Call = Callable[[int], object]  # makes call number n
 
 
 class Clock(Protocol):
-    """Times calls; how long the host takes is not its business."""
+    """Times calls."""
 
     def one(self, call: Callable[[], object]) -> float:
-        """Milliseconds of a call that starts when nothing else runs; returns when it has ended."""
+        """Returns the milliseconds of one call, alone. Waits until the call has ended."""
         ...
 
     def many(self, call: Call, count: int) -> float:
-        """Milliseconds of so many calls started one after the other; returns when all ended."""
+        """Returns the milliseconds of `count` calls in a row. Waits until all have ended."""
         ...
 
 
 class WallClock:
-    """For calls that have ended when they return."""
+    """Times calls that have ended when they return."""
 
     def one(self, call: Callable[[], object]) -> float:
         start = time.perf_counter()
@@ -58,11 +57,11 @@ class Method:
     """How often a call is repeated.
 
     Args:
-        repeat: timed calls, at least.
-        seconds: of timed calls, at least.
-        warm_up: seconds of calls before, and three calls at least.
-        most: seconds after which no further call is timed, once five are.
-        count: timed calls, at most.
+        repeat: The least number of timed calls.
+        seconds: The least duration of all timed calls, in seconds.
+        warm_up: The least duration of the warm-up, in seconds. It has at least three calls.
+        most: The seconds after which timing stops, if at least five calls were timed.
+        count: The largest number of timed calls.
     """
 
     repeat: int = 30
@@ -74,7 +73,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Timing:
-    """What so many calls took, one at a time, in milliseconds; calls a second, many in flight."""
+    """Milliseconds of single calls, and calls per second with many calls at a time."""
 
     runs: int
     median_ms: float
@@ -84,7 +83,7 @@ class Timing:
 
 
 def timed(call: Call, clock: Clock, method: Method) -> Timing:
-    """Warms up, then times calls one at a time and many at once."""
+    """Warms up, then times single calls, then many calls together."""
     start = time.perf_counter()
     warm = 0
     while warm < 3 or time.perf_counter() - start < method.warm_up:
@@ -113,10 +112,10 @@ def timed(call: Call, clock: Clock, method: Method) -> Timing:
 def input_sets(
     inputs: Sequence[Input], sizes: Mapping[str, int]
 ) -> tuple[dict[str, np.ndarray], ...]:
-    """Random inputs at these sizes, two to eight sets of them, so that a cache does not hold them
-    all (eight small ones it may).
+    """Returns two to eight sets of random inputs at these sizes.
 
-    The same sizes give the same values; they are in the range that each input declares.
+    Several sets together are larger than the caches, except for small inputs. Values are in the
+    declared ranges. The same sizes give the same values.
     """
     one = sum(math.prod(shape_at(i.shape, sizes)) * np.dtype(i.dtype).itemsize for i in inputs)
     least, most = _SETS

@@ -1,7 +1,7 @@
-"""Everything short of the build, to say what would stand in the way of a conversion.
+"""Runs everything except the build, and lists what would stop a conversion.
 
-A conversion ends at the first error. This goes on behind it: dims are narrowed to what the model
-takes, dims that can't be dynamic are fixed, and the rest is looked at there, which is said.
+A conversion ends at the first error. The check continues: it narrows dims to the sizes that the
+model accepts, and fixes dims that cannot be dynamic. A finding says so.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ Announce = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was found.
+    """The result of a check.
 
     Args:
-        name: the model's.
-        target: the target's name.
-        findings: in the order in which they were found.
+        name: The name of the model.
+        target: The name of the target.
+        findings: The findings in the order of the check.
     """
 
     name: str
@@ -63,13 +63,13 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """True if nothing stands in the way."""
+        """True if no finding blocks a conversion."""
         return not any(finding.blocks for finding in self.findings)
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """What was exported: over which dims, what the manifest says, and the module, if any."""
+    """An exported model: its spec with the checked dims, its manifest, and its module, if any."""
 
     spec: ModelSpec
     manifest: Manifest
@@ -77,14 +77,14 @@ class _Ready:
 
 
 def check(config: Config, announce: Announce) -> CheckReport:
-    """Looks at dims, nodes and the comparison of a source; leaves nothing behind.
+    """Checks dims, nodes and the comparison of a source. Writes no artifact.
 
     Args:
-        config: what would be converted; `out` and `force` don't matter.
-        announce: is told in words what begins.
+        config: The conversion to check; `out` and `force` have no effect.
+        announce: Called with each step that begins.
 
     Raises:
-        InputError: bad input, with which a conversion would not even begin.
+        InputError: A conversion would not start with this config.
     """
     spec = find_source(config)
     target = find_target(config.target)
@@ -97,7 +97,7 @@ def check(config: Config, announce: Announce) -> CheckReport:
         folder = Path(name)
         ready = _exported(config, spec, folder, found, announce)
         if ready is None:
-            why = "not looked at: there is no ONNX without the export"
+            why = "not checked: the export failed, so there is no ONNX file"
             found += [Finding("nodes", why, "skipped"), Finding("comparison", why, "skipped")]
         else:
             nodes, manifest = check_nodes(folder, ready.manifest, config, announce)
@@ -109,9 +109,9 @@ def check(config: Config, announce: Announce) -> CheckReport:
 def _exported(
     config: Config, spec: ModelSpec, folder: Path, found: list[Finding], announce: Announce
 ) -> _Ready | None:
-    """The export over what of its dims the model takes; None if there is none.
+    """Exports over the sizes that the model accepts. Returns None if every export fails.
 
-    Where torch refuses it, it is tried again with the dims to blame fixed, then with all of them.
+    If torch refuses the export, the dims to blame are fixed, and then all dims.
     """
 
     found += dims.declared(spec)
@@ -129,7 +129,7 @@ def _exported(
     only = ""
     for first in (True, False, False):
         announce(f"export with {only} only" if only else "export")
-        narrower = Finding("dims", f"what follows is looked at with {only} only", "narrowed")
+        narrower = Finding("dims", f"the findings below hold for {only} only", "narrowed")
         found += [narrower] if only else []
         try:
             return _export(config, spec, module, folder, found)
@@ -174,7 +174,11 @@ def _export(
     shapes = [text for text in config.shapes if not _legal(text, spec)]
     left_out = [f"profile {p.name}" for p in asked_for if p not in profiles]
     for what in (*left_out, *(f"shape {text}" for text in shapes)):
-        found.append(Finding("dims", f"{what} is left out: not of these sizes", "left-out"))
+        found.append(
+            Finding(
+                "dims", f"{what} is not checked: its sizes are outside these ranges", "left-out"
+            )
+        )
     spec = replace(spec, profiles=tuple(profiles) or (Profile("default"),))
     options = ExportOptions(weights=config.weights_path, seed=config.seed)
     exported = stages.export(folder, spec, options)
@@ -224,14 +228,16 @@ def _legal(text: str, spec: ModelSpec) -> bool:
 
 
 def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
-    """What a comparison found: of each output and pair of runs the first sizes where it failed, and
-    each NaN once."""
+    """Returns the findings of a comparison.
+
+    A failure of one output and pair of runs is one finding, with the first sizes where it failed.
+    """
     found: list[Finding] = []
     first: dict[object, Problem] = {}
     count: dict[object, int] = {}
     for problem in problems(comparison.points):
         result = problem.result
-        # what TensorRT refuses at all sizes stands with the nodes
+        # the section on nodes already reports sizes that TensorRT refuses
         if result.kind == "sizes-refused":
             continue
         key = (result.output, result.pair, problem.causes)
@@ -243,7 +249,7 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
         sizes = sizes_text(point.sizes)
         times = f"{count[seen]} of {len(comparison.points)} sets of sizes"
         first_at = f"first at {point.label} ({sizes}): {result.what}"
-        what = f"{result.output} of {other} is not that of {one} at {times}, {first_at}"
+        what = f"{result.output} of {other} differs from {one} at {times}, {first_at}"
         do = result.do or _mend(one, other)
         found.append(Finding("comparison", what, result.kind, result.where, do, blocks=True))
     for beside in comparison.checks:
@@ -254,8 +260,8 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
     compared = [point for point in comparison.points if point.compared]
     if compared and not found:
         far = max((r.max_abs or 0.0 for p in compared for r in p.results), default=0.0)
-        words = f"all runs agree within the tolerance at {len(compared)} sets of sizes; the "
-        words += f"largest error is {far:.3g}"
+        words = f"all runs agree within the tolerance at {len(compared)} sets of sizes; "
+        words += f"largest error {far:.3g}"
         found.append(Finding("comparison", words, "compared"))
     for point in comparison.points:
         if point.left_out is not None:
@@ -266,7 +272,7 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
 
 
 def _grouped(comparison: ComparisonInfo) -> list[Finding]:
-    """The notes; those of one kind and subject at several sets of sizes, once."""
+    """Returns the notes. Equal notes at several sets of sizes become one finding."""
     alike: dict[object, list[Note]] = {}
     for note in comparison.notes:
         alike.setdefault(note.subject, []).append(note)
@@ -280,12 +286,12 @@ def _grouped(comparison: ComparisonInfo) -> list[Finding]:
 
 def _mend(one: str, other: str) -> str:
     if other == ORACLE:
-        return "look at the output's sizes: TensorRT would give others than torch"
+        return "examine the output's sizes in the model: TensorRT computes other sizes than torch"
     if one == "exported":
-        return "a pass changed the result: leave it out with --skip, and report it"
+        return "a pass changed the result: skip the pass with --skip, and report the fault"
     return (
-        "replace what is named in the model, or write its translation (pipeline/export/ops); "
-        "declare only the sizes at which it agrees"
+        "replace the named op in the model, write its translation (pipeline/export/ops), or "
+        "declare only the sizes at which the runs agree"
     )
 
 

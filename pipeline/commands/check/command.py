@@ -17,20 +17,24 @@ if TYPE_CHECKING:
 
 
 def verify_options(sub: Any) -> None:
-    """Adds the options that ``verify`` alone has."""
+    """Adds the options that only ``verify`` has."""
 
     sub.add_argument(
-        "--against", type=Path, metavar="OLD", help="regression check against another artifact"
-    )
+        "--against", type=Path, metavar="OLD",
+        help="Also report what got worse compared with the artifact OLD",
+    )  # fmt: skip
     sub.add_argument(
-        "--torch", action="store_true", help="run the torch model again, not its stored outputs"
+        "--torch", action="store_true",
+        help="Run the torch model again, instead of reading its stored outputs",
+    )  # fmt: skip
+    sub.add_argument(
+        "--weights", type=Path, metavar="FILE", help="With --torch: load weights from this file"
     )
-    sub.add_argument("--weights", type=Path, metavar="FILE", help="for --torch")
     engine_tolerance(sub)
 
 
 def check(config: Config, arguments: argparse.Namespace, announce: Announce) -> int:
-    """``check``: 0 if nothing stands in the way of a conversion, 1 if something does."""
+    """Runs ``check``. Returns 0 if a conversion can start, 1 if a finding blocks it."""
     from pipeline.commands.check.check import check as checked
 
     report = checked(config, announce)
@@ -42,7 +46,7 @@ def check(config: Config, arguments: argparse.Namespace, announce: Announce) -> 
 
 
 def check_text(report: CheckReport) -> str:
-    """The report by its sections; what stands in the way is marked with an exclamation mark."""
+    """Returns the report by sections. An exclamation mark shows a finding that blocks."""
     from pipeline.commands.check.check import SECTIONS
 
     lines = [f"{report.name}, for {report.target}"]
@@ -54,9 +58,5 @@ def check_text(report: CheckReport) -> str:
                 lines += [f"    at: {finding.where}"] if finding.where else []
                 lines += [f"    do: {finding.do}"] if finding.do else []
     count = sum(finding.blocks for finding in report.findings)
-    things = (
-        "1 thing stands"
-        if count == 1
-        else f"{count or 'nothing'} {'things stand' if count else 'stands'}"
-    )
-    return "\n".join([*lines, "", f"{things} in the way"])
+    things = "1 finding blocks" if count == 1 else f"{count or 'No'} findings block"
+    return "\n".join([*lines, "", f"{things} a conversion"])

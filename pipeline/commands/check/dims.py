@@ -1,4 +1,4 @@
-"""The dims of a check: what is declared, what the module takes, what torch.export stands on."""
+"""Checks the dims: as declared, as the module accepts them, and as torch.export guards them."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ _SHOWN = 3  # guards that are listed
 
 
 def declared(spec: ModelSpec) -> list[Finding]:
-    """The dims as they are declared, and the rules on them."""
+    """Returns the declared dims and rules."""
     found = [Finding("dims", _describe(d), "declared", dim=name) for name, d in spec.dims.items()]
-    found += [Finding("dims", f"sizes keep together: {rule}", "declared") for rule in spec.rules]
+    found += [Finding("dims", f"rule on sizes: {rule}", "declared") for rule in spec.rules]
     return found or [Finding("dims", "none: all sizes are fixed", "declared")]
 
 
 def _describe(dim: Dim) -> str:
     step = f" in steps of {dim.multiple_of}" if dim.multiple_of > 1 else ""
     defaults = f" ({' and '.join(dim.defaulted)} by default)" if dim.defaulted else ""
-    auto = "; may be narrowed to sizes at which the model runs" if dim.auto else ""
+    auto = "; may be narrowed to the sizes that the model accepts" if dim.auto else ""
     return f"{dim.name}: {dim.min}..{dim.max}{step}, opt {dim.opt}{defaults}{auto}"
 
 
 def tried(
     spec: ModelSpec, module: torch.nn.Module, seed: int
 ) -> tuple[list[Finding], ModelSpec, Mapping[str, int]]:
-    """What sizes the module takes, by running it.
+    """Finds the sizes that the module accepts, by running the module.
 
     Returns:
-        The findings; the spec with its dims narrowed to what the module takes, as far as that can
-        be said; and sizes at which it runs.
+        The findings; the spec with dims narrowed to the accepted sizes, as far as a rule states
+        them; and sizes at which the module runs.
     """
 
     if all(dim.static for dim in spec.dims.values()):
         return [], spec, {}
     probed = probe(inner_inputs(spec), module, seed, spec.rules)
     rules = [for_user(rule, spec) for rule in probed.rules]
-    found = [Finding("dims", f"tried by running the model: {probed.words}", "tried")]
+    found = [Finding("dims", f"sizes tried on the model: {probed.words}", "tried")]
     found += [_finding(spec, rule) for rule in rules]
     done = apply(spec, rules)
     if done.rules:
-        holds = f"what follows holds for {_range(done.spec)} only"
+        holds = f"the findings below hold for {_range(done.spec)} only"
         found.append(Finding("dims", holds, "narrowed"))
     return found, done.spec, {name: _at(probed, name) for name in probed.base or {}}
 
 
 def _at(probed: Probed, name: str) -> int:
-    """A size of a dim at which the module runs; 0, which no Dim can be fixed at, only where it
-    runs at no other."""
+    """Returns a size of a dim at which the module runs. Returns 0 only if no other size runs: a
+    Dim cannot be fixed at 0."""
     assert probed.base is not None
     taken = next((p.taken for p in probed.probes if p.dim.name == name), ())
     return probed.base[name] or min((size for size in taken if size > 0), default=0)
 
 
 def _finding(spec: ModelSpec, rule: Rule) -> Finding:
-    """A rule that trying sizes has shown."""
+    """Returns the finding for a rule that the tried sizes showed."""
 
     own, new, do = may_apply(spec, rule), rule.refined, rule.advice()
     if own and new is not None:
@@ -76,11 +76,11 @@ def _finding(spec: ModelSpec, rule: Rule) -> Finding:
     elif own and equal_dims(spec, rule.size_rule):
         do = f"nothing: {rule.declaration()}"
     elif own:
-        do = f"nothing: sizes that break {rule.size_rule} are refused"
+        do = f"nothing: the artifact refuses sizes that break {rule.size_rule}"
     if not own and new is not None:
-        do += ", or auto=True on the Dim"
+        do += ", or set auto=True on the Dim"
         if new.multiple_of > 1 and not new.offset and spec.padding is None:
-            do += f', or padding=Padding({{"{rule.dim}": {new.multiple_of}}})'
+            do += f', or set padding=Padding({{"{rule.dim}": {new.multiple_of}}})'
     return replace(rule_finding(rule), do=do, blocks=not own)
 
 
@@ -91,15 +91,15 @@ def _range(spec: ModelSpec) -> str:
 def traced(
     spec: ModelSpec, module: torch.nn.Module, seed: int
 ) -> tuple[list[Finding], ModelSpec, torch.nn.Module]:
-    """What torch.export asks of the dims, all of it, and what its guards are worth.
+    """Finds all constraints of torch.export on the dims, and evaluates its guards.
 
     Returns:
-        The findings; the spec with its outputs, its tolerance and its dims narrowed; the module
-        that returns a tuple of tensors.
+        The findings; the spec with outputs, tolerance and narrowed dims; the module that returns a
+        tuple of tensors.
 
     Raises:
-        ConstraintError: the model asks for something that no Dim can say.
-        ExportError: torch can't export it for another reason.
+        ConstraintError: The model needs a constraint that no Dim can express.
+        ExportError: torch cannot export the model for another reason.
     """
     from pipeline.export.module import with_outputs
     from pipeline.export.tolerance import with_tolerance
@@ -118,12 +118,12 @@ def narrowings(
     rules: Sequence[str],
     applied: Sequence[Rule | AppliedRule],
 ) -> list[Finding]:
-    """What was narrowed, one finding each; it stands in the way where a dim is not `auto`.
+    """Returns one finding for each narrowing. It blocks if a dim is not `auto`.
 
     Args:
-        old: as it was asked for.
-        dims, rules: what was left of it.
-        applied: the rules that narrowed it.
+        old: The spec as the user declared it.
+        dims, rules: The narrowed dims and the rules.
+        applied: The rules that narrowed the spec.
     """
     found = []
     more = ", ".join(rule for rule in rules if rule not in old.rules)
@@ -142,12 +142,12 @@ def narrowings(
         )
     if found:
         holds = ", ".join([*map(str, dims.values()), *rules])
-        found.append(Finding("dims", f"what follows holds for {holds} only", "narrowed"))
+        found.append(Finding("dims", f"the findings below hold for {holds} only", "narrowed"))
     return found
 
 
 def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Finding]:
-    """torch.export's guards, evaluated over the dims' ranges."""
+    """Evaluates the guards of torch.export over the ranges of the dims."""
     from pipeline.export.guards import broken_guards, sampled_guards
 
     guards = {
@@ -159,7 +159,7 @@ def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Find
         for guard in size.node.shape_env.guards
     }
     if not guards:
-        text = "torch.export made no guard: every size takes the same way through the model"
+        text = "torch.export made no guard: the model runs the same code at every size"
         return [Finding("dims", text, "guards")]
     broken = broken_guards(program, inner_inputs(spec), spec.rules)
     sampled = sampled_guards(program, inner_inputs(spec), spec.rules)
@@ -169,7 +169,7 @@ def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Find
     found = [Finding("dims", text, "guards")]
     found += [Finding("dims", line, "guards") for line in sampled[:_SHOWN]]
     for guard in broken[:_SHOWN]:
-        text = f"guard {shortened(guard.words)} does not hold at every size, but that makes no "
+        text = f"guard {shortened(guard.words)} does not hold at every size, but makes no "
         text += "difference at the sizes that were tried"
         found.append(Finding("dims", text, "guards"))
     if broken[_SHOWN:]:
@@ -179,15 +179,15 @@ def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Find
 
 
 def fixed(spec: ModelSpec, names: Sequence[str], sizes: Mapping[str, int]) -> ModelSpec:
-    """The spec with some dims of one size each: that of `sizes`, or their opt.
+    """Fixes dims at their size in `sizes`, or at their opt.
 
-    A dim that `sizes` has at 0 stays as it is: no Dim is of the size 0 alone.
+    A dim with the size 0 in `sizes` is unchanged: a Dim cannot have the size 0 only.
     """
 
     new = {}
     for name in names:
         dim = spec.dims[name]
-        # of an opt of 0 nothing was tried: the first size above it
+        # an opt of 0 was not tried: use the first size above 0
         size = dim.legal(sizes.get(name, dim.opt or dim.min + dim.multiple_of))
         if size:
             new[name] = replace(dim, min=size, opt=size, max=size)
@@ -195,14 +195,14 @@ def fixed(spec: ModelSpec, names: Sequence[str], sizes: Mapping[str, int]) -> Mo
 
 
 def never_fixed(spec: ModelSpec, names: Sequence[str]) -> list[Finding]:
-    """Those of the dims that `fixed` left as they were."""
-    words = "can't be fixed at 0, the only size of it at which the model was seen to run"
+    """Returns a note for each dim that `fixed` left unchanged."""
+    words = "cannot be fixed at 0, and the model ran at no other size of this dim"
     free = [name for name in names if not spec.dims[name].static]
     return [Finding("dims", f"{name} {words}", "note", dim=name) for name in free]
 
 
 def declared_as_is(spec: ModelSpec) -> ModelSpec:
-    """The spec with no dim left to be narrowed: that has been done."""
+    """Turns narrowing off for all dims: they are narrowed already."""
 
     exact = {name: replace(dim, auto=False) for name, dim in spec.dims.items()}
     return replace(with_dims(spec, exact), refine_dims=False)

@@ -1,4 +1,4 @@
-"""What a check found, and errors of the pipeline as findings."""
+"""The findings of a check, and how errors become findings."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ FindingKind = Literal[
     NoteKind,
     "declared",  # a dim or a rule on sizes, as it was declared
     "tried",  # how many sets of sizes were run
-    "narrowed",  # which sizes the rest of the check is about
-    "left-out",  # a profile or a shape outside of these sizes
-    "guards",  # what torch.export's guards were checked at
+    "narrowed",  # the sizes that the later findings hold for
+    "left-out",  # a profile or a shape outside these sizes
+    "guards",  # the sizes at which torch.export's guards hold
     "export",  # torch.export or the conversion to ONNX fails
-    "fault",  # a node that the target can't run, and no pass mends
-    "mended",  # nodes that a pass mends
+    "fault",  # a node that the target cannot run, and no pass fixes
+    "mended",  # nodes that a pass fixes
     "warning",  # a warning of a pass
     "rewrite",  # the rewrite fails
-    "parser",  # what TensorRT's parser says
-    "compared",  # how far the runs agree
+    "parser",  # the result of TensorRT's parser
+    "compared",  # all runs agree, with the largest error
     "not-compared",  # sizes that were not compared
     "comparison",  # a run fails
-    "note",  # anything else that was noted
-    "skipped",  # a part of the check that was left out
+    "note",  # any other note
+    "skipped",  # a part of the check that did not run
 ]
 
 _LONGEST = 400  # characters of a message
-# what torch.export says, in torch's own text -> what can be done in the model
+# a pattern in torch's error -> what to do in the model
 _ADVICE = (
     (
         r"extract specialized integer",
-        "a number must not be made of a tensor's values: take sizes from x.shape as they are, and "
-        "other numbers when the module is made",
+        "do not make a number from a tensor's values: read sizes from x.shape directly, and set "
+        "other numbers when you make the module",
     ),
     (
         r"data-dependent|GuardOnDataDependent|Could not guard|unbacked|Eq\(u\d",
-        "which way the model takes must not be up to the data: compute both and choose with "
-        "torch.where, use torch.cond, or make the choice when the module is made",
+        "do not choose a branch by a tensor's values: compute both branches and use torch.where, "
+        "use torch.cond, or choose when you make the module",
     ),
     (
         r"No ONNX function|No decompositions|Failed to (?:decompose|convert)|not supported",
@@ -62,17 +62,17 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
+    """One finding of a check.
 
     Args:
-        section: the part of the report that it belongs to.
-        what: in one line.
-        kind: what it is about; for a rule on sizes, the kind of the rule.
-        where: the model's line, or the node and where it came from.
-        do: what mends it.
-        blocks: True if it stands in the way of a conversion.
-        dim: the dim that it is about, if it is about one.
-        node: the node that it is about, if it is about one.
+        section: The section of the report.
+        what: What was found, in one line.
+        kind: The topic; for a rule on sizes, the kind of the rule.
+        where: The line of the model, or the node and its origin.
+        do: What to do.
+        blocks: True if a conversion would fail.
+        dim: The dim of the finding, if any.
+        node: The node of the finding, if any.
     """
 
     section: Section
@@ -86,25 +86,25 @@ class Finding:
 
 
 def shortened(text: str) -> str:
-    """A message as one line of bounded length."""
+    """Returns a message as one line of at most 400 characters."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
 
 
 def rule_finding(rule: Rule) -> Finding:
-    """A rule of the model that stands in the way of a conversion."""
+    """Returns the finding for a rule of the model that blocks a conversion."""
     what, do = shortened(rule.text()), shortened(rule.advice())
     return Finding("dims", what, rule.kind, rule.line, do, blocks=True, dim=rule.dim)
 
 
 def constraint_findings(error: ConstraintError) -> list[Finding]:
-    """One finding for each rule that an error carries; the error itself where it carries none."""
+    """Returns one finding for each rule of an error, or one for an error without rules."""
     found = [rule_finding(rule) for rule in error.rules]
     return found or [Finding("dims", shortened(str(error)), "export", blocks=True)]
 
 
 def export_failure(error: PipelineError) -> Finding:
-    """What else torch refuses, with the model's line where its traceback tells it."""
+    """Returns the finding for another export error, with the line of the model if known."""
     text, place = str(error), ""
     if isinstance(error, ExportError):
         text, place = error.what, error.line

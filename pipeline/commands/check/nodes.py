@@ -1,4 +1,4 @@
-"""The nodes of a check: what the passes do with them, and what TensorRT's parser says."""
+"""Checks the nodes of a model with the passes and with TensorRT's parser."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_nodes(
     """Lints, rewrites and parses exported.onnx in `folder`.
 
     Returns:
-        The findings, and the manifest with the rewrite where it came to one.
+        The findings, and the manifest. The manifest contains the rewrite if the rewrite succeeded.
     """
     target = find_target(config.target)
     announce("rewrite")
@@ -49,7 +49,7 @@ def check_nodes(
         options = stage_options(config, target).rewrite
         manifest = stages.record_rewrite(manifest, stages.rewrite(folder, options))
     except PipelineError as error:
-        if not any(finding.blocks for finding in found):  # else it is said node by node
+        if not any(finding.blocks for finding in found):  # else a finding on the node says it
             found.append(Finding("nodes", shortened(str(error)), "rewrite", blocks=True))
     announce("parse")
     if (folder / MODEL).is_file():
@@ -61,7 +61,7 @@ def check_nodes(
 
 
 def _faults(faults: Sequence[Fault]) -> list[Finding]:
-    """One finding for each node that nothing mends; those that a pass mends, by pass."""
+    """Returns one finding for each node without a fix, and one for each pass that fixes nodes."""
     found = []
     mended: dict[tuple[str, str], list[Fault]] = {}
     for fault in faults:
@@ -74,17 +74,19 @@ def _faults(faults: Sequence[Fault]) -> list[Finding]:
             Finding("nodes", shortened(what), "fault", where, fault.how, fault.certain, node=node)
         )
     for (name, op), group in mended.items():
-        what = f"1 {op} node would go wrong as it stands: pass {name} mends it"
+        what = f"1 {op} node would be wrong without a rewrite: pass {name} fixes it"
         if len(group) > 1:
-            what = f"{len(group)} {op} nodes would go wrong as they stand: pass {name} mends them"
+            what = (
+                f"{len(group)} {op} nodes would be wrong without a rewrite: pass {name} fixes them"
+            )
         found.append(Finding("nodes", what, "mended", f"{group[0].node}{group[0].origin}"))
     return found
 
 
 def parsed(model: Path, target: Target, plugins: Sequence[str] = ()) -> list[Finding]:
-    """What the target's parser says of a model, as far as it can be asked here."""
+    """Returns the errors of the target's parser. A finding says if no parser runs here."""
     if why := why_not_asked(target):
-        return [Finding("nodes", f"TensorRT's parser was not asked: {why}", "skipped")]
+        return [Finding("nodes", f"TensorRT's parser did not run: {why}", "skipped")]
     spare = model.with_name(f".{model.name}.parsed")
     others: list[int] = []
     try:
@@ -95,7 +97,9 @@ def parsed(model: Path, target: Target, plugins: Sequence[str] = ()) -> list[Fin
             except ChildDied as died:
                 said = BuildFailure(died.words, died.how, "parse")
             if said.text and not said.died and not spare.exists():
-                with suppress(ChildDied):  # TensorRT-RTX 1.7.1 crashes on some graphs
+                with suppress(
+                    ChildDied
+                ):  # supports_model_v2 of TensorRT-RTX 1.7.1 crashes on some graphs
                     others = child.call(unknown_here, model, target)
     except (PipelineError, ChildFailed) as error:  # a custom op without its plugin
         return [Finding("nodes", shortened(str(error)), "parser", blocks=True)]
@@ -111,13 +115,13 @@ def parsed(model: Path, target: Target, plugins: Sequence[str] = ()) -> list[Fin
     for node in (nodes[index] for index in others):
         name = called(node)
         if name not in named:
-            what = f"target {target} refuses the {name} too"
+            what = f"target {target} also refuses the {name}"
             found.append(Finding("nodes", what, "parser", source_of(node), blocks=True, node=name))
     return found
 
 
 def parse_here(model: Path, spare: Path, target: Target, asked: Sequence[Asked]) -> str:
-    """In the child: the parser's words; none where it takes the model."""
+    """Runs in the child. Returns the parser's errors; empty if the parser accepts the model."""
     trt: Any = use(target)
     brought, _ = load_plugins(trt, asked, target, lambda _: None)
     opened = open_network(trt, target)
@@ -126,8 +130,10 @@ def parse_here(model: Path, spare: Path, target: Target, asked: Sequence[Asked])
 
 
 def unknown_here(model: Path, target: Target) -> list[int]:
-    """In the child: numbers of the nodes that are in no part which the parser could take; none
-    before TensorRT 10, which can't be asked."""
+    """Runs in the child. Returns the indices of the nodes that the parser does not support.
+
+    TensorRT before version 10 cannot answer: the list is empty.
+    """
     opened = open_network(use(target), target)
     parser = opened.parser
     if not hasattr(parser, "supports_model_v2"):

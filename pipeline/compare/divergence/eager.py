@@ -1,4 +1,4 @@
-"""What an eager run of a torch module computes, and a value of an ONNX file found in it."""
+"""Records the values of an eager torch run, and finds values of an ONNX file among them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pipeline.graph.origin import NOWHERE, line_of, metadata_of
 if TYPE_CHECKING:
     import torch
 
-# torch's own name of an op, as its exporter writes it into a node's metadata
+# the name of a torch op in the metadata of an exported node
 _ATEN = re.compile(r"aten\.(\w+)")
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """A value that torch computed: by which op, under which lines of Python (file, line)."""
+    """A value that torch computed, with its op and the Python lines (file, line) of the call."""
 
     op: str
     lines: frozenset[tuple[str, int]]
@@ -33,12 +33,16 @@ class Seen:
 
 
 def torch_prints(call: Callable[[], object], seconds: float) -> list[Seen]:
-    """The floating-point tensors that every op of an eager run gives, in order.
+    """Returns the floating-point tensors of every op of an eager run, in order.
+
+    Nothing is traced: the ops are those that torch runs, at the sizes of this run.
+
+    Args:
+        call: Runs the module.
+        seconds: The time limit.
 
     Raises:
-        TimeoutError: it takes longer than `seconds`.
-
-    The ops are those that torch runs in the end, each at the sizes of this run: nothing is traced.
+        TimeoutError: The run takes longer than `seconds`.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -90,7 +94,7 @@ def _print(tensor: torch.Tensor) -> Print:
 
 
 class Eager:
-    """The values of an eager run, found again by what they look like."""
+    """The values of an eager run, found again by shape and numbers."""
 
     def __init__(self, seen: Sequence[Seen]) -> None:
         self._by_shape: dict[tuple[int, ...], list[Seen]] = defaultdict(list)
@@ -101,7 +105,7 @@ class Eager:
                 self._by_line[line].append(one)
 
     def apart(self, value: Print, node: onnx.NodeProto) -> float:
-        """How far the nearest value of the run is from this one; of the same line, if any is."""
+        """Returns the difference to the nearest value of the run, from the node's line if any."""
         same = self._by_shape.get(value.shape, [])
         line = line_of(node)
         same = [one for one in same if line in one.lines] or same
@@ -113,8 +117,8 @@ class Eager:
         return least
 
     def has(self, value: Print, node: onnx.NodeProto) -> bool:
-        """True if the line of the node has a value of this shape in the run, or the node's op; of
-        a node from no line (padding), if the run has the shape at all."""
+        """Returns True if the node's line has a value of this shape in the run, or ran the node's
+        op. For a node without a line (padding), any line counts."""
         if line_of(node) == NOWHERE:
             return value.shape in self._by_shape
         op = _ATEN.search(metadata_of(node).get("pkg.torch.onnx.fx_node", ""))
@@ -124,7 +128,7 @@ class Eager:
         )
 
     def shape_like(self, value: Print, node: onnx.NodeProto) -> tuple[int, ...] | None:
-        """The shape in the eager run, at the node's line, that is most like the value's."""
+        """Returns the shape at the node's line in the run that is most like the value's shape."""
         here = self._by_line.get(line_of(node), [])
         shapes = [one.value.shape for one in here if len(one.value.shape) == len(value.shape)]
         return min(

@@ -1,11 +1,12 @@
-"""Where an engine parts from ONNX Runtime: the first value that it computes otherwise.
+"""Finds the first value at which an engine differs from ONNX Runtime.
 
-Engines are built with values of model.onnx as further outputs, a few spread over it at first, then
-between the last that is right and the first that is off. An output in the middle of the graph ends
-what TensorRT fuses there, so the fault may go away: then one value at a time is asked for, and if
-the fault still goes, the answer is between which values TensorRT fuses what it gets wrong.
+Engines are built with values of model.onnx as further outputs. At first the values are spread over
+the model, then between the last right and the first wrong value. An output inside the graph
+prevents fusion there, so the fault may disappear. Then one value at a time becomes an output. If
+the fault still disappears, the result names the values between which TensorRT fuses wrongly.
 
-Each build takes as long as the engine's own; 200 values take two or three, one at a time eight.
+Each build takes as long as the engine's own. 200 values need two or three builds, or eight builds
+one value at a time.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from pipeline.spec.profiles import parse_sizes
 from pipeline.spec.tensors import Feed, Output, Precision
 
 Announce = Callable[[str], None]
-# makes an engine with these values as further outputs, and measures how far all are off
+# builds an engine with these values as further outputs, and measures all differences
 Distances = Callable[[Sequence[str] | None], Mapping[str, float]]
-_AT_ONCE = 24  # values that one engine gives beside its outputs
-# Distances, of a value's norm, that rounding in a precision makes; only beyond is there a fault
+_AT_ONCE = 24  # further outputs of one engine
+# The largest distance from rounding in a precision, as a share of a value's norm
 NOISE: Mapping[str, float] = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2}
-_ZERO = 1e-6  # the norm of a value of zeros
-_PART = 10  # a value is off if it is so by this part of how far the worst output is
+_ZERO = 1e-6  # a norm below this counts as zero
+_PART = 10  # a value is wrong if its distance is above a tenth of the worst output's
 _FLOATS: Mapping[int, str] = {
     onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.FLOAT16: "float16",
     onnx.TensorProto.DOUBLE: "float64",
@@ -52,15 +53,15 @@ _FLOATS: Mapping[int, str] = {
 
 @dataclass(frozen=True)
 class EngineParting:
-    """Where an engine parts from the reference.
+    """The first difference of an engine from the reference.
 
     Args:
-        far: how far the engine's worst output is off, of the reference's norm.
-        first: the first value that is off; none where no output is.
-        before: the last value, in the graph's order, that was seen to be right.
-        fused: with any value between the two as an output the engine's own outputs are right.
-        fresh: another engine of the same model is right.
-        builds: engines that were made.
+        far: The distance of the engine's worst output, as a share of the reference's norm.
+        first: The first wrong value; empty if no output is wrong.
+        before: The last value before it, in the graph's order, that is right.
+        fused: True if the outputs are right as soon as any value between the two is an output.
+        fresh: True if a new engine of the same model is right.
+        builds: The number of built engines.
     """
 
     far: float
@@ -72,7 +73,7 @@ class EngineParting:
 
 
 def distance(got: np.ndarray, wanted: np.ndarray) -> float:
-    """||got - wanted|| / ||wanted||; infinite for another shape, or NaN where there is none."""
+    """Returns ||got - wanted|| / ||wanted||; infinite if the shapes or the NaN differ."""
     if got.shape != wanted.shape:
         return float("inf")
     return Difference(wanted, got).norm(_ZERO)
@@ -81,21 +82,22 @@ def distance(got: np.ndarray, wanted: np.ndarray) -> float:
 def search(
     values: Sequence[str], outputs: Sequence[str], run: Distances, noise: float, announce: Announce
 ) -> EngineParting:
-    """The first of the values that an engine computes otherwise.
+    """Finds the first value that an engine computes differently.
 
     Args:
-        values: in an order in which each is made of those before it.
-        outputs: the engine's own.
-        run: makes an engine with these values as further outputs, and tells how far they and the
-            outputs are off; for None of the engine that there is.
-        noise: how far rounding may be off.
+        values: The values in topological order.
+        outputs: The engine's own outputs.
+        run: Builds an engine with these values as further outputs, and returns the distances of all
+            outputs. For None it measures the existing engine.
+        noise: The largest distance that rounding makes.
+        announce: Called with each build.
     """
     first = run(None)
     far = max(first[name] for name in outputs)
     if far <= noise:
         return EngineParting(far)
     tries = _Tries(values, outputs, run, announce, max(noise, min(far, 1.0) / _PART))
-    low, high = -1, len(values)  # right up to here, off from here on
+    low, high = -1, len(values)  # right up to `low`, wrong from `high` on
     while high - low > 1:
         step = -(-(high - low - 1) // _AT_ONCE)
         chosen = list(range(low + 1 + step // 2, high, step)) or [low + 1]
@@ -114,8 +116,7 @@ def search(
 
 
 def _one_by_one(tries: _Tries, low: int, high: int) -> tuple[int, int, bool]:
-    """The last value that is right and the first that is off, and whether with any between them as
-    an output the engine's own outputs are right."""
+    """Returns the last right value, the first wrong value, and `EngineParting.fused`."""
     while high - low > 1:
         middle = (low + high) // 2
         off, healed = tries.run([middle])
@@ -124,7 +125,7 @@ def _one_by_one(tries: _Tries, low: int, high: int) -> tuple[int, int, bool]:
         low, high = (low, middle) if off else (middle, high)
     else:
         return low, high, False
-    start = end = middle  # of those with which the outputs are right
+    start = end = middle  # the values that make the outputs right
     while start - low > 1:
         middle = (low + start) // 2
         low, start = (low, middle) if tries.run([middle])[1] else (middle, start)
@@ -135,7 +136,7 @@ def _one_by_one(tries: _Tries, low: int, high: int) -> tuple[int, int, bool]:
 
 
 class _Tries:
-    """Engines with further outputs, and what they show."""
+    """Builds engines with further outputs, and judges them."""
 
     def __init__(
         self, values: Sequence[str], outputs: Sequence[str], run: Distances, announce: Announce,
@@ -145,22 +146,22 @@ class _Tries:
         self._bar, self.builds = bar, 0
 
     def run(self, chosen: Sequence[int]) -> tuple[list[int], bool]:
-        """Those of the values that are off, and whether nothing is, the outputs neither."""
+        """Returns the wrong values, and whether all values and outputs are right."""
         self.builds += 1
-        self._announce(f"engine {self.builds}, {len(chosen)} values as further outputs")
+        self._announce(f"build engine {self.builds} with {len(chosen)} further outputs")
         found = self._run([self._values[n] for n in chosen])
         off = [n for n in chosen if found[self._values[n]] > self._bar]
         return off, not off and max(found[name] for name in self._outputs) <= self._bar
 
 
 class Engines:
-    """Makes engines of an artifact's model with further outputs, and holds them against ONNX
+    """Builds engines of an artifact's model with further outputs, and compares them with ONNX
     Runtime.
 
     Args:
-        artifact: with an engine.
-        sizes: of every dim.
-        plugins: what TensorRT loads first.
+        artifact: An artifact with an engine.
+        sizes: The size of every dim.
+        plugins: The plugins that TensorRT loads first.
     """
 
     def __init__(
@@ -178,11 +179,11 @@ class Engines:
         self.values = [name for name in self._floats if name not in self.outputs]
 
     def maker(self, value: str) -> onnx.NodeProto | None:
-        """The node that makes a value."""
+        """Returns the node that makes a value."""
         return next((n for n in self.proto.graph.node if value in n.output), None)
 
     def __call__(self, names: Sequence[str] | None) -> dict[str, float]:
-        """How far the outputs and these values are off; see `search`."""
+        """Returns the distances of the outputs and of these values; see `search`."""
         if names is None:
             wanted = next(run_onnx(self.model, [self.feed]))
             got = self._own()
@@ -201,13 +202,13 @@ class Engines:
         return {name: distance(got[name], wanted[name]) for name in (*self.outputs, *names)}
 
     def _own(self) -> Mapping[str, np.ndarray]:
-        """The outputs of the artifact's engine."""
+        """Returns the outputs of the artifact's engine."""
 
         with load(self.place, plugins=self.plugins) as engine:
             return {name: np.array(array) for name, array in engine(self.feed).items()}
 
     def _engine(self, folder: Path, ranks: Mapping[str, int]) -> Mapping[str, np.ndarray]:
-        """The outputs of the engine of a folder's model, `ranks` those of the further ones."""
+        """Builds a folder's model and returns its outputs; `ranks` has the further outputs."""
 
         manifest = self.manifest
         target = find_target(manifest.target.name)
@@ -233,8 +234,11 @@ class Engines:
 
 
 def _float_values(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """The values of the main graph that hold floats, in the nodes' order; those are left out that
-    hang on no input, and those of unknown rank, which can be no output of a valid model."""
+    """Returns the float values of the main graph, in the nodes' order.
+
+    Values that depend on no input are left out. So are values of unknown rank, because a valid
+    model cannot have them as outputs.
+    """
     inferred = onnx.shape_inference.infer_shapes(proto).graph
     known = {v.name: v for v in (*inferred.value_info, *inferred.output)}
     varying = {value.name for value in proto.graph.input}
@@ -250,7 +254,7 @@ def _float_values(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 
 
 def _float_type(value: onnx.ValueInfoProto) -> str:
-    """numpy's name of a value's type; empty if it holds no floats, or is of unknown rank."""
+    """Returns numpy's name of a value's float type; empty for other types or unknown rank."""
     tensor = value.type.tensor_type
     return _FLOATS.get(tensor.elem_type, "") if tensor.HasField("shape") else ""
 
@@ -258,17 +262,23 @@ def _float_type(value: onnx.ValueInfoProto) -> str:
 def locate_engine(
     place: Path, shape: str, announce: Announce, plugins: Sequence[str] = ()
 ) -> tuple[bool, str]:
-    """Whether an artifact's engine agrees with ONNX Runtime, and if not where it parts.
+    """Finds where an artifact's engine starts to differ from ONNX Runtime.
 
-    Builds anew, with the artifact's target, precision, profiles and optimisation level; needs its
-    GPU. The artifact stays as it is.
+    Builds new engines with the artifact's target, precision, profiles and optimisation level. Needs
+    the engine's kind of GPU. Does not change the artifact.
 
     Args:
-        shape: ``h=440,w=1024``; dims left out take their opt.
+        place: The artifact's folder.
+        shape: ``h=440,w=1024``. Other dims use their opt.
+        announce: Called with each build.
+        plugins: The plugins that TensorRT loads first.
+
+    Returns:
+        Whether the engine agrees, and the result in one line.
 
     Raises:
-        InputError: a shape that is not legal.
-        BuildError, EngineError: an engine did not come out, or did not run.
+        InputError: The shape is not legal.
+        BuildError, EngineError: An engine cannot be built, or cannot run.
     """
     artifact = Artifact.open(place)
     manifest = artifact.manifest
@@ -276,7 +286,9 @@ def locate_engine(
     sizes = parse_sizes(shape, declared.dims) if shape else declared.profiles[0].sizes(1)
     check_rules(declared.rules, sizes)
     if not any(profile.allows(sizes) for profile in declared.profiles):
-        raise InputError(f"shape {shape!r}: no profile allows it")
+        raise InputError(
+            f"--shape {shape!r} is outside every profile. Pass sizes that a profile allows"
+        )
     engines = Engines(artifact, sizes, plugins)
     found = search(engines.values, engines.outputs, engines, NOISE[manifest.precision], announce)
     return found.far <= NOISE[manifest.precision], describe_parting(
@@ -287,7 +299,7 @@ def locate_engine(
 def describe_parting(
     found: EngineParting, maker: Callable[[str], onnx.NodeProto | None], precision: str
 ) -> str:
-    """What was found, in one line."""
+    """Returns the result in one line."""
     if found.fresh:
         return (
             f"the worst output differs by {found.far:.1e} of its norm, but a new engine built from "

@@ -1,8 +1,8 @@
-"""Every value of a run in one look: its shape, its extremes, its norm and a sample of it.
+"""Fingerprints of all values of a run: shape, least and largest number, norm and a sample.
 
-What a model computes inside is many times larger than memory; a `Print` of a value is 16 KiB
-whatever its size. The ONNX prints are made inside of the graph, so that one run gives all of them
-and no value is kept for longer than the model itself needs it.
+All inner values of a model together are much larger than memory. A `Print` of a value has 16 KiB,
+whatever the value's size. The graph itself computes the ONNX prints. So one run gives all prints,
+and keeps no value longer than the model needs it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from pipeline.spec.closeness import Difference
 
 _HALF = 2048
 _PREFIX = "pipeline/probe/probe/"
-# half of the sample is the beginning of the value, for small ones all of it; the rest is anywhere
+# half of the sample is the beginning of the value, which is all of a small one; the rest is random
 PLACES = np.concatenate(
     [np.arange(_HALF), np.random.default_rng(0).integers(0, 1 << 40, _HALF)]
 ).astype(np.int64)
-_NORM_NOISE = 1e-3  # a sum of squares over millions of float32 is no better
+_NORM_NOISE = 1e-3  # the error of a sum of squares over millions of float32
 _REAL = (
     TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE,
 )  # fmt: skip
 _NO_NUMBERS = (
     TensorProto.UNDEFINED, TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128,
 )  # fmt: skip
-# ONNX Runtime's own messages: it names the node that failed in no other way
+# ONNX Runtime names the failed node only in its messages
 _STOPPED = "terminate flag"
 _WAS_RUNNING = re.compile(r"while running (?P<op>\S+) node\. Name:'(?P<name>[^']*)'")
 _LOADING = re.compile(r"Node ?(?:\(|:|name: ?)(?P<name>[^()\s]+)\)?")
@@ -45,12 +45,12 @@ _LOADING = re.compile(r"Node ?(?:\(|:|name: ?)(?P<name>[^()\s]+)\)?")
 
 @dataclass(frozen=True, eq=False)
 class Print:
-    """What is kept of a value.
+    """The fingerprint of a value.
 
     Args:
-        shape: its shape.
-        numbers: float32 [4099]: the sample, taken of the flat value with a zero behind it (so
-            that an empty one has a sample too), then the least, the largest, the norm.
+        shape: The value's shape.
+        numbers: float32 [4099]: the sample, then the least, the largest, and the norm. The sample
+            is of the flat value with a zero at its end, so that an empty value has a sample too.
     """
 
     shape: tuple[int, ...]
@@ -66,21 +66,21 @@ class Print:
 
     @cached_property
     def even(self) -> bool:
-        """True if all elements in the sample are the same: then it is like many others."""
+        """True if all elements in the sample are equal: such values are easy to confuse."""
         count = int(np.prod(self.shape))
         inside = self.sample[PLACES % (count + 1) < count]
         return not inside.size or bool((inside == inside[0]).all())
 
     def bound(self, other: Print) -> float:
-        """A number that `apart` is not below, which costs less; the shapes are the same."""
+        """Returns a fast lower bound of `apart` for equal shapes."""
         (low, high), scale = self.numbers[-3:-1], self.scale
         with np.errstate(invalid="ignore", over="ignore"):  # infinity less infinity is NaN
             far = max(abs(low - other.numbers[-3]), abs(high - other.numbers[-2]))
         return float(far) / scale * 0.999 if scale and np.isfinite([far, scale]).all() else 0.0
 
     def apart(self, other: Print) -> float:
-        """How far `other` is from this one, in parts of this one's largest value; infinity where
-        shapes differ, or one of them has NaN or infinity where the other has not."""
+        """Returns the difference to `other`, as a share of this value's largest element. Infinity
+        if the shapes, or the places of NaN or infinity, differ."""
         if self.shape != other.shape:
             return float("inf")
         difference = Difference(self.numbers[:-1], other.numbers[:-1])
@@ -99,9 +99,9 @@ class OnnxPrints:
     """The prints of an ONNX model's values by name, or why it did not run.
 
     Args:
-        values: what was computed.
-        real: those of them that are floating-point.
-        failed: the name of the node at which ONNX Runtime gave up, and its words.
+        values: The prints of the computed values.
+        real: The names of the floating-point values.
+        failed: The name of the node at which ONNX Runtime failed, and its message.
     """
 
     values: Mapping[str, Print]
@@ -112,24 +112,24 @@ class OnnxPrints:
 def onnx_prints(
     model: onnx.ModelProto, folder: Path, feed: Mapping[str, np.ndarray], seconds: float
 ) -> OnnxPrints:
-    """The print of every tensor of the main graph, in ONNX Runtime without its optimisations.
+    """Returns the print of every tensor of the main graph, in ONNX Runtime without optimisations.
 
-    Where a node fails at these sizes, the values that do not depend on it.
+    If a node fails at these sizes, only the values that do not depend on the node have prints.
 
     Args:
-        model: its nodes have names; it may be without its external weights.
-        folder: where these are.
-        feed: the inputs by name.
-        seconds: a run that takes longer is stopped; then there are no prints.
+        model: The model; its nodes have names. It may lack its external weights.
+        folder: The folder of the external weights.
+        feed: The inputs by name.
+        seconds: The time limit; there are no prints if the run takes longer.
     """
     types = _tensor_types(model)
     real = {name for name, kind in types.items() if kind in _REAL}
     failed: tuple[str, str] | None = None
     left = model
-    for _ in range(8):  # what does not run is left out; a second branch may fail as well
+    for _ in range(8):  # remove what fails and try again: a second branch may fail too
         try:
             return OnnxPrints(_run(_probed(left, types), folder, feed, seconds), real, failed)
-        except Exception as error:  # ONNX Runtime's own kinds, of no common base
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             text = " ".join(str(error).split())
             if _STOPPED in text:
                 return OnnxPrints({}, real)
@@ -170,7 +170,7 @@ def _run(
 
 
 def _probed(model: onnx.ModelProto, types: Mapping[str, int]) -> onnx.ModelProto:
-    """A copy of the model whose outputs are the prints of all tensors of its main graph."""
+    """Returns a copy of the model whose outputs are the prints of its main graph's tensors."""
     probed = onnx.ModelProto()
     probed.CopyFrom(model)
     graph = probed.graph
@@ -190,7 +190,7 @@ def _probed(model: onnx.ModelProto, types: Mapping[str, int]) -> onnx.ModelProto
 
 
 def _probe(name: str, kind: int, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes that make a value's print, each beside its value so that it runs with it."""
+    """Returns the nodes that compute a value's print, placed after the value's node."""
     nodes = []
 
     def op(op_type: str, inputs: list[str], short: str, **attributes: Any) -> str:
@@ -215,7 +215,7 @@ def _probe(name: str, kind: int, graph: onnx.GraphProto) -> list[onnx.NodeProto]
 
 
 def _tensor_types(model: onnx.ModelProto) -> dict[str, int]:
-    """The values of the main graph that are known to be tensors of numbers, and their types."""
+    """Returns the types of the main graph's values that are known to be tensors of numbers."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     infer_shapes(copy)
@@ -225,7 +225,7 @@ def _tensor_types(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _without(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """A copy without a node and what depends on it; without any node if it is not there."""
+    """Returns a copy without a node and its dependents; without any node if it is not found."""
     rest = onnx.ModelProto()
     rest.CopyFrom(model)
     del rest.graph.node[:], rest.graph.output[:]

@@ -1,4 +1,4 @@
-"""How values depend on each other in an ONNX graph, and where along that way two runs part."""
+"""How values of an ONNX graph depend on each other, and where two runs start to differ."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 
 import onnx
 
-# Float32 runs of the same arithmetic are this far apart after a few ops, in parts of a value's
-# largest element. Noise grows slowly from node to node; a fault is a jump.
+# The usual difference of two float32 runs after a few ops, as a share of a value's largest element.
+# Noise grows slowly from node to node. A fault is a jump.
 NOISE = 3e-6
 _LEVELS = tuple(1e-6 * 3.0**n for n in range(11))  # up to 0.06
 _JUMP = 10.0
-_SURE = 1e6  # no jump counts for more: another shape is no number
+_SURE = 1e6  # the largest jump: another shape counts as this
 
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two runs part.
+    """The first difference of two runs.
 
     Args:
-        nodes: those to blame, in order: the last one makes the value that shows it, those before
-            it are what it is made of as far as that can't be compared.
-        value: that value.
-        inside: how far apart what these nodes read is, at most.
-        jump: how much further apart the value is.
+        nodes: The nodes that may be wrong, in order. The last node makes `value`. The values of
+            the others cannot be compared.
+        value: The first value that differs.
+        inside: The largest difference of the values that these nodes read.
+        jump: How many times larger the difference of `value` is.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -35,7 +35,7 @@ class Parting:
 
 
 class Flow:
-    """The main graph of a model, in its order, which is topological."""
+    """The main graph of a model, in its topological order."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.nodes = list(graph.node)
@@ -51,8 +51,8 @@ class Flow:
         return place is not None and self.varies[place]
 
     def behind(self, values: Iterable[str], *, numbers: bool = False) -> set[int]:
-        """The places of the nodes that make the values, and of all before them; with `numbers`,
-        only of those whose numbers count, not just their shapes."""
+        """Returns the indices of the nodes that make the values, and of all nodes before them. With
+        `numbers`, nodes that count only by their shapes are left out."""
         todo = [self.maker[name] for name in values if name in self.maker]
         found: set[int] = set()
         while todo:
@@ -71,19 +71,20 @@ class Flow:
         noise: float = NOISE,
         poor: Collection[str] = (),
     ) -> Parting | None:
-        """Where two runs part.
+        """Finds where two runs start to differ.
 
-        A value shows the fault if it is apart though all that it is made of is near, or feeds
-        something that is near. How near is near enough is not known: every level is tried, and
-        the largest jump decides, the first such value if several are about as large.
+        A value shows the fault if it differs, but its inputs agree, or feed a value that agrees.
+        The limit for "agrees" is not known. So every level is tried, and the largest jump decides.
+        Among jumps of about the same size, the first value decides.
 
         Args:
-            apart: how far apart the values are, in parts of their largest element.
-            ends: the values that are known to be wrong.
-            comparable: values of which the other run surely has a counterpart; the others only
-                say that what they are made of is right, if they are found there.
-            noise: below it, values are as good as equal.
-            poor: values that may agree by chance: they can show a fault, but no innocence.
+            apart: The difference of each value, as a share of its largest element.
+            ends: The values that are known to be wrong.
+            comparable: The values that surely exist in the other run. If another value agrees, only
+                its inputs count as right.
+            noise: Values that differ by less count as equal.
+            poor: Values that may agree by chance. They can show a fault, but not that their inputs
+                are right.
         """
         found: dict[str, Parting] = {}
         for level in _LEVELS:
@@ -107,13 +108,13 @@ class Flow:
         noise: float,
         poor: Collection[str],
     ) -> list[Parting]:
-        """The first values that are apart by more than `level` on the way to each end."""
+        """Returns the first values that differ by more than `level`, on the way to each end."""
         wrong = [name for name in ends if apart.get(name, math.inf) > level]
         near = (name for name, far in apart.items() if far <= level and name not in poor)
         right = self.behind(near, numbers=True)
         region = {n for n in self.behind(wrong) - right if self.varies[n]}
         partings = []
-        later: set[int] = set()  # nodes behind which a value has shown the fault already
+        later: set[int] = set()  # nodes after a value that already shows the fault
         for place in sorted(region):
             above = {self.maker[name] for name in self.reads[place] if name in self.maker}
             if above & later:
@@ -139,7 +140,7 @@ class Flow:
         return partings
 
     def _within(self, place: int, region: Collection[int]) -> list[int]:
-        """The place and those before it, as far as they are in the region, in order."""
+        """Returns a node and the nodes before it that are in the region, in order."""
         todo, found = [place], set()
         while todo:
             n = todo.pop()
@@ -150,7 +151,7 @@ class Flow:
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """The tensors that a node reads, those of the graph around its bodies too."""
+    """Returns the tensors that a node reads, also from the graph around its bodies."""
     names = [name for name in node.input if name]
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):

@@ -1,9 +1,8 @@
-"""Where a comparison's two runs part: the first ONNX node whose value differs, its module, line.
+"""Finds the first ONNX node whose value differs between two runs, with its module and line.
 
-torch's side is the module itself, run eagerly at the failing sizes: it has no size baked in. Its
-values have no names in ONNX, so a value of the ONNX counts as right if an op of the eager run, of
-the same source line where there is one, gave the same shape and numbers. Two ONNX files are
-compared value by value of the same name.
+For torch, the module runs eagerly at the failing sizes, so no size is baked in. Its values have no
+ONNX names. An ONNX value counts as right if an op of the eager run gave the same shape and numbers.
+The op must come from the same source line, if known. Two ONNX files are compared by value names.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-5
 _SMALL = 1024
-_MANY = 8  # numbers of a constant that are shown
-# what holds sizes, besides integer constants
+_MANY = 8  # the largest constant that is shown, in numbers
+# attributes with sizes; integer constants have sizes too
 _SIZES = (
     "kernel_shape",
     "strides",
@@ -50,7 +49,7 @@ _SIZES = (
 
 @dataclass
 class _Model:
-    """An ONNX file without its external weights, and its values at the failing sizes."""
+    """An ONNX file without large external weights, and its values at the failing sizes."""
 
     path: Path
     proto: onnx.ModelProto
@@ -61,7 +60,7 @@ class _Model:
     def of(path: Path, feed: Mapping[str, np.ndarray], seconds: float) -> _Model:
         proto = onnx.load(path, load_external_data=False)
         name_nodes(proto.graph)
-        for tensor in proto.graph.initializer:  # ONNX Runtime wants to read shapes in the file
+        for tensor in proto.graph.initializer:  # ONNX Runtime needs shape constants in the file
             if external_data_helper.uses_external_data(tensor) and math.prod(tensor.dims) < _SMALL:
                 external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
                 tensor.data_location = onnx.TensorProto.DEFAULT
@@ -76,7 +75,7 @@ class _Model:
         return model
 
     def array(self, name: str) -> np.ndarray | None:
-        """A constant of the main graph."""
+        """Returns a constant of the main graph."""
         tensor = self.constants.get(name)
         if tensor is None:
             return None
@@ -85,7 +84,7 @@ class _Model:
         return numpy_helper.to_array(tensor)
 
     def ends(self) -> list[str]:
-        """The outputs, or what the node that failed would have made."""
+        """Returns the model's outputs, or the outputs of the node that failed."""
         if self.prints.failed:
             node = self.failing()
             return list(node.output) if node is not None else []
@@ -106,23 +105,22 @@ def locate(
     rewrite: RewriteInfo | None = None,
     seconds: float = 120.0,
 ) -> str:
-    """Where two runs begin to differ, or where the second one fails, at these inputs.
+    """Finds where two runs start to differ, or where the second run fails, at these inputs.
 
-    Costs an eager run with every value looked at, and a run of each ONNX file that takes about
-    three times as long as a plain one; no value is kept.
+    Runs the module eagerly once, and each ONNX file once, about three times slower than normally.
+    Keeps no values.
 
     Args:
-        pair: the names of the runs, as in `pipeline.compare.run_names`; the first is the
-            reference.
-        feed: the inputs, by name, at the sizes at which they disagree.
-        exported, rewritten: the ONNX files; `rewritten` is needed if it is of the pair.
-        module: the torch reference, padding included, which takes the inputs in the feed's order;
-            needed if torch is of the pair.
-        seconds: a run that takes longer is stopped; then the answer is empty.
-        rewrite: what the passes did, to name those that had to do with the node.
+        pair: The names of the runs, as in `pipeline.compare.run_names`; the first is the reference.
+        feed: The inputs by name, at the failing sizes.
+        exported, rewritten: The ONNX files; `rewritten` is needed if it is in the pair.
+        module: The torch reference with its padding, for a pair with torch. It gets the inputs in
+            the feed's order.
+        rewrite: The record of the passes, to name those that rewrote the node.
+        seconds: The time limit of a run; the result is empty if a run takes longer.
 
     Returns:
-        What differs first, in one line; empty if that is not known.
+        The first difference in one line; empty if it is not known.
     """
     if pair[0] == TORCH and pair[1] in (EXPORTED, REWRITTEN) and module is not None:
         path = exported if pair[1] == EXPORTED else rewritten
@@ -140,7 +138,7 @@ def _against_torch(
 ) -> str:
     try:
         eager = Eager(torch_prints(partial(call_module, module, feed), seconds))
-    except Exception:  # the model's own; whoever compared reports that it fails
+    except Exception:  # any error of the model: the comparison reports it
         return ""
     model = _Model.of(path, feed, seconds)
     flow = Flow(model.proto.graph)
@@ -208,12 +206,12 @@ def _told(
     first: str,
     facts: Sequence[str],
 ) -> str:
-    """The line: the node, its origin, what differs, and the facts."""
+    """Returns the line: the node, its origin, the difference, and the facts."""
     node, mine = parting.nodes[-1], model.prints.values.get(parting.value)
     if mine is None:
         return _failure(model, facts)
     if there is None:
-        what = f"matches no value that {first} computes there"
+        what = f"equals no value that {first} computes at this line"
     elif there != mine.shape:
         what = f"has shape {list(mine.shape)}, {first} has {list(there)}"
     else:
@@ -235,13 +233,13 @@ def _failure(model: _Model, facts: Sequence[str] = ()) -> str:
 
 
 def _of_one_line(parting: Parting) -> list[onnx.NodeProto]:
-    """The nodes to blame that come from the same line of the model as the last one."""
+    """Returns the nodes of the parting that come from the same source line as the last one."""
     line = line_of(parting.nodes[-1])
     return [node for node in parting.nodes if line_of(node) == line]
 
 
 def _fixed(model: _Model, parting: Parting, there: tuple[int, ...] | None) -> str:
-    """The numbers in the nodes that sizes may be baked into; those with the wrong size, if any."""
+    """Returns the constants with a wrong size, or else the constants that may have a size."""
     found: list[tuple[str, list[float]]] = []
     for node in _of_one_line(parting):
         for attribute in node.attribute:
@@ -267,33 +265,33 @@ def _fixed(model: _Model, parting: Parting, there: tuple[int, ...] | None) -> st
     if sizes:
         return f"a size is baked in: {', '.join(dict.fromkeys(sizes))}"
     texts = list(dict.fromkeys(text for text, _ in found))
-    return f"fixed in it: {', '.join(texts[:4])}" if texts else ""
+    return f"its constants: {', '.join(texts[:4])}" if texts else ""
 
 
 def _other_weight(model: _Model, parting: Parting, module: torch.nn.Module) -> str:
-    """A weight of the nodes that is not the module's of that name."""
+    """Returns a weight of the nodes that differs from the module's weight of that name."""
     weights = module.state_dict(keep_vars=True)
     for name in dict.fromkeys(name for node in parting.nodes for name in node.input):
         array = model.array(name)
-        own = weights.get(name, weights.get(f"inner.{name}"))  # inside of the padding
+        own = weights.get(name, weights.get(f"inner.{name}"))  # the padding wraps the module
         if array is None or own is None or tuple(own.shape) != array.shape:
             continue
         far = _far(own.detach().cpu().numpy(), array)
         if far > _ROUNDING * np.abs(array).max():  # a batch norm is folded with rounding
-            return f"its {name} is off by up to {far:.3g} from the module's"
+            return f"its {name} differs by up to {far:.3g} from the module's"
     return ""
 
 
 def _other_constant(old: _Model, new: _Model, parting: Parting) -> str:
-    """A constant of the nodes that is another one in the other file."""
+    """Returns a constant of the nodes that differs between the two files."""
     for name in dict.fromkeys(name for node in parting.nodes for name in node.input):
         before, now = old.array(name), new.array(name)
         if before is None or now is None:
             continue
         if before.shape != now.shape:
-            return f"its {name} is {list(now.shape)}, not {list(before.shape)}"
+            return f"its {name} has shape {list(now.shape)}, not {list(before.shape)}"
         if far := _far(before, now):
-            return f"its {name} is off by up to {far:.3g} from {EXPORTED}'s"
+            return f"its {name} differs by up to {far:.3g} from {EXPORTED}'s"
     return ""
 
 
@@ -304,7 +302,7 @@ def _far(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _passes(parting: Parting, rewrite: RewriteInfo | None) -> str:
-    """The passes that rewrote the nodes to blame: a new node is called ``<old name>/<short>``."""
+    """Returns the passes that rewrote the nodes. A new node has the name ``<old name>/<short>``."""
     if rewrite is None:
         return ""
     names = set()
@@ -313,4 +311,4 @@ def _passes(parting: Parting, rewrite: RewriteInfo | None) -> str:
         names |= {"/".join(parts[:n]) for n in range(1, len(parts) + 1)}
         names |= set(node.output)
     done = [p.name for p in rewrite.passes if any(c.node in names for c in p.rewritten)]
-    return f"rewritten by {', '.join(done)}" if done else "no pass rewrote it"
+    return f"rewritten by {', '.join(done)}" if done else "no pass rewrote this node"
