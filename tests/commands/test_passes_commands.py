@@ -192,8 +192,8 @@ def test_external_data_outside_of_the_folder_is_refused(
         ("../secret", "is outside of the model's folder: refused"),
         (str(tmp_path / "secret"), "is outside of the model's folder: refused"),
         ("link", "is a symbolic link that leads out of the model's folder"),
-        ("short", "is cut short: w is in bytes 0 to 64, and the file has 60"),
-        ("gone", "its external data gone is missing: put it beside the model"),
+        ("short", "is cut short: w is in bytes 0 to 64, but the file has 60"),
+        ("gone", "its external data gone is missing. Put it beside the model"),
     ):
         place(location)
         code, output, errors = cli(command, path)

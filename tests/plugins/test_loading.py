@@ -108,13 +108,13 @@ def test_node_inside_of_a_branch_and_of_a_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("domain", "op", "told"),
     [
-        ("com.microsoft", "QuickGelu", "ONNX Runtime's optimiser fused it"),
+        ("com.microsoft", "QuickGelu", "ONNX Runtime's optimiser made this op"),
         ("mmdeploy", "TRTBatchedNMS", "--plugin libmmdeploy_tensorrt_ops.so"),
         ("org.pytorch.aten", "ATen", "torch.onnx.export(dynamo=True)"),
         ("ai.onnx.contrib", "Tokenizer", "ONNX Runtime Extensions"),
         ("his", "Foo", "--plugin libfoo.so"),
         ("com.microsoft", "Gelu", "would read the com.microsoft::Gelu node dbl as the standard "
-         "Gelu, whatever its domain: ONNX Runtime's optimiser fused it"),
+         "Gelu, whatever its domain: ONNX Runtime's optimiser made this op"),
         ("mine", "Sigmoid", "would read the mine::Sigmoid node dbl as the standard Sigmoid, "
          "whatever its domain: rename the op"),
     ],

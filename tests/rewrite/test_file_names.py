@@ -73,7 +73,7 @@ def test_inputs_with_a_default_are_constants_and_said_to_be(tmp_path: Path) -> N
     model.graph.initializer[0].name = "w"
     onnx.save(model, tmp_path / "m.onnx")
     result = rewrite(tmp_path / "m.onnx", tmp_path / "o.onnx", OLD)
-    assert result.warnings[0].startswith("w: inputs with a default")
+    assert result.warnings[0].startswith("w: the file has a default for each of these inputs")
     assert [v.name for v in onnx.load(tmp_path / "o.onnx").graph.input] == ["x"]
     (y, _) = run(tmp_path / "o.onnx", {"x": X[0, 0, 0]})
     np.testing.assert_array_equal(y, 2 * X[0, 0, 0])
