@@ -61,7 +61,7 @@ def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) ->
     )
     spec = spec or find_source(config)
     if spec.onnx is not None:
-        raise InputError(f"{info.source}: there is no torch model behind an ONNX file")
+        raise InputError(f"{info.source}: an ONNX file has no torch model to run")
     if weights_info(config, spec) != info.weights:
         raise InputError(f"weights {weights}: not those that the artifact was made with")
     return reference_module(spec, manifest, weights)

@@ -160,7 +160,7 @@ def test_two_files_of_one_name_are_two(tmp_path: Path, nets: Path) -> None:
     ("words", "parts"),
     [
         (["none.py:net"], ["source none.py: no such file"]),
-        (["nets_of_a_test.py"], ["name the factory in it, nets_of_a_test.py:FACTORY"]),
+        (["nets_of_a_test.py"], ["no factory is named. Pass nets_of_a_test.py:FACTORY"]),
         (["nets_of_a_test.py:nett"], ["has no 'nett' (did you mean net?)"]),
         (["nets_of_a_test:Holder.mak"], ["has no 'mak' (did you mean make?)"]),
         (["nets_of_a_test.py:table"], ["table is dict, not a factory"]),

@@ -211,8 +211,8 @@ def test_what_torch_keeps_of_one_size_narrows_its_dim(cli: Run, tmp_path: Path) 
         loaded(torch.rand(5, 12))
     refused(
         cli("convert", "a.pt2"),
-        "a.pt2: say how large its dims get (x_0 is x axis 0; x_1 is x axis 1): "
-        "--dim x_0=6:8:MAX --dim x_1=2:8:MAX",
+        "a.pt2: dims without a largest size (x_0 is x axis 0; x_1 is x axis 1). "
+        "Pass --dim x_0=6:8:MAX --dim x_1=2:8:MAX",
     )
     refused(
         cli("convert", "a.pt2", "--dim", "x_0=1:8:9", "--dim", "x_1=:64"),
