@@ -54,7 +54,7 @@ from pipeline.machine.target import TARGETS, installed_version
         (["build", "none"], ["none", "no such folder"]),
         (["verify", "none"], ["none", "no such folder"]),
         (["inspect", "none"], ["none", "no such folder"]),
-        (["inspect", "."], ["holds no manifest.json"]),
+        (["inspect", "."], ["it has no manifest.json"]),
     ],
 )
 def test_bad_input(cli: Run, tmp_path: Path, words: list[str], parts: list[str]) -> None:

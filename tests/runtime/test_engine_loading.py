@@ -85,7 +85,7 @@ def test_what_converts_comes_when_asked_for() -> None:
 
 
 def test_no_artifact(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="there is no such folder"):
+    with pytest.raises(ArtifactError, match=": no such folder; pass the folder"):
         pipeline.load(tmp_path / "none")
 
 
@@ -99,7 +99,7 @@ def test_no_engine_in_it(artifact: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda data: data[:1000], r"engine\.plan: is cut short: 1000 of \d+ bytes"),
+        (lambda data: data[:1000], r"engine\.plan: is cut short: it has 1000 of \d+ bytes"),
         (lambda data: data[:-1] + b"?", r"engine\.plan: its content was changed"),
         (lambda data: bytes(len(data)), r"engine\.plan: its content was changed"),
     ],
