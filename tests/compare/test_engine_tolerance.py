@@ -136,7 +136,7 @@ def test_overflow_is_called_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stated", [{"fp8": WIDE}, {"fp16": 1e-2}])
 def test_a_spec_states_them_by_precision(stated: Any) -> None:
-    with pytest.raises(InputError, match=r"engine_tolerance .*give a Tolerance by precision"):
+    with pytest.raises(InputError, match=r"engine_tolerance .*pass a Tolerance for each precision"):
         dataclasses.replace(tiny.conv(), engine_tolerance=stated)
 
 

@@ -168,7 +168,7 @@ def test_files_that_are_no_weights(tmp_path) -> None:
         {"state_dict": {"a": 3}},
     ):
         torch.save(content, tmp_path / "w.pth")
-        with pytest.raises(InputError, match="holds no state dict"):
+        with pytest.raises(InputError, match="not a state dict"):
             read_state_dict(tmp_path / "w.pth")
     torch.save({}, tmp_path / "w.pth")
     with pytest.raises(InputError, match="missing keys"):
