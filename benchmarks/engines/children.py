@@ -24,7 +24,7 @@ def lines(
     limit: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Runs a command and yields its lines of JSON as they come.
+    """Runs a command, and passes each line of JSON to `add` as it comes.
 
     Returns:
         The reason of a failure in one line; empty without a failure.
@@ -36,7 +36,7 @@ def lines(
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            return f"{command[0]} does not start: {error.strerror}"
+            return f"{command[0]} can't be started: {error.strerror}"
         try:
             with _limited(child, limit) as late:
                 assert child.stdout is not None

@@ -245,7 +245,7 @@ def apart(record: Mapping[str, Any]) -> bool:
 def best_compiled(
     records: Sequence[Record], precision: str, sizes: Mapping[str, int]
 ) -> Record | None:
-    """torch.compile's fastest at this precision, whatever its mode."""
+    """torch.compile's fastest time at this precision, in any mode."""
     found = [
         find(records, runner=f"torch {kind}-{precision}", sizes=sizes)
         for kind in ("compile", *WITH_GRAPHS)

@@ -259,7 +259,7 @@ def test_a_run_that_measured_nothing_ends_with_1(artifact: Path, tmp_path: Path)
     assert (code, errors) == (0, "")
     assert {f["artifact"] for f in engine_results.read(kept)["floors"]} == {artifact.name}
     words = [f"{sys.executable}x", "-c", "print()"]
-    assert children.lines(words, print) == f"{words[0]} does not start: No such file or directory"
+    assert children.lines(words, print) == f"{words[0]} can't be started: No such file or directory"
 
 
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
