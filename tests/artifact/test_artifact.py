@@ -1,4 +1,4 @@
-"""The artifact: its manifest, what tampering does, readers during swaps, the script."""
+"""The artifact: its manifest, changed files, reads during swaps, and the script."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def refusal(path: Path) -> str:
-    """What opening says; always one line that ends with what to do."""
+    """The error of opening an artifact. It is always one line that ends with what to do."""
     with pytest.raises(ArtifactError) as caught:
         Artifact.open(path)
     said = str(caught.value)
@@ -209,7 +209,7 @@ def test_round_trip(manifest: Manifest) -> None:
 
 
 def test_the_keys_are_the_documented_ones() -> None:
-    """Downstream apps read these; a change needs another schema number."""
+    """Other programs read these keys. A change needs another schema number."""
     content = json.loads(FULL.to_json())
     stands = " ".join(content)
     assert stands == (
@@ -574,7 +574,7 @@ def test_a_manifest_cut_anywhere(place: Path) -> None:
 
 
 def resign(place: Path, files: dict[str, FileInfo]) -> None:
-    """Writes a manifest whose own hash is right, but with these files."""
+    """Writes a manifest with a right hash, but with these files."""
     (place / MANIFEST).write_text(dataclasses.replace(FULL, files=files).to_json())
 
 
@@ -649,8 +649,10 @@ def start_writer(place: Path, how: str) -> subprocess.Popen[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
 def test_a_reader_never_sees_a_half(place: Path) -> None:
-    """`open` gives files that belong to their manifest, and never fails, however often the
-    folder is replaced meanwhile."""
+    """`open` returns files that belong to their manifest, and never fails.
+
+    This holds however often the folder is replaced meanwhile.
+    """
     child = start_writer(place, "exchange")
     seen = set()
     while child.poll() is None:
@@ -724,7 +726,7 @@ def save_runs(folder: Path, factor: float) -> list[StoredRun]:
 
 
 def run_script(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the script from elsewhere; polygraphy is the one beside this Python."""
+    """Runs the script from another folder, with the polygraphy of this Python."""
     where = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["sh", str(path), *arguments],
@@ -748,8 +750,10 @@ SCRIPTS = (  # the factors of exported.onnx, of model.onnx and of what is stored
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[subprocess.CompletedProcess[str]]:
-    """All `SCRIPTS`, two at once: each starts Python twice. They are written one by one, since
-    Polygraphy's first use of an array is not safe from two threads."""
+    """The results of all `SCRIPTS`, two at once, because each starts Python twice.
+
+    They are written one by one, because Polygraphy's first use of an array is not thread-safe.
+    """
     places = []
     for exported, model, stored, _ in SCRIPTS:
         folder = tmp_path_factory.mktemp("script") / "- an 'odd' $(name)"
@@ -771,7 +775,7 @@ def test_the_script_repeats_the_comparison(
     exported, model, stored, passes = SCRIPTS[number]
     done = ended[number]
     assert done.returncode == (0 if passes else 1), done.stdout + done.stderr
-    # both models ran, also if the first one failed
+    # both models ran, even if the first one failed
     outputs = done.stdout.split("] RUNNING |")[1:]
     assert ["Passed: 3/3" in output for output in outputs] == [exported == stored, model == stored]
 
@@ -785,7 +789,7 @@ def test_the_script_fails_where_a_file_is_missing(tmp_path: Path) -> None:
 
 
 def commands(text: str, recorder: Path, *arguments: str) -> list[list[str]]:
-    """The polygraphy commands that a script runs, each with the flavour's switch first."""
+    """The polygraphy commands of a script, each with the flavour's switch first."""
     program = recorder / "polygraphy"
     program.write_text(
         '#!/bin/sh\nprintf "%s\\n" "${POLYGRAPHY_USE_TENSORRT_RTX-unset}" "$@" end\n'
@@ -822,7 +826,7 @@ def test_the_engine_runs_only_when_asked_for(tmp_path: Path, flavour: Any, switc
 
 
 def test_polygraphy_takes_the_engine_command(tmp_path: Path) -> None:
-    """No GPU here: Polygraphy only says what it would run."""
+    """Without a GPU, Polygraphy only shows what it would run."""
     (tmp_path / PLAN).touch()
     run = StoredRun("comparison/a.json", "comparison/b.json", 1)
     text = reproduce_script(

@@ -1,4 +1,4 @@
-"""run() from end to end, and each stage by itself."""
+"""run() from end to end, and each stage alone."""
 
 from __future__ import annotations
 

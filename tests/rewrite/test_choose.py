@@ -1,4 +1,4 @@
-"""A user's own pass, and the choice among passes: what joins, what is refused, in which words."""
+"""A user-supplied pass, and the choice of passes: the accepted, the refused, and the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a conversion starts from: factories by module and by file, and those that are not there."""
+"""Sources of a conversion: factories by module and by file, and factories that do not exist."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_class_attribute_and_a_package(nets: Path) -> None:
     (package / "__init__.py").write_text("")
     (package / "inner.py").write_text("from nets_of_a_test import plain\n")
     factory, file = find_factory("package_of_a_test.inner:plain")
-    assert file == nets  # where it is written
+    assert file == nets  # the file of the factory
     assert find_factory("torch.nn:ReLU")[0] is torch.nn.ReLU
 
 

@@ -1,4 +1,4 @@
-"""Dims of an ONNX file with a name of their own for what is always an expression of others."""
+"""Named dims of an ONNX file that are always an expression of other dims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ONNX file as the source of a conversion: its dims, its sizes, and files that are no good."""
+"""An ONNX file as a source: its dims, its sizes, and unusable files."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_names_of_dims(
 
 
 def test_a_cache_with_a_sum_of_dims(tmp_path: Path) -> None:
-    """As Optimum writes a decoder: the mask covers the past and what is new."""
+    """Optimum's form of a decoder: the mask covers the past and the new tokens."""
     path = written(
         tmp_path,
         "g (float[past] k, float[seq] new, int64[total] attention_mask) => (float[n] y) "
@@ -215,7 +215,7 @@ def test_a_name_of_an_input_axis_that_is_not_so_is_only_a_note(tmp_path: Path) -
     assert "output y axis 2: the file states h, but the size is 4*h" in done.notes
 
 
-# --- sizes that a file does not take, or lies about
+# --- sizes that a file does not accept, or states wrongly
 
 
 RESHAPE = (
@@ -350,7 +350,7 @@ def test_a_file_of_the_dynamo_exporter(tmp_path: Path) -> None:
 
 
 def check_same(before: Path, after: Path) -> None:
-    """Same nodes, same numbers."""
+    """The same nodes and the same numbers."""
     old, new = (onnx.load(p, load_external_data=False) for p in (before, after))
     assert list(old.graph.node) == list(new.graph.node)
     x = np.random.default_rng(0).normal(size=(3, 3, 41, 50)).astype(np.float32)
@@ -361,7 +361,7 @@ def check_same(before: Path, after: Path) -> None:
 
 
 def external(folder: Path, megabytes: int = 1, name: str = "weights.bin") -> Path:
-    """x @ m0 @ m1, its weights in two files, each twice the size that is asked for in all."""
+    """x @ m0 @ m1, with the weights in two files, each twice as large as needed."""
     folder.mkdir(exist_ok=True)
     side = int((megabytes * 2**20 / 8) ** 0.5)
     rng = np.random.default_rng(0)
@@ -442,7 +442,7 @@ def test_external_data_that_is_no_good(tmp_path: Path) -> None:
     refused(path, "tensor m0 needs", "states 12 bytes in external data")
 
 
-# --- files that are no good
+# --- unusable files
 
 
 def _zip() -> bytes:
@@ -485,7 +485,7 @@ def test_files_that_are_no_onnx(tmp_path: Path, name: str, data: Any, parts: lis
 
 
 def test_damage_of_any_byte_is_one_line_or_none(tmp_path: Path) -> None:
-    """Whatever a byte is changed to: an error that says so, or a file that runs."""
+    """With any changed byte, there is a one-line error, or the file runs."""
     path = tmp_path / "m.onnx"
     _export(path, False, dynamic_axes={"x": {0: "b", 2: "h", 3: "w"}})
     data, random = path.read_bytes(), np.random.default_rng(0)
@@ -613,7 +613,7 @@ def test_stale_shapes_inside_are_left_out(tmp_path: Path) -> None:
 
 
 def test_an_ir_version_that_onnx_runtime_does_not_read_is_lowered(tmp_path: Path) -> None:
-    """onnx itself writes its newest."""
+    """onnx writes its newest version."""
     model = parsed(RELU)
     model.ir_version = onnx.IR_VERSION
     path = tmp_path / "m.onnx"
