@@ -2,13 +2,13 @@
 
     python benchmarks/conversion/rewriting.py [MODEL.onnx ...]
 
-Without arguments it measures two models: RAFT with 12 updates, as `make convert MODEL=raft`
-exports it (artifacts/raft, converted if it is missing), and torchvision's ViT-B/16 with a dynamic
-batch.
+Without arguments it measures two models. One is RAFT with 12 updates, from `make convert
+MODEL=raft` (artifacts/raft, converted if it is missing). The other is torchvision's ViT-B/16 with a
+dynamic batch.
 
-For every target it prints the seconds of all passes together, the nodes before and after, and the
-memory that the rewrite adds, divided by the model's size. For TensorRT-RTX it also prints the
-layers of the parsed network before and after. A separate process measures each line.
+For every target it prints the seconds of all passes together, and the nodes before and after. It
+also prints the memory that the rewrite adds, divided by the model's size. For TensorRT-RTX it also
+prints the layers of the parsed network before and after. A separate process measures each line.
 """
 
 from __future__ import annotations

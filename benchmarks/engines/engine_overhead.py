@@ -2,8 +2,9 @@
 
     python benchmarks/engines/engine_overhead.py [ARTIFACT] [--calls 10000] [--json FILE]
 
-Without an artifact, the script converts a tiny model (y = relu(x) + x at 1..512 x 1..512), which
-needs almost no time on the GPU. Needs a GPU, but not torch. It uses the artifact's first profile.
+Without an artifact, the script converts a tiny model: y = relu(x) + x at 1..512 x 1..512. It needs
+almost no time on the GPU. The script needs a GPU, but not torch. It uses the artifact's first
+profile.
 
 - overhead: the median host time of one call in microseconds. Two kinds of calls take turns, each
   on an empty stream. One is a bare ``execute_async_v3`` on a context with shapes and addresses.

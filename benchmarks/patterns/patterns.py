@@ -6,8 +6,8 @@ The naive way is the code of a user: torch.onnx.export with named dims at opset 
 then compared with torch at sizes other than the example's. TensorRT-RTX then parses, builds and
 infers shapes. The other way is `pipeline.run`.
 
-Each way runs in a forked process with a time limit: torch exports a second LSTM of a process with
-fixed time, and a library may crash.
+Each way runs in a forked process with a time limit, because a library may crash. torch also
+exports the second LSTM of a process with fixed time.
 
 Prints a Markdown table and writes DIR/patterns.json (default: bench-results). --write also puts the
 table into docs/results/patterns.md, between its two marks.

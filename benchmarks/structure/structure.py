@@ -397,10 +397,10 @@ def _asks(node: ast.AST) -> bool:
 def prose(house: House) -> tuple[dict[str, list[str]], Counter[str]]:
     """Places that parse the pipeline's sentences, and the number of allowed places of each kind.
 
-    A place is a line (statement) with a string method, ``in``, a comparison or a regular expression
-    on a variable or attribute of the names `CARRIERS`. `ALLOWED` lists expressions that read the
-    text of another program, the user's text, or a language. A person reviewed each of them. A new
-    expression is a place until a person has reviewed it.
+    A place is a line (statement) that searches in a variable or attribute of the names `CARRIERS`.
+    It does so with a string method, ``in``, a comparison or a regular expression. `ALLOWED` lists
+    expressions that read the text of another program, the user's text, or a language. A person
+    reviewed each of them. A new expression is a place until a person has reviewed it.
 
     Returns:
         ``file:line function`` to the expressions, and the number of allowed expressions by reason.
@@ -453,17 +453,20 @@ class Walk:
     """Follows one parameter, call by call.
 
     Inside of a function, a name is *derived* if it is the parameter, or if it is assigned or looped
-    over from a derived expression. In such an expression a derived name occurs unchanged. It may be
-    the holder of an attribute, an item or a method, part of a container, or an argument of a
-    constructor or of a function outside of the project. With `results`, a call of a project's
-    function is also derived if its returned expression is derived (the spec that
-    find_source(config) returns).
+    over from a derived expression. In such an expression a derived name occurs unchanged:
 
-    A *stop* is a call that passes a derived value to a function of the project, as an argument or
-    as the object of a method that only one class defines. Each place in the code counts once. The
-    walk continues inside of the callee, with the parameters that it got. A function that is passed
-    on with derived values (to run it in a process), also by a text such as
-    "pipeline.build:_build_here", counts as called with them. All branches are walked.
+    - as the holder of an attribute, an item or a method
+    - as a part of a container
+    - as an argument of a constructor, or of a function outside of the project
+
+    With `results`, a call of a project's function is also derived if its returned expression is
+    derived (the spec that find_source(config) returns).
+
+    A *stop* is a call that passes a derived value to a function of the project. The value is an
+    argument, or the object of a method that only one class defines. Each place in the code counts
+    once. The walk continues inside of the callee, with the parameters that it got. A function may
+    also be passed on with derived values (to run it in a process), or named by a text such as
+    "pipeline.build:_build_here". Such a function counts as called. All branches are walked.
     """
 
     def __init__(self, house: House, results: bool = False) -> None:

@@ -97,9 +97,15 @@ def holds_at(text: int | str, points: Sequence[Point]) -> bool:
 def formula(points: Sequence[Point], base: Mapping[str, int]) -> int | str | None:
     """The simplest formula that gives the size of every point, or None.
 
-    These are tried in order: a number; a quotient of one dim ``(a*h + b)//c``; a sum of quotients;
-    a product of all dims times a fraction; a product of quotients, plus a number from -1 to 8
-    (a class token beside the patches). A sum of such products is not tried.
+    These are tried in order:
+
+    - a number
+    - a quotient of one dim: ``(a*h + b)//c``
+    - a sum of quotients
+    - a product of all dims times a fraction
+    - a product of quotients, plus a number from -1 to 8 (a class token beside the patches)
+
+    A sum of such products is not tried.
 
     Args:
         points: The points. For each dim, some points differ from `base` in that dim only.

@@ -1,8 +1,11 @@
 """Finding the source of a conversion by its text.
 
-A source is one of these: the name of a model in the zoo, a factory
-(``package.module:factory`` or ``file.py:factory``) that makes a `ModelSpec` or a torch module, a
-saved ``.pt2`` program, or an ``.onnx`` file.
+A source is one of these:
+
+- the name of a model in the zoo
+- a factory of a `ModelSpec` or a torch module: ``package.module:factory`` or ``file.py:factory``
+- a saved ``.pt2`` program
+- an ``.onnx`` file
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ def apart(
 ) -> tuple[float, bool]:
     """The largest difference, and whether every element is within the tolerance.
 
-    The difference is 0 only for the same bits. It is infinite if one array is missing, or has
-    another shape or dtype, or has a NaN or infinity that the other array does not have.
+    The difference is 0 only for the same bits. It is infinite if one array is missing, or
+    has another shape or dtype. It is also infinite for a NaN or infinity in one array only.
     """
     if want is None or got is None or want.shape != got.shape or want.dtype != got.dtype:
         return float("inf"), False

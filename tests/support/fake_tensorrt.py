@@ -1,7 +1,7 @@
 """A pretended TensorRT, which runs the real `pipeline.runtime.engine.Engine` on a pretended GPU.
 
-Its only network has the inputs x of shape (b, w), z of shape (w,), and a number k that is read on
-the host (1 if it is not an input). All tensors are float32. It computes::
+Its only network has the inputs x of shape (b, w), z of shape (w,), and a number k. k is read on the
+host, and is 1 if it is not an input. All tensors are float32. The network computes::
 
     y = 3 k x - z         (b, w)
     s = 3 k x, by rows    (b,)
@@ -10,8 +10,8 @@ the host (1 if it is not an input). All tensors are float32. It computes::
 It does so in three operations that use the activation memory, so that a run in between gives wrong
 numbers. It checks the profile, and the size of the activation memory.
 
-It does not model three things: an output allocator that 8.6 calls between runs, networks and
-contexts that can't be captured, and a logger with the reason of a failure.
+It does not model an output allocator that 8.6 calls between runs. It also does not model networks
+and contexts that can't be captured, and a logger with the reason of a failure.
 """
 
 from __future__ import annotations
