@@ -16,9 +16,9 @@ def alive(module: nn.Module, channels: int = 3) -> nn.Module:
     """The module in eval mode, with weights and statistics that give every part an effect.
 
     After initialisation, parts of a network have no effect: zeroed residual branches and biases,
-        and layer scales of 1e-6. Statistics that saw no data let the signal vanish. A comparison of
-        outputs would not notice a fault in such parts. So constant parameters get noise. Each batch
-        normalisation gets the mean and variance of its input for a random image.
+    and layer scales of 1e-6. Statistics that saw no data let the signal vanish. A comparison of
+    outputs would not notice a fault in such parts. So constant parameters get noise. Each batch
+    normalisation gets the mean and variance of its input for a random image.
     """
     torch.manual_seed(1)
 
