@@ -1,7 +1,7 @@
-"""One converted artifact for all tests, copies of it to change, and the tiny specs by name.
+"""Fixtures: one converted artifact for all tests, copies of it, and the tiny specs by name.
 
-A machine that builds and runs engines has no torch: test files that import it are left out there,
-and named at the end.
+A machine that builds and runs engines may have no torch. Test files that import torch are then left
+out, and named at the end.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pipeline.machine.target import TARGETS, bind_polygraphy, installed_version
 from pipeline.models import MODELS
 from pipeline.spec.config import Config
 
-# Polygraphy is tied to a flavour of TensorRT when it is imported; whichever test comes first
-# shall not decide it.
+# The first import of Polygraphy binds it to a flavour of TensorRT. The order of the tests must not
+# change the flavour.
 bind_polygraphy(next((t for t in TARGETS.values() if installed_version(t)), TARGETS["rtx-1.7"]))
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -36,7 +36,7 @@ left_out: dict[str, str] = {}  # file -> the module that it needs
 
 
 class TorchlessModule(pytest.Module):
-    """A test file on a machine without torch: without tests if it imports what is not there."""
+    """A test file on a machine without torch. It has no tests if an import is missing."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         try:
@@ -71,15 +71,16 @@ NEEDS = {
 
 
 def needed(item: pytest.Item) -> set[str]:
-    """Which of `NEEDS` a test asks for."""
+    """The entries of `NEEDS` that a test uses."""
     return NEEDS.keys() & set(getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Starts the long commands that a test asks for. What the imports made is no garbage:
-    collections leave it out from here on (0.2 s each).
+    """Starts the long commands that the tests need.
 
-    Of several processes each starts one when it waits for it: which has these tests is not known.
+    Objects from imports stay alive. They are frozen here, so that each collection of garbage saves
+    0.2 s. With several processes, a process starts a command when a test waits for it, because each
+    process knows only later which tests it gets.
     """
     gc.collect()
     gc.freeze()
@@ -98,7 +99,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture
 def zoo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny specs can be converted by name."""
+    """Lets commands find the tiny specs by name."""
     for name, factory in tiny.ZOO.items():
         monkeypatch.setitem(MODELS, name, factory)
 
@@ -115,7 +116,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.fixture(scope="session")
 def raft_artifact() -> Callable[[], Artifact]:
-    """What `make convert MODEL=raft` leaves; waits for it."""
+    """Waits for `make convert MODEL=raft`, and returns its artifact."""
 
     def converted() -> Artifact:
         done = BESIDE.done("raft")
@@ -139,7 +140,7 @@ def foreign() -> Callable[[], Done]:
 
 @pytest.fixture
 def artifact(converted: Report, tmp_path: Path) -> Path:
-    """A copy of `converted`'s folder, to be changed."""
+    """A copy of `converted`'s folder. You may change it."""
     return Path(shutil.copytree(converted.path, tmp_path / "place" / "tiny"))
 
 

@@ -1,8 +1,8 @@
-"""What one run of an ONNX model takes in ONNX Runtime on this CPU: seconds and peak memory.
+"""Measures one run of an ONNX model in ONNX Runtime on this CPU: seconds and peak memory.
 
     python benchmarks/conversion/onnx_memory.py MODEL.onnx --size h=2160 --size w=3840 [--plain]
 
-Sizes are by the names of the model's dynamic dims; inputs are uniform in -1..1. With --plain graph
+A size names a dynamic dim of the model. Inputs are uniform in -1..1. With --plain, graph
 optimisations and the memory arena are off, as in the pipeline's comparison.
 """
 
@@ -21,7 +21,7 @@ from pipeline.spec.dims import evaluate
 
 
 def peak() -> int:
-    """The most memory that this process ever had, in bytes."""
+    """The peak memory of this process, in bytes."""
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024
 

@@ -1,12 +1,14 @@
-"""What the rewrite passes cost, and what they do to the network that TensorRT-RTX builds.
+"""Measures the cost of the rewrite passes, and their effect on TensorRT-RTX's network.
 
     python benchmarks/conversion/rewriting.py [MODEL.onnx ...]
 
-Without arguments: RAFT with 12 updates, as `make convert MODEL=raft` exports it (an artifact in
-artifacts/raft, made if it is not there), and torchvision's ViT-B/16 with a dynamic batch. For
-every target: seconds of all passes together, memory beyond what the process held before, over
-the model's size, nodes before and after; and on TensorRT-RTX the layers of the parsed network
-before and after. Each line is measured in a process of its own.
+Without arguments it measures two models. One is RAFT with 12 updates, from `make convert
+MODEL=raft` (artifacts/raft, converted if it is missing). The other is torchvision's ViT-B/16 with a
+dynamic batch.
+
+For every target it prints the seconds of all passes together, and the nodes before and after. It
+also prints the memory that the rewrite adds, divided by the model's size. For TensorRT-RTX it also
+prints the layers of the parsed network before and after. A separate process measures each line.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ def _rows(model: Path, folder: Path) -> list[dict[str, Any]]:
 
 
 def measure(model: Path, out: Path, target: Any) -> dict[str, Any]:
-    """One rewrite, in a process that has imported everything and done nothing else."""
+    """Measures one rewrite, in a process that has only imported everything."""
     import onnx_ir.passes.common  # noqa: F401
     import onnxruntime  # noqa: F401
 
@@ -123,7 +125,7 @@ def measure(model: Path, out: Path, target: Any) -> dict[str, Any]:
 
 
 def layers(model: Path) -> int:
-    """Layers of the network that TensorRT-RTX's parser makes of the file, before any fusion."""
+    """The layers of the network that TensorRT-RTX's parser makes of the file, before any fusion."""
     from pipeline.machine.target import TARGETS, use
 
     trt = use(TARGETS["rtx-1.7"])
@@ -135,6 +137,6 @@ def layers(model: Path) -> int:
 
 
 if __name__ == "__main__":
-    import rewriting  # by its name: a child finds `measure` and `layers` under it
+    import rewriting  # by the name of this module: a child imports `measure` and `layers` from it
 
     rewriting.main()

@@ -1,12 +1,13 @@
-"""What a conversion costs, stage by stage: seconds, peak memory, and whose time it is.
+"""Measures each stage of a conversion: seconds, peak memory, and the share of each library.
 
     python benchmarks/conversion/stages.py [MODEL[:OPTION=VALUE,...] ...] [--out DIR]
 
-Each model is converted twice in a child process: once from nothing, once with nothing changed.
-The memory of a stage is that of the process that does it; "all" is the most that the conversion's
-processes had together (resident, sampled twice a second, Linux).
-Prints a Markdown table and writes DIR/stages.json (default: bench-results). Seconds depend on
-the machine and on what else runs there; the shares are taken within one run.
+A child process converts each model twice: from nothing, and with nothing changed. The memory of a
+stage is that of its process. "all" is the peak sum of the memory of all processes (resident,
+sampled twice a second, Linux).
+
+Prints a Markdown table and writes DIR/stages.json (default: bench-results). Seconds depend on the
+machine and on its other work. The shares come from one run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ REFERENCE = ("model", "trying sizes", "torch")  # making the module, and running
 
 
 def convert(model: str, out: Path) -> tuple[dict[str, Any], float, int]:
-    """One conversion in a child: its report, wall-clock seconds, and peak memory in bytes."""
+    """Converts once in a child: the report, wall-clock seconds, and peak memory in bytes."""
     name, _, options = model.partition(":")
     command = [sys.executable, "-m", "pipeline", "convert", name, "--out", str(out), "--json"]
     for option in options.split(",") if options else []:
@@ -55,7 +56,7 @@ def convert(model: str, out: Path) -> tuple[dict[str, Any], float, int]:
 
 
 def _sample(pid: int, peak: list[int], done: threading.Event) -> None:
-    """Keeps the most memory that a process and its descendants had together, in bytes."""
+    """Records the peak memory of a process and its descendants together, in bytes."""
     while not done.wait(0.5):
         peak[0] = max(peak[0], _resident(pid))
 
@@ -64,13 +65,13 @@ def _resident(pid: int) -> int:
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except (OSError, IndexError):  # it has ended, or this is no Linux
+    except (OSError, IndexError):  # the process has ended, or this is not Linux
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident(int(child)) for child in children)
 
 
 def measure(model: str, folder: Path) -> dict[str, Any]:
-    """All figures of one model."""
+    """All measurements of one model."""
     place = folder / model.replace(":", "-").replace(",", "-")
     report, seconds, peak = convert(model, place)
     _, again, _ = convert(model, place)
@@ -103,7 +104,7 @@ def measure(model: str, folder: Path) -> dict[str, Any]:
 
 
 def tables(results: list[dict[str, Any]]) -> str:
-    """The figures as two Markdown tables."""
+    """The measurements as two Markdown tables."""
     lines = ["| model | stage | seconds | peak memory |", "|---|---|---|---|"]
     for result in results:
         for stage in result["stages"]:

@@ -1,4 +1,4 @@
-"""Commands in processes of their own that print lines of JSON, with a time limit."""
+"""Runs commands that print lines of JSON, each in a child process with a time limit."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def lines(
     limit: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Runs a command and hands on its lines of JSON as they come.
+    """Runs a command, and passes each line of JSON to `add` as it comes.
 
     Returns:
-        Why it failed, in one line; nothing where it did not.
+        The reason of a failure in one line; empty without a failure.
     """
     with tempfile.TemporaryFile("w+") as errors:
         try:
@@ -36,7 +36,7 @@ def lines(
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            return f"{command[0]} does not start: {error.strerror}"
+            return f"{command[0]} can't be started: {error.strerror}"
         try:
             with _limited(child, limit) as late:
                 assert child.stdout is not None
@@ -59,7 +59,7 @@ def lines(
 
 @contextlib.contextmanager
 def _limited(child: subprocess.Popen[str], seconds: float | None) -> Iterator[list[int]]:
-    """Ends the child after so many seconds; the list is not empty then."""
+    """Ends the child after so many seconds. The list is then not empty."""
     late: list[int] = []
 
     def end() -> None:
@@ -77,7 +77,7 @@ def _limited(child: subprocess.Popen[str], seconds: float | None) -> Iterator[li
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
-    """Ends a child and what it started (torch.compile has workers)."""
+    """Ends a child and its descendants (torch.compile starts workers)."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
@@ -88,8 +88,11 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def other_python(extra: Sequence[str]) -> dict[str, str]:
-    """The environment of another Python: nothing of this one's, which may set PYTHONHOME and
-    library paths of its own, but this repository and `extra` folders to import from."""
+    """The environment for another Python.
+
+    It has no variables of this Python, which may set PYTHONHOME and library paths. It can import
+    this repository and the `extra` folders.
+    """
     own = Path(sys.base_prefix).resolve().parent
     found = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONPATH")}
     libraries = [Path(p) for p in found.pop("LD_LIBRARY_PATH", "").split(":") if p]

@@ -8,14 +8,14 @@ from typing import Any
 
 
 def compact(content: Mapping[str, Any], width: int) -> str:
-    """Writes an object as JSON, with short lines and few of them.
+    """Writes an object as JSON, in few, short lines.
 
-    Each key of `content` begins a line, and so does each object in a list. Whatever is longer than
-    a line is broken at its commas, and the lines are then filled up.
+    Each key of `content` begins a line, and so does each object in a list. A value that is longer
+    than a line is broken at its commas.
 
     Args:
-        content: what to write.
-        width: the most characters of a line; only a single string or key may be longer.
+        content: The object to write.
+        width: The most characters of a line. Only a single string or key may be longer.
 
     Returns:
         The text, which ends with a newline. `json.loads` gives `content` back.
@@ -24,12 +24,12 @@ def compact(content: Mapping[str, Any], width: int) -> str:
 
 
 def _broken(value: Mapping[str, Any] | list[Any], depth: int, width: int, fill: bool) -> str:
-    """An object or a list over several lines; with `fill`, as many items on a line as fit."""
+    """An object or a list over several lines. With `fill`, each line has as many items as fit."""
     mapping = isinstance(value, Mapping)
     items = list(value.items()) if isinstance(value, Mapping) else [("", item) for item in value]
-    room = width - depth - 2  # less the indentation and a comma
+    room = width - depth - 2  # without the indentation and a comma
     lines: list[str] = []
-    open_line = False  # whether the last line takes more items
+    open_line = False  # True if more items fit on the last line
     for key, item in items:
         name = f"{json.dumps(key)}: " if mapping else ""
         text = name + json.dumps(item)

@@ -1,12 +1,14 @@
-"""The correlation lookup's CUDA kernel on a GPU: is it right, how fast is it, what does it take.
+"""Checks and times the CUDA kernel of the correlation lookup on a GPU.
 
     python3 benchmarks/engines/correlation_kernel.py [--json FILE]
 
-Needs a GPU, torch with CUDA and torchvision; no TensorRT. At each size of the feature maps it
-launches plugins/correlation_lookup/kernel.cu as the TensorRT plugin does (cuda-bindings and NVRTC;
-where those are missing, through torch.cuda._compile_kernel) and holds the result against the op
-in torch and against torchvision's CorrBlock, the all-pairs volume. Prints a Markdown table; exit
-code 1 if an error is above its limit. About a minute on an H200.
+Needs a GPU, torch with CUDA, and torchvision. TensorRT is not needed. The script launches
+plugins/correlation_lookup/kernel.cu at several sizes of the feature maps. It does so as the plugin
+does, with cuda-bindings and NVRTC. If these are missing, it uses torch.cuda._compile_kernel.
+
+The result is compared with the op in torch, and with the all-pairs volume of torchvision's
+CorrBlock. Prints a Markdown table. Exit code 1 means that an error is above its limit. The run
+takes about a minute on an H200.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 UPDATES = 12
-# The kernel and the op round in another order: some 256 products of a standard normal each,
-# divided by 16. The volume is read at normalised coordinates: 480 * 6e-8 px of rounding, times
-# slopes of about 5.
+# The kernel and the op round in different orders: about 256 products of standard normals, divided
+# by 16. The volume is read at normalised coordinates: 480 * 6e-8 px of rounding, times slopes of
+# about 5.
 LIMIT_TORCH, LIMIT_TORCH_HALF, LIMIT_VOLUME = 2e-5, 8e-3, 2e-3
 
 
 @dataclass(frozen=True)
 class Case:
-    """Feature maps of `batch` images, H x W x channels; a window's radius; float16 or float32."""
+    """A case: `batch` feature maps of H x W x channels; a window radius; float16 or float32."""
 
     batch: int
     height: int
@@ -68,7 +70,7 @@ def load_plugin() -> tuple[Any, Any]:
 
 
 def milliseconds(call: Callable[[], Any], repeats: int) -> float:
-    """The median time of a call on the GPU, after two that are not counted."""
+    """The median time of a call on the GPU, after two warm-up calls."""
     times = []
     for number in range(repeats + 2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -82,7 +84,7 @@ def milliseconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """What a call takes of the GPU's memory beyond what is taken before."""
+    """The peak GPU memory that a call adds."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -92,12 +94,12 @@ def peak_bytes(call: Callable[[], Any]) -> int:
 
 
 def make_kernel(cuda: Any) -> tuple[str, Callable[..., Tensor]]:
-    """How kernel.cu is launched here, in words, and a function with the op's arguments."""
+    """The launch method as text, and a function that launches kernel.cu with the op's arguments."""
     try:
         capability = torch.cuda.get_device_capability()
         cuda.compile_kernel(4, False, capability)
     except Exception as error:
-        print(f"the plugin's own way can't be taken ({error}); torch.cuda._compile_kernel instead")
+        print(f"the plugin's launch fails ({error}); using torch.cuda._compile_kernel")
         return "torch.cuda._compile_kernel", _through_torch(cuda)
 
     def call(
@@ -146,8 +148,11 @@ def _through_torch(cuda: Any) -> Callable[..., Tensor]:
 
 
 def make_inputs(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Two feature maps [N, C, H, W] of standard normals, and coordinates [N, 2, H, W]: the pixels'
-    own, moved smoothly by up to a quarter of the map, some whole, some beyond the border."""
+    """Two feature maps [N, C, H, W] of standard normals, and coordinates [N, 2, H, W].
+
+    The coordinates are the pixels' coordinates, moved smoothly by up to a quarter of the map. Some
+    are whole numbers, and some are outside of the map.
+    """
     generator = torch.Generator(device).manual_seed(case.height)
     shape = (case.batch, case.channels, case.height, case.width)
     first, second = (torch.randn(shape, generator=generator, device=device) for _ in range(2))
@@ -168,19 +173,19 @@ def make_inputs(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def apart(a: Tensor, b: Tensor) -> float:
-    """The largest difference; infinite where only one of them is a number."""
+    """The largest difference; infinite if only one of two elements is a number."""
     if not torch.equal(a.isfinite(), b.isfinite()):
         return float("inf")
     return float((a.float() - b.float()).nan_to_num().abs().max())
 
 
 def measure(case: Case, torch_op: Any, kernel: Callable[..., Tensor], block: Any) -> dict[str, Any]:
-    """All figures of one case.
+    """All measurements of one case.
 
     Args:
-        case: what to measure.
-        torch_op: the module of the op in torch.
-        kernel: launches kernel.cu.
+        case: The case.
+        torch_op: The module of the op in torch.
+        kernel: Launches kernel.cu.
         block: torchvision's CorrBlock.
     """
     first, second, coordinates = make_inputs(case, "cuda")
@@ -193,7 +198,7 @@ def measure(case: Case, torch_op: Any, kernel: Callable[..., Tensor], block: Any
         try:
             _volume(row, (first, second, coordinates), windows, block)
             row["ok"] = row["ok"] and row["error_volume"] <= LIMIT_VOLUME
-        except RuntimeError as error:  # out of memory is one
+        except RuntimeError as error:  # such as out of memory
             row["volume_failed"] = str(error).splitlines()[0][:120]
         torch.cuda.empty_cache()
     return row
@@ -205,7 +210,7 @@ def _on_demand(
     torch_op: Any,
     kernel: Callable[..., Tensor],
 ) -> Tensor:
-    """Fills in the kernel's figures and those of the op in torch; returns the kernel's windows."""
+    """Adds the measurements of the kernel and of the op in torch. Returns the kernel's windows."""
     first, second, coordinates = inputs
     correlation = torch_op.OnDemandCorrelation(row["radius"])
     row["maps_bytes"] = peak_bytes(lambda: correlation.build_pyramid(first, second))
@@ -222,7 +227,7 @@ def _on_demand(
 def _volume(
     row: dict[str, Any], inputs: tuple[Tensor, Tensor, Tensor], windows: Tensor, block: Any
 ) -> None:
-    """Fills in the figures of the all-pairs volume, against which it holds the windows."""
+    """Adds the measurements of the all-pairs volume, and compares the windows with it."""
     first, second, coordinates = inputs
     volume = block(radius=row["radius"])
     row["volume_bytes"] = peak_bytes(lambda: volume.build_pyramid(first, second))
@@ -230,14 +235,14 @@ def _volume(
     row["volume_lookup_ms"] = milliseconds(lambda: volume.index_pyramid(coordinates), 10)
 
     def rebuild() -> None:
-        volume.corr_pyramid = []  # so that two are never there at once
+        volume.corr_pyramid = []  # frees the memory before the next volume
         volume.build_pyramid(first, second)
 
     row["volume_ms"] = milliseconds(rebuild, 5)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The figures as a Markdown table; memory is what each way takes beyond its inputs."""
+    """The measurements as a Markdown table. Memory is what each method adds to its inputs."""
 
     def cell(row: dict[str, Any], name: str, form: str, scale: float = 1.0) -> str:
         return format(row[name] / scale, form) if name in row else "-"
@@ -271,7 +276,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures go here as well")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the measurements to this file"
+    )
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/engines/correlation_kernel.py: needs a GPU that torch can use")

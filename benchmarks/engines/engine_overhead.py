@@ -1,16 +1,17 @@
-"""What `Engine` costs the host beyond TensorRT's own call, and whether its memory stays as it is.
+"""Measures the host time that `Engine` adds to TensorRT's call, and whether its memory grows.
 
     python benchmarks/engines/engine_overhead.py [ARTIFACT] [--calls 10000] [--json FILE]
 
-Without an artifact a tiny model is converted first (y = relu(x) + x at 1..512 x 1..512), whose work
-on the GPU is next to nothing. Needs a GPU, and no torch. An artifact's first profile is used.
+Without an artifact, the script converts a tiny model: y = relu(x) + x at 1..512 x 1..512. It needs
+almost no time on the GPU. The script needs a GPU, but not torch. It uses the artifact's first
+profile.
 
-- overhead: microseconds of the host in one call, medians, turn by turn, the stream empty before
-  each: a bare ``execute_async_v3`` on a context whose shapes and addresses are set, and Engine's
-  whole call on arrays on the GPU with ``stream=`` (checks, addresses, fresh outputs). Where the
-  size changes from call to call, the bare loop sets shapes and addresses too.
-- memory: calls of random sizes, and what is in use after the first hundred and after all of them:
-  by CUDA's own count (cudaMemGetInfo, the whole GPU), by the engine's, and by the system's for the
+- overhead: the median host time of one call in microseconds. Two kinds of calls take turns, each
+  on an empty stream. One is a bare ``execute_async_v3`` on a context with shapes and addresses.
+  The other is Engine's whole call on GPU arrays with ``stream=`` (checks, addresses, new outputs).
+  If the size changes between calls, the bare loop also sets shapes and addresses.
+- memory: the memory in use after the first hundred calls of random sizes, and after all calls.
+  It is measured by CUDA (cudaMemGetInfo, the whole GPU), by the engine, and by the system for the
   process (resident).
 """
 
@@ -42,13 +43,13 @@ from pipeline.spec.file_names import PLAN
 
 TURNS = 2000
 GOAL = 20.0  # microseconds
-FIRST = 100  # calls after which memory should stay as it is
+FIRST = 100  # calls after which memory should not grow
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 class Part:
-    """The first elements of an array on the GPU, in a shape of their own."""
+    """The first elements of an array on the GPU, with another shape."""
 
     def __init__(self, whole: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._whole, self.shape, self.pointer = whole, shape, int(whole.pointer)
@@ -59,25 +60,28 @@ class Part:
 
 
 class Bare:
-    """A plan run by TensorRT's own calls, in its first profile."""
+    """A plan that TensorRT's calls run, in its first profile."""
 
     def __init__(self, artifact: Artifact) -> None:
         from pipeline.runtime.bindings import Log
 
         trt = use(find_target(artifact.manifest.target.name))
-        self._runtime = trt.Runtime(Log.of(trt).logger)  # the first one is kept for the process
+        # TensorRT keeps the first logger for the process
+        self._runtime = trt.Runtime(Log.of(trt).logger)
         self._engine = engine = self._runtime.deserialize_cuda_engine(artifact.read(PLAN))
         self.context = engine.create_execution_context()
         names = [engine.get_tensor_name(n) for n in range(engine.num_io_tensors)]
         if any(engine.get_tensor_location(n) != trt.TensorLocation.DEVICE for n in names):
-            raise InputError(f"{artifact.path}: has inputs that are read on the host; take another")
+            raise InputError(
+                f"{artifact.path}: has inputs that are read on the host. Pass another artifact"
+            )
         self.dtypes = {n: np.dtype(trt.nptype(engine.get_tensor_dtype(n))) for n in names}
         is_input = {n: engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT for n in names}
         self.inputs = [name for name in names if is_input[name]]
         self._outputs = [name for name in names if not is_input[name]]
 
     def make_outputs(self, most: Shapes) -> list[Any]:
-        """Memory for the outputs at the largest shapes; it has to be held."""
+        """Memory for the outputs at the largest shapes. The caller must keep it."""
         from pipeline.commands.bench.bench import OnGpu
 
         for name in self.inputs:
@@ -90,7 +94,7 @@ class Bare:
         return held
 
     def set(self, inputs: Mapping[str, Part]) -> None:
-        """Shapes and addresses of the inputs."""
+        """Sets the shapes and addresses of the inputs."""
         for name in self.inputs:
             self.context.set_input_shape(name, inputs[name].shape)
             self.context.set_tensor_address(name, inputs[name].pointer)
@@ -137,7 +141,7 @@ class Feeds:
 
 
 def overhead(artifact: Artifact, turns: int) -> list[dict[str, Any]]:
-    """Microseconds of the host in a call: TensorRT's own, Engine's, and the difference."""
+    """Host microseconds of a call: TensorRT's call, Engine's call, and the difference."""
     from pipeline.commands.bench.bench import OnGpu
     from pipeline.runtime import cuda as _cuda
     from pipeline.runtime.cuda_graph import Graph
@@ -185,7 +189,7 @@ def overhead(artifact: Artifact, turns: int) -> list[dict[str, Any]]:
                 lambda _: run(),
                 lambda _: engine(chained, stream=stream.handle),
             )
-        run()  # TensorRT wants one call after a change of shape, before a capture
+        run()  # TensorRT needs one call between a new shape and a capture
         stream.synchronise()
         try:
             graph = Graph(stream, lambda: bool(bare.context.execute_async_v3(stream.handle)))
@@ -212,7 +216,7 @@ def overhead(artifact: Artifact, turns: int) -> list[dict[str, Any]]:
 
 
 def _own_output(outputs: Mapping[str, Any], inputs: Mapping[str, Part]) -> dict[str, Any]:
-    """The output as the input, where the engine has one of each and they are alike."""
+    """The output as the input, if the engine has one of each with the same shape and dtype."""
     (output, *others), (part, *more) = outputs.values(), inputs.values()
     if others or more or output.shape != part.shape:
         return {}
@@ -220,7 +224,7 @@ def _own_output(outputs: Mapping[str, Any], inputs: Mapping[str, Part]) -> dict[
 
 
 def steady(artifact: Artifact, calls: int, *, numpy: bool) -> dict[str, Any]:
-    """Bytes in use after the first hundred calls of random sizes and after all of them."""
+    """The bytes in use after the first hundred calls of random sizes, and after all calls."""
     from pipeline.runtime import cuda as _cuda
     from pipeline.runtime import engine as runtime
 
@@ -257,7 +261,7 @@ def steady(artifact: Artifact, calls: int, *, numpy: bool) -> dict[str, Any]:
 
 
 def tiny(folder: Path) -> Artifact:
-    """A converted y = relu(x) + x, for the TensorRT that is here."""
+    """A converted y = relu(x) + x, for the installed TensorRT."""
     from pipeline.convert.driver import run
     from pipeline.spec.config import Config
 

@@ -1,14 +1,15 @@
-"""The file that benchmarks/engines/engines.py fills, stage by stage, and several of them joined.
+"""The results file of benchmarks/engines/engines.py, and joining several of them.
 
     {"runs": [{"date", "command", "machine"}], "rates": {GPU: rates},
      "results": [record], "floors": [record]}
 
-A record is of one runner at one size: what was measured, or ``why`` it was not. A later one of the
-same model, options, sizes, runner, precision, GPU and artifact takes its place. ``run`` is the
-index of the run that it was measured in; rates have one, too. ``options`` are those of the model
-as its authors wrote it, which all artifacts of it share; what is made of an artifact (an engine,
-the naive engine, ONNX Runtime, a floor) also has the ``artifact``'s folder and its
-``own_options``; torch's have neither.
+A record belongs to one runner at one size. It has measurements, or ``why`` there are none. A later
+record of the same model, options, sizes, runner, precision, GPU and artifact replaces it. ``run``
+is the index of the record's run; rates have one, too.
+
+``options`` are those of the model as its authors wrote it. All artifacts of the model share them.
+A record of an artifact (an engine, the naive engine, ONNX Runtime, a floor) also has the
+``artifact``'s folder and its ``own_options``. Records of torch have neither.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from pipeline.errors import InputError
 from pipeline.spec.dims import sizes_text
 
 KEY = ("model", "options", "sizes", "runner", "precision", "gpu")
-# Of the norm of torch's outputs: what is further off computes something else, or other weights
+# a part of the norm of torch's outputs; a larger difference means a fault or other weights
 APART = 0.05
-# torch.compile's modes with CUDA graphs; `compile`, its default mode, has none
+# torch.compile's modes with CUDA graphs; the default mode, `compile`, has none
 WITH_GRAPHS = ("graphs", "autotune")
-# Of a line of the file: a record has one line, a count of a model's operations a few
+# characters of a line; a record has one line, and a floor has a few
 WIDTH = 1000
 Record = dict[str, Any]
 Whose = tuple[str, tuple[str, ...]] | None
 
 
 class Results:
-    """The file; every change is written at once, so that an interrupted run loses nothing."""
+    """The file. Every change is written at once, so that an interrupted run loses nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,39 +67,39 @@ class Results:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What such a file holds.
+    """The content of a results file.
 
     Raises:
-        InputError: it is not there, or holds something else.
+        InputError: The file does not exist, or is not a results file.
     """
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
-        raise InputError(f"{path}: not there; make it with `engines.py run`") from None
+        raise InputError(f"{path}: no such file. Make it with `engines.py run`") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: can't be read as JSON: {error}") from None
     parts = {"runs": list, "rates": dict, "results": list, "floors": list}
     if not isinstance(content, dict) or any(
         not isinstance(content.get(name), kind) for name, kind in parts.items()
     ):
-        raise InputError(f"{path}: not a file that `engines.py run` wrote")
+        raise InputError(f"{path}: not a results file of `engines.py run`")
     runs = content["runs"]
     numbers = [r.get("run") for r in [*content["results"], *content["floors"]]]
-    numbers += [r["run"] for r in content["rates"].values() if "run" in r]  # older files have none
+    numbers += [r["run"] for r in content["rates"].values() if "run" in r]  # older files lack it
     if any("date" not in run for run in runs) or not {*numbers} <= {*range(len(runs))}:
         raise InputError(f"{path}: records whose run is not in the file, or runs without a date")
     return content
 
 
 def join(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
-    """What several files hold, as if all had been measured into one.
+    """The content of several files, as if one file had all the measurements.
 
     Returns:
-        The content, its runs in the order of their dates; and a line for each record that two
-        files have: the one of the later run is taken (at the same moment: of the later file).
+        The content, with the runs in the order of their dates. Also a line for each record that two
+        files have: the record of the later run is used (at the same date: of the later file).
 
     Raises:
-        InputError: as for `read`.
+        InputError: See `read`.
     """
     files = [(path, read(path)) for path in paths]
     every = [(run["date"], path, n) for path, file in files for n, run in enumerate(file["runs"])]
@@ -109,7 +110,7 @@ def join(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
     for n in order:
         _, path, index = every[n]
         run = held[path]["runs"][index]
-        if run not in runs:  # a file and an older copy of it share theirs
+        if run not in runs:  # a file and an older copy share runs
             runs.append(run)
         place[path, index] = runs.index(run)
     content: dict[str, Any] = {"runs": runs, "rates": {}, "results": [], "floors": []}
@@ -125,7 +126,9 @@ def join(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
         taken: dict[str, tuple[Record, Path]] = {}
         for record, path in sorted(found, key=lambda pair: int(pair[0]["run"])):
             key = record["gpu"] if part == "rates" else _key(record)
-            before = taken.pop(key, None)  # back to the end: later ones stand behind
+            before = taken.pop(
+                key, None
+            )  # moves the record to the end, because later records are last
             if before is not None and before[0] != record:
                 dates = [f"{p} ({runs[r['run']]['date']})" for r, p in ((record, path), before)]
                 said.append(f"{_what(record, part)}: taken from {dates[0]}, not from {dates[1]}")
@@ -136,7 +139,7 @@ def join(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _what(record: Mapping[str, Any], part: str) -> str:
-    """What a record is of, for a reader."""
+    """The subject of a record, as text."""
     if part == "rates":
         return f"rates of {record['gpu']}"
     sizes = "all sizes" if record.get("sizes") is None else sizes_text(record["sizes"]) or "fixed"
@@ -146,7 +149,7 @@ def _what(record: Mapping[str, Any], part: str) -> str:
 
 
 def rates_of(content: Mapping[str, Any], gpu: str) -> dict[str, Any] | None:
-    """A GPU's rates: those measured on it, or those that are known of its kind."""
+    """A GPU's rates: measured on this GPU, or known of its kind."""
     if gpu in content["rates"]:
         return {**content["rates"][gpu]}
     return {**RATES} if gpu == RATES_OF else None
@@ -157,14 +160,14 @@ def _key(record: Mapping[str, Any]) -> str:
 
 
 def whose(record: Mapping[str, Any]) -> Whose:
-    """The artifact that a record is of: its folder and options; None of torch's."""
+    """The artifact of a record: its folder and options; None for torch."""
     if "artifact" not in record or str(record.get("runner")).startswith("torch"):
         return None
     return record["artifact"], tuple(record.get("own_options", ()))
 
 
 def label(record: Mapping[str, Any]) -> str:
-    """``raft-tf32 (update=split)``: the artifact, and its options that are not the model's."""
+    """``raft-tf32 (update=split)``: the artifact, and the options that only the artifact has."""
     artifact = whose(record)
     if artifact is None:
         return ""
@@ -180,7 +183,7 @@ def artifacts_of(records: Iterable[Record]) -> dict[Whose, str]:
 
 
 def groups(content: Mapping[str, Any]) -> dict[tuple[str, str], list[Record]]:
-    """The records by GPU and model with its options; one GPU's stand together."""
+    """The records by GPU and model with its options. The groups of one GPU follow each other."""
     found: dict[tuple[str, str], list[Record]] = {}
     for record in content["results"]:
         found.setdefault((record.get("gpu") or "no GPU", title(record)), []).append(record)
@@ -193,7 +196,7 @@ def title(record: Mapping[str, Any]) -> str:
 
 
 def sizes_of(records: Iterable[Record]) -> list[dict[str, int]]:
-    """The sizes in them, from small to large."""
+    """The sizes in the records, from small to large."""
     every = {
         json.dumps(r["sizes"], sort_keys=True): r["sizes"]
         for r in records
@@ -211,7 +214,7 @@ def extent(sizes: Mapping[str, int]) -> int:
 
 
 def find(records: Iterable[Record], artifact: Whose = None, **want: Any) -> Record | None:
-    """The measured record of an artifact (None: torch's) that has these values, if there is one."""
+    """The measured record of an artifact (None: torch) with these values, if there is one."""
     for record in records:
         mine = "median_ms" in record and whose(record) == artifact
         if mine and all(record.get(k) == v for k, v in want.items()):
@@ -222,8 +225,10 @@ def find(records: Iterable[Record], artifact: Whose = None, **want: Any) -> Reco
 def floor_of(
     content: Mapping[str, Any], model: str, sizes: Mapping[str, int], artifact: Whose
 ) -> Record | None:
-    """What was counted of an artifact's model, or of another of the same options; without an
-    artifact, the fewest operations that any form of the model has."""
+    """The floor of an artifact's model, or of another artifact with the same options.
+
+    Without an artifact: the floor with the fewest operations of any form of the model.
+    """
     of_model = [f for f in content["floors"] if title(f) == model and f["sizes"] == sizes]
     if artifact is None:
         return min(of_model, key=lambda f: float(f["work"]["operations"]), default=None)
@@ -232,7 +237,7 @@ def floor_of(
 
 
 def apart(record: Mapping[str, Any]) -> bool:
-    """True where it is known to compute something else than torch in float32."""
+    """True if the outputs are known to differ from those of torch in float32."""
     error = record.get("error")
     return bool(record.get("error_why")) or (error is not None and not error <= APART)
 
@@ -240,7 +245,7 @@ def apart(record: Mapping[str, Any]) -> bool:
 def best_compiled(
     records: Sequence[Record], precision: str, sizes: Mapping[str, int]
 ) -> Record | None:
-    """torch.compile's fastest at this precision, whatever its mode."""
+    """torch.compile's fastest time at this precision, in any mode."""
     found = [
         find(records, runner=f"torch {kind}-{precision}", sizes=sizes)
         for kind in ("compile", *WITH_GRAPHS)

@@ -1,8 +1,7 @@
-"""The tables of what benchmarks/engines/engines.py measured, as Markdown.
+"""The measurements of benchmarks/engines/engines.py as Markdown tables.
 
-Times are milliseconds, memory MiB (2**20 bytes), as in `pipeline bench`. A column in which nothing
-was measured is left out. Nothing of the machine but its parts is told: commands and reasons have
-no folders of it.
+Times are milliseconds, and memory is MiB (2**20 bytes), as in `pipeline bench`. A column without
+measurements is left out. The tables name the parts of the machine, but no folders.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from engine_results import (
 
 from pipeline.spec.dims import sizes_text
 
-# Which of torch's numbers an engine of a precision is held against
+# the torch results that an engine of each precision is compared with
 SAME_PRECISION = {
     "fp32": "torch in float32, tf32 off",
     "tf32": "torch with tf32 on",
@@ -58,15 +57,15 @@ APART_NOTE = (
     "another shape, or not finite. They are wrong, or of other weights (another torch draws other "
     "random ones)."
 )
-# Options that say where something is on a machine, not what is measured; each has a value
+# options that name places on a machine; each has a value
 _PLACES = ("--torch-python", "--torch-path", "--reference", "--json")
-# The first folders of machines; another path, as a TensorRT layer's name has, says something
+# top folders of machines; other paths have a meaning, such as those in TensorRT's layer names
 _ROOTS = r"home|root|tmp|usr|opt|var|mnt|srv|data|work|workspace|media|private|Users|Volumes"
 _FOLDERS = re.compile(rf"(?<![\w./-])/(?:{_ROOTS})/(?:[^\s/'\":,;()]+/)*(?=[^\s/'\":,;()])")
 
 
 def tables(content: Mapping[str, Any]) -> str:
-    """All that was measured, a part for each GPU and model."""
+    """All measurements, with a part for each GPU and model."""
     parts: list[str] = []
     used: set[str] = set()
     for (gpu, model), records in groups(content).items():
@@ -95,7 +94,7 @@ def _speed(
     precision: str,
     rates: Mapping[str, Any] | None,
 ) -> tuple[str, bool]:
-    """Milliseconds, and the ratio to torch.compile's best; whether a floor is in it."""
+    """The table of times, with the ratio to torch.compile's best, and whether it has a floor."""
     header = (
         "sizes", "artifact", "floor", "engine, CUDA graph", "engine", "naive ONNX",
         "onnxruntime", "torch eager", "torch.compile, no CUDA graphs",
@@ -133,7 +132,7 @@ def _speed(
 
 
 def _ratio(best: Record | None, mine: Record | None) -> str:
-    """Of torch.compile's time over the engine's, if both compute the same."""
+    """torch.compile's time divided by the engine's, if both compute the same."""
     if best is None or mine is None:
         return "-"
     for record, name in ((mine, ""), (best, "torch.compile ")):
@@ -146,8 +145,11 @@ def _ratio(best: Record | None, mine: Record | None) -> str:
 
 
 def _rest(records: Sequence[Record]) -> str:
-    """What 99 of 100 calls stay below, calls a second, memory, the distance to torch in float32,
-    and what comes before."""
+    """The table of all other numbers.
+
+    These are the 99th percentile, calls a second, memory, the distance to torch in float32, and the
+    time before the first result.
+    """
     header = (
         "sizes", "artifact", "runner", "p99 ms", "calls/s in flight", "GPU memory", "error",
         "before the first result",
@@ -172,7 +174,7 @@ def _rest(records: Sequence[Record]) -> str:
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, without the columns that hold nothing."""
+    """A table without its empty columns."""
     kept = [n for n in range(len(header)) if any(row[n] != "-" for row in rows)]
     table = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(row[n] for n in kept) + " |" for row in table)
@@ -184,7 +186,7 @@ def _rank(record: Record) -> int:
 
 
 def _memory(nbytes: int | None) -> str:
-    """Below zero where another process gave some back meanwhile: that is no measurement."""
+    """A value below zero is no measurement: another process freed memory meanwhile."""
     return "-" if nbytes is None or nbytes < 0 else f"{nbytes / 2**20:.0f} MiB"
 
 
@@ -195,7 +197,7 @@ def _before(record: Record) -> str:
 
 
 def _unmeasured(records: Sequence[Record]) -> list[str]:
-    """One line for each runner that gave no number, and why; none where a later run gave one."""
+    """A line for each runner without a measurement, with the reason, unless a later run has one."""
     lines = []
     for record in records:
         if not record.get("why") or any(_mends(later, record) for later in records):
@@ -208,7 +210,7 @@ def _unmeasured(records: Sequence[Record]) -> list[str]:
 
 
 def _mends(later: Record, failed: Record) -> bool:
-    """True if a part that failed as a whole gave a number in a later run."""
+    """True if a later run measured a part that had failed."""
     return (
         failed["sizes"] is None
         and "median_ms" in later
@@ -229,7 +231,7 @@ def _rates(content: Mapping[str, Any], gpu: str) -> str:
 
 
 def _runs(content: Mapping[str, Any]) -> str:
-    """The commands, by the machines that they ran on."""
+    """The commands, by the machine of each."""
     measured = {n for part in ("results", "floors") for n in (r["run"] for r in content[part])}
     measured |= {rates["run"] for rates in content["rates"].values() if "run" in rates}
     lines: dict[str, list[str]] = {}
@@ -245,22 +247,24 @@ def _runs(content: Mapping[str, Any]) -> str:
 
 
 def _date(text: str) -> str:
-    """``2026-11-22 00:39 UTC``, where it is a date."""
+    """``2026-11-22 00:39 UTC``; another text stays the same."""
     with contextlib.suppress(ValueError):
         return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M %Z").rstrip()
     return text
 
 
 def short(command: str) -> str:
-    """A command without what only says where things are on a machine; other paths by their last
-    part."""
+    """A command without the options that only name places on a machine.
+
+    Other paths are shortened to their last part.
+    """
     words = shlex.split(command)
     kept: list[str] = []
     skip = False
     for word in words:
         name = word.partition("=")[0]
         if skip or name in _PLACES:
-            skip = not skip and name == word  # its value is the next word
+            skip = not skip and name == word  # the value is the next word
             continue
         own = word.startswith("benchmarks/")
         flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
@@ -273,7 +277,7 @@ def _last(path: str) -> str:
 
 
 def _without_folders(text: str) -> str:
-    """A reason with a machine's paths by their last part."""
+    """A reason in which a machine's paths are shortened to their last part."""
     return _FOLDERS.sub("", text)
 
 
@@ -282,7 +286,7 @@ def _median(record: Record | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Three digits, zeros too; whole from 100 on."""
+    """Three digits, including zeros; a whole number from 100 on."""
     return (
         "-" if value is None else f"{value:#.3g}".rstrip(".") if value < 99.95 else f"{value:.0f}"
     )

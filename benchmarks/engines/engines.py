@@ -1,4 +1,4 @@
-"""Engines beside what a user would run instead, on one GPU, in one run, on the same inputs.
+"""Compares engines with torch, ONNX Runtime and the naive engine, on one GPU and the same inputs.
 
     python benchmarks/engines/engines.py run ARTIFACT... --torch-python python3
         [--shape h=440,w=1024 ...] [--part floors,rates,torch,engine,naive,ort]
@@ -6,21 +6,21 @@
     python benchmarks/engines/engines.py table [--json FILE ...]
     python benchmarks/engines/plot.py FILE... --out docs/results
 
-Each part is one stage, all are done unless --part names some; what is measured is merged into the
-file at once, so that they can be run one after the other, and again. Two runs at once, each on a
-GPU of its own, need a file each; `table` and the picture take several and join them:
+By default all parts run; --part selects some. Each result is merged into the file at once. So you
+can run the parts one after the other, and again. Two runs at once, each on its GPU, need a file
+each. `table` and `plot.py` join several files.
 
-- ``floors``: operations and bytes (benchmarks/engines/floors.py; needs no GPU); ``rates``: the
-  GPU's own
-- ``torch``: benchmarks/engines/torch_baselines.py, by --torch-python, for a model of the zoo:
+- ``floors``: operations and bytes (benchmarks/engines/floors.py; needs no GPU)
+- ``rates``: the GPU's rates
+- ``torch``: benchmarks/engines/torch_baselines.py, run by --torch-python, for a model of the zoo:
   eager-fp32, and by default the variants of the artifact's precision
 - ``engine``: `pipeline bench`, with CUDA graphs and without
-- ``naive``: the same for the exported ONNX, built without any of our passes
-- ``ort``: ONNX Runtime's CUDA provider on model.onnx, where it is installed
+- ``naive``: the same for the exported ONNX, built without the passes
+- ``ort``: ONNX Runtime's CUDA provider on model.onnx, if it is installed
 
-Every part runs in a process of its own, one after the other: the GPU should do nothing else. A part
-that fails, or is not done after --time-limit, says so in the file and stops no other. The distance
-of every result from torch's in float32 stands beside it where part ``torch`` ran eager-fp32 before.
+Each part runs alone in a child process. Nothing else should use the GPU. A part that fails, or
+exceeds --time-limit, is noted in the file, and the other parts continue. Each result has its
+distance to torch in float32, if the part ``torch`` ran eager-fp32 before.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ DEFAULT = Path("bench-results/engines.json")
 
 
 class Part:
-    """What every part gets.
+    """The arguments of a part.
 
     Args:
-        place: the artifact's folder.
-        shapes: the sizes to measure at, as text.
-        arguments: of the command line.
-        results: where records go.
+        place: The artifact's folder.
+        shapes: The sizes to measure at, as text.
+        arguments: The arguments of the command line.
+        results: The file for the records.
     """
 
     def __init__(self, place: Path, arguments: argparse.Namespace, results: Results) -> None:
@@ -91,7 +91,7 @@ class Part:
         self.measured = 0
 
     def add(self, record: Mapping[str, Any], **more: Any) -> None:
-        """Keeps a record: of the artifact, or of torch, which every artifact of a model shares."""
+        """Stores a record of the artifact, or of torch, which all artifacts of a model share."""
         record = {**self.base, **record, **more}
         if not record["runner"].startswith("torch"):
             record.update(self.own)
@@ -107,7 +107,7 @@ class Part:
 
     @property
     def how(self) -> list[str]:
-        """Options that all that measure take."""
+        """The options that all measuring parts share."""
         words = ["--repeat", str(self.arguments.repeat), "--seconds", str(self.arguments.seconds)]
         words += [word for shape in self.shapes for word in ("--shape", shape)]
         return [*words, "--reference", str(self.arguments.reference)]
@@ -120,7 +120,7 @@ def count_floors(part: Part) -> None:
 
 def run_torch(part: Part) -> None:
     if part.manifest.model.source not in MODELS:
-        part.failed("torch", f"{part.manifest.model.source} is no model of the zoo")
+        part.failed("torch", f"{part.manifest.model.source} is not a model of the zoo")
         return
     command = [*part.arguments.torch_python, str(HERE / "torch_baselines.py"), part.name]
     command += [word for option in part.options for word in ("--option", option)]
@@ -136,7 +136,7 @@ def run_torch(part: Part) -> None:
 
 
 def variants(precision: str) -> list[str]:
-    """torch's at this precision, behind the one that all others are held against."""
+    """torch's variants at this precision, after eager-fp32, which all others are compared with."""
     same = [name for name, variant in VARIANTS.items() if variant.precision == precision]
     return list(dict.fromkeys(["eager-fp32", *same]))
 
@@ -148,7 +148,7 @@ def run_engine(part: Part) -> None:
 
 
 def run_naive(part: Part) -> None:
-    """The exported model without the passes that the target needs, built as the engine was."""
+    """The exported model without the target's passes, built like the engine."""
     passes = part.manifest.rewrite.passes if part.manifest.rewrite else ()
     skip = [p.name for p in passes if p.needed]
     with tempfile.TemporaryDirectory() as folder:
@@ -202,7 +202,7 @@ PARTS: dict[str, Callable[[Part], None]] = {
 
 
 def machine() -> dict[str, Any]:
-    """The GPU, its driver, the processor and the Python."""
+    """The GPU, its driver, the processor and the Python version."""
     gpu = find_gpu()
     driver = None
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -220,7 +220,7 @@ def machine() -> dict[str, Any]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Stage `run`: 0, or 1 if of an artifact nothing of what was asked could be measured."""
+    """Runs the stage `run`. Returns 1 if all measurements of an artifact failed, otherwise 0."""
     results = Results(arguments.json)
     where = machine()
     arguments.gpu = where["gpu"]
@@ -273,57 +273,59 @@ def main() -> int:
     )  # fmt: skip
     running.add_argument(
         "--torch-path", action="append", default=[], metavar="DIR",
-        help="a folder that it imports from, too",
+        help="one more folder that this Python imports from",
     )  # fmt: skip
     running.add_argument(
         "--shape", action="append", default=[], metavar="DIM=SIZE,...",
-        help="measure at these sizes; dims left out take their opt "
+        help="measure at these sizes; other dims have their opt "
         "(default: min, opt and max of every profile)",
     )  # fmt: skip
     running.add_argument("--part", help=f"some of rates,{','.join(PARTS)} (default: all)")
     running.add_argument(
         "--variant", action="append", default=[], choices=VARIANTS,
-        help="one of torch's (default: eager-fp32 and those of the artifact's precision)",
+        help="a variant of torch (default: eager-fp32 and those of the artifact's precision)",
     )  # fmt: skip
     running.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda",
-        help="where torch runs; cpu is for trying this out (default: cuda)",
+        help="the device of torch; use cpu to try the script (default: cuda)",
     )  # fmt: skip
-    running.add_argument("--weights", type=Path, help="torch's: what the artifact was made with")
+    running.add_argument("--weights", type=Path, help="for torch: the weights of the artifact")
     running.add_argument(
         "--repeat", type=int, default=Method.repeat,
-        help=f"timed calls, at least (default: {Method.repeat})",
+        help=f"the least number of timed calls (default: {Method.repeat})",
     )  # fmt: skip
     running.add_argument(
         "--seconds", type=float, default=Method.seconds,
-        help=f"of timed calls, at least (default: {Method.seconds:g})",
+        help=f"the least seconds of timed calls (default: {Method.seconds:g})",
     )  # fmt: skip
     running.add_argument(
         "--time-limit", type=float, default=300.0, metavar="SECONDS",
-        help="for a part, and for each of torch's variants (default: 300)",
+        help="the limit of a part, and of each variant of torch (default: 300)",
     )  # fmt: skip
     running.add_argument(
-        "--trips", type=int, help="floors: of loops whose count is an input of the model"
+        "--trips", type=int, help="floors: the count of loops whose count is an input of the model"
     )
     running.add_argument(
         "--reference", type=Path, default=Path("bench-results/reference"), metavar="DIR",
-        help="where torch's outputs are kept that errors are told by (default: %(default)s)",
+        help="the folder of torch's outputs, for the errors (default: %(default)s)",
     )  # fmt: skip
-    table = commands.add_parser("table", help="print the tables of what was measured")
+    table = commands.add_parser("table", help="print the tables of the measurements")
     running.add_argument(
         "--json", type=Path, default=DEFAULT, metavar="FILE",
-        help="where what is measured is kept (default: %(default)s)",
+        help="the file of the measurements (default: %(default)s)",
     )  # fmt: skip
     table.add_argument(
         "--json", type=Path, action="append", metavar="FILE",
-        help="what was measured; several files are joined, and where two have the same record, "
-        f"the later one counts (default: {DEFAULT})",
+        help="a file of measurements; several files are joined, and of two equal records the later "
+        f"one counts (default: {DEFAULT})",
     )  # fmt: skip
     arguments = parser.parse_args()
     if arguments.command == "run":
         unknown = set((arguments.part or "").split(",")) - {"", "rates", *PARTS}
         if unknown:
-            parser.error(f"--part {', '.join(sorted(unknown))}: known: rates, {', '.join(PARTS)}")
+            parser.error(
+                f"--part {', '.join(sorted(unknown))}: unknown; known: rates, {', '.join(PARTS)}"
+            )
     try:
         if arguments.command == "run":
             return run(arguments)

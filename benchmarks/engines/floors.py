@@ -1,25 +1,26 @@
-"""How fast a model could be: its operations and bytes at given sizes over the chip's rates.
+"""Computes how fast a model could be: its operations and bytes, divided by the chip's rates.
 
     python benchmarks/engines/floors.py count ARTIFACT [--shape h=440,w=1024 ...]
         [--rates FILE] [--json]
-    python3 benchmarks/engines/floors.py measure --out FILE  # by a Python that has torch with CUDA
+    python3 benchmarks/engines/floors.py measure --out FILE  # a Python that has torch with CUDA
 
-`count` needs no GPU. It reads model.onnx with the sizes put in (a Loop's body counts as often as
-it runs) and prints for each size
+`count` needs no GPU. It reads model.onnx at the given sizes. A Loop's body counts once for each
+iteration. It prints for each size:
 
-- the operations of the matrix products and convolutions (2 for a multiply-add);
-- the least bytes: inputs, outputs and weights, each once, as if all the rest stayed on the chip;
-- all bytes: also every other tensor, written once and read once, as if nothing were fused (views
-  and what is known before the run are left out);
-- the times: operations over the rate of the matrix units, bytes over the bandwidth. The floor is
-  the larger of operations and least bytes: nothing runs faster. "layer by layer" adds up, for each
-  product and convolution, the larger of its operations and its own inputs, weights and outputs: no
-  floor, since a tensor may stay in the cache, but what a runtime without fusion across those
-  layers can hope for.
+- the operations of the matrix products and convolutions (2 for a multiply-add)
+- the least bytes: inputs, outputs and weights, each once, as if all other tensors stayed on the
+  chip
+- all bytes: also every other tensor, written once and read once, as if nothing were fused. Views,
+  and values that are known before the run, are left out.
+- the times: operations over the rate of the matrix units, and bytes over the bandwidth. The floor
+  is the larger time of operations and least bytes: no run is faster. "layer by layer" is a sum over
+  the products and convolutions. Each counts with the larger time of its operations and of its
+  inputs, weights and outputs. This is not a floor, because a tensor may stay in the cache. It is a
+  goal for a runtime that does not fuse these layers.
 
-What is neither a product nor a convolution counts by its bytes only. Floats count with 2 bytes in
-fp16, with 4 otherwise. The rates used unless --rates gives others were measured on an H200 for
-fp16 and the bandwidth; tf32 is taken as half of fp16, and fp32 is the datasheet's.
+Other nodes count by their bytes only. A float has 2 bytes in fp16, otherwise 4. --rates gives the
+rates. The default rates of fp16 and of the bandwidth were measured on an H200. tf32 has half the
+rate of fp16, and the rate of fp32 comes from the datasheet.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ NOT_COUNTED = ("LSTM", "GRU", "RNN", "Attention", "DeformConv", "QLinearConv", "
 
 @dataclass
 class Amount:
-    """Elements that are floats, and bytes of all others."""
+    """The number of float elements, and the bytes of all other elements."""
 
     floats: float = 0.0
     others: float = 0.0
@@ -66,15 +67,15 @@ class Amount:
 
 @dataclass
 class Work:
-    """What one call has to do.
+    """The work of one call.
 
     Args:
-        operations: of products and convolutions.
-        least: bytes of inputs, outputs and weights.
-        every: bytes if every tensor is written and read once.
-        layers: (operations, floats in and out) of a product or convolution, to how often.
-        by_op: op to [nodes, operations, floats written], for those that are run.
-        unknown: what could not be counted.
+        operations: The operations of products and convolutions.
+        least: The bytes of inputs, outputs and weights.
+        every: The bytes if every tensor is written and read once.
+        layers: The count of each (operations, floats in and out) of a product or convolution.
+        by_op: [nodes, operations, floats written] by op, for nodes that run.
+        unknown: The parts that could not be counted.
     """
 
     operations: float = 0.0
@@ -85,7 +86,7 @@ class Work:
     unknown: Counter[str] = field(default_factory=Counter)
 
     def record(self) -> dict[str, Any]:
-        """For JSON; `times` takes it."""
+        """The work for JSON and for `times`."""
         return {
             "operations": self.operations,
             "least": vars(self.least),
@@ -99,7 +100,7 @@ class Work:
 def times(
     record: Mapping[str, Any], precision: str, rates: Mapping[str, float]
 ) -> dict[str, float]:
-    """Milliseconds: the operations, the least bytes, all bytes, layer by layer, and the floor."""
+    """Milliseconds of the operations, the least bytes, all bytes, layer by layer, and the floor."""
     rate, bandwidth = rates[precision], rates["bandwidth"]
     size = FLOAT_BYTES[precision]
     found = {
@@ -116,7 +117,7 @@ def times(
 
 
 def count(path: Path, shapes: Mapping[str, Sequence[int]], trips: int | None = None) -> Work:
-    """Counts one model at these shapes of its inputs; `trips`: of loops whose count is an input."""
+    """Counts one model at these input shapes. `trips`: the count of loops that an input counts."""
     from pipeline.graph.memory import Estimator
 
     estimator = Estimator(path)
@@ -130,7 +131,7 @@ def count(path: Path, shapes: Mapping[str, Sequence[int]], trips: int | None = N
     for name in [*(n for n in estimator.inputs), *read]:
         work.every.add(sizes.types[name], 1)
     for value in graph.output:
-        work.every.add(sizes.types[value.name], -1)  # nothing reads it any more
+        work.every.add(sizes.types[value.name], -1)  # no later node reads it
     return work
 
 
@@ -139,7 +140,7 @@ class _Walk:
         self.work, self.trips = work, trips
 
     def graph(self, graph: Any, sizes: Any, weights: Collection[str], runs: float) -> set[str]:
-        """Adds what a graph does, `runs` times; returns the weights that it reads."""
+        """Adds the work of a graph, `runs` times. Returns the weights that the graph reads."""
         fixed, read = set(weights), set()
         fixed |= {t.name for t in graph.initializer}
         for node in graph.node:
@@ -161,7 +162,7 @@ class _Walk:
         from pipeline.graph.sizes.carried import body_key, known_dims
 
         body = sizes.bodies.get(body_key(node, attribute.name))
-        if body is None or not body.types:  # a branch that is not taken
+        if body is None or not body.types:  # a branch that does not run
             return set()
         trips: int | None = 1
         if node.op_type == "Loop":
@@ -207,7 +208,7 @@ class _Walk:
 
 
 def _operations(node: Any, sizes: Any) -> float | None:
-    """Of a product or convolution; 0 of anything else; None where it can't be told."""
+    """The operations of a product or convolution; 0 for another node; None if they are unknown."""
 
     def dims(place: int) -> list[int]:
         from pipeline.graph.sizes.carried import known_dims
@@ -217,11 +218,11 @@ def _operations(node: Any, sizes: Any) -> float | None:
     if node.op_type in NOT_COUNTED:
         return None
     result = sizes.types[next(filter(None, node.output))].tensor_type.shape.dim
-    each = 0.0  # multiply-adds for an element of the result
+    each = 0.0  # multiply-adds per element of the result
     match node.op_type:
         case "Conv":
             each = math.prod(dims(1)[1:])
-        case "ConvTranspose":  # for an element of the input
+        case "ConvTranspose":  # per element of the input
             result, each = sizes.types[node.input[0]].tensor_type.shape.dim, math.prod(dims(1)[1:])
         case "MatMul":
             each = dims(0)[-1]
@@ -289,8 +290,8 @@ def main() -> int:
     counting = commands.add_parser("count")
     counting.add_argument("artifact", type=Path)
     counting.add_argument("--shape", action="append", default=[], metavar="DIM=SIZE,...")
-    counting.add_argument("--rates", type=Path, metavar="FILE", help="what `measure` wrote")
-    counting.add_argument("--trips", type=int, help="of loops whose count is an input")
+    counting.add_argument("--rates", type=Path, metavar="FILE", help="a file from `measure`")
+    counting.add_argument("--trips", type=int, help="the count of loops whose count is an input")
     counting.add_argument("--json", action="store_true")
     measuring = commands.add_parser("measure")
     measuring.add_argument("--out", type=Path, metavar="FILE")

@@ -1,7 +1,6 @@
-"""A GPU's rates, which floors are told by: products in each precision, and its memory.
+"""A GPU's rates for the floors: matrix products in each precision, and memory.
 
-Nothing of the pipeline is imported before it is needed: what measures has torch, and maybe not
-much else.
+Imports of pipeline are inside of functions, because a Python that measures may only have torch.
 """
 
 from __future__ import annotations
@@ -11,20 +10,22 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-# operations a second, and bytes a second read plus written, of this GPU where none were measured
+# operations a second, and bytes read plus written a second, if no rates were measured
 RATES_OF = "NVIDIA H200"
 RATES = {"fp16": 790e12, "tf32": 395e12, "fp32": 67e12, "bandwidth": 4.3e12}
 
 
 def measured_rates() -> dict[str, Any]:
-    """This GPU's rates, through torch: products of 8192 x 8192 and a copy of 2 GiB, of random
-    numbers; the median of 20 after a warm-up."""
+    """Measures this GPU's rates with torch: products of 8192 x 8192 and a copy of 2 GiB.
+
+    The numbers are random. Each rate is the median of 20 runs after a warm-up.
+    """
     try:
         import torch
     except ImportError:
-        raise SystemExit("error: no torch here: measure with a Python that has it") from None
+        raise SystemExit("error: torch is not installed. Use a Python that has torch") from None
     if not torch.cuda.is_available():
-        raise SystemExit("error: torch sees no GPU here: measure where it does")
+        raise SystemExit("error: torch finds no GPU. Use a machine with a GPU")
 
     def seconds(call: Any) -> float:
         found = []
@@ -52,10 +53,10 @@ def measured_rates() -> dict[str, Any]:
 
 
 def stored_rates(path: Path) -> dict[str, float]:
-    """What `floors.py measure --out` wrote.
+    """Reads the rates that `floors.py measure --out` wrote.
 
     Raises:
-        InputError: it is not there, or holds something else.
+        InputError: The file does not exist, or is not a file of rates.
     """
     from pipeline.errors import InputError
 
@@ -63,6 +64,6 @@ def stored_rates(path: Path) -> dict[str, float]:
         found = json.loads(path.read_text())
         return {name: float(found[name]) for name in RATES}
     except FileNotFoundError:
-        raise InputError(f"--rates {path}: not there; `measure --out` writes it") from None
+        raise InputError(f"--rates {path}: no such file. Write it with `measure --out`") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"--rates {path}: not what `measure` wrote: {error!r}") from None
+        raise InputError(f"--rates {path}: not a file from `measure`: {error!r}") from None

@@ -1,13 +1,15 @@
-"""Latency against size, a picture a model, of what benchmarks/engines/engines.py measured.
+"""Plots latency against size, one picture a model, from results of benchmarks/engines/engines.py.
 
     python benchmarks/engines/plot.py RESULTS.json... --out docs/results
 
-Several files are joined, as `engines.py table` does. A panel is a precision; those without any
-engine are left out where others have one. A line is a runner, of one artifact where there are
-several; a runner that was measured at one size is a point; black is the least floor, where it was
-counted. Size is the product of the dims that change (pixels, or the batch); both axes are
-logarithmic. A model that was measured at one size has bars instead. Needs matplotlib (the extra
-`bench`).
+Several files are joined, as in `engines.py table`. Needs matplotlib (the extra `bench`).
+
+A panel is a precision. A precision without an engine has no panel if another precision has an
+engine. A line is a runner, or a runner of one artifact if there are several. A runner with one size
+is a point. The black line is the lowest floor, if it was counted.
+
+The size is the product of the dims that change (pixels, or the batch). Both axes are logarithmic. A
+model with one size has bars.
 """
 
 from __future__ import annotations
@@ -56,8 +58,10 @@ Series = dict[tuple[str, str], list[tuple[Sizes, float]]]
 
 
 def series(records: Sequence[Record]) -> Series:
-    """(runner, precision) to its (sizes, median in ms), from small to large; behind the runner
-    ``: artifact`` where it was measured of several in that precision."""
+    """The (sizes, median in ms) of each (runner, precision), from small to large.
+
+    ``: artifact`` follows the runner if several artifacts have measurements in that precision.
+    """
     found: Series = {}
     records = [r for r in records if not apart(r)]
     sizes = sizes_of(records)
@@ -80,7 +84,7 @@ def series(records: Sequence[Record]) -> Series:
 def floor_series(
     content: Mapping[str, Any], gpu: str, model: str, precision: str, sizes: Sequence[Sizes]
 ) -> list[tuple[Sizes, float]]:
-    """The floors at those of the sizes that were counted; the least where artifacts differ."""
+    """The floors at the counted sizes of these. If artifacts differ, the lowest floor."""
     rates = rates_of(content, gpu)
     if rates is None:
         return []
@@ -94,7 +98,7 @@ def floor_series(
 
 
 def panels(lines: Series) -> dict[str, Series]:
-    """The precisions to draw: all, or those that something of an artifact was measured in."""
+    """The precisions to draw: those with a measured artifact, or all if there is none."""
     of = {p: {key: line for key, line in lines.items() if key[1] == p} for p in SAME_PRECISION}
     ours = {p for (runner, p) in lines if not runner.startswith("torch")}
     return {p: found for p, found in of.items() if found and (p in ours or not ours)}
@@ -106,8 +110,11 @@ def changing(sizes: Sequence[Sizes]) -> list[str]:
 
 
 def places(sizes: Sequence[Sizes]) -> tuple[dict[str, float], str, bool]:
-    """Where each size stands on the axis, what the axis is called, and whether it is logarithmic:
-    by the product of what changes, unless two have the same (then one after the other)."""
+    """The position of each size on the axis, the axis label, and whether it is logarithmic.
+
+    The position is the product of the dims that change. If two sizes have the same product, the
+    sizes follow each other at equal distances.
+    """
     names = changing(sizes)
     products = [extent({n: at[n] for n in names}) for at in sizes]
     if names and len(set(products)) == len(products):
@@ -118,7 +125,7 @@ def places(sizes: Sequence[Sizes]) -> tuple[dict[str, float], str, bool]:
 
 
 def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Writes one PNG for each model and GPU; returns their paths."""
+    """Writes one PNG for each model and GPU. Returns the paths."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -166,7 +173,7 @@ def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _ordered(lines: Series) -> list[tuple[str, str, list[tuple[Sizes, float]]]]:
-    """(kind of runner, artifact where there are several, line), in the tables' order."""
+    """(kind of runner, artifact if there are several, line), in the order of the tables."""
     found = [(*runner.partition(": ")[::2], line) for (runner, _), line in lines.items()]
     known = {kind: n for n, kind in enumerate(RUNNERS)}
     return sorted(found, key=lambda one: (known.get(one[0], len(known)), one[1]))
@@ -225,7 +232,7 @@ def _bars(axes: Any, lines: Series, floor: Sequence[tuple[Sizes, float]]) -> Non
 
 
 def file_names(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """``engines-raft.png``; with the options, or the GPU, where only they tell two apart."""
+    """``engines-raft.png``. Options or the GPU are added only if the names would be equal."""
     models = Counter(model.partition(" ")[0] for model in {model for _, model in keys})
     found = {}
     for gpu, model in keys:
@@ -249,7 +256,7 @@ def main() -> int:
         written = draw(content, arguments.out)
         if not written:
             where = ", ".join(map(str, arguments.results))
-            raise InputError(f"{where}: nothing was measured, so there is no picture")
+            raise InputError(f"{where}: no measurements, so there is no picture")
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,4 +1,4 @@
-"""Outputs of a model in torch in float32, kept as what every other runner's are held against."""
+"""A model's outputs in torch in float32, which other runners are compared with."""
 
 from __future__ import annotations
 
@@ -10,41 +10,43 @@ import numpy as np
 
 from pipeline.spec.dims import sizes_text
 
-# Options of the zoo's models that say in which form a model is exported, and their values for the
-# model as its authors wrote it, which is what stands beside every engine of it.
+# Options of the zoo's models that change the form of the export. The values belong to the model as
+# its authors wrote it. Every engine of the model is compared with that form.
 _AS_WRITTEN: Mapping[str, Mapping[str, object]] = {
     name: {"update": "torchvision", "correlation": "volume"} for name in ("raft", "raft_small")
 }
 
 
 def as_written(model: str, options: Mapping[str, object]) -> dict[str, object]:
-    """The options of what torch runs beside an engine of a model with these options."""
+    """The options of the torch model that is compared with an engine of these options."""
     written = _AS_WRITTEN.get(model, {})
     return {name: written.get(name, value) for name, value in options.items()}
 
 
 def option_texts(options: Mapping[str, object]) -> list[str]:
-    """``updates=12``, as --option takes it, in the order of the alphabet."""
+    """``updates=12``, as in --option, sorted by name."""
     return sorted(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in options.items())
 
 
 def reference_file(
     folder: Path, model: str, options: Sequence[str], sizes: Mapping[str, int]
 ) -> Path:
-    """Where the outputs of a model at some sizes are kept."""
+    """The file of a model's outputs at some sizes."""
     name = "-".join([model, *sorted(options), *sizes_text(sizes).split(",")]).replace("/", "_")
     return folder / f"{name}.npz"
 
 
 def keep(outputs: Sequence[np.ndarray], place: Path) -> None:
-    """Stores outputs, in their order."""
+    """Stores outputs in their order."""
     place.parent.mkdir(parents=True, exist_ok=True)
     np.savez(place, *outputs)
 
 
 def held_against(outputs: Sequence[np.ndarray], place: Path) -> dict[str, float | str | None]:
-    """``error``: the largest ||out - ref|| / ||ref|| of an output; None where nothing is kept, and
-    with ``error_why`` where that is no number."""
+    """``error``: the largest ||out - ref|| / ||ref|| of an output; None if no outputs are stored.
+
+    If ``error`` is not a number, there is also ``error_why``.
+    """
     if not place.is_file():
         return {"error": None}
     with np.load(place) as file:

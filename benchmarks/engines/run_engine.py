@@ -1,9 +1,9 @@
-"""One engine, or ONNX Runtime, at several sizes: what benchmarks/engines/engines.py starts for it.
+"""Runs one engine, or ONNX Runtime, at several sizes. benchmarks/engines/engines.py starts it.
 
     python benchmarks/engines/run_engine.py engine ARTIFACT --shape h=440,w=1024 [--reference DIR]
     python benchmarks/engines/run_engine.py ort ARTIFACT --shape h=440,w=1024 [--reference DIR]
 
-Prints a line of JSON for each size (for an engine two: with a CUDA graph and without).
+Prints a line of JSON for each size. An engine has two: with a CUDA graph and without.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def run_engine(arguments: argparse.Namespace) -> Iterator[Record]:
-    """`pipeline bench`, and the distance of its results from torch's."""
+    """Runs `pipeline bench`, and computes the distance of its results to torch's."""
     from pipeline.commands.bench.bench import bench
     from pipeline.runtime import engine as runtime
 
@@ -77,8 +77,11 @@ def run_engine(arguments: argparse.Namespace) -> Iterator[Record]:
 
 
 def run_ort(arguments: argparse.Namespace) -> Iterator[Record]:
-    """ONNX Runtime with inputs and outputs on the GPU; a run waits for its results, so that a
-    wall clock times it: its stream is its own, where the engine's and torch's have events."""
+    """Times ONNX Runtime with inputs and outputs on the GPU.
+
+    A wall clock times each run and its wait for the results. CUDA events, which time the engine and
+    torch, do not fit, because ONNX Runtime uses its own stream.
+    """
     import onnxruntime as ort
 
     there = ort.get_available_providers()
@@ -129,7 +132,7 @@ def _error(
     sizes: Mapping[str, int],
     run: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]],
 ) -> dict[str, float | str | None]:
-    """The distance of the outputs for the first inputs from those kept of torch in float32."""
+    """The distance of the outputs for the first inputs to torch's stored outputs in float32."""
     if arguments.reference is None:
         return {"error": None}
     info = manifest.model

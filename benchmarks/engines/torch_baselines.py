@@ -1,31 +1,32 @@
-"""What a user would run instead of an engine: a model of the zoo in torch, eager and compiled.
+"""Times a model of the zoo in torch, eager and compiled: what a user runs without an engine.
 
     python3 benchmarks/engines/torch_baselines.py raft --option updates=12 --shape h=440,w=1024
         [--variant compile-tf32 ...] [--time-limit 240] [--out FILE] [--reference DIR]
         [--device cpu]
 
-Run it with a Python that has torch with CUDA (and this repository on PYTHONPATH). Each variant runs
-in a process of its own, ended with all of its children after --time-limit seconds: compiling can
-take minutes, and a variant that fails stops no other. Each size is compiled for itself
-(``dynamic=False``: torch's best) and printed as one line of JSON as soon as it is measured.
+Use a Python that has torch with CUDA, with this repository on PYTHONPATH. Each variant runs in a
+child process. After --time-limit seconds it is killed with its children: compiling can take
+minutes. If a variant fails, the others still run. Each size is compiled separately
+(``dynamic=False``: torch's best), and printed as one line of JSON as soon as it is measured.
 
 | variant | |
 |---|---|
-| eager-fp32, eager-tf32 | as it is; cuDNN may choose its algorithms (``cudnn.benchmark``) |
-| eager-fp16 | under ``torch.autocast`` to float16, tf32 allowed for what stays in float32 |
+| eager-fp32, eager-tf32 | the plain model; cuDNN may choose its algorithms (``cudnn.benchmark``) |
+| eager-fp16 | under ``torch.autocast`` to float16; tf32 is allowed for float32 parts |
 | compile-... | ``torch.compile(dynamic=False)`` of the same: without CUDA graphs |
 | graphs-... | ``torch.compile(mode="reduce-overhead")``: with CUDA graphs |
 | autotune-... | ``torch.compile(mode="max-autotune")``: with CUDA graphs and Triton's products |
 
-Under autocast the weights of matrix products and convolutions are stored in float16 beforehand (see
-`torch_module.store_half`): the same numbers, without a cast of every weight at every call.
-Inputs, repeats and what is timed are those of `pipeline.commands.bench.measure`, as for the
-engine. A padded model (RAFT) is padded by torch's own pad and cropped. With --reference the
-outputs of eager-fp32 for the first inputs are kept there, and ``error`` is the distance to
-them: ||out - ref|| / ||ref||.
-Memory is the most that torch's allocator took of the GPU beyond the inputs: what the GPU has left
-would also tell of other processes, and came out below zero beside some. On a CPU, where the scripts
-are tried out, autocast is to bfloat16.
+Under autocast, the weights of matrix products and convolutions are stored in float16 beforehand
+(see `torch_module.store_half`). This gives the same numbers, and no call casts a weight.
+
+Inputs, repeats and timing are those of `pipeline.commands.bench.measure`, as for the engine. For a
+padded model (RAFT), torch pads the inputs and crops the outputs. With --reference, the folder gets
+the outputs of eager-fp32 for the first inputs. ``error`` is the distance to these outputs:
+||out - ref|| / ||ref||.
+
+Memory is the peak of torch's allocator on the GPU, without the inputs. The free memory of the GPU
+would also change with other processes. On a CPU, to try the script, autocast is to bfloat16.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from pipeline.spec.profiles import Profile, sizes_to_time
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a model in torch; `mode` is torch.compile's, None for eager."""
+    """One way to run a model in torch. `mode` is the mode of torch.compile; None is eager."""
 
     precision: str
     compiled: bool = False
@@ -88,7 +89,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=Method.repeat)
     parser.add_argument("--seconds", type=float, default=Method.seconds)
     parser.add_argument("--time-limit", type=float, default=300.0, metavar="SECONDS")
-    parser.add_argument("--out", type=Path, help="also append the lines here")
+    parser.add_argument("--out", type=Path, help="also append the lines to this file")
     parser.add_argument("--reference", type=Path, metavar="DIR")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -118,7 +119,7 @@ def run_variant(
     points: Sequence[Mapping[str, int]],
     tell: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Tells one record a size, as they come; a size that was not reached says why."""
+    """Passes on one record for each size as it comes. A size without a result has the reason."""
     shapes = [sizes_text(sizes) for sizes in points if sizes]
     command = [sys.executable, __file__, arguments.model, "--child", "--variant", variant]
     command += ["--device", arguments.device, "--repeat", str(arguments.repeat)]
@@ -173,13 +174,13 @@ def _record(
 
 
 def _child(arguments: argparse.Namespace) -> int:
-    """One variant at all sizes, in this process."""
+    """Runs one variant at all sizes, in this process."""
     import torch
 
     (name,) = arguments.variant
     variant = VARIANTS[name]
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        print("torch sees no GPU here", file=sys.stderr)
+        print("torch finds no GPU. Use a machine with a GPU, or --device cpu", file=sys.stderr)
         return 1
     # The older switches: up to torch 2.11 Inductor reads them, and fails if the newer
     # fp32_precision was set (pytorch/pytorch#166387).
@@ -194,7 +195,7 @@ def _child(arguments: argparse.Namespace) -> int:
         record = _record(arguments, name, sizes)
         try:
             record |= _measured(arguments, spec, module, variant, sizes)
-        except Exception as error:  # one size's failure is its result
+        except Exception as error:  # the failure is the result of this size
             record["why"] = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         print(json.dumps(record), flush=True)
         torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""A model of the zoo as torch runs it beside an engine: padded and cropped, weights in half."""
+"""A model of the zoo for torch: padded and cropped, with half-precision weights."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 
 
 def half_type(device: str) -> Any:
-    """What autocast computes in."""
+    """The dtype of autocast."""
     import torch
 
-    return torch.float16 if device == "cuda" else torch.bfloat16  # what a CPU has kernels for
+    return torch.float16 if device == "cuda" else torch.bfloat16  # CPUs have kernels for bfloat16
 
 
 def store_half(module: Any, half: Any) -> None:
-    """Stores weights in the type that autocast casts them to: those that only layers read which
-    compute in it. Autocast itself would cast each again at every call: what it keeps are weights
-    that ask for gradients, and these don't; and what torch.compile makes of it never keeps any.
+    """Stores weights in the type that autocast casts them to.
+
+    This applies to weights that only layers with a computation in that type read. autocast itself
+    would cast each weight at every call. It caches only weights that require gradients, and these
+    do not. Under torch.compile it never caches.
     """
     from torch import nn
 
@@ -32,14 +34,14 @@ def store_half(module: Any, half: Any) -> None:
 
 
 def flat(result: Any) -> list[Any]:
-    """The tensors in what a model returns, in order."""
+    """The tensors in a model's result, in order."""
     from pipeline.export.module import flat_outputs
 
     return list(flat_outputs(result))
 
 
 def module_of(spec: Any, weights: Path | None) -> Any:
-    """The spec's module, called with its inputs in order; padded and cropped where it has to be."""
+    """The spec's module, called with its inputs in order. Pads and crops if the spec says so."""
     import torch
     from torch.nn.functional import pad
 
@@ -55,7 +57,7 @@ def module_of(spec: Any, weights: Path | None) -> Any:
     outputs = [output.shape for output in spec.outputs]
 
     class Padded(torch.nn.Module):
-        """What the exported graph holds too, as one would write it in torch."""
+        """The padding of the exported graph, as a user would write it in torch."""
 
         def __init__(self) -> None:
             super().__init__()

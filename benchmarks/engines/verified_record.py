@@ -1,16 +1,16 @@
-"""Records of artifacts that were verified on a GPU: the evidence of a manifest on a few lines.
+"""Makes records of artifacts that were verified on a GPU: a manifest's evidence in few lines.
 
     python benchmarks/engines/verified_record.py artifacts/raft/manifest.json [MANIFEST ...]
         [--out docs/results/verified] [--command 'pipeline convert ...']
 
-After `pipeline verify` on a GPU the manifest of an artifact holds the whole comparison. A record
-keeps what proves it: versions, dims, sizes, errors, checks, and the hashes of the artifact's
-files. It leaves out the nodes that each pass rewrote, the seconds of each library and the text
-that is the same in every manifest.
+After `pipeline verify` on a GPU, the manifest of an artifact has the whole comparison. A record
+keeps the evidence: versions, dims, sizes, errors, checks, and the hashes of the artifact's files.
+It leaves out the nodes that each pass rewrote, the seconds of each library, and text that is the
+same in every manifest.
 
-The script reads the manifest as plain JSON, so manifests of older versions can be converted too.
-It checks the manifest's own hash first, and every record before it is written (see `faults`).
-Exit code 1 if a manifest is refused.
+The script reads the manifest as plain JSON, so it can also convert manifests of older versions. It
+first checks the manifest's hash. It checks every record before writing it (see `faults`). Exit code
+1 means that a manifest was refused.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from compact_json import compact
 
 from pipeline.spec.verdicts import GOOD_CHECKS
 
-FORM = 1  # of a record; another meaning of its keys needs another number
+FORM = 1  # the schema of a record; a new meaning of its keys needs a new number
 # 4 added `differing` to tolerances, 5 `interface` and the kinds of findings
 SCHEMAS = (3, 4, 5)  # of manifests
-WIDTH = 480  # characters of a line
+WIDTH = 480  # the most characters of a line
 DIGITS = 6  # of an error
 DEFAULT = Path("docs/results/verified")
-_DEFAULT_MEMORY = 6 * 2**30  # a larger limit than this was given with --memory-limit
-_ENGINE = "engine"  # runs of an engine are called engine, or engine-PROFILE
+_DEFAULT_MEMORY = 6 * 2**30  # a larger limit came from --memory-limit
+_ENGINE = "engine"  # the run of an engine is called engine, or engine-PROFILE
 _HALF = "half"  # the run of half.onnx
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # The checks that every run of an engine has; batch rows need a batch dimension
@@ -57,14 +57,15 @@ Record = dict[str, Any]
 
 
 class Refused(Exception):
-    """A manifest that no record can be made of, and why."""
+    """The error for a manifest that gives no record."""
 
 
 def read_manifest(path: Path) -> Record:
     """Reads a manifest of any schema in `SCHEMAS`.
 
     Raises:
-        Refused: it is no manifest, has an unknown schema, or was changed since it was written.
+        Refused: The file is not a manifest, has an unknown schema, or was changed after it was
+            written.
     """
     try:
         manifest = json.loads(path.read_text())
@@ -79,21 +80,21 @@ def read_manifest(path: Path) -> Record:
 
 
 def hash_of(manifest: Mapping[str, Any]) -> str:
-    """The sha256 that a manifest states of all its other keys."""
+    """The sha256 of all keys except `manifest_sha256`, computed as for a manifest."""
     content = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def record_of(manifest: Mapping[str, Any], command: str | None = None) -> Record:
-    """The record of a manifest.
+    """Makes the record of a manifest.
 
     Args:
-        manifest: as `read_manifest` gives it.
-        command: the command that made the artifact; without it, `command_of` derives one.
+        manifest: A manifest from `read_manifest`.
+        command: The command that made the artifact. If it is empty, `command_of` derives it.
 
     Raises:
-        Refused: the manifest lacks a stage.
+        Refused: The manifest lacks a stage.
     """
     missing = [s for s in ("export", "rewrite", "build", "comparison") if not manifest.get(s)]
     if missing:
@@ -139,7 +140,7 @@ def record_of(manifest: Mapping[str, Any], command: str | None = None) -> Record
 
 
 def _declared(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where dims, inputs, profiles and tolerances stand: up to schema 4 in the manifest itself."""
+    """The object with dims, inputs, profiles and tolerances: up to schema 4 the manifest itself."""
     found: Mapping[str, Any] = manifest.get("interface", manifest)
     return found
 
@@ -151,7 +152,7 @@ def _gpu(manifest: Mapping[str, Any]) -> str:
 
 
 def _rewrite(rewrite: Mapping[str, Any]) -> Record:
-    """How many nodes each pass rewrote; the passes that found nothing stand in `idle`."""
+    """The number of nodes that each pass rewrote. `idle` lists the passes that rewrote none."""
     passes = [one for one in rewrite["passes"] if one["needed"]]
     found: Record = {
         "nodes_before": rewrite["nodes_before"],
@@ -166,7 +167,7 @@ def _rewrite(rewrite: Mapping[str, Any]) -> Record:
 
 
 def _build(build: Mapping[str, Any]) -> Record:
-    """The build without empty values, and with each warning once and without runs of commas."""
+    """The build without empty values. Each warning occurs once, without repeated commas."""
     warnings = [re.sub(r"(, ){2,},?", ", ...", text) for text in build["warnings"]]
     found = {**build, "seconds": round(build["seconds"], 1), "warnings": warnings}
     if any(text in found["timing_cache"] for text in warnings):
@@ -175,7 +176,7 @@ def _build(build: Mapping[str, Any]) -> Record:
 
 
 def _check(check: Mapping[str, Any]) -> Record:
-    """A check with its text, and whether it passed; up to schema 4 it is written so."""
+    """A check with its text and its result. Up to schema 4, the manifest has this form."""
     if "kind" not in check:
         return dict(check)
     kept = {key: check[key] for key in ("name", "run", "sizes")}
@@ -183,12 +184,12 @@ def _check(check: Mapping[str, Any]) -> Record:
 
 
 def _text(note: str | Mapping[str, str]) -> str:
-    """The text of a note; up to schema 4 it is the note."""
+    """The text of a note. Up to schema 4, the note is the text."""
     return note if isinstance(note, str) else note["text"]
 
 
 def _left_out(point: Mapping[str, Any]) -> str:
-    """Why a set of sizes was not compared; empty where it was."""
+    """The reason why a set of sizes was not compared; empty if it was compared."""
     if "compared" in point:  # up to schema 4
         return "" if point["compared"] else str(point["why"])
     return _text(point["left_out"]) if point["left_out"] is not None else ""
@@ -231,7 +232,7 @@ def largest(points: list[Record]) -> dict[str, dict[str, list[float | None]]]:
 
 
 def command_of(manifest: Mapping[str, Any]) -> str:
-    """The one command that makes such an artifact, from what the manifest holds.
+    """The single command that makes such an artifact, derived from the manifest.
 
     The stages may have run one by one, on several machines. Folders are left out.
     """
@@ -250,7 +251,8 @@ def command_of(manifest: Mapping[str, Any]) -> str:
     add("--target", manifest["target"]["name"])
     add("--precision", manifest["precision"])
     for profile in declared["profiles"]:
-        if re.fullmatch(r"profile\d+", profile["name"]):  # given; the source's have other names
+        # a user-supplied profile; profiles of the source have other names
+        if re.fullmatch(r"profile\d+", profile["name"]):
             ranges = profile["ranges"].items()
             add("--profile", ",".join(f"{dim}={':'.join(map(str, r))}" for dim, r in ranges))
     tolerances = {
@@ -274,7 +276,7 @@ def command_of(manifest: Mapping[str, Any]) -> str:
 
 
 def faults(record: Mapping[str, Any]) -> list[str]:
-    """What is missing, contradictory or failed in a record; empty for a good one."""
+    """The missing, contradictory or failed parts of a record; empty for a good record."""
     wrong = [
         f"{key}: missing, or of another type"
         for key, kind in _KEYS.items()
@@ -386,10 +388,10 @@ def _about_errors(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _passes(numbers: Sequence[float | None], tolerance: Mapping[str, Any]) -> bool:
-    """False where ``[max_abs, max_rel]`` can't be of an output within the tolerance.
+    """False if no output within the tolerance can have this ``[max_abs, max_rel]``.
 
-    Where the largest difference is over ``atol``, its element passed by ``rtol``; then the
-    difference over the largest value is below ``rtol`` too. Integers have no ``max_rel``.
+    If the largest difference is above ``atol``, its element passed by ``rtol``. The difference over
+    the largest value is then below ``rtol``, too. Integers have no ``max_rel``.
     """
     max_abs, max_rel = numbers
     if max_abs is None or not math.isfinite(max_abs):

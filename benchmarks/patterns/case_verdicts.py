@@ -1,16 +1,18 @@
-"""What the installed TensorRT does with every pass's cases, as they stand and after the passes.
+"""Tries every pass's cases on the installed TensorRT, before and after the passes.
 
-    python benchmarks/patterns/case_verdicts.py --target tensorrt-8.6 \\
+    python benchmarks/patterns/case_verdicts.py --target tensorrt-8.6 \
         --write passes/cases/measured.json
 
-On a machine with a GPU that the target's engines run on, the numbers are compared too. Each case
-is tried twice (parsed, built, run at its shapes): as it stands, and after all passes that the
-target needs and the case's own. Where the passes change nothing, one trial says both; a refusal
-is tried as it stands only. `--json` keeps TensorRT's words, and for a case that other passes
-change too what they make of it alone: a pass is shown to be needed by a case that fails so.
+On a machine with a GPU that the target's engines run on, the numbers are compared, too. Each case
+is parsed, built and run at its shapes. It is tried twice: unchanged, and after the case's passes
+and all passes that the target needs. If the passes change nothing, one trial is enough. A case that
+a pass refuses is tried unchanged only.
 
-`--write` replaces the verdicts of the cases tried and drops those of cases that are gone; all
-others stay, so that a run that was cut short, or of some passes, adds to what there is.
+`--json` stores TensorRT's messages. If other passes also change a case, it stores the result of
+these passes alone. If that result fails, the case proves that its pass is needed.
+
+`--write` replaces the verdicts of the tried cases, and removes those of deleted cases. All other
+verdicts stay. So an interrupted run, or a run of some passes, adds to the file.
 """
 
 from __future__ import annotations
@@ -74,8 +76,10 @@ def main() -> None:
 
 
 def tried(cases: Sequence[Case], target: Target, workers: int, limit: float) -> list[Row]:
-    """A row for each case that was reached within `limit` seconds; a trial that runs is ended
-    with its child process when the time is up."""
+    """A row for each case that was reached within `limit` seconds.
+
+    At that time a running trial is ended with its child process.
+    """
     todo: queue.Queue[Case] = queue.Queue()
     for case in cases:
         todo.put(case)
@@ -115,7 +119,7 @@ def _tried(child: Child, case: Case, target: Target) -> Row:
         try:
             after = apply(case.model(), needed)
             others = apply(case.model(), [p for p in needed if p.name != case.pass_name])
-        except Exception as error:  # whatever a pass or its check raises is this row's answer
+        except Exception as error:  # any error of a pass or of its check is the result of this row
             row["with"] = ("error", repr(error))
         else:
             row["with"] = row["without"]
@@ -133,13 +137,13 @@ def _verdict(child: Child, model: onnx.ModelProto, case: Case, target: Target) -
         outcome = attempt(child, model, feeds, target, case.precision)
     except (
         Exception
-    ) as error:  # ONNX Runtime's, a library that is missing: says nothing of the case
+    ) as error:  # an error of ONNX Runtime or a missing library is not a result of the case
         return "error", repr(error)[:500]
     return outcome.verdict, outcome.detail[:500]
 
 
 def _same(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
-    """The same nodes in the same opsets."""
+    """True if the nodes and the opsets are the same."""
     return [n.SerializeToString(deterministic=True) for n in one.graph.node] == [
         n.SerializeToString(deterministic=True) for n in other.graph.node
     ] and {o.domain: o.version for o in one.opset_import} == {
@@ -148,11 +152,12 @@ def _same(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
 
 
 def write(path: Path, target: Target, on: str, verdicts: Mapping[str, Sequence[str]]) -> None:
-    """Puts a target's verdicts into a file, one line for each case in the order of `CASES`.
+    """Writes a target's verdicts into a file, one line for each case in the order of `CASES`.
 
     Args:
-        on: the TensorRT and the GPU.
-        verdicts: two verdicts by case; they replace those in the file, the others stay.
+        on: The TensorRT version and the GPU.
+        verdicts: Two verdicts by case. They replace those in the file. Other cases keep their
+            verdicts.
     """
     content = json.loads(path.read_text()) if path.is_file() else {}
     known = {**content.get(target.name, {"cases": {}})["cases"], **verdicts}
@@ -171,8 +176,11 @@ BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"
 
 
 def put_table(path: Path, target: str) -> None:
-    """Writes what `measured` says of a target between the marks of a Markdown document: a line a
-    pass, and a line for each case that is not right with the passes, or was not tried."""
+    """Writes a target's results from `measured` between the marks of a Markdown document.
+
+    The table has a line for each pass. It also has a line for each case that is not right with the
+    passes, or was not tried.
+    """
     verdicts = measured(target)
     lines = ["| pass | cases tried | fail as they stand | how | right with the passes |"]
     lines.append("|---|---|---|---|---|")
@@ -195,7 +203,7 @@ def put_table(path: Path, target: str) -> None:
     lines += ["| pass | case | as it stands | with the passes | |", "|---|---|---|---|---|", *rest]
     before, mark, after_mark = path.read_text().partition(BEGIN)
     if not mark or END not in after_mark:
-        raise SystemExit(f"{path}: has to hold the lines {BEGIN} and {END}")
+        raise SystemExit(f"{path}: needs the lines {BEGIN} and {END}")
     text = "\n".join(lines)
     path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after_mark.partition(END)[2]}")
 

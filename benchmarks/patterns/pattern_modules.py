@@ -1,8 +1,7 @@
 # ruff: noqa: E501
-"""The patterns of the table in docs/results/patterns.md: small torch modules with dynamic sizes.
+"""The patterns of docs/results/patterns.md: small torch modules with dynamic sizes.
 
-Each is what a model has in it, not what an exporter was made for. The dims' opts are the sizes
-of the naive export's example.
+Each pattern occurs in real models. The dims' opts are the sizes of the naive export's example.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ class Pattern:
     """One row of the table.
 
     Args:
-        name: what it is called there.
-        build: makes the module.
-        inputs: with their dims.
-        outputs: how many tensors it returns.
+        name: The name in the table.
+        build: Makes the module.
+        inputs: The inputs with their dims.
+        outputs: The number of tensors that the module returns.
     """
 
     name: str
@@ -53,7 +52,7 @@ class Pattern:
     outputs: int = 1
 
     def module(self) -> nn.Module:
-        """The module in eval mode, the same weights every time."""
+        """The module in eval mode, with the same weights each time."""
         torch.manual_seed(0)
         return self.build().eval()
 
@@ -82,7 +81,7 @@ def _layer(name: str, build: Callable[[], nn.Module], *inputs: Input) -> Pattern
 
 
 class _First(nn.Module):
-    """The first of what a layer returns."""
+    """The first tensor of a layer's result."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class _First(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Self-attention with a bool mask of keys; no key at all in some rows, where it is so."""
+    """Self-attention with a bool mask of keys. Optionally, some rows have no key."""
 
     def __init__(self, *, self_too: bool) -> None:
         super().__init__()
@@ -151,7 +150,7 @@ def _channel_shuffle(x: torch.Tensor) -> torch.Tensor:
 
 
 def _windows(x: torch.Tensor) -> torch.Tensor:
-    """Swin's partition and its inverse, round a roll."""
+    """Swin's partition and its inverse, around a roll."""
     n, c, h, w = x.shape
     x = torch.roll(x, (-2, -2), (2, 3))
     parts = x.reshape(n, c, h // 8, 8, w // 8, 8).permute(0, 2, 4, 3, 5, 1).reshape(-1, 64, c)
@@ -160,7 +159,7 @@ def _windows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _grid(x: torch.Tensor) -> torch.Tensor:
-    """A sampling grid round the identity, in -1 ... 1."""
+    """A sampling grid near the identity, in -1 ... 1."""
     n, _, h, w = x.shape
     rows = torch.linspace(-1, 1, h).view(1, h, 1).expand(n, h, w)
     columns = torch.linspace(-1, 1, w).view(1, 1, w).expand(n, h, w)

@@ -2,13 +2,15 @@
 
     python benchmarks/patterns/patterns.py [--only NAME ...] [--write] [--out DIR]
 
-The naive path is what a user writes: torch.onnx.export with named dims at opset 18, then ONNX
-Runtime against torch at sizes other than the example's, then TensorRT-RTX's parser, builder and
-shape inference. The other is `pipeline.run`. Each runs in a forked process with a time limit:
-torch exports a second LSTM of a process with fixed time, and a library may crash.
+The naive way is the code of a user: torch.onnx.export with named dims at opset 18. ONNX Runtime is
+then compared with torch at sizes other than the example's. TensorRT-RTX then parses, builds and
+infers shapes. The other way is `pipeline.run`.
 
-Prints a Markdown table and writes DIR/patterns.json (default: bench-results); --write also puts
-the table into docs/results/patterns.md, between its two marks.
+Each way runs in a forked process with a time limit, because a library may crash. torch also
+exports the second LSTM of a process with fixed time.
+
+Prints a Markdown table and writes DIR/patterns.json (default: bench-results). --write also puts the
+table into docs/results/patterns.md, between its two marks.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ row is a small torch module with dynamic sizes (`benchmarks/patterns/pattern_mod
 - *passes*: the rewrite passes that changed the graph. Where none did and the naive path is wrong,
   the export was fixed (`pipeline/export/ops`).
 """
-LIMIT = 240.0  # seconds for one pattern by one way
+LIMIT = 240.0  # seconds for one pattern in one way
 Feed = dict[str, np.ndarray]
 
 
@@ -72,7 +74,7 @@ def spec_of(pattern: Pattern) -> ModelSpec:
 
 
 def naive(pattern: Pattern) -> str:
-    """What becomes of it without the pipeline: ``right``, or what fails first."""
+    """The result without the pipeline: ``right``, or the first failure."""
     module, spec = pattern.module(), spec_of(pattern)
     sizes = {name: dim.opt for name, dim in spec.dims.items()}
     roots: dict[str, Any] = {}
@@ -113,7 +115,7 @@ def naive(pattern: Pattern) -> str:
 
 
 def converted(pattern: Pattern) -> tuple[str, list[str]]:
-    """What becomes of it through the pipeline, and the passes that rewrote something."""
+    """The result with the pipeline, and the passes that rewrote nodes."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             report = run(Config(spec_of(pattern), out=Path(folder) / "a"))
@@ -143,7 +145,7 @@ def _torch_dims(shape: Sequence[Any], roots: dict[str, Any]) -> dict[int, Any]:
 
 
 def _fixed(model: onnx.ModelProto, spec: ModelSpec, names: Sequence[str]) -> str:
-    """Dims that torch.onnx.export made a number of without a word."""
+    """Dims that torch.onnx.export silently replaced by numbers."""
     if len(names) != len(spec.inputs):
         return f"the inputs are {', '.join(names)}"
     found = set()
@@ -155,7 +157,7 @@ def _fixed(model: onnx.ModelProto, spec: ModelSpec, names: Sequence[str]) -> str
 
 
 def _against(model: onnx.ModelProto, feed: Feed, want: Sequence[np.ndarray]) -> str:
-    """How ONNX Runtime, as a user runs it, differs from torch."""
+    """The difference between ONNX Runtime with its default options and torch."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -182,13 +184,13 @@ def _cause(error: BaseException) -> str:
 
 
 def warm_up() -> None:
-    """Makes the exporter import what it needs, once for all of the forked processes."""
+    """Makes the exporter import its modules once, for all forked processes."""
     with torch.no_grad(), quiet():
         torch.onnx.export(torch.nn.ReLU(), (torch.zeros(1),), dynamo=True, verbose=False)
 
 
 def limited(function: Callable[[Pattern], Any], pattern: Pattern) -> tuple[Any, float]:
-    """Calls a function in a forked process; what came out, or how it died, and the seconds."""
+    """Calls a function in a forked process. Returns its result or its failure, and the seconds."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
@@ -253,12 +255,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write(text: str, path: Path = DOCS) -> None:
-    """Puts the table between the marks of the document, which is made if it is not there."""
+    """Puts the table between the marks of the document. Makes the document if it does not exist."""
     if not path.exists():
         path.write_text(f"{HEAD}\n{BEGIN}\n{END}\n")
     old = path.read_text()
     if old.count(BEGIN) != 1 or old.count(END) != 1:
-        raise SystemExit(f"{path}: has to hold the lines {BEGIN} and {END} once each")
+        raise SystemExit(f"{path}: needs the lines {BEGIN} and {END} once each")
     before, _, rest = old.partition(BEGIN)
     path.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
 
@@ -272,9 +274,9 @@ def main() -> int:
     names = [pattern.name for pattern in PATTERNS]
     unknown = [name for name in arguments.only if name not in names]
     if unknown:
-        parser.error(f"no pattern {unknown[0]!r}; there are: {', '.join(names)}")
+        parser.error(f"no pattern {unknown[0]!r}; known: {', '.join(names)}")
     if arguments.write and arguments.only:
-        parser.error("--write takes the whole table, not --only")
+        parser.error("--write needs the whole table. Leave --only out")
     torch.set_num_threads(1)  # before the fork
     logging.disable(logging.ERROR)
     warm_up()

@@ -1,22 +1,23 @@
-"""Converts other people's models, one command each, for docs/results/strangers.md.
+"""Converts models of other libraries, with one command each, for docs/results/strangers.md.
 
     python benchmarks/strangers/strangers.py [--only NAME ...] [--fresh] [--write] [--out DIR]
 
-For each model of `strangers_set.py`, each step in a process of its own, with a limit on time:
+Each model of `strangers_set.py` has three steps. Each step runs in a child process with a time
+limit.
 
-1. the truth: which sizes the model itself takes, found by running it (`strangers_truth.py`);
-2. ``pipeline convert FILE.py:FACTORY --input ... --dim ...``, every size of a wide range asked for;
-3. the check: at sizes that the artifact allows, ONNX Runtime on its model.onnx against the model;
-   and at every size that was tried in step 1, whether the artifact allows what the model takes.
+1. The truth: runs the model to find the sizes that it accepts (`strangers_truth.py`).
+2. The command ``pipeline convert FILE.py:FACTORY --input ... --dim ...``, with a wide range.
+3. The check: compares ONNX Runtime on model.onnx with the model, at sizes that the artifact allows.
+   It also compares the sizes that the artifact allows with the sizes of step 1.
 
-The packages are no dependencies of the project; they go beside it, without their own dependencies,
-which would replace torch:
+The packages are not dependencies of the project. Install them without their dependencies, which
+would replace torch:
 
     pip install --no-deps $(python benchmarks/strangers/strangers.py --requirements)
 
-Results are kept in DIR (default: bench-results/strangers) as JSON,
-and a model whose result is there is not run again unless --fresh. Prints the table as Markdown;
---write puts it into docs/results/strangers.md.
+Results are stored in DIR (default: bench-results/strangers) as JSON. A model with a result does not
+run again without --fresh. Prints the table as Markdown; --write puts it into
+docs/results/strangers.md.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DOCS = ROOT / "docs" / "results" / "strangers.md"
 POINTS = 10  # sizes at which numbers are compared
-LIMITS = {"truth": 900, "convert": 300, "check": 600}  # seconds of CPU time, of each process
-PATIENCE = 5  # times that, on the clock: other work on the machine is nobody's fault
+LIMITS = {"truth": 900, "convert": 300, "check": 600}  # seconds of CPU time for each process
+PATIENCE = 5  # the factor for wall-clock time, because the machine may have other work
 RIGHT, BEST = "right", "right as far as a dim can say"
 HEAD = """# Do other people's models convert?
 
@@ -80,7 +81,7 @@ pipeline convert benchmarks/strangers/strangers_models.py:timm_vit_tiny {example
 
 
 def arguments(stranger: Stranger) -> list[str]:
-    """What is said of the model on the command line."""
+    """The arguments for a model on the command line."""
     h, w = (f"{name}={stranger.low}:{stranger.high}" for name in "hw")
     return ["--input", stranger.input, "--dim", f"b=1:{stranger.batch}", "--dim", h, "--dim", w]
 
@@ -94,7 +95,7 @@ def command(stranger: Stranger, artifact: Path) -> list[str]:
 
 
 def run(words: list[str], limit: int) -> tuple[int | None, str, float]:
-    """Exit code (None: the time was up), the last of what it printed, seconds of CPU time."""
+    """A command's exit code (None: out of time), the end of its output, and its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with subprocess.Popen(
         ["bash", "-c", f'ulimit -t {limit}; exec "$@"', "bash", *words],
@@ -119,7 +120,7 @@ def run(words: list[str], limit: int) -> tuple[int | None, str, float]:
 
 
 def step(name: str, stranger: Stranger, out: Path, fresh: bool) -> dict[str, Any]:
-    """The result of one of this file's own steps, from its JSON file."""
+    """Runs one step of this file, and returns the result from its JSON file."""
     place = out / name / f"{stranger.name}.json"
     if fresh or not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +144,7 @@ def last_line(text: str) -> str:
 
 
 def convert(stranger: Stranger, out: Path) -> dict[str, Any]:
-    """What the one command did."""
+    """Runs the convert command, and returns its result."""
     artifact = out / "artifacts" / stranger.name
     code, text, seconds = run([*command(stranger, artifact), "--force"], LIMITS["convert"])
     error = ""
@@ -175,7 +176,7 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def why(result: dict[str, Any]) -> str:
-    """What stands behind a verdict that is not `RIGHT`."""
+    """The reason for a verdict other than `RIGHT`."""
     if result["verdict"] == RIGHT:
         return ""
     if failed := result["truth"].get("failed") or result["check"].get("failed"):
@@ -192,7 +193,7 @@ def why(result: dict[str, Any]) -> str:
 
 
 def one(stranger: Stranger, out: Path, fresh: bool) -> dict[str, Any]:
-    """Everything about one model, kept in a JSON file."""
+    """All steps of one model. The result is stored in a JSON file."""
     place = out / f"{stranger.name}.json"
     if place.is_file() and not fresh:
         kept: dict[str, Any] = json.loads(place.read_text())
@@ -236,7 +237,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """The benchmark, or one step of it."""
+    """Runs the benchmark, or one step of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--fresh", action="store_true")

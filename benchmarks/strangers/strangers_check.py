@@ -1,4 +1,4 @@
-"""What a stranger's artifact allows and gives, held against the model itself."""
+"""Compares a stranger's artifact with the model: its sizes and its numbers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from strangers_truth import run as run_module
 
 from pipeline.source.find import mended
 
-SCALE = 1e-3  # of an output's largest value: what is further off is wrong
+SCALE = 1e-3  # a part of an output's largest value; a larger difference is wrong
 
 
 def built(stranger: Stranger) -> Any:
-    """The model itself."""
+    """The model."""
     return mended(getattr(importlib.import_module(module_of(stranger)), stranger.name))
 
 
 def legal_by(interface: dict[str, Any], point: tuple[int, int, int]) -> bool:
-    """True if the artifact allows these sizes: read off its manifest, without the pipeline."""
+    """True if the artifact allows these sizes. Reads its manifest, without the pipeline."""
     sizes = dict(zip("bhw", point, strict=True))
     (shape,) = (i["shape"] for i in interface["inputs"])
     for name, declared in zip("bchw", shape, strict=True):
@@ -36,7 +36,7 @@ def legal_by(interface: dict[str, Any], point: tuple[int, int, int]) -> bool:
 
 
 def check(stranger: Stranger, truth: dict[str, Any], artifact: Path, most: int) -> dict[str, Any]:
-    """What the artifact allows and gives, held against the model."""
+    """Compares the artifact's sizes and numbers with the model's."""
     interface = json.loads((artifact / "manifest.json").read_text())["interface"]
     points = {(b, h, w): ok for b, h, w, ok in truth["points"]}
     allowed = {p for p in points if legal_by(interface, p)}
@@ -93,7 +93,7 @@ def _in_dim(dim: dict[str, Any], size: int) -> bool:
 
 
 def allows(interface: dict[str, Any]) -> str:
-    """The sizes that an artifact allows, in words."""
+    """The sizes that an artifact allows, as text."""
     parts = []
     shape = interface["inputs"][0]["shape"]
     fixed = {n: s for n, s in zip("bchw", shape, strict=True) if isinstance(s, int) and n != "c"}

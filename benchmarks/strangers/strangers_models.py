@@ -1,8 +1,7 @@
-"""Image models out of other people's libraries, as they come, with random weights.
+"""Image models of other libraries, unchanged, with random weights.
 
-Each factory returns the library's own module, small but of the real family; nothing of this
-repository is in it. `strangers_set` says what is fed to it and over which range; which sizes of
-that the model takes, nobody says: `strangers.py` finds it out by running it.
+Each factory returns a module of the library: a small one of a real family. `strangers_set` has the
+inputs and the ranges. `strangers.py` runs the model to find the sizes that it accepts.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from torch import nn
 
 
 def alive(module: nn.Module, channels: int = 3) -> nn.Module:
-    """The module in eval mode, with weights and statistics with which every part of it counts.
+    """The module in eval mode, with weights and statistics that give every part an effect.
 
-    As it is initialised, zeroed residual branches, biases and layer scales of 1e-6 switch parts of
-    a network off, and statistics that no data was seen for let the signal die on its way: then no
-    comparison of outputs would see what those parts compute. So constant parameters get noise, and
-    each batch normalisation the mean and variance of what reaches it from a random image.
+    After initialisation, parts of a network have no effect: zeroed residual branches and biases,
+    and layer scales of 1e-6. Statistics that saw no data let the signal vanish. A comparison of
+    outputs would not notice a fault in such parts. So constant parameters get noise. Each batch
+    normalisation gets the mean and variance of its input for a random image.
     """
     torch.manual_seed(1)
 
     def observe(part: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         axes = [0, *range(2, args[0].ndim)]
         part.running_mean.copy_(args[0].mean(axes))  # type: ignore[operator, union-attr]
-        variance = args[0].var(axes)  # a channel that is all but silent is not made the loudest
+        variance = args[0].var(axes)  # keeps a nearly silent channel from becoming the loudest
         part.running_var.copy_(variance + 0.1 * variance.mean() + 1e-6)  # type: ignore[operator, union-attr]
 
     norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

@@ -1,4 +1,4 @@
-"""Image models out of other people's libraries: super-resolution, transformers, detection, others.
+"""Image models of other libraries: super-resolution, transformers, detection, others.
 
 See `strangers_models`.
 """
@@ -15,7 +15,7 @@ from torch import nn
 
 def _spandrel(module: str, name: str, **options: Any) -> nn.Module:
     torch.manual_seed(0)
-    importlib.import_module("spandrel")  # first: its parts import one another in a circle
+    importlib.import_module("spandrel")  # first, because its modules import each other in a circle
     found = importlib.import_module(f"spandrel.architectures.{module}")
     return alive(getattr(found, name)(**options))
 
@@ -36,7 +36,7 @@ def _transformers(name: str, config: Any) -> nn.Module:
 
 
 class _With(nn.Module):
-    """A module with further arguments held fast, and the first tensor of what it returns."""
+    """A module with more, fixed arguments. Returns the first tensor of its result."""
 
     def __init__(self, module: nn.Module, **arguments: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The strangers: which models, out of which packages, and what is asked of them."""
+"""The strangers: the models, their packages, and the sizes that the benchmark asks for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REQUIREMENTS = (
     "timm==1.0.31", "transformers==5.23.0", "segmentation-models-pytorch==0.6.0", "monai==1.6.1",
     "spandrel==0.4.2", "super-image==0.2.0", "kornia==0.9.0", "diffusers==0.42.1",
     "efficientnet-pytorch==0.7.1", "ultralytics==8.4.190",
-    # what those import
+    # dependencies of the packages
     "tokenizers", "huggingface_hub", "regex", "tqdm", "pyyaml", "requests", "urllib3", "certifi",
     "charset-normalizer", "idna", "einops", "pretrainedmodels", "munch", "kornia_rs", "h5py",
     "opencv-python-headless",
@@ -23,13 +23,13 @@ class Stranger:
     """One model of the benchmark.
 
     Args:
-        name: of the factory in this file.
-        package: the distribution that it comes from.
-        kind: what the model is for.
-        argument: of its forward, the image: [batch, channels, height, width].
-        channels: of the image.
-        low, high: of height and width, every size between them is asked for.
-        batch: the largest batch.
+        name: The name of the factory.
+        package: The distribution of the model.
+        kind: The purpose of the model.
+        argument: The name of the image in ``forward``: [batch, channels, height, width].
+        channels: The channels of the image.
+        low, high: The range of height and width. Every size in it is asked for.
+        batch: The largest batch.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Stranger:
 
     @property
     def input(self) -> str:
-        """As ``pipeline convert --input`` takes it."""
+        """The input as text for ``pipeline convert --input``."""
         return f"{self.argument}:{{b}}x{self.channels}x{{h}}x{{w}}"
 
 
@@ -109,7 +109,7 @@ STRANGERS = (
 
 
 def module_of(stranger: Stranger) -> str:
-    """The Python module that holds the model's factory."""
+    """The Python module with the model's factory."""
     for name in ("strangers_models", "strangers_more_models"):
         if f"def {stranger.name}(" in (HERE / f"{name}.py").read_text():
             return name

@@ -1,4 +1,4 @@
-"""Which sizes a stranger's model takes: found by running it, without the pipeline."""
+"""Runs a stranger's model to find the sizes that it accepts, without the pipeline."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ BATCH = 2
 
 
 def probes(stranger: Stranger) -> list[int]:
-    """The sizes of an axis that are tried: a run of them, others up to the largest, multiples of 32
-    and what is one less."""
+    """The sizes of an axis to try.
+
+    These are consecutive sizes, others up to the largest, multiples of 32, and one less than each.
+    """
     low, high = stranger.low, stranger.high
     run = range(low, min(low + RUN, high) + 1)
     step = max((high - run[-1]) // SPREAD, 1)
@@ -40,7 +42,7 @@ def image(stranger: Stranger, point: Point, seed: int = 0) -> torch.Tensor:
 
 
 def tensors(result: Any) -> list[torch.Tensor]:
-    """The tensors of what a model returns, in order."""
+    """The tensors in a model's result, in order."""
     from torch.utils._pytree import tree_leaves
 
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -59,15 +61,15 @@ def run(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def find_truth(stranger: Stranger, module: nn.Module) -> dict[str, Any]:
-    """Every size that was tried, whether the model runs there, and the rule that this shows.
+    """Tries sizes of a model, and derives the rule on its sizes.
 
-    The lines of one size while the other is held fast, the diagonal, the batches, and pairs at
-    random: of the sizes that are good on the lines, and of all.
+    It tries each axis with the other one fixed, the diagonal, and the batches. It also tries random
+    pairs: of the sizes that run on the axes, and of all sizes.
 
     Returns:
-        ``points``: [batch, height, width, runs?] each; ``rule``: in words; ``height`` and
-        ``width``: the sizes that are good on the lines; ``seconds``; ``first``: what the model
-        says to the first size that it refuses.
+        ``points``: [batch, height, width, runs?] each; ``rule``: as text; ``height`` and
+        ``width``: the sizes that run on the axes; ``seconds``; ``first``: the model's error at the
+        first size that it refuses.
     """
     start = time.monotonic()
     done: dict[Point, bool] = {}
@@ -118,7 +120,7 @@ def find_truth(stranger: Stranger, module: nn.Module) -> dict[str, Any]:
 
 
 def rule(good: Sequence[int], tried: Sequence[int]) -> str:
-    """The good ones of the sizes that were tried, in words."""
+    """The rule that the good sizes follow, as text."""
     if list(good) == list(tried):
         return "any"
     if len(good) == 1:
@@ -143,8 +145,10 @@ def _few(numbers: Sequence[int]) -> str:
 
 
 def best_dim(good: Iterable[int], tried: Iterable[int]) -> set[int]:
-    """The most of the good sizes that one dim (a range of multiples, with an offset) can hold
-    without a bad one among those that were tried."""
+    """The most good sizes that one dim can have without a bad size.
+
+    A dim is a range of multiples, with an offset. Only sizes that were tried count.
+    """
     fine, every = set(good), sorted(tried)
     best: set[int] = set()
     for step in range(1, 129):
@@ -160,7 +164,7 @@ def best_dim(good: Iterable[int], tried: Iterable[int]) -> set[int]:
 
 
 def chosen(points: Sequence[Point], legal: Callable[[Point], bool], most: int) -> list[Point]:
-    """Points at which numbers are compared: the smallest, the largest, odd ones, batch 1 and 3."""
+    """The points for comparing numbers: the smallest, the largest, odd sizes, batch 1 and 3."""
     mine = sorted((p for p in points if legal(p)), key=lambda p: (p[1] * p[2], p))
     if not mine:
         return []

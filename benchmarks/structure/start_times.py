@@ -1,6 +1,6 @@
 """CPU seconds of `import pipeline` and `pipeline --help`: python start_times.py CHECKOUT ...
 
-Of several checkouts the runs take turns, so that other work on the machine falls on each alike.
+The runs of several checkouts take turns, so that other work on the machine affects all of them.
 """
 
 from __future__ import annotations

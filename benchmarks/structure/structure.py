@@ -1,22 +1,22 @@
-"""One table of a checkout's structure, as Markdown; needs nothing but Python's standard library.
+"""Prints a table of a checkout's structure, as Markdown. Needs only Python's standard library.
 
     python structure.py [ROOT] [--places] [--walk FILE:FUNCTION:PARAM] [--json]
     python structure.py BEFORE AFTER            (two columns)
 
-What is counted, over pipeline/ and what it links to (passes, plugins, models):
+It counts in pipeline/ and in the folders that pipeline/ links to (passes, plugins, models):
 
 - files directly in pipeline/: its .py files.
-- lines by room: a room is a folder of pipeline/; modules beside them are the room "(flat)".
-- arrows between rooms: distinct ordered pairs of rooms with at least one import, wherever it stands
-  (in functions and under TYPE_CHECKING too). "Up": against the floors, from the layers contract
-  of import-linter in the checkout's pyproject.toml, else from `FLOORS` here. For arrows, the module
-  errors is a room, __init__ is the face, and __main__ is on no floor.
+- lines by room: a room is a folder of pipeline/. Modules beside the folders are the room "(flat)".
+- arrows between rooms: ordered pairs of rooms with at least one import, also in functions and under
+  TYPE_CHECKING. An arrow is "up" if it is against the floors. The floors come from the layers
+  contract of import-linter in the checkout's pyproject.toml, else from `FLOORS`. For arrows, the
+  module errors is a room, __init__ is the face, and __main__ is on no floor.
 - places that parse prose: see `prose`.
-- functions with more than 7 arguments: positional and keyword-only ones, without self and cls,
+- functions with more than 7 arguments: positional and keyword-only arguments, without self and cls,
   *args and **kwargs.
-- class names defined twice: any class statement, nested ones too; `_Job` and `Job` are one name.
-- Config through run(): see `Walk`. A stop is a call in the code that hands Config, or something
-  derived from it, to a function of the project.
+- class names defined twice, including nested classes; `_Job` and `Job` are one name.
+- Config through run(): see `Walk`. A stop is a call that passes Config, or a value derived from it,
+  to a function of the project.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FLOORS = (
 
 @dataclass
 class Module:
-    """One file: `name` is dotted, `path` relative to the root."""
+    """One file. `name` is dotted, and `path` is relative to the root."""
 
     name: str
     path: str
@@ -89,14 +89,14 @@ class House:
 
     def _files(self, folder: Path) -> Iterator[Path]:
         for entry in sorted(folder.iterdir()):
-            if entry.is_dir():  # links too: they are how passes, plugins and models come in
+            if entry.is_dir():  # also links: passes, plugins and models are links
                 if entry.name != "__pycache__":
                     yield from self._files(entry)
             elif entry.suffix == ".py":
                 yield entry
 
     def resolved(self, module: Module, node: ast.ImportFrom) -> str:
-        """The dotted name that ``from X import`` means."""
+        """The dotted name of ``from X import``."""
         if not node.level:
             return node.module or ""
         parts = module.name.split(".")
@@ -104,7 +104,7 @@ class House:
         return ".".join([*parts, *([node.module] if node.module else [])])
 
     def imports(self, module: Module) -> Iterator[tuple[str, str | None, str]]:
-        """(module, name in it or None, local name) of every import of the project's own."""
+        """(module, name in it or None, local name) of each import of the project's modules."""
         for node in ast.walk(module.tree):
             yield from self.imported(module, node)
 
@@ -126,7 +126,7 @@ class House:
 
 
 def floors(house: House) -> tuple[tuple[tuple[str, ...], ...], str]:
-    """The floors, low to high, and where they are stated."""
+    """The floors from low to high, and the place where they are stated."""
     project = house.root / "pyproject.toml"
     if project.is_file():
         tools = tomllib.loads(project.read_text()).get("tool", {})
@@ -166,7 +166,7 @@ def arrows(house: House) -> tuple[set[tuple[str, str]], list[tuple[str, str]], s
 
 
 def single_arrows(house: House) -> int:
-    """The arrows if each module beside the rooms were a room: what a flat house looks like."""
+    """The arrows if each module beside the rooms were a room."""
     found = set()
     for module in house.modules.values():
         a = module.name if module.room == FLAT else module.room
@@ -178,7 +178,7 @@ def single_arrows(house: House) -> int:
 
 
 def written_paths(house: House) -> list[str]:
-    """Functions named by a text such as ``"pipeline.build:_build_here"``: imports no tool sees."""
+    """Functions named by text such as ``"pipeline.build:_build_here"``, which no import shows."""
     return [
         f"{m.path}:{n.lineno} {n.value}"
         for m in house.modules.values()
@@ -214,7 +214,7 @@ def twins(house: House) -> dict[str, list[str]]:
 
 # ---------------------------------------------------------------- prose
 
-# names of variables and attributes that hold sentences of the pipeline's own
+# names of variables and attributes with sentences of the pipeline
 CARRIERS = frozenset((
     "note", "notes", "why", "words", "detail", "details", "text", "texts", "message", "messages",
     "reason", "reasons", "line", "lines", "what", "where", "do", "how", "complaint", "complaints",
@@ -236,7 +236,7 @@ FOREIGN = "another program's words (torch, TensorRT, ONNX Runtime, onnx, the ker
 USER = "what the user wrote"
 LANGUAGE = "an expression of sizes: a language with a grammar, not prose"
 FORMAT = "a file format, an expression of code or a template: no sentence"
-# the reviewed exceptions, by expression, so that they hold wherever the code lies
+# the reviewed exceptions, by expression, so that they also apply to moved code
 ALLOWED: dict[str, tuple[str, ...]] = {
     FOREIGN: (
         "re.search(advice.text, text)",
@@ -338,7 +338,7 @@ _REASON = {expression: why for why, rows in ALLOWED.items() for expression in ro
 
 
 def _carries(node: ast.expr) -> bool:  # noqa: PLR0911
-    """True for a name or attribute of `CARRIERS`, and what is made of one without a question."""
+    """True for a name or attribute of `CARRIERS`, or for a value made from one."""
     if isinstance(node, ast.Name):
         return node.id in CARRIERS
     if isinstance(node, ast.Attribute):
@@ -359,7 +359,7 @@ def _carries(node: ast.expr) -> bool:  # noqa: PLR0911
 
 
 def _is_text(node: ast.expr) -> bool:
-    """A literal text, an f-string, a constant by its name, or some of these."""
+    """True for a literal text, an f-string, a constant by its name, or a collection of these."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str)
     if isinstance(node, ast.Name):
@@ -368,7 +368,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _asks(node: ast.AST) -> bool:
-    """True if this expression takes a sentence apart or looks for something in it."""
+    """True if this expression takes a sentence apart or searches in it."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         name, holder = node.func.attr, node.func.value
         if name in METHODS and node.args and _carries(holder):
@@ -395,15 +395,15 @@ def _asks(node: ast.AST) -> bool:
 
 
 def prose(house: House) -> tuple[dict[str, list[str]], Counter[str]]:
-    """Places that parse the pipeline's own sentences, and how many of each kind are allowed.
+    """Places that parse the pipeline's sentences, and the number of allowed places of each kind.
 
-    A place is a line (statement) with a string method, ``in``, a comparison or a regular
-    expression on a variable or attribute of the names `CARRIERS`. Those that read another
-    program's words, what the user wrote, or a language are `ALLOWED`, expression by expression:
-    each was looked at. An expression that is new is a place until someone has looked at it.
+    A place is a line (statement) that searches in a variable or attribute of the names `CARRIERS`.
+    It does so with a string method, ``in``, a comparison or a regular expression. `ALLOWED` lists
+    expressions that read the text of another program, the user's text, or a language. A person
+    reviewed each of them. A new expression is a place until a person has reviewed it.
 
     Returns:
-        ``file:line function`` to the expressions; and counts of what is allowed, by reason.
+        ``file:line function`` to the expressions, and the number of allowed expressions by reason.
     """
     places: dict[str, list[str]] = defaultdict(list)
     allowed: Counter[str] = Counter()
@@ -436,7 +436,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Place:
-    """A function of the project: its module, the class that holds it, and its definition."""
+    """A function of the project: its module, its class, and its definition."""
 
     module: str
     holder: str
@@ -450,19 +450,23 @@ class Place:
 
 
 class Walk:
-    """Where one parameter goes, call by call.
+    """Follows one parameter, call by call.
 
-    The rule: inside of a function, a name is *derived* if it is the parameter, or is assigned, or
-    looped over, from an expression in which a derived name stands as it is, as the holder of an
-    attribute, an item or a method, in a container, or as an argument of a constructor or of a
-    function from elsewhere. With `results`, also from a call of a project's function whose
-    returned expression is derived (the spec that find_source(config) returns, say).
+    Inside of a function, a name is *derived* if it is the parameter, or if it is assigned or looped
+    over from a derived expression. In such an expression a derived name occurs unchanged:
 
-    Every call that hands something derived to a function of the project (as an argument, or as
-    the object of a method that one class alone defines) is a *stop*, once for each place in the
-    code; the walk goes on inside of the callee with the parameters that were given. A function
-    that is handed on with derived values (to run it in a process, say), also by a text such as
-    "pipeline.build:_build_here", counts as called with them. Branches are all walked.
+    - as the holder of an attribute, an item or a method
+    - as a part of a container
+    - as an argument of a constructor, or of a function outside of the project
+
+    With `results`, a call of a project's function is also derived if its returned expression is
+    derived (the spec that find_source(config) returns).
+
+    A *stop* is a call that passes a derived value to a function of the project. The value is an
+    argument, or the object of a method that only one class defines. Each place in the code counts
+    once. The walk continues inside of the callee, with the parameters that it got. A function may
+    also be passed on with derived values (to run it in a process), or named by a text such as
+    "pipeline.build:_build_here". Such a function counts as called. All branches are walked.
     """
 
     def __init__(self, house: House, results: bool = False) -> None:
@@ -512,7 +516,7 @@ class Walk:
         }
 
     def _target(self, module: str, name: str, depth: int = 0) -> tuple[str, str] | None:
-        """The module and name where a name of this module is defined."""
+        """The module and the name where a name of this module is defined."""
         if (module, "", name) in self._functions or (module, name) in self._classes:
             return module, name
         found = self._names.get(module, {}).get(name)
@@ -521,7 +525,7 @@ class Walk:
         return None
 
     def _named(self, module: str, node: ast.expr) -> Place | tuple[str, str] | None:
-        """The function, or the class, that an expression names."""
+        """The function or class that an expression names."""
         target = None
         if isinstance(node, ast.Name):
             target = self._target(module, node.id)
@@ -550,7 +554,7 @@ class Walk:
         raise SystemExit(f"{file} has no function {function}")
 
     def _enter(self, place: Place, given: frozenset[str]) -> bool:
-        """Walks a function; True if what it returns is derived."""
+        """Walks a function. Returns True if its result is derived."""
         key = (place.module, place.holder, place.name, given)
         if key in self._memo:
             return self._memo[key]
@@ -579,7 +583,7 @@ class Walk:
         if isinstance(node, ast.Name):
             return node.id in derived
         if isinstance(node, (ast.Compare, ast.Constant)):
-            return False  # yes or no is not the thing itself
+            return False  # a bool is not derived
         if isinstance(node, ast.Call):
             return self._call(node, derived, place)
         if isinstance(node, ast.IfExp):
@@ -600,7 +604,7 @@ class Walk:
         )
         if not any(flags) and not holder:
             return False
-        for value in values:  # a function that is handed on with what is derived
+        for value in values:  # a function that is passed on with derived values
             handed = self._named(place.module, value)
             if isinstance(handed, Place) and any(flags):
                 self._stop(node, place)
@@ -656,7 +660,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr]]:
 
 
 def _bound(target: ast.AST) -> set[str]:
-    """The names that an assignment binds; of ``a.b = x`` and ``a[i] = x``, a."""
+    """The names that an assignment binds; for ``a.b = x`` and ``a[i] = x``: a."""
     return {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
 
 
@@ -719,7 +723,7 @@ def rows(house: House, start: str = "") -> dict[str, str]:
 
 
 def details(house: House, start: str = "") -> str:
-    """Every place behind the figures."""
+    """All places behind the numbers."""
     pairs, up, _ = arrows(house)
     places, allowed = prose(house)
     walked = walk(house, start)

@@ -1,17 +1,16 @@
-"""The folder that a conversion leaves, and how it is checked when it is used.
+"""The folder of a conversion's results, and its checks.
 
-    engine.plan      the engine, as any TensorRT runtime and trtexec load it
-    model.onnx       the rewritten model (with model.onnx.data beside it beyond 2 GB)
+    engine.plan      the bare engine, for any TensorRT runtime and trtexec
+    model.onnx       the rewritten model (large weights are in model.onnx.data)
     exported.onnx    the model as it was exported
-    half.onnx        in fp16: model.onnx with half precision written into it, as it was built
-    comparison/      inputs and outputs that were compared, in Polygraphy's JSON
-    reproduce.sh     repeats the comparison with Polygraphy alone
+    half.onnx        only in fp16: model.onnx in half precision, as it was built
+    comparison/      compared inputs and outputs, in Polygraphy's JSON
+    reproduce.sh     repeats the comparison with Polygraphy's commands
     timing.cache     the builder's timings, for the next build (TensorRT-RTX has none)
-    manifest.json    what was done, with which versions, and the hash of every other file
+    manifest.json    dims, versions, results, and the hash of every other file
 
-Each stage can be run alone, so any file but the manifest may still be missing; the manifest
-says which stages are done. How the folder gets into its place:
-`pipeline.machine.swap_folder.replacing`.
+Each stage can run alone, so any file except the manifest may be missing. The manifest states which
+stages are done. `pipeline.machine.swap_folder.replacing` moves the folder into its place.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from pipeline.spec.file_names import (
 )
 
 _AGAIN = "; convert again"
-_HINT = "give the folder that a conversion left"
+_HINT = "pass the folder that a conversion wrote"
 _BUILT = (PLAN, TIMING, REPRODUCE)
 _ATTEMPTS = 10
 T = TypeVar("T")
@@ -49,13 +48,13 @@ T = TypeVar("T")
 class Artifact:
     """An opened artifact.
 
-    The paths are only as good as the moment: a conversion may replace the folder at any time.
-    `read` gives a file's bytes that surely are those of this manifest.
+    A conversion may replace the folder at any time, and the paths then lead to other files. `read`
+    checks that a file's bytes belong to this manifest.
 
     Args:
-        path: the folder.
-        manifest: what it says of itself.
-        extra: files that the manifest does not list, relative to `path`. They are no error.
+        path: The folder.
+        manifest: The manifest of the folder.
+        extra: Files that the manifest does not list, relative to `path`. They are not an error.
     """
 
     path: Path
@@ -64,47 +63,47 @@ class Artifact:
 
     @staticmethod
     def open(path: Path, *, check: bool = True, built: bool = True) -> Artifact:
-        """Reads an artifact's manifest and, with `check`, all of its files.
-
-        Manifest and files belong together: the manifest holds their hashes.
+        """Reads an artifact's manifest.
 
         Args:
-            built: check also what the build stage and those after it made.
+            path: The folder.
+            check: True to check all files against the hashes in the manifest.
+            built: False to leave out the files of the build stage and of later stages.
 
         Raises:
-            ArtifactError: there is no artifact, its manifest is cut or edited, or a file is
-                missing, cut, changed, or outside of the folder.
+            ArtifactError: There is no artifact, or its manifest is cut short or edited. Or a file
+                is missing, cut short, changed, or outside of the folder.
         """
         return read_again(path, lambda: _open(path, check, built))
 
     @property
     def plan(self) -> Path:
-        """The engine's plan. Raises `ArtifactError` if the artifact holds none."""
+        """The engine's plan. Raises `ArtifactError` if there is none."""
         return self._file(PLAN, "build")
 
     @property
     def model(self) -> Path:
-        """The rewritten model. Raises `ArtifactError` if the artifact holds none."""
+        """The rewritten model. Raises `ArtifactError` if there is none."""
         return self._file(MODEL, "rewrite")
 
     @property
     def exported(self) -> Path:
-        """The model as exported. Raises `ArtifactError` if the artifact holds none."""
+        """The exported model. Raises `ArtifactError` if there is none."""
         return self._file(EXPORTED, "export")
 
     @property
     def comparison(self) -> Path:
-        """The folder of stored inputs and outputs; it is not there before a comparison."""
+        """The folder of stored inputs and outputs. It does not exist before a comparison."""
         return self.path / COMPARISON
 
     def read(self, name: str) -> bytes:
         """The bytes of a file that the manifest lists.
 
         Raises:
-            ArtifactError: it lists no such file, or what is there is not what it lists.
+            ArtifactError: The manifest does not list the file, or the file differs from it.
         """
         if name not in self.manifest.files:
-            raise ArtifactError(f"{self.path}: its manifest lists no {name}")
+            raise ArtifactError(f"{self.path}: the manifest does not list {name}")
         path = _inside(self.path, name)
         try:
             content = path.read_bytes()
@@ -117,25 +116,24 @@ class Artifact:
 
     def _file(self, name: str, stage: str) -> Path:
         if name not in self.manifest.files:
-            raise ArtifactError(f"{self.path}: holds no {name} yet; run the {stage} stage first")
+            raise ArtifactError(f"{self.path}: has no {name} yet; run the {stage} stage first")
         return self.path / name
 
 
 def finish(staging: Path, manifest: Manifest) -> Manifest:
-    """Writes the manifest of a folder that is otherwise complete; returns it as it was written.
+    """Writes the manifest of a complete folder, and returns it as it was written.
 
-    Every other file in the folder is hashed and listed, whatever wrote it; what
-    ``manifest.files`` held before does not matter.
+    Every other file in the folder is hashed and listed. The old ``manifest.files`` is ignored.
 
     Raises:
-        ArtifactError: the folder holds something other than files and folders, or a value in
-            the manifest is not of its field's type.
+        ArtifactError: The folder has something other than plain files and folders, or a value in
+            the manifest has another type than its field.
     """
     files: dict[str, FileInfo] = {}
     for name in _names(staging):
         path = staging / name
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise ArtifactError(f"{name}: an artifact can only hold plain files; remove it")
+            raise ArtifactError(f"{name}: an artifact has plain files only; remove it")
         files[name] = hash_file(path)
     files.pop(MANIFEST, None)
     text = replace(manifest, files=files).to_json()
@@ -144,12 +142,12 @@ def finish(staging: Path, manifest: Manifest) -> Manifest:
 
 
 def read_again(path: Path, read: Callable[[], T]) -> T:
-    """Reads from an artifact, and again if it was replaced while that failed.
+    """Reads from an artifact, and tries again if it was replaced during a failed read.
 
-    Once more is not enough: of 1000 readings beside 30 conversions a second, up to 50 failed twice.
+    Two attempts are too few: beside 30 conversions a second, up to 50 of 1000 reads failed twice.
 
     Raises:
-        ArtifactError: as `read` raised it; or the artifact was replaced at every attempt.
+        ArtifactError: The error of `read`. Or the artifact was replaced at every attempt.
     """
     for _ in range(_ATTEMPTS):
         before = _manifest_of(path)
@@ -158,7 +156,7 @@ def read_again(path: Path, read: Callable[[], T]) -> T:
         except ArtifactError:
             if _manifest_of(path) == before:
                 raise
-    raise ArtifactError(f"{path}: is replaced again and again; wait for the conversions to end")
+    raise ArtifactError(f"{path}: conversions keep replacing it; wait until they are done")
 
 
 def _manifest_of(path: Path) -> bytes | None:
@@ -174,8 +172,8 @@ def _open(path: Path, check: bool, built: bool = True) -> Artifact:
         text = name.read_bytes()
     except FileNotFoundError as error:
         if not path.is_dir():
-            raise ArtifactError(f"{path}: there is no such folder; {_HINT}") from error
-        raise ArtifactError(f"{path}: holds no {MANIFEST}, so it is no artifact") from error
+            raise ArtifactError(f"{path}: no such folder; {_HINT}") from error
+        raise ArtifactError(f"{path}: not an artifact: it has no {MANIFEST}; {_HINT}") from error
     except NotADirectoryError as error:
         raise ArtifactError(f"{path}: is not a folder; {_HINT}") from error
     except OSError as error:
@@ -193,7 +191,7 @@ def _open(path: Path, check: bool, built: bool = True) -> Artifact:
 
 
 def _names(folder: Path) -> list[str]:
-    """All that the folder holds but folders, with ``/``, sorted."""
+    """The sorted names of all files and links in the folder, with ``/``."""
     found = []
     for here, folders, files in os.walk(folder):
         links = [name for name in folders if (Path(here) / name).is_symlink()]
@@ -205,9 +203,9 @@ def _inside(folder: Path, name: str) -> Path:
     """The path of a file that a manifest lists, if it is inside of the folder."""
     parts = PurePosixPath(name).parts
     if "/".join(parts) != name or ".." in parts or name.startswith("/") or not parts:
-        raise ArtifactError(f"{folder / MANIFEST}: files: {name!r} is no plain relative name")
+        raise ArtifactError(f"{folder / MANIFEST}: files: {name!r} is not a plain relative name")
     if "\\" in name or ":" in name or "\0" in name:
-        raise ArtifactError(f"{folder / MANIFEST}: files: {name!r} holds a \\, : or NUL")
+        raise ArtifactError(f"{folder / MANIFEST}: files: {name!r} contains \\, : or NUL")
     path = folder / name
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise ArtifactError(f"{path}: is a link to outside of the artifact{_AGAIN}")
@@ -215,17 +213,17 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def is_built(name: str) -> bool:
-    """Whether a file is made by the build stage or by one after it."""
+    """True if the build stage or a later stage makes the file."""
     return name in _BUILT or name.startswith(HALF) or name.startswith(f"{COMPARISON}/")
 
 
 def _advice(folder: Path, name: str) -> str:
-    """What to do about a file that is not as it was written."""
+    """What to do about a file that differs from the manifest."""
     return f"; copy it again, or `pipeline build {folder}`" if is_built(name) else _AGAIN
 
 
 def check_file(path: Path, stated: FileInfo, advice: str) -> None:
-    """Raises `ArtifactError`, which ends with the advice, unless a file is what is stated."""
+    """Raises `ArtifactError`, with the advice, if a file differs from the stated size and hash."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -242,7 +240,7 @@ def check_file(path: Path, stated: FileInfo, advice: str) -> None:
 def _compare(path: Path, found: FileInfo, stated: FileInfo, advice: str) -> None:
     if found.bytes < stated.bytes:
         raise ArtifactError(
-            f"{path}: is cut short: {found.bytes} of {stated.bytes} bytes are there{advice}"
+            f"{path}: is cut short: it has {found.bytes} of {stated.bytes} bytes{advice}"
         )
     if found != stated:
         raise ArtifactError(f"{path}: its content was changed after it was written{advice}")

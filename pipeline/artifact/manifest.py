@@ -1,11 +1,11 @@
 """The description of an artifact: ``manifest.json``, read and written through dataclasses.
 
-The dataclasses are the schema. A JSON object has exactly the fields of its dataclass, so a change
-to one of them needs another `SCHEMA`. Some of them are classes of the spec and of the passes. A
-test compares all fields with a list, so no change goes unnoticed.
+The dataclasses are the schema. A JSON object has exactly the fields of its dataclass, so a changed
+field needs another `SCHEMA`. Some dataclasses belong to the spec and to the passes. A test compares
+all fields with a list, so that every change is noticed.
 
-The file never has NaN or infinity. A number that may be null is null if it is not finite. The last
-key, ``manifest_sha256``, is the hash of all others and shows an edit.
+The file has no NaN or infinity: a number that may be null is null if it is not finite. The last
+key, ``manifest_sha256``, is the hash of all other keys and shows an edit.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class ModelInfo:
 class TargetInfo:
     """The TensorRT that the result is for.
 
-    `version` is the version that built the plan; None without a plan. `compute_capability` is that
-    of the GPU that built the plan and can run it (``9.0``). It is None without a plan, or for a
-    portable one (TensorRT-RTX).
+    `version` is the version that built the plan; None without a plan. `compute_capability`
+    (``9.0``) is the one of the GPU that built the plan. It is None without a plan, or for a
+    portable plan (TensorRT-RTX).
     """
 
     name: str
@@ -123,12 +123,12 @@ class BuildInfo:
     Args:
         seconds: The time of the build.
         plan_bytes: The size of the plan.
-        validity: The statement of the target's runtime on the plan.
+        validity: The message of the target's runtime about the plan.
         layers: The number of layers in the network.
         warnings: The builder's warnings.
         plugins: The plugins to load before the plan.
         plugin_hashes: The sha256 of each plugin that is a file, by its name in `plugins`. A file
-            with another content is not loaded.
+            with other content is not loaded.
         peak_bytes: The peak memory of the process that built the plan.
         optimization_level: The builder's level; None for TensorRT's default.
         timing_cache: How the timing cache was used, as text.
@@ -238,23 +238,23 @@ class Manifest:
         """The tolerance of every output by its name.
 
         Raises:
-            ArtifactError: an output has none.
+            ArtifactError: An output has none.
         """
         try:
             return self.interface.tolerances()
         except InputError as error:
-            raise ArtifactError(f"{error}: export it again") from error
+            raise ArtifactError(f"{error}; export the model again") from error
 
     def engine_tolerances(self) -> dict[str, Tolerance]:
         """The tolerance of every output of the engine, by its name.
 
         Raises:
-            ArtifactError: an output has none.
+            ArtifactError: An output has none.
         """
         try:
             return self.interface.engine_tolerances(self.precision)
         except InputError as error:
-            raise ArtifactError(f"{error}: export it again") from error
+            raise ArtifactError(f"{error}; export the model again") from error
 
     def to_json(self) -> str:
         """The manifest as the text of ``manifest.json``.

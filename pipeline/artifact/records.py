@@ -36,11 +36,11 @@ def encode(value: Any, writers: Writers = MappingProxyType({})) -> Any:
 
 
 def fail(where: str, at: str, what: str) -> NoReturn:
-    """Raises the `ArtifactError` with the file, the path in it, and what is wrong."""
+    """Raises an `ArtifactError` with the file, the path in the file, and the problem."""
     raise ArtifactError(f"{where}: {at}: {what}" if at else f"{where}: {what}")
 
 
-_JSON: dict[Any, type] = {tuple: list, Mapping: dict}  # their types in JSON
+_JSON: dict[Any, type] = {tuple: list, Mapping: dict}  # the types in JSON
 _CONTAINERS: dict[Any, str] = {tuple: "a list", Mapping: "an object"}
 _SCALARS = {str: "a string", int: "an integer", float: "a finite number", bool: "true or false"}
 
@@ -53,15 +53,15 @@ def decode(
     Args:
         value: The value from JSON.
         kind: A dataclass, a Mapping with string keys, a tuple, a Literal, str, int, float, bool,
-            or a union of one of them with None, or of several of them of different JSON types.
-        where: The file, with which the errors begin.
+            or a union of these. The types in a union must differ in JSON.
+        where: The file, for the beginning of errors.
         at: The path to the value in the file, such as ``points[2].sizes``.
         readers: A function for each kind that is read in another way. Its arguments are the value,
             `where` and `at`.
 
     Raises:
-        ArtifactError: A field is missing, unknown, of another type, or has an invalid value. Or a
-            field that follows from the others (`init=False`) has another value.
+        ArtifactError: A field is missing or unknown, or has another type or an invalid value. Or a
+            computed field (`init=False`) has another value than computed.
     """
     if kind in readers:
         return readers[kind](value, where, at)
@@ -131,10 +131,10 @@ def _decode_tuple(
 def decode_members(
     value: Any, hints: Mapping[str, Any], where: str, at: str, readers: Readers
 ) -> dict[str, Any]:
-    """The members of a JSON object by name, each of its kind in `hints`.
+    """The members of a JSON object by name, each of the kind in `hints`.
 
     Raises:
-        ArtifactError: see `decode`.
+        ArtifactError: See `decode`.
     """
     content = _object(value, where, at)
     prefix = f"{at}." if at else ""
@@ -154,10 +154,10 @@ def _decode_fields(value: Any, kind: Any, where: str, at: str, readers: Readers)
         made = kind(**{name: item for name, item in found.items() if name not in computed})
     except InputError as error:
         fail(where, at, str(error))
-    except KeyError as error:  # a finding without text, and without the facts of its kind
-        fail(where, at, f"lacks {error}, which its other fields need")
+    except KeyError as error:  # a finding that lacks both its text and a fact for the text
+        fail(where, at, f"lacks {error}, which other fields need")
     for name in computed:
         if getattr(made, name) != found[name]:
             at = f"{at}.{name}" if at else name
-            fail(where, at, f"is {found[name]}, but the other fields say otherwise")
+            fail(where, at, f"is {found[name]}, which contradicts other fields")
     return made

@@ -18,8 +18,8 @@ class StoredRun:
     Args:
         inputs: Polygraphy's JSON file of the inputs, relative to the artifact. Shapes may differ
             between iterations.
-        outputs: Polygraphy's JSON file of a RunResults with as many iterations. If there are
-            fewer, Polygraphy only warns and does not compare the other inputs.
+        outputs: Polygraphy's JSON file of a RunResults with as many iterations. With fewer
+            iterations, Polygraphy only warns, and does not compare the other inputs.
         profile: The index of the engine's profile that allows the inputs; None leaves the engine
             out.
     """
@@ -56,7 +56,7 @@ def reproduce_script(
     lines = [
         "#!/bin/sh",
         "# Repeats the comparison of this artifact. Needs polygraphy and onnxruntime.",
-        "# --engine compares the engine too; that needs TensorRT and a GPU it can run on.",
+        "# --engine also compares the engine. It needs TensorRT and a supported GPU.",
         "# half.onnx is not run: on a CPU, ONNX Runtime does not round as a GPU does",
         "# (docs/guide/half-precision.md).",
         'CDPATH= cd -- "$(dirname -- "$0")" || exit 2',

@@ -23,7 +23,7 @@ _FIRST = threading.Lock()
 def _register() -> None:
     """Makes Polygraphy register its encoders of arrays.
 
-    It does so at their first use, which fails if two threads do it at once.
+    Polygraphy registers them at their first use, which fails in two threads at once.
     """
     from polygraphy.json import from_json, to_json
 
@@ -104,7 +104,7 @@ class StoredRuns:
 
 
 def stored_runs(folder: Path) -> list[StoredRuns]:
-    """All stored points of an artifact. A point occurs twice if two profiles store it."""
+    """All stored points of an artifact. A point that two profiles store occurs twice."""
     found = []
     for path in sorted((folder / COMPARISON).glob("*/inputs.json")):
         others = [p for p in sorted(path.parent.glob("*.json")) if p != path]

@@ -12,7 +12,7 @@ from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr, Size, SizeRule, read_size, size_text
 from pipeline.spec.interface import Interface
 
-# After the export no dim is narrowed any more, so `auto` is not stored.
+# `auto` is not stored, because no dim is narrowed after the export
 DIM_HINTS = {name: hint for name, hint in get_type_hints(Dim).items() if name != "auto"}
 HINTS = {"dims": tuple[Dim, ...], **get_type_hints(Interface)}
 

@@ -1,11 +1,11 @@
 """The actual output sizes of a pool with ``ceil_mode``.
 
-Below opset 22, ONNX's shape inference and ONNX Runtime's count a last window that starts in the
-padding. Running such a pool does not count it (https://github.com/onnx/onnx/pull/5741).
+Below opset 22, the shape inference of ONNX and of ONNX Runtime counts a last window that starts in
+the padding. A run does not compute that window (https://github.com/onnx/onnx/pull/5741).
 
 A pool that rounds down, with more padding at the end, has the same windows, and every tool infers
-its sizes correctly. `pipeline.passes.pad_ceil_pools` rewrites the model in this way, and
-`with_true_pools` a copy of it.
+its sizes correctly. `pipeline.passes.pad_ceil_pools` rewrites the model in this way.
+`with_true_pools` rewrites a copy.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Axis:
         return -(-rest // self.stride) + 1
 
     def windows(self, size: int) -> int:
-        """The number of windows without one that starts in the padding at the end."""
+        """The number of windows, except a window that starts in the padding at the end."""
         count = self.ceil(size)
         return count - 1 if (count - 1) * self.stride >= size + self.begin else count
 
     @property
     def end_to_round_down(self) -> int:
-        """The padding at the end with which a pool that rounds down has `windows`."""
+        """The padding at the end that gives a pool that rounds down the same `windows`."""
         return min(self.end + self.stride, self.kernel) - 1
 
 
@@ -87,9 +87,9 @@ def may_round_otherwise(axes: Sequence[Axis], sizes: Sequence[Any] | None) -> bo
 def with_true_pools(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model, or a copy whose ceil-mode pools round down, for correct shape inference.
 
-    The copy is for shape inference only: averages that count their padding keep their sizes, but
-    not their values. A pool stays the same if the pass would refuse it: if its padding is as large
-    as the window, or its stated output size is wrong.
+    The copy is for shape inference only: averages that count their padding get other values. A
+    pool stays the same if the pass would refuse it. This is so if its padding is as large as the
+    window, or its stated output size is wrong.
     """
     if not any(a.name == "ceil_mode" and a.i for n in nodes_of(model.graph) for a in n.attribute):
         return model

@@ -1,7 +1,7 @@
 """The external data of an ONNX file: checking and copying it.
 
-A file can name any path of the machine as its external data. Nothing is read before each location
-is checked: it must be a file inside of the model's folder, with links followed.
+A file can name any path of the machine as its external data. So every location is checked before
+anything is read. It must be a file inside of the model's folder, after links are followed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load_model(path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
         model = onnx.load(path, load_external_data=False)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file") from error
-    except Exception as error:  # protobuf's own error, or the system's
+    except Exception as error:  # an error of protobuf or of the system
         raise InputError(f"{path}: not an ONNX model: {error}") from error
     if not model.opset_import or not model.HasField("graph"):
         raise InputError(f"{path}: not an ONNX model")
@@ -53,7 +53,9 @@ def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:
     for function in model.functions:
         for tensor in tensors_in(onnx.GraphProto(node=function.node)):
             if external_data_helper.uses_external_data(tensor):
-                raise InputError(f"{path}: function {function.name} has external data: inline it")
+                raise InputError(
+                    f"{path}: function {function.name} has external data. Inline the function"
+                )
     for tensor in tensors_in(model.graph):
         if not external_data_helper.uses_external_data(tensor):
             continue
@@ -64,7 +66,8 @@ def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:
             offset, length = int(info.offset or 0), int(info.length or 0)
         except ValueError as error:
             raise InputError(
-                f"{path}: the place of {tensor.name}'s external data is damaged: {error}"
+                f"{path}: the entry for the external data of {tensor.name} is damaged: {error}. "
+                "Save the model again"
             ) from error
         location = str(info.location or "")
         if location not in found:
@@ -73,12 +76,12 @@ def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:
         if length and length != need:
             raise InputError(
                 f"{path}: tensor {tensor.name} needs {need} bytes, but the model states {length} "
-                f"bytes for it in external data {location}"
+                f"bytes in external data {location}. Save the model again"
             )
         if offset < 0 or offset + need > size:
             raise InputError(
                 f"{path}: its external data {location} is cut short: {tensor.name} is in bytes "
-                f"{offset} to {offset + need}, and the file has {size}"
+                f"{offset} to {offset + need}, but the file has {size}. Copy the file again"
             )
     return found
 
@@ -86,11 +89,13 @@ def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:
 def _inside(path: Path, location: str, tensor: str) -> Path:
     """The file of a location, if it is inside of the model's folder."""
     if not location:
-        raise InputError(f"{path}: tensor {tensor} has external data without a file name")
+        raise InputError(
+            f"{path}: tensor {tensor} has external data without a file name. Save it again"
+        )
     windows = PureWindowsPath(location)
     if Path(location).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
         raise InputError(
-            f"{path}: external data {location!r} is outside of the model's folder: refused; put "
+            f"{path}: external data {location!r} is outside of the model's folder: refused. Put "
             "the file beside the model, and save the model with that name"
         )
     folder = path.parent.resolve()
@@ -99,15 +104,15 @@ def _inside(path: Path, location: str, tensor: str) -> Path:
     if not real.is_relative_to(folder):
         raise InputError(
             f"{path}: external data {location!r} is a symbolic link that leads out of the model's "
-            f"folder, to {real}: refused; if you trust it, copy model and data into one folder "
+            f"folder, to {real}: refused. If you trust it, copy model and data into one folder "
             "(cp -L)"
         )
     if not real.exists():
         raise InputError(
-            f"{path}: its external data {location} is missing: put it beside the model"
+            f"{path}: its external data {location} is missing. Put it beside the model"
         )
     if not real.is_file():
-        raise InputError(f"{path}: its external data {location} is not a file")
+        raise InputError(f"{path}: its external data {location} is not a file. Put the file there")
     return real
 
 
@@ -118,7 +123,7 @@ def _bytes(tensor: TensorProto) -> int:
         bits = _BITS.get(TensorProto.DataType.Name(tensor.data_type))
         width: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except (KeyError, ValueError):
-        raise InputError(f"tensor {tensor.name} is of an unknown type {tensor.data_type}") from None
+        raise InputError(f"tensor {tensor.name} has an unknown type: {tensor.data_type}") from None
     return -(-count * bits // 8) if bits else count * width
 
 
@@ -128,7 +133,7 @@ def gather(source: Path, model: onnx.ModelProto, outside: Mapping[str, Path], pa
     target = path.with_name(location)
     if target.resolve() in outside.values():
         raise InputError(
-            f"{source}: the copy would overwrite its external data {target}: choose another path"
+            f"{source}: the copy would overwrite its external data {target}. Choose another path"
         )
     target.unlink(missing_ok=True)
     if not outside:
@@ -155,7 +160,7 @@ def _copy(source: Path, offset: int, length: int, out: BinaryIO) -> None:
         while left:
             chunk = data.read(min(left, _CHUNK))
             if not chunk:
-                raise InputError(f"{source}: it became shorter while it was copied")
+                raise InputError(f"{source}: became shorter during the copy. Run it again")
             out.write(chunk)
             left -= len(chunk)
 

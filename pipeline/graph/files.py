@@ -1,4 +1,4 @@
-"""ONNX files of any size: checking, copying and saving with weights outside."""
+"""ONNX files of any size: checking, copying, and saving with external data."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import onnx
 
 from pipeline.errors import InputError, RewriteError
 
-# protobuf ends at 2 GiB; the rest is room for the graph itself
+# protobuf's limit is 2 GiB; this leaves room for the graph
 EXTERNAL_ABOVE = 3 << 29
-_HEAVY = 1 << 16  # bytes; no smaller tensor is worth leaving out, no larger one is a shape
+_HEAVY = 1 << 16  # bytes; smaller tensors cost little, and larger ones are never shapes
 _OUTSIDE_FROM = 1024
 
 
 def copy_model(source: Path, destination: Path, external: tuple[str, ...]) -> None:
-    """Copies a model's file and its external data, byte by byte, the latter by its own name."""
+    """Copies a model's file, and the files of its external data under the same names."""
     shutil.copyfile(source, destination)
     if source.parent.resolve() == destination.parent.resolve():
         return
@@ -28,17 +28,18 @@ def copy_model(source: Path, destination: Path, external: tuple[str, ...]) -> No
 
 
 def save_model(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
-    """Writes a model, with its weights in ``<name>.data`` if `external` or if they are many.
+    """Writes a model.
 
-    The weights of `model` are not in memory afterwards if they went outside.
+    If `external` is true, or the weights are above `EXTERNAL_ABOVE`, they are written to
+    ``<name>.data``. The weights of `model` are then no longer in memory.
 
     Raises:
-        RewriteError: it is not a valid model.
+        RewriteError: The model is not valid.
     """
     try:
         check(model)
     except onnx.checker.ValidationError as error:
-        raise RewriteError(f"{path}: not valid", detail=str(error)) from error
+        raise RewriteError(f"{path}: onnx.checker refuses the model", detail=str(error)) from error
     if external or weight_bytes(model) > EXTERNAL_ABOVE:
         location = f"{path.name}.data"
         (path.parent / location).unlink(missing_ok=True)  # onnx would append to it
@@ -57,8 +58,8 @@ def save_model(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
 def write_model(model: onnx.ModelProto, path: Path) -> None:
     """Writes a model as one file, tensor by tensor.
 
-    SerializeToString needs twice the model's size on top of the model; this needs twice the
-    largest tensor's. Source: https://protobuf.dev/programming-guides/encoding
+    SerializeToString needs twice the size of the model in memory. This function needs twice the
+    size of the largest tensor. Source: https://protobuf.dev/programming-guides/encoding
     """
     light, heavy = _split(model, is_heavy)
     graph = onnx.GraphProto()
@@ -78,7 +79,7 @@ def write_model(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _head(number: int, size: int) -> bytes:
-    """Tag and length of an embedded message, as varints."""
+    """The tag and the length of an embedded message, as varints."""
     data = bytearray()
     for value in (number << 3 | 2, size):
         rest = value
@@ -94,22 +95,22 @@ def weight_bytes(model: onnx.ModelProto) -> int:
 
 
 def check(model: onnx.ModelProto) -> None:
-    """onnx.checker on a model of any size (see `lightened`).
+    """Runs onnx.checker on a model of any size (see `lightened`).
 
     Raises:
-        onnx.checker.ValidationError: the model is not valid.
+        onnx.checker.ValidationError: The model is not valid.
     """
     onnx.checker.check_model(lightened(model))
 
 
 def infer_shapes(model: onnx.ModelProto) -> None:
-    """Adds the dtypes and shapes that ONNX's own shape inference finds to the model's value_info.
+    """Adds dtypes and shapes from ONNX's shape inference to the model's value_info.
 
-    Values in the bodies of If, Loop and Scan too. What stands there already is kept.
+    The bodies of If, Loop and Scan get them too. Existing entries are kept.
     """
     try:
         inferred = onnx.shape_inference.infer_shapes(lightened(model), data_prop=True)
-    except Exception:  # its own errors, and protobuf's: then nothing more is known than before
+    except Exception:  # errors of onnx or protobuf; the model stays the same
         return
     _take_values(model.graph, inferred.graph)
 
@@ -130,7 +131,7 @@ def _take_values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> None:
 
 
 def is_heavy(tensor: onnx.TensorProto) -> bool:
-    """True for weights of 64 KiB or more in the model itself."""
+    """True for weights of 64 KiB or more in the model's file."""
     return len(tensor.raw_data) >= _HEAVY
 
 
@@ -142,14 +143,14 @@ def is_outside(tensor: onnx.TensorProto) -> bool:
 def lightened(
     model: onnx.ModelProto, heavy: Callable[[onnx.TensorProto], bool] = is_heavy
 ) -> onnx.ModelProto:
-    """A copy without some of its weights, which stand as graph inputs of the same type instead.
+    """A copy in which graph inputs of the same type replace the heavy weights.
 
-    For what has to serialise a model, which protobuf can't above 2 GiB and which costs memory, and
-    for shape inference, which needs the values of small weights only.
+    Use the copy where a model is serialised: protobuf can't do this above 2 GiB, and it costs
+    memory. Shape inference also works with the copy, because it needs only small weights.
 
     Args:
-        model: any model; its heavy weights are not copied.
-        heavy: which weights to leave out.
+        model: The model. Its heavy weights are not copied.
+        heavy: True for each weight to leave out.
     """
     light, left_out = _split(model, heavy)
     have = {value.name for value in light.graph.input}
@@ -164,7 +165,7 @@ def lightened(
 def _split(
     model: onnx.ModelProto, heavy: Callable[[onnx.TensorProto], bool]
 ) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
-    """A copy of the model without its heavy weights, and these, which are not copied."""
+    """A copy of the model without its heavy weights, and the original heavy weights."""
     light, left_out = onnx.ModelProto(), []
     for field, value in model.ListFields():
         if field.name != "graph":
@@ -181,7 +182,7 @@ def _split(
 
 
 def with_weights(light: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
-    """`light`, changed since `lightened` made it of `model`, with the large weights put back."""
+    """Puts the heavy weights of `model` back into `light`, which `lightened` made from it."""
     heavy = [t for t in model.graph.initializer if is_heavy(t)]
     names = {t.name for t in heavy} - {value.name for value in model.graph.input}
     for place in reversed(range(len(light.graph.input))):
@@ -225,27 +226,27 @@ def tensors_in(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from tensors_in(inner)
 
 
-OLDEST_OPSET = 11  # older ones spell much differently, and no pass was tried on them
+OLDEST_OPSET = 11  # older opsets write many ops in another way; no pass was tested on them
 
 
 def check_source(model: onnx.ModelProto, source: Path) -> int:
     """The model's opset.
 
     Raises:
-        InputError: the checker refuses the model (the node is named), or no pass was tried on
-            its opset.
+        InputError: The checker refuses the model (the message names the node), or the opset is
+            not supported.
     """
     opset, newest = opset_of(model), onnx.defs.onnx_opset_version()
     if not OLDEST_OPSET <= opset <= newest:
-        what = f"write it at {OLDEST_OPSET} to {newest}; 18 is best"
+        what = f"Export with an opset from {OLDEST_OPSET} to {newest} (18 is best)"
         if 0 < opset < OLDEST_OPSET:
-            what = f"onnx.version_converter.convert_version(model, 17) brings it up, or {what}"
+            what += ", or use onnx.version_converter.convert_version(model, 17)"
         elif opset > newest:
-            what = f"this onnx {onnx.__version__} knows up to {newest}: a newer one, or {what}"
-        raise InputError(f"{source}: its opset {opset} is out of range: {what}")
+            what += f", or install a newer onnx than {onnx.__version__}"
+        raise InputError(f"{source}: opset {opset} is not supported. {what}")
     if model.graph.sparse_initializer:
         name = model.graph.sparse_initializer[0].values.name
-        raise InputError(f"{source}: {name} is a sparse initializer: write it as a dense one")
+        raise InputError(f"{source}: {name} is a sparse initializer. Make it dense")
     try:
         check(model)
     except onnx.checker.ValidationError as error:
@@ -259,19 +260,19 @@ def check_source(model: onnx.ModelProto, source: Path) -> int:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """The version of the standard ONNX domain that the model is written in; 0 without one."""
+    """The opset version of the standard ONNX domain; 0 if the model does not state one."""
     return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
 
 
 def check_model(path: Path) -> None:
-    """onnx's checker on a file.
+    """Runs onnx's checker on a file.
 
     Raises:
-        InputError: it is not valid; the node is named where the checker names it.
+        InputError: The file is not valid. The message names the node if the checker names one.
     """
     try:
         onnx.checker.check_model(str(path))
-    except Exception as error:  # the checker's, or protobuf's own
+    except Exception as error:  # an error of the checker or of protobuf
         text = str(error)
         node = re.search(r"[Nn]ame: (?P<name>.*?) ?OpType: (?P<op>\w+)", text)
         who = f"{node['op']} node {node['name'] or 'without a name'}: " if node else ""

@@ -45,7 +45,7 @@ class Estimate:
 
 
 class Estimator:
-    """Estimates one ONNX model at many shapes. It reads the file once, without its weights.
+    """Estimates one ONNX model at many shapes. The file is read once. Only small weights are kept.
 
     Args:
         path: The ONNX file.
@@ -70,7 +70,7 @@ class Estimator:
 
     @property
     def graph(self) -> onnx.GraphProto:
-        """The graph of the estimate: functions are inlined, and weights are inputs."""
+        """The graph of the estimate: functions are inlined, and large weights are inputs."""
         return self._graph
 
     @property
@@ -154,7 +154,7 @@ def _declared(graph: onnx.GraphProto, symbols: Mapping[str, int]) -> Sizes:
 
 
 def _read_small(model: onnx.ModelProto, folder: Path) -> None:
-    """Reads the weights that are in external data files, in place: they may be shapes."""
+    """Reads the small weights from external data files, in place: they may be shapes."""
     for tensor in model.graph.initializer:
         if is_outside(tensor):
             with contextlib.suppress(OSError, ValueError, onnx.checker.ValidationError):

@@ -1,4 +1,4 @@
-"""Fixes the names and inputs of a model for the passes, without a change of its results."""
+"""Fixes the names and inputs of a model for the passes. The model's results stay the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def fix_defaults(model: onnx.ModelProto) -> tuple[str, ...]:
     """Removes inputs that have an initializer of the same name, as TensorRT does.
 
     Returns:
-        A warning if these are defaults that a caller may replace: from IR version 4 on. Before it,
+        A warning if a caller may replace these defaults: from IR version 4 on. Before version 4,
         every initializer was also listed as an input.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
@@ -25,8 +25,8 @@ def fix_defaults(model: onnx.ModelProto) -> tuple[str, ...]:
     if not names or old < 4:
         return ()
     return (
-        f"{', '.join(names)}: inputs with a default in the file. TensorRT treats the default as a "
-        "constant, and so does the rewrite: they are no longer inputs",
+        f"{', '.join(names)}: the file has a default for each of these inputs. TensorRT treats a "
+        "default as a constant, so the rewrite removed these inputs",
     )
 
 
@@ -82,7 +82,7 @@ def name_nodes(graph: onnx.GraphProto) -> None:
 
 
 def values_of(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    """Every value of a graph and its subgraphs that carries a type."""
+    """Every value of a graph and its subgraphs that has a type."""
     yield from graph.input
     yield from graph.output
     yield from graph.value_info

@@ -27,7 +27,9 @@ def source_of(node: onnx.NodeProto) -> str:
         names = re.findall(r"'([^']*)'", scopes)
         parts.append(f"module {names[-2] or '(top)'}" if len(names) > 1 else "")
     frames = _frames(node)
-    frames = [f for f in frames if "/torch/nn/" not in f[0]] or frames  # who called the layer
+    frames = [
+        f for f in frames if "/torch/nn/" not in f[0]
+    ] or frames  # the code that called the layer
     if frames:
         parts.append(f"at {frames[-1][0]}:{frames[-1][1]}")
     return " ".join(part for part in parts if part)
@@ -45,25 +47,25 @@ def line_of(node: onnx.NodeProto) -> tuple[str, int]:
 
 
 def metadata_of(node: onnx.NodeProto) -> dict[str, str]:
-    """What the exporter noted on a node, by its keys."""
+    """The exporter's metadata of a node, by key."""
     return {p.key: p.value for p in node.metadata_props}
 
 
 def _frames(node: onnx.NodeProto) -> list[tuple[str, int]]:
-    """The stack trace of a node, as (file, line) of each frame, the innermost last."""
+    """The stack trace of a node: (file, line) of each frame, the innermost last."""
     found = _FRAME.findall(metadata_of(node).get("pkg.torch.onnx.stack_trace", ""))
     return [(file, int(line)) for file, line in found]
 
 
 # the origin of ops in well-known domains, and what to do
 DOMAINS: dict[str, str] = {
-    "com.microsoft": "ONNX Runtime's optimiser fused it: export without that optimiser",
-    "com.microsoft.nchwc": "ONNX Runtime's optimiser fused it: export without that optimiser",
-    "ai.onnx.contrib": "it is ONNX Runtime Extensions': leave pre- and post-processing out of the "
+    "com.microsoft": "ONNX Runtime's optimiser made this op; export without the optimiser",
+    "com.microsoft.nchwc": "ONNX Runtime's optimiser made this op; export without the optimiser",
+    "ai.onnx.contrib": "this op belongs to ONNX Runtime Extensions; leave pre- and "
+    "post-processing out of the graph",
+    "ai.onnx.ml": "TensorRT does not support classical machine learning; leave this op out of the "
     "graph",
-    "ai.onnx.ml": "it is classical machine learning, which TensorRT does not do: leave it out of "
-    "the graph",
-    "mmdeploy": "it is in MMDeploy's library: --plugin libmmdeploy_tensorrt_ops.so",
-    "org.pytorch.aten": "the exporter had no ONNX for this torch op and left a fallback: export "
-    "with torch.onnx.export(dynamo=True), or write its translation",
+    "mmdeploy": "MMDeploy's library has the plugin; pass --plugin libmmdeploy_tensorrt_ops.so",
+    "org.pytorch.aten": "the exporter has no ONNX translation of this torch op; export with "
+    "torch.onnx.export(dynamo=True), or write the translation",
 }

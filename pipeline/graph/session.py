@@ -1,6 +1,7 @@
-"""ONNX Runtime: every session is opened here, and the models that only have to be run are run here.
+"""Opens models in ONNX Runtime, and runs them.
 
-`open_session` states the options once. They keep ONNX Runtime from hiding what a pass did.
+`open_session` holds the options for all sessions. ONNX Runtime's optimisations are off, because
+they could hide a wrong rewrite.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ def open_session(
     """Opens a model in ONNX Runtime on the CPU.
 
     Args:
-        model: the ONNX file, its external data beside it, or the model's bytes.
-        weights: the folder of the external data, for a model that is given as bytes.
-        one_thread: True for graphs so small that starting threads costs more than they save.
-        by_priority: True to run a node as soon as its inputs are there; then a value can be freed
-            right after its last use, even in a graph with thousands of further outputs.
+        model: The ONNX file, with its external data beside it, or the model's bytes.
+        weights: The folder of the external data, if `model` is bytes.
+        one_thread: True for small graphs, where starting threads costs more than it saves.
+        by_priority: True to run each node as soon as its inputs are ready. A value is then freed
+            after its last use, even in a graph with thousands of other outputs.
 
     Raises:
-        Exception: ONNX Runtime's own errors, which have no common base, if it refuses the model.
+        Exception: ONNX Runtime refuses the model. Its errors have no common base.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     # a fusion or a folded constant could hide a wrong rewrite, or compute it away
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_cpu_mem_arena = False  # memory goes back after each run
-    options.log_severity_level = _FATAL  # an error is raised too, and its message is enough
+    options.enable_cpu_mem_arena = False  # frees the memory after each run
+    options.log_severity_level = _FATAL  # the raised exception has the same text
     if one_thread:
         options.intra_op_num_threads = 1
     if by_priority:
@@ -62,9 +63,9 @@ class OnnxRunner:
     """Runs an ONNX file in ONNX Runtime; see `pipeline.spec.runner.Runner`.
 
     Args:
-        model: the file, its external data beside it.
-        name: what messages call its run.
-        precision: the precision that the file computes in.
+        model: The file, with its external data beside it.
+        name: The name of the run in messages.
+        precision: The precision that the file computes in.
     """
 
     model: Path
@@ -72,12 +73,12 @@ class OnnxRunner:
     precision: Precision = "fp32"
 
     def run(self, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
-        """The outputs by name, feed by feed; one session serves all feeds, and is freed after."""
+        """The outputs by name, feed by feed. One session runs all feeds and is then freed."""
         return run_onnx(self.model, feeds)
 
 
 def run_onnx(model: Path, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
-    """The ONNX model's outputs by name in ONNX Runtime on the CPU, unoptimised."""
+    """Runs a model in ONNX Runtime on the CPU without optimisations: the outputs by name."""
     from polygraphy.backend.onnxrt import OnnxrtRunner
 
     with OnnxrtRunner(open_session(model), name=model.stem) as runner:
@@ -86,7 +87,7 @@ def run_onnx(model: Path, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarra
 
 
 def run_reference(model: bytes, feeds: Iterable[Feed]) -> list[dict[str, np.ndarray]]:
-    """The outputs by name of a small model in memory, feed by feed."""
+    """Runs a small model in memory: the outputs by name, feed by feed."""
     session = open_session(model, one_thread=True)
     names = [o.name for o in session.get_outputs()]
     return [dict(zip(names, session.run(None, dict(feed)), strict=True)) for feed in feeds]

@@ -1,10 +1,11 @@
-"""Calling a function in a child process, so that a crash of a library ends nothing else.
+"""Calls functions in a child process, so that a crash of a library does not end the parent.
 
 TensorRT can abort or segfault on some graphs (an Attention of opset 23, a plugin node without its
 library). The caller then gets a `ChildDied` with the signal's name and the end of stderr.
-A child serves several calls, one after the other, and is killed with its parent. The function,
-its arguments, its result and its exception are pickled: the child imports the function's module
-and what the arguments need, nothing else.
+
+A child handles several calls, one after the other. It is killed if its parent ends. The function,
+its arguments, its result and its exception are pickled. So the child imports only the function's
+module and the modules of its arguments.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ChildDied(PipelineError):
 
     Args:
         how: ``Segmentation fault (SIGSEGV)``, ``exit code 3``.
-        words: the end of what it wrote to stderr.
+        words: The end of its output on stderr.
     """
 
     def __init__(self, how: str, words: str) -> None:
@@ -56,15 +57,15 @@ class ChildDied(PipelineError):
 
 
 class ChildLate(ChildDied):
-    """The child process was ended because a call took longer than the time limit."""
+    """The child process was killed because a call took longer than the time limit."""
 
 
 class ChildFailed(Exception):
-    """An exception in the child that is no `PipelineError`.
+    """An exception in the child that is not a `PipelineError`.
 
     Args:
-        text: its type's name and its text.
-        trace: its traceback in the child.
+        text: The exception's type and text.
+        trace: The traceback in the child.
     """
 
     def __init__(self, text: str, trace: str = "") -> None:
@@ -76,12 +77,12 @@ class Child:
     """A child process that calls functions; a context manager.
 
     Args:
-        env: variables to set in the child beside the parent's own.
-        announce: called here for each text that a call announces. Pass the same object as an
-            argument of `call`: the child gets a function in its place that sends the text.
-        time_limit: seconds that one call may take.
-        grace: seconds that an interrupted or late call gets to clean up, after SIGTERM raises a
-            `KeyboardInterrupt` in it and before SIGKILL. With 0 it is killed at once.
+        env: Variables to set in the child, in addition to the parent's.
+        announce: Called in the parent for each text that a call announces. Pass the same object as
+            an argument of `call`: the child gets a function that sends the text.
+        time_limit: The time limit of one call, in seconds.
+        grace: The seconds from SIGTERM to SIGKILL for an interrupted or late call. SIGTERM raises
+            `KeyboardInterrupt` in the call, so that it can clean up. With 0 it is killed at once.
     """
 
     def __init__(
@@ -112,17 +113,17 @@ class Child:
         self.close()
 
     def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls a function in the child, which is started if none is there.
+        """Calls a function in the child. Starts a child if there is none.
 
         Args:
-            function: a function of a module that the child can import.
-            args, kwargs: its arguments.
+            function: A function of a module that the child can import.
+            args, kwargs: The function's arguments.
 
         Raises:
-            ChildLate: the call took longer than the time limit.
-            ChildDied: the process ended without an answer; the next call starts a new one.
-            PipelineError, OSError, MemoryError: as the function raised it.
-            ChildFailed: the function raised anything else.
+            ChildLate: The call took longer than the time limit.
+            ChildDied: The child ended without an answer. The next call starts a new child.
+            PipelineError, OSError, MemoryError: The function raised this error.
+            ChildFailed: The function raised another exception.
         """
         process = self._process or self._start()
         assert process.stdin is not None
@@ -135,7 +136,7 @@ class Child:
             state, result = self._answer()
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             raise self._died() from None
-        except BaseException:  # interrupted: the child must not go on alone
+        except BaseException:  # an interrupt: the child must not continue
             self._end(process)
             self.close()
             raise
@@ -161,7 +162,7 @@ class Child:
         self._process = self._errors = self._answers = None
 
     def _answer(self) -> tuple[str, Any]:
-        """The end of a call; what the child announces until then is passed on."""
+        """The answer of a call. Passes on each text that the child announces before."""
         assert self._answers is not None
         while True:
             state, result, peak = pickle.load(self._answers)
@@ -221,7 +222,7 @@ class Child:
 
 
 class _Asking(pickle.Pickler):
-    """Pickles a call. `announce` stays here: the child gets a function that sends the text."""
+    """Pickles a call. In place of `announce`, the child gets a function that sends the text."""
 
     def __init__(self, file: IO[bytes], announce: Announce | None) -> None:
         super().__init__(file)
@@ -246,7 +247,7 @@ class _Asked(pickle.Unpickler):
 def main() -> None:
     """The child's side: answers calls from stdin until it is closed."""
     answers = os.fdopen(int(sys.argv[2]), "wb")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole process group
     signal.signal(signal.SIGTERM, _interrupt)
     with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -264,12 +265,16 @@ def main() -> None:
         result: object
         try:
             state, result = "done", function(*args, **kwargs)
-        except (PipelineError, OSError, MemoryError) as error:  # a full disk: the caller's matter
+        except (
+            PipelineError,
+            OSError,
+            MemoryError,
+        ) as error:  # such as a full disk: the caller handles it
             state, result = "failed", error
-        except Exception as error:  # whatever a library raises; the parent reports it
+        except Exception as error:  # any error of a library; the parent reports it
             state, result = "failed", (f"{type(error).__name__}: {error}", traceback.format_exc())
         answer(state, result)
-        del function, args, kwargs, result  # not kept until the next call
+        del function, args, kwargs, result  # frees the memory before the next call
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -277,5 +282,5 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _peak() -> int:
-    """Bytes. Not getrusage's ru_maxrss: a child's begins with its parent's (getrusage(2))."""
+    """The peak memory in bytes. A child's ru_maxrss begins with its parent's (getrusage(2))."""
     return peak_memory() or 0

@@ -25,10 +25,10 @@ class Applied:
     """A spec after rules were applied to it.
 
     Args:
-        spec: the narrowed spec.
-        rules: the rules that were applied.
-        left: the rules that could not be applied.
-        merged: for each dim that was merged into another dim, that dim's name.
+        spec: The narrowed spec.
+        rules: The rules that were applied.
+        left: The rules that could not be applied.
+        merged: For each dim that was merged into another dim, that dim's name.
     """
 
     spec: ModelSpec
@@ -38,14 +38,14 @@ class Applied:
 
 
 def apply(spec: ModelSpec, rules: Sequence[Rule], *, bands: bool = False) -> Applied:
-    """Narrows a spec by rules: smaller dims, one dim for two equal ones, and rules on sizes.
+    """Narrows a spec by rules: smaller dims, one dim for two equal dims, and rules on sizes.
 
     Args:
-        spec: the spec.
-        rules: the rules, in terms of the spec's dims (see `for_user`).
-        bands: True to keep all sizes of a rule such as ``h % 28 < 4``, by a range and a rule on
-            sizes. Otherwise such a dim keeps sizes in equal steps, and an output's formula can be
-            fitted to them.
+        spec: The spec.
+        rules: The rules, in terms of the spec's dims (see `for_user`).
+        bands: True to keep all sizes of a rule such as ``h % 28 < 4``, with a range and a rule on
+            sizes. Otherwise such a dim keeps sizes in equal steps, so that an output's formula can
+            be fitted.
     """
     ready = [_whole_band(rule, spec) if bands else _stepped(rule) for rule in rules]
     spec = refine(spec, ready)
@@ -73,7 +73,7 @@ def apply(spec: ModelSpec, rules: Sequence[Rule], *, bands: bool = False) -> App
 
 
 def may_apply(spec: ModelSpec, rule: Rule) -> bool:
-    """True if the spec allows the pipeline to apply a rule that a Dim or a size rule expresses."""
+    """True if a Dim or a size rule expresses the rule, and the spec allows narrowing its dims."""
     if rule.refined is None and not rule.size_rule:
         return False
     names = SizeRule(rule.size_rule).names if rule.size_rule else {rule.dim}
@@ -81,7 +81,7 @@ def may_apply(spec: ModelSpec, rule: Rule) -> bool:
 
 
 def for_user(rule: Rule, spec: ModelSpec) -> Rule:
-    """Completes a rule on a padded dim with the effect on the dim that the user declares."""
+    """Completes a rule on a padded dim with its effect on the declared dim."""
     for name, multiple in (spec.padding.multiples if spec.padding else {}).items():
         if rule.dim != padded_name(name):
             continue
@@ -132,9 +132,9 @@ def with_dims(
     """Replaces dims of a spec by other dims of the same names.
 
     Args:
-        spec: the spec.
-        dims: the new dims by name.
-        padding: the new padding; None keeps the spec's own.
+        spec: The spec.
+        dims: The new dims by name.
+        padding: The new padding; None keeps the spec's padding.
     """
 
     def new_size(size: Size) -> Size:
@@ -159,12 +159,12 @@ def merge(spec: ModelSpec, stays: str, goes: str) -> ModelSpec | None:
     """Merges two dims of a spec that must be equal.
 
     Args:
-        spec: the spec.
-        stays: the name of the merged dim.
-        goes: the name of the dim that disappears.
+        spec: The spec.
+        stays: The name of the merged dim.
+        goes: The name of the dim that disappears.
 
     Returns:
-        The spec; the merged dim has the sizes that both dims have. None if they share no size.
+        The spec. The merged dim has the sizes that both dims have. None if they share no size.
     """
     a, b = spec.dims[stays], spec.dims[goes]
     step = math.lcm(a.multiple_of, b.multiple_of)
@@ -224,8 +224,8 @@ def _merge_ranges(profile: Profile, stays: str, goes: str) -> Profile:
         low, high = max(low, a), min(high, b)
         if low > high:
             raise InputError(
-                f"profile {profile.name}: {stays} and {goes} must be equal, and their ranges have "
-                "no size in common"
+                f"profile {profile.name}: {stays} and {goes} must be equal, but their ranges have "
+                "no size in common. Change one of the ranges"
             )
         opt = min(max(middle, low), high)
     return replace(profile, ranges={**ranges, stays: (low, opt, high)})
@@ -236,29 +236,32 @@ def fit_to_module(
 ) -> tuple[ModelSpec, list[Rule]]:
     """Narrows the dims of a spec to the sizes at which its module runs.
 
-    Does nothing if no dim may be narrowed (`Dim.auto`): then torch.export and the comparison check
+    Does nothing if no dim may be narrowed (`Dim.auto`). torch.export and the comparison then check
     the declared sizes.
 
     Args:
-        spec: the spec.
-        module: the module that the spec builds; called with its inputs one by one.
-        seed: the seed of the inputs' values.
-        seconds: the approximate time limit.
+        spec: The spec.
+        module: The module that the spec builds, called with one tensor for each input.
+        seed: The seed of the inputs' values.
+        seconds: The approximate time limit.
 
     Returns:
         The narrowed spec, and the rules that narrowed it.
 
     Raises:
-        ConstraintError: the model needs a rule on a dim that may not be narrowed, or one that
-            neither a dim nor a rule on sizes can express.
-        ExportError: the model runs at none of the sizes that were tried.
+        ConstraintError: The model needs a rule on a dim that may not be narrowed. Or neither a dim
+            nor a rule on sizes can express the rule.
+        ExportError: The model runs at none of the sizes that were tried.
     """
     if not any(spec.auto(name) for name in spec.dims):
         return spec, []
     found = probe(inner_inputs(spec), module, seed, spec.rules, seconds)
     rules = [for_user(rule, spec) for rule in found.rules]
     if found.base is None:
-        why = "; ".join(rule.text() for rule in rules) or "it ran at none of the sizes tried"
+        why = (
+            "; ".join(rule.text() for rule in rules)
+            or "the model ran at none of the sizes that were tried"
+        )
         raise ExportError(f"model {spec.name}: {why} ({found.words})")
     if not all(may_apply(spec, rule) for rule in rules):
         raise constraint_error(spec, rules, found)
@@ -297,9 +300,9 @@ def _whole_band(rule: Rule, spec: ModelSpec) -> Rule:
 def explain_by_running(
     spec: ModelSpec, module: torch.nn.Module, seed: int
 ) -> ConstraintError | None:
-    """The error for the rules that a model needs, found by running it at many sizes.
+    """The error for the rules that a model needs. Runs the model at many sizes to find them.
 
-    Returns None if the model runs at all of them, or at none.
+    Returns None if the model runs at all of these sizes, or at none.
     """
     found = probe(inner_inputs(spec), module, seed, spec.rules)
     rules = [for_user(rule, spec) for rule in found.rules]
@@ -311,12 +314,12 @@ def explain_by_running(
 def constraint_error(
     spec: ModelSpec, rules: Sequence[Rule], found: Probed | None = None
 ) -> ConstraintError:
-    """Makes an error of the rules that says what to declare.
+    """Makes an error from rules. It states what to declare.
 
     Args:
-        spec: the spec.
-        rules: the rules, at least one.
-        found: the probe that found the rules, if one did.
+        spec: The spec.
+        rules: The rules, at least one.
+        found: The result of the probe, if a probe found the rules.
     """
     allow = "; or set refine_dims=True (or auto=True on the Dim) to let the pipeline narrow it"
     if any(spec.auto(rule.dim) or rule.refined is None for rule in rules):

@@ -22,7 +22,7 @@ from pipeline.spec.tensors import Feed, Input
 if TYPE_CHECKING:
     import torch
 
-_EAGER = 1 << 18  # most input elements of a run for output shapes; larger inputs are fake
+_EAGER = 1 << 18  # the most input elements of a run with values
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class EagerModule:
     """A module with random inputs, run without torch.export.
 
     Args:
-        inputs: the module's inputs, in order.
-        module: called with one tensor an input.
-        seed: the seed of the inputs' values.
+        inputs: The module's inputs, in order.
+        module: The module, called with one tensor for each input.
+        seed: The seed of the inputs' values.
     """
 
     inputs: tuple[Input, ...]
@@ -110,7 +110,7 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
 
 
 def call_module(module: torch.nn.Module, feed: Feed) -> Any:
-    """What a module returns for inputs that it gets in their order; it may change its copies."""
+    """Calls a module with copies of the inputs, in order, and returns its result."""
     import torch
 
     return module(*(torch.from_numpy(array.copy()) for array in feed.values()))
@@ -156,7 +156,7 @@ def model_line(stack: traceback.StackSummary, framework: str) -> str:
     own = str(Path(__file__).parents[1])
     inside = False
     found = ""
-    framework = f"{framework}{os.sep}"  # torchvision's folder begins as torch's does
+    framework = f"{framework}{os.sep}"  # torchvision's path also begins with torch's path
     for frame in stack:
         if frame.filename.startswith(framework):
             inside = True

@@ -1,9 +1,9 @@
 """Evaluates the guards of an export at every declared size.
 
-torch.export itself checks a guard only on a single dim that is passed unchanged. For a derived dim
-(``8*_h``) and for two dims at once (``h*w < 10000``), it assumes that the example holds for the
-whole range (torch 2.13). So each guard that the shape environment recorded is evaluated at the
-dims' legal sizes. A guard that can't be evaluated counts as broken everywhere.
+torch.export checks a guard only on a single dim that is passed unchanged. For a derived dim
+(``8*_h``) or two dims (``h*w < 10000``), it assumes that the example's result holds for the whole
+range (torch 2.13). So each recorded guard is evaluated at the dims' legal sizes. A guard that can't
+be evaluated counts as broken everywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 
 def _each(function: Callable[..., Any], kind: Any) -> Callable[..., Any]:
-    """Applies Python's own function to numbers and arrays: numpy's may round differently."""
+    """Applies Python's function to numbers and arrays, because numpy may round differently."""
     return np.vectorize(function, otypes=[kind])
 
 
@@ -40,7 +40,7 @@ def _piecewise(*cases: tuple[Any, Any]) -> Any:
 _UNARY = (
     "sqrt cos cosh sin sinh tan tanh asin acos atan exp log asinh log2".split()  # noqa: SIM905
 )
-# the words that torch.utils._sympy.functions and sympy print
+# the names that torch.utils._sympy.functions and sympy print
 _WORDS: dict[str, Any] = {
     "Eq": operator.eq,
     "Ne": operator.ne,
@@ -77,7 +77,7 @@ _WORDS: dict[str, Any] = {
     "Identity": lambda x: x,
     "Max": _fold(np.maximum),
     "Min": _fold(np.minimum),
-    "max": _fold(np.maximum),  # of an expression of dims
+    "max": _fold(np.maximum),  # in an expression of dims
     "min": _fold(np.minimum),
     "Where": np.where,
     "Piecewise": _piecewise,
@@ -88,11 +88,11 @@ _WORDS: dict[str, Any] = {
     **{name: _each(getattr(math, name), float) for name in _UNARY},
     **{f"OpaqueUnaryFn_{name}": _each(getattr(math, name), float) for name in _UNARY},
 }
-SYMBOL_NAME = re.compile(r"\b[a-z]+\d+\b(?!\()")  # of a symbol
+SYMBOL_NAME = re.compile(r"\b[a-z]+\d+\b(?!\()")
 
 
 class _Logic(ast.NodeTransformer):
-    """``~``, ``&`` and ``|`` as functions: sympy's logic, which Python would apply to bits."""
+    """Replaces ``~``, ``&`` and ``|`` by functions: they are logic in sympy, and bits in Python."""
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
@@ -112,8 +112,8 @@ def result_of(text: str, values: Mapping[str, Any]) -> Any:
     """The value of an expression in torch's text; None if it can't be evaluated.
 
     Args:
-        text: the expression as torch prints it.
-        values: the values of its symbols, numbers or numpy arrays of one shape.
+        text: The expression as torch prints it.
+        values: The values of its symbols, numbers or numpy arrays of one shape.
     """
     code = _compiled(text)
     if code is None:
@@ -150,7 +150,7 @@ def _compiled(guard: str) -> CodeType | None:
 def where_holds(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Where a guard holds, as a bool array; None if it can't be evaluated everywhere."""
     (length,) = {len(v) for v in values.values()}
-    # Python's own numbers if the squared product of the sizes might exceed int64
+    # uses Python's numbers if the squared product of the sizes might exceed int64
     if math.prod(int(v.max()) for v in values.values()) > 1 << 25:
         values = {n: v.astype(object) for n, v in values.items()}
     result = result_of(text, values)

@@ -1,6 +1,6 @@
-"""Fits formulas to sizes that were seen: an output's size in terms of the inputs' dims.
+"""Fits formulas to sizes of runs: an output's size in terms of the inputs' dims.
 
-The only place that fits and prints ``(a*h + b)//c``.
+Only this module fits and prints ``(a*h + b)//c``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.probe.evaluate import result_of
 from pipeline.probe.grid import size_grid
 from pipeline.spec.dims import Dim, DimExpr, evaluate
 
-Point = tuple[Mapping[str, int], int]  # the dims' sizes, and the size that was seen there
+Point = tuple[Mapping[str, int], int]  # the dims' sizes of a run, and its size of an output
 
 _LARGEST_DIVISOR = 64
 
@@ -44,11 +44,11 @@ class Quotient:
 
 
 def fit_quotient(sizes: np.ndarray, values: np.ndarray) -> Quotient | None:
-    """The quotient with the smallest divisor that gives the value at each size; None without one.
+    """The quotient with the smallest divisor that gives the value at each size, or None.
 
     Args:
-        sizes: the sizes in ascending order, int [n], at least two.
-        values: the value at each size, int [n].
+        sizes: The sizes in ascending order, int [n], at least two.
+        values: The value at each size, int [n].
     """
     if len(sizes) < 2:
         return None
@@ -69,12 +69,12 @@ def fit_line(values: Mapping[int, int]) -> Quotient | None:
 
 
 def fit_dim(name: str, sizes: np.ndarray, values: np.ndarray) -> str | None:
-    """The values as a quotient of one dim's sizes, as text; None if another dim plays a part.
+    """The values as a quotient of one dim's sizes, as text; None if the values need another dim.
 
     Args:
-        name: the dim's name.
-        sizes: the dim's sizes, int [n], in any order; a size may be repeated.
-        values: the value at each size, int [n].
+        name: The dim's name.
+        sizes: The dim's sizes, int [n], in any order; a size may be repeated.
+        values: The value at each size, int [n].
     """
     every, first = np.unique(sizes, return_index=True)
     if (values != values[first][np.searchsorted(every, sizes)]).any():
@@ -84,26 +84,32 @@ def fit_dim(name: str, sizes: np.ndarray, values: np.ndarray) -> str | None:
 
 
 def holds_at(text: int | str, points: Sequence[Point]) -> bool:
-    """True if the formula gives every size that was seen."""
+    """True if the formula gives the size of every point."""
     for sizes, value in points:
         try:
             if evaluate(text, sizes) != value:
                 return False
-        except InputError:  # a name that is no dim, or a division that is not exact
+        except InputError:  # an unknown name, or a division that is not exact
             return False
     return True
 
 
 def formula(points: Sequence[Point], base: Mapping[str, int]) -> int | str | None:
-    """The simplest formula that gives every size that was seen, or None.
+    """The simplest formula that gives the size of every point, or None.
 
-    These are tried in order: a number; a quotient of one dim ``(a*h + b)//c``; a sum of quotients;
-    a product of all dims times a fraction; a product of quotients, perhaps with a number added
-    (the class token beside the patches). A sum of such products is not tried.
+    These are tried in order:
+
+    - a number
+    - a quotient of one dim: ``(a*h + b)//c``
+    - a sum of quotients
+    - a product of all dims times a fraction
+    - a product of quotients, plus a number from -1 to 8 (a class token beside the patches)
+
+    A sum of such products is not tried.
 
     Args:
-        points: the sizes that were seen. For each dim, some differ from `base` in that dim only.
-        base: the common sizes of these points.
+        points: The points. For each dim, some points differ from `base` in that dim only.
+        base: The common sizes of these points.
     """
     values = {value for _, value in points}
     if len(values) == 1:
@@ -201,13 +207,13 @@ def doubts(
 ) -> Iterator[dict[str, int]]:
     """Small sizes at which a formula with a different rounding would give a different size.
 
-    ``h//32`` and ``(h + 1)//32`` differ at only one size in 32. So these are the sizes directly
+    ``h//32`` and ``(h + 1)//32`` differ at only one size in 32. So this yields the sizes directly
     before and after a change of the formula's value.
 
     Args:
-        text: the formula.
-        base: the sizes of all dims; one dim at a time differs from them.
-        legal: the sizes of each dim in ascending order.
+        text: The formula.
+        base: The sizes of all dims; one dim at a time differs from them.
+        legal: The sizes of each dim in ascending order.
     """
     for name, sizes in legal.items():
         line = [(size, _value(text, {**base, name: size})) for size in sizes]
@@ -216,7 +222,7 @@ def doubts(
             for n in range(1, len(line))
             if line[n][1] != line[n - 1][1] and line[n][0] - line[n - 1][0] <= 1
         ]
-        if len(steps) == len(line) - 1:  # the value changes everywhere: nothing is rounded
+        if len(steps) == len(line) - 1:  # the value changes at every size: nothing is rounded
             continue
         for n in steps[:2]:
             yield {**base, name: line[n - 1][0]}
@@ -233,13 +239,12 @@ def _value(text: int | str, sizes: Mapping[str, int]) -> int | None:
 def plain_size(size: int | str, dims: Mapping[str, Dim], rules: Sequence[str]) -> int | str:
     """Simplifies an output's size to a quotient of one dim: ``b`` for ``(b*h*w)//(h*w)``.
 
-    Both must be equal at every set of sizes in `pipeline.probe.grid.size_grid`. These are all
-    declared sets; if they are too many, all sizes of each dim with some of the others.
+    Both must be equal at every set of sizes in `pipeline.probe.grid.size_grid`.
 
     Args:
-        size: the output's size, in terms of the dims.
-        dims: the dims by name.
-        rules: the rules on sizes; sizes that break one are ignored.
+        size: The output's size, in terms of the dims.
+        dims: The dims by name.
+        rules: The rules on sizes; sizes that break one are ignored.
 
     Returns:
         The quotient (``2*h``, ``h//4``, ``(h + 1)//2``), or the size itself.

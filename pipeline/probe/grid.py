@@ -1,4 +1,4 @@
-"""Sets of sizes: all legal ones if they are few enough, otherwise a spread of them."""
+"""Sets of sizes: all legal sets if they are few enough, otherwise a sample."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def complete(dims: Sequence[Dim]) -> bool:
 def size_grid(dims: tuple[Dim, ...], rules: tuple[str, ...]) -> np.ndarray:
     """Combinations of legal sizes that keep the rules, int [combinations, dims].
 
-    They are all combinations; if these are too many, all sizes of each dim with some of the others.
-    Combinations with few elements come first.
+    These are all combinations. If there are too many, each dim has all its sizes, with some sizes
+    of the other dims. Combinations with few elements come first.
     """
     count, every = len(dims), [legal_sizes(dim, MOST_SIZES) for dim in dims]
     if count == 1 or math.prod(map(len, every)) <= _GRID:
@@ -63,8 +63,8 @@ def evidence(dims: tuple[Dim, ...], rules: tuple[str, ...]) -> str:
 def legal_sizes(dim: Dim, most: int) -> list[int]:
     """At most `most` legal sizes of a dim, in order.
 
-    If the dim has more, half of them are the smallest. The others are spread over the rest, and
-    include the largest.
+    If the dim has more, half of the result are the smallest sizes. The others are spread over the
+    rest, and include the largest size.
     """
     every = range(dim.min, dim.max + 1, dim.multiple_of)
     return [every[k] for k in spread(len(every), most)]

@@ -16,7 +16,7 @@ from pipeline.spec.rules import Refusal, Rule
 _SIDE = 6  # sizes of each of two dims that are combined
 _COMBINATIONS = 16
 _LARGEST_MODULUS = 256
-_EQUAL = 4  # fewest equal sizes that must run before a rule of equality is made
+_EQUAL = 4  # fewest equal sizes that must run for a rule that two dims are equal
 _ROUND = 6  # most products that are tried as a bound
 
 
@@ -26,11 +26,11 @@ def depends(
     """The other dims that must change so that the model runs at a size that fails at the base.
 
     Args:
-        runs: the runs of the model.
-        base: sizes of all dims at which the model runs.
-        name: the dim.
-        size: the dim's size, which fails with the other dims at the base.
-        values: other sizes to try, by dim.
+        runs: The runs of the model.
+        base: Sizes of all dims at which the model runs.
+        name: The dim.
+        size: The dim's size, which fails with the other dims at the base.
+        values: Other sizes to try, by dim.
     """
     others = [n for n in values if n != name]
     for other in others:
@@ -78,7 +78,7 @@ def combinations(
 
 
 def equal_rules(runs: Runs, base: Mapping[str, int], group: Sequence[str]) -> list[Rule]:
-    """Rules that three or more dims are equal, if other sizes than the base's run only then."""
+    """Rules that three or more dims are equal, if other sizes than the base run only as equals."""
     a, *others = group
     sizes = [n for n in _few(legal_range(runs.dims[a])) if n != base[a]]
     ran = [n for n in sizes if runs.takes({**base, **dict.fromkeys(group, n)})]
@@ -108,7 +108,7 @@ def joint_rule(
     good, bad = _points(runs, base, pair)
     text = next(_separating(a, b, good, bad), "")
     if not text and len(good) >= _EQUAL and all(x == y for x, y in good):
-        text = f"{a} == {b}"  # equal sizes that fail have another reason
+        text = f"{a} == {b}"  # equal sizes that fail do so for another reason
     failed = _refusal(runs, base, pair, bad)
     rule = Rule("relation", a, (b,), size_rule=text, failed=failed, line=failed.line)
     if text in (f"{a} == {b}", f"{b} == {a}"):
@@ -208,7 +208,7 @@ def _candidates(a: str, b: str, good: np.ndarray, bad: np.ndarray) -> Iterator[s
 
 
 def _try_products(runs: Runs, base: Mapping[str, int], pair: tuple[str, str]) -> None:
-    """Tries round products between the good and the bad ones, for a bound on the product.
+    """Tries round products between the good and the bad products, for a bound on the product.
 
     A bound is more likely 10000 than 9999.
     """

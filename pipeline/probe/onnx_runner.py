@@ -1,7 +1,7 @@
 """Runs an ONNX file at many sizes, to find the sizes at which it runs and its output sizes.
 
-ONNX Runtime runs it with its graph optimisations off. Runs that need too much memory or time are
-skipped; the others need at most a minute.
+ONNX Runtime runs the file without graph optimisations. Runs that need too much memory or time are
+skipped. All runs together need at most about a minute.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pipeline.spec.model import ModelSpec
 Sizes = Mapping[str, int]
 Shapes = tuple[tuple[int, ...], ...]
 
-_SMALL = 8  # times the elements of the first run: always affordable
-_MEMORY = 1 << 30  # bytes of one run beside the weights
+_SMALL = 8  # times the elements of the first run; such a run is always affordable
+_MEMORY = 1 << 30  # bytes of one run, without the weights
 _SLOWEST = 10.0  # seconds of one run, estimated from its elements
 _NODE = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)", re.DOTALL)
 
@@ -36,8 +36,8 @@ class Failure:
     """A run that failed.
 
     Args:
-        sizes: the sizes of the dims.
-        node: the node that failed (``Reshape 'n1'``), or ``the run``.
+        sizes: The sizes of the dims.
+        node: The node that failed (``Reshape 'n1'``), or ``the run``.
         words: ONNX Runtime's message.
     """
 
@@ -55,13 +55,13 @@ class Failure:
 
 
 class OnnxRunner:
-    """Runs one ONNX file, at each set of sizes once. It is also a `pipeline.probe.runs.Runner`.
+    """Runs one ONNX file, once at each set of sizes. It is a `pipeline.probe.runs.Runner`.
 
     Args:
-        path: the file.
-        spec: the spec of the file: its inputs and rules, and the source's name for messages.
-        seed: the seed of the inputs' values.
-        budget: seconds after which `over` is True, so that optional runs stop.
+        path: The file.
+        spec: The spec of the file, for its inputs, its rules, and the file's name in messages.
+        seed: The seed of the inputs' values.
+        budget: Seconds after which `over` is True, so that optional runs stop.
 
     Raises:
         InputError: ONNX Runtime does not load the file.
@@ -151,7 +151,7 @@ class OnnxRunner:
         start = time.perf_counter()
         try:
             results = self._session.run(None, feed)
-        except Exception as error:  # ONNX Runtime's own kinds, of no common base
+        except Exception as error:  # ONNX Runtime's errors have no common base
             return _failure(error)
         finally:
             self.seconds += time.perf_counter() - start
@@ -181,7 +181,7 @@ class OnnxRunner:
 
 
 def newest_ir(path: Path) -> int | None:
-    """The newest IR version that ONNX Runtime reads, if this file's is newer; otherwise None.
+    """The newest IR version that ONNX Runtime reads, if the file's version is newer; else None.
 
     onnx 1.23 writes version 14 by default, and ONNX Runtime 1.31 reads up to 13.
     """
@@ -196,10 +196,10 @@ def newest_ir(path: Path) -> int | None:
 def _load(path: Path, source: Path) -> tuple[list[str], Any]:
     try:
         session = open_session(path)
-    except Exception as error:  # ONNX Runtime's own kinds, of no common base
+    except Exception as error:  # ONNX Runtime's errors have no common base
         words = _first_line(re.sub(r"/\S+\.(?:cc|h):\d+ .*\) ", "", str(error)))
         raise InputError(
-            f"{source}: ONNX Runtime does not load it: {words}", detail=str(error)
+            f"{source}: ONNX Runtime can't load the file: {words}", detail=str(error)
         ) from error
     return [output.name for output in session.get_outputs()], session
 

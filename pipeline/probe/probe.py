@@ -1,7 +1,7 @@
 """Finds the sizes at which a model runs, by running it without torch.export.
 
-torch.export reports a rule only if the model's code or an operator's meta function makes a guard
-of it. It may miss a check in Python, a table's length or a kernel's own condition, or crash. So
+torch.export reports a rule only if the model's code or an operator's meta function adds a guard.
+It may crash. It may also miss a check in Python, a table's length or a condition of a kernel. So
 each dim is tried at the ends of its range, at consecutive sizes and over the range. The other dims
 stay at sizes where the module runs. Then dims are tried together.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Probe", "Probed", "probe", "probe_with"]
 
 _ROUND = (64, 32, 16, 8, 4, 2)
-# sizes that image models are made for
+# common sizes of image models
 _COMMON = (
     224, 256, 64, 128, 512, 96, 192, 384, 32, 320, 299, 160, 112, 240, 288, 336, 448, 518, 640,
     768, 1024, 48, 16, 33, 65, 129, 257, 31, 63, 127, 255,
@@ -39,7 +39,7 @@ _BATCHES = (1, 2, 4, 8, 16, 3, 6, 5, 10, 12, 32)
 _BATCHED = 6  # sets of sizes that are tried with each of these batches
 _JOINT_ROUNDS = 2  # rules of several dims may hide others
 _RETRIED = 3  # refused sizes at which the other dims are changed
-_FEW = 0.1  # part of the sizes that run that a Dim may exclude, for a simpler rule
+_FEW = 0.1  # the part of the good sizes that a Dim may exclude, for a simpler rule
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Probe:
     """The result for one dim.
 
     Args:
-        dim: the dim as it was declared.
-        taken: the dim's sizes that ran, with the other dims at the base.
-        refused: the dim's sizes that failed, with the model's own error.
-        rule: the narrower dim; None if every size that was tried runs.
+        dim: The dim as it was declared.
+        taken: The dim's sizes that ran, with the other dims at the base.
+        refused: The dim's sizes that failed, with the model's error.
+        rule: The narrower dim; None if every size that was tried runs.
     """
 
     dim: Dim
@@ -64,12 +64,12 @@ class Probed:
     """The result for a module.
 
     Args:
-        base: sizes of all dims at which it runs; None if it ran at no size.
-        probes: one for each dynamic dim; empty if it ran at no size.
-        joint: the rules on several dims, which no Dim can express.
-        tried: the number of sets of sizes that were tried.
-        with_values: the number of these that were run with values; the others ran as shapes only.
-        seconds: the seconds that the probe needed.
+        base: Sizes of all dims at which the module runs; None if it ran at no size.
+        probes: The result for each dynamic dim; empty if the module ran at no size.
+        joint: The rules on several dims, which no Dim can express.
+        tried: The number of sets of sizes that were tried.
+        with_values: The number of these that ran with values. The others ran as shapes only.
+        seconds: The time of the probe in seconds.
         complete: False if time ran out before all sizes were tried.
     """
 
@@ -83,7 +83,7 @@ class Probed:
 
     @property
     def rules(self) -> list[Rule]:
-        """The rules on single dims, then those on several dims."""
+        """The rules on single dims, then the rules on several dims."""
         return [p.rule for p in self.probes if p.rule is not None] + list(self.joint)
 
     @property
@@ -106,11 +106,11 @@ def probe(
     """Finds the sizes at which a module runs, by running it.
 
     Args:
-        inputs: the inputs, in the order of the module's arguments.
-        module: the module, called with one tensor for each input.
-        seed: the seed of the inputs' values.
-        rules: the rules on sizes; sizes that break one are not tried.
-        budget_seconds: the approximate time limit.
+        inputs: The inputs, in the order of the module's arguments.
+        module: The module, called with one tensor for each input.
+        seed: The seed of the inputs' values.
+        rules: The rules on sizes; sizes that break one are not tried.
+        budget_seconds: The approximate time limit.
     """
     import torch
 
@@ -127,7 +127,7 @@ def probe(
 def probe_with(
     inputs: Sequence[Input], runner: Runner, rules: Sequence[str], budget_seconds: float
 ) -> Probed:
-    """Finds the sizes at which a model runs, as `probe` does, with a runner of your choice."""
+    """Does the same as `probe`, with a runner of your choice."""
     runs = Runs(inputs, runner, rules, budget_seconds)
     dims = {name: dim for name, dim in runs.dims.items() if not dim.static}
     runs.share(0.4)
@@ -235,7 +235,7 @@ def _candidates(runs: Runs, dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]
         if k < len(_ROUND) + len(_SMALL):
             continue
         failed = runs.refused.get(runs.key(sizes))
-        # the model's own text: "Expected size 224"
+        # numbers in the model's error: "Expected size 224"
         for number in dict.fromkeys(map(int, re.findall(r"\d+", failed.error if failed else ""))):
             asked = {**sizes, **dict.fromkeys(rest, number)}
             if fresh(asked):

@@ -15,10 +15,10 @@ def fitted(dim: Dim, good: Sequence[int], guard: str = "") -> Rule:
     """The rule that keeps only the good sizes of a dim.
 
     Args:
-        dim: the dim, with more legal sizes than the good ones.
-        good: the sizes to keep, in ascending order.
-        guard: the guard of torch.export that they keep, in terms of the dims; it becomes the
-            rule's text if the good sizes are not a range of equal steps.
+        dim: The dim, with more legal sizes than the good ones.
+        good: The sizes to keep, in ascending order.
+        guard: The guard of torch.export that the good sizes keep, in terms of the dims. It becomes
+            the rule's text if the good sizes are not a range of equal steps.
     """
     if not good:
         return Rule("guard", dim.name, formula=guard)
@@ -30,7 +30,7 @@ def fitted(dim: Dim, good: Sequence[int], guard: str = "") -> Rule:
     ends = (good[0], good[-1])
     if step == dim.multiple_of:
         return narrowed(dim, "range", ends, (step, good[0] % step), shown=True)
-    # the range is part of the text only if it is smaller than the dim's own
+    # the text has the range only if it is smaller than the dim's range
     shown = good[0] - step >= dim.min or good[-1] + step <= dim.max
     return narrowed(dim, "multiple", ends, (step, good[0] % step), shown=shown)
 
@@ -46,10 +46,10 @@ def narrowed(
     """The rule that keeps the sizes of a dim in a range and in steps.
 
     Args:
-        dim: the dim.
+        dim: The dim.
         kind: ``fixed``, ``range`` or ``multiple``.
-        ends: the smallest and the largest size; they need not be in step.
-        step: the multiple and the offset of the sizes.
+        ends: The smallest and the largest size; they need not be in step.
+        step: The multiple and the offset of the sizes.
         shown: True if the range is part of the rule's text.
     """
     multiple, offset = step

@@ -1,6 +1,6 @@
 """Finds whether a model runs at given sizes, with values or as shapes only, in bounded time.
 
-A `Runner` runs it: see `pipeline.probe.torch_runner` and `pipeline.probe.onnx_runner`.
+The runners are in `pipeline.probe.torch_runner` and `pipeline.probe.onnx_runner`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Runner(Protocol):
     """Runs a model at sizes."""
 
     def run(self, sizes: Mapping[str, int]) -> None:
-        """Runs the model with values; raises the model's own error if it fails."""
+        """Runs the model with values. If the model fails, raises the model's error."""
 
     def shapes(self, sizes: Mapping[str, int]) -> bool | Refusal | None:
         """True if the model runs with shapes only, or its refusal; None if that is unknown."""
@@ -44,15 +44,15 @@ def legal_range(dim: Dim) -> range:
 class Runs:
     """Runs a model at each set of sizes once, until time runs out.
 
-    A run with values decides. If it would be too long, the inputs are run as shapes without values.
-    That needs the same result from shapes and values wherever both were tried. Time is assumed to
-    grow with the square of the inputs' elements.
+    If a run with values would take too long, the model runs with shapes only. Shapes are used only
+    if they gave the same result as values wherever both were tried. The time of a run is assumed to
+    grow with the square of the number of input elements.
 
     Args:
-        inputs: the model's inputs, in order.
-        runner: runs the model.
-        rules: the rules on sizes; sizes that break one are not tried.
-        seconds: the time limit; after it, nothing more is tried.
+        inputs: The model's inputs, in order.
+        runner: Runs the model.
+        rules: The rules on sizes; sizes that break one are not tried.
+        seconds: The time limit; after it, nothing more is tried.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Runs:
             return False
         try:
             shapes = [shape_at(i.shape, sizes) for i in self.inputs]
-        except InputError:  # an expression is not a whole number there
+        except InputError:  # an expression is not a whole number at these sizes
             return False
         return kept_rules(self.rules, sizes) and all(n >= 0 for s in shapes for n in s)
 
@@ -135,7 +135,7 @@ class Runs:
             if _NO_MEMORY.search(str(error)):
                 return None
             self.refused[self.key(sizes)] = refusal(sizes, error, self._runner.line(error))
-            # shapes show only some refusals, and no index outside a table
+            # shapes find only some refusals; they never find an index outside of a table
             kind = re.sub(r"\d+", "", self.refused[self.key(sizes)].error)
             if self._shapes_agree and kind not in self._checked and len(self._checked) < _CHECKED:
                 self._checked.add(kind)
@@ -159,7 +159,7 @@ class Runs:
 
 
 def refusal(sizes: Mapping[str, int], error: Exception, line: str) -> Refusal:
-    """The model's refusal: the sizes, the first line of its error, and the model's line."""
+    """Makes a refusal from the sizes, the first line of the error, and the model's line."""
     first = first_line(error)
     first = first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."
     return Refusal(dict(sizes), first, line)

@@ -21,9 +21,9 @@ def dims_of(inputs: Sequence[Input]) -> dict[str, Dim]:
 def examples(inputs: Sequence[Input], rules: Sequence[str] = ()) -> list[dict[str, int]]:
     """Sets of legal sizes at which to export, in the order in which to try them.
 
-    Small and different sizes come first, then round and different ones, the opts, and round ones
-    that may be equal. Equal sizes may hide a mix-up. A dim's first size is used only if it has no
-    other, since torch specialises sizes of 0 and 1.
+    The order is: small, different sizes; round, different sizes; the opts; round sizes that may be
+    equal. Equal sizes may hide that two dims are mixed up. A dim's first size is used only if there
+    is no other, because torch specialises sizes of 0 and 1.
     """
 
     def chosen(rounds: Sequence[int], *, distinct: bool) -> dict[str, int]:

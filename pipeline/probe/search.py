@@ -15,14 +15,14 @@ _MOST_RESIDUES = 128
 class Search:
     """Finds the sizes of one dim at which a module runs, with the other dims fixed.
 
-    After `explore`, the result is in `low`, `high` and `step`. Every size from `low` to `high` in
-    steps of `step` that was tried runs, and the sizes next to these fail.
+    After `explore`, the result is in `low`, `high` and `step`. The module runs at every size that
+    was tried from `low` to `high` in steps of `step`. It fails at the sizes directly outside.
 
     Args:
-        legal: the dim's legal sizes.
-        base: a size at which the module runs.
-        takes: whether the module runs at a size; None if that is unknown.
-        ended: whether the time is used up.
+        legal: The dim's legal sizes.
+        base: A size at which the module runs.
+        takes: Returns True if the module runs at a size; None if that is unknown.
+        ended: Returns True if the time is used up.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Search:
         return list(range(self.low, self.high + 1, self.step))
 
     def outside(self) -> list[int]:
-        """Sizes that run although they are not in `run`."""
+        """Sizes that run, but are not in `run`."""
         inside = range(self.low, self.high + 1, self.step)
         return [n for n in self.good if n not in inside]
 
     def explore(self) -> None:
-        """Tries revealing sizes first, then the sizes that settle the step and the ends."""
+        """Tries sizes that often fail first, then sizes that show the step and the ends."""
         at = self.legal.index(self.base)
         last = len(self.legal) - 1
         near = [0, at + 1, at - 1, last, 1, at + 2, at + 3, 2, last - 1, at - 2, 3]
@@ -73,7 +73,7 @@ class Search:
             self._find_step(at)
             self._find_ends()
             if (self.high - self.low) * 4 < self.legal[-1] - self.legal[0]:
-                # a narrow run may be one of many: 112..115, 140..143
+                # a narrow range may be one of many: 112..115, 140..143
                 self._try(self.legal[max(at - _RUN, 0) : at + _RUN])
 
     def _try(self, sizes: Sequence[int] | Iterator[int]) -> None:
@@ -96,7 +96,7 @@ class Search:
         for k in range(1, min(_WINDOW, len(self.legal)) + 1):
             near = [self.legal[i] for i in (at + k, at - k) if 0 <= i < len(self.legal)]
             near = [n for n in near if self.ok(n)]
-            if near:  # stop here: a size of 1 may run at any step, since it broadcasts
+            if near:  # stops here: a size of 1 may run at any step, because it broadcasts
                 break
         near = near or self._far()
         self.step = math.gcd(*(n - self.base for n in near))
@@ -108,7 +108,7 @@ class Search:
             self.settled = not self._ended()
 
     def _far(self) -> list[int]:
-        """Sizes far from the base that run, if no near one does."""
+        """Sizes that run, after a try of sizes far from the base."""
         far = [self.base * 2, self.base * 3, self.base // 2]
         far += [self.base + sign * n for n in _FAR for sign in (1, -1)]
         self._try(far)
@@ -116,7 +116,7 @@ class Search:
         return self.good
 
     def _finer(self) -> int:
-        """A smaller step, if a size between runs; otherwise 0."""
+        """A smaller step, if a size between two steps runs; otherwise 0."""
         for prime in _primes(self.step // self._unit):
             finer = self.step // prime
             for n in (self.base + finer, self.base - finer):
@@ -171,7 +171,7 @@ class Search:
                 self.ok(n if (n - self.base) % self.step else n + self._unit)
 
     def residues(self) -> tuple[int, int, int] | None:
-        """(m, a, b) if exactly the sizes with ``a <= n % m <= b`` fail (wraps around if a > b).
+        """(m, a, b) if the sizes with ``a <= n % m <= b``, and no others, fail (wraps if a > b).
 
         Ignores sizes below the first that runs. Every residue of m must have been tried.
         """
@@ -193,7 +193,7 @@ class Search:
 def _spread(count: int, most: int) -> list[int]:
     """At most `most` of `count` indices, in irregular steps, so that no multiple can hide.
 
-    More of them are small, since small sizes run faster.
+    Most of them are small, because small sizes run faster.
     """
     if count <= most:
         return list(range(count))

@@ -1,7 +1,6 @@
 """Finds dims of an ONNX file that are always the sum or product of two others.
 
-The file does not declare this: with a name for each axis, an exporter writes ``t`` for
-``past + seq``.
+A file may not declare this: an exporter with a name for each axis writes ``t`` for ``past + seq``.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ _LEAST = 4  # fewest sets of sizes that must run
 
 
 def always(spec: ModelSpec, runs: OnnxRunner, base: Sizes) -> dict[str, tuple[str, Failure]]:
-    """The dims that are always such an expression.
+    """The dims that are always the sum or product of two others.
 
     Args:
-        spec: the spec; every dim has a range of its own.
-        runs: the runs of the file.
-        base: sizes of all dims at which the file runs.
+        spec: The spec. Every dim has a range.
+        runs: The runs of the file.
+        base: Sizes of all dims at which the file runs.
 
     Returns:
         For each such dim, the expression, and a run that failed at another size of the dim.
@@ -61,7 +60,7 @@ def _near(
 
 
 def _ran(runs: OnnxRunner, every: Iterator[dict[str, int]]) -> list[dict[str, int]]:
-    """The sizes that ran; empty if one fails or too few ran. Too large sizes are skipped."""
+    """The sizes that ran; empty if a run fails, or fewer than `_LEAST` ran."""
     tried = []
     for sizes in every:
         found = runs.at(sizes)
@@ -72,7 +71,7 @@ def _ran(runs: OnnxRunner, every: Iterator[dict[str, int]]) -> list[dict[str, in
 
 
 def _broken(spec: ModelSpec, runs: OnnxRunner, ran: Sequence[Sizes], name: str) -> Failure | None:
-    """A run that fails if only this dim is one step larger than in a run that works."""
+    """A run that fails because only this dim is one step larger than in a good run."""
     dim = spec.dims[name]
     more = ({**sizes, name: dim.legal(sizes[name] + dim.multiple_of)} for sizes in ran)
     return next((failure for failure in map(runs.fails, more) if failure is not None), None)

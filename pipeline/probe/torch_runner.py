@@ -35,9 +35,9 @@ class TorchRunner:
     """Runs a torch module; see `pipeline.probe.runs.Runner`.
 
     Args:
-        inputs: the module's inputs, in order.
-        module: the module, called with one tensor for each input.
-        seed: the seed of the inputs' values.
+        inputs: The module's inputs, in order.
+        module: The module, called with one tensor for each input.
+        seed: The seed of the inputs' values.
     """
 
     def __init__(self, inputs: Sequence[Input], module: torch.nn.Module, seed: int) -> None:

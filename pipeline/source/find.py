@@ -1,8 +1,11 @@
 """Finding the source of a conversion by its text.
 
-A source is one of these: the name of a model in the zoo, a factory
-(``package.module:factory`` or ``file.py:factory``) that makes a `ModelSpec` or a torch module, a
-saved ``.pt2`` program, or an ``.onnx`` file.
+A source is one of these:
+
+- the name of a model in the zoo
+- a factory of a `ModelSpec` or a torch module: ``package.module:factory`` or ``file.py:factory``
+- a saved ``.pt2`` program
+- an ``.onnx`` file
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ _SEED = 0
 
 
 def find_source(config: Config) -> ModelSpec:
-    """The spec that a conversion starts from.
+    """Finds or makes the spec that a conversion starts from.
 
     Raises:
         InputError: The source or its factory does not exist, the factory raises, or inputs and
@@ -96,7 +99,7 @@ def _found(config: Config) -> ModelSpec:
     if ":" in model:
         return _from_factory(config, dims)
     if Path(model).suffix == ".py":
-        raise InputError(f"source {model!r}: name the factory in it, {model}:FACTORY")
+        raise InputError(f"source {model!r}: no factory is named. Pass {model}:FACTORY")
     return find_spec(model, config.options, config.weights_path)  # raises: lists the zoo
 
 
@@ -195,7 +198,7 @@ def find_factory(text: str) -> tuple[Callable[..., Any], Path | None]:
 
 def _module(name: str) -> Any:
     folder = str(Path.cwd())
-    if folder not in sys.path:  # a console script puts its folder there, not the current one
+    if folder not in sys.path:  # a console script does not add the current folder
         sys.path.insert(0, folder)
     try:
         return importlib.import_module(name)
@@ -203,11 +206,11 @@ def _module(name: str) -> Any:
         missing = error.name or name
         if name.split(".", maxsplit=1)[0] == missing.split(".")[0]:
             raise InputError(
-                f"source {name}: there is no module {missing}: install its package, or name a "
+                f"source {name}: there is no module {missing}. Install its package, or name a "
                 "file (file.py:factory)"
             ) from error
         raise InputError(
-            f"source {name}: its import needs {missing}, which is not installed"
+            f"source {name}: its import needs {missing}, which is not installed. Install it"
         ) from error
     except Exception as error:
         raise _import_failed(name, error) from error
@@ -217,7 +220,7 @@ def _file_module(path: Path) -> Any:
     if not path.is_file():
         raise InputError(f"source {path}: no such file")
     folder = str(path.resolve().parent)
-    if folder not in sys.path:  # so the file can import the files beside it
+    if folder not in sys.path:  # so the file can import files beside it
         sys.path.insert(0, folder)
     name = re.sub(r"\W", "_", path.stem)
     known = sys.modules.get(name)
@@ -240,10 +243,10 @@ def _import_failed(name: str, error: Exception, file: Path | None = None) -> Exc
 
 
 def mended(action: Callable[[], Any]) -> Any:
-    """Runs an action, and again if it fails because torchvision can't be imported.
+    """Runs an action, and runs it again if it fails because torchvision can't be imported.
 
-    That happens beside a CPU build of torch, and many libraries import torchvision. Before the
-    second run, `import_torchvision` makes the import work.
+    The import can fail with a CPU build of torch, and many libraries import torchvision. Before
+    the second run, `import_torchvision` makes the import work.
 
     Returns:
         The result of the action.
@@ -272,7 +275,7 @@ def _call(text: str, factory: Callable[..., Any], options: Mapping[str, Any]) ->
 
 
 def _options(config: Config, factory: Callable[..., Any]) -> dict[str, Any]:
-    """The options, after a check that the factory has each of them.
+    """The options, after a check that the factory has each option.
 
     Raises:
         InputError: The factory has no such option.
@@ -310,11 +313,11 @@ def _distributions(factory: Callable[..., Any]) -> list[str]:
 
 
 def files_of(file: Path | None) -> list[Path]:
-    """The files of a factory's model that you may edit.
+    """The Python files that a cache key covers: files of a factory that you may edit.
 
-    These are the factory's file and the imported modules below its folder or the current one.
+    These are the factory's file, and the imported modules below its folder or the current folder.
     Installed packages are left out, because the cache key has their version. Modules that the
-    factory imports only when it is called are missed.
+    factory imports later, during its call, are missed.
     """
     if file is None:
         return []
@@ -325,7 +328,7 @@ def files_of(file: Path | None) -> list[Path]:
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "x").resolve()
         below = any(path.is_relative_to(folder) for folder in folders)
-        own = name.split(".")[0] == "pipeline"  # part of every key anyway
+        own = name.split(".")[0] == "pipeline"  # every key has it
         if below and "site-packages" not in path.parts and not own:
             found.add(path)
     return sorted(path for path in found if path.is_file())

@@ -23,15 +23,15 @@ def find_spec(
     Args:
         model: The model's name, or a spec, which is returned.
         options: The options of the factory by name.
-        weights: The weights for a factory with such an argument. A checkpoint's folder may state
-            the model's sizes.
+        weights: The weights, for a factory with this argument. A checkpoint's folder may state the
+            model's sizes.
 
     Raises:
         InputError: The model or the option does not exist. The message lists the known ones.
     """
     if isinstance(model, ModelSpec):
         if options:
-            raise InputError(f"model {model.name} is a spec: options are for models by name")
+            raise InputError(f"model {model.name} is a spec, which has no options. Leave them out")
         return model
     factory = find_factory(model)
     parameters = inspect.signature(factory).parameters

@@ -1,6 +1,6 @@
-"""How far an array is from the one that is wanted: every comparison of numbers measures it here.
+"""Measures how far an array differs from a reference. All comparisons of numbers use this module.
 
-What each comparison makes of it is its own: a tolerance, a part of the largest value, a norm.
+Each comparison then uses its own limit: a tolerance, a part of the largest value, or a norm.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _LEAST = float(np.finfo(np.float64).tiny)
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Two arrays of one shape, element by element.
+    """The difference of two arrays of one shape, element by element.
 
     Elements are the same if they are equal, or both NaN. Infinities of one sign are equal.
 
     Args:
-        want: the array that the other is compared with.
-        got: the other, of the same shape.
-        wide: True computes in float64. False computes floats in their own dtype (float16 in
-            float32), which takes half the memory for large outputs.
+        want: The reference.
+        got: The array to compare with the reference, of the same shape.
+        wide: True to compute in float64. False to compute floats in their dtype (float16 in
+            float32), which needs half the memory for large outputs.
     """
 
     want: np.ndarray
@@ -34,8 +34,10 @@ class Difference:
 
     @cached_property
     def same(self) -> np.ndarray:
-        """Which elements are the same, compared in their own dtypes: float64 does not hold all
-        integers of 64 bits."""
+        """True for each element that is the same.
+
+        The arrays keep their dtypes, because float64 can't represent all integers of 64 bits.
+        """
         same = np.asarray(self.want == self.got)
         if self.want.dtype.kind == "f":
             same |= np.isnan(self.want) & np.isnan(self.got)
@@ -43,7 +45,7 @@ class Difference:
 
     @cached_property
     def off(self) -> np.ndarray:
-        """|got - want| of each element: 0 for the same NaN or infinity, infinite for others."""
+        """|got - want| of each element. 0 for the same NaN or infinity, infinite for another."""
         a, b = self._numbers
         with np.errstate(invalid="ignore", over="ignore"):
             off = np.asarray(np.subtract(a, b))
@@ -55,9 +57,9 @@ class Difference:
 
     @property
     def largest(self) -> float:
-        """The largest difference; infinite where NaN or infinity is in one array only.
+        """The largest difference; infinite if NaN or infinity is in one array only.
 
-        Integers that differ do so by 1 at least, also where float64 can't tell them apart.
+        Integers that are not equal differ by at least 1, even if they are equal in float64.
         """
         largest = float(self.off.max(initial=0.0))
         return max(largest, 1.0) if self.want.dtype.kind in "iu" and self.unequal else largest
@@ -76,7 +78,7 @@ class Difference:
 
     @property
     def unequal(self) -> int:
-        """How many elements are not the same."""
+        """The number of elements that are not the same."""
         return int(self.same.size - np.count_nonzero(self.same))
 
     @property
@@ -91,7 +93,7 @@ class Difference:
         return bool(self.same[~finite].all())
 
     def allowed(self, tolerance: Tolerance) -> np.ndarray:
-        """How far each element may be off: atol, or rtol of `want` where that is more."""
+        """The allowed difference of each element: atol, or rtol of `want` if that is larger."""
         allowed = np.asarray(np.abs(self._numbers[0]))
         with np.errstate(invalid="ignore"):  # 0 times infinity
             allowed *= tolerance.rtol
@@ -99,9 +101,9 @@ class Difference:
         return allowed
 
     def within(self, tolerance: Tolerance) -> bool:
-        """True if every float is as near as the tolerance allows.
+        """True if every float is within the tolerance.
 
-        Of integers and booleans, the share that may differ is `Tolerance.differing`.
+        For integers and booleans, the share `Tolerance.differing` of the elements may differ.
         """
         if self.want.dtype.kind != "f":
             return self.unequal <= tolerance.differing * self.same.size
@@ -109,12 +111,12 @@ class Difference:
         return bool((self.same | near).all())
 
     def norm(self, least: float) -> float:
-        """||got - want|| / ||want||, of the elements that are finite.
+        """||got - want|| / ||want|| of the finite elements.
 
-        Infinite where NaN or infinity is in one array only.
+        Infinite if NaN or infinity is in one array only.
 
         Args:
-            least: taken for the norm of `want` where that is smaller.
+            least: The smallest divisor. It replaces a smaller norm of `want`.
         """
         if self.same.all():
             return 0.0
@@ -128,7 +130,7 @@ class Difference:
 
     @cached_property
     def _numbers(self) -> tuple[np.ndarray, np.ndarray]:
-        """`want` and `got` in the dtype that is computed in."""
+        """`want` and `got` in the dtype of the computation."""
         kind = np.dtype(np.float64)
         if not self.wide and self.want.dtype.kind == "f":
             kind = np.promote_types(self.want.dtype, np.float32)
@@ -138,15 +140,15 @@ class Difference:
 def apart(
     want: np.ndarray | None, got: np.ndarray | None, tolerance: Tolerance
 ) -> tuple[float, bool]:
-    """The largest difference, and whether every element is within the tolerance of `want`.
+    """The largest difference, and whether every element is within the tolerance.
 
-    0 only for the same bits; infinity where one is missing, of another shape or dtype, or not
-    finite where the other is another value.
+    The difference is 0 only for the same bits. It is infinite if one array is missing, or
+    has another shape or dtype. It is also infinite for a NaN or infinity in one array only.
     """
     if want is None or got is None or want.shape != got.shape or want.dtype != got.dtype:
         return float("inf"), False
     if want.tobytes() == got.tobytes():
         return 0.0, True
     difference = Difference(want, got)
-    # numbers that are equal in other bits, such as -0.0, differ by the least that can be said
+    # equal numbers with other bits, such as -0.0, differ by the smallest float
     return max(difference.largest, _LEAST), difference.within(tolerance)

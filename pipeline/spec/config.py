@@ -23,7 +23,7 @@ class Config:
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
     `ranges`, `tolerance`, `engine_tolerance`, the level of `effort`, `exact`, and
-    `memory_limit` where it is given. `out` and `force` don't.
+    `memory_limit` if you set it. `out` and `force` don't.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -86,7 +86,7 @@ class Config:
             raise InputError(f"memory limit {self.memory_limit}: must be positive")
         for name in ("profiles", "shapes", "passes", "skip", "plugins", "inputs", "dims", "ranges"):
             if isinstance(getattr(self, name), (str, Path)):
-                raise InputError(f"{name}={str(getattr(self, name))!r}: give a tuple")
+                raise InputError(f"{name}={str(getattr(self, name))!r}: expected a tuple")
         if self.seed < 0:
             raise InputError(f"seed {self.seed}: can't be negative")
 

@@ -47,7 +47,7 @@ class Dim:
             reports each such change.
 
     Raises:
-        InputError: max is missing, or the sizes contradict each other.
+        InputError: Max is missing, or the sizes contradict each other.
     """
 
     name: str
@@ -63,7 +63,9 @@ class Dim:
         if not _NAME.match(self.name):
             raise InputError(f"dim name {self.name!r}: use a letter, then letters, digits or _")
         if self.name in ("min", "max") or keyword.iskeyword(self.name):
-            raise InputError(f"dim name {self.name!r} is reserved in expressions: choose another")
+            raise InputError(
+                f"dim name {self.name!r} is reserved in expressions. Choose another name"
+            )
         self._check_whole()
         if self.multiple_of < 1:
             raise InputError(f"dim {self.name}: multiple_of={self.multiple_of} must be at least 1")
@@ -160,7 +162,7 @@ class Dim:
             )
 
     def legal(self, near: int, *, odd: bool = False) -> int:
-        """The legal size nearest to `near`; with `odd`, an odd one beside it if there is one."""
+        """The legal size nearest to `near`. With `odd`, an odd size beside it, if there is one."""
         step = self.multiple_of
         size = min(max(self._down(near), self._up(self.min)), self._down(self.max))
         if odd and size % 2 == 0:
@@ -310,14 +312,14 @@ def sizes_text(sizes: Mapping[str, int], none: str = "") -> str:
     """``h=440,w=1024``, as ``--shape`` reads it.
 
     Args:
-        sizes: of dims, by name.
-        none: the text for a model without dims.
+        sizes: The sizes of dims, by name.
+        none: The text for a model without dims.
     """
     return ",".join(f"{name}={size}" for name, size in sizes.items()) or none
 
 
 def shape_at(shape: Sequence[Size | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """`shape` with numbers in place of its dims."""
+    """The shape with numbers in place of its dims."""
     return tuple(evaluate(size, sizes) for size in shape)
 
 

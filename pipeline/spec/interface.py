@@ -46,7 +46,7 @@ class Interface:
         """The dims by name, in the order in which the inputs use them.
 
         Raises:
-            InputError: two different dims have the same name.
+            InputError: Two different dims have the same name.
         """
         dims: dict[str, Dim] = {}
         for dim in (dim for input_ in self.inputs for dim in input_.dims):
@@ -81,7 +81,7 @@ class Interface:
         """The tolerance of every output by its name.
 
         Raises:
-            InputError: an output has none.
+            InputError: An output has none.
         """
         found: dict[str, Tolerance] = {}
         for output in self.outputs:
@@ -95,7 +95,7 @@ class Interface:
         """The tolerance of every output of an engine of that precision, by its name.
 
         Raises:
-            InputError: an output has none.
+            InputError: An output has none.
         """
         own = self.engine_tolerance.get(precision)
         return {name: own or tolerance for name, tolerance in self.tolerances().items()}

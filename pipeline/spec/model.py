@@ -111,8 +111,8 @@ class ModelSpec:
             if precision not in get_args(Precision) or not isinstance(tolerance, Tolerance):
                 known = ", ".join(get_args(Precision))
                 raise InputError(
-                    f"model {self.name}: engine_tolerance {precision!r}: {tolerance!r}: give a "
-                    f"Tolerance by precision ({known})"
+                    f"model {self.name}: engine_tolerance {precision!r}: {tolerance!r}: pass a "
+                    f"Tolerance for each precision ({known})"
                 )
 
     def _check_sizes(self) -> None:
@@ -153,7 +153,7 @@ class ModelSpec:
                 if most >= size:
                     raise InputError(
                         f"dim {name}: {size} is too small to be reflected: a multiple of "
-                        f"{multiple} needs {most} more elements; raise its min, or pad by replicate"
+                        f"{multiple} needs {most} more elements; raise its min, or use replicate"
                     )
 
     @cached_property

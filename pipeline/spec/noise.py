@@ -1,4 +1,4 @@
-"""What rounding does to an output, and the tolerance that follows."""
+"""The change of an output by rounding, and the tolerance for it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from pipeline.errors import InputError
 from pipeline.spec.tensors import Tolerance
 
-_RTOL = 1e-4  # the least rtol of a measured tolerance
+_RTOL = 1e-4  # the smallest rtol of a measured tolerance
 _MARGIN, _MARGIN_HALF = 50, 4  # factors on the measured rounding, the second in half precision
-# The least atol, as a share of an output's usual value: a smaller measurement was lucky. Example:
-# a mean over 128 values near 1 has the usual value 0.09, and rounding moved it by 3.7e-8.
+# the smallest atol, as a share of an output's usual value: a measured one may be too small.
+# Example: a mean over 128 values near 1 has the usual value 0.09, and rounding moved it by 3.7e-8.
 # A float32 engine (TensorRT 8.6.0, H200) differed by 5.0e-7, a share of 5.5e-6.
 _LEAST = 2e-5
-_ULPS = 4  # the least atol in units in the last place of the root mean square
+_ULPS = 4  # the smallest atol in units in the last place of the root mean square
 # the largest atol, as a share of the usual values' root mean square: a larger one hides faults
 _MOST, _MOST_HALF = 1e-2, 5e-2
 _HALF = 1e-4  # a type with a larger eps is half precision
@@ -26,7 +26,7 @@ _WHOLE = 0.25  # the largest atol for whole numbers
 
 @dataclass(frozen=True)
 class Noise:
-    """How far rounding moves an output.
+    """The change of an output by rounding.
 
     Args:
         moved: The largest change of an element.
@@ -52,7 +52,7 @@ class Noise:
 
         Args:
             moved: The output with rounding, of any type.
-            exact: The output without it, or with another rounding, of any type.
+            exact: The output without rounding, or with another rounding, of any type.
             eps: The machine epsilon of the type that the model returns.
         """
         a, b = moved.astype(np.float64).ravel(), exact.astype(np.float64).ravel()
@@ -62,7 +62,7 @@ class Noise:
         ordinary = size <= _USUAL * usual
         with np.errstate(over="ignore", invalid="ignore"):
             off = np.abs(a - b)
-            # -3.4e38 and -1.8e308 are the lowest numbers of two types, so no noise
+            # -3.4e38 and -1.8e308 are the lowest numbers of two types, so they are not noise
             same = (size > 1e37) & (np.abs(a) > 1e37) & (np.sign(a) == np.sign(b))
             margin = _MARGIN_HALF if eps > _HALF else _MARGIN
             covered = same | (margin * off <= max(_RTOL, _ULPS * eps) * size)
@@ -110,8 +110,7 @@ class Noise:
             raise InputError(
                 f"{where}: {how} alone moves it by {self.off:.2g}, and its root mean square is "
                 f"{self.rms:.2g}: no tolerance can be measured. State one (--tolerance RTOL,ATOL, "
-                "or tolerance= of the spec), or give the inputs a range (--range, or low= and "
-                "high=)"
+                "or tolerance= of the spec), or set the inputs' range (--range, or low= and high=)"
             )
         why = f"measured: {how} moves it by {self.moved:.2g}, its usual value is {self.usual:.2g}"
         return Tolerance(max(_RTOL, _ULPS * self.eps), float(f"{atol:.2g}"), why)

@@ -138,13 +138,13 @@ def points(
 ) -> tuple[Point, ...]:
     """The sizes at which to verify a model: min, opt and max of each profile, and others.
 
-    Two sets of sizes lie between: one below opt, one above it, both odd where that is legal. The
+    One more set of sizes is below opt, and one is above it; both are odd if that is legal. The
     first dim is halfway below opt, and a quarter of the way above it, on a logarithmic scale. The
-    other dims are less far, so that dims of the same range differ.
+    other dims are nearer to the start, so that dims of the same range differ.
 
     Mixed corners (one dim at its min, the others at their max, and the reverse) show swapped axes.
-    Sizes that break a rule are changed until they keep it, once for each dim of the rule, which
-    stays the same. A set of sizes is listed once.
+    Sizes that break a rule are changed: each dim of the rule once keeps its size, and the others
+    move. A set of sizes is listed once.
 
     Args:
         dims: The model's dims by name.
@@ -180,10 +180,8 @@ def points(
                 wanted[f"{name} min, rest max"] = {**high, name: low[name]}
             wanted[f"{first} max, rest min"] = {**low, first: high[first]}
         wanted |= {"odd, above opt": between(opt, high, 0.25), "max": high}
-        for (
-            name,
-            dim,
-        ) in dims.items():  # torch.export assumes, without a guard, that dynamic sizes are not 1
+        # torch.export assumes, without a guard, that dynamic sizes are not 1
+        for name, dim in dims.items():
             if low[name] < 1 <= high[name] and dim.legal(1) == 1:
                 wanted[f"{name} 1"] = {**opt, name: 1}
         for label, sizes in wanted.items():
@@ -200,10 +198,10 @@ def near_rules(
     """The sizes, or sets of sizes near them that keep the rules.
 
     A rule on one dim moves that dim to its nearest legal size. A rule on several dims gives one set
-    of sizes for each of them: it keeps its size, and the others are as large as the rules allow.
+    of sizes for each dim: this dim keeps its size, and the others are as large as the rules allow.
 
     Returns:
-        For each set of sizes an addition to its label, and the sizes.
+        For each set of sizes, an addition to its label, and the sizes.
     """
     if kept_rules(rules, sizes):
         return [("", dict(sizes))]
@@ -237,7 +235,7 @@ def sizes_to_time(
     rules: Sequence[str],
     shapes: Sequence[str] = (),
 ) -> tuple[Point, ...]:
-    """The sizes in `shapes`; without any, min, opt and max of every profile.
+    """The sizes in `shapes`; if it is empty, min, opt and max of every profile.
 
     Raises:
         InputError: A shape does not have the form ``h=440,w=1024``, or is not legal.

@@ -1,8 +1,8 @@
-"""The rules of a model on its sizes: a kind, fields, and a text for each.
+"""The rules of a model on its sizes. Each rule has a kind, fields and a text.
 
 A `Rule` comes from torch.export's errors and guards, or from running the model at many sizes.
-Code decides on a rule's kind and fields. `Rule.text` and `Rule.advice` are for people only.
-This module imports neither torch nor onnx: a runtime reads rules in a manifest.
+Code decides by a rule's kind and fields. `Rule.text` and `Rule.advice` are for people only.
+This module imports neither torch nor onnx, because a runtime reads rules in a manifest.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ RULE_KINDS: Mapping[RuleKind, str] = {
     "irregular": "Some sizes fail, and no pattern was found.",
     "unsettled": "Some sizes fail, and the time ran out before a pattern was found.",
     "baked-in": "The model makes a Python number of the size.",
-    "example-size": "Torch.export keeps the example's size, but the model runs at others.",
+    "example-size": "torch.export keeps the example's size, but the model runs at others.",
     "nowhere": "The model runs at no size that was tried.",
 }
-# why the pipeline can't use `Rule.refined` and needs another declaration from you
+# why the pipeline can't narrow the dim, so that you must declare another
 Obstacle = Literal[
     "",
     "zero",  # only the size 0 is left, and no Dim is always 0
@@ -63,9 +63,9 @@ class Refusal:
     """Sizes at which the model fails.
 
     Args:
-        sizes: the size of every dim, by its name.
-        error: the first line of the model's error.
-        line: ``file:line in function: code`` of the model; empty where it is unknown.
+        sizes: The size of every dim, by its name.
+        error: The first line of the model's error.
+        line: ``file:line in function: code`` of the model; empty if it is unknown.
     """
 
     sizes: Mapping[str, int]
@@ -78,10 +78,9 @@ class PaddedDim:
     """A dim that the spec's padding enlarges before the model sees it.
 
     Args:
-        dim: the dim as declared.
-        multiple: the multiple that its sizes are padded to.
-        refined: the sizes of `dim` that are padded to sizes that obey the rule; None if there
-            are none.
+        dim: The dim as declared.
+        multiple: The multiple that its sizes are padded to.
+        refined: The sizes of `dim` whose padded sizes keep the rule; None if there are none.
     """
 
     dim: Dim
@@ -91,30 +90,30 @@ class PaddedDim:
 
 @dataclass(frozen=True)
 class Rule:
-    """One demand of a model on its sizes.
+    """One rule of a model on its sizes.
 
     Args:
-        kind: what it demands.
-        dim: the name of the dim that the rule restricts.
-        others: the names of the other dims in the rule.
-        refined: the narrower dim that obeys the rule; None where no Dim can express it.
-        suggested: the dim to declare where `obstacle` keeps the pipeline from using it.
-        obstacle: why the pipeline can't narrow the dim by itself.
-        size_rule: the rule as `ModelSpec.rules` has it (``h*w <= 10000``); empty where no such
-            text is known.
-        formula: of the kinds ``guard`` and ``expression``: the guard, or what the dim must be.
-        ends: the smallest and the largest size, where they are part of the text.
-        multiple: the step between sizes, where it is part of the text.
-        offset: the remainder of the sizes by `multiple`.
-        failed: a run that failed.
-        line: ``file:line in function: code`` of the model; empty where it is unknown.
-        runs: sizes of the dim at which the model was seen to run although it should not.
-        fails: sizes of the dim at which the model was seen to fail.
-        counts: how many sets of sizes failed and how many were tried.
-        example: sizes at which the model was seen to run.
-        branch: a size that the rule leaves out, at which the model takes another branch.
-        opt: the declared opt, where the rule leaves it out.
-        padded: set where the rule is on the padded size of a dim.
+        kind: What the model demands.
+        dim: The name of the dim that the rule restricts.
+        others: The names of the other dims in the rule.
+        refined: The narrower dim that keeps the rule; None if no Dim can express the rule.
+        suggested: The dim to declare if `obstacle` prevents the use of `refined`.
+        obstacle: Why the pipeline can't narrow the dim.
+        size_rule: The rule as in `ModelSpec.rules` (``h*w <= 10000``); empty if there is no such
+            text.
+        formula: The guard of the kind ``guard``, or the expression of the kind ``expression``.
+        ends: The smallest and the largest size, if they are part of the text.
+        multiple: The step between sizes, if it is part of the text.
+        offset: The remainder of the sizes by `multiple`.
+        failed: A run that failed.
+        line: ``file:line in function: code`` of the model; empty if it is unknown.
+        runs: Sizes of the dim that break the rule, but ran.
+        fails: Sizes of the dim that failed.
+        counts: The number of sets of sizes that failed, and the number that were tried.
+        example: Sizes that ran.
+        branch: A size outside of the rule at which the model takes another branch.
+        opt: The declared opt, if the rule excludes it.
+        padded: The padding of the dim, if the rule is on its padded size.
     """
 
     kind: RuleKind
@@ -139,7 +138,7 @@ class Rule:
     padded: PaddedDim | None = None
 
     def __str__(self) -> str:
-        """What is wrong, where in the model, and what to do."""
+        """The problem, its line in the model, and what to do."""
         place = f" ({self.line})" if self.line else ""
         return f"{self.text()}{place}; {self.advice()}"
 
@@ -154,10 +153,10 @@ class Rule:
         return (self.dim, *self.others)
 
     def text(self, subject: str = "the model") -> str:
-        """What is wrong, in one line.
+        """The problem in one line.
 
         Args:
-            subject: what was run: ``the model`` or ``the file``.
+            subject: What ran: ``the model`` or ``the file``.
         """
         what = self._demand(subject)
         if self.kind == "fixed" and self.failed is None:
@@ -174,7 +173,7 @@ class Rule:
         return what
 
     def advice(self) -> str:
-        """What to do about it: a phrase that starts with ``declare``."""
+        """What to do: a phrase that starts with ``declare``."""
         return f"declare {self.declaration()}"
 
     def declaration(self) -> str:
@@ -199,7 +198,7 @@ class Rule:
         return dim_text(padded.refined)
 
     def applied(self) -> AppliedRule:
-        """The rule as a manifest keeps it."""
+        """The rule in the form that a manifest stores."""
         return AppliedRule(self.kind, self.dim, self.others, self.size_rule, self.line, self.text())
 
     @property
@@ -243,7 +242,7 @@ class Rule:
         )
 
     def _around(self) -> str:
-        """What to declare where the pipeline can't use the narrower dim."""
+        """What to declare if the pipeline can't use the narrower dim."""
         name, new = self._plain, self.suggested
         if self.obstacle == "zero":
             return f"no dim {name}: every Dim has a size above 0"
@@ -256,10 +255,10 @@ class Rule:
             )
         if self.obstacle == "padding-empty" or new is None:
             return f"another range of {name}"
-        return f"{dim_text(new)} if you can do without your opt={self.opt}"
+        return f"{dim_text(new)}, which excludes your opt={self.opt}"
 
     def _inexpressible(self) -> str:
-        """What to declare where no Dim expresses the rule."""
+        """What to declare if no Dim expresses the rule."""
         name = self._plain
         both = " and ".join((name, *self.others))
         if self.one_dim:
@@ -269,15 +268,15 @@ class Rule:
         if self.kind in ("band", "relation"):
             return f'rules=("{self.size_rule}",)'
         texts: dict[RuleKind, str] = {
-            "guard": f"ranges of {both} that keep it: no Dim can express it",
-            "dependent": f"ranges of {both} in which every pair runs: no Dim can express it",
-            "irregular": f"sizes of {name} that run: no Dim can express these",
+            "guard": f"ranges of {both} that keep this rule: no Dim can express it",
+            "dependent": f"ranges of {both} in which every pair runs: no Dim can express the rule",
+            "irregular": f"a range of {name} in which all sizes run: no Dim can express this rule",
             "unsettled": f"a smaller range of {name}",
             "baked-in": f"a number in place of {name}, or keep it symbolic in that line",
             "example-size": f"the sizes of {name} that run (auto=True finds them)",
-            "nowhere": "ranges that hold sizes at which it runs",
+            "nowhere": "ranges with sizes at which the model runs",
         }
-        return texts.get(self.kind, f"only such sizes of {name}: no Dim can express them")
+        return texts.get(self.kind, f"only such sizes of {name}: no Dim can express this rule")
 
 
 @dataclass(frozen=True)
@@ -285,12 +284,12 @@ class AppliedRule:
     """A rule that narrowed a spec, in a form that a manifest stores as JSON.
 
     Args:
-        kind: the kind of the rule.
-        dim: the name of the dim that it restricts.
-        others: the names of the other dims in it.
-        size_rule: the rule as `ModelSpec.rules` has it; empty where no such text is known.
-        line: ``file:line in function: code`` of the model; empty where it is unknown.
-        text: what the model demands, for people only.
+        kind: The kind of the rule.
+        dim: The name of the dim that the rule restricts.
+        others: The names of the other dims in the rule.
+        size_rule: The rule as in `ModelSpec.rules`; empty if there is no such text.
+        line: ``file:line in function: code`` of the model; empty if it is unknown.
+        text: The text of the rule, for people only.
     """
 
     kind: RuleKind

@@ -1,4 +1,4 @@
-"""What computes a model's outputs: torch, ONNX Runtime, or an engine."""
+"""The protocol of runners, which compute a model's outputs in torch, ONNX Runtime or an engine."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pipeline.spec.tensors import Feed, Precision
 class Runner(Protocol):
     """Computes outputs from inputs.
 
-    A runner that holds a resource for as long as it lives (an engine, a GPU's memory) is made by a
-    context manager; the others take theirs when `run` begins, and free it when `run` ends.
+    A context manager makes a runner that keeps a resource between runs (an engine, a GPU's memory).
+    Other runners load their resources at the start of `run`, and free them at its end.
     """
 
     @property
     def name(self) -> str:
-        """What messages and the manifest call its run."""
+        """The name of its runs in messages and in the manifest."""
 
     @property
     def precision(self) -> Precision:
-        """The precision that it computes in."""
+        """The precision of its computation."""
 
     def run(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
-        """The outputs by name, one set a feed, each computed when it is asked for.
+        """Yields the outputs of each feed by name, and computes them on demand.
 
-        Outputs stay as they are when the runner goes on.
+        Later runs do not change outputs that were yielded.
 
         Args:
-            feeds: the inputs, arrays by name.
+            feeds: The inputs, arrays by name.
         """
 
 

@@ -23,7 +23,7 @@ def children(value: Any) -> list[tuple[str | int, Any]] | None:
     """The parts of a tuple, list, dict or dataclass, each with its key; None for a leaf.
 
     Mappings are checked first: transformers' outputs are mappings and dataclasses, and the mapping
-    leaves out what is None.
+    leaves out parts that are None.
     """
     if isinstance(value, Mapping):
         return [(str(key), part) for key, part in value.items()]
@@ -88,8 +88,8 @@ def flat_inputs(inputs: Any) -> tuple[Any, tuple[Input, ...]]:
     """
     if not isinstance(inputs, (tuple, list, Mapping)):
         raise InputError(
-            f"inputs={inputs!r}: give a tuple of Input (positional arguments) or a dict of them "
-            "(keyword arguments)"
+            f"inputs={inputs!r}: expected a tuple of Input (positional arguments) or a dict of "
+            "Input (keyword arguments)"
         )
     found = []
     for path, leaf in leaves(inputs):
@@ -118,7 +118,7 @@ def by_name_or_place(name: str, forward: Callable[..., Any], arguments: Any) -> 
 
     Returns:
         The arguments: a mapping is passed by keyword, a tuple by position. A mapping becomes a
-        tuple if ``forward`` has no names for the arguments (``*args``); then a note says so.
+        tuple if ``forward`` has no names for the arguments (``*args``), with a note.
 
     Raises:
         InputError: ``forward`` has no argument of a name. The message lists its arguments.
@@ -205,13 +205,13 @@ def output_names(result: Any, is_tensor: Callable[[Any], bool]) -> list[str]:
         if not is_tensor(leaf):
             place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
             raise InputError(
-                f"output{place} is of type {type(leaf).__name__}, not a tensor: return tensors, "
-                "or tuples, dicts and dataclasses of them"
+                f"output{place} is of type {type(leaf).__name__}, not a tensor. Return tensors, "
+                "or tuples, dicts and dataclasses of tensors"
             )
         names.append(name_of(path, "output"))
     if not names:
-        raise InputError("the model returns no tensor")
+        raise InputError("the model returns no tensor. Return one or more tensors")
     twice: Sequence[str] = [name for name in names if names.count(name) > 1]
     if twice:
-        raise InputError(f"two outputs would be called {twice[0]}: name them in the spec")
+        raise InputError(f"two outputs would be called {twice[0]}. Name the outputs in the spec")
     return names

@@ -1,4 +1,4 @@
-"""Inputs, outputs, and the tolerance within which two results agree."""
+"""Inputs, outputs, and the tolerance of a comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.spec.dims import Dim, DimExpr, Size, shape_at
 Precision = Literal["fp32", "tf32", "fp16"]
 
 
-_MOST_DIFFERING = 0.1  # more would pass a fault
+_MOST_DIFFERING = 0.1  # a larger share could hide a fault
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Tolerance:
 
     This is Polygraphy's ``elemwise`` check: ``|a - b| <= atol or |a - b| <= rtol * |b|``, where b
     is the reference. NaN and infinity never pass. Integers and booleans must be equal, except for
-    a share ``differing`` of the elements: an ArgMax of values that tie may give any of them.
+    the share ``differing`` of the elements. Example: ArgMax may return any index of equal values.
 
     Args:
         rtol: The allowed difference relative to the reference, at least 0 and below 1.
@@ -106,7 +106,7 @@ class Input:
             if not kind.min <= low < high <= int(kind.max) + 1:
                 raise InputError(
                     f"{self.name}: low={self.low}, high={self.high} is not a range of "
-                    f"{self.dtype}; give the range of integers that the model accepts"
+                    f"{self.dtype}; set the range of integers that the model accepts"
                 )
 
     @property
@@ -117,7 +117,7 @@ class Input:
         )
 
     def sample(self, sizes: Mapping[str, int], seed: int) -> np.ndarray:
-        """Random values at these sizes; the same for the same name, sizes and seed."""
+        """Random values at these sizes. The name, the sizes and the seed determine the values."""
         shape = shape_at(self.shape, sizes)
         entropy = [seed, *shape, *self.name.encode()]
         rng = np.random.default_rng(entropy)

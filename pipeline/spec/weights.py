@@ -64,7 +64,7 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
 
     if path.is_dir():
         raise InputError(
-            f"weights {path}: a folder; this model takes a .pth, .pt or .safetensors file"
+            f"weights {path}: a folder; this model needs a .pth, .pt or .safetensors file"
         )
     if not path.is_file():
         raise InputError(f"weights {path}: no such file")
@@ -82,7 +82,7 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
     if not isinstance(state, Mapping) or not all(
         isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in state.items()
     ):
-        raise InputError(f"weights {path}: holds no state dict (a mapping of names to tensors)")
+        raise InputError(f"weights {path}: not a state dict (a mapping of names to tensors)")
     if state and all(key.startswith("module.") for key in state):
         state = {key.removeprefix("module."): value for key, value in state.items()}
     return state

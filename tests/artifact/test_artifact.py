@@ -1,4 +1,4 @@
-"""The artifact: its manifest, what tampering does, readers during swaps, the script."""
+"""The artifact: its manifest, changed files, reads during swaps, and the script."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def refusal(path: Path) -> str:
-    """What opening says; always one line that ends with what to do."""
+    """The error of opening an artifact. It is always one line that ends with what to do."""
     with pytest.raises(ArtifactError) as caught:
         Artifact.open(path)
     said = str(caught.value)
@@ -209,7 +209,7 @@ def test_round_trip(manifest: Manifest) -> None:
 
 
 def test_the_keys_are_the_documented_ones() -> None:
-    """Downstream apps read these; a change needs another schema number."""
+    """Other programs read these keys. A change needs another schema number."""
     content = json.loads(FULL.to_json())
     stands = " ".join(content)
     assert stands == (
@@ -288,7 +288,7 @@ def test_whether_a_comparison_passed_follows_from_the_kinds(
     assert comparison.passed
     content = encode(comparison)
     at(content, path[:-1]).update({path[-1]: kind, "text": "a sentence"})
-    with pytest.raises(ArtifactError, match="passed: is True, but the other fields say otherwise"):
+    with pytest.raises(ArtifactError, match="passed: is True, which contradicts other fields"):
         decode(content, ComparisonInfo, "manifest.json", "comparison")
     content["passed"] = False
     assert not decode(content, ComparisonInfo, "manifest.json", "comparison").passed
@@ -332,7 +332,7 @@ def at(content: Any, path: list[str | int]) -> Any:
         (["comparison", "checks", 0, "kind"], "?", "checks[0].kind: expected 'bit-identical' or"),
         (["comparison", "notes", 1, "facts", "names"], [True], "facts.names[0]: expected an int"),
         (["comparison", "points", 0, "results", 0, "kind"], "differs", "results[0]: lacks 'index'"),
-        (["comparison", "passed"], True, "passed: is True, but the other fields say otherwise"),
+        (["comparison", "passed"], True, "passed: is True, which contradicts other fields"),
         (["comparison", "points"], {}, "comparison.points: expected a list"),
         (["comparison", "points", 0, "results", 0, "pair"], ["a"], "pair: expected a list of 2"),
         (["comparison", "memory_limit_bytes"], True, "memory_limit_bytes: expected an integer"),
@@ -457,9 +457,9 @@ def test_a_partial_artifact_says_what_to_run(tmp_path: Path) -> None:
         finish(staging, BARE)
     artifact = Artifact.open(tmp_path / "raft")
     assert artifact.exported.stat().st_size == 0
-    with pytest.raises(ArtifactError, match=r"holds no engine\.plan yet; run the build stage"):
+    with pytest.raises(ArtifactError, match=r"has no engine\.plan yet; run the build stage"):
         _ = artifact.plan
-    with pytest.raises(ArtifactError, match=r"lists no engine\.plan"):
+    with pytest.raises(ArtifactError, match=r"the manifest does not list engine\.plan"):
         artifact.read(PLAN)
 
 
@@ -496,7 +496,7 @@ def test_finish_takes_plain_files_only(tmp_path: Path, kind: str) -> None:
         os.mkfifo(tmp_path / "odd")
     else:
         (tmp_path / "odd").symlink_to("/etc/passwd" if kind == "link" else "/usr")
-    with pytest.raises(ArtifactError, match="odd: an artifact can only hold plain files"):
+    with pytest.raises(ArtifactError, match="odd: an artifact has plain files only"):
         finish(tmp_path, BARE)
 
 
@@ -506,9 +506,9 @@ AGAIN = "copy it again, or `pipeline build {}`"
 
 
 def test_no_such_folder(place: Path) -> None:
-    assert "there is no such folder" in refusal(place / "none")
+    assert ": no such folder" in refusal(place / "none")
     assert "is not a folder" in refusal(place / MODEL)
-    assert "holds no manifest.json" in refusal(place / "comparison")
+    assert "it has no manifest.json" in refusal(place / "comparison")
 
 
 @pytest.mark.parametrize("name", [PLAN, MODEL, "comparison/inputs.json"])
@@ -528,9 +528,9 @@ def test_a_flipped_bit(place: Path, name: str) -> None:
 
 def test_a_cut_plan(place: Path) -> None:
     os.truncate(place / PLAN, 10)
-    said = f"{place}/{PLAN}: is cut short: 10 of 3000 bytes are there; {AGAIN.format(place)}"
+    said = f"{place}/{PLAN}: is cut short: it has 10 of 3000 bytes; {AGAIN.format(place)}"
     assert refusal(place) == said
-    with pytest.raises(ArtifactError, match="is cut short: 10 of 3000"):
+    with pytest.raises(ArtifactError, match="is cut short: it has 10 of 3000"):
         Artifact.open(place, check=False).read(PLAN)
 
 
@@ -574,7 +574,7 @@ def test_a_manifest_cut_anywhere(place: Path) -> None:
 
 
 def resign(place: Path, files: dict[str, FileInfo]) -> None:
-    """Writes a manifest whose own hash is right, but with these files."""
+    """Writes a manifest with a right hash, but with these files."""
     (place / MANIFEST).write_text(dataclasses.replace(FULL, files=files).to_json())
 
 
@@ -590,7 +590,7 @@ def test_names_that_lead_out_of_the_folder(place: Path, name: str, check: bool) 
     secret = place.parent / "secret"
     secret.write_text("secret")
     resign(place, {name: hash_file(secret)})
-    with pytest.raises(ArtifactError, match=r"is no plain relative name|holds a "):
+    with pytest.raises(ArtifactError, match=r"is not a plain relative name|contains "):
         Artifact.open(place, check=check)
 
 
@@ -649,8 +649,10 @@ def start_writer(place: Path, how: str) -> subprocess.Popen[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
 def test_a_reader_never_sees_a_half(place: Path) -> None:
-    """`open` gives files that belong to their manifest, and never fails, however often the
-    folder is replaced meanwhile."""
+    """`open` returns files that belong to their manifest, and never fails.
+
+    This holds however often the folder is replaced meanwhile.
+    """
     child = start_writer(place, "exchange")
     seen = set()
     while child.poll() is None:
@@ -666,7 +668,7 @@ def test_without_exchange_a_reader_finds_the_whole_or_nothing(place: Path) -> No
         try:
             seen.add(Artifact.open(place).manifest.name)
         except ArtifactError as error:
-            assert "there is no such folder" in str(error)
+            assert ": no such folder" in str(error)
     assert child.returncode == 0
     assert len(seen) > 10
 
@@ -685,7 +687,7 @@ def test_a_folder_that_is_always_replaced(place: Path) -> None:
         make(place, f"turn {next(turns)}")
         raise ArtifactError("a file of another turn")
 
-    with pytest.raises(ArtifactError, match="is replaced again and again"):
+    with pytest.raises(ArtifactError, match="conversions keep replacing it"):
         read_again(place, read)
     assert next(turns) < 100
 
@@ -724,7 +726,7 @@ def save_runs(folder: Path, factor: float) -> list[StoredRun]:
 
 
 def run_script(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the script from elsewhere; polygraphy is the one beside this Python."""
+    """Runs the script from another folder, with the polygraphy of this Python."""
     where = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["sh", str(path), *arguments],
@@ -748,8 +750,10 @@ SCRIPTS = (  # the factors of exported.onnx, of model.onnx and of what is stored
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[subprocess.CompletedProcess[str]]:
-    """All `SCRIPTS`, two at once: each starts Python twice. They are written one by one, since
-    Polygraphy's first use of an array is not safe from two threads."""
+    """The results of all `SCRIPTS`, two at once, because each starts Python twice.
+
+    They are written one by one, because Polygraphy's first use of an array is not thread-safe.
+    """
     places = []
     for exported, model, stored, _ in SCRIPTS:
         folder = tmp_path_factory.mktemp("script") / "- an 'odd' $(name)"
@@ -771,7 +775,7 @@ def test_the_script_repeats_the_comparison(
     exported, model, stored, passes = SCRIPTS[number]
     done = ended[number]
     assert done.returncode == (0 if passes else 1), done.stdout + done.stderr
-    # both models ran, also if the first one failed
+    # both models ran, even if the first one failed
     outputs = done.stdout.split("] RUNNING |")[1:]
     assert ["Passed: 3/3" in output for output in outputs] == [exported == stored, model == stored]
 
@@ -785,7 +789,7 @@ def test_the_script_fails_where_a_file_is_missing(tmp_path: Path) -> None:
 
 
 def commands(text: str, recorder: Path, *arguments: str) -> list[list[str]]:
-    """The polygraphy commands that a script runs, each with the flavour's switch first."""
+    """The polygraphy commands of a script, each with the flavour's switch first."""
     program = recorder / "polygraphy"
     program.write_text(
         '#!/bin/sh\nprintf "%s\\n" "${POLYGRAPHY_USE_TENSORRT_RTX-unset}" "$@" end\n'
@@ -822,7 +826,7 @@ def test_the_engine_runs_only_when_asked_for(tmp_path: Path, flavour: Any, switc
 
 
 def test_polygraphy_takes_the_engine_command(tmp_path: Path) -> None:
-    """No GPU here: Polygraphy only says what it would run."""
+    """Without a GPU, Polygraphy only shows what it would run."""
     (tmp_path / PLAN).touch()
     run = StoredRun("comparison/a.json", "comparison/b.json", 1)
     text = reproduce_script(

@@ -1,4 +1,4 @@
-"""The manifest's schema as text, so that no stored class changes unnoticed."""
+"""The manifest's schema as text, so that a change of a stored class is noticed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STORED = {Interface: HINTS, Dim: DIM_HINTS}  # these are not stored field by fi
 
 
 def lines_of(kind: Any, path: str) -> Iterator[str]:
-    """Every path below `path`, with the type of what stands there."""
+    """Every path below `path`, with its type."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind == Size:
         yield f"{path}: int | text of a dim or of an expression"

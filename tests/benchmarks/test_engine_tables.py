@@ -1,4 +1,4 @@
-"""Files of measured engines, joined; the tables and pictures made of them."""
+"""Result files of engines: joining them, and the tables and pictures."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_is_not_known_to_compute_the_same_has_no_ratio(
 
 def test_the_table_holds_equal_precisions_together(results: engine_results.Results) -> None:
     text = engine_tables.tables(results.content)
-    # nothing has a floor, and there is neither a naive engine nor an eager torch: no such columns
+    # there is no floor, no naive engine and no eager torch, so these columns are missing
     assert head_of(text, "torch.compile, no CUDA graphs") == [
         "sizes", "artifact", "engine, CUDA graph", "engine", "torch.compile, no CUDA graphs",
         "max-autotune", "best torch.compile / engine",
@@ -120,13 +120,13 @@ def test_a_ratio_to_torch_without_cuda_graphs_says_so(tmp_path: Path) -> None:
 
 
 def head_of(text: str, column: str) -> list[str]:
-    """The columns of the first table that has this one."""
+    """The columns of the first table with this column."""
     head = next(line for line in text.splitlines() if f"| {column} |" in line)
     return [cell.strip() for cell in head.strip("|").split("|")]
 
 
 def cells_of(text: str, start: str) -> list[str]:
-    """Of the one row of a table that starts so."""
+    """The cells of the only row that starts with this."""
     (row,) = (line for line in text.splitlines() if line.startswith(start))
     return [cell.strip() for cell in row.strip("|").split("|")]
 
@@ -141,7 +141,7 @@ def test_artifacts_of_one_model_stand_side_by_side(results: engine_results.Resul
         work = {"operations": operations, "least": floats, "every": floats, "layers": []}
         results.add({**result("", 1), "work": work, "runner": None, "gpu": None, **more}, "floors")
     text = engine_tables.tables(results.content)
-    beside = ["6.00", "5.00"]  # torch's: shared
+    beside = ["6.00", "5.00"]  # torch's records are shared
     assert cells_of(text, "| h=8,w=9 | a | 1.00 |") == [
         "h=8,w=9", "a", "1.00", "2.00", "2.50", *beside, "**2.50**", "2.0",
     ]  # fmt: skip
@@ -149,13 +149,13 @@ def test_artifacts_of_one_model_stand_side_by_side(results: engine_results.Resul
         "h=8,w=9", "b (update=split)", "0.500", "1.25", "-", *beside, "**4.00**", "2.5",
     ]  # fmt: skip
     assert "by these rates of G (measured): fp32 67.0 TFLOP/s, tf32 395 TFLOP/s" in text
-    # a floor of the same options serves; of others it would be a floor of something else
+    # a floor with the same options counts; other options are another model
     results.content["floors"].pop()
     results.add(result("engine", 2.0, artifact="c"))
     text = engine_tables.tables(results.content)
     assert cells_of(text, "| h=8,w=9 | c | 1.00 |")
     assert cells_of(text, "| h=8,w=9 | b (update=split) | - |")
-    # and by the rates of another GPU it would be none either
+    # the rates of another GPU give no floor
     results.content["rates"] = {"another": results.content["rates"]["G"]}
     assert "floor" not in engine_tables.tables(results.content)
 
@@ -170,7 +170,7 @@ def test_torch_is_shared_by_artifacts(results: engine_results.Results) -> None:
 def measured(
     place: Path, date: str, *records: dict[str, Any], command: str = "make"
 ) -> engine_results.Results:
-    """A file of one run."""
+    """A file with one run."""
     found = engine_results.Results(place)
     found.begin({"date": date, "command": command, "machine": {"gpu": "G"}})
     for record in records:
@@ -179,7 +179,7 @@ def measured(
 
 
 def table(*files: Path) -> tuple[str, str]:
-    """What `engines.py table` prints of files, and says beside it."""
+    """The output of `engines.py table` for files, and its messages."""
     words = [word for file in files for word in ("--json", str(file))]
     line = [sys.executable, str(BENCHMARKS / "engines.py"), "table", *words]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
@@ -190,7 +190,7 @@ def table(*files: Path) -> tuple[str, str]:
 def test_files_are_joined(tmp_path: Path) -> None:
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     measured(a, "2026-01-02T10:00:00+00:00", result("engine graph", 2.0))
-    other = {"sizes": {"w": 9, "h": 8}}  # the same sizes, however they stand
+    other = {"sizes": {"w": 9, "h": 8}}  # the same sizes in another order
     file = measured(b, "2026-01-02T09:00:00+00:00", result("torch compile-tf32", 6.0, **other))
     file.add_rates({"gpu": "G", **RATES})
     floats = {"floats": 0, "others": 0}
@@ -202,7 +202,7 @@ def test_files_are_joined(tmp_path: Path) -> None:
         "h=8,w=9", "a", "1.00", "2.00", "6.00", "**3.00**", "2.0",
     ]  # fmt: skip
     assert table(b, a) == (text, "")
-    assert table(a, b, a) == (text, "")  # a file twice, or an older copy of it, adds nothing
+    assert table(a, b, a) == (text, "")  # a second copy of a file, or an older copy, adds nothing
     content, _ = engine_results.join([a, b])
     assert [run["date"][11:13] for run in content["runs"]] == ["09", "10"]
     runs = {r["runner"]: r["run"] for r in content["results"]}
@@ -263,7 +263,7 @@ def test_a_failure_that_a_later_run_mended_is_not_told(results: engine_results.R
     failed = {"model": "m", "options": [], "sizes": None, "precision": "tf32", "gpu": "G"}
     results.add({**failed, "runner": "torch", "why": "no torch in /home/me/env/bin/python3"})
     text = engine_tables.tables(results.content)
-    assert "- torch (tf32): no torch in python3" in text  # measured before, and not since
+    assert "- torch (tf32): no torch in python3" in text  # measured before, but not later
     results.begin({"date": "tomorrow", "command": "make", "machine": {"gpu": "G"}})
     results.add(result("torch eager-tf32", 8.0))
     text = engine_tables.tables(results.content)

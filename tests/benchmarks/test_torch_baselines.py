@@ -1,4 +1,4 @@
-"""What stands beside an engine in torch, on the CPU; the times need a GPU."""
+"""The torch baselines of engines, on the CPU. Their times need a GPU."""
 
 from __future__ import annotations
 

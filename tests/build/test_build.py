@@ -1,4 +1,4 @@
-"""Building: what comes out, what is refused, and what the refusal says."""
+"""Building: the results, the refusals, and their messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def built(path: Path, **changes: Any) -> build_module.Built:
 
 
 def here(path: Path, profiles: list[Profile]) -> Any:
-    """What the child process does, in this one, so that TensorRT's calls can be looked at."""
+    """Runs the child process's work in this process, so that the test sees TensorRT's calls."""
     return build_module._build_here(
         build_module._BuildJob(
             path, path.with_name("engine.plan"), declared((1, H), profiles), BuildOptions(RTX), (),
@@ -88,7 +88,7 @@ def test_malformed_bytes_are_told() -> None:
 
 
 def exported_and_built(spec: ModelSpec, tmp_path: Path) -> None:
-    """Builds what torch exports, with no pass between."""
+    """Builds torch's export without any pass."""
     run_export(Config(spec, out=tmp_path / "a"))
     path = tmp_path / "a" / "exported.onnx"
     profile = Profile("all").resolve(spec.dims)
@@ -184,7 +184,7 @@ def test_invalid_profile_does_not_go_unnoticed(tmp_path: Path, profiles: list[Pr
 
 
 def test_profile_that_contradicts_the_network(tmp_path: Path) -> None:
-    text = TEXT.replace("[1,h]", "[1,4]")  # the size is fixed, the profile wants another
+    text = TEXT.replace("[1,h]", "[1,4]")  # the size is fixed, but the profile has another
     with pytest.raises(BuildError):
         built(model(tmp_path, "y = Relu(x)", text), profiles=[Profile("bad", {"h": (5, 6, 7)})])
 
@@ -198,7 +198,7 @@ def test_profile_that_tensorrt_does_not_add(tmp_path: Path, monkeypatch: Any) ->
         del network
         made = builder.create_optimization_profile()
         made.set_shape("x", (1, 8), (1, 4), (1, 2))
-        return made  # add_optimization_profile gives -1, and the build would do without it
+        return made  # add_optimization_profile returns -1, and the build would ignore the profile
 
     monkeypatch.setattr(PolygraphyProfile, "to_trt", unchecked)
     with pytest.raises(BuildError, match="refuses a profile"):

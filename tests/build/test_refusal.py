@@ -1,7 +1,7 @@
-"""The error mapper, on failures that the installed TensorRT-RTX really has.
+"""The error mapper, on real failures of the installed TensorRT-RTX.
 
-Each case is a small graph that it refuses, or that ends its process, and what has to be told: the
-node, its sizes and the ranges of their dims, and what would mend it.
+Each case is a small graph that TensorRT refuses, or that crashes it. The message must have the
+node, its sizes, the ranges of their dims, and what to do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KERNEL = "<float[1,1,5,5] k = {" + ",".join(["1"] * 25) + "}>"
 
 
 def converted(tmp_path: Path, text: str, head: str = OPSET, **ranges: Range) -> Built:
-    """Builds a graph, with these ranges of its dims."""
+    """Builds a graph with these ranges of its dims."""
     model = onnx.parser.parse_model(f"{head}\n{text}")
     for node in model.graph.node:  # ONNX's text has no "/" in names
         node.name = node.name.replace("__", "/")
@@ -66,7 +66,7 @@ def whole_range(name: str, dim: Dim) -> Interface:
 
 @dataclass(frozen=True)
 class Case:
-    """A failure: a graph, its ranges, and parts of the message in their order."""
+    """A failure: a graph, its ranges, and parts of the message in order."""
 
     name: str
     text: str
@@ -225,7 +225,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_refusal_is_told(case: Case, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(failure, "_pass_advice", lambda *_: "")  # what the table says is tested
+    monkeypatch.setattr(failure, "_pass_advice", lambda *_: "")  # tests the entries of the table
     with pytest.raises(BuildError) as caught:
         converted(tmp_path, case.text, case.head, **case.ranges)
     text, detail = str(caught.value), caught.value.detail
@@ -335,7 +335,7 @@ def test_sizes_that_the_engine_can_not_run_are_told_in_the_warnings(
 def test_crash_of_the_parser_names_the_node(tmp_path: Path, monkeypatch: Any) -> None:
     import contextlib
 
-    # without the library's plain name on its path TensorRT-RTX aborts where it makes a plugin
+    # TensorRT-RTX aborts when it creates a plugin if the path lacks the library's plain name
     monkeypatch.setattr(build_module, "library_folder", lambda _: contextlib.nullcontext({}))
     plugin = Path(__file__).parents[1] / "support" / "twice_plugin.py"
     path = tmp_path / "model.onnx"
@@ -416,7 +416,7 @@ def test_words_that_name_an_op_of_which_there_are_two(tmp_path: Path) -> None:
     text = """g (float[1,2,h,8] q) => (float[1,2,h,8] y)
     { t = Relu(q) [a] u = Attention(q, q, t) [b] y = Attention(u, t, q) }"""
     onnx.save(onnx.parser.parse_model(f"{ATTENTION}\n{text}"), path)
-    words = (  # as TensorRT-RTX 1.7.1 says it of one; of two its builder crashes
+    words = (  # TensorRT-RTX 1.7.1's message for one node; with two nodes its builder crashes
         "[E] IBuilder::buildSerializedNetwork: Error Code 1: Myelin ([myelin_graph.h:1295: "
         "attachExceptionMsgToGraph] MyelinCheckException: decompose_composite_ops.cpp:59: "
         "CHECK(composite_op->is_decomposable()) failed. Attention operation was not supported by "

@@ -1,4 +1,4 @@
-"""The shape oracle: sizes that the target would give, held against the declared ones."""
+"""The target's inferred sizes, compared with the declared sizes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def save(folder: Path, body: str, outputs: str = "float[1,3,p,q] y") -> Path:
 
 
 def ask(path: Path, output: tuple[int | str, ...]) -> tuple[list[Verdict], list[Note]]:
-    """Failures and notes."""
+    """The failures and the notes."""
     dims = {"h": H, "w": W}
     declared = Interface(
         (Input("x", (1, 3, H, W)),),

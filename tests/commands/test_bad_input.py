@@ -57,7 +57,7 @@ from pipeline.machine.target import TARGETS, installed_version
         (["build", "none"], ["none", "no such folder"]),
         (["verify", "none"], ["none", "no such folder"]),
         (["inspect", "none"], ["none", "no such folder"]),
-        (["inspect", "."], ["holds no manifest.json"]),
+        (["inspect", "."], ["it has no manifest.json"]),
     ],
 )
 def test_bad_input(cli: Run, tmp_path: Path, words: list[str], parts: list[str]) -> None:
@@ -151,7 +151,7 @@ SPOILT: list[tuple[Callable[[Path], None], str]] = [
         (verb, spoil, part)
         for verb in ("inspect", "verify", "build", "rewrite")
         for spoil, part in SPOILT
-        if (verb, spoil) != ("build", spoil_cut)  # which mends it: tests/convert/test_reuse.py
+        if (verb, spoil) != ("build", spoil_cut)  # tests/convert/test_reuse.py tests the repair
     ],
 )
 def test_artifact_that_is_not_what_it_says(
@@ -178,7 +178,7 @@ def test_place_that_is_not_ours(cli: Run, tmp_path: Path) -> None:
     assert files_under(tmp_path) == ["file", "mine", "mine/thesis.txt"]
 
 
-# The imports come first: another user may not be able to read where Python lives.
+# The imports come first, because another user may not be able to read Python's folder.
 AS_NOBODY = """
 import os, sys, pipeline.commands.main, pipeline.convert.driver, tiny
 if os.geteuid() == 0:
@@ -188,7 +188,7 @@ sys.exit(tiny.main())
 
 
 def test_no_write_permission() -> None:
-    # pytest's own temporary folders can't be entered by another user
+    # another user can't enter pytest's temporary folders
     with tempfile.TemporaryDirectory() as name:
         locked = Path(name)
         locked.chmod(0o555)

@@ -1,4 +1,4 @@
-"""How engines are measured, and what is made of the numbers; the numbers need a GPU."""
+"""Measuring engines, and computing with the numbers. Real numbers need a GPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_calls_are_warmed_up_repeated_and_rotated() -> None:
     timing = timed(clock.calls.append, clock, Method(repeat=40, seconds=0, warm_up=0))
     assert clock.calls == [0, 1, 2, *range(40), *range(20)]
     assert timing.runs == 40
-    taken = np.arange(4, 44)  # the three before are not counted
+    taken = np.arange(4, 44)  # the first three calls do not count
     assert timing.median_ms == np.median(taken)
     assert timing.p99_ms == np.percentile(taken, 99)
     assert timing.least_ms == 4
@@ -218,7 +218,7 @@ def test_options_of_what_torch_runs() -> None:
     for name in ("raft", "raft_small"):
         assert references.as_written(name, made) == written
         assert references.as_written(name, {**written, "updates": 3}) == {**written, "updates": 3}
-        # the names and values are the model's own
+        # the names and values come from the model
         assert dict(find_spec(name, written, None).options) == written
     assert references.as_written("somebody's", made) == made
 
@@ -259,7 +259,7 @@ def test_a_run_that_measured_nothing_ends_with_1(artifact: Path, tmp_path: Path)
     assert (code, errors) == (0, "")
     assert {f["artifact"] for f in engine_results.read(kept)["floors"]} == {artifact.name}
     words = [f"{sys.executable}x", "-c", "print()"]
-    assert children.lines(words, print) == f"{words[0]} does not start: No such file or directory"
+    assert children.lines(words, print) == f"{words[0]} can't be started: No such file or directory"
 
 
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     assert got == [{"n": 1}]
     status = Path(f"/proc/{(tmp_path / 'pid').read_text()}/status")
     end = time.monotonic() + 20
-    while _alive(status) and time.monotonic() < end:  # a killed process takes its time to go
+    while _alive(status) and time.monotonic() < end:  # a killed process may need time to end
         time.sleep(0.05)
     assert not _alive(status)
 

@@ -1,4 +1,4 @@
-"""`pipeline check`: modules that break in different ways, and what it says of each."""
+"""`pipeline check`: modules with different faults, and its messages."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_defaults_are_said() -> None:
 
 def test_what_torch_export_alone_asks_for_is_all_told() -> None:
     def halves(x: torch.Tensor) -> torch.Tensor:
-        torch._check(x.shape[2] % 4 == 0)  # not a check of the eager run's
+        torch._check(x.shape[2] % 4 == 0)  # not a check of the eager run
         torch._check(x.shape[3] % 2 == 0)
         return x * 2
 
@@ -141,7 +141,7 @@ def test_a_baked_size_is_fixed_and_the_rest_looked_at() -> None:
 
 
 class Joined(torch.nn.Module):
-    """A decoder's step, `past` [b, p] before `x` [b, 4]; with `empty`, no past is taken."""
+    """A decoder's step: `past` [b, p] before `x` [b, 4]. With `empty`, there is no past."""
 
     def __init__(self, empty: bool) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def test_a_node_that_nothing_mends_does_not_hide_the_rest() -> None:
     assert node.what.startswith("Det: ")
     assert "tests/support/tiny.py:" in node.where
     assert "TensorRT has no determinant" in node.do
-    assert "target rtx-1.7 refuses the Det node" in said(report, "nodes")  # by its own parser
+    assert "target rtx-1.7 refuses the Det node" in said(report, "nodes")  # by the command's parser
     assert "all runs agree" in said(report, "comparison")
     without = checked(wide(both), target="tensorrt-8.6")
     assert "TensorRT's parser did not run: tensorrt is not installed" in said(without, "nodes")
@@ -244,7 +244,7 @@ def test_runs_that_disagree() -> None:
 
 
 def test_one_nan_stands_in_the_way_once() -> None:
-    """Also where a pass rewrites a node, so that there are three pairs of runs."""
+    """Also if a pass rewrites a node, so that there are three pairs of runs."""
 
     def logarithm(x: torch.Tensor) -> torch.Tensor:
         return (torch.nn.functional.instance_norm(x) - 50).log()
@@ -326,7 +326,7 @@ def test_an_onnx_file(tmp_path: Path, cli: Run) -> None:
 
 
 def test_an_onnx_file_with_a_shape_baked_in(tmp_path: Path, cli: Run) -> None:
-    """A dim that a conversion narrows by itself does not stand in the way."""
+    """A dim that a conversion narrows is not a problem."""
     head = '<ir_version: 8, opset_import: ["" : 18]>'
     text = f"{head} g (float[n, 4] x) => (float[a, 4] y) <int64[2] s = {{4, 4}}> "
     onnx.save(onnx.parser.parse_model(text + "{ y = Reshape(x, s) }"), tmp_path / "baked.onnx")
@@ -349,7 +349,7 @@ def test_several_inputs_that_must_have_one_size() -> None:
     (found,) = blocking(summed(False))
     assert "w must equal h" in found.what
     assert "one Dim for both" in found.do
-    report = summed(True)  # which a conversion does by itself
+    report = summed(True)  # a conversion does this without you
     assert report.ok, check_text(report)
     assert "nothing: one Dim for both h and w" in said(report, "dims")
     assert "the findings below hold for h in 16..48 only" in said(report, "dims")

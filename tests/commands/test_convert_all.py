@@ -35,7 +35,7 @@ def start(
 
 
 def cases(path: Path) -> dict[str, ET.Element]:
-    """The test cases of a JUnit file, whose totals are checked."""
+    """The test cases of a JUnit file. Checks its totals."""
     suite = ET.parse(path).getroot().find("testsuite")
     assert suite is not None
     found = {case.attrib["name"]: case for case in suite.findall("testcase")}

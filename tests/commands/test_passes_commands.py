@@ -76,7 +76,7 @@ SAYINGS = {
 
 @pytest.mark.parametrize("nodes", SAYINGS.values(), ids=SAYINGS)
 def test_lint_alone_speaks(tmp_path: Path, capfd: pytest.CaptureFixture[str], nodes: str) -> None:
-    """Not ONNX Runtime or graph-surgeon, of constants that they can't fold."""
+    """ONNX Runtime and graph-surgeon print nothing about constants that they can't fold."""
     text = f"(float[b,4] x) => (float[b,4] y) <float[4] k = {{1, 2, 3, 4}}> {{ {nodes} }}"
     path = save(tmp_path / "m.onnx", text, opset=17)
     assert main(["lint", str(path), "--target", "tensorrt-8.6", "--json"]) == 0
@@ -171,7 +171,7 @@ def test_bad_input_is_one_line(cli: Run, tmp_path: Path) -> None:
 def test_external_data_outside_of_the_folder_is_refused(
     cli: Run, tmp_path: Path, command: str
 ) -> None:
-    """By its name or by a link; and what is cut short, before a pass reads it."""
+    """By its name or by a link. Data that is cut short is also refused, before a pass reads it."""
     (tmp_path / "secret").write_bytes(bytes(64))
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -192,8 +192,8 @@ def test_external_data_outside_of_the_folder_is_refused(
         ("../secret", "is outside of the model's folder: refused"),
         (str(tmp_path / "secret"), "is outside of the model's folder: refused"),
         ("link", "is a symbolic link that leads out of the model's folder"),
-        ("short", "is cut short: w is in bytes 0 to 64, and the file has 60"),
-        ("gone", "its external data gone is missing: put it beside the model"),
+        ("short", "is cut short: w is in bytes 0 to 64, but the file has 60"),
+        ("gone", "its external data gone is missing. Put it beside the model"),
     ):
         place(location)
         code, output, errors = cli(command, path)

@@ -1,4 +1,4 @@
-"""What a person and a machine read at the end."""
+"""The report at the end, for people and for programs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_failed_and_what_was_left_out(converted: Report) -> None:
     ) in lines
     assert "REGRESSION dim y no longer exists" in lines
     assert "exported.onnx is the source itself, so it is the reference" in lines
-    # a point without any result was not checked at all, and must not look like one that passed
+    # a point without a result was not checked, and must not look like a passed point
     (opt,) = [line for line in lines if line.startswith("opt ")]
     assert not opt.endswith("ok")
 

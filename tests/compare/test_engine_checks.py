@@ -1,6 +1,6 @@
-"""Determinism, order, unwritten elements: outputs of ONNX Runtime with faults planted in them.
+"""Determinism, order and unwritten elements, with faults planted in outputs of ONNX Runtime.
 
-On a GPU the same checks run on engines: tests/gpu/test_verify_gpu.py.
+The same checks run on real engines on a GPU: tests/gpu/test_verify_gpu.py.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> list[Outputs]:
 
 
 class Engine:
-    """Gives the right outputs, changed by `fault`, in buffers of its own that may be poisoned."""
+    """Returns the right outputs, changed by `fault`, in its buffers, which may be poisoned."""
 
     def __init__(self, right: list[Outputs], fault: Callable[[Engine, Outputs], None]) -> None:
         self.right, self.fault = right, fault
@@ -96,7 +96,7 @@ def noise(by: float) -> Callable[[Engine, Outputs], None]:
 
 
 def leftovers(engine: Engine, outputs: Outputs) -> None:
-    """After a larger size, the last row is the one that stood there before."""
+    """After a larger size, the last row has the values of the size before."""
     y, old = outputs["y"], engine.before.get("y")
     if old is not None and len(old) > len(y):
         y[-1] = old[len(y) - 1]
@@ -153,7 +153,7 @@ def test_what_an_earlier_run_left(right: list[Outputs], small: bool) -> None:
     def fault(engine: Engine, outputs: Outputs) -> None:
         y = outputs["y"].copy()
         leftovers(engine, outputs)
-        if small:  # far within the tolerance, but an engine that repeats itself must not
+        if small:  # well within the tolerance, but a deterministic engine never differs
             outputs["y"] = y + F32(1e-6) * (outputs["y"] != y)
 
     infos = checked(Engine(right, fault))
@@ -197,7 +197,7 @@ def test_an_output_that_comes_and_goes(right: list[Outputs]) -> None:
     [
         ([1.0, 2.0], [1.0, 2.0], 0.0, True),
         ([1.0, np.nan], [1.0, np.nan], 0.0, True),
-        ([1.0, np.nan], [1.0, -np.nan], 0.0, True),  # its sign says nothing
+        ([1.0, np.nan], [1.0, -np.nan], 0.0, True),  # its sign has no meaning
         ([1.0, 2.0], [1.0, 2.001], 1e-3, True),
         ([1.0, 2.0], [1.0, 2.01], 1e-2, False),
         ([1.0, 2.0], [1.0, np.nan], np.inf, False),
@@ -231,7 +231,7 @@ FULL = "9 GiB are wanted, 1 GiB is free"
 
 
 def full(when: Callable[[Engine, Outputs], bool], error: type[Exception] = OutOfMemory) -> Fault:
-    """Runs out of memory after the first round, in which the outputs to compare came to be."""
+    """Runs out of memory after the first round, which made the outputs to compare."""
 
     def fault(engine: Engine, outputs: Outputs) -> None:
         if engine.calls > len(FEEDS) and when(engine, outputs):
@@ -287,10 +287,10 @@ def test_a_difference_counts_though_a_later_run_does_not_fit(right: list[Outputs
 
 
 def test_no_repeat_no_claim_that_repeats_are_equal(right: list[Outputs]) -> None:
-    """Where the repeats did not fit, the order is held to the tolerance, not to the bit."""
+    """If the repeats did not fit in memory, the order check uses the tolerance, not equal bits."""
 
     def fault(engine: Engine, outputs: Outputs) -> None:
-        if len(FEEDS) < engine.calls <= 2 * len(FEEDS):  # every size's first repeat
+        if len(FEEDS) < engine.calls <= 2 * len(FEEDS):  # the first repeat of every size
             raise OutOfMemory(FULL)
         outputs["y"][-1, -1] += 5e-5 * (engine.calls % 2)
 

@@ -1,7 +1,7 @@
-"""The engine's way through the comparison, ONNX Runtime in the engine's place.
+"""An engine in the comparison, with ONNX Runtime in place of the engine.
 
-It shows what becomes of an engine's outputs, checks and errors. That real engines run is in
-tests/gpu/test_verify_gpu.py.
+It tests the handling of an engine's outputs, checks and errors. tests/gpu/test_verify_gpu.py tests
+real engines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Fault = Callable[["Stand", dict[str, np.ndarray]], None]
 
 
 class Stand:
-    """model.onnx where an engine is expected, with its outputs changed by `fault`."""
+    """model.onnx in place of an engine, with its outputs changed by `fault`."""
 
     def __init__(self, model: Path, fault: Fault) -> None:
         self.model, self.fault = model, fault
@@ -60,7 +60,7 @@ class Stand:
 
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
-    """Puts ONNX Runtime, with a fault, in the place of every engine."""
+    """Replaces every engine by ONNX Runtime, with a fault."""
 
     def put(fault: Fault) -> None:
         @contextlib.contextmanager
@@ -228,7 +228,7 @@ def test_a_size_that_does_not_fit_into_the_gpu(
 def test_checks_that_do_not_fit_into_the_gpu(
     artifact: Path, stand: Callable[[Fault], None]
 ) -> None:
-    """The comparison fits, and what comes after it does not: somebody else took the memory."""
+    """The comparison fits in memory. The checks do not fit, because another process uses memory."""
 
     def full(stand: Stand, outputs: dict[str, np.ndarray]) -> None:
         if stand.calls > 7 and outputs["y"].size >= room:
@@ -467,7 +467,7 @@ def test_one_infinity_does_not_hide_what_is_wrong_elsewhere(shared: float) -> No
 
 
 class TestWhyNot:
-    """Why an engine is not run."""
+    """The reasons why an engine is not run."""
 
     @pytest.fixture
     def manifest(self, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
@@ -508,7 +508,7 @@ class TestWhyNot:
         assert why_not_run(artifact, RTX, manifest).startswith("cuda-python is not installed here")
 
     def test_it_is_said_in_the_manifest(self, artifact: Path, manifest: Manifest) -> None:
-        """Without a stand-in: the real reason of this machine, whatever it is."""
+        """Without a stand-in: the real reason on this machine."""
         del manifest
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(verify, "why_not_run", lambda *_: "built for another GPU")
@@ -518,7 +518,7 @@ class TestWhyNot:
 
 
 def test_opened_goes_through_the_runtime(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan that is in the folder, with its manifest; closed afterwards."""
+    """Uses the plan in the folder, with its manifest, and closes it afterwards."""
     calls: list[Any] = []
 
     class Loaded:

@@ -1,4 +1,4 @@
-"""What an engine of another precision is held to, and what is said where nobody stated it."""
+"""The tolerance of an engine of another precision, and the messages without a stated tolerance."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ g (float[n,4] x) => (float[n,4] y) { y = Relu(x) }"""
 
 
 def declared(engine_tolerance: dict[str, Tolerance]) -> Interface:
-    """One input and one output, held to TIGHT but for engines."""
+    """One input and one output, with the tolerance TIGHT except for engines."""
     return Interface(
         (Input("x", (N, 4)),), (Output("y", (N, 4), TIGHT),), engine_tolerance=engine_tolerance
     )
@@ -45,7 +45,7 @@ def declared(engine_tolerance: dict[str, Tolerance]) -> Interface:
 def judged(
     tmp_path: Path, engine: Any, precision: Precision, tolerance: Tolerance | None = None
 ) -> tuple[list[Verdict], list[str], tuple[Note, ...]]:
-    """The results of an engine's profile against values of 1, what failed, and the notes."""
+    """The results of an engine's profile against values of 1, the failures, and the notes."""
     onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")
     stated = {precision: tolerance} if tolerance else {}
     job = Job(declared(stated), [Point("opt", {"n": 2})], 2**20, precision)
@@ -66,7 +66,7 @@ def test_an_engine_is_held_to_its_own_tolerance_and_nothing_else_is(tmp_path: Pa
     (_, engine), failed, _ = judged(tmp_path, 1.02, "fp16", WIDE)
     assert not engine.passed
     assert engine.text == "differs by up to 0.02 at index [0, 0]; the largest value is 1"
-    # the wider one is the engine's alone
+    # the wider tolerance is for the engine only
     off = {"y": np.full((2, 4), 1.005, F32)}
     job = Job(declared({"fp16": WIDE}), [], 0, precision="fp16")
     (result,) = judge("torch", "exported", {"y": np.ones((2, 4), F32)}, off, job.tolerances("e"))
@@ -87,14 +87,14 @@ def test_without_one_it_is_held_to_the_others_and_the_error_is_told(tmp_path: Pa
     assert notes == (note("no-engine-tolerance", precision="fp16"),)
     text = "no tolerance is stated for fp16 engines: the fp32 tolerance was used"
     assert notes[0].text == text
-    # nothing of that where it is an fp32 engine that is off
+    # no such message if an fp32 engine differs
     (_, engine), failed, notes = judged(tmp_path, 1.005, "fp32")
     assert not engine.passed and "advice" not in engine.facts and not notes
     assert "tolerance" not in failed[0]
 
 
 def test_integers_have_no_tolerance_to_state(tmp_path: Path) -> None:
-    """An argmax in fp16: other labels where two values tie."""
+    """An ArgMax in fp16 gives other labels where two values are equal."""
     onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")
     job = Job(declared({}), [Point(p, {"n": 2}) for p in ("a", "b")], 2**20, precision="fp16")
     plan = plan_points(job, tmp_path / "model.onnx")
@@ -136,7 +136,7 @@ def test_overflow_is_called_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stated", [{"fp8": WIDE}, {"fp16": 1e-2}])
 def test_a_spec_states_them_by_precision(stated: Any) -> None:
-    with pytest.raises(InputError, match=r"engine_tolerance .*give a Tolerance by precision"):
+    with pytest.raises(InputError, match=r"engine_tolerance .*pass a Tolerance for each precision"):
         dataclasses.replace(tiny.conv(), engine_tolerance=stated)
 
 
@@ -149,7 +149,7 @@ def test_what_is_given_goes_before_what_the_spec_states(tmp_path: Path) -> None:
     assert manifest.engine_tolerances() == {"y": WIDE}
     plain = dataclasses.replace(manifest, precision="fp32")
     assert plain.engine_tolerances() == plain.tolerances() == {"y": spec.tolerance}
-    # when a conversion takes an artifact up again, the spec's are the ones that hold
+    # when a conversion continues an artifact, the spec's tolerances count
     again = manifest.interface.with_tolerances(spec.interface)
     assert again.engine_tolerances("tf32") == {"y": TIGHT}
 
@@ -161,7 +161,7 @@ def test_verify_writes_it_down(artifact: Path, cli: Any) -> None:
     manifest = Artifact.open(artifact).manifest
     assert manifest.interface.engine_tolerance == {"fp32": Tolerance(1e-2, 1e-3, said)}
     assert f"tolerance of the engine: rtol 0.01 or atol 0.001 ({said})" in out
-    assert manifest.keys == {}  # the next conversion holds it to the spec's again
+    assert manifest.keys == {}  # the next conversion uses the spec's tolerances again
     assert run_verify(artifact).manifest.interface == manifest.interface
     code, _, err = cli("verify", artifact, "--engine-tolerance", "2,1e-3")
     assert code == 2 and "rtol=2.0: 1 or more would pass anything" in err

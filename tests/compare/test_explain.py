@@ -1,4 +1,4 @@
-"""A comparison that fails says where: the node, the pass, or the sizes that the model takes."""
+"""A failed comparison names the node, the pass, or the sizes that the model accepts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Faults planted, or made by the plain exporter, and where they are said to be.
+"""Faults that are planted, or that torch's exporter makes, and the location that is reported.
 
-Each model is a stem, a middle and a head; the fault is in the line of the middle that is marked.
-Where nothing mends it, torch's own exporter makes it: exported at one size, wrong at another.
+Each model is a stem, a middle and a head. The fault is in the marked line of the middle. Without
+pipeline's fixes, torch's exporter makes faults: an export at one size is wrong at another.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Antialias(torch.nn.Module):
 
 
 class FloorDivision(torch.nn.Module):
-    """Python's ``//`` of a negative size is truncated in ONNX."""
+    """ONNX truncates Python's ``//`` of a negative size."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.pad(x.exp(), ((17 - x.shape[3]) // 2, 0, 0, 0))  # fault
@@ -101,7 +101,7 @@ class BakedShape(torch.nn.Module):
 
 
 class AfterAttention(torch.nn.Module):
-    """The exporter spells attention with values that the eager run has not."""
+    """The exporter writes attention with values that the eager run does not have."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q = x.flatten(2)[:, None]
@@ -111,7 +111,7 @@ class AfterAttention(torch.nn.Module):
 
 
 def exported(middle: torch.nn.Module, path: Path) -> torch.nn.Module:
-    """The model round a middle, exported by torch alone, without a translation of ours."""
+    """The model around a middle, exported by torch alone, without pipeline's translations."""
     torch.manual_seed(0)
     net = Whole(middle).eval()
     free = torch.export.Dim.DYNAMIC
@@ -132,7 +132,7 @@ def feed_at(height: int, width: int) -> Feed:
 
 
 def marked(kind: type) -> str:
-    """``file:line`` of the line of a class that is marked as its fault."""
+    """``file:line`` of the line in a class that is marked as its fault."""
     import inspect
 
     lines, first = inspect.getsourcelines(kind)
@@ -180,7 +180,7 @@ def test_fault_of_the_plain_exporter(case: Case, tmp_path: Path) -> None:
     for part in case.parts:
         assert part in told
     assert "\n" not in told
-    # and nothing is said at a size at which it is right
+    # no fault is reported at a size without a fault
     assert agree(net, path, feed_at(*case.right_at))
     assert locate((TORCH, EXPORTED), feed_at(*case.right_at), path, module=net) == ""
 
@@ -246,7 +246,7 @@ def test_node_that_fails_at_these_sizes(tmp_path: Path) -> None:
     assert told.startswith("Reshape node ")
     assert f", from module middle at {marked(Plain)} fails: " in told
     assert "baked = [1, 8, 396]" in told
-    # what is wrong before that is told first
+    # an earlier fault is reported first
     change(path, weight("middle.conv.weight", 0.3))
     told = locate((TORCH, EXPORTED), feed_at(21, 25), path, module=net)
     assert told.startswith("first difference: Conv node node_conv2d_1, from module middle.conv at ")
@@ -350,11 +350,11 @@ def test_run_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_prints_of_what_is_not_finite() -> None:
-    """NaN and infinity are no warning on the terminal, and are like themselves alone."""
+    """Fingerprints of NaN and infinity: no terminal warning, and equal only to themselves."""
 
     def printed(*values: float) -> Print:
         flat = np.array([*values, 0.0], np.float32)
-        largest = max(map(abs, values))  # as good as the norm here
+        largest = max(map(abs, values))  # equivalent to the norm here
         facts = np.array([flat.min(), flat.max(), largest], np.float32)
         return Print((len(values),), np.concatenate([flat[PLACES % flat.size], facts]))
 
@@ -372,7 +372,7 @@ def test_prints_of_what_is_not_finite() -> None:
 
 
 def test_values_of_every_kind_have_a_print(tmp_path: Path) -> None:
-    """Empty tensors, integers, booleans, sequences, bodies, infinity: none stops the search."""
+    """Empty tensors, integers, booleans, sequences, bodies and infinity do not stop the search."""
     text = """<ir_version: 10, opset_import: ["" : 18]>
     g (float[n,4] x, float[0,4] none, bool c) => (float[m,4] y)
     <float[1] minus = {-1.0}, float[1] big = {-1000.0}, int64 zero = {0}> {

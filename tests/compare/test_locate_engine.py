@@ -1,4 +1,4 @@
-"""Where an engine parts: the search, with ONNX Runtime on a changed model in the engine's place."""
+"""Locating an engine's first difference. ONNX Runtime on a changed model is the engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def silent(_: str) -> None:
 
 
 class Faulty:
-    """An engine that is off from one value on, but where `heals` says so."""
+    """An engine that is wrong from one value on, except where `heals` says so."""
 
     def __init__(self, start: int, heals: Mapping[str, bool] | None = None) -> None:
         self.start, self.heals = start, heals or {}
@@ -79,7 +79,7 @@ def test_another_build_is_right() -> None:
 
 
 def test_a_fault_that_goes_away_where_it_is_looked_at() -> None:
-    """What is fused from v30 to v69 is wrong, unless one of these is an output."""
+    """The fused part from v30 to v69 is wrong, unless one of its values is an output."""
     engine = Faulty(69, {f"v{n}": True for n in range(30, 69)})
     found = search(NAMES, ["y"], engine, 1e-4, silent)
     assert found.fused
@@ -91,7 +91,7 @@ def test_a_fault_that_goes_away_where_it_is_looked_at() -> None:
 
 
 def test_a_fault_that_goes_away_with_many_outputs_alone() -> None:
-    """Any second output in it takes the fault away, one does not."""
+    """A second output in the part removes the fault; one output does not."""
 
     class Shy(Faulty):
         def __call__(self, names: Sequence[str] | None) -> dict[str, float]:
@@ -125,7 +125,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Stand(Engines):
-    """ONNX Runtime in TensorRT's place, with a Tanh that is a Sigmoid."""
+    """ONNX Runtime in place of TensorRT, with a Sigmoid in place of a Tanh."""
 
     def _run(self, model: Path) -> dict[str, np.ndarray]:
         import onnxruntime as ort

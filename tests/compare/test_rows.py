@@ -1,4 +1,4 @@
-"""Rows of a batch that stand for themselves, that must not depend on each other, that may."""
+"""Batch rows that are independent, rows that must be independent, and rows that may depend."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SAME: RowChangeKind = "same-sample"
 OTHERS: RowChangeKind = "other-samples"
 PLACE: RowChangeKind = "position"
 SIZE: RowChangeKind = "batch-size"
-# what a graph does with x [b, 4] -> what is found against it
+# what a graph does with x [b, 4] -> the findings
 GRAPHS: dict[str, set[RowChangeKind]] = {
     "y = Tanh(x)": set(),
     "m = ReduceMean<axes=[0], keepdims=1>(x)  y = Sub(x, m)": {OTHERS, SIZE},
@@ -88,7 +88,7 @@ def test_what_is_found(tmp_path: Path, text: str) -> None:
 
 
 def test_rows_of_nan_stand_for_themselves() -> None:
-    """What sign a NaN has, and so its bits, is up to how ONNX Runtime makes it."""
+    """The sign of a NaN, and so its bits, depend on how ONNX Runtime computes it."""
     batch = find_batch(declared("y"))
     assert batch is not None
 
@@ -119,7 +119,7 @@ def test_a_run_that_fails_is_a_fault(tmp_path: Path) -> None:
         ([X], {"y": ("b", 4)}, {"x", "y"}),
         ([X, Input("mask", (S, S))], {"y": ("b", 4)}, {"x", "y"}),
         ([X], {"y": ("b", 4), "loss": ()}, {"x", "y"}),
-        ([Input("x", (2, B))], {"y": ("b", 4)}, None),  # the batch is no first axis
+        ([Input("x", (2, B))], {"y": ("b", 4)}, None),  # the batch is not the first axis
         ([X, Input("past", (2, B, S))], {"y": ("b", 4)}, None),  # not of every tensor
         ([X], {"y": ("2*b", 4)}, None),
         ([X], {"y": ("b", "b")}, None),
@@ -228,7 +228,7 @@ def test_a_rewrite_that_mixes_rows(tmp_path: Path) -> None:
         batch, RowSizes({"b": 2}, 1), runs, None, TOLERANCE
     )
     assert exported.passed and not rewritten.passed and not forgiven
-    # a fault beside what is meant is still one
+    # a fault beside an intended dependence is still a fault
     runs = models(tmp_path, exported=MEAN, rewritten=BOTH)
     (exported, rewritten), _ = check_models(batch, RowSizes({"b": 2}, 1), runs, None, TOLERANCE)
     assert exported.passed and not rewritten.passed
@@ -269,7 +269,7 @@ def spec(forward: Any) -> ModelSpec:
 def test_a_conversion_checks_the_rows(tmp_path: Path) -> None:
     manifest = run(Config(spec(lambda x: x.tanh()), out=tmp_path / "a")).manifest
     assert manifest.comparison is not None
-    (check,) = manifest.comparison.checks  # model.onnx is exported.onnx: once is enough
+    (check,) = manifest.comparison.checks  # model.onnx equals exported.onnx: one run is enough
     assert (check.name, check.run, check.passed) == (batch_rows.ROWS, "exported", True)
     assert check.sizes == {"b": 2, "w": 4}
     manifest = run(Config(tiny.conv(), out=tmp_path / "b")).manifest

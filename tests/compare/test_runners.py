@@ -1,4 +1,4 @@
-"""Judging two runs, what is left out, and what is stored."""
+"""Comparing two runs, the points that are left out, and the stored points."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def finding(a: Any, b: Any) -> tuple[str, str]:
         ([1.0, 100.0], [1.0, 100.11], False),
         ([1.0, 0.0], [1.0, 0.00009], True),  # within atol
         ([1.0, 0.0], [1.0, 0.00011], False),
-        ([1.0, 1.0], [1.00105, 1.0], False),  # either is enough, not their sum
+        ([1.0, 1.0], [1.00105, 1.0], False),  # one of the two is enough; their sum does not count
         ([1.0, -1.0], [1.0, 1.0], False),
     ],
 )
@@ -116,7 +116,7 @@ def test_shape_and_dtype_are_held_to() -> None:
 def test_integers_and_bools() -> None:
     n = np.array([1, 2, 300], np.int64)
     assert verdict(n, n.copy())[0]
-    assert verdict(n, n.astype(np.int32))[0]  # as TensorRT up to 9 gives them
+    assert verdict(n, n.astype(np.int32))[0]  # as TensorRT up to 9 returns them
     assert not verdict(n.astype(np.int32), n)[0]
     assert not verdict(n, n + np.array([0, 0, 1]))[0]
     small = np.array([0, 255], np.uint8)
@@ -201,7 +201,7 @@ def test_conclusion_takes_every_pair_at_every_point(model: Path) -> None:
 
 
 def test_one_nan_is_one_problem(model: Path) -> None:
-    """In all pairs and at all points; of another run, or elsewhere, it is another problem."""
+    """Over all pairs and points. In another run, or elsewhere, it is another problem."""
     plan = plan_points(job(), model)
     good = [{"y": np.ones((n, 4), F32)} for n in (1, 10)]
     bad = [{"y": np.where(np.arange(4) == 1, np.nan, run["y"]).astype(F32)} for run in good]
@@ -360,7 +360,7 @@ def test_integers_and_booleans_have_to_be_equal(a: list[int], b: list[int], pass
 
 
 def test_views_are_compared_and_stored_like_arrays() -> None:
-    """A crop is a view, and Polygraphy refuses to reshape what is not contiguous."""
+    """A crop is a view, and Polygraphy refuses to reshape an array that is not contiguous."""
     whole = np.arange(1, 65, dtype=F32).reshape(8, 8)
     cut = {"y": whole[1:5, 2:7]}
     assert not cut["y"].flags["C_CONTIGUOUS"]

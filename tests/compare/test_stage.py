@@ -1,4 +1,4 @@
-"""verify: an artifact's own stored outputs, torch again, another artifact, and Polygraphy alone."""
+"""verify: with the stored outputs, with torch, with another artifact, and with Polygraphy alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_perturbed_model_fails(artifact: Path) -> None:
     failed = compare.failures(compared(report.manifest))
     assert any(line.startswith("y of rewritten against torch at min (h=5,w=5)") for line in failed)
     assert not any("y of exported against torch" in line for line in failed)
-    # the failure stands in the artifact, and the next conversion does not take it for good
+    # the artifact stores the failure, and the next conversion does not accept it
     assert not compared(Artifact.open(artifact).manifest).passed
     assert report.manifest.keys == {}
 
@@ -104,7 +104,7 @@ def test_what_does_not_fit_here_is_kept_for_later(artifact: Path, converted: Rep
     (left_out,) = [p for p in compared(report.manifest).points if p.label == "max"]
     assert left_out.left_out is not None and left_out.left_out.kind == "too-large"
     assert left_out.left_out.text.startswith("needs about ")
-    # the artifact claims less now: the next conversion compares again
+    # the artifact now has less evidence, so the next conversion compares again
     assert report.manifest.keys == {}
     assert sizes(run_verify(artifact)) == sizes(converted)
     assert not (artifact / "comparison" / "later").exists()
@@ -121,7 +121,7 @@ def test_torch_runs_again(artifact: Path) -> None:
     shutil.rmtree(artifact / "comparison")
     refinish(artifact)
     said = f"{artifact}: no outputs of torch are stored to compare with; pass --torch to run it"
-    with pytest.raises(ArtifactError, match=f"^{re.escape(said)}$"):  # no copy's name
+    with pytest.raises(ArtifactError, match=f"^{re.escape(said)}$"):  # not the name of a copy
         run_verify(artifact)
     report = run_verify(artifact, Verify(torch_model=True, shapes=("h=7",)))
     assert report.ok

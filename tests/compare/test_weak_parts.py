@@ -1,4 +1,4 @@
-"""Outputs of several kinds of numbers, which one tolerance does not fit."""
+"""Outputs with several kinds of numbers, which one tolerance does not fit."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_scores_beside_boxes() -> None:
     zeros = {"y": right[0]["y"].copy()}
     zeros["y"][..., 4] *= 0.6
     (result,) = judge("torch", "engine", right[0], zeros, tolerance)
-    assert result.passed  # that is what has to be told
+    assert result.passed  # this must be reported
     (note,) = weak_parts(right, {"y": tolerance})
     assert note.kind == "weak-parts" and note.facts["names"] == (4,)
     assert note.text.startswith("y: 1 of 5 indices of axis 2 (4) have a root mean square of at mo")
     assert f"atol={tolerance.atol:.3g} could hide a fault" in note.text
-    # as outputs of their own they have tolerances that fit
+    # as separate outputs they have fitting tolerances
     apart = [{"boxes": r["y"][..., :4], "scores": r["y"][..., 4:]} for r in right]
     fitting = {"boxes": tolerance, "scores": measured(points[0][..., 4:])}
     assert weak_parts(apart, fitting) == []
@@ -54,11 +54,11 @@ def test_a_channel_of_an_image() -> None:
 @pytest.mark.parametrize(
     "arrays",
     [
-        [np.full((2, 3), 1e-6, np.float32)],  # small all over: refused elsewhere
+        [np.full((2, 3), 1e-6, np.float32)],  # all values are small: another check refuses this
         [np.ones((2, 3), np.float32)],
         [np.array([[1, 0]], np.int64)],
         [np.zeros((0, 3), np.float32)],
-        [np.array([1.0, 0.0], np.float32)],  # rows, no parts
+        [np.array([1.0, 0.0], np.float32)],  # rows, not parts
         [np.array([[1.0, 0.0]], np.float32), np.array([[1.0, 0.0, 1.0]], np.float32)],  # dynamic
     ],
 )

@@ -1,4 +1,4 @@
-"""run() from end to end, and each stage by itself."""
+"""run() from end to end, and each stage alone."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_narrowed_dims_reach_profiles_and_engine(tmp_path: Path) -> None:
 
 
 def test_spec_takes_no_options() -> None:
-    with pytest.raises(InputError, match="options are for models by name"):
+    with pytest.raises(InputError, match="is a spec, which has no options"):
         run(Config(tiny.conv(), options={"channels": 2}))
 
 

@@ -1,4 +1,4 @@
-"""Conversions in half precision: what they leave, and what they find without a GPU."""
+"""Conversions in half precision: their files, and their findings without a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDE = Tolerance(1e-2, 1e-2, "fp16 rounding")
 def converted(
     folder: Path, tolerance: Tolerance | None = None, precision: Precision = "fp16"
 ) -> Report:
-    """`save_net`'s net, for the TensorRT that is installed here."""
+    """`save_net`'s net, converted for the installed TensorRT."""
     dims = ("b=1:2:3", "h=8:12:16", "w=8:12:16")
     return run(
         Config(

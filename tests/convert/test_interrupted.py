@@ -32,7 +32,7 @@ def test_killed_conversion_leaves_the_old_artifact(
 ) -> None:
     before = Artifact.open(artifact).manifest
     source: list[object] = ["tiny"]
-    if moment != "export":  # as far as there without torch, which takes seconds to import
+    if moment != "export":  # up to this stage without torch, whose import takes seconds
         source = [artifact.parent.parent / "relu.onnx", "--dim", "n=2:8:32"]
         text = "g (float[1, n] x) => (float[1, n] y) { y = Relu(x) }"
         model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
@@ -56,7 +56,7 @@ def test_killed_conversion_leaves_the_old_artifact(
         assert code == -number
     after = Artifact.open(artifact)
     assert after.extra == ()
-    if moment != "package":  # there the new one may just have come
+    if moment != "package":  # the new folder may just have been moved there
         assert after.manifest == before
 
 
@@ -71,7 +71,7 @@ def test_two_conversions_into_one_place(tmp_path: Path) -> None:
     place = tmp_path / "a"
     first = command("convert", "tiny", "--out", place)
     assert first.stderr is not None
-    assert first.stderr.readline().rstrip().endswith("export")  # it holds the place now
+    assert first.stderr.readline().rstrip().endswith("export")  # it holds the lock now
     second = command("convert", "tiny", "--out", place, "--option", "channels=2")
     _, errors = second.communicate(timeout=60)
     assert second.returncode == 2

@@ -1,4 +1,4 @@
-"""What changes which stage's key."""
+"""Which change affects the key of which stage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stage_keys(
 
 
 def first_difference(after: dict[str, str], before: dict[str, str] | None = None) -> str | None:
-    """The first stage whose key is another; all after it have to be others too."""
+    """The first stage with another key. All later stages must also have other keys."""
     before = before or stage_keys(Config("tiny"), SPEC, RTX, PROFILES)
     assert list(after) == list(before) == list(STAGES)
     differ = [stage for stage in STAGES if after[stage] != before[stage]]
@@ -205,7 +205,7 @@ def test_a_plan_is_for_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_field_of_the_options_counts_unless_it_is_exempt() -> None:
-    """A field that is added to a stage's options changes its key, or has a reason not to."""
+    """A new field of a stage's options changes the key, or has a reason not to."""
     options = stage_options(Config("tiny"), RTX)
     counted = content_of(options)
     assert isinstance(counted, dict)

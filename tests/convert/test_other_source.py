@@ -1,4 +1,4 @@
-"""An artifact of another source is not replaced without a word."""
+"""An artifact of another source is never replaced silently."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ g (float[n,4] x) => (float[n,4] y) {{ y = {op}(x) }}"""
 
 @pytest.fixture
 def files(cli: Run, tmp_path: Path) -> Path:
-    """Two files with a factory of the same name, and one with a name of the zoo."""
+    """Two files with a factory of the same name, and one with the name of a zoo model."""
     del cli
     for folder, name in (("a", "net"), ("b", "net"), ("c", "tiny")):
         (tmp_path / folder).mkdir()
@@ -67,7 +67,7 @@ def test_the_same_source_is_replaced(cli: Run, files: Path) -> None:
     place = files / "artifacts" / "net"
     for text, out in (
         ("a/other_source.py:net", 2),
-        ("a/other_source.py:net", 3),  # other options are no other source
+        ("a/other_source.py:net", 3),  # other options are not another source
         ("./a/../a/other_source.py:net", 4),
         (f"{files}/a/other_source.py:net", 5),
     ):
@@ -100,14 +100,14 @@ def test_onnx_files_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         run(Config("b/model.onnx", dims=dims))
     assert source(first.path) == "a/model.onnx"
-    # the same to the byte: there is nothing to replace
+    # identical bytes: nothing is replaced
     assert run(Config("c/model.onnx", dims=dims)).unchanged
     done = run(Config("b/model.onnx", dims=dims, force=True))
     assert done.path == first.path and source(done.path) == "b/model.onnx"
 
 
 def test_an_older_or_damaged_artifact_still_says_what_it_is_of(artifact: Path) -> None:
-    """Its source is read, too, where the rest can't be."""
+    """The source is read even if the rest is unreadable."""
     other = Config("spec.onnx", dims=("n=:9",), out=artifact)
     onnx.save(onnx.parser.parse_model(ONNX.format(op="Tanh")), artifact.parent / "spec.onnx")
     content = json.loads((artifact / "manifest.json").read_text())
@@ -117,7 +117,11 @@ def test_an_older_or_damaged_artifact_still_says_what_it_is_of(artifact: Path) -
             (artifact / "manifest.json").write_text(json.dumps({**content, **change}))
             with pytest.raises(InputError, match=r"has an artifact of tiny, not of spec\.onnx"):
                 run_export(other)
-        for text in ("{", "[]", json.dumps({**content, "model": {}})):  # it does not say it
+        for text in (
+            "{",
+            "[]",
+            json.dumps({**content, "model": {}}),
+        ):  # it does not state its source
             (artifact / "manifest.json").write_text(text)
             shutil.copytree(artifact, artifact.parent / "copy")
             done = run_export(Config("spec.onnx", dims=("n=:9",), out="copy"))

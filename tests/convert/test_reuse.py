@@ -1,4 +1,4 @@
-"""What a second run does again, and what it takes from the artifact that is there."""
+"""What a second run repeats, and what it reuses from the artifact."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pipeline.spec.dims import shape_texts
 
 
 class Heard(list[str]):
-    """An announcer that remembers; `stages` are those that ran, in order."""
+    """An announcer that records. `stages` are the stages that ran, in order."""
 
     def __call__(self, text: str) -> None:
         self.append(text)
@@ -69,7 +69,7 @@ def again(place: Path, **changes: Any) -> tuple[Report, Heard]:
 
 @pytest.mark.usefixtures("zoo")
 class TestReuse:
-    """What is done again when something changed, on a copy of a finished artifact."""
+    """What runs again after a change, on a copy of a finished artifact."""
 
     def test_nothing_changed(self, artifact: Path) -> None:
         report, heard = again(artifact)
@@ -146,7 +146,7 @@ class TestReuse:
         assert Artifact.open(artifact).manifest == report.manifest
 
     def test_a_changed_model_between_build_calls_does_not_pass(self, tmp_path: Path) -> None:
-        # only the comparison runs again, and builds the torch model anew: it has to be the same
+        # only the comparison runs again; it builds the torch model again, which must be the same
         made = 0
 
         def build(weights: Path | None) -> Any:
@@ -183,7 +183,7 @@ class TestReuse:
 
 
 def test_a_changed_closure_is_never_taken_for_unchanged(tmp_path: Path) -> None:
-    """What `build` reads can't be told from outside, so a spec without a key is always new."""
+    """Nothing shows what `build` reads, so a spec without a key is always new."""
 
     def made(scale: float, **more: Any) -> Any:
         spec = tiny.of(lambda x: x * scale, name="scaled")
@@ -214,7 +214,7 @@ def test_a_build_mends_a_damaged_plan(artifact: Path, damage: Any) -> None:
 
 @pytest.mark.parametrize("name", ["inputs", "torch"])
 def test_a_build_vouches_for_no_damaged_comparison(artifact: Path, name: str) -> None:
-    """Else the values that torch gave would be whatever is in the file."""
+    """Otherwise a damaged file would count as torch's values."""
     path = artifact / "comparison" / "default" / f"{name}.json"
     path.write_text(path.read_text().replace("1", "2", 1))
     said = Heard()

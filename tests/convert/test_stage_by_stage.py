@@ -1,4 +1,4 @@
-"""Each stage by itself, on what the one before left."""
+"""Each stage alone, on the result of the stage before."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def without_times(manifest: Manifest) -> dict[str, Any]:
     for name in ("export", "build"):
         del facts[name]["seconds"]
     facts["comparison"].pop("memory_limit_bytes")
-    # Polygraphy stores when it ran, and two builds are not the same to the byte
+    # Polygraphy stores the time of a run, and two builds differ in bytes
     facts["files"] = {
         name: info
         for name, info in facts["files"].items()
@@ -87,7 +87,7 @@ def test_rewrite_for_a_target_that_is_not_installed(tmp_path: Path) -> None:
     ):
         run_build(place)
     assert Artifact.open(place).manifest == report.manifest
-    # and back: what was done for the other target is gone
+    # and back: the results for the other target are gone
     report = run_rewrite(place, "rtx-1.7")
     assert (place / "model.onnx").read_bytes() == (place / "exported.onnx").read_bytes()
 
@@ -99,7 +99,7 @@ def test_rewriting_again_drops_what_came_of_the_old_model(artifact: Path) -> Non
     assert report.manifest.comparison is None
     assert not (artifact / "engine.plan").exists()
     assert not report.manifest.engine_compared
-    # torch's outputs are still good: another machine verifies without torch
+    # torch's outputs are still valid, so another machine can verify without torch
     report = run_verify(artifact)
     assert report.ok
     assert report.manifest.engine_compared_why == "no engine was built"

@@ -1,4 +1,4 @@
-"""What a stage leaves, what it makes stale, and how it is measured."""
+"""The results of each stage, the later results that it removes, and its measurements."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_engine_of_an_older_comparison_is_not_claimed(artifact: Path) -> None:
 
 def test_the_gpu_that_a_plan_is_for(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> None:
     monkeypatch.setattr(stages, "find_gpu", lambda: Gpu("some GPU", (8, 9)))
-    # TensorRT-RTX's plans are portable, whatever is there; others are for the GPU they are built on
+    # TensorRT-RTX's plans are portable; other plans are for the GPU that built them
     assert stages._built_on(RTX) == ("", None)
     assert stages._built_on(TARGETS["tensorrt-8.6"]) == ("some GPU", "8.9")
     manifest = Artifact.open(artifact).manifest

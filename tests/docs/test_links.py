@@ -1,4 +1,4 @@
-"""Links, anchors and paths in README, CONTRIBUTING, CHANGELOG and docs lead somewhere."""
+"""Links, anchors and paths in README, CONTRIBUTING, CHANGELOG and docs are valid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that GitHub gives to a page's headings; a second one alike ends in -1."""
+    """GitHub's anchors of a page's headings. The second of two equal headings ends in -1."""
     blocks = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     seen: Counter[str] = Counter()
     names = set()
@@ -35,7 +35,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def why_broken(page: Path, link: str) -> str:
-    """Empty where the link leads somewhere, or is no relative one."""
+    """The reason why a relative link is broken; otherwise empty."""
     if re.match(r"[a-z]+:", link):
         return ""
     path, _, anchor = link.partition("#")

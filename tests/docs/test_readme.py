@@ -1,4 +1,4 @@
-"""The commands and snippets of README, docs/guide and docs/reference, run as they stand."""
+"""Runs the commands and snippets of README, docs/guide and docs/reference, unchanged."""
 
 from __future__ import annotations
 

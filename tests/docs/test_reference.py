@@ -1,4 +1,4 @@
-"""Pages that repeat what stands elsewhere are up to date."""
+"""Generated pages are up to date."""
 
 from __future__ import annotations
 

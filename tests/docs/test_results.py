@@ -75,7 +75,7 @@ def change(*keys: str | int, to: object) -> Callable[[Record], None]:
 
 
 def drop(*keys: str | int) -> Callable[[Record], None]:
-    """Removes what is at a path of keys."""
+    """Removes the value at a path of keys."""
 
     def apply(record: Record) -> None:
         inner: Any = record
@@ -199,7 +199,7 @@ def test_a_record_keeps_what_proves_something() -> None:
 
 
 def test_the_same_facts_of_schema_5_make_the_same_record() -> None:
-    """There, what is declared stands in ``interface``."""
+    """In schema 5, declared values are in ``interface``."""
     older = manifest()
     moved = (
         "dims", "inputs", "outputs", "rules", "padding", "profiles", "tolerance",
@@ -254,7 +254,7 @@ def test_compact_json_is_the_same_json(record: Record, width: int) -> None:
 
 
 def _words(value: object) -> list[object]:
-    """All keys and values that cannot be broken over lines."""
+    """All keys and values that can't be broken into lines."""
     if isinstance(value, dict):
         return [word for key, item in value.items() for word in [key, *_words(item)]]
     if isinstance(value, list):

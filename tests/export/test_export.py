@@ -1,4 +1,4 @@
-"""torch -> ONNX: names, opset, shapes, types and numbers, held against ONNX Runtime."""
+"""torch to ONNX: names, opset, shapes, types and numbers, compared in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make(function, inputs=(IMAGE,), outputs=("y",), **options) -> ModelSpec:
 
 
 def check(done, points, *, exact: bool = False) -> None:
-    """ONNX Runtime against torch at these sizes; shapes against what was declared."""
+    """Compares ONNX Runtime with torch at these sizes, and the shapes with the declared ones."""
     session = onnxruntime.InferenceSession(str(done.path))
     module = reference(done.spec, done.module, done.output_shapes)
     for sizes in points:
@@ -115,7 +115,7 @@ def test_opset_and_silence(tmp_path, capfd) -> None:
 
 
 def test_the_table_that_the_tests_keep_is_torchs_own() -> None:
-    """And what one export registers is not the next one's."""
+    """The next export does not get what one export registers."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     keep_table()
@@ -231,7 +231,7 @@ def test_declared_outputs_are_accepted_whatever_their_form(tmp_path) -> None:
     ],
 )
 def test_right_at_every_size_or_refused(tmp_path, function) -> None:
-    """No size may be baked in without a word."""
+    """No size may be baked in silently."""
     try:
         done = export(make(function), None, tmp_path / "m.onnx")
     except ExportError as error:
@@ -248,7 +248,7 @@ def test_right_at_every_size_or_refused(tmp_path, function) -> None:
     ],
 )
 def test_numbers_that_torch_bakes_in_are_mended_at_export(tmp_path, function) -> None:
-    """torch.onnx.export by itself bakes the example's kernel in (tests/translations shows it)."""
+    """torch.onnx.export alone bakes in the example's kernel (tests/export/ops shows it)."""
     done = export(make(function), None, tmp_path / "m.onnx")
     dims = done.spec.dims
     session = onnxruntime.InferenceSession(str(done.path))
@@ -275,7 +275,7 @@ def test_a_size_baked_into_a_node_is_found(tmp_path) -> None:
 
 
 def test_recurrent_layers_keep_their_time_axis(tmp_path) -> None:
-    """torch by itself bakes an LSTM's time axis in after the first export of a process."""
+    """torch alone bakes in an LSTM's time axis after the first export of a process."""
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -328,7 +328,7 @@ def test_scale_factors_that_are_no_integers(tmp_path, scale, size, mode) -> None
 
 @pytest.mark.parametrize("scale", [0.7, 0.35, 1.1 / 2])
 def test_floating_point_sizes_are_right_at_every_size_or_refused(tmp_path, scale) -> None:
-    """1.1 * 20 / 2 is more than 11 in floating point, so no quotient of integers says it."""
+    """1.1 * 20 / 2 is more than 11 in floating point, so no quotient of integers equals it."""
 
     def cut(x):
         return x[:, :, : math.ceil(x.shape[2] * scale)]
@@ -348,7 +348,7 @@ NARROW = Input("x", (1, 3, Dim("h", 9, 18, 30), 12))
 @pytest.mark.parametrize("pool", [functional.max_pool2d, functional.avg_pool2d])
 @pytest.mark.parametrize(("kernel", "stride", "pad"), [(3, 3, 1), (2, 3, 1), (3, 2, 0), (2, 5, 1)])
 def test_pools_that_round_up(tmp_path, pool, kernel, stride, pad) -> None:
-    """torch 2.13's own formula says 5 at h=11 where torch gives 4."""
+    """torch 2.13's formula gives 5 at h=11, but torch gives 4."""
     spec = make(lambda x: pool(x, kernel, stride, pad, ceil_mode=True), [NARROW])
     try:
         done = export(spec, None, tmp_path / "m.onnx")

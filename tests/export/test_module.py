@@ -1,4 +1,4 @@
-"""Modules with nested inputs and outputs, converted and held against torch in ONNX Runtime."""
+"""Modules with nested inputs and outputs, converted and compared with torch in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def spec_of(forward: Callable[..., Any], inputs: Any, **more: Any) -> ModelSpec:
 def check(
     spec: ModelSpec, folder: Path, call: Callable[[dict[str, torch.Tensor]], Any], *sizes: Any
 ) -> ModelSpec:
-    """Exports a spec; ONNX Runtime has to give what `call` gives for the same inputs."""
+    """Exports a spec. ONNX Runtime must give the same as `call` for the same inputs."""
     done = export(spec, None, folder / "m.onnx")
     session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
     for each in sizes:
@@ -150,7 +150,7 @@ def test_outputs_are_found_and_named(
 
 
 def test_expressions_of_dims_in_inputs(tmp_path: Path) -> None:
-    """A mask as long as past and new together, a map at an eighth, one at twice the height."""
+    """A mask as long as past and new together, a map at an eighth, and one at twice the height."""
     h = Dim("h", 16, 32, 80, 8)
 
     def forward(_: Any, x: Any, past: Any, mask: Any, image: Any, small: Any, large: Any) -> Any:
@@ -207,7 +207,7 @@ def test_odd_sizes_only(tmp_path: Path) -> None:
 
 
 class LearntMask(torch.nn.Module):
-    """Attention under a mask that is learnt, as windowed transformers have it."""
+    """Attention with a learnt mask, as in windowed transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class LearntMask(torch.nn.Module):
 
 
 def test_weights_ask_for_no_gradients(tmp_path: Path) -> None:
-    """With them torch 2.13 fails at the last view: attention's strides are others."""
+    """With gradients, torch 2.13 fails at the last view, because attention has other strides."""
     module = LearntMask()
     with torch.no_grad(), pytest.raises(RuntimeError, match="view size is not compatible"):
         module(torch.zeros(3, 5, 8))

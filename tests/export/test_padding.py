@@ -1,4 +1,4 @@
-"""Padding in the ONNX graph against torch, against numpy, at every size."""
+"""Padding in the ONNX graph, compared with torch and numpy at every size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CASES = [
 
 
 class Model(torch.nn.Module):
-    """Outputs of size h, 4*h (pixel shuffle) and h/8 (features); fails where 8 does not divide."""
+    """Outputs of size h, 4*h (pixel shuffle) and h/8 (features). Fails if 8 does not divide h."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def run(path: Path, feeds):
 
 
 def by_numpy(module, spec, feeds, h, w):
-    """np.pad, the bare model, slices: nothing of pipeline.export.padding but what amounts says."""
+    """np.pad, the inner model, and slices. Of pipeline.export.padding it uses only `amounts`."""
     padding = spec.padding
     (t, b), (le, r) = (
         amounts(n, padding.multiples[k], padding.align) for k, n in (("h", h), ("w", w))
@@ -132,7 +132,7 @@ def test_names_and_shapes_in_the_file(exported) -> None:
 
 
 def test_padding_alone_equals_torch_functional_pad(exported) -> None:
-    """The independent word of torch.nn.functional.pad, for the tensor that the model sees."""
+    """torch.nn.functional.pad is an independent reference for the padded tensor."""
     padding, spec = exported.spec.padding, exported.spec
 
     class Bare(torch.nn.Module):

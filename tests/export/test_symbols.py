@@ -139,7 +139,7 @@ def test_a_number_in_the_file_is_not_painted_over() -> None:
     )
     with pytest.raises(ExportError, match="output y axis 0: h is baked in as 17"):
         apply_names(model, SymbolNames({"s0": "h"}), {"y": ["h"]})
-    # where it is that at every size, it is right
+    # if this holds at every size, it is right
     dims = {"h": Dim("h", 68, 69, 71), "w": Dim("w", 1, 2, 3)}
     apply_names(model, SymbolNames({"s0": "h"}), {"y": ["h//4"]}, dims)
     for size in ("h//4 + 1", "h//4 + w - w//2", "k//4"):

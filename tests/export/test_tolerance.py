@@ -27,7 +27,7 @@ H = Dim("h", 8, 16, 40)
 
 
 class Net(torch.nn.Module):
-    """Convolutions and norms; two outputs, of which one is integers."""
+    """Convolutions and norms with two outputs; one has integers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Net(torch.nn.Module):
 
 
 class Half(Net):
-    """Keeps a tensor that is no parameter: it can't run in float64."""
+    """Keeps a tensor that is not a parameter, so it can't run in float64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def test_the_model_is_as_it_was(done: Exported) -> None:
 
 
 def epsilon(model: onnx.ModelProto) -> None:
-    """Every norm's epsilon, ten times as large."""
+    """A fault: ten times every norm's epsilon."""
     found = 0
     for node in [*model.graph.node, *(n for f in model.functions for n in f.node)]:
         for attribute in node.attribute:
@@ -125,7 +125,7 @@ def epsilon(model: onnx.ModelProto) -> None:
 
 
 def weight(model: onnx.ModelProto) -> None:
-    """The largest weight of the last layer, by 1 %."""
+    """A fault: the largest weight of the last layer changes by 1 %."""
     tensor = next(t for t in model.graph.initializer if t.name.endswith("layers.6.weight"))
     values = numpy_helper.to_array(tensor).copy()
     values.flat[np.abs(values).argmax()] *= 1.01
@@ -133,7 +133,7 @@ def weight(model: onnx.ModelProto) -> None:
 
 
 def activation(model: onnx.ModelProto) -> None:
-    """GELU by its tanh form."""
+    """A fault: GELU in its tanh form."""
     erf = next(n for n in model.graph.node if n.op_type == "Erf")
     erf.op_type = "Tanh"
 
@@ -187,7 +187,7 @@ def test_none_is_given_for_what_is_no_number(forward: Callable[[Any], Any], tmp_
 
 
 class Keeps(torch.nn.Module):
-    """Makes a table at the first run of a size, and keeps it, in the type of its input."""
+    """Makes a table at the first run of a size, and keeps it, in the dtype of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Keeps(torch.nn.Module):
 
 
 def test_what_a_module_keeps_is_not_changed() -> None:
-    """The run in float64 leaves no float64 behind."""
+    """The run in float64 leaves no float64 tensor behind."""
     spec, module = built(spec_of(Keeps), None)
     before = {k: v.clone() for k, v in [*module.named_parameters(), *module.named_buffers()]}
     spec = with_tolerance(spec, module, 0)
@@ -217,7 +217,7 @@ def test_what_a_module_keeps_is_not_changed() -> None:
 
 
 class _Filled(torch.nn.Module):
-    """Half of the logits filled as masks are."""
+    """Half of the logits have the value of masked logits."""
 
     def __init__(self, fill: float) -> None:
         super().__init__()

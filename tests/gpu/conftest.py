@@ -15,7 +15,7 @@ import pipeline
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The artifact of a net, by its name in `nets`; not to be changed."""
+    """The artifact of a net, by its name in `nets`. Do not change it."""
     folder = tmp_path_factory.mktemp("engines")
 
     def get(name: str) -> Path:
@@ -42,7 +42,7 @@ def loaded(built: Built) -> Iterator[Loaded]:
 
 @pytest.fixture(scope="session")
 def reference(built: Built) -> References:
-    """What ONNX Runtime makes of a net."""
+    """ONNX Runtime's outputs of a net."""
     known: dict[str, Reference] = {}
 
     def get(name: str) -> Reference:
@@ -55,7 +55,7 @@ def reference(built: Built) -> References:
 
 @pytest.fixture
 def busy() -> Iterator[Busy]:
-    """Keeps streams busy, so that what is not ordered shows."""
+    """Keeps streams busy, so that missing synchronisation gives wrong results."""
     work = Busy()
     yield work
     work.close()

@@ -74,7 +74,7 @@ def test_bench_at_a_size_without_graphs(cli: Run, convolution: Path) -> None:
 
 
 def test_longer_work_takes_longer(cli: Run, convolution: Path) -> None:
-    """Calls in flight are the GPU's own time: 64 x 512 has 512 times the work of 8 x 8."""
+    """Calls in flight show the GPU's time: 64 x 512 has 512 times the work of 8 x 8."""
     words = ("--shape", "h=8,w=8", "--shape", "h=64,w=512", "--json")
     _, output, _ = cli("bench", convolution, *words)
     small, large = json.loads(output)["points"]

@@ -1,4 +1,4 @@
-"""Arrays on the GPU in and out: no copies, the streams' order, graphs."""
+"""GPU arrays as inputs and outputs: no copies, the order of streams, graphs."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(TARGET is None, reason=WHY)]
 
 
 def spread(array: Any, stream: int) -> Any:
-    """What another library makes of an array by DLPack."""
+    """The array that another library makes with DLPack."""
     from cuda.core.utils import StridedMemoryView
 
     return StridedMemoryView.from_dlpack(array, stream)
 
 
 def read(pointer: int, like: np.ndarray, stream: int) -> np.ndarray:
-    """Copies from the GPU in a stream's order; waits for that stream only."""
+    """Copies from the GPU in a stream's order. Waits for that stream only."""
     from cuda.bindings import runtime as rt
 
     from pipeline.runtime import cuda as _cuda
@@ -110,7 +110,7 @@ def test_output_into_the_callers_memory(loaded: Loaded, reference: References) -
 
 
 def test_output_into_an_output(loaded: Loaded, reference: References, busy: Busy) -> None:
-    """The array is ready when its last writer is, not when its first was."""
+    """The array is ready after its last writer, not after its first."""
     engine, right = loaded("PICTURE"), reference("PICTURE")
     mine, theirs = handles()
     first, second = OnGpu(picture(30, 30, 1)), OnGpu(picture(30, 30, 2))
@@ -167,7 +167,7 @@ def test_waits_for_the_producer(loaded: Loaded, reference: References, busy: Bus
     ):
         value = picture(30, 30, turn)
         busy(producer)
-        x = kind(value, producer)  # copied in once the stream is through with its other work
+        x = kind(value, producer)  # copied in after the other work of the stream
         same(hosted(engine(x=x, stream=stream)), right(x=value))
         if kind is ByDlpack:
             assert x.asked == [stream or engine._runs.device.own.handle]
@@ -184,10 +184,10 @@ def test_ordered_with_the_default_stream(loaded: Loaded, reference: References, 
         _cuda.copy(x.ptr, fresh.ptr, value.nbytes, 0)
         out = engine(x=x, stream=stream)
         want = right(x=value)
-        # nobody waits but the legacy default stream itself
+        # only the legacy default stream waits
         got = read(out["y"].ptr, want["y"], 0)
         np.testing.assert_allclose(got, want["y"], rtol=1e-4, atol=1e-4)
-        # what is enqueued there afterwards may overwrite the input
+        # later work on that stream may overwrite the input
         busy(engine._runs.device.own.handle)
         out = engine(x=x, stream=stream)
         _cuda.fill(x.ptr, 0, value.nbytes, 0)
@@ -232,7 +232,7 @@ def test_outputs_are_not_overwritten(loaded: Loaded, reference: References) -> N
     views = [spread(out["y"], engine._runs.device.own.handle) for out in held[:3]]
     pointers = [view.ptr for view in views]
     kept = [hosted(out) for out in held]
-    del held[:3]  # what was made of them by DLPack is still alive
+    del held[:3]  # the DLPack arrays are still alive
     for turn in range(9, 15):
         out = engine(x=OnGpu(picture(20, 20, turn)), stream=(None, first, second)[turn % 3])
         assert out["y"].ptr not in pointers
@@ -256,14 +256,14 @@ def test_memory_is_used_again_in_order(loaded: Loaded, busy: Busy) -> None:
         want, pointer = out.numpy(), out.ptr
         view = spread(out, consumer)
         busy(consumer)
-        _cuda.copy(keep.ptr, view.ptr, keep.value.nbytes, consumer)  # comes late
+        _cuda.copy(keep.ptr, view.ptr, keep.value.nbytes, consumer)  # is late
         del out, view
         again = engine(x=x[1], stream=stream)["y"]
         assert again.ptr == pointer
         assert not np.array_equal(again.numpy(), want)
         np.testing.assert_array_equal(keep.numpy(), want)
         del again
-    # a block that another stream gave back is not taken from it
+    # a block that another stream freed is not reused
     first = engine(x=x[2], stream=mine)["y"]
     pointer = first.ptr
     del first
@@ -331,7 +331,7 @@ def test_captured_graphs(loaded: Loaded, reference: References) -> None:
 def test_a_graphs_copies_go_where_each_call_says(
     loaded: Loaded, reference: References, busy: Busy
 ) -> None:
-    """Calls that are enqueued and not done keep the addresses that they were made with."""
+    """Calls that are enqueued but not done keep their addresses."""
     engine, right = loaded("PICTURE"), reference("PICTURE")
     engine.capture({"h": 30, "w": 30})
     mine, theirs = handles()
@@ -344,7 +344,7 @@ def test_a_graphs_copies_go_where_each_call_says(
         held = [engine(x=given[turn % 4], stream=stream) for turn in range(12)]
         for turn, out in enumerate(held):
             same(hosted(out), wanted[turn % 4])
-    # the copies are nodes of the graph, set to the last call's addresses
+    # the copies are graph nodes with the addresses of the last call
     assert [copy.other for copy in captured.graph._copies_in] == [given[3].ptr]
     assert [copy.other for copy in captured.graph._copies_out] == [
         held[-1][output.name].ptr for output in engine._runs.plan.outputs
@@ -359,7 +359,7 @@ def test_a_graphs_copies_go_where_each_call_says(
 
 
 def test_a_graph_takes_memory_of_a_pool(loaded: Loaded, reference: References) -> None:
-    """What cudaMallocAsync gives, as an input and an output."""
+    """Memory of cudaMallocAsync, as an input and an output."""
     from cuda.bindings import runtime as rt
 
     from pipeline.runtime import cuda as _cuda

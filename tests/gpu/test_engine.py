@@ -1,4 +1,4 @@
-"""The engine on a GPU: values and exact shapes, profiles, dtypes, sizes by data, threads."""
+"""The engine on a GPU: values, exact shapes, profiles, dtypes, data-dependent sizes, threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_any_order_of_sizes(loaded: Loaded, reference: References) -> None:
         got = engine(x=x)
         same(got, right(x=x))
         assert got["y"].shape == (1, 4, 2 * h, 2 * w)
-        x += 1  # the input and the outputs are the caller's
+        x += 1  # the input and the outputs belong to the caller
         kept = got["y"].copy()
         engine(x=x)
         np.testing.assert_array_equal(got["y"], kept)
@@ -82,7 +82,7 @@ def test_profiles(loaded: Loaded, reference: References) -> None:
 
 
 def used_profile(engine: pipeline.Engine, shape: tuple[int, ...]) -> int:
-    """The profile that the engine's runs took for a shape."""
+    """The profile of the engine's runs for a shape."""
     found = [s for s in engine._runs._sized.values() if s.inputs[0][1] == shape]
     assert len(found) == 1
     return found[0].profile
@@ -115,7 +115,7 @@ def test_integers_and_bools(loaded: Loaded, reference: References) -> None:
 
 
 def narrow(engine: pipeline.Engine) -> bool:
-    """True where this TensorRT has no int64."""
+    """True if this TensorRT has no int64."""
     return engine._runs.plan.inputs[0].dtype == np.int32
 
 

@@ -1,4 +1,4 @@
-"""The engine's limits on a GPU: memory that stays, that runs out, that is given back; bad input."""
+"""The engine's limits on a GPU: memory that stays, runs out or is freed, and bad input."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_memory_stays(loaded: Loaded) -> None:
 
 
 class Ballast:
-    """Takes the GPU's memory but for some bytes."""
+    """Allocates the GPU's memory except for some bytes."""
 
     def __init__(self, leave: int) -> None:
         from pipeline.runtime import cuda as _cuda
@@ -107,7 +107,7 @@ def test_output_too_large_for_the_gpu(loaded: Loaded, on_gpu: bool) -> None:
 def test_activations_too_large_for_the_gpu(loaded: Loaded, reference: References) -> None:
     engine, right = loaded("LARGE_INSIDE"), reference("LARGE_INSIDE")
     need = engine._runs.plan.activation
-    assert need > 1 << 30  # or this net shows nothing
+    assert need > 1 << 30  # otherwise this net shows nothing
     x = np.linspace(-1, 1, 64, dtype=np.float32)[:, None]
     ballast = Ballast(leave=need // 2)
     try:
@@ -144,9 +144,9 @@ def test_closing_gives_the_memory_back(built: Built) -> None:
 
     once()
     first = once()
-    slack = 4 << 20  # what CUDA takes in passing; the buffers here are hundreds of MiB
+    slack = 4 << 20  # a temporary use of CUDA; the buffers here have hundreds of MiB
     assert min(once() for _ in range(3)) >= first - slack
-    # and so does collection
+    # garbage collection frees it, too
     engine = pipeline.load(built("LARGE_OUTPUT"))
     engine(x=np.ones((2000, 1), np.float32))
     del engine
@@ -155,7 +155,7 @@ def test_closing_gives_the_memory_back(built: Built) -> None:
 
 
 def changed(built: Built, tmp_path: Path, **changes: Any) -> Path:
-    """A copy of an artifact whose target is said to be another."""
+    """A copy of an artifact with another target in its manifest."""
     place = Path(shutil.copytree(built("FIXED"), tmp_path / "a"))
     target = Artifact.open(place).manifest.target
     refinish(place, target=replace(target, **changes))
@@ -201,7 +201,7 @@ def test_bad_plans(built: Built, tmp_path: Path, damage: str) -> None:
     )
     with pytest.raises(ArtifactError, match=r"engine\.plan: (is cut|its content)"):
         pipeline.load(place)
-    refinish(place)  # whatever the manifest vouches for
+    refinish(place)  # although the manifest states it
     said = in_a_process(LOAD, place)
     assert re.match(r"ArtifactError: .*(does not load|are from different builds)[^\n]*\n$", said), (
         said

@@ -1,7 +1,7 @@
-"""verify on a GPU: engines that are right, and faults planted in real engines.
+"""verify on a GPU: right engines, and faults planted in real engines.
 
-An output that an engine leaves unwritten can't be planted in a real one; that such outputs are
-found is shown in tests/compare/test_engine_checks.py.
+An unwritten output can't be planted in a real engine. tests/compare/test_engine_checks.py tests
+this check.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHECKS = {"determinism", "unwritten outputs", "shuffled order", "batch rows"}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """A small net, converted for the GPU here in two profiles; not to be changed."""
+    """A small net, converted for this GPU in two profiles. Do not change it."""
     assert TARGET is not None
     place = tmp_path_factory.mktemp("made")
     config = Config(
@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.fixture
 def copy(made: Report, tmp_path: Path) -> Path:
-    """A copy of `made`'s folder, to be changed."""
+    """A copy of `made`'s folder. You may change it."""
     return Path(shutil.copytree(made.path, tmp_path / "net"))
 
 
@@ -65,14 +65,14 @@ def checks(report: Report) -> dict[tuple[str, str], Check]:
 
 
 def bad_runs(report: Report) -> set[str]:
-    """The runs that did not agree with the one that they were held against."""
+    """The runs that differ from their reference."""
     assert report.manifest.comparison is not None
     points = report.manifest.comparison.points
     return {r.pair[1] for point in points for r in point.results if not r.passed}
 
 
 def with_other_engine(copy: Path, change: Callable[[Path], None]) -> None:
-    """Builds the engine from a changed model.onnx, and puts the right model.onnx back."""
+    """Builds the engine from a changed model.onnx, and restores the right model.onnx."""
     right = (copy / "model.onnx").read_bytes()
     change(copy)
     refinish(copy)
@@ -128,7 +128,7 @@ def test_an_engine_of_other_weights(copy: Path, made: Report) -> None:
     report = run_verify(copy, Verify(against=made.path))
     assert not report.ok
     assert bad_runs(report) == ENGINES
-    # what an engine keeps beside the numbers this one keeps, too
+    # this engine also keeps everything other than the numbers
     assert all(check.passed for check in checks(report).values())
     found = [one for one in report.regressions if one.facts.get("run") == "engine-profile1"]
     assert found and all(one.kind == "error-too-large" for one in found)
@@ -175,7 +175,7 @@ def test_fp16_has_a_tolerance_of_its_own(copy: Path, made: Report) -> None:
     report = run_verify(copy)
     assert report.manifest.precision == "fp16"
     assert run_verify(copy, Verify(against=made.path)).regressions[0].kind == "precision-changed"
-    # TensorRT may take float32 kernels all over: then the engine keeps fp32's tolerance
+    # TensorRT may use only float32 kernels; the engine then keeps fp32's tolerance
     assert "half" in bad_runs(report) <= {*ENGINES, "half"}
     assert report.manifest.comparison is not None
     assert all(

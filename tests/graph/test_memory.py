@@ -1,4 +1,4 @@
-"""The memory estimate against what ONNX Runtime takes, and graphs that it can't fully follow."""
+"""The memory estimate compared with ONNX Runtime's memory, and graphs that it can't follow."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ print(peak_memory() - before)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc/self/clear_refs")
 def test_estimate_against_onnx_runtime(tmp_path) -> None:
-    """Not below what ONNX Runtime took, and not above twice it."""
+    """Not below ONNX Runtime's memory, and at most twice as large."""
     found = estimator(
         tmp_path,
         "g (float[1,8,h,h] x) => (float[1,8,h,h] y) { a = Relu(x) b = Sigmoid(a) c = Mul(a, b) "
@@ -208,7 +208,7 @@ def test_limits_are_sane() -> None:
 
 
 def test_the_file_s_own_sizes_do_where_inference_gives_up(converted, monkeypatch) -> None:
-    """`converted` is a padded model, its sizes torch's."""
+    """`converted` is a padded model with torch's sizes."""
     estimator = Estimator(converted.path / "exported.onnx")
     shapes = {"x": (1, 3, 37, 22)}
     inferred = estimator.at(shapes)
@@ -223,7 +223,7 @@ def test_the_file_s_own_sizes_do_where_inference_gives_up(converted, monkeypatch
     assert str(error.value) == text
     declared = estimator.at(shapes, {"h": 37, "w": 22, "h_padded": 40, "w_padded": 24})
     assert (declared.output_shapes, declared.failure) == ({}, text)
-    # what padding.py adds has no declared sizes, so a little is missing
+    # tensors from padding.py have no declared sizes, so a little is missing
     assert 0.7 * inferred.peak_bytes < declared.peak_bytes <= inferred.peak_bytes
     larger = estimator.at(shapes, {"h": 74, "w": 44, "h_padded": 80, "w_padded": 48})
     assert larger.peak_bytes > 3 * declared.peak_bytes

@@ -1,4 +1,4 @@
-"""The sizes inferred at given input sizes against what a run gives, op by op."""
+"""The sizes inferred at given input sizes, compared with a run, op by op."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dims(sizes: Sizes, name: str) -> list[int | None]:
 
 @functools.cache
 def cases() -> list[onnx.backend.test.case.node.TestCase]:
-    """onnx's own cases of single nodes, those with tensors in and out."""
+    """onnx's cases of single nodes with tensors as inputs and outputs."""
     return [
         case
         for case in collect_testcases(None)
@@ -51,7 +51,7 @@ def cases() -> list[onnx.backend.test.case.node.TestCase]:
 @pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_op_as_in_onnx_s_own_cases(folded) -> None:
-    """No size and no value may be wrong; with small inputs given as weights, few are unknown."""
+    """No size and no value may be wrong. With small inputs as weights, few are unknown."""
     known = values = unknown = 0
     for case in cases():
         model = onnx.ModelProto()
@@ -85,7 +85,7 @@ def test_every_op_as_in_onnx_s_own_cases(folded) -> None:
 
 
 def test_integers_are_those_of_onnx_runtime() -> None:
-    """Division truncates and Mod takes the divisor's sign: with negative numbers that counts."""
+    """Division truncates, and Mod has the divisor's sign. Negative numbers show the difference."""
     text = (
         "g (int64[8] a, int64[8] b) => (int64[8] d, int64[8] m, int64[8] f) "
         "{ d = Div(a, b) m = Mod(a, b) f = Mod<fmod = 1>(a, b) }"

@@ -1,4 +1,4 @@
-"""A child process that calls functions: answers, errors, deaths, and that it never outlives us."""
+"""A child process that calls functions: answers, errors, deaths, and its end with the parent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeline.machine.target import find_target
 
 
 def alive(pid: int) -> bool:
-    """True if there is such a process and it is no zombie."""
+    """True if the process exists and is not a zombie."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False

@@ -1,4 +1,4 @@
-"""How it is known which GPU there is, and whether it runs a target's engines."""
+"""Finding the GPU, and whether it runs a target's engines."""
 
 from __future__ import annotations
 

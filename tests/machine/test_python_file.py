@@ -1,4 +1,4 @@
-"""Files of users that are run: what stays of them, and the line that an error names."""
+"""Running users' files: their traces in the process, and the line that an error names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_module_can_be_found_by_its_name(tmp_path: Path) -> None:
         ("x = 1\n1 / 0\n", "line 2"),
         ("x = 1\ny = (\n", "line 2"),
         ("def f():\n    raise SystemExit\nf()\n", "line 2"),
-        ("import json\njson.loads('{')\n", "line 2"),  # raised deeper, in another file
+        ("import json\njson.loads('{')\n", "line 2"),  # raised in another file, at a deeper level
     ],
 )
 def test_an_error_has_the_line_and_leaves_no_module(

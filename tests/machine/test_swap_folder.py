@@ -1,4 +1,4 @@
-"""Replacing a folder: killed, interrupted, out of space, contended; with real processes."""
+"""Replacing a folder with real processes: killed, interrupted, out of space, contended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def assert_holds(path: Path, text: str) -> None:
 
 
 def assert_alone(path: Path) -> None:
-    """Nothing but the folder is left in its parent."""
+    """Checks that the folder's parent has no other entries."""
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
@@ -102,7 +102,7 @@ def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def foreign_parent() -> Iterator[Path]:
-    """A folder that is not ours to write to, reachable by every user."""
+    """A folder that we may not write to, and that every user can enter."""
     parent = Path(tempfile.mkdtemp())
     parent.chmod(0o755)
     yield parent
@@ -310,7 +310,7 @@ def test_no_permission(foreign_parent: Path) -> None:
     if os.getuid() != 0:
         foreign_parent.chmod(0o555)
     become = f"os.setuid({NOBODY})" if os.getuid() == 0 else ""
-    # imports first: the other user need not be able to read this tree
+    # imports first, because the other user may not be able to read this tree
     code = f"""
     {become}
     try:
@@ -395,7 +395,9 @@ def test_killed_while_writing(place: Path) -> None:
     """
     end(start_and_wait(code, place), signal.SIGKILL)
     assert_holds(place, "one")
-    assert len(list(place.parent.iterdir())) == 3  # the place, its lock, what was being written
+    assert (
+        len(list(place.parent.iterdir())) == 3
+    )  # the folder, its lock, and the unfinished new folder
     write(place, "three")
     assert_holds(place, "three")
     assert_alone(place)
@@ -420,7 +422,7 @@ def test_ctrl_c(place: Path) -> None:
     assert_alone(place)
 
 
-# where the child stops, with or without renameat2, and what is at the place then
+# where the child stops, with or without renameat2, and what the place then has
 STEPS = {
     "before the exchange": ("_folder._exchange = pause", "one"),
     "after the exchange": (
@@ -461,7 +463,7 @@ def test_stopped_in_the_swap(place: Path, step: str, sent: signal.Signals) -> No
         assert not place.exists()
     else:
         assert_holds(place, there)
-    # the next run finds what that one left, and mends it before it fails itself
+    # the next run repairs the leftovers before it fails itself
     with pytest.raises(ZeroDivisionError), replacing(place, keep=True) as staging:
         assert_holds(staging, there or "one")
         raise ZeroDivisionError
@@ -479,7 +481,7 @@ def test_two_writers(place: Path) -> None:
     assert str(caught.value) == (
         f"{place}: another conversion is writing to it (pid {child.pid}); wait for it or stop it"
     )
-    write(place.with_name("other"), "other")  # another place is free
+    write(place.with_name("other"), "other")  # another place has no lock
     end(child, signal.SIGKILL)
     write(place, "two")
     assert_holds(place, "two")
@@ -566,7 +568,7 @@ def test_the_second_rename_fails(place: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_old_folder_is_never_removed_for_a_foreign_one(place: Path) -> None:
-    """Killed between the renames; then the user makes a folder of that name by hand."""
+    """A kill between the renames; then the user makes a folder of that name."""
     old = place.with_name(".raft.old-1-0123abcd")
     write(place, "one")
     place.rename(old)

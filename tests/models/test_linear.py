@@ -1,4 +1,4 @@
-"""The round trip: saved by torch.export, loaded, converted from the file, and equal."""
+"""The round trip: saved by torch.export, loaded, converted from the file, and compared."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 
 def test_naive_export_of_one_example_is_fixed_without_a_word(cli: Run, tmp_path: Path) -> None:
-    """A batch of 1 in the example is 1 for ever; the file says so before anything is built."""
+    """An example batch of 1 fixes the batch to 1. The file shows it before the build."""
     program = torch.export.export(
         torch.nn.Linear(64, 32),
         (torch.zeros(1, 64),),
@@ -68,13 +68,13 @@ def test_naive_onnx_of_a_saved_program_has_lost_its_range(tmp_path: Path) -> Non
         program.module().eval()
     naive = torch.onnx.export(program, (), dynamo=True, opset_version=18, verbose=False)
     (value,) = naive.model_proto.graph.input
-    assert value.type.tensor_type.shape.dim[0].dim_param.startswith("s")  # torch's symbol
+    assert value.type.tensor_type.shape.dim[0].dim_param.startswith("s")  # a symbol of torch
     naive.save(tmp_path / "naive.onnx")
-    assert outputs_of(tmp_path / "naive.onnx", x_of(65)).shape == (65, 32)  # beyond the range
+    assert outputs_of(tmp_path / "naive.onnx", x_of(65)).shape == (65, 32)  # outside of the range
 
 
 def whole_range(artifact: Artifact, layer: torch.nn.Module) -> None:
-    """The manifest shows every batch, and the model in the artifact does as the layer."""
+    """The manifest has every batch, and the artifact's model equals the layer."""
     manifest = artifact.manifest
     (dim,) = manifest.interface.dims.values()
     assert (dim.min, dim.max, dim.multiple_of) == (1, 64, 1)
@@ -112,7 +112,7 @@ def test_save_load_convert_load(tmp_path: Path) -> None:
 
 
 def test_plan_is_whole_and_a_header_in_front_breaks_it(artifact: Artifact, tmp_path: Path) -> None:
-    """Metadata stands beside the plan: a runtime takes its bytes as they are."""
+    """Metadata is beside the plan, because a runtime needs the unchanged bytes."""
     trt = pytest.importorskip("tensorrt_rtx")
     plan = artifact.plan.read_bytes()
     runtime = trt.Runtime(trt.Logger(trt.Logger.INTERNAL_ERROR))

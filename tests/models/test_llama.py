@@ -1,4 +1,4 @@
-"""Llama over its whole range, and its generation against transformers' own."""
+"""Llama over its whole range, and its generation compared with transformers'."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_sizes_beyond_the_cache_are_refused() -> None:
         spec.sizes_of({name: value.shape for name, value in feed.items()})
 
 
-# properties of a language model, which hold whatever torch says
+# properties of a language model that do not need torch
 
 
 def test_no_token_sees_a_later_one(session: onnxruntime.InferenceSession) -> None:
@@ -112,7 +112,7 @@ def test_no_token_sees_a_later_one(session: onnxruntime.InferenceSession) -> Non
         (after,) = session.run(["logits"], feed)
         np.testing.assert_allclose(after[:, :at], before[:, :at], atol=1e-5)
         assert np.abs(after[:, at] - before[:, at]).max() > 0.1
-        if at:  # and every token sees the one before it
+        if at:  # every token sees the token before it
             feed["input_ids"][:, at - 1] = (feed["input_ids"][:, at - 1] + 1) % 1000
             (last,) = session.run(["logits"], feed)
             assert np.abs(last[:, at] - after[:, at]).max() > 0.01
@@ -171,7 +171,7 @@ def test_left_padding_changes_nothing(session: onnxruntime.InferenceSession) -> 
 @pytest.mark.parametrize("case", PROMPTS)
 def test_generation_equals_transformers(session: onnxruntime.InferenceSession, case: str) -> None:
     want = transformers_tokens(case)
-    assert all(len(set(row)) > 5 for row in want.tolist())  # it does not just say one thing
+    assert all(len(set(row)) > 5 for row in want.tolist())  # the tokens are not all the same
     np.testing.assert_array_equal(onnx_tokens(session, case), want)
 
 
@@ -196,7 +196,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
 
 
 def test_masks_are_added_but_for_8_6() -> None:
-    """8.6 gives the rows of a batch each other's masks; select_additive_mask."""
+    """8.6 mixes up the masks of the batch's rows; see select_additive_mask."""
     for name, count in (("tensorrt-8.6", 0), ("rtx-1.7", 2), ("tensorrt-10", 2)):
         target = TARGETS[name]
         model = onnx.load(artifact().exported)

@@ -1,4 +1,4 @@
-"""Faults planted into Llama's graph: the comparison and the generation have to notice them."""
+"""Faults planted in Llama's graph. The comparison and the generation must notice them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def mask_shows_one_token_ahead(model: onnx.ModelProto) -> None:
 
 
 def mask_forgets_the_cache(model: onnx.ModelProto) -> None:
-    """What sdpa's is_causal does when queries and keys are not equally many."""
+    """sdpa's is_causal does this if the numbers of queries and keys differ."""
     ranges = {node.output[0] for node in nodes(model, "Range")}
     (node,) = [node for node in nodes(model, "Add") if set(node.input) & ranges]
     past = next(name for name in node.input if name not in ranges)
@@ -79,7 +79,7 @@ def padding_is_shown(model: onnx.ModelProto) -> None:
 
 
 def tokens_without_keys_see_the_mean(model: onnx.ModelProto) -> None:
-    """What torch's own exporter makes of them."""
+    """torch's exporter does this."""
     greater = {node.output[0] for node in nodes(model, "Greater")}
     chosen = [node for node in nodes(model, "Where") if node.input[0] in greater]
     assert len(chosen) == 2
@@ -109,7 +109,7 @@ def caches_are_swapped(model: onnx.ModelProto, one: str, other: str) -> None:
 
 
 def heads_are_tiled(model: onnx.ModelProto) -> None:
-    """Keys of heads 0, 1, 0, 1 for 0, 0, 1, 1."""
+    """Keys of heads 0, 1, 0, 1 in place of 0, 0, 1, 1."""
     users = [n for n in nodes(model, "Unsqueeze") if n.input[0] in ("present_0_key",)]
     (node,) = users
     node.input[1] = constant(model, "tiled", np.array([1], np.int64))
@@ -155,7 +155,7 @@ def test_a_planted_fault_is_noticed(fault: str, tmp_path: Path) -> None:
         for result in judge(TORCH, "wrong", reference(feed), got, spec.tolerance)
     ]
     assert not all(result.passed for result in results)
-    # what the tolerance's `why` claims: the smallest fault is well outside of it
+    # the tolerance's `why` states that the smallest fault is well outside of it
     assert max(r.max_abs for r in results if r.max_abs is not None) > 4 * spec.tolerance.atol
 
 
@@ -177,7 +177,7 @@ def test_generation_notices_a_planted_fault(fault: str, tmp_path: Path) -> None:
 
 
 def test_the_naive_path_is_wrong_where_a_token_has_no_keys(tmp_path: Path) -> None:
-    """torch.onnx.export alone: right with a mask of ones, wrong by as much as the logits are."""
+    """torch.onnx.export alone is right with a mask of ones. Else errors are as large as logits."""
     spec, module = made()
     shapes: list[dict[int, Any]] = []
     dims = {name: torch.export.Dim(name, min=d.min, max=d.max) for name, d in spec.dims.items()}

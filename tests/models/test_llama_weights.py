@@ -1,4 +1,4 @@
-"""Llama's weights: a checkpoint folder as transformers saves it, and a file of tensors."""
+"""Llama's weights: a checkpoint folder of transformers, and a file of tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.spec.dims import shape_texts
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of other sizes in transformers' own folder, its embeddings tied, in bfloat16."""
+    """A Llama of other sizes in a folder of transformers, with tied embeddings, in bfloat16."""
     transformers = import_transformers()
     config = transformers.LlamaConfig(
         vocab_size=300, hidden_size=48, intermediate_size=80, num_hidden_layers=3,
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_another_model_is_refused(
     folder = copied(checkpoint, tmp_path, **changes)
     with pytest.raises(InputError, match=words):
         llama(max_length=32, weights=folder).build(folder)
-    assert capfd.readouterr() == ("", "")  # one line says it
+    assert capfd.readouterr() == ("", "")  # a one-line error
 
 
 def test_a_damaged_checkpoint_is_refused(checkpoint: Path, tmp_path: Path) -> None:

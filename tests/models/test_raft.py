@@ -1,4 +1,4 @@
-"""RAFT over its whole range, and proof that the comparison would notice if it were wrong."""
+"""RAFT over its whole range, and proof that the comparison notices faults."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ def artifact(
     raft_artifact: Callable[[], Artifact],
     snippet: Callable[[int], Done],
 ) -> Artifact:
-    """`raft` as `make convert MODEL=raft` makes it, `raft_small` as the README's first snippet: two
-    updates, whose code is that of twelve."""
+    """`raft` from `make convert MODEL=raft`, and `raft_small` from the README's first snippet.
+
+    `raft_small` has two updates, and the same code as twelve updates.
+    """
     if request.param == "raft":
         return raft_artifact()
     done = snippet(0)
@@ -132,7 +134,7 @@ def test_output_has_the_input_size_everywhere(artifact: Artifact) -> None:
 
 
 def set_attribute(op: str, name: str, value: object, count: int = 1) -> Callable[..., None]:
-    """A fault: sets an attribute of the first `count` nodes of that op (-1: of all)."""
+    """A fault: sets an attribute of the first `count` nodes of that op (-1: all nodes)."""
 
     def plant(model: onnx.ModelProto) -> None:
         nodes = [node for node in model.graph.node if node.op_type == op]
@@ -147,7 +149,7 @@ def set_attribute(op: str, name: str, value: object, count: int = 1) -> Callable
 
 def swap_padding_sides(model: onnx.ModelProto) -> None:
     pads = [n for n in model.graph.node if n.op_type == "Concat" and n.name.endswith("/pads")]
-    (node,) = pads  # both images' sizes, and so their pads, are the same
+    (node,) = pads  # both images have the same size and so the same padding
     names = list(node.input)
     node.input[:] = names[4:] + names[:4]
 
@@ -176,12 +178,12 @@ def test_a_planted_fault_is_noticed(
     got = next(run_onnx(tmp_path / "wrong.onnx", [feed]))
     (result,) = judge(TORCH, "wrong", wanted, got, spec.tolerance)
     assert not result.passed
-    # what the tolerance's `why` claims: the smallest fault is well outside of it
+    # the tolerance's `why` states that the smallest fault is well outside of it
     assert result.max_abs is not None and result.max_abs > 4 * spec.tolerance.atol
 
 
 def test_another_epsilon_in_one_norm_is_noticed() -> None:
-    """`raft_small`'s smallest fault, with twelve updates, in torch itself."""
+    """`raft_small`'s smallest fault, with twelve updates, in torch."""
     spec = raft_small()
     feed = spec.sample(ODD, seed=0)
     built = spec.build(None)
@@ -205,7 +207,7 @@ def test_one_update_less_is_noticed(spec: ModelSpec, feed: Feed, wanted: Feed) -
 def test_rewritten_for_8_6(
     artifact: Artifact, spec: ModelSpec, feed: Feed, wanted: Feed, tmp_path: Path
 ) -> None:
-    """The passes that TensorRT 8.6 needs, on the real model; its own proof needs a GPU machine."""
+    """The passes for TensorRT 8.6, on the real model. The full proof needs a GPU machine."""
     place = tmp_path / "old"
     shutil.copytree(artifact.path, place)
     report = run_rewrite(place, "tensorrt-8.6")
@@ -224,7 +226,7 @@ def test_rewritten_for_8_6(
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_weights_file_is_what_is_built(suffix: str, tmp_path: Path) -> None:
-    """That it is what is exported and compared too, test_weights.py shows on a smaller model."""
+    """test_weights.py shows on a smaller model that it is also exported and compared."""
     own = raft_small(updates=1).build(None).raft.state_dict()
     state = {k: v * 1.01 if v.is_floating_point() else v for k, v in own.items()}
     path = tmp_path / f"weights{suffix}"

@@ -1,4 +1,4 @@
-"""RAFT with its updates' convolutions taken apart is torchvision's RAFT: the same function."""
+"""RAFT with split update convolutions computes the same function as torchvision's RAFT."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pipeline.spec.model import ModelSpec
 
 Factory = Callable[..., ModelSpec]
 FACTORIES: list[Factory] = [raft, raft_small]
-# of the flow's largest value; after 12 updates they are 1.2e-6 and 4e-15 apart
+# a part of the flow's largest value; the differences after 12 updates are 1.2e-6 and 4e-15
 FLOAT, DOUBLE = 1e-5, 1e-12
 CASES = [(1, (1, 128, 128)), (2, (2, 136, 168)), (12, (1, 128, 200))]
 
 
 def pair(factory: Factory, updates: int, correlation: str = "volume") -> tuple[Any, Any]:
-    """torchvision's and the split form of it, no bias and no statistic left at 0 or 1."""
+    """torchvision's model and the split form. No bias and no statistic is still 0 or 1."""
     spec = factory(updates=updates, correlation=correlation, update="torchvision")
     plain: Any = spec.build(None)
     generator = torch.Generator().manual_seed(3)
@@ -47,7 +47,7 @@ def images(size: tuple[int, int, int]) -> list[Tensor]:
 
 @torch.no_grad()
 def apart(one: nn.Module | Tensor, other: nn.Module, inputs: list[Tensor]) -> float:
-    """The largest difference of the flows, by the largest flow of `one` (or this flow)."""
+    """The largest difference of the flows, divided by the largest flow of `one` (or this flow)."""
     wanted, got = one if isinstance(one, Tensor) else one(*inputs), other(*inputs)
     assert wanted.shape == got.shape == (len(inputs[0]), 2, *inputs[0].shape[2:])
     assert wanted.dtype == got.dtype == inputs[0].dtype
@@ -56,7 +56,7 @@ def apart(one: nn.Module | Tensor, other: nn.Module, inputs: list[Tensor]) -> fl
 
 @pytest.fixture
 def double_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchvision's coordinates are float32 in a model of doubles too, which it then refuses."""
+    """torchvision's coordinates are float32 even in a float64 model, which then refuses them."""
     import_torchvision()
     from torchvision.models.optical_flow import raft as module
 
@@ -89,12 +89,12 @@ def zero(tensor: Tensor) -> None:
 
 
 def shift_inputs(tensor: Tensor) -> None:
-    """What a slice of the input channels that starts one too late takes."""
+    """A fault: a slice of the input channels starts one too late."""
     tensor.copy_(tensor.roll(-1, dims=1))
 
 
 def swap_gates(tensor: Tensor) -> None:
-    """z's and r's weights exchanged."""
+    """A fault: exchanges the weights of z and r."""
     half = len(tensor) // 2
     tensor.copy_(torch.cat([tensor[half:], tensor[:half]]))
 
@@ -112,7 +112,7 @@ FAULTS: dict[str, tuple[str, Callable[[Tensor], None]]] = {
 
 @pytest.fixture(scope="module", params=FACTORIES)
 def right(request: pytest.FixtureRequest) -> tuple[Tensor, Any]:
-    """torchvision's flow after one update, and the split form that gives it."""
+    """torchvision's flow after one update, and the equal split form."""
     plain, split = pair(request.param, 1)
     with torch.no_grad():
         return plain(*images((1, 128, 128))), split
@@ -173,8 +173,11 @@ def test_sizes_that_it_does_not_take_are_refused() -> None:
 def test_graph_has_each_convolution_as_often_as_it_should(
     raft_artifact: Callable[[], Artifact],
 ) -> None:
-    """In the ONNX of 12 updates: the context's once, the others once an update, and no addition
-    behind them for TensorRT to fuse."""
+    """Counts the convolutions in the ONNX of 12 updates.
+
+    The context's convolutions occur once, and the others once in each update. No addition follows
+    them that TensorRT could fuse.
+    """
     graph = onnx.load(raft_artifact().model).graph
     users: dict[str, list[str]] = {}
     for node in graph.node:

@@ -1,4 +1,4 @@
-"""The super-resolution UNet: where the naive path breaks on it, and its whole range."""
+"""The super-resolution UNet: its whole range, and the failures of the naive path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ODD = {"batch": 2, "h": 203, "w": 201}
 
 
 SLIM = {"channels": 4}  # the same graph
-LIMIT = 200 << 20  # leaves out 21 images of 200 x 400 and more, which `convert --all` compares
+LIMIT = 200 << 20  # leaves out 21 images of 200 x 400 and more; `convert --all` compares these
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def dims() -> dict[int, torch.export.Dim]:
 
 @pytest.mark.slow
 def test_naive_export_dies_of_its_own_suggestion(module: torch.nn.Module) -> None:
-    """torch.export takes odd sizes for violations, and fails at wording what to declare."""
+    """torch.export reports odd sizes as violations, and crashes while it words its suggestion."""
     image = torch.from_numpy(unet_sr().sample(ODD, seed=0)["image"])
     with pytest.raises(
         AssertionError, match="Cannot create Dim with inconsistent min=-99, max=-200"
@@ -108,7 +108,7 @@ def test_naive_export_dies_of_its_own_suggestion(module: torch.nn.Module) -> Non
 
 @pytest.mark.slow
 def test_naive_onnx_does_not_build(module: torch.nn.Module, tmp_path: Path) -> None:
-    """TensorRT takes ``-h % 2`` as C does, and finds a resize to a negative size."""
+    """TensorRT computes ``-h % 2`` like C, and finds a resize to a negative size."""
     pytest.importorskip("tensorrt_rtx")
     spec = unet_sr()
     image = torch.from_numpy(spec.sample(ODD, seed=0)["image"])
@@ -152,7 +152,7 @@ def test_whole_range_is_compared(artifact: Artifact) -> None:
 def test_onnx_runtime_agrees_with_torch(
     session: onnxruntime.InferenceSession, slim: torch.nn.Module, size: tuple[int, int, int]
 ) -> None:
-    """Sizes of which one level or another is odd."""
+    """At each of these sizes, some level has an odd size."""
     spec = unet_sr()
     feed = spec.sample(dict(zip(("batch", "h", "w"), size, strict=True)), seed=1)
     (large,) = session.run(["large"], feed)
@@ -195,7 +195,7 @@ FAULTS: dict[str, Fault] = {
 
 @pytest.fixture(scope="module")
 def right(slim: torch.nn.Module) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """An image, and what torch makes of it."""
+    """An image, and torch's output."""
     feed = unet_sr().sample({**ODD, "batch": 1}, seed=0)
     return feed, {"large": wanted(slim, feed["image"])}
 
@@ -219,7 +219,7 @@ def test_a_planted_fault_is_noticed(
 
 
 def test_the_smallest_fault_is_noticed_in_the_default_model(module: torch.nn.Module) -> None:
-    """What the tolerance's `why` claims: it is well outside of it."""
+    """The tolerance's `why` states that it is well outside of the tolerance."""
     spec = unet_sr()
     feed = spec.sample({**ODD, "batch": 1}, seed=0)
     want = {"large": wanted(module, feed["image"])}

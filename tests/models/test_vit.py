@@ -1,4 +1,4 @@
-"""ViT-B/16: the batch that went in comes out, and images of other sizes than it was made for."""
+"""ViT-B/16: any batch size, and images of other sizes than the model was made for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pipeline.spec.dims import shape_texts
 
 RTX = TARGETS["rtx-1.7"]
 SHALLOW = {"layers": 1}  # every layer is alike
-LIMIT = 200 << 20  # leaves out 8 images of 512 x 512, which `make convert MODEL=all` compares
+LIMIT = 200 << 20  # leaves out 8 images of 512 x 512; `make convert MODEL=all` compares these
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_specs_are_as_the_issue_asks() -> None:
 
 
 def test_two_images_get_different_logits() -> None:
-    """torchvision's own start, a head of zeros, would give zeros."""
+    """torchvision's initial head is zero and gives only zeros."""
     logits = wanted(vit(layers=1).build(None), vit().sample({"batch": 2}, seed=0)["image"])
     assert logits.std() > 0.1
     assert np.abs(logits[0] - logits[1]).max() > 0.1
@@ -90,7 +90,7 @@ def test_weights_of_vit_fit_any_size(tmp_path: Path) -> None:
 
 
 def test_torchvisions_own_is_fixed_to_its_image_size() -> None:
-    """What `vit_any_size` is for: a free height is a violation, said to be a constant."""
+    """The reason for `vit_any_size`: torch.export reports a free height as a constant."""
     dims = {0: torch.export.Dim("batch", max=32), 2: torch.export.Dim("h", min=160, max=512)}
     image = torch.rand(2, 3, 224, 224)
     with pytest.raises(torch._dynamo.exc.UserError, match=r"specialized it to be a constant \(224"):
@@ -215,7 +215,7 @@ def scales(module: torch.nn.Module) -> None:
 
 
 def test_faults_in_twelve_layers_are_noticed(module: torch.nn.Module) -> None:
-    """In torch itself. What the tolerance's `why` claims: the smallest is well outside of it."""
+    """In torch. The tolerance's `why` states that the smallest fault is well outside of it."""
     spec = vit()
     feed = spec.sample({"batch": 1}, seed=0)
     want = {"logits": wanted(module, feed["image"])}
@@ -229,7 +229,7 @@ def test_faults_in_twelve_layers_are_noticed(module: torch.nn.Module) -> None:
 
 
 def resized(**how: object) -> Callable[[AnySize, torch.Size], torch.Tensor]:
-    """`AnySize.position` with other words to interpolate."""
+    """`AnySize.position` with other arguments of interpolate."""
 
     def position(self: AnySize, size: torch.Size) -> torch.Tensor:
         embedding = self.vit.encoder.pos_embedding

@@ -1,4 +1,4 @@
-"""The zoo's models: seeded, with options that are checked and weights that fit."""
+"""The zoo's models: seeds, checked options, and fitting weights."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_updates_are_done_and_the_last_flow_is_returned() -> None:
     flows = []
     with torch.no_grad():
         for updates in (1, 2):
-            # test_raft_update.py holds the other form of the update against this one
+            # test_raft_update.py compares the other form of the update with this form
             module = raft_small(updates=updates, update="torchvision").build(None)
             flow = module(*images)
             assert flow.shape == (1, 2, 136, 144)

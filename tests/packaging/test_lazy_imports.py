@@ -1,6 +1,6 @@
-"""A function imports one of our own modules only where that keeps a heavy library out of the start.
+"""A function imports a module of the project only to keep a heavy library out of the start.
 
-Ruff's PLC0415 refuses every import inside a function, those of heavy libraries included.
+Ruff's PLC0415 would refuse every import in a function, also of heavy libraries.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _targets(node: ast.stmt) -> Iterator[str]:
 
 
 def _at_the_top(body: list[ast.stmt]) -> Iterator[str]:
-    """What a module imports when it is imported."""
+    """The modules that a module imports when it is imported."""
     for node in body:
         if isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
             yield from _at_the_top([*node.body, *node.orelse])
@@ -55,7 +55,7 @@ def _at_the_top(body: list[ast.stmt]) -> Iterator[str]:
 
 @cache
 def imported_by(module: str) -> frozenset[str]:
-    """Our own modules, and the heavy libraries, that importing a module imports."""
+    """The project modules and heavy libraries that importing a module imports."""
     seen: set[str] = set()
     todo = [module]
     while todo:
@@ -66,14 +66,16 @@ def imported_by(module: str) -> frozenset[str]:
             seen.add(name)
             todo += _at_the_top(ast.parse(MODULES[name].read_text()).body)
             parent = name.rpartition(".")[0]
-            todo += [] if parent in ("", "pipeline") else [parent]  # which everybody has imported
+            todo += (
+                [] if parent in ("", "pipeline") else [parent]
+            )  # which every module has imported
         elif name.partition(".")[0] in HEAVY:
             seen.add(name.partition(".")[0])
     return frozenset(seen)
 
 
 def needless(module: str, tree: ast.AST) -> list[str]:
-    """Imports of our own modules inside functions that could stand at the top."""
+    """Imports of project modules in functions that could be at the top."""
     here = imported_by(module)
     found = []
     for function in ast.walk(tree):

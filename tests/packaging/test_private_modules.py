@@ -14,7 +14,7 @@ ROOT = Path(pipeline.__file__).parent
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """The module and the name of everything that is imported from the project."""
+    """The module and name of each import from the project."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline"):
             yield from ((node.module or "", alias.name) for alias in node.names)
@@ -23,7 +23,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def trespasses(file: str, source: str) -> list[str]:
-    """What `file` (relative to pipeline/) imports that is private to another room or module."""
+    """Imports in `file` (relative to pipeline/) that are private to another room or module."""
     found = []
     for module, name in imported(ast.parse(source)):
         parts = f"{module}.{name}".split(".")[1:]

@@ -1,4 +1,4 @@
-"""The tests on a machine without torch, as GPU machines are: what can run there is collected."""
+"""The tests on a machine without torch, such as a GPU machine: only the tests that can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sdist and the wheel: what they hold, and that what they hold works outside of the repository.
+"""The sdist and the wheel: their contents, and that the contents work outside of the repository.
 
 The builds need no package index. They use the setuptools of the test environment, which torch
 depends on.
@@ -79,7 +79,7 @@ def in_package(names: set[str]) -> set[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def setuptools() -> None:
-    """Skips where torch is not installed, and setuptools is missing or old."""
+    """Skips if torch is not installed and setuptools is missing or old."""
     found = [d.version for d in metadata.distributions(name="setuptools")]
     if not found or int(found[0].partition(".")[0]) < 77:
         pytest.skip("the build needs setuptools 77 or newer in the test environment")
@@ -130,8 +130,8 @@ def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh virtual environment with the wheel.
 
-    A .pth file lends it the packages of this one. Python ignores the .pth files of such a folder,
-    and with them an editable install of the repository.
+    A .pth file adds the packages of this environment. Python ignores the .pth files of such a
+    folder, so an editable install of the repository has no effect.
     """
     folder = tmp_path_factory.mktemp("fresh") / "venv"
     venv.create(folder, symlinks=True)

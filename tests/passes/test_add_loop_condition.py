@@ -1,4 +1,4 @@
-"""Loops without a condition: what the standard, ONNX Runtime and TensorRT make of them."""
+"""Loops without a condition in the standard, in ONNX Runtime and in TensorRT."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_the_condition_is_a_scalar() -> None:
 
 
 def test_why_a_loop_that_its_body_ends_is_refused() -> None:
-    """ONNX Runtime ends it by the body's condition, False at once, which the standard ignores."""
+    """ONNX Runtime uses the body's condition, here False at once. The standard ignores it."""
     model = named("refusal", "none, ended by the body")
     (one_step,) = run(model, ONE)
     assert one_step[0, 0] == 2
     body = model.graph.node[0].attribute[0].g
     body.node[0].op_type = "Equal"
-    body.node[0].input[1] = body.node[0].input[0]  # i == i: True, as if it were ignored
+    body.node[0].input[1] = body.node[0].input[0]  # i == i: True, the same as ignoring it
     (three_steps,) = run(model, ONE)
     assert three_steps[0, 0] == 2 * (2 * 2 + 1) + 2
 

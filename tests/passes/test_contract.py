@@ -1,4 +1,4 @@
-"""The contract of every pass, on every case of every pass; and what TensorRT-RTX makes of them."""
+"""The contract of every pass, on every case of every pass; and the cases on TensorRT-RTX."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ BY_NAME = {str(case): case for case in CASES}
 
 @cache
 def reference(name: str) -> list[list[np.ndarray]]:
-    """ONNX Runtime's outputs of the case as it stands, at each of its shapes."""
+    """ONNX Runtime's outputs of the unchanged case, at each of its shapes."""
     case = BY_NAME[name]
     return [run(case.model(), case.feeds(shapes)) for shapes in case.shapes]
 
 
 class Source:
-    """A case's graph as passes get it: as a model, and by way of graph-surgeon."""
+    """A case's graph as passes get it: as a model, and through graph-surgeon."""
 
     def __init__(self, case: Case) -> None:
         self.model = inferred(case.model())
@@ -65,7 +65,7 @@ def hold(p: Pass, case: Case, source: Source) -> None:
     before = source.model if p.level == "model" else source.graph
     after, result = apply_inferred(p, source.model)
 
-    # honest: the graph differs if and only if the pass says so
+    # the graph differs if and only if the pass reports a change
     assert result.modified == (source.texts[p.level] != text_of(after))
     # names, types and dims of inputs and outputs, so every dynamic axis
     assert interface(before) == interface(after)
@@ -102,8 +102,8 @@ def after_gs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def attempts() -> Iterator[Attempts]:
-    """Tries two graphs at the same time, each in a child of its own."""
-    # one thread for all: a child is killed with the thread that started it
+    """Tries two graphs at the same time, each in a child process."""
+    # one thread for all, because a child is killed with the thread that started it
     with Child() as one, Child() as other, ThreadPoolExecutor(1) as pool:
 
         def both(
@@ -145,7 +145,7 @@ def test_every_pass_has_cases_evidence_and_a_reason(p: Pass) -> None:
         if any(n.covers(RTX) and n.basis == "measured" for n in p.targets):
             assert fails
         elif fails:
-            # another pass of the same module mends it there
+            # another pass of the same module fixes it there
             module = [q for q in DEFAULT_PASSES if q.run.__module__ == p.run.__module__]
             assert any(q.needed_by(RTX) for q in module)
 

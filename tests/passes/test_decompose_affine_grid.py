@@ -1,4 +1,4 @@
-"""decompose_affine_grid: against torch, and at the size where the runtimes part."""
+"""decompose_affine_grid: compared with torch, and at the size where the runtimes differ."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""decompose_instance_norm: the numbers, and that the check on them can tell wrong ones.
+"""decompose_instance_norm: the numbers, and that the check notices wrong numbers.
 
-That 8.6's plugin is missing, and that the decomposed form runs there, needs a GPU machine with
-TensorRT 8.6; tensorrt-rtx has InstanceNormalization of its own.
+8.6 lacks the plugin. Only a GPU machine with TensorRT 8.6 shows that the decomposed form runs
+there. tensorrt-rtx has an InstanceNormalization.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_no_norm_and_no_reduce_is_left() -> None:
     [("add_epsilon", 0), ("biased", 0), ("scaled", 0), ("deviation", 0), ("centred", 0)],
 )
 def test_a_wrong_rewrite_is_caught(short: str, replacement: int) -> None:
-    """Each step left out in turn: the numeric check of the contract must fail."""
+    """Leaves out each step in turn. The numeric check of the contract must fail."""
     case = first()
     model, _ = apply(P, case.model())
     (node,) = (n for n in model.graph.node if n.name.endswith(f"/{short}"))
@@ -50,7 +50,7 @@ def test_a_wrong_rewrite_is_caught(short: str, replacement: int) -> None:
 
 
 def test_half_inputs_do_not_overflow() -> None:
-    """Squares of 400 are beyond half precision's 65504; the float32 island holds them."""
+    """Squares of 400 exceed half precision's 65504; the float32 part holds them."""
     (case,) = (c for c in POSITIVE if c.name == "half")
     model, _ = apply(P, case.model())
     x = np.random.default_rng(0).choice([-400.0, 400.0], (1, 3, 6, 8)).astype(np.float16)
@@ -96,8 +96,10 @@ def test_too_many_or_no_spatial_axes_are_refused() -> None:
 
 
 def test_tensorrt_reduces_global_average_pool_over_all_axes_but_two() -> None:
-    """What the parser of tensorrt-rtx makes of it, for ranks 3 to 5; onnx-tensorrt 8.6's
-    ``globalPoolingHelper`` reads the same."""
+    """The reading of tensorrt-rtx's parser, for ranks 3 to 5.
+
+    ``globalPoolingHelper`` of onnx-tensorrt 8.6 does the same.
+    """
     trt = pytest.importorskip("tensorrt_rtx")
     for rank in (3, 4, 5):
         (case,) = (c for c in POSITIVE if c.name == f"{rank - 2}-D")

@@ -37,7 +37,7 @@ def test_every_dividend_gives_the_remainder_of_the_standard(divisor: int, dtype:
 
 
 def test_a_wrong_constant_is_noticed() -> None:
-    """With another number than 0 where the remainder is 0, exact multiples go wrong."""
+    """With a nonzero number where the remainder is 0, exact multiples are wrong."""
     (case,) = (c for c in own("decompose_mod", "positive") if "as torch writes it" in c.name)
     after, _ = apply(P, case.model())
     zero = next(t for t in after.graph.initializer if t.name.endswith("/zero"))

@@ -1,4 +1,4 @@
-"""expand_bitwise: the ends of the integers, torch's own export, integers cut to 32 bits."""
+"""expand_bitwise: the limits of integers, torch's export, and integers cut to 32 bits."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def test_every_pair_of_extremes(op: str, dtype: str, values: list[int]) -> None:
 
 @pytest.mark.parametrize("op", BITWISE)
 def test_constants_clamped_to_32_bits_give_the_same_for_what_fits(op: str) -> None:
-    """As TensorRT 8.6 reads int64: a table of 63 powers of two would be clamped to 2**31 - 1,
-    and -1 and 2**31 - 1 would lose a bit."""
+    """TensorRT 8.6 clamps int64 constants to 32 bits.
+
+    A table of 63 powers of two would be clamped to 2**31 - 1. -1 and 2**31 - 1 would lose a bit.
+    """
     model = rewritten(f"{op} int64")
     clamped = 0
     for tensor in model.graph.initializer:

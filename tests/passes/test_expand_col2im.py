@@ -1,4 +1,4 @@
-"""expand_col2im: what torch's fold gives, half precision, and a kernel in the wrong order."""
+"""expand_col2im: compared with torch's fold, in half precision, and with a wrong kernel order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""expand_deform_conv: a large image, half precision, and faults that have to be noticed."""
+"""expand_deform_conv: a large image, half precision, and faults that must be noticed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def named(name: str) -> Case:
 
 
 def test_far_from_the_corner_the_places_are_still_right() -> None:
-    """Normalising a place and back rounds: 3e-5 of a pixel at 1000 columns."""
+    """Normalising a place and back rounds by 3e-5 of a pixel at 1000 columns."""
     case = named("plain")
     rng = np.random.default_rng(0)
     shapes = {"x": (1, 4, 5, 1000), "k": (6, 4, 3, 3), "o": (1, 18, 3, 998)}
@@ -48,7 +48,7 @@ def test_a_wrong_grid_is_noticed(fault: str) -> None:
 
 
 def test_half_precision_is_sampled_in_float32() -> None:
-    """A place at column 500.3 has no half-precision name: they are 0.25 and 0.5 apart there."""
+    """Half precision has no number for column 500.3: its steps there are 0.25 and 0.5."""
     case = named("mask and bias")
     half = Case(**{**vars(case), "text": case.text.replace("float[", "float16[")})
     rng = np.random.default_rng(0)

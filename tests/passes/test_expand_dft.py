@@ -1,4 +1,4 @@
-"""expand_dft: against numpy and torch at long, odd, cut and padded lengths."""
+"""expand_dft: compared with numpy and torch at long, odd, cut and padded lengths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def joined(y: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("length", [1, 2, 7, 1000, 4099])
 @pytest.mark.parametrize("size", ["t", "static"])
 def test_a_long_transform_is_as_numpy_has_it(length: int, size: str) -> None:
-    """Angles of unreduced products, up to 2 pi 4099, would be off by 1e-3 in float32."""
+    """Angles of unreduced products, up to 2 pi 4099, would be wrong by 1e-3 in float32."""
     dim = length if size == "static" else "t"
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, length, 1)).astype(np.float32)

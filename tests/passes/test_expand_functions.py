@@ -1,4 +1,4 @@
-"""Function bodies: against torch, and what becomes of names and metadata."""
+"""Function bodies: compared with torch, with their names and metadata."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_attention_is_torchs(p: expand_functions.Pass, tokens: int) -> None:
 
 
 def test_the_numbers_of_heads_are_constants_in_the_body() -> None:
-    """What follows from static sizes is not left to TensorRT's shape arithmetic."""
+    """Values of static sizes are not left to TensorRT's shape arithmetic."""
     after, _ = apply(expand_functions.TO_19, model_of(ATTENTION, 23))
     ops = [node.op_type for node in after.graph.node]
-    # one Equal is left: it looks for rows that are masked altogether
+    # one Equal is left: it finds fully masked rows
     assert not {"Mod", "CastLike", "Constant", "If"} & set(ops)
     assert ops.count("Equal") == 1
 
@@ -69,7 +69,7 @@ def test_a_node_without_types_is_refused() -> None:
 
 
 def test_the_body_of_affine_grid_is_wrong_for_a_batch_of_one() -> None:
-    """The reason for which it is left alone; if this fails, the standard was mended."""
+    """The reason why it is not expanded. If this test fails, the standard was fixed."""
     text = (
         "(float[1,2,3] t) => (float[1,4,5,2] y) <int64[4] s = {1, 3, 4, 5}>"
         "{ y = AffineGrid<align_corners=0>(t, s) }"

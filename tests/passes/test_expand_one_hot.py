@@ -1,4 +1,4 @@
-"""expand_one_hot: every index and offset, against numpy."""
+"""expand_one_hot: every index and offset, compared with numpy."""
 
 from __future__ import annotations
 

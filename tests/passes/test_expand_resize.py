@@ -1,4 +1,4 @@
-"""expand_resize: against ONNX Runtime over many sizes, and against torch where torch has it."""
+"""expand_resize: compared with ONNX Runtime at many sizes, and with torch if torch has the mode."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_antialias_is_torchs(mode: str, size: tuple[int, int]) -> None:
 
 
 def test_integers_wider_than_a_float_stay_exact() -> None:
-    """ONNX Runtime has no Resize of int64: the pixels are picked as it picks them in double."""
+    """ONNX Runtime has no Resize of int64. The reference is its choice of pixels in double."""
     attrs = 'mode="nearest", nearest_mode="round_prefer_ceil"'
     scales = "float[4] s = {1, 1, 1.7, 0.6}"
     after, _ = apply(P, resize(attrs, "x, , s", scales, dtype="int64"))
@@ -89,7 +89,7 @@ def test_nearest_has_no_antialias() -> None:
 
 
 def test_tf_half_pixel_for_nn_is_half_a_pixel_off_half_pixel() -> None:
-    """TensorRT-RTX 1.7 reads the first as the second for linear: why that is refused."""
+    """TensorRT-RTX 1.7 reads the first as the second for linear. So it is refused."""
     attrs = 'mode="linear", coordinate_transformation_mode="{}"'
     scales = "float[0] no = {}, float[4] s = {1, 1, 2, 2}"
     feeds = next(inputs([(5, 4)]))
@@ -102,7 +102,7 @@ def test_tf_half_pixel_for_nn_is_half_a_pixel_off_half_pixel() -> None:
 
 @pytest.mark.parametrize("case", POSITIVE, ids=str)
 def test_sizes_that_are_known_leave_no_arithmetic(case: Case) -> None:
-    """With static inputs nothing computes coordinates or weights at run time."""
+    """With static inputs, no coordinates or weights are computed at run time."""
     graph = gs.import_onnx(case.model())
     for value in (*graph.inputs, *graph.outputs):
         if value.name in case.shapes[0] and len(value.shape) > 2:

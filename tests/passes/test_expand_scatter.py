@@ -1,4 +1,4 @@
-"""expand_scatter: several updates of one element, half precision, infinities, what torch says."""
+"""expand_scatter: several updates of one element, half precision, infinities, and torch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_infinity_stays_where_it_belongs() -> None:
 
 
 def test_the_limit_counts_rows_only_where_they_are_compared() -> None:
-    """Adding rows of any length takes 2**24 pairs here; the maximum would take 2**24 x 64."""
+    """Adding rows of any length needs 2**24 pairs here; the maximum needs 2**24 x 64."""
     for reduction, refused in (("add", False), ("max", True)):
         case = Case(
             "expand_scatter",

@@ -1,4 +1,4 @@
-"""fold_if: what stays of a branch, and which conditions count as known."""
+"""fold_if: the remaining branch, and the conditions that count as known."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def condition(text: str) -> gs.Tensor:
         ("c = Xor(yes, yes)", False),
         ("s = Shape(x) d = Gather(s, two) c = Equal(d, three)", None),
         ("s = Shape(x) d = Gather(s, two) e = Gather(s, three) c = Equal(d, e)", None),
-        # a size of 0 is possible, though no exporter's symbol says so
+        # a size of 0 is possible, although no exporter's symbol shows it
         ("s = Shape(x) d = Gather(s, two) e = Sub(d, d) c = Less(e, d)", None),
         ("c = And(yes, b)", None),
         ("c = Identity(b)", None),
@@ -80,8 +80,10 @@ def test_the_taken_branch_keeps_its_names() -> None:
 
 @pytest.mark.parametrize("dtype", ["FLOAT", "BFLOAT16", "INT64"])
 def test_weights_of_a_branch_come_out_whole(dtype: str, tmp_path) -> None:
-    """Through the stage: the branch's initializers are not in the file's own list. A branch may
-    give an initializer, or a tensor from outside, as it is."""
+    """Through the stage: the branch's initializers are not in the file's list.
+
+    A branch may return an initializer, or an outer tensor, unchanged.
+    """
     kind = getattr(onnx.TensorProto, dtype)
     weight = onnx.helper.make_tensor("weight", kind, [], [3])
     branch = onnx.helper.make_graph(
@@ -114,8 +116,10 @@ def test_weights_of_a_branch_come_out_whole(dtype: str, tmp_path) -> None:
 
 
 def test_torchscript_squeeze_of_a_dim_that_turns_out_static() -> None:
-    """TorchScript writes the choice for a dim that the export left dynamic; with the dim set to
-    1 afterwards the If is folded, and the numbers are torch's."""
+    """TorchScript writes an If for a dim that the export left dynamic.
+
+    With the dim set to 1 afterwards, the If is folded, and the numbers equal torch's.
+    """
     torch = pytest.importorskip("torch")
 
     class Squeeze(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""fuse_layer_norm: half precision that overflows without it, and that the check can tell."""
+"""fuse_layer_norm: half precision that overflows without it, and a check that notices faults."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def reference(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["half", "half, opset 17"])
 def test_half_precision_overflows_as_it_stands(name: str) -> None:
-    """Values near 300: their squares are beyond 65504.
+    """Values near 300: their squares exceed 65504.
 
-    ONNX's reference evaluator shows it; ONNX Runtime has no half-precision arithmetic on a CPU
-    and keeps the whole chain in float32.
+    ONNX's reference evaluator shows it. ONNX Runtime has no half-precision arithmetic on a CPU, and
+    computes the whole chain in float32.
     """
     x = (np.random.default_rng(0).normal(0, 300, (2, 5, 4))).astype(np.float16)
     with np.errstate(all="ignore"):
@@ -57,7 +57,7 @@ def test_a_wrong_rewrite_is_caught(attribute: str, value: float) -> None:
     model, _ = apply(PASS, each.model())
     (norm,) = (n for n in model.graph.node if n.op_type == "LayerNormalization")
     if attribute == "axis":
-        # one axis with the scale that fits it
+        # one axis with a fitting scale
         (scale,) = (t for t in model.graph.initializer if t.name == norm.input[1])
         scale.CopyFrom(onnx.numpy_helper.from_array(np.ones(4, np.float32), scale.name))
     kept = [a for a in norm.attribute if a.name != attribute]
@@ -69,7 +69,7 @@ def test_a_wrong_rewrite_is_caught(attribute: str, value: float) -> None:
 
 
 class Norm(torch.nn.Module):
-    """A layer norm as models write it themselves."""
+    """A layer norm as models write it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""fuse_pixel_shuffle: what the sizes prove, and why a near miss is none."""
+"""fuse_pixel_shuffle: the proof from the sizes, and near misses."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ def test_it_is_torchs(name: str, module: str) -> None:
 
 
 def test_odd_sizes_can_pass_through_the_reshapes() -> None:
-    """Why PixelUnshuffle needs dims that are known to be even: 2 images of height 3 come out as
-    3 of height 1, which SpaceToDepth would refuse."""
+    """The reason why PixelUnshuffle needs dims that are known to be even.
+
+    2 images of height 3 become 3 images of height 1, which SpaceToDepth would refuse.
+    """
     case = named("PixelUnshuffle of sizes that may be odd")
     graph = gs.import_onnx(case.model())
     (shape,) = run(

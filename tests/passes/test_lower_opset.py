@@ -1,4 +1,4 @@
-"""Opset lowering: the tables against the standard, and graphs as torch exports them."""
+"""Opset lowering: the tables compared with the standard, and graphs as torch exports them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def assert_lowered_the_same(made: Case, level: int) -> None:
 
 def test_the_tables_hold_every_op_that_changed() -> None:
     missing = {new.name for _, new in changes()} - CONVERTERS.keys() - SAME
-    # both levels lack Attention altogether; TensorRT has no optionals, so that they are refused
+    # both levels lack Attention; TensorRT has no optionals, so they are refused
     assert missing == {"Attention", "OptionalGetElement", "OptionalHasElement"}
 
 
@@ -87,14 +87,14 @@ def test_ops_that_only_take_more_types_have_the_same_inputs_attributes_and_outpu
 @pytest.mark.parametrize("level", [17, 19])
 @pytest.mark.parametrize("axis", ["", "-2", "1"])
 def test_the_axis_of_dft(axis: str, level: int) -> None:
-    """No case: TensorRT has no DFT."""
+    """This is not a case, because TensorRT has no DFT."""
     given = f"<int64 a = {{{axis}}}>{{ y = DFT(x, , a) }}" if axis else "{ y = DFT(x) }"
     text = f"(float[n,w,v,1] x) => (float[n,w,v,2] y) {given}"
     assert_lowered_the_same(case(20, text, {"x": (1, 4, 3, 1)}, {"x": (2, 6, 5, 1)}), level)
 
 
 def test_forms_that_tensorrt_rtx_does_not_parse_either() -> None:
-    """No cases for level 17, since RTX needs other passes for these."""
+    """There are no cases for level 17, because RTX needs other passes for these forms."""
     image: tuple[Shapes, ...] = ({"x": (1, 4, 3, 5)}, {"x": (2, 4, 6, 8)})
     sizes = (
         "(float[n,4,h,w] x) => (float[n,4,7,9] y) <int64[2] s = {7, 9}>"
@@ -148,7 +148,7 @@ def test_opsets_that_the_tables_do_not_know_are_refused() -> None:
 
 
 class Everyday(torch.nn.Module):
-    """What newer opsets changed, as torch writes it."""
+    """The ops that newer opsets changed, as torch writes them."""
 
     def __init__(self) -> None:
         super().__init__()

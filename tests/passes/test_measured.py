@@ -1,4 +1,4 @@
-"""What was measured on a GPU agrees with what the passes claim, and is measured again on one."""
+"""Measurements on a GPU agree with the passes' claims. On a GPU, they are repeated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHY = (
     if (installed_version(OLD) or "").startswith("8.6")
     else f"{OLD} is not installed: {OLD.get}"
 )
-# engines that 8.6 makes right, of models that the issue says are refused all the same
+# 8.6 builds right engines for these models, although the issue reports a refusal
 REFUSED_ALL_THE_SAME = {"decompose_instance_norm-one_value_a_channel"}
 
 
@@ -84,10 +84,10 @@ def test_no_refusal_stops_a_model_that_comes_out_right(name: str) -> None:
 
 
 def fails_without(p: Pass) -> list[Case]:
-    """The pass's cases that were seen to fail without it and, rewritten, to be right with it.
+    """The pass's cases that failed without the pass and were right with it.
 
-    Only such count as the other passes for 8.6 leave as they stand (but for the opset's number):
-    what these mend is no evidence for this one.
+    A case counts only if the other passes for 8.6 do not change it, except for the opset number. A
+    case that other passes fix is no evidence for this pass.
     """
     others = [q for q in DEFAULT_PASSES if q.needed_by(OLD) and q.name != p.name]
     return [

@@ -1,4 +1,4 @@
-"""Pools that round up: every rest, against ONNX Runtime and torch."""
+"""Pools that round up: every remainder, compared with ONNX Runtime and torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from pass_harness import PASSES, apply, assert_same, run
 
 PASS = PASSES["pad_ceil_pools"]
-# kernel, stride, padding: all for which torch has a result and a window may start too late
+# kernel, stride, padding: all with a result in torch and a possible window in the padding
 WINDOWS = [
     (kernel, stride, pad)
     for kernel, stride, pad in itertools.product((1, 2, 3, 5), (1, 2, 3, 4), (0, 1, 2))
@@ -36,7 +36,7 @@ def model(node: str, size: str = "h,w") -> onnx.ModelProto:
 
 
 def image(size: int) -> np.ndarray:
-    # below zero, so that a zero of padding would show as the maximum
+    # below zero, so that a padded zero would be the maximum
     return np.random.default_rng(size).normal(-3, 1, (2, 2, size, size + 1)).astype(np.float32)
 
 
@@ -89,7 +89,7 @@ def test_uneven_padding_equals_onnx_runtime(op: str) -> None:
 
 
 def test_one_row_less_padding_would_show() -> None:
-    """The comparison itself: the pass with a kernel's padding less one is noticed."""
+    """The comparison notices a padding that is smaller by one."""
     source = model(pool("MaxPool", 3, 3, (1, 1)))
     after, _ = apply(PASS, source)
     (pads,) = (a for a in after.graph.node[0].attribute if a.name == "pads")

@@ -1,4 +1,4 @@
-"""A network's input that is its output, on the installed TensorRT-RTX."""
+"""An input that is also an output of the network, on the installed TensorRT-RTX."""
 
 from __future__ import annotations
 

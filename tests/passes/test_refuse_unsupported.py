@@ -1,4 +1,4 @@
-"""refuse_unsupported: every entry is backed by a graph that TensorRT really fails on."""
+"""refuse_unsupported: for every entry, TensorRT fails on a real graph."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_graphs_that_are_no_cases(name: str, child: Child) -> None:
 
 
 def test_every_entry_has_a_graph() -> None:
-    """By op; the conditions of an entry are the cases' own business."""
+    """One graph for each op. The cases cover the conditions of an entry."""
     tables = (module._NOWHERE, module._BELOW_10, module._RTX_ONLY)
     for name, entries in zip(NAMES, tables, strict=True):
         tried = set(OTHERS)

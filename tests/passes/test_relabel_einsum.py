@@ -18,7 +18,7 @@ def graph_of(equation: str) -> gs.Graph:
 
 @pytest.mark.parametrize("equation", ["bch,bcH", "Ac,cb", "zB,zA", "...cH,...cb"])
 def test_the_order_of_an_output_that_is_not_written_stays(equation: str) -> None:
-    """Capitals come before small letters; numpy, which the standard follows, is the judge."""
+    """Capitals come before small letters. The standard follows numpy, which is the reference."""
     graph = graph_of(equation)
     assert P.run(graph).modified
     new = graph.nodes[0].attrs["equation"]

@@ -1,4 +1,4 @@
-"""repeat_casts: what reads it where, and that nothing merges the Casts again."""
+"""repeat_casts: the readers of each Cast, and that nothing merges the Casts again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""replace_cast_like: the dtype that is written down is the second input's."""
+"""replace_cast_like: the Cast has the second input's dtype."""
 
 from __future__ import annotations
 

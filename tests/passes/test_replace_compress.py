@@ -1,4 +1,4 @@
-"""replace_compress against numpy, and that a wrong index is noticed."""
+"""replace_compress: compared with numpy, and a wrong index is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""replace_mask_product: what torch's exporters make of ``(1 - mask) * -1e9`` in half precision."""
+"""replace_mask_product: ``(1 - mask) * -1e9`` in half precision, from torch's exporters."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_torch_exports_is_nan_without_the_pass(dtype: torch.dtype, old: boo
 
 @pytest.mark.parametrize("case", POSITIVE, ids=str)
 def test_only_nan_changes(case: object) -> None:
-    """At random masks: equal to the product wherever that is a number."""
+    """At random masks: equal to the product where the product is a number."""
     assert case in POSITIVE
     model = case.model()  # type: ignore[attr-defined]
     product = next(n for n in model.graph.node if n.op_type == "Mul").output[0]

@@ -1,4 +1,4 @@
-"""replace_nonzero on what torch's two exporters write, and on what must not leak or be guessed."""
+"""replace_nonzero: graphs of torch's two exporters, and graphs that must not be rewritten."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def arithmetic(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def export(function: Callable[..., torch.Tensor], mask: torch.Tensor, old: bool) -> onnx.ModelProto:
-    """With dynamic sizes that have the same names in both inputs."""
+    """Exports with dynamic sizes that have the same names in both inputs."""
     h, w = torch.export.Dim("h", min=2), torch.export.Dim("w", min=2)
     axes = {0: h, 1: w}, {0: h, 1: w} if mask.dim() == 2 else {0: h}
     if not old:
@@ -91,7 +91,7 @@ def test_exported_models_equal_torch(
 
 @pytest.mark.filterwarnings("ignore")
 def test_masked_scatter_is_no_elementwise_selection() -> None:
-    """It takes its values from the front of the source: Where would take others."""
+    """masked_scatter reads from the start of the source. Where would read other values."""
     source = X * 2
     right = X.masked_scatter(MASK, source)
     assert not torch.equal(right, torch.where(MASK, source, X))
@@ -127,7 +127,7 @@ def test_an_empty_selection_sums_to_0_and_has_no_mean() -> None:
 
 @pytest.mark.parametrize("name", ["number written by a mask, opset 18, float", "rows by a mask of lower rank"])  # noqa: E501  # fmt: skip
 def test_a_wrong_rewrite_is_caught(name: str) -> None:
-    """The branches of Where swapped: the numeric check of the contract must fail."""
+    """Swaps the branches of Where. The numeric check of the contract must fail."""
     model, _ = apply(PASS, case(name).model())
     (where,) = (n for n in model.graph.node if n.op_type == "Where")
     where.input[1], where.input[2] = where.input[2], where.input[1]

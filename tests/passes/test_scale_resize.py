@@ -1,7 +1,7 @@
-"""scale_resize: which sizes are whole multiples, and which only look so.
+"""scale_resize: sizes that are whole multiples, and sizes that only seem so.
 
-tensorrt-rtx builds RAFT-small's upsampling as torch exports it; that TensorRT 8.6 does not, and
-takes the constant scales, needs a GPU machine to prove (onnx-tensorrt#389, #398).
+tensorrt-rtx builds RAFT-small's upsampling as torch exports it. TensorRT 8.6 does not, but accepts
+constant scales. The proof of this needs a GPU machine (onnx-tensorrt#389, #398).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_disagreeing_sources_are_refused() -> None:
         ("(h + 7)//8", "8*((h + 7)//8)", 8),
         ("s0//2", "2*(s0//2)", 2),
         ("Max(1, h)", "4*Max(1, h)", 4),
-        ("a.b c", "a.b c", 1),  # no expression, but the same name
+        ("a.b c", "a.b c", 1),  # not an expression, but the same name
         (5, 15, 3),
     ],
 )
@@ -77,7 +77,7 @@ def test_ratios_of_dims(before: str | int, after: str | int, ratio: int) -> None
     [(None, None), ("h", "w"), ("h", "__import__('os').getpid()"), ("h", "2**h"), ("h", "1/0")],
 )
 def test_no_ratio_of_dims(before: str | None, after: str | None) -> None:
-    """Unnamed dims are all different, and text that is no arithmetic is only a name."""
+    """Unnamed dims are all different. A text that is not arithmetic is only a name."""
     (a,), (b,) = (
         dims_of(gs.Variable(n, np.float32, [d])) for n, d in (("x", before), ("y", after))
     )
@@ -85,7 +85,7 @@ def test_no_ratio_of_dims(before: str | None, after: str | None) -> None:
 
 
 def test_float_division_is_not_followed() -> None:
-    """float32(h / 49 * 49) is less than h for some h, and the size one less after the cast."""
+    """float32(h / 49 * 49) is less than h for some h, and the cast then rounds down."""
     h = np.arange(1, 4000).astype(np.float32)
     assert (np.floor(h / np.float32(49) * np.float32(49)) != h).any()
     (case,) = (c for c in own("scale_resize", "refusal") if "float" in c.name)

@@ -1,4 +1,4 @@
-"""select_additive_mask: the same numbers to the bit."""
+"""select_additive_mask: the same bits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_sums_are_the_same_to_the_bit(kind: str, low: float, high: float) -> Non
 
 @pytest.mark.parametrize("low", ["-inf", "-3.4028234663852886e38", "-1e30"])
 def test_rows_that_are_masked_altogether_stay_what_they_are(low: str) -> None:
-    """Before the mask, too, scores may be masked, not a number or infinite."""
+    """Scores may be masked, NaN or infinite before the mask."""
     model = added("float", float(low))
     after, _ = apply(P, model)
     rng = np.random.default_rng(0)

@@ -1,8 +1,8 @@
-"""slice_shape: what TensorRT 8.6 reads wrong, and what comes instead.
+"""slice_shape: the patterns that TensorRT 8.6 misreads, and their replacements.
 
-The failure (``Resize ... requires second input to be 1D shape tensor with length (12)``) is
-8.6's own: it was seen on TensorRT 8.6.0, and proving the mend there needs a GPU machine. Here
-the misreading is imitated by dropping the two attributes, as 8.6's parser does.
+The failure (``Resize ... requires second input to be 1D shape tensor with length (12)``) was seen
+on TensorRT 8.6.0. The proof of the fix there needs a GPU machine. Here, dropping the two attributes
+imitates the parser of 8.6.
 """
 
 from __future__ import annotations

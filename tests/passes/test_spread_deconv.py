@@ -1,4 +1,4 @@
-"""Strided and dilated transposed convolutions, against torch."""
+"""Strided and dilated transposed convolutions, compared with torch."""
 
 from __future__ import annotations
 

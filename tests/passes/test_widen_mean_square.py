@@ -1,4 +1,4 @@
-"""widen_mean_square: half precision that overflows without it, and that the check can tell."""
+"""widen_mean_square: half precision that overflows without it, and a check that notices faults."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def case(name: str) -> Case:
      "power of minus a half", "length", "ReduceSumSquare"],
 )  # fmt: skip
 def test_half_precision_overflows_as_it_stands(name: str) -> None:
-    """Values near 300: their squares are beyond 65504, the root of their mean is not.
+    """Values near 300: their squares exceed 65504, but the root of their mean does not.
 
-    ONNX's reference evaluator shows it; ONNX Runtime has no half-precision arithmetic on a CPU
-    and keeps the whole chain in float32.
+    ONNX's reference evaluator shows it. ONNX Runtime has no half-precision arithmetic on a CPU, and
+    computes the whole chain in float32.
     """
     x = (np.random.default_rng(0).normal(0, 300, (2, 5, 4))).astype(np.float16)
     with np.errstate(all="ignore"):
@@ -58,7 +58,7 @@ def test_no_half_precision_square_is_left() -> None:
 
 
 def test_a_wrong_rewrite_is_caught() -> None:
-    """The epsilon left out."""
+    """Leaves out the epsilon."""
     each = case("RMS norm, opset 18")
     model, _ = apply(PASS, each.model())
     (node,) = (n for n in model.graph.node if n.name.endswith("/add"))

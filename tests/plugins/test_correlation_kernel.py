@@ -1,4 +1,4 @@
-"""kernel.cu of the correlation lookup, as far as a machine without a GPU can tell."""
+"""kernel.cu of the correlation lookup, in tests without a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.plugins.correlation_lookup.torch_op import correlation_lookup
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., torch.Tensor]:
-    """The op by kernel.cu, compiled for the CPU with emulate_cuda.h in place of CUDA."""
+    """The op in kernel.cu, compiled for the CPU with emulate_cuda.h in place of CUDA."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ here")
     folder = tmp_path_factory.mktemp("kernel")

@@ -1,4 +1,4 @@
-"""The correlation lookup in all its forms, held against torchvision's volume and each other."""
+"""The correlation lookup in all its forms, compared with torchvision's volume and each other."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_half_is_computed_in_float() -> None:
     body = run_onnx(one_node(4, 256, half=True), feed(halves))
     assert op.dtype == torch.float16 and body.dtype == np.float16
     assert torch.equal(op, wanted)
-    # one step of float16 where the float32 values round the other way
+    # one step of float16, if the float32 values round in different directions
     np.testing.assert_allclose(body.astype(np.float32), wanted.float(), rtol=2**-10, atol=1e-6)
 
 
@@ -172,7 +172,7 @@ def test_block_refuses_what_torchvision_refuses() -> None:
 
 
 class Three(torch.nn.Module):
-    """The op with three levels, which it has not in ONNX."""
+    """The op with three levels, which its ONNX form does not have."""
 
     def forward(self, features: torch.Tensor, coordinates: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = correlation_lookup(features, [features] * 3, coordinates, 2)
@@ -232,7 +232,7 @@ def test_plugin_builds(radius: int, channels: int, half: bool) -> None:
     assert built["plugins"] == 1
     assert built["output"] == (-1, LEVELS * (2 * radius + 1) ** 2, -1, -1)
     assert built["half"] is half
-    # the engine holds the plugin by name and not the function's nodes
+    # the engine has the plugin by name, and not the function's nodes
     assert built["plan"] is not None and NAME.encode() in built["plan"]
 
 

@@ -1,4 +1,4 @@
-"""Custom ops: which plugin a node gets, plugins that do not load, and ops that nobody has."""
+"""Custom ops: the plugin of a node, plugins that don't load, and ops without an implementation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TWICE = str(Path(__file__).parents[1] / "support" / "twice_plugin.py")
 H = Dim("h", 2, 4, 8)
 HEAD = '<ir_version: 8, opset_import: ["" : 18, "mine" : 1, "his" : 1, "{domain}" : 1]>\n'
 NODE = "g (float[1,h] x) => (float[1,h] y) {{ t = Relu(x) [dbl] y = {domain}.{op}(t) }}"
-# a body that TensorRT-RTX can't parse, so that it shows which one was taken
+# TensorRT-RTX can't parse this body, so the result shows which one was used
 BODY = """
 <opset_import: ["" : 18], domain: "{domain}"> {op} (a) => (b)
 {{ n = NonZero(a) m = Cast<to=1>(n) s = ReduceSum<keepdims=0>(m) b = Add(a, s) }}"""
@@ -77,7 +77,7 @@ def test_python_plugin_builds(tmp_path: Path) -> None:
 
 
 def test_plugin_asked_for_goes_before_the_function(tmp_path: Path) -> None:
-    # TensorRT-RTX itself takes the function, whatever is registered
+    # TensorRT-RTX uses the function, even if a plugin is registered
     path = saved(tmp_path, NODE + BODY, "mine", "Twice")
     before = path.read_bytes()
     assert built(path, TWICE).plugins == (TWICE,)
@@ -108,13 +108,13 @@ def test_node_inside_of_a_branch_and_of_a_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("domain", "op", "told"),
     [
-        ("com.microsoft", "QuickGelu", "ONNX Runtime's optimiser fused it"),
+        ("com.microsoft", "QuickGelu", "ONNX Runtime's optimiser made this op"),
         ("mmdeploy", "TRTBatchedNMS", "--plugin libmmdeploy_tensorrt_ops.so"),
         ("org.pytorch.aten", "ATen", "torch.onnx.export(dynamo=True)"),
         ("ai.onnx.contrib", "Tokenizer", "ONNX Runtime Extensions"),
         ("his", "Foo", "--plugin libfoo.so"),
         ("com.microsoft", "Gelu", "would parse the com.microsoft::Gelu node dbl as the standard "
-         "Gelu of another domain: ONNX Runtime's optimiser fused it"),
+         "Gelu of another domain: ONNX Runtime's optimiser made this op"),
         ("mine", "Sigmoid", "would parse the mine::Sigmoid node dbl as the standard Sigmoid "
          "of another domain: rename the op"),
     ],
@@ -153,7 +153,7 @@ def test_another_version_of_the_plugin(tmp_path: Path) -> None:
 
 
 def test_functions_that_the_parser_would_take_for_something_else(tmp_path: Path) -> None:
-    # TensorRT-RTX's parser looks at no domain: a function called like an op is read as that op,
+    # TensorRT-RTX's parser ignores domains: a function with an op's name is read as that op,
     # and of two functions of one name only one is read
     text = """g (float[1,h] x) => (float[1,h] y, float[1,h] z, float[1,h] w)
 {{ y = mine.Relu(x) z = mine.Two(x) w = his.Two(x) }}

@@ -1,4 +1,4 @@
-"""Plugins that are files run code of their own: none is loaded that the caller did not name."""
+"""A plugin file runs code. Only plugins that the caller names are loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME = "./foo.py"
 
 @pytest.fixture
 def evil(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An artifact whose manifest names a file in the current folder, which says that it ran."""
+    """An artifact whose manifest names a file in the current folder. The file records its run."""
     monkeypatch.chdir(artifact.parent)
     file = artifact.parent / "foo.py"
     file.write_text(
@@ -65,11 +65,11 @@ def test_without_a_hash_it_does_not_run_even_if_it_is_given(evil: Path) -> None:
 
 
 def test_the_file_that_is_given_is_the_one_that_runs(evil: Path, tmp_path: Path) -> None:
-    """Wherever it lies on this machine; the path in the manifest is never looked at."""
+    """The file may be anywhere on this machine. The path in the manifest is never used."""
     moved = Path(shutil.move(evil.parent / "foo.py", tmp_path / "moved.py"))
     Path("foo.py").write_text("raise AssertionError\n")
     assert allowed_plugins(Artifact.open(evil).manifest, [str(moved)], "a") == (str(moved),)
-    if isinstance(find_gpu(), str):  # past the plugins, and no further
+    if isinstance(find_gpu(), str):  # an error after the plugins
         with pytest.raises(TargetMissing, match="an engine needs a GPU"):
             pipeline.load(evil, plugins=(str(moved),))
 

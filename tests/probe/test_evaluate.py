@@ -1,4 +1,4 @@
-"""Which of the declared sizes break a guard, and at which of them it is tried out."""
+"""Which declared sizes break a guard, and which of these are tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sizes a module takes, found by running it: each kind of rule on a module that has it."""
+"""Finding the sizes that a module accepts: each kind of rule, on a module with that rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGE = (B, 3, H, W)
 
 
 class UNet(nn.Module):
-    """Four levels, the skips joined as they are: each size has to halve four times."""
+    """Four levels with plain skips: each size must be divisible by 16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class UNet(nn.Module):
 
 
 class Windows(nn.Module):
-    """Attention in windows of 7 patches of 4; a rest of a patch is dropped by the convolution."""
+    """Attention in windows of 7 patches of 4. The convolution drops an incomplete patch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Windows(nn.Module):
 
 
 class Positions(nn.Module):
-    """A table of 100 positions: what is beyond it, shapes alone do not show."""
+    """A table of 100 positions. A run with shapes only does not show its end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Positions(nn.Module):
 
 
 class Cached(nn.Module):
-    """A table of 128 positions for what came before and what comes now."""
+    """A table of 128 positions for past and new tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Cached(nn.Module):
 
 
 class Tokens(nn.Module):
-    """A table of 1600 positions for all of an image."""
+    """A table of 1600 positions for the whole image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Tokens(nn.Module):
 
 
 class Remembers(nn.Module):
-    """Keeps a mask of the first size that it sees; each try has to see a fresh module."""
+    """Keeps a mask of the first size. Each try must use a fresh module."""
 
     mask = None
 
@@ -213,7 +213,7 @@ def test_no_rule_where_every_size_runs(module) -> None:
     found = tried(module)
     assert found.rules == []
     assert found.words.startswith("every size that was tried runs")
-    for p in found.probes:  # runs of sizes that no multiple hides behind, and both ends
+    for p in found.probes:  # consecutive sizes, so that no multiple is missed, and both ends
         assert set(range(p.dim.min, min(p.dim.max, 64) + 1)) <= set(p.taken)
         assert p.dim.max in p.taken
 
@@ -254,7 +254,7 @@ def test_what_two_dims_keep_together(module, shapes, text) -> None:
     advice = rule.advice()
     assert "one Dim for both h and w" in advice if text == "h == w" else text in advice
     assert kept_rules([text], found.base)
-    # with the rule declared there is nothing more to say, and nothing that breaks it is tried
+    # with the declared rule, no other rule is found, and no size that breaks it is tried
     again = tried(module, *shapes, rules=(text,))
     assert again.rules == []
 
@@ -269,7 +269,7 @@ def test_equal_dims_have_their_own_rule_too() -> None:
 
 
 def test_values_are_what_counts() -> None:
-    """Shapes alone go through a table whatever its length."""
+    """A run with shapes only ignores a table's length."""
     (rule,) = tried(Positions, (B, Dim("n", 1, 64, 2048), 8)).rules
     assert (rule.refined.min, rule.refined.max) == (1, 100)
     assert "index out of range" in rule.text()

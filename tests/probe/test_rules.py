@@ -1,4 +1,4 @@
-"""What a model asks of its sizes: told in plain words, with its line, and applied where allowed."""
+"""A model's rules on its sizes: their text, their line, and applying them if allowed."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_rules_inside_padding_are_told_in_the_users_dims(tmp_path) -> None:
 
 
 def test_what_only_looks_like_a_rule_is_no_rule(tmp_path) -> None:
-    """torch.export asks for an odd h here; the model takes every h."""
+    """torch.export demands an odd h here, but the model accepts every h."""
 
     def half(x):
         return x[:, :, : x.shape[2] // 2]
@@ -417,7 +417,7 @@ def test_small_values_are_held_against_the_specs_own_tolerance(tmp_path) -> None
 
 
 def test_a_guard_that_cannot_be_read_is_not_kept(tmp_path, monkeypatch) -> None:
-    """As if torch printed a function that is not known here."""
+    """As if torch printed an unknown function."""
     for name in ("IntTrueDiv", "Mod"):
         monkeypatch.delitem(guards._WORDS, name)
     for function, shape, words in (
@@ -431,7 +431,7 @@ def test_a_guard_that_cannot_be_read_is_not_kept(tmp_path, monkeypatch) -> None:
 
 
 def test_a_range_without_the_opt_is_not_applied_by_itself(tmp_path) -> None:
-    """The example took one side of a branch; the opt says that the other one is wanted."""
+    """The example uses one side of a branch, but the opt needs the other side."""
 
     def branches(x):
         return x * 2 if x.shape[2] > 100 else x
@@ -442,7 +442,9 @@ def test_a_range_without_the_opt_is_not_applied_by_itself(tmp_path) -> None:
             done = export(spec, None, tmp_path / "m.onnx")
             assert done.spec.dims["h"].max == 100
         else:
-            with pytest.raises(ConstraintError, match=r"in 16\.\.100 .*without your opt=150"):
+            with pytest.raises(
+                ConstraintError, match=r"in 16\.\.100 .*which excludes your opt=150"
+            ):
                 export(spec, None, tmp_path / "m.onnx")
 
 

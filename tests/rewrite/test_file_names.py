@@ -1,4 +1,4 @@
-"""Names and inputs as files have them: what is made unique, and what stops being an input."""
+"""Names and inputs of files: names that are made unique, and inputs that are removed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse(text: str) -> onnx.ModelProto:
 
 
 def both(model: onnx.ModelProto, folder: Path, feeds: dict[str, np.ndarray]) -> Rewritten:
-    """Rewrites for 8.6 and holds ONNX Runtime's outputs against the source's."""
+    """Rewrites for 8.6, and compares ONNX Runtime's outputs with those of the source."""
     onnx.save(model, folder / "m.onnx")
     result = rewrite(folder / "m.onnx", folder / "o.onnx", OLD)
     assert result.changed
@@ -39,7 +39,7 @@ X = np.arange(24, dtype=np.float32).reshape(1, 1, 4, 6)
 
 
 def test_a_new_constant_does_not_take_an_initializers_name(tmp_path: Path) -> None:
-    """scale_resize calls its constant up/scales; the model has one of that name already."""
+    """scale_resize names its constant up/scales, and the model already has this name."""
     model = parse(
         "(float[1,1,h,w] x) => (float[1,1,p,q] y, float[1,1,r,s] z) <int64[1] k = {2}> "
         "{ nc = Shape<end=2>(x) hw = Shape<start=2>(x) b = Mul(hw, k) n = Concat<axis=0>(nc, b) "
@@ -73,11 +73,13 @@ def test_inputs_with_a_default_are_constants_and_said_to_be(tmp_path: Path) -> N
     model.graph.initializer[0].name = "w"
     onnx.save(model, tmp_path / "m.onnx")
     result = rewrite(tmp_path / "m.onnx", tmp_path / "o.onnx", OLD)
-    assert result.warnings[0].startswith("w: inputs with a default")
+    assert result.warnings[0].startswith("w: the file has a default for each of these inputs")
     assert [v.name for v in onnx.load(tmp_path / "o.onnx").graph.input] == ["x"]
     (y, _) = run(tmp_path / "o.onnx", {"x": X[0, 0, 0]})
     np.testing.assert_array_equal(y, 2 * X[0, 0, 0])
-    model.ir_version = 3  # every initializer was an input then, and meant as a constant
+    model.ir_version = (
+        3  # in such files every initializer is also an input, but a constant is meant
+    )
     onnx.save(model, tmp_path / "m.onnx")
     result = rewrite(tmp_path / "m.onnx", tmp_path / "o.onnx", OLD)
     assert not result.warnings

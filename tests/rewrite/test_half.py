@@ -1,4 +1,4 @@
-"""Half precision written into graphs: what comes out is valid, and near to what went in."""
+"""Graphs in half precision: they are valid, and their outputs are close to the original."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def net() -> onnx.ModelProto:
 
 
 def near(model: onnx.ModelProto, half: onnx.ModelProto, feed: dict[str, np.ndarray]) -> float:
-    """How far the outputs are apart, of the largest value; infinite where they differ in kind."""
+    """The largest difference of an output, divided by its largest value."""
     (want,), (got,) = (run_reference(m.SerializeToString(), [feed]) for m in (model, half))
     worst = 0.0
     for name, array in want.items():
@@ -49,7 +49,7 @@ def near(model: onnx.ModelProto, half: onnx.ModelProto, feed: dict[str, np.ndarr
 @pytest.mark.parametrize("up", [True, False])
 def test_bodies_and_outputs_read_float32(up: bool) -> None:
     half = net()
-    assert in_half(half) == 5  # all but s, c, b and the bodies' own
+    assert in_half(half) == 5  # all except s, c, b and the bodies' values
     onnx.checker.check_model(half, full_check=True)
     feed = {"x": np.random.default_rng(0).random((2, 4, 8, 8), np.float32), "up": np.array(up)}
     assert near(net(), half, feed) < 2e-3
@@ -109,7 +109,7 @@ def test_onnx_runtime_rounds_between_nodes() -> None:
     feed = {"x": np.ones((2, 3), np.float32)}
     (plain,) = run_reference(half.SerializeToString(), [feed])
     (told,) = run_reference(rounded(half).SerializeToString(), [feed])
-    assert np.isfinite(plain["y"]).all()  # which is why half.onnx itself is not what is compared
+    assert np.isfinite(plain["y"]).all()  # so half.onnx itself is not compared
     assert np.isinf(told["y"]).all()
 
 
@@ -164,13 +164,13 @@ def test_a_case_in_half_is_near(case: Case) -> None:
         assert near(model, rounded(half), feed) < 4e-3
 
 
-# without those that the parser is recorded to refuse
+# without the cases that the parser is known to refuse
 PARSED = [c for c in CASES if half_of(c)[2] and c.fails.get("rtx-1.7") != "parse"]
 
 
 @pytest.mark.parametrize("case", PARSED[::4], ids=str)
 def test_layers_are_told_what_the_graph_says(case: Case) -> None:
-    """In a strongly typed network every layer has its type: `types_of` finds the same."""
+    """In a strongly typed network every layer has its type; `types_of` finds the same."""
     trt = use(TARGETS["rtx-1.7"])
     logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
     builder = trt.Builder(logger)

@@ -11,7 +11,7 @@ WEIGHTS = "<float[4,4,1,1] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}, float[1
 
 
 def computed(body: str, inputs: str = "float[n,4,8,8] x") -> dict[str, str]:
-    """What each tensor is computed in, and after a comma what it is cast to."""
+    """The type that computes each tensor, and after a comma the type of its Cast."""
     text = f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => (float[a,b,c,d] y) '
     model = onnx.parser.parse_model(text + WEIGHTS + " { " + body + " }")
     in_half(model)

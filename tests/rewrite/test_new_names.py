@@ -1,4 +1,4 @@
-"""Names that a pass gives, where the model has them already."""
+"""New names from passes in models that already have these names."""
 
 from __future__ import annotations
 

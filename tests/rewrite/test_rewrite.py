@@ -1,4 +1,4 @@
-"""The rewrite stage: what is carried over, what is checked, and files of every kind."""
+"""The rewrite stage: kept data, checks, and files of every kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ else_branch = q () => (int64[k] v) { v0 = Shape(a) v = Mul(v0, v0) }> }"""
 
 @pytest.fixture
 def model() -> onnx.ModelProto:
-    """Every node with metadata; the model, a value and the graph too."""
+    """A model with metadata on every node, on a value, on the graph and on the model."""
     model = onnx.parser.parse_model(TEXT)
     for node in _onnx_file.nodes_of(model.graph):
         node.name = f"/layer/{node.op_type}_{node.output[0]}"
@@ -118,7 +118,7 @@ def test_refusals_are_collected(tmp_path) -> None:
         tmp_path,
     )
     result = rewrite(path, tmp_path / "out.onnx", OLD)
-    # the node has no name in the file; it gets one that tells it
+    # the node has no name in the file, so it gets a unique name
     assert [c.node for c in result.refused] == ["InstanceNormalization_y"]
     assert result.opset == 17
 
@@ -234,7 +234,7 @@ def test_external_data_stays_external(model, tmp_path, target) -> None:
 
 
 def test_large_models_are_checked_without_their_weights(model, tmp_path, monkeypatch) -> None:
-    """The road of models beyond 2 GB, with the limits lowered."""
+    """Uses the code for models above 2 GB, with lower limits."""
     monkeypatch.setattr(_onnx_file, "EXTERNAL_ABOVE", 1 << 10)
     monkeypatch.setattr(_onnx_file, "_HEAVY", 1 << 12)
     seen = []
@@ -243,7 +243,7 @@ def test_large_models_are_checked_without_their_weights(model, tmp_path, monkeyp
     source = save(_with_weight(model), tmp_path)
     rewrite(source, tmp_path / "out.onnx", OLD)
     assert (tmp_path / "out.onnx.data").stat().st_size >= 3 * 4096 * 4
-    assert len(seen) >= 3  # as it came, after each pass that changed it, as it is saved
+    assert len(seen) >= 3  # at the start, after each pass that changed it, and at the end
     for light in seen:
         assert "weight" in {value.name for value in light.graph.input}
     after = onnx.load(tmp_path / "out.onnx")
@@ -258,7 +258,7 @@ def test_a_file_written_tensor_by_tensor_is_the_same_model(model, tmp_path) -> N
     model.graph.initializer.insert(0, onnx.numpy_helper.from_array(large, "large"))
     _onnx_file.save_model(model, tmp_path / "out.onnx", external=False)
     after = onnx.load(tmp_path / "out.onnx")
-    assert [t.name for t in after.graph.initializer][-1] == "large"  # large ones come last
+    assert [t.name for t in after.graph.initializer][-1] == "large"  # large tensors are last
     by_name = {t.name: t for t in after.graph.initializer}
     assert by_name == {t.name: t for t in model.graph.initializer}
     for part in (after, model):

@@ -1,6 +1,6 @@
-"""What TensorRT complains of, told by the thread whose call it was.
+"""TensorRT's messages, assigned to the thread of the call.
 
-On TensorRT-RTX as it is; the out-of-memory text is given to its logger by hand.
+Uses the real TensorRT-RTX. The out-of-memory text is passed to its logger by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FULL = "Error Code 2: OutOfMemory (Requested size was 9 GiB)"
 
 @pytest.fixture
 def log() -> Log:
-    """The log that engines have."""
+    """The log of engines."""
     log = Log.of(trt)
     log.clear()
     return log
@@ -31,7 +31,7 @@ def log() -> Log:
 
 @pytest.fixture
 def other() -> Any:
-    """Does something in another thread, always the same."""
+    """Runs code in another thread, which is always the same."""
     with ThreadPoolExecutor(1) as pool:
 
         def call(work: Callable[[], Any]) -> Any:
@@ -41,7 +41,7 @@ def other() -> Any:
 
 
 def fails(log: Log) -> None:
-    """A call of TensorRT's that fails."""
+    """A call of TensorRT that fails."""
     assert trt.Runtime(log.logger).deserialize_cuda_engine(b"no plan" * 100) is None
 
 
@@ -88,7 +88,7 @@ def test_an_error_is_told_once(log: Log) -> None:
 
 
 def test_a_thread_that_is_not_pythons(log: Log) -> None:
-    """Its words go with an error that has none of its own."""
+    """Its messages go to an error without a message."""
     for own in (True, False):
         done = threading.Event()
 

@@ -1,7 +1,7 @@
-"""The quick ways of a call, without a GPU: plain arrays, and graphs with copies as their parts.
+"""The fast paths of a call, without a GPU: plain arrays, and graphs with copies as nodes.
 
-CUDA's graph calls are stood in for, since they need a GPU: copies are done in host memory, by what
-the nodes are set to. That real graphs do the same is in tests/gpu/test_device_arrays.py.
+Stand-ins replace CUDA's graph calls, which need a GPU: they copy in host memory, as the nodes
+state. tests/gpu/test_device_arrays.py tests real graphs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def array(**more: Any) -> Any:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Addresses whose GPU was asked for; those from 2**46 on belong to GPU 0."""
+    """The addresses whose GPU was queried. Addresses from 2**46 on belong to GPU 0."""
     seen: list[int] = []
 
     def gpu_of(pointer: int) -> int:
@@ -70,7 +70,7 @@ def test_where_an_array_is_gets_asked_once_as_long_as_it_says_the_same(asked: li
     value.__cuda_array_interface__["data"] = (AT, False)
     assert plain(X, value, known, 7) is not None
     assert asked == [AT, 4096]
-    for _ in range(3):  # others in the place of one that is gone, at its address of old
+    for _ in range(3):  # other arrays at the address of a freed array
         value = None
         value = array()
         assert plain(X, value, known, 7) is not None
@@ -123,7 +123,7 @@ def test_an_array_on_another_gpu_is_not_plain(asked: list[int]) -> None:
 
 
 class Standin:
-    """CUDA's graph calls in host memory; `refuses` says which of them fail."""
+    """CUDA's graph calls in host memory. `refuses` lists the calls that fail."""
 
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyDeviceToDevice=3)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
@@ -205,7 +205,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Standin:
 
 
 class Doubler:
-    """A graph of y = 2 x, and what it gave for the numbers of an array."""
+    """A graph of y = 2 x, and its results for the numbers of an array."""
 
     def __init__(self, cuda: Standin) -> None:
         self.x, self.y = np.zeros(4, F32), np.zeros(4, F32)
@@ -261,8 +261,10 @@ def test_a_graph_that_takes_no_copies_is_launched_between_them(cuda: Standin, re
 
 
 def test_a_run_that_fails_half_way_is_waited_for(cuda: Standin) -> None:
-    """No event tells the next run, perhaps on another stream, of what is enqueued already; and the
-    caller may drop the inputs."""
+    """Part of the run is already enqueued, and no event marks its end.
+
+    The next run may use another stream, and the caller may drop the inputs.
+    """
     allocator = _allocator_class(SimpleNamespace(IOutputAllocator=object))()
     key, shapes = (((2,),), (), None), [(2,)]
     sized = Sized(key, {}, 0, (("x", (2,)),), (8,), (Output(X, None, 0, "output x"),))
@@ -284,7 +286,7 @@ def test_a_run_that_fails_half_way_is_waited_for(cuda: Standin) -> None:
 
 
 def test_the_last_run_may_be_forgotten_meanwhile() -> None:
-    """Another thread closes the engine between two looks at its last run."""
+    """Another thread closes the engine between two reads of its last run."""
     event = object()
     looks = iter([(5, event), None])
     closing: Any = type("Closing", (), {"_last": property(lambda _: next(looks))})()
@@ -295,7 +297,7 @@ def test_graphs_may_be_listed_while_other_threads_use_them() -> None:
     graphs = Graphs(2)
 
     class Used:
-        """A graph that another thread's call uses while it is looked at."""
+        """A graph that another thread's call uses at the same time."""
 
         def __init__(self, key: str) -> None:
             self.key = key

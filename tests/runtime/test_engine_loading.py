@@ -1,6 +1,6 @@
-"""What the runtime does without a GPU: arguments, sizes, memory's books, which plan is loaded.
+"""The runtime without a GPU: arguments, sizes, memory accounting, and loading plans.
 
-What needs a GPU is in tests/gpu.
+tests/gpu has the tests that need a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IDS = Port("ids", I32, I64)  # of a TensorRT without int64
 
 
 def run_python(code: str, *arguments: object) -> Any:
-    """What a fresh process prints, as JSON."""
+    """The output of a fresh Python process, as JSON."""
     words = [sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=HERE.parent, check=False)
     assert done.returncode == 0, done.stderr
@@ -85,7 +85,7 @@ def test_what_converts_comes_when_asked_for() -> None:
 
 
 def test_no_artifact(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="there is no such folder"):
+    with pytest.raises(ArtifactError, match=": no such folder; pass the folder"):
         pipeline.load(tmp_path / "none")
 
 
@@ -99,7 +99,7 @@ def test_no_engine_in_it(artifact: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda data: data[:1000], r"engine\.plan: is cut short: 1000 of \d+ bytes"),
+        (lambda data: data[:1000], r"engine\.plan: is cut short: it has 1000 of \d+ bytes"),
         (lambda data: data[:-1] + b"?", r"engine\.plan: its content was changed"),
         (lambda data: bytes(len(data)), r"engine\.plan: its content was changed"),
     ],
@@ -223,7 +223,7 @@ class Dlpack:
         return (1, 0)
 
     def __dlpack__(self, **how: Any) -> Any:
-        how["stream"] = None  # numpy knows none
+        how["stream"] = None  # numpy has no such dtype
         return self._value.__dlpack__(**how)
 
 
@@ -291,7 +291,7 @@ def test_the_profile_that_fits_best() -> None:
         (4, 100): "twin",
         (2, 40): "short",
         (64, 4096): "wide",
-        (8, 512): "twin",  # as near as wide, and narrower
+        (8, 512): "twin",  # equally near, but narrower
         (9, 512): "wide",
     }.items():
         assert profiles[best_profile(profiles, {"b": b, "s": s})].name == name, (b, s)
@@ -369,7 +369,7 @@ def test_profiles_by_sizes(sizes: Sizes) -> None:
 def test_outputs_are_held_against_the_manifest(sizes: Sizes) -> None:
     at = {"h": 24, "w": 50}
     sizes.check_output("y", (1, 48, 50), at)
-    sizes.check_output("n", (1, 17), at)  # how many is not known before
+    sizes.check_output("n", (1, 17), at)  # the number is unknown before the run
     for name, shape in (("y", (1, 48, 51)), ("y", (48, 50)), ("n", (2, 17)), ("n", (1, 1, 1))):
         with pytest.raises(EngineError, match=rf"output {name} has shape .* at h=24,w=50, but"):
             sizes.check_output(name, shape, at)
@@ -384,7 +384,7 @@ def test_the_most_bytes(sizes: Sizes) -> None:
 
 
 class Host:
-    """Memory of the C library, of which there is a certain amount; streams are told, not run."""
+    """A limited amount of memory of the C library. Streams are recorded, not run."""
 
     def __init__(self, total: int) -> None:
         self.total, self.blocks, self.synchronised = total, dict[int, int](), 0
@@ -425,7 +425,7 @@ def test_block_sizes() -> None:
     assert block_size(1000000, 1000000) == -(-1000000 // ALIGN) * ALIGN
     assert block_size(600000, 1000000) == block_size(1000000, 1000000)
     assert block_size(500000, 1000000) == -(-500000 // ALIGN) * ALIGN
-    assert block_size(3000, 2000) == 4096  # more than was thought to be the most
+    assert block_size(3000, 2000) == 4096  # more than the assumed maximum
     for most in (None, 1, 511, 513, 100003):
         for nbytes in (1, 2, 500, 512, 513, 1000, 99999, 100003):
             size = block_size(nbytes, most)
@@ -486,7 +486,7 @@ def test_blocks_grow_in_place(host: Host) -> None:
     pool = Pool(host, {"y": 64 * ALIGN})
     for nbytes in (1, 5000, 3, 20000, 32768, 7, 100, 32768):
         pool.take("y", nbytes, A)
-        assert len(host.blocks) == 1  # the smaller one went
+        assert len(host.blocks) == 1  # the smaller block was freed
     assert pool.nbytes == sum(host.blocks.values()) == 64 * ALIGN
     held = [pool.take("y", 32768, A) for _ in range(3)]
     assert pool.nbytes == 3 * 64 * ALIGN
@@ -506,14 +506,16 @@ def test_streams_that_come_and_go(host: Host) -> None:
 
 def test_memory_that_runs_out(host: Host) -> None:
     pool = Pool(host, {"y": 900_000, "x": 500_000})
-    pool.take("x", 500_000, A)  # free again, but in the way
+    pool.take("x", 500_000, A)  # free, but at a wrong place
     large = pool.take("y", 900_000, A)
     assert len(host.blocks) == 1
     with pytest.raises(
         OutOfMemory, match=r"output y needs 200000 bytes of GPU memory, but only \d+"
     ):
         pool.take("y", 200_000, A, "output y")
-    small = pool.take("y", 100_000, A)  # no room for its class of 112640, but for itself
+    small = pool.take(
+        "y", 100_000, A
+    )  # no room for its size class of 112640, but enough for its size
     assert small.capacity >= 100_000
     del large
     assert pool.take("y", 800_000, B).capacity >= 900_000

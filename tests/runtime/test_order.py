@@ -1,8 +1,7 @@
-"""The order of an engine's work, without a GPU: whatever order the GPU takes, of those that CUDA
-allows, the numbers are right.
+"""The order of an engine's work, without a GPU. The numbers are right in every allowed order.
 
-The GPU and TensorRT are pretended (`pretended_cuda`, `pretended_tensorrt`), the engine is the real
-one. A real GPU shows such faults by luck only: tests/gpu/test_device_arrays.py.
+The GPU and TensorRT are pretended (`fake_cuda`, `fake_tensorrt`), and the engine is real.
+A real GPU shows such faults only by luck: tests/gpu/test_device_arrays.py.
 """
 
 from __future__ import annotations
@@ -37,8 +36,11 @@ Pretend = Callable[..., PretendedCuda]
 
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretend]:
-    """Installs a pretended GPU. The garbage collector does not come at odd moments, so that one
-    seed is one order of everything; when the test is over, no engine may have left anything."""
+    """Installs a pretended GPU.
+
+    The garbage collector is off, so that one seed gives one order. At the end, no engine may have
+    left anything.
+    """
     installer = Installer(monkeypatch)
     gc.disable()
     try:
@@ -52,8 +54,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretend]:
 
 
 def hand_over(pretend: Pretend, seed: int, *, ours: bool = False) -> None:
-    """One engine writes a buffer, and another one reads it, again and again, in calls that name no
-    stream; the buffer is the caller's, or (`ours`) an output of before."""
+    """One engine writes a buffer and another one reads it, repeatedly, in calls without a stream.
+
+    The buffer belongs to the caller, or (`ours`) is an earlier output.
+    """
     cuda = pretend(seed)
     encode, decode = make_engine(cuda), make_engine(cuda)
     zero = CallersArray(cuda, np.zeros(5, F32))
@@ -98,13 +102,15 @@ def test_another_thread_is_in_the_middle_of_a_call(
     right(result.numpy(), np.full((2, 5), 9, F32), "decoded")
 
 
-# random calls, in ways that callers may
+# random calls that callers may make
 
 
 @dataclass
 class Made:
-    """Outputs that are alive, what is to be in them, and the stream (None where none was named);
-    whether others may still read y."""
+    """Outputs that are alive, their right values, and their stream (None if none was named).
+
+    Also whether others may still read y.
+    """
 
     outputs: dict[str, Any]
     want: Arrays
@@ -113,10 +119,9 @@ class Made:
 
 
 class Caller:
-    """Somebody who does at random with engines and streams what callers may.
+    """A caller that does random allowed things with engines and streams.
 
-    He keeps the arrays of his own that he gives to a call on a stream of his, and destroys a stream
-    only once it is through.
+    It keeps its arrays alive while its streams use them, and destroys a stream only after its work.
     """
 
     STEPS = (
@@ -133,7 +138,7 @@ class Caller:
         self.kept: list[Any] = []
 
     def spend(self, steps: int, failing: float = 0) -> None:
-        """Does that many things, and looks at all that came out in the end."""
+        """Does this number of things, and checks all outputs at the end."""
         for _ in range(steps):
             self.engine = self.random.choice(self.engines)
             step = self.random.choice(self.STEPS)
@@ -165,7 +170,7 @@ class Caller:
         return self.random.choice([None, 0, *self.streams])
 
     def k(self) -> tuple[Arrays, float]:
-        """The input k, where there is one, and its value."""
+        """The input k, if there is one, and its value."""
         k = self.random.choice([0.5, 1.0, 2.0])
         return ({"k": np.asarray(k, F32)}, k) if len(self.engine.inputs) == 3 else ({}, 1.0)
 
@@ -181,11 +186,11 @@ class Caller:
         x, stream = self.values(*self.sizes()), self.some_stream()
         given = CallersArray(self.cuda, x)
         self.call(given, x, stream)
-        if not stream:  # what is enqueued there afterwards may overwrite the inputs
+        if not stream:  # later work on that stream may overwrite the inputs
             self.cuda.enqueue(lambda: ctypes.memset(given.ptr, 0x55, x.nbytes), 0)
 
     def device_out(self) -> None:
-        """Into memory of the caller's, or into an output that is not needed any more."""
+        """Writes into the caller's memory, or into an output that is no longer needed."""
         free = [one for one in self.made if not one.lent and self.random.random() < 0.5]
         x = self.values(*(free[0].want["y"].shape if free else self.sizes()))
         out = free[0].outputs["y"] if free else CallersArray(self.cuda, np.zeros_like(x))
@@ -197,7 +202,7 @@ class Caller:
         assert self.made[-1].outputs["y"] is out
 
     def chain(self) -> None:
-        """What came out goes in again, and is perhaps not needed any more."""
+        """An output becomes an input, and may no longer be needed."""
         if not self.made:
             return
         before, stream = self.random.choice(self.made), self.some_stream()
@@ -234,7 +239,7 @@ class Caller:
             right(array.numpy(), one.want[name], f"checked: {name}")
 
     def read(self) -> None:
-        """Another library reads an output on a stream of its own, and lets go of it."""
+        """Another library reads an output on its stream, and releases it."""
         if not self.made:
             return
         one = self.random.choice(self.made)
@@ -248,7 +253,9 @@ class Caller:
             self.read_back.append((got, one.want[name]))
 
     def capture(self) -> None:
-        if len(self.engine.inputs) == len(self.engine.outputs) == 2:  # nothing by data or on host
+        if (
+            len(self.engine.inputs) == len(self.engine.outputs) == 2
+        ):  # no data-dependent output, and no input on the host
             self.engine.capture(dict(zip("bw", self.sizes(), strict=True)))
 
     def poison(self) -> None:
@@ -322,11 +329,11 @@ def test_threads_share_engines(pretend: Pretend, seed: int) -> None:
     assert wrong == []
 
 
-# that all this sees what is wrong
+# these tests notice wrong code
 
 
 def forgetful(runs: Runs, *arguments: Any, run: Any = Runs.run) -> Any:
-    """A run that does not know of the one before."""
+    """A run that ignores the run before."""
     runs._last = None
     return run(runs, *arguments)
 
@@ -354,7 +361,7 @@ def test_what_is_broken_shows(
             scenario(pretend, seed)
 
 
-# a plan that is not its manifest's
+# a plan that does not belong to its manifest
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool", "float16"])

@@ -1,6 +1,6 @@
-"""What comes out of an engine, without a GPU: who is waited for, and for how long.
+"""The outputs of an engine, without a GPU: which streams wait, and for how long.
 
-Streams are told, not run; on a GPU: tests/gpu/test_device_arrays.py.
+Streams are recorded, not run. On a GPU: tests/gpu/test_device_arrays.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OWN, A, B = 100, 101, 102  # streams
 
 
 class Told(_cuda.Event):
-    """A moment that keeps who was made to wait for it."""
+    """An event that records who had to wait for it."""
 
     __slots__ = ("waiting",)
 
@@ -37,7 +37,7 @@ class Told(_cuda.Event):
 
 
 def some_engine() -> Any:
-    """What events go back to: each engine has its own."""
+    """The engine that events return to. Each engine has its events."""
     return _cuda.Events()
 
 
@@ -64,7 +64,7 @@ def test_an_engine_on_another_stream_is_waited_for(pool: Pool) -> None:
         for engine in (one, two):
             last[id(engine)] = Told(engine)
             y.used_until(last[id(engine)])
-    # an engine's runs wait for each other: the last one's end is the end of all
+    # an engine's runs wait for each other, so the end of the last run is the end of all
     assert sorted(map(id, y._lease.after)) == sorted(map(id, last.values()))
     pointer = y.ptr
     del y
@@ -78,7 +78,7 @@ def test_an_output_that_is_written_again(pool: Pool) -> None:
     y = output(pool, A, first)
     y.written(B, second)
     assert not second.waiting
-    assert y.enter(A) is False and second.waiting == [A]  # the block goes back to A anyway
+    assert y.enter(A) is False and second.waiting == [A]  # the block still returns to A
     assert y.enter(B) is True and second.waiting == [A]
     y.ready_for(OWN)
     assert second.waiting == [A, OWN]
@@ -97,7 +97,7 @@ def test_readers_of_the_same_stream_are_one(pool: Pool) -> None:
         for stream in (A, B, OWN):
             y.ready_for(stream)
     assert [getattr(reader, "stream", None) for reader in y._lease.after] == [B, OWN]
-    y._lease.after.clear()  # letting go of them needs a GPU
+    y._lease.after.clear()  # freeing them needs a GPU
 
 
 def test_a_consumer_that_names_no_stream(pool: Pool) -> None:
@@ -107,7 +107,7 @@ def test_a_consumer_that_names_no_stream(pool: Pool) -> None:
 
 
 def test_an_allocator_is_asked_between_runs_too(pool: Pool) -> None:
-    """8.6.0 asks when sizes are set, and fails the next run if it gets nothing (on an H200)."""
+    """8.6.0 calls it when sizes are set, and fails the next run without memory (on an H200)."""
     allocator = _allocator_class(pytest.importorskip("tensorrt_rtx"))()
 
     def ask() -> int:
@@ -121,11 +121,11 @@ def test_an_allocator_is_asked_between_runs_too(pool: Pool) -> None:
         take_over(done, allocator, stream)
         return done
 
-    assert ask() == 0  # before any run nobody has said where from
+    assert ask() == 0  # before a run, no call has set the stream
     first = run(A, 10, asks=True)
     given = ask()
     assert first.lease is not None and given not in (0, first.lease.pointer)
-    assert ask() == given  # not one block more
+    assert ask() == given  # not a single block more
     second = run(B, 10, asks=False)
     assert second.lease is not None
     assert (second.lease.pointer, second.lease.stream, second.shape) == (given, B, (10,))

@@ -1,4 +1,4 @@
-"""Two dims that must be equal come out alike, whether the source is a torch model or a file."""
+"""Two dims that must be equal give the same result for a torch model and for a file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def onnx_source(folder: Path) -> ModelSpec:
 
 
 def converted(folder: Path, spec: ModelSpec) -> Manifest:
-    """What an export and a comparison write into a manifest."""
+    """The manifest's entries from an export and a comparison."""
     config = Config(spec, out=folder / "a")
     place = folder / "a"
     place.mkdir()

@@ -1,4 +1,4 @@
-"""What a conversion starts from: factories by module and by file, and those that are not there."""
+"""Sources of a conversion: factories by module and by file, and factories that do not exist."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_class_attribute_and_a_package(nets: Path) -> None:
     (package / "__init__.py").write_text("")
     (package / "inner.py").write_text("from nets_of_a_test import plain\n")
     factory, file = find_factory("package_of_a_test.inner:plain")
-    assert file == nets  # where it is written
+    assert file == nets  # the file of the factory
     assert find_factory("torch.nn:ReLU")[0] is torch.nn.ReLU
 
 
@@ -160,7 +160,7 @@ def test_two_files_of_one_name_are_two(tmp_path: Path, nets: Path) -> None:
     ("words", "parts"),
     [
         (["none.py:net"], ["source none.py: no such file"]),
-        (["nets_of_a_test.py"], ["name the factory in it, nets_of_a_test.py:FACTORY"]),
+        (["nets_of_a_test.py"], ["no factory is named. Pass nets_of_a_test.py:FACTORY"]),
         (["nets_of_a_test.py:nett"], ["has no 'nett' (did you mean net?)"]),
         (["nets_of_a_test:Holder.mak"], ["has no 'mak' (did you mean make?)"]),
         (["nets_of_a_test.py:table"], ["table is dict, not a factory"]),

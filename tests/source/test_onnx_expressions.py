@@ -1,4 +1,4 @@
-"""Dims of an ONNX file with a name of their own for what is always an expression of others."""
+"""Named dims of an ONNX file that are always an expression of other dims."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_expression_that_is_not_given_is_found(
         import_onnx(spec, tmp_path / "out.onnx")
     text = str(caught.value)
     assert f"{name} must be {expression}: the file fails at b=" in text
-    assert text.endswith(f"; declare the expression in place of a range: --dim {name}={expression}")
+    assert text.endswith(f"; pass the expression in place of a range: --dim {name}={expression}")
     spec = onnx_spec(path, of(*dims), expressions={name: expression})
     import_onnx(spec, tmp_path / "out.onnx")
 

@@ -1,4 +1,4 @@
-"""An ONNX file as the source of a conversion: its dims, its sizes, and files that are no good."""
+"""An ONNX file as a source: its dims, its sizes, and unusable files."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_names_of_dims(
 
 
 def test_a_cache_with_a_sum_of_dims(tmp_path: Path) -> None:
-    """As Optimum writes a decoder: the mask covers the past and what is new."""
+    """Optimum's form of a decoder: the mask covers the past and the new tokens."""
     path = written(
         tmp_path,
         "g (float[past] k, float[seq] new, int64[total] attention_mask) => (float[n] y) "
@@ -139,7 +139,7 @@ def test_values_of_integers(tmp_path: Path) -> None:
     )
     spec = onnx_spec(written(tmp_path, body), {"b": B})
     assert [(i.low, i.high) for i in spec.inputs] == [(0, 3), (0, 2), (0, 256), (1, 2)]
-    with pytest.raises(InputError, match="no torch model behind an ONNX file"):
+    with pytest.raises(InputError, match="is an ONNX file and has no torch model"):
         spec.build(None)
 
 
@@ -212,10 +212,10 @@ def test_a_name_of_an_input_axis_that_is_not_so_is_only_a_note(tmp_path: Path) -
     )
     done = imported(written(tmp_path, body), B, H, W)
     assert done.output_shapes == {"y": ["b", 3, "4*h", "4*w"]}
-    assert "output y axis 2: the file states h; it is 4*h" in done.notes
+    assert "output y axis 2: the file states h, but the size is 4*h" in done.notes
 
 
-# --- sizes that a file does not take, or lies about
+# --- sizes that a file does not accept, or states wrongly
 
 
 RESHAPE = (
@@ -297,7 +297,7 @@ def test_a_batch_that_is_baked_in_silently(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_size_that_is_up_to_the_data(tmp_path: Path, body: str, node: str) -> None:
+def test_a_size_that_depends_on_the_data(tmp_path: Path, body: str, node: str) -> None:
     path = written(tmp_path, f"g ({body} }}")
     with pytest.raises(
         ExportError, match=f"output y axis [01] depends on the data, through {node}"
@@ -350,7 +350,7 @@ def test_a_file_of_the_dynamo_exporter(tmp_path: Path) -> None:
 
 
 def check_same(before: Path, after: Path) -> None:
-    """Same nodes, same numbers."""
+    """The same nodes and the same numbers."""
     old, new = (onnx.load(p, load_external_data=False) for p in (before, after))
     assert list(old.graph.node) == list(new.graph.node)
     x = np.random.default_rng(0).normal(size=(3, 3, 41, 50)).astype(np.float32)
@@ -361,7 +361,7 @@ def check_same(before: Path, after: Path) -> None:
 
 
 def external(folder: Path, megabytes: int = 1, name: str = "weights.bin") -> Path:
-    """x @ m0 @ m1, its weights in two files, each twice the size that is asked for in all."""
+    """x @ m0 @ m1, with the weights in two files, each twice as large as needed."""
     folder.mkdir(exist_ok=True)
     side = int((megabytes * 2**20 / 8) ** 0.5)
     rng = np.random.default_rng(0)
@@ -417,7 +417,7 @@ def test_external_data_that_is_no_good(tmp_path: Path) -> None:
     refused(path, "its external data 1_weights.bin is missing")
     path = external(tmp_path / "short")
     os.truncate(path.parent / "1_weights.bin", 5000)
-    refused(path, "1_weights.bin is cut short: m1 is in bytes 16 to", "the file has 5000")
+    refused(path, "1_weights.bin is cut short: m1 is in bytes 16 to", "but the file has 5000")
     path = external(tmp_path / "folder")
     (path.parent / "1_weights.bin").unlink()
     (path.parent / "1_weights.bin").mkdir()
@@ -439,10 +439,10 @@ def test_external_data_that_is_no_good(tmp_path: Path) -> None:
     entry = model.graph.initializer[0].external_data.add()
     entry.key, entry.value = "length", "12"
     path.write_bytes(model.SerializeToString())
-    refused(path, "tensor m0 needs", "states 12 bytes for it in external data")
+    refused(path, "tensor m0 needs", "states 12 bytes in external data")
 
 
-# --- files that are no good
+# --- unusable files
 
 
 def _zip() -> bytes:
@@ -462,15 +462,15 @@ def _zip() -> bytes:
         ("m.onnx", b"<!DOCTYPE html><html>", ["a web page"]),
         ("m.onnx", b'<ir_version: 8, opset_import: ["": 18]>', ["ONNX as text"]),
         ("m.onnx", b"\x1c\0\0\0TFL3rest", ["TensorFlow Lite"]),
-        ("m.ort", b"\x1c\0\0\0ORTMrest", ["ONNX Runtime's own format (.ort)", "give that one"]),
+        ("m.ort", b"\x1c\0\0\0ORTMrest", ["ONNX Runtime's own format (.ort)", "Pass the .onnx"]),
         ("m.onnx", b"\x10\0\0\0\0\0\0\0{}xxxxxxxxxxxxxxxx", ["safetensors"]),
-        ("m.onnx", b"hello, I am no model at all", ["damaged, or no ONNX file", "its 27 bytes"]),
+        ("m.onnx", b"hello, I am no model at all", ["damaged, or not an ONNX", "its 27 bytes"]),
         ("m.pb", b"hello, I am no model at all", ["damaged", "TensorFlow graph (.pb)", "tf2onnx"]),
-        ("m.onnx", b"\x08\x08", ["it holds no graph"]),
+        ("m.onnx", b"\x08\x08", ["the file has no graph"]),
         ("m.onnx", lambda: parsed(RELU).SerializeToString().replace(b"Relu", b"Re\xd3u"), [
-            "damaged: onnx.NodeProto.op_type in it is no text"]),
+            "damaged: the field onnx.NodeProto.op_type is not text"]),
         ("m.onnx", lambda: parsed(RELU).SerializeToString()[:-9], [
-            "cut short", "download it again"]),
+            "cut short", "download the file again"]),
     ],
 )  # fmt: skip
 def test_files_that_are_no_onnx(tmp_path: Path, name: str, data: Any, parts: list[str]) -> None:
@@ -485,7 +485,7 @@ def test_files_that_are_no_onnx(tmp_path: Path, name: str, data: Any, parts: lis
 
 
 def test_damage_of_any_byte_is_one_line_or_none(tmp_path: Path) -> None:
-    """Whatever a byte is changed to: an error that says so, or a file that runs."""
+    """With any changed byte, there is a one-line error, or the file runs."""
     path = tmp_path / "m.onnx"
     _export(path, False, dynamic_axes={"x": {0: "b", 2: "h", 3: "w"}})
     data, random = path.read_bytes(), np.random.default_rng(0)
@@ -513,7 +513,9 @@ def test_places_that_hold_no_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         onnx_spec(tmp_path / "none.onnx", {})
     written(tmp_path, RELU)
-    with pytest.raises(InputError, match=r"a folder, not an ONNX file: give one of model\.onnx"):
+    with pytest.raises(
+        InputError, match=r"a folder, not an ONNX file. Pass one of its files: model\.onnx"
+    ):
         onnx_spec(tmp_path, {})
 
 
@@ -539,36 +541,42 @@ TRAINING = (
 @pytest.mark.parametrize(
     ("make", "part"),
     [
-        (_changed(lambda m: setattr(m, "ir_version", 99)), "its IR version 99 is newer than"),
-        (_changed(lambda m: setattr(m.opset_import[0], "version", 99)), "its opset 99 is out of"),
-        (_changed(lambda m: setattr(m.opset_import[0], "version", 7)), "its opset 7 is out of"),
-        (_changed(lambda m: m.ClearField("opset_import")), "it names no opset"),
+        (
+            _changed(lambda m: setattr(m, "ir_version", 99)),
+            "but the file has 99. Install a newer onnx",
+        ),
+        (
+            _changed(lambda m: setattr(m.opset_import[0], "version", 99)),
+            "opset 99 is not supported",
+        ),
+        (_changed(lambda m: setattr(m.opset_import[0], "version", 7)), "opset 7 is not supported"),
+        (_changed(lambda m: m.ClearField("opset_import")), "the file has no opset"),
         (_changed(lambda m: m.graph.ClearField("output")), "the graph has no output"),
         (_changed(lambda m: m.graph.ClearField("input")), "the graph has no input"),
         (_changed(lambda m: setattr(m.graph.node[0], "op_type", "Rule")), "Rule"),
         (_changed(lambda m: m.graph.node.append(m.graph.node[0])), "onnx.checker refuses it"),
         (_changed(lambda m: m.graph.output.append(m.graph.output[0])), "are called 'y'"),
-        (_changed(lambda m: m.graph.output.append(m.graph.input[0])), "output x is the input"),
+        (_changed(lambda m: m.graph.output.append(m.graph.input[0])), "output x is also an input"),
         (
             _changed(lambda m: m.graph.input[0].type.tensor_type.ClearField("shape")),
-            "input x has no shape, not even a rank",
+            "input x has no shape. State its shape",
         ),
         (
             _changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 8)),
-            "input x is string: inputs can be float16, float",
+            "input x is string. Use float16, float",
         ),
         (
             _changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 16)),
-            "input x is bfloat16: inputs can be float16, float",
+            "input x is bfloat16. Use float16, float",
         ),
         (
             _changed(lambda m: _input(m, helper.make_tensor_sequence_value_info("s", 1, ["n"]))),
-            "input s is a sequence: only tensors go in",
+            "input s is a sequence. Only use tensors as inputs",
         ),
         (lambda: parsed(TRAINING), "BatchNormalization 'norm' has training_mode=1"),
         (
             lambda: parsed(RELU.replace("Relu", "mmdeploy.Roi"), extra=', "mmdeploy": 1'),
-            "mmdeploy.Roi (the first is node 'act'): give each a body",
+            "mmdeploy.Roi (the first is node 'act'). Add an ONNX function",
         ),
     ],
 )
@@ -591,7 +599,7 @@ def test_a_default_input_is_a_constant(tmp_path: Path) -> None:
     done = imported(path, B)
     assert [i.name for i in done.spec.inputs] == ["x"]
     assert sizes_in(done.path) == {"x": ["b"], "y": ["b"]}
-    assert any("inputs with a default" in note for note in done.notes)
+    assert any("the file has a default for each of these inputs" in note for note in done.notes)
 
 
 def test_stale_shapes_inside_are_left_out(tmp_path: Path) -> None:
@@ -601,11 +609,11 @@ def test_stale_shapes_inside_are_left_out(tmp_path: Path) -> None:
     onnx.save(model, path)
     done = imported(path, B)
     assert not onnx.load(done.path).graph.value_info
-    assert "contradict its nodes: left out" in done.notes[0]
+    assert "contradict its nodes: the shapes were removed" in done.notes[0]
 
 
 def test_an_ir_version_that_onnx_runtime_does_not_read_is_lowered(tmp_path: Path) -> None:
-    """onnx itself writes its newest."""
+    """onnx writes its newest version."""
     model = parsed(RELU)
     model.ir_version = onnx.IR_VERSION
     path = tmp_path / "m.onnx"
@@ -619,4 +627,6 @@ def test_an_ir_version_that_onnx_runtime_does_not_read_is_lowered(tmp_path: Path
     done = imported(path, B, H, W)
     (y,) = run(done.path, x=np.zeros((1, 3, 16, 16), np.float32))
     assert y.shape == (1, 3, 16, 16)
-    assert any(f"IR version {onnx.IR_VERSION} lowered to" in note for note in done.notes)
+    assert any(
+        f"the IR version was lowered from {onnx.IR_VERSION} to" in note for note in done.notes
+    )

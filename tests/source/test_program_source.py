@@ -1,4 +1,4 @@
-"""Saved programs as sources: their inputs, dims and rules; files that are none."""
+"""Saved programs as sources: their inputs, dims and rules, and files that are not programs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Cached(Of):
 def save(
     path: Path, module: torch.nn.Module, args: tuple[Any, ...], dims: Any, **kwargs: Any
 ) -> torch.nn.Module:
-    """Exports and saves; returns the loaded program as torch runs it, guards and all."""
+    """Exports and saves a program. Returns the loaded program, with its guards."""
     program = torch.export.export(
         module.eval(), args, kwargs or None, dynamic_shapes=dims, strict=False
     )
@@ -83,7 +83,7 @@ def ranges(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def equal(spec: ModelSpec, path: Path, want: Callable[..., Any], *sizes: dict[str, int]) -> None:
-    """Exports a spec and compares ONNX Runtime's outputs with the loaded program's."""
+    """Exports a spec, and compares ONNX Runtime's outputs with the loaded program's."""
     done = export(spec, None, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for each in sizes:
@@ -158,7 +158,7 @@ def test_multiples_and_offsets(tmp_path: Path) -> None:
         ({1: 2 * k + 1},),
     )
     with pytest.raises(AssertionError, match="Guard failed"):
-        odd(torch.rand(2, 3))  # torch let it be declared, and does not take it
+        odd(torch.rand(2, 3))  # torch allows the declaration, but refuses the size
     with pytest.raises(InputError) as caught:
         spec_of(tmp_path / "b.pt2")
     assert "b.pt2: accepts less than 3..33 of x_1" in str(caught.value)
@@ -174,13 +174,13 @@ def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def test_what_torch_keeps_of_sizes_together_is_a_rule(tmp_path: Path) -> None:
-    """Without it the graph takes sizes that the program itself refuses."""
+    """Without the rule, the graph accepts sizes that the program refuses."""
     args = (torch.rand(2, 3), torch.rand(2, 4))
     loaded = save(tmp_path / "a.pt2", Two(joined), args, ({1: AUTO}, {1: AUTO}))
     wrong = torch.rand(2, 15), torch.rand(2, 6)
     with pytest.raises(AssertionError, match="<= 20"):
         loaded(*wrong)
-    spec = spec_of(tmp_path / "a.pt2")  # torch finds the ends by itself
+    spec = spec_of(tmp_path / "a.pt2")  # torch finds the ends
     assert spec.rules in (("x_1 + y_1 <= 20",), ("y_1 + x_1 <= 20",))
     equal(spec, tmp_path / "a.onnx", loaded, {"x_1": 2, "y_1": 18}, {"x_1": 9, "y_1": 11})
     with pytest.raises(InputError, match="<= 20 does not hold at x_1=15,y_1=6"):
@@ -211,8 +211,8 @@ def test_what_torch_keeps_of_one_size_narrows_its_dim(cli: Run, tmp_path: Path) 
         loaded(torch.rand(5, 12))
     refused(
         cli("convert", "a.pt2"),
-        "a.pt2: say how large its dims get (x_0 is x axis 0; x_1 is x axis 1): "
-        "--dim x_0=6:8:MAX --dim x_1=2:8:MAX",
+        "a.pt2: dims without a largest size (x_0 is x axis 0; x_1 is x axis 1). "
+        "Pass --dim x_0=6:8:MAX --dim x_1=2:8:MAX",
     )
     refused(
         cli("convert", "a.pt2", "--dim", "x_0=1:8:9", "--dim", "x_1=:64"),
@@ -286,7 +286,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def edited(whole: Path, path: Path, part: str, edit: Callable[[bytes], bytes | None]) -> None:
-    """A copy of an archive in which one file is changed, or left out; its checksums are right."""
+    """A copy of an archive with one file changed or removed. Its checksums are right."""
     with zipfile.ZipFile(whole) as old, zipfile.ZipFile(path, "w") as new:
         for name in old.namelist():
             content: bytes | None = old.read(name)
@@ -339,7 +339,7 @@ def test_truncated_and_flipped_files(cli: Run, tmp_path: Path, whole: Path) -> N
     flipped = bytearray(content)
     flipped[place + 5] ^= 0x40
     path.write_bytes(flipped)
-    assert torch.export.load(path) is not None  # torch does not look
+    assert torch.export.load(path) is not None  # torch does not check this
     refused(cli("convert", "a.pt2"), "a.pt2: damaged: ", "weight_0 has a wrong checksum")
 
 

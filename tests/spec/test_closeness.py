@@ -1,4 +1,4 @@
-"""The one measure of closeness, against numbers that the six measures before it gave."""
+"""The one measure of closeness, compared with the numbers of six earlier measures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TINY = 2.2250738585072014e-308
 
 
 def pair(kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Two arrays, the wanted one first."""
+    """Two arrays, the reference first."""
     rng = np.random.default_rng(7)
     want = rng.normal(size=(4, 5))
     got = want + rng.normal(size=(4, 5)) * 1e-3

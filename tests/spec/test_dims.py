@@ -1,4 +1,4 @@
-"""Dims, their expressions, and reading sizes off shapes."""
+"""Dims, their expressions, and reading sizes from shapes."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_offsets_and_zero() -> None:
 
 
 def test_expressions_in_shapes_are_solved_and_checked() -> None:
-    """One dim is on no axis of its own: it is what the sum leaves of the other."""
+    """One dim has no axis: it is the sum minus the other dim."""
     h = Dim("h", 16, 32, 80, 8)
     shapes = {"mask": (CACHE + SEQ,), "x": (SEQ,), "small": (h // 8,), "pair": (2 * h + 1,)}
     dims = {dim.name: dim for dim in (CACHE, SEQ, h)}

@@ -1,4 +1,4 @@
-"""What a spec refuses, and the samples that it makes."""
+"""The refusals of a spec, and its samples."""
 
 from __future__ import annotations
 

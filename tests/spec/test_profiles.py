@@ -1,4 +1,4 @@
-"""Profiles, and the points that a conversion is verified at."""
+"""Profiles, and the points for verifying a conversion."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def test_what_is_no_input() -> None:
     for inputs, words in (
         ({"x": 3}, "inputs['x'] is 3, not an Input"),
         ({"x": (Input("", (B,)), "y")}, "inputs['x'][1] is 'y', not an Input"),
-        (Input("x", (B,)), "give a tuple of Input"),
-        ("x", "give a tuple of Input"),
+        (Input("x", (B,)), "expected a tuple of Input"),
+        ("x", "expected a tuple of Input"),
     ):
         with pytest.raises(InputError) as caught:
             flat_inputs(inputs)

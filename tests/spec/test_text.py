@@ -1,4 +1,4 @@
-"""Inputs and dims as text: what is read, and where a text stops being one."""
+"""Inputs and dims as text: what is read, and where an error starts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_input() -> None:
 
 
 def bools(text: str) -> set[bool]:
-    """What is among 100 random values of an input."""
+    """The distinct values among 100 random values of an input."""
     (found,) = parse_inputs([f"m:100:bool{text}"], {}).values()
     return set(found.sample({}, 0).tolist())
 

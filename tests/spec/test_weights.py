@@ -1,4 +1,4 @@
-"""Weights files: what is read, what is refused, and that no code in them runs."""
+"""Weights files: what is read, what is refused, and that their code does not run."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_damaged_files(tmp_path) -> None:
                 path.write_bytes(bytes(noise))
                 with pytest.raises(InputError, match="bad"):
                     load_weights(net(2), path)
-        for _ in range(60):  # a few bytes turned over: read as it is, or refused; nothing else
+        for _ in range(60):  # some flipped bytes: the file is read as it is, or refused
             at = int(torch.randint(0, min(len(whole), 400), (1,), generator=generator))
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x5A]) + whole[at + 1 :])
             with contextlib.suppress(InputError):
@@ -142,13 +142,13 @@ def test_code_in_a_file_is_not_run(tmp_path, monkeypatch) -> None:
     (tmp_path / "a.pth").write_bytes(pickle.dumps(Evil()))
     torch.save({"0.weight": Evil()}, tmp_path / "b.pth")
     torch.save({"0.weight": Evil()}, tmp_path / "c.pth", _use_new_zipfile_serialization=False)
-    torch.save(net(1), tmp_path / "d.pth")  # a whole module: needs its class
+    torch.save(net(1), tmp_path / "d.pth")  # a whole module needs its class
     for name in "abcd":
         with pytest.raises(InputError, match=f"{name}.pth: damaged, or not a torch file"):
             load_weights(net(2), tmp_path / f"{name}.pth")
         assert not trace.exists()
     pickle.loads((tmp_path / "a.pth").read_bytes())
-    assert trace.exists()  # the file would have done it
+    assert trace.exists()  # the file would have made it
 
 
 def test_files_that_are_no_weights(tmp_path) -> None:
@@ -168,7 +168,7 @@ def test_files_that_are_no_weights(tmp_path) -> None:
         {"state_dict": {"a": 3}},
     ):
         torch.save(content, tmp_path / "w.pth")
-        with pytest.raises(InputError, match="holds no state dict"):
+        with pytest.raises(InputError, match="not a state dict"):
             read_state_dict(tmp_path / "w.pth")
     torch.save({}, tmp_path / "w.pth")
     with pytest.raises(InputError, match="missing keys"):
@@ -176,11 +176,11 @@ def test_files_that_are_no_weights(tmp_path) -> None:
 
 
 def test_one_flipped_byte_in_a_tensor_is_noticed(tmp_path) -> None:
-    """torch.load takes it: it does not look at the file's own checksums."""
+    """torch.load accepts it, because it does not check the file's checksums."""
     path = tmp_path / "w.pth"
     torch.save({"weight": torch.zeros(4, 4)}, path)
     content = bytearray(path.read_bytes())
-    place = content.index(bytes(64))  # the tensor's own 64 bytes of zeros
+    place = content.index(bytes(64))  # the 64 zero bytes of the tensor
     content[place + 3] ^= 0x40
     path.write_bytes(content)
     assert torch.load(path, weights_only=True)["weight"].abs().max() > 0

@@ -1,21 +1,21 @@
-"""A GPU that is pretended in host memory, and does its work as late and as oddly as it may.
+"""A pretended GPU in host memory, which does its work late and in any order that CUDA allows.
 
-`PretendedCuda` stands in for `cuda.bindings.runtime` in `pipeline.runtime.cuda` and
-`pipeline.runtime.cuda_graph`. What is enqueued is done when somebody waits for it, or before, by
-chance; each time in an order drawn from those that CUDA allows, so that whoever forgets to make a
-stream wait computes with wrong numbers. One seed gives one order. It models
+`PretendedCuda` replaces `cuda.bindings.runtime` in `pipeline.runtime.cuda` and
+`pipeline.runtime.cuda_graph`. Enqueued work is done when somebody waits for it, or earlier, by
+chance. Each time, the order is random among the orders that CUDA allows. So code that does not make
+a stream wait computes wrong numbers. One seed gives one order. It models:
 
-- streams, each in its order; blocking ones are ordered with the legacy default stream, both ways;
-- events that are recorded again; a wait is for the moment that was recorded last before it;
-- memory that is filled with rubbish when it is taken and given back, and whose addresses are used
-  again at once, as streams' handles are; cudaFree waits for the whole GPU;
-- too little memory (`limit`), calls that fail by chance (`failing`), and nodes of graphs that take
-  no other addresses (one change in ten);
-- pageable memory: copied from before the call returns.
+- streams, each in its order. Blocking streams and the legacy default stream wait for each other.
+- events that are recorded again. A wait is for the last record before the wait.
+- memory that is filled with rubbish at each allocation and release. Its addresses are used again at
+  once, and so are the handles of streams. cudaFree waits for the whole GPU.
+- too little memory (`limit`), calls that fail by chance (`failing`), and nodes of graphs that
+  refuse other addresses (one change in ten)
+- pageable memory, which is copied before the call returns
 
-It does not model several GPUs, the per-thread default stream, operations that overlap, nodes of a
-graph in another order than they were added in, captures that other threads spoil, errors that
-stay, and how long anything takes. Copies to pageable memory come late, too, other than CUDA's.
+It does not model several GPUs, the per-thread default stream, operations that overlap, or any
+duration. It also does not model another order of the nodes of a graph, captures that other threads
+break, and sticky errors. Copies to pageable memory are also late, unlike CUDA's.
 
 Source: CUDA Runtime API reference (stream synchronisation behaviour).
 """
@@ -38,7 +38,7 @@ from cuda.bindings import runtime
 
 from pipeline.runtime import cuda as _cuda
 
-ROOMY = 1 << 23  # bytes; more than any test takes
+ROOMY = 1 << 23  # bytes; more than any test needs
 ARENA = 1 << 24
 _ALIGN, _RUBBISH = 512, 0x7B
 _DEFAULT = (0, _cuda.LEGACY)
@@ -58,12 +58,12 @@ Work = Callable[[], object]
 
 
 def nothing(*_: Any) -> None:
-    """What an operation does that is there for its place in the order only."""
+    """The function of an operation that only has a place in the order."""
 
 
 @dataclass(eq=False, slots=True)
 class Operation:
-    """Something that the GPU has to do after some others."""
+    """Work of the GPU that follows other operations."""
 
     work: Work
     after: Sequence[Operation] = ()
@@ -75,7 +75,7 @@ _OVER = Operation(nothing, (), True)
 
 @dataclass
 class Stream:
-    """A stream, and its last operation; `callers`: no engine's, so that a test may leave it."""
+    """A stream and its last operation. `callers`: not an engine's, so a test may leave it."""
 
     blocking: bool
     callers: bool
@@ -95,17 +95,17 @@ Ready = dict[Node, Node]  # a graph that can be launched: the nodes and their se
 
 
 class PretendedCuda:
-    """The calls of `cuda.bindings.runtime` that the pipeline uses, and a caller's side of the GPU.
+    """The calls of `cuda.bindings.runtime` that pipeline uses, and the caller's side of the GPU.
 
     Args:
-        seed: decides the order of all work, and what fails.
-        limit: bytes that engines may take; the caller's arrays do not count.
-        eager: how often enqueueing something gets some of what waits done, 0 to 1.
+        seed: The seed of the order of all work, and of failures.
+        limit: The bytes that engines may allocate. The caller's arrays do not count.
+        eager: How often enqueueing also does some waiting work, 0 to 1.
 
     Attributes:
-        failing: how often a call fails that may, 0 to 1.
-        counts: how often something worth knowing was done.
-        start: where its memory begins, `ARENA` bytes of it.
+        failing: How often a call that may fail does fail, 0 to 1.
+        counts: The counts of some events.
+        start: The start of its memory, which has `ARENA` bytes.
     """
 
     cudaMemcpyKind = runtime.cudaMemcpyKind
@@ -121,12 +121,15 @@ class PretendedCuda:
         self._arena = (ctypes.c_ubyte * (ARENA + _ALIGN))()
         self.start = -(-ctypes.addressof(self._arena) // _ALIGN) * _ALIGN
         self._free = [(self.start, ARENA)]
-        self._taken: dict[int, tuple[int, bool]] = {}  # bytes, and whether it is a caller's
+        self._taken: dict[int, tuple[int, bool]] = {}  # bytes, and True for the caller's memory
         self._streams: dict[int, Stream] = {}
         self._handles, self._old_handles = itertools.count(1000), list[int]()
         self._events: dict[int, Operation] = {}
         self._captures: dict[int, list[Work]] = {}
-        self._legacy, self._waiting = _OVER, list[Operation]()  # the legacy stream's last one
+        self._legacy, self._waiting = (
+            _OVER,
+            list[Operation](),
+        )  # the last operation of the legacy stream
         self._busy, self._freed_while_busy = False, list[int]()
 
     # the caller's side
@@ -139,15 +142,17 @@ class PretendedCuda:
             return handle
 
     def take(self, nbytes: int) -> int:
-        """The address of memory of the caller's."""
+        """Allocates memory of the caller, and returns its address."""
         with self._lock:
             pointer = self._allocate(nbytes, callers=True)
             assert pointer, "the pretended GPU is too small for this test"
             return pointer
 
     def let_go(self, pointer: int) -> None:
-        """Gives memory of the caller's back without waiting for anything, as allocators do that
-        keep it for the next array."""
+        """Frees memory of the caller without waiting.
+
+        Allocators that keep memory for the next array do the same.
+        """
         with self._lock:
             nbytes, _ = self._taken.pop(pointer)
             ctypes.memset(pointer, _RUBBISH, nbytes)
@@ -171,7 +176,7 @@ class PretendedCuda:
             return operation
 
     def finish(self) -> None:
-        """Does all that waits."""
+        """Does all waiting work."""
         with self._lock:
             waiting = [one for one in self._waiting if not one.done]
             self.random.shuffle(waiting)
@@ -180,13 +185,13 @@ class PretendedCuda:
             self._waiting = []
 
     def fails(self) -> bool:
-        """True where a call that may fail is to fail now."""
+        """True if a call that may fail has to fail now."""
         failed = self.failing > 0 and self.random.random() < self.failing
         self.counts["failed"] += failed
         return failed
 
     def left(self) -> dict[str, int]:
-        """What engines have not given back."""
+        """The memory, streams and events that engines have not freed."""
         return {
             "streams": sum(not stream.callers for stream in self._streams.values()),
             "events": len(self._events),
@@ -196,15 +201,15 @@ class PretendedCuda:
     # how it works
 
     def _before(self, stream: int) -> list[Operation]:
-        """What comes before the next operation of a stream."""
+        """The operations before the next operation of a stream."""
         if stream in _DEFAULT:
             return [self._legacy, *(one.last for one in self._streams.values() if one.blocking)]
         mine = self._streams[stream]
         return [mine.last, self._legacy] if mine.blocking else [mine.last]
 
-    @np.errstate(all="ignore")  # of rubbish, where the order is wrong
+    @np.errstate(all="ignore")  # of rubbish, if the order is wrong
     def _do(self, operation: Operation) -> None:
-        """Does an operation, and first all that comes before it."""
+        """Does an operation, after all operations before it."""
         assert not self._busy
         self._busy = True
         try:
@@ -215,7 +220,7 @@ class PretendedCuda:
                 stack += missing
                 if not missing:
                     one.work()
-                    one.done, one.work, one.after = True, nothing, ()  # done again: nothing
+                    one.done, one.work, one.after = True, nothing, ()  # is not done again
                     stack.pop()
         finally:
             self._busy = False
@@ -240,7 +245,7 @@ class PretendedCuda:
     # CUDA's side
 
     def __getattr__(self, name: str) -> Any:
-        """A call of CUDA's: an error, or 0 and what the method of that name gave."""
+        """A call of CUDA: an error, or 0 and the result of the method with that name."""
         if not name.startswith("cuda"):
             raise AttributeError(name)
         if name in _ANSWERS:

@@ -1,17 +1,17 @@
-"""A pretended TensorRT, which drives the real `pipeline.runtime.engine.Engine` on a pretended GPU.
+"""A pretended TensorRT, which runs the real `pipeline.runtime.engine.Engine` on a pretended GPU.
 
-Its one network computes, of x of shape (b, w), z of shape (w,) and a number k that is read on the
-host (1 where it is no input), all float32::
+Its only network has the inputs x of shape (b, w), z of shape (w,), and a number k. k is read on the
+host, and is 1 if it is not an input. All tensors are float32. The network computes::
 
     y = 3 k x - z         (b, w)
     s = 3 k x, by rows    (b,)
     p = all x above 0     (n,), a shape that depends on data
 
-in three operations by way of the activation memory, so that runs that come between each other show.
-It checks the profile, and how much activation memory there is.
+It does so in three operations that use the activation memory, so that a run in between gives wrong
+numbers. It checks the profile, and the size of the activation memory.
 
-What it does not model: an 8.6 that asks an output's allocator between runs, networks and contexts
-that can't be captured, and a logger that says why something failed.
+It does not model an output allocator that 8.6 calls between runs. It also does not model networks
+and contexts that can't be captured, and a logger with the reason of a failure.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ def memory(pointer: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class CallersArray:
-    """An array of the caller's on the pretended GPU (``__cuda_array_interface__``), there once it
-    is made; its memory is used again as soon as it is dropped."""
+    """An array of the caller on the pretended GPU (``__cuda_array_interface__``).
+
+    Its values are there when it is made. Its memory is used again as soon as it is dropped.
+    """
 
     def __init__(self, cuda: PretendedCuda, values: np.ndarray) -> None:
         self.cuda, self.shape = cuda, values.shape
@@ -74,7 +76,7 @@ class CallersArray:
         }
 
     def numpy(self) -> np.ndarray:
-        """What is there now: nobody is waited for."""
+        """The current values. It waits for nothing."""
         return memory(self.ptr, self.shape).copy()
 
     def __del__(self) -> None:
@@ -82,7 +84,7 @@ class CallersArray:
 
 
 class Installer:
-    """Puts a pretended GPU into CUDA's place; called again, a fresh one in its place."""
+    """Replaces CUDA by a pretended GPU. Each call installs a fresh one."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
@@ -109,17 +111,17 @@ class Installer:
         return cuda
 
     def end(self) -> None:
-        """Collects all that holds something of the GPU, which nothing else can free.
+        """Collects all objects that use the GPU and that nothing else can free.
 
         Raises:
-            AssertionError: engines have left something there.
+            AssertionError: An engine has not freed something.
         """
         if self.cuda is not None:
             error: BaseException | None = getattr(sys, "last_value", None)
-            while error is not None:  # of a test that failed: its frames hold engines
+            while error is not None:  # the frames of a failed test still have engines
                 traceback.clear_frames(error.__traceback__)
                 for frame, _ in traceback.walk_tb(error.__traceback__):
-                    _ = frame.f_locals  # what pytest has read of it is kept until it is read again
+                    _ = frame.f_locals  # pytest keeps its last result until it reads again
                 error = error.__context__
             _cuda._TURNS.clear()
             gc.collect()
@@ -128,7 +130,7 @@ class Installer:
 
 
 class Nothing:
-    """A base class of the module, made for its subclasses only."""
+    """A base class of the module, only for subclasses."""
 
     ERROR, INTERNAL_ERROR = 1, 0
 
@@ -173,7 +175,7 @@ class Context:
         return {"y": x, "s": x[:1], "p": (-1,)}[name]
 
     def execute_async_v3(self, stream: int) -> bool:
-        """Enqueues a run; one that fails may have written the activation memory."""
+        """Enqueues a run. A failed run may have written the activation memory."""
         cuda, middle = self.cuda, self.device_memory
         shape = b, w = self.shapes["x"]
         need = 4 * b * w
@@ -213,7 +215,7 @@ class Context:
 
 
 class NewerContext(Context):
-    """One of 10 and later: given as much activation memory as the sizes need."""
+    """A context of 10 and later: its activation memory depends on the sizes."""
 
     def update_device_memory_size_for_shapes(self) -> int:
         b, w = self.shapes["x"]
@@ -256,8 +258,8 @@ def tensorrt(cuda: PretendedCuda, tensors: Mapping[str, int], *, newer: bool) ->
     """The module.
 
     Args:
-        tensors: inputs and outputs by name, with their modes.
-        newer: 10 and later, not 8.6.
+        tensors: The inputs and outputs by name, with their modes.
+        newer: True for 10 and later, False for 8.6.
     """
     plan = PretendedPlan(cuda, tensors)
     module = SimpleNamespace(
@@ -282,17 +284,17 @@ def make_engine(
     graphs: int = 3,
     dtype: str = "float32",
 ) -> Engine:
-    """An engine of the network, as `pipeline.load` would make it.
+    """An engine of the network, as `pipeline.load` makes it.
 
     Args:
-        newer: of TensorRT 10 and later, not 8.6.
-        by_data: with the output p.
-        on_host: with the input k.
-        graphs: how many are kept.
-        dtype: what the manifest says of y, which the plan has in float32.
+        newer: True for TensorRT 10 and later, False for 8.6.
+        by_data: True to have the output p.
+        on_host: True to have the input k.
+        graphs: The number of graphs that are kept.
+        dtype: The dtype of y in the manifest. In the plan, y is float32.
 
     Raises:
-        ArtifactError: a dtype that does not belong to the plan.
+        ArtifactError: The dtype differs from the plan.
     """
     inputs = {"x": ("b", "w"), "z": ("w",), **({"k": ()} if on_host else {})}
     outputs = {"y": ("b", "w"), "s": ("b",), **({"p": ("n",)} if by_data else {})}
@@ -326,13 +328,13 @@ def make_engine(
 
 
 def expected(x: np.ndarray, z: np.ndarray, k: float = 1.0) -> dict[str, np.ndarray]:
-    """What the network is to give; k a power of two."""
+    """The right outputs of the network. k must be a power of two."""
     middle = x * np.float32(3 * k)
     return {"y": middle - z, "s": middle.sum(1), "p": x[x > 0]}
 
 
 class WrongNumbers(AssertionError):
-    """The GPU did things in an order that it was not kept from."""
+    """The GPU did work in an order that was not prevented."""
 
 
 def right(got: np.ndarray, want: np.ndarray, what: str) -> None:

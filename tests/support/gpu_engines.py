@@ -1,5 +1,6 @@
-"""Small engines for the tests on a GPU, built in this process and packed as artifacts; and arrays
-on the GPU that are no engine's. Neither needs torch.
+"""Small engines for the tests on a GPU, built in this process and packed as artifacts.
+
+Also arrays on the GPU that do not belong to an engine. Neither needs torch.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ class Net:
     """A model for a test.
 
     Args:
-        nodes, constants: of the graph.
-        dims: by name: min, opt, max.
-        profiles: name -> ranges; one over the dims' ranges by default.
-        values: min, opt, max of the inputs that TensorRT reads on the host.
-        low, high: the range of the inputs' values.
+        nodes, constants: The nodes and constants of the graph.
+        dims: The min, opt and max of each dim, by name.
+        profiles: The ranges of each profile, by name. By default one profile over the dims' ranges.
+        values: The min, opt and max of inputs that TensorRT reads on the host.
+        low, high: The range of the inputs' values.
     """
 
     nodes: Sequence[onnx.NodeProto]
@@ -81,13 +82,13 @@ class Net:
 
 
 def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    """A node; names separated by blanks, ``-`` for an input that is left out."""
+    """A node. Blanks separate names, and ``-`` is an omitted input."""
     names = [name.replace("-", "") for name in inputs.split()]
     return helper.make_node(op, names, outputs.split(), **attributes)
 
 
 def declared(net: Net, dims: Mapping[str, Dim], profiles: Sequence[Profile]) -> Interface:
-    """What a manifest says of the net's inputs and outputs."""
+    """The net's inputs and outputs in a manifest."""
 
     def sizes(shape: tuple[int | str, ...]) -> tuple[Size, ...]:
         return tuple(read_size(size, dims) for size in shape)
@@ -107,7 +108,7 @@ def declared(net: Net, dims: Mapping[str, Dim], profiles: Sequence[Profile]) -> 
 
 
 def pack(net: Net, folder: Path, target: Target) -> Path:
-    """Builds the net's engine and leaves an artifact without a comparison."""
+    """Builds the net's engine, and writes an artifact without a comparison."""
     folder.mkdir(parents=True)
     trt, model = use(target), net.model()
     onnx.save(model, folder / MODEL)
@@ -144,7 +145,7 @@ def _build(
 ) -> bytes:
     from pipeline.runtime.bindings import Log
 
-    logger = Log.of(trt).logger  # TensorRT keeps the first one that a process gives it
+    logger = Log.of(trt).logger  # TensorRT keeps the first logger of a process
     builder = trt.Builder(logger)
     network = builder.create_network(1)
     parser = trt.OnnxParser(network, logger)
@@ -168,7 +169,7 @@ def _build(
 
 
 def picture(h: int, w: int, seed: int = 0) -> np.ndarray:
-    """What `nets.PICTURE` takes."""
+    """The inputs of `nets.PICTURE`."""
     return np.random.default_rng(seed).uniform(-1, 1, (1, 3, h, w)).astype(np.float32)
 
 
@@ -182,7 +183,7 @@ References = Callable[[str], "Reference"]
 
 
 class Reference:
-    """ONNX Runtime on the CPU, with the very model that the engine was built from."""
+    """ONNX Runtime on the CPU, with the model that the engine was built from."""
 
     def __init__(self, artifact: Path) -> None:
         import onnxruntime
@@ -198,7 +199,7 @@ class Reference:
 
 
 def same(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> None:
-    """Same names, shapes and dtypes, and values within float32 rounding of a few hundred terms."""
+    """Checks names, shapes, dtypes, and values within float32 rounding of some hundred terms."""
     assert got.keys() == want.keys()
     for name, value in want.items():
         assert got[name].shape == value.shape, name
@@ -215,7 +216,7 @@ _STREAMS: list[Any] = []
 
 
 def streams() -> list[Any]:
-    """Two streams of the caller's own: one by its handle, one as cuda.core has it."""
+    """Two streams of the caller: one by its handle, and one of cuda.core."""
     if not _STREAMS:
         from cuda.core import Device
 
@@ -226,18 +227,18 @@ def streams() -> list[Any]:
 
 
 def handles() -> tuple[int, int]:
-    """The handles of both."""
+    """The handles of both streams."""
     streams()
     return int(_STREAMS[0].handle), int(_STREAMS[1].handle)
 
 
 class OnGpu:
-    """An array in GPU memory of its own, seen through ``__cuda_array_interface__``.
+    """An array in GPU memory with ``__cuda_array_interface__``.
 
     Args:
-        value: what it holds.
-        stream: handle; the copy is enqueued there, after `busy`, and the consumer is told of the
-            stream. Without one the array is ready when this returns.
+        value: The values.
+        stream: A handle. The copy is enqueued on this stream, after `busy`, and the consumer gets
+            the stream. Without it, the array is ready when this returns.
     """
 
     def __init__(self, value: np.ndarray, stream: int | None = None, **more: Any) -> None:
@@ -262,7 +263,7 @@ class OnGpu:
         }
 
     def numpy(self) -> np.ndarray:
-        """What it holds once the whole GPU is idle."""
+        """The values, after all work of the GPU is done."""
         from pipeline.runtime import cuda as _cuda
 
         _cuda.synchronise()
@@ -276,7 +277,7 @@ class OnGpu:
 
 
 class ByDlpack:
-    """The same through DLPack; it notes the stream that it was asked for."""
+    """The same with DLPack. It records the stream that the consumer asks for."""
 
     def __init__(self, value: np.ndarray, stream: int | None = None) -> None:
         from cuda.core import Buffer
@@ -303,7 +304,7 @@ class ByDlpack:
 
 
 def in_a_process(code: str, *arguments: object) -> str:
-    """What a process of its own prints: where TensorRT might end it, or never come back."""
+    """The output of a child process, for cases in which TensorRT may crash or hang."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     line = [sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=100)
@@ -312,7 +313,7 @@ def in_a_process(code: str, *arguments: object) -> str:
 
 
 class Busy:
-    """Keeps a stream busy for some milliseconds, by filling memory over and over."""
+    """Keeps a stream busy for some milliseconds: it fills memory repeatedly."""
 
     def __init__(self, nbytes: int = 1 << 30) -> None:
         from pipeline.runtime import cuda as _cuda

@@ -73,7 +73,7 @@ IDS = Net(
     },
 )
 
-# the output's size depends on data
+# the output's size depends on the data
 FOUND = Net(
     nodes=[node("Relu", "x", "r"), node("NonZero", "r", "places")],
     inputs={"x": (FLOAT, ("n",))},
@@ -81,7 +81,7 @@ FOUND = Net(
     dims={"n": (1, 100, 5000)},
 )
 
-# an input and an output of no elements are legal
+# an input and an output may have no elements
 CACHE = Net(
     nodes=[node("Concat", "past new", "present", axis=1), node("Relu", "past", "kept")],
     inputs={"past": (FLOAT, (2, "past_len", 8)), "new": (FLOAT, (2, "s", 8))},
@@ -90,7 +90,7 @@ CACHE = Net(
     rules=("past_len + s <= 40",),
 )
 
-# large output, no activation memory to speak of
+# a large output, and almost no activation memory
 LARGE_OUTPUT = Net(
     nodes=[node("Mul", "x row", "y")],
     inputs={"x": (FLOAT, ("n", 1))},
@@ -99,7 +99,7 @@ LARGE_OUTPUT = Net(
     constants={"row": _random(1, WIDE)},
 )
 
-# large activation memory, small output
+# large activation memory, and a small output
 LARGE_INSIDE = Net(
     nodes=[node("Mul", "x row", "wide"), node("MatMul", "wide column", "y")],
     inputs={"x": (FLOAT, ("n", 1))},
@@ -108,7 +108,7 @@ LARGE_INSIDE = Net(
     constants={"row": _random(1, WIDE), "column": _random(WIDE, 16) / WIDE},
 )
 
-# doubles x until its sum reaches 100: how often depends on data
+# doubles x until its sum reaches 100: the number of rounds depends on the data
 _BODY = helper.make_graph(
     [
         node("Add", "value value", "doubled"),
@@ -135,7 +135,7 @@ LOOP = Net(
     inputs={"x": (FLOAT, (4,))},
     outputs={"y": (FLOAT, (4,))},
     constants={"limit": np.array(100, np.float32)},
-    low=1,  # or it never ends
+    low=1,  # otherwise it never ends
 )
 
 # TensorRT reads `shape` on the host
@@ -152,7 +152,7 @@ FIXED = Net(
     outputs={"y": (FLOAT, (2, 3))},
 )
 
-# what the README's example takes and gives
+# the inputs and outputs of the README's example
 LIKE_RAFT = Net(
     nodes=[
         node("Sub", "image2 image1", "difference"),

@@ -1,4 +1,4 @@
-"""What tests do to artifacts, and the command line in a process of its own."""
+"""Helpers that change artifacts, and that run the command line in a child process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[..., tuple[int, str, str]]  # the `cli` fixture
 
 @dataclasses.dataclass(frozen=True)
 class FeedRunner:
-    """A runner of a function of one feed; see `pipeline.spec.runner.Runner`."""
+    """A runner from a function of one feed; see `pipeline.spec.runner.Runner`."""
 
     name: str
     function: Callable[[Feed], Feed]
@@ -35,19 +35,19 @@ class FeedRunner:
 
 
 def refinish(folder: Path, **changes: object) -> Manifest:
-    """Makes the manifest true again after files were changed; also changes some of its fields."""
+    """Writes the manifest again after files were changed. Can also change fields."""
     manifest = Artifact.open(folder, check=False).manifest
     return finish(folder, dataclasses.replace(manifest, **changes))  # type: ignore[arg-type]
 
 
 def redeclare(folder: Path, **changes: object) -> Manifest:
-    """Changes parts of the interface in a manifest, and makes it true again."""
+    """Changes parts of the interface in a manifest, and writes the manifest again."""
     interface = Artifact.open(folder, check=False).manifest.interface
     return refinish(folder, interface=dataclasses.replace(interface, **changes))  # type: ignore[arg-type]
 
 
 def perturb(folder: Path, by: float = 0.05, name: str = "model.onnx") -> None:
-    """Adds to the weights of a model in an artifact, and makes the manifest true again."""
+    """Adds to the weights of a model in an artifact, and writes the manifest again."""
     model = onnx.load(folder / name)
     weights = next(
         t
@@ -61,7 +61,7 @@ def perturb(folder: Path, by: float = 0.05, name: str = "model.onnx") -> None:
 
 
 def command(*words: object, **how: object) -> subprocess.Popen[str]:
-    """Starts the command line, the tiny specs known to it, in a process of its own."""
+    """Starts the command line with the tiny specs in a child process."""
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
     line = [sys.executable, str(HERE / "tiny.py"), *map(str, words)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
@@ -69,12 +69,12 @@ def command(*words: object, **how: object) -> subprocess.Popen[str]:
 
 
 def files_under(folder: Path) -> list[str]:
-    """All that is in a folder, to see that nothing was written."""
+    """All files in a folder, for a check that nothing was written."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
 def refused(result: tuple[int, str, str], *parts: str) -> None:
-    """Exit code 2, one line on stderr that holds all `parts`, and nothing on stdout."""
+    """Checks exit code 2, one line on stderr with all `parts`, and nothing on stdout."""
     code, output, errors = result
     assert code == 2, errors
     assert output == ""

@@ -1,4 +1,4 @@
-"""What the tests of Llama share: the model, its artifact, and generation through ONNX Runtime."""
+"""The model, its artifact, and generation in ONNX Runtime, for all tests of Llama."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="llama-")  # until the tests end
 
 @cache
 def artifact() -> Artifact:
-    """What `pipeline convert llama` leaves."""
+    """The artifact of `pipeline convert llama`."""
     return Artifact.open(run(Config("llama", out=Path(_FOLDER.name) / "llama")).path)
 
 
 @cache
 def made() -> tuple[ModelSpec, torch.nn.Module]:
-    """The default spec and its module, which takes the inputs one by one."""
+    """The default spec and its module, which is called with one tensor for each input."""
     return built(llama(), None)
 
 
@@ -50,12 +50,12 @@ def reference(feed: Feed) -> Feed:
 
 
 def positions(mask: np.ndarray, seq: int) -> np.ndarray:
-    """position_ids, [batch, seq], for a whole mask, as models/llama.py says."""
+    """position_ids, [batch, seq], for a full mask, as models/llama.py describes."""
     return (mask.cumsum(-1) - 1).clip(min=0)[:, -seq:]
 
 
 def left_padded(mask: np.ndarray) -> np.ndarray:
-    """Each row is padded by one token more than the one before; one token at least is left."""
+    """Each row has one padding token more than the row before. One token at least remains."""
     rows = np.minimum(np.arange(len(mask)), mask.shape[1] - 1)
     return (np.arange(mask.shape[1]) >= rows[:, None]).astype(np.int64)
 
@@ -76,10 +76,10 @@ def prompt(case: str) -> tuple[np.ndarray, np.ndarray, int]:
 
 @cache
 def transformers_tokens(case: str) -> np.ndarray:
-    """What transformers' own greedy `generate` says, [batch, new tokens]."""
+    """The tokens of transformers' greedy `generate`, [batch, new tokens]."""
     ids, mask, count = prompt(case)
     model = made()[1].model.llama
-    model.generation_config.eos_token_id = None  # so that it does not stop
+    model.generation_config.eos_token_id = None  # prevents an early stop
     with torch.no_grad():
         tokens = model.generate(
             torch.from_numpy(ids),
@@ -96,13 +96,13 @@ def transformers_tokens(case: str) -> np.ndarray:
 def onnx_tokens(
     session: onnxruntime.InferenceSession, case: str, late: int = 0, lag: int = 0
 ) -> np.ndarray:
-    """The most likely tokens, one after another; `late` and `lag` plant faults.
+    """Generates the most likely tokens one by one. `late` and `lag` plant faults.
 
     Args:
-        session: the exported model.
-        case: of PROMPTS.
-        late: added to the positions of all but the prompt's tokens.
-        lag: how many of the mask's last places are wrongly masked when decoding.
+        session: The exported model.
+        case: A case of PROMPTS.
+        late: Added to the positions of all tokens after the prompt.
+        lag: The number of the mask's last places that are wrongly masked during decoding.
     """
     ids, mask, count = prompt(case)
     batch = len(ids)

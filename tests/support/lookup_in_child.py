@@ -1,4 +1,4 @@
-"""What the tests of the correlation lookup do in a process of its own, which needs no torch."""
+"""The steps of the correlation lookup tests that run in a child process without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.plugins.correlation_lookup import PLUGIN
 
 
 def peak_of_run(model: bytes, inputs: dict[str, np.ndarray]) -> int:
-    """Bytes that the run takes beyond what the process had before."""
+    """The bytes that the run adds to the process's memory."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
@@ -27,7 +27,7 @@ def _status(name: str) -> int:
 
 
 def build_with_plugin(model: bytes, shapes: dict[str, list[list[int]]]) -> dict[str, Any]:
-    """With the plugin registered: what parse and build say."""
+    """The messages of parse and build, with the plugin registered."""
     trt = use(TARGETS["rtx-1.7"])
     PLUGIN.register(trt)
     PLUGIN.register(trt)

@@ -1,4 +1,4 @@
-"""Inputs of the correlation lookup, and models of one node of it."""
+"""Inputs of the correlation lookup, and models with one node of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tensors = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]
 
 
 def maps(batch: int, channels: int, height: int, width: int) -> list[torch.Tensor]:
-    """Two feature maps and coordinates, some of them whole, some beyond the border."""
+    """Two feature maps and coordinates. Some are whole numbers, and some are outside of the map."""
     generator = torch.Generator().manual_seed(height)
     shape = (batch, channels, height, width)
     first, second = (torch.randn(shape, generator=generator) for _ in range(2))

@@ -1,6 +1,6 @@
-"""For tests that need a GPU: the target whose engines run here, and small ONNX files.
+"""Helpers for tests that need a GPU: the target whose engines run here, and small ONNX files.
 
-They run on machines without torch, so nothing here or in them imports it.
+These tests run on machines without torch, so they and this file do not import it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.machine.target import TARGETS, Target, installed_version
 
 
 def runnable() -> tuple[Target | None, str]:
-    """The installed target whose engines a GPU here can run, or why there is none."""
+    """The installed target whose engines a GPU here can run, or the reason why there is none."""
     reasons = []
     for target in TARGETS.values():
         version = installed_version(target)
@@ -44,8 +44,10 @@ net (float[b,3,h,w] x) => (float[b,8,h,w] y, float[b,8,1,1] mean)
 
 
 def save_net(path: Path) -> Path:
-    """Two convolutions of x [b, 3, h, w] with random weights; outputs y [b, 8, h, w] and its mean
-    [b, 8, 1, 1]."""
+    """Saves two convolutions of x [b, 3, h, w] with random weights.
+
+    The outputs are y [b, 8, h, w] and its mean [b, 8, 1, 1].
+    """
     model = onnx.parser.parse_model(_NET)
     rng = np.random.default_rng(0)
     for name, shape in (("first", (8, 3, 3, 3)), ("second", (8, 8, 3, 3))):
@@ -56,7 +58,7 @@ def save_net(path: Path) -> Path:
 
 
 def mix_rows(path: Path) -> None:
-    """Subtracts the batch's mean from the input of a `save_net`."""
+    """Makes rows depend on each other: subtracts the batch's mean from a `save_net` input."""
     model = onnx.load(path)
     mixing = onnx.parser.parse_graph(
         """g (float[b,3,h,w] x) => (float[b,3,h,w] mixed)

@@ -1,4 +1,4 @@
-"""Passes on small graphs, and ONNX Runtime's numbers of them."""
+"""Runs passes on small graphs, and compares ONNX Runtime's numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PASSES: dict[str, Pass] = {p.name: p for p in DEFAULT_PASSES}
 
 
 def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with the dtypes and shapes that ONNX infers, as the stage gives it to passes."""
+    """A copy with inferred dtypes and shapes, as passes get it from the stage."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     infer_shapes(copy)
@@ -28,7 +28,7 @@ def apply(p: Pass, model: onnx.ModelProto) -> tuple[onnx.ModelProto, PassResult]
 
 
 def apply_inferred(p: Pass, model: onnx.ModelProto) -> tuple[onnx.ModelProto, PassResult]:
-    """`apply` on what `inferred` gives, which stays as it is."""
+    """`apply` on a copy from `inferred`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     if p.level == "model":
@@ -40,7 +40,7 @@ def apply_inferred(p: Pass, model: onnx.ModelProto) -> tuple[onnx.ModelProto, Pa
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """ONNX Runtime's outputs with its graph optimisations off, so that they hide nothing."""
+    """ONNX Runtime's outputs without graph optimisations, which could hide a fault."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -64,7 +64,7 @@ def assert_same(one: list[np.ndarray], other: list[np.ndarray]) -> None:
 
 
 def own(pass_name: str, kind: str) -> list[Case]:
-    """The cases of one kind that were written for a pass."""
+    """The cases of one kind that belong to a pass."""
     from pipeline.passes.cases import CASES
 
     return [case for case in CASES if case.pass_name == pass_name and case.kind == kind]

@@ -1,4 +1,4 @@
-"""Faults to plant in a model's ONNX, for tests that the comparison has to notice them."""
+"""Plants faults in a model's ONNX. The comparison has to notice them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Fault = Callable[[onnx.ModelProto], None]
 
 
 def set_attribute(op: str, name: str, value: object, which: slice = slice(1)) -> Fault:
-    """Sets an attribute of some nodes of an op, of the first one if nothing else is said."""
+    """Sets an attribute of some nodes of an op; by default of the first node."""
 
     def plant(model: onnx.ModelProto) -> None:
         nodes = [node for node in model.graph.node if node.op_type == op][which]
@@ -26,7 +26,7 @@ def set_attribute(op: str, name: str, value: object, which: slice = slice(1)) ->
 
 
 def set_mode(mode: str, value: str, which: slice = slice(1)) -> Fault:
-    """Gives Resize nodes of one mode another one."""
+    """Changes the mode of the Resize nodes that have a given mode."""
 
     def plant(model: onnx.ModelProto) -> None:
         found = [
@@ -57,7 +57,7 @@ def edit_weight(name: str, edit: Callable[[np.ndarray], np.ndarray]) -> Fault:
 
 
 def transpose_weight(name: str, axes: Sequence[int]) -> Fault:
-    """Transposes a weight, which keeps its shape (a square matrix, a square convolution)."""
+    """Transposes a weight with equal sizes (a square matrix, a square convolution)."""
     return edit_weight(name, lambda values: values.transpose(axes))
 
 
@@ -75,7 +75,7 @@ def swap_weights(first: str, second: str) -> Fault:
 
 
 def set_op(op: str, other: str) -> Fault:
-    """Makes the first node of an op one of another op, with the same inputs and attributes."""
+    """Changes the op of the first node of an op. Inputs and attributes stay."""
 
     def plant(model: onnx.ModelProto) -> None:
         node = next(node for node in model.graph.node if node.op_type == op)

@@ -1,8 +1,9 @@
-"""What torch's exporter makes anew at every export, kept between the exports of a test process.
+"""Caches a table of torch's exporter between the exports of a test process.
 
-torch.onnx.export translates its table of some 500 ONNX functions at each call: 0.5 s of CPU, half
-of a small export, and the tests export hundreds of times. Every export gets a copy, so that what
-it registers is its own; tests/export/test_export.py holds the copy against torch's own table.
+torch.onnx.export translates its table of about 500 ONNX functions at each call. This takes 0.5 s of
+CPU, half of a small export, and the tests export hundreds of times. Every export gets a copy of the
+table, so it can register functions. tests/export/test_export.py compares the copy with torch's
+table.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _REGISTRY = "torch.onnx._internal.exporter._registration"
 
 
 def keep_table() -> None:
-    """Keeps the table from the next export on, where torch's exporter has been imported."""
+    """Caches the table from the next export on, if torch's exporter is imported."""
     module = sys.modules.get(_REGISTRY)
     if module is None or hasattr(module.ONNXRegistry, "made_anew"):
         return
@@ -23,7 +24,7 @@ def keep_table() -> None:
     made: dict[Any, Any] = {}
 
     def from_torchlib(registry: Any, **how: Any) -> Any:
-        # a library that is imported later brings ops that the table has only then (torchvision)
+        # a later import of a library adds ops to the table (torchvision)
         ops = len(sys.modules["torch"]._C._dispatch_get_all_op_names())
         key = (ops, registry, *sorted(how.items()))
         if key not in made:

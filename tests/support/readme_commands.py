@@ -1,8 +1,7 @@
-"""The commands of README and docs that take long, run beside the other tests, most of which use
-one core.
+"""Runs the long commands of README and docs beside the other tests, which mostly use one core.
 
-Those that a collected test asks for start with the tests, one after the other; a test that needs
-one waits for it (the `beside` fixture).
+The commands that collected tests need start with the tests, one after the other. A test that needs
+a command waits for it (the `beside` fixture).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# The pages whose blocks are run: README first, since its first Python snippet makes RAFT-small.
-# A ```python block is a whole program and is run; a ```py block is a part of one.
+# The pages with tested blocks. README is first, because its first Python snippet makes RAFT-small.
+# A ```python block is a whole program and runs. A ```py block is a part of a program.
 PAGES = {
     page.relative_to(ROOT).as_posix(): page.read_text()
     for page in (
@@ -37,7 +36,7 @@ PAGES = {
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
-    """Language and text of each code block of one of `PAGES` that names its language."""
+    """The language and the text of each code block with a language in one of `PAGES`."""
     return re.findall(r"^```(\w+)\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
 
 
@@ -54,7 +53,7 @@ _LIMIT = 1200  # seconds
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, where it runs, and variables to set for it."""
+    """A command line, its folder, and its variables."""
 
     line: Sequence[str]
     folder: Path
@@ -63,7 +62,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended, and where it ran."""
+    """The result of a command, and its folder."""
 
     code: int
     output: str
@@ -72,8 +71,10 @@ class Done:
 
 
 def make(*words: str) -> list[str]:
-    """The command line of make, in the environment that the tests run in, and without the ARGS that
-    `make test` may have been given, which are pytest's."""
+    """The command line of make, in the environment of the tests.
+
+    It drops the ARGS of `make test`, which are for pytest.
+    """
     return ["make", "--no-print-directory", f"VENV={sys.prefix}", "ARGS=", *words]
 
 
@@ -89,12 +90,12 @@ def raft(_: Path) -> Command:
 
 
 def snippet(number: int) -> Callable[[Path], Command]:
-    """One of the pages' Python snippets, as it stands."""
+    """One of the Python snippets of the pages, unchanged."""
     return lambda folder: Command([sys.executable, "-c", SNIPPETS[number]], folder)
 
 
 def foreign(folder: Path) -> Command:
-    """The README's conversion of timm's model, its package not into the tests' environment."""
+    """The README's conversion of timm's model. timm is not in the tests' environment."""
     (block,) = (text for kind, text in blocks("README.md") if kind == "sh" and "timm" in text)
     packages = folder.with_name("packages")
     block = block.replace("pip install", f"pip install --target {packages}")
@@ -112,7 +113,7 @@ KNOWN: dict[str, Callable[[Path], Command]] = {  # in this order
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Waits until no other process of the tests runs a command in the folder."""
+    """Waits until no other test process runs a command in the folder."""
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     with Path(tempfile.gettempdir(), f"beside-{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -120,7 +121,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 class Beside:
-    """Runs `KNOWN`'s commands, each once, in a thread; to be closed."""
+    """Runs each command of `KNOWN` once, in a thread. Call `close` at the end."""
 
     def __init__(self) -> None:
         self._place = tempfile.TemporaryDirectory(prefix="beside-")
@@ -131,19 +132,19 @@ class Beside:
         self._closed = False
 
     def start(self, names: Iterable[str]) -> None:
-        """Those of `KNOWN` that are among the names, in `KNOWN`'s order."""
+        """Starts the named commands of `KNOWN`, in the order of `KNOWN`."""
         wanted = set(names)
         for name in KNOWN:
             if name in wanted and name not in self._futures:
                 self._futures[name] = self._pool.submit(self._run, name)
 
     def done(self, name: str) -> Done:
-        """Waits for a command; starts it where that has not been done."""
+        """Waits for a command. Starts it first if it has not been started."""
         self.start([name])
         return self._futures[name].result()
 
     def close(self) -> None:
-        """Ends what runs, and removes the commands' folders."""
+        """Ends running commands, and removes their folders."""
         with self._lock:
             self._closed = True
             if self._process is not None:

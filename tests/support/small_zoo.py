@@ -1,4 +1,4 @@
-"""Zoos for tests of the command line: models that convert, and some that don't."""
+"""Zoos for tests of the command line: models that convert, and models that fail."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def slow() -> ModelSpec:
 
 
 def mounted(folder: Path, zoo: Mapping[str, str]) -> Path:
-    """A folder for PYTHONPATH whose package ``pipeline`` has another zoo: links to all the rest."""
+    """A folder for PYTHONPATH: its package ``pipeline`` has another zoo, and links to the rest."""
     package = folder / "pipeline"
     (package / "models").mkdir(parents=True)
     for each in (ROOT / "pipeline").iterdir():

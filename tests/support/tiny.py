@@ -1,6 +1,6 @@
-"""Small real specs for the tests; run as a script, it is the command line with these as its zoo.
+"""Small real specs for the tests. As a script, it is the command line with these specs.
 
-torch is imported where a module is made, so that a test can show that nothing else imports it.
+torch is imported where a module is made. So a test can show that nothing else imports torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def dims(high: int = 40) -> tuple[Dim, Dim]:
 def conv(
     *, channels: int = 4, tolerance: Tolerance = TOLERANCE, profiles: tuple[Profile, ...] = ()
 ) -> ModelSpec:
-    """A convolution whose inside takes multiples of 4 only, padded: every size is legal."""
+    """A padded convolution. The inner model needs multiples of 4; every size is legal."""
 
     def build(weights: Path | None) -> Any:
         import torch
@@ -65,7 +65,7 @@ def conv(
 
 
 def loose() -> ModelSpec:
-    """`conv` under another tolerance, which is wider."""
+    """`conv` with another, wider tolerance."""
     return conv(tolerance=Tolerance(1e-3, 1e-4, "wider"))
 
 
@@ -78,7 +78,7 @@ def of(
     tolerance: Tolerance = TOLERANCE,
     high: int = 40,
 ) -> ModelSpec:
-    """A spec round one function of an image x [1, 3, h, w]."""
+    """A spec for one function of an image x [1, 3, h, w]."""
     h, w = dims(high)
 
     def build(_: Path | None) -> Any:
@@ -100,7 +100,7 @@ def of(
 
 
 def skewed() -> ModelSpec:
-    """What is exported is not what runs."""
+    """A model whose export differs from its run."""
 
     def forward(x: Any) -> Any:
         import torch

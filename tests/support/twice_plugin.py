@@ -1,5 +1,7 @@
-"""A plugin of the smallest kind, for the tests: ``Twice``, as a Python IPluginV3 that can be parsed
-and built; it computes nothing."""
+"""``Twice``, a minimal plugin for the tests.
+
+It is a Python IPluginV3 that can be parsed and built, but computes nothing.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def add_weights(graph: onnx.GraphProto, sizes: Sizes) -> None:
 
 
 def _if(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
-    """The outputs of the branch that runs; if it is unknown, what both branches share."""
+    """The outputs of the branch that runs. If it is unknown: what the branches have in common."""
     bodies = {a.name: a.g for a in node.attribute}
     taken = _truth(sizes.values.get(node.input[0]))
     if taken is not None:
@@ -43,7 +43,7 @@ def _if(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
     ends = []
     for name, body in bodies.items():
         sizes.bodies[body_key(node, name)] = Sizes()
-        # a branch for other sizes may not fit these; then its outputs are unknown
+        # a branch for other sizes may fail at these; its outputs are then unknown
         with contextlib.suppress(PipelineError):
             ends.append(_body(node, name, body, sizes, [], walk))
     if len(ends) < len(bodies):
@@ -113,7 +113,7 @@ def _rounds(
     after: Sequence[Carried],
     walk: Walk,
 ) -> tuple[list[Carried], Sequence[Carried]]:
-    """What is known in every iteration of the states and of all outputs of the body.
+    """The states, and all outputs of the body, as far as every iteration has them in common.
 
     Args:
         node: A Loop or Scan.

@@ -1,4 +1,4 @@
-"""Facts on tensors without running a graph: types, and the values of small tensors."""
+"""The types of tensors, and the values of small tensors, without running a graph."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def common(kinds: Sequence[onnx.TypeProto | None]) -> onnx.TypeProto | None:
 
 
 def common_carried(several: Sequence[Carried]) -> Carried:
-    """What all of these have in common."""
+    """The type and the value that all of these have in common."""
     values = [value for _, value in several]
     same = all(same_value(value, values[0]) for value in values)
     return common([kind for kind, _ in several]), values[0] if same else None

@@ -1,10 +1,10 @@
 """The sizes of all tensors of an ONNX graph whose inputs have known sizes.
 
-It visits the nodes in graph order. onnx's shape inference gives the types of a node's results. If
-all its inputs are small and known, onnx's reference implementation computes the results.
+The nodes are visited in graph order. onnx's shape inference gives the types of a node's results.
+If all inputs of a node are small and known, onnx's reference implementation computes the results.
 
-So the sizes that a graph computes (Shape, Mod, Div, Where, Concat) are known to a Reshape, Resize
-or Pad. ONNX Runtime's symbolic inference stops at Mod.
+So a Reshape, Resize or Pad knows sizes that the graph computes (Shape, Mod, Div, Where, Concat).
+ONNX Runtime's symbolic inference stops at Mod.
 
 A size that depends on the data (NonZero) stays unknown. A small tensor with such a size has several
 versions, with different numbers for the unknown size. A result that is equal in all versions is
@@ -102,7 +102,7 @@ class StaticSizes:
         for version in range(versions):
             with contextlib.suppress(
                 PipelineError
-            ):  # the stand-in for an unknown number may not fit
+            ):  # the number in place of an unknown size may not fit
                 found.append(self._inferred(node, sizes, version))
         if len(found) < 2:
             return self._inferred(node, sizes, None)
@@ -118,7 +118,7 @@ class StaticSizes:
             value = sizes.values.get(name, ())
             if len(value) == 1 or (value and version is not None):
                 array = value[(version or 0) % len(value)]
-                if node.op_type == "Range":  # one element will do, whatever its rank
+                if node.op_type == "Range":  # one element counts as a scalar
                     array = array.reshape(array.shape if array.size > 1 else ())
                 data[name] = numpy_helper.from_array(array, name)
         domain = _domain(node.domain)

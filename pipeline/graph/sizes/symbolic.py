@@ -29,23 +29,18 @@ def infer(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.M
     """
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            # SymbolicShapeInference.infer_shapes does the same, but leaves a file in the current
+            # SymbolicShapeInference.infer_shapes does the same, but writes a file to the current
             # folder if a shape stays unknown
             inference = _inference()
-            for op in (
-                "Max",
-                "Min",
-                "L1",
-                "L2",
-                "SumSquare",
-            ):  # in opset 18 their axes are an input
+            # from opset 18 on, the axes of these ops are an input
+            for op in ("Max", "Min", "L1", "L2", "SumSquare"):
                 inference.dispatcher_[f"Reduce{op}"] = inference._infer_ReduceMean
             inference._preprocess(model)
             while inference.run_:
                 inference._infer_impl()
             inference._update_output_from_vi()
             inferred = inference.out_mp_
-    except Exception as error:  # it raises bare Exception
+    except Exception as error:  # the inference raises bare Exception
         first = first_line(error, "the sizes do not fit each other")
         raise PipelineError(f"shape inference fails at {dict(shapes)}: {first}") from error
     assert isinstance(inferred, onnx.ModelProto)

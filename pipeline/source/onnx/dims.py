@@ -1,4 +1,4 @@
-"""The inputs of an ONNX file: their named dims, and ranges of values for trying them.
+"""The inputs of an ONNX file: their named dims, and ranges for random values.
 
 An axis has a number, a name (``dim_param``), an expression of names (``past + seq``), or nothing.
 Each name becomes a dim, with a legal name. An axis without a name is named after its input.
@@ -23,7 +23,7 @@ from pipeline.spec.model import Input
 
 _NAMELESS = {"", "?", "-1", "None", "none", "unk", "unknown", "dynamic"}
 _MULTIPLE = re.compile(r"(\d+)\s*\*\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)\s*\*\s*(\d+)")
-# ops whose output holds the same indices as their input
+# ops whose output has the same indices as their input
 _SAME = {
     "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand",
     "Slice", "Concat", "Gather",
@@ -37,7 +37,7 @@ class Named:
     Args:
         shapes: The shape of each input, with numbers, names and expressions of names.
         places: The axes of each dim, as text.
-        multiples: The number of which a dim is a multiple, for dims where the file states one.
+        multiples: For each dim that the file states as a multiple of a number: that number.
         texts: The name or expression that replaces each ``dim_param`` of the file.
     """
 
@@ -147,7 +147,7 @@ def _places(shapes: Mapping[str, Sequence[int | str]]) -> dict[str, str]:
 
 
 def _axes(graph: onnx.GraphProto) -> Iterator[tuple[str, int, int | str]]:
-    """Input, axis, and its size: a number, a name or an expression, or an empty text."""
+    """Input, axis and size. The size is a number, a name, an expression, or an empty text."""
     for value in graph_inputs(graph):
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             text = dim.dim_param.strip()
@@ -160,9 +160,9 @@ def _axes(graph: onnx.GraphProto) -> Iterator[tuple[str, int, int | str]]:
 
 
 def _parts(text: str, alone: set[str]) -> set[str]:
-    """The names in an expression; none if the text is rather one name.
+    """The names in an expression; none if the text is one name.
 
-    ``batch-size`` is one name, unless there are a ``batch`` and a ``size``.
+    ``batch-size`` is one name, unless the file has dims ``batch`` and ``size``.
     """
     try:
         names = set(DimExpr(text).names)
@@ -214,7 +214,7 @@ def with_ranges(path: object, named: Named, dims: Mapping[str, Dim]) -> dict[str
             for n in missing
         )
         asked = " ".join(f"--dim {name}=MIN:OPT:MAX" for name in missing)
-        problems.append(f"say how large its dims get ({where}): {asked}")
+        problems.append(f"dims without a range ({where}). Pass {asked}")
     if problems:
         raise InputError(f"{path}: {'; '.join(problems)}")
     ready = {}
@@ -249,12 +249,11 @@ def _size(size: int | str, dims: Mapping[str, Dim]) -> Size:
 
 
 def _range(graph: onnx.GraphProto, name: str, element: int) -> tuple[float, float]:
-    """The range of values for trying an input, without the upper end.
+    """The range of an input's random values, without the upper end.
 
-    A file does not state it. An integer index into a table may be every row of the table. An
+    A file does not state ranges. An integer index into a table may be every row of the table. An
     integer or bool whose name has "mask" is all ones, because many models have no valid result for
-    a row without a one. uint8 is a picture's 0..255, other integers are 0 or 1, and the rest is
-    -1..1.
+    a row of zeros. uint8 is a picture's 0..255, other integers are 0 or 1, and the rest is -1..1.
     """
     if element in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16):
         return -1.0, 1.0

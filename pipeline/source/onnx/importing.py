@@ -27,23 +27,23 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
     """Copies a spec's ONNX file into an artifact, and runs it to find its legal and output sizes.
 
     External data is copied to ``<path>.data``, one tensor at a time, to save memory. ONNX Runtime
-    runs the file at small sizes, and at min, opt, max and odd ones if they are not too large. This
-    checks that the file accepts these sizes, and shows the sizes of its outputs.
+    runs the file at small sizes. It also runs min, opt, max and odd sizes if they are not too
+    large. The runs show whether the file accepts these sizes, and the sizes of its outputs.
 
     Args:
         spec: A spec made by `onnx_spec`.
         path: The file to write, in an existing folder.
         seed: The seed of the inputs' values.
-        budget: The time for the runs in seconds. The comparison tries the sizes that are left out.
+        budget: The time for the runs in seconds. The comparison tries the other sizes.
 
     Raises:
         InputError: The file is not usable (see `open_onnx`), or ONNX Runtime does not load it.
         ConstraintError: The file does not accept every size of a dim. The message names the rule
             and the node.
-        ExportError: An output's size depends on the data, or differs from the file's statement.
+        ExportError: An output's size depends on the data, or differs from the file's.
     """
     if spec.onnx is None:
-        raise InputError(f"model {spec.name}: the spec has no ONNX file")
+        raise InputError(f"model {spec.name}: the spec has no ONNX file. Make it with onnx_spec")
     watch = Stopwatch()
     file = open_onnx(spec.onnx)
     model = file.model
@@ -59,20 +59,23 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
         write_model(model, path)
     newest = newest_ir(path)
     if newest is not None:
-        notes.append(f"IR version {model.ir_version} lowered to {newest}, for ONNX Runtime")
+        notes.append(
+            f"the IR version was lowered from {model.ir_version} to {newest}, because ONNX Runtime "
+            "does not read newer files"
+        )
         model.ir_version = newest
         write_model(model, path)
     runs = OnnxRunner(path, spec, seed, budget)
     applied, base = fit_to_file(spec, runs, budget / 3)
     spec = applied.spec
-    # the file's axes keep their names; everything else uses one name for two equal dims
+    # the file has both names of two equal dims, and the spec has one
     declared = {
         name: [in_terms(size, applied.merged) if isinstance(size, str) else size for size in shape]
         for name, shape in declared.items()
     }
     shapes, more = output_shapes(spec, model, runs, base, declared)
     if runs.over:
-        notes.append(f"the runs stopped after {budget:g} s: not all planned sizes were tried")
+        notes.append(f"the runs stopped after {budget:g} s, so some sizes were not tried")
     _set_shapes(model, spec, shapes)
     opset = check_source(without_weights(model), path)
     with watch("copy"):
@@ -100,7 +103,9 @@ def _check_spec(spec: ModelSpec, model: onnx.ModelProto, named: Named) -> None:
     same = [i.name for i in spec.inputs] == [v.name for v in graph_inputs(model.graph)]
     same = same and spec.dims.keys() == named.places.keys()
     if not same or [o.name for o in spec.outputs] != [v.name for v in model.graph.output]:
-        raise InputError(f"{spec.onnx}: the file was changed after the spec was made")
+        raise InputError(
+            f"{spec.onnx}: the file changed after the spec was made. Make the spec again"
+        )
 
 
 def _declared_shapes(
@@ -144,7 +149,7 @@ def _name_sizes(model: onnx.ModelProto, named: Named) -> None:
 def _set_shapes(
     model: onnx.ModelProto, spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]
 ) -> None:
-    """Writes the outputs' shapes into the model, and a number for each dim of one size."""
+    """Writes the outputs' shapes, and the size of each static dim, into the model."""
     for value in model.graph.output:
         tensor = value.type.tensor_type
         tensor.ClearField("shape")

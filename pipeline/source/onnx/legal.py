@@ -1,7 +1,7 @@
-"""Sizes at which an ONNX file fails although it declares them, and the rule that explains it.
+"""Finds declared sizes at which an ONNX file fails, and the rule that explains them.
 
 A file can only state that an axis is free or fixed. It can't state a rule, such as multiples of 8
-or a height that equals the width. An exporter may also bake a size into a Reshape unnoticed.
+or a height that equals the width. An exporter may also bake a size into a Reshape.
 `pipeline.probe.probe` finds such rules by running the file in ONNX Runtime.
 """
 
@@ -43,7 +43,7 @@ def fit_to_file(
         return Applied(spec, ()), only
     found = probe_with(spec.inputs, runner, spec.rules, budget)
     if found.base is None:
-        small = "no sizes were small enough to run it"
+        small = "all its sizes are too large to run it here"
         why = found.rules[0].text("the file") if found.rules else small
         raise ExportError(f"model {spec.name}: {why}{by_values(spec)}")
     refused = [rule for rule in found.rules if not may_apply(spec, rule)]
@@ -60,12 +60,11 @@ def fit_to_file(
     for sizes in mixed(spec, base):
         if broken := runner.fails(sizes):
             raise ExportError(
-                f"model {spec.name}: the file {broken}; no rule on one dim explains this. Add the "
-                "rule that these sizes break to the spec's rules, or choose ranges that keep it"
+                f"model {spec.name}: the file {broken}. No rule on one dim explains this. Add a "
+                "rule to the spec that excludes these sizes, or choose ranges without them"
             )
-    if not isinstance(
-        runner.at(base), tuple
-    ):  # narrowing moved it to sizes at which the file may fail
+    # narrowing may move the base to sizes at which the file fails
+    if not isinstance(runner.at(base), tuple):
         runs_at = (sizes for sizes in mixed(spec, base) if isinstance(runner.at(sizes), tuple))
         base = next(runs_at, base)
     return applied, base
@@ -98,7 +97,7 @@ def _sum_error(
     return ConstraintError(
         f"model {spec.name}: the file runs at fewer sizes than you declared: "
         f"{'; '.join(rule.text('the file') for rule in rules)}; "
-        f"declare the expression in place of a range: {options}",
+        f"pass the expression in place of a range: {options}",
         detail="\n".join(map(str, refused)),
         rules=tuple(rules),
     )
@@ -113,8 +112,8 @@ def by_values(spec: ModelSpec) -> str:
         f"{i.name} {i.low:g}..{i.high - 1:g}" for i in spec.inputs if i.name in names
     )
     return (
-        f"; if the values of its integer inputs cause this ({ranges}): give the Input a range "
-        "(low=, high=), or make an input that sets a shape or an axis a constant in the file"
+        f". If the values of integer inputs cause this ({ranges}), pass --range NAME=LOW..HIGH. "
+        "If an input sets a shape or an axis, make it a constant"
     )
 
 

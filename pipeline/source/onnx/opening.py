@@ -1,7 +1,7 @@
-"""Opening an ONNX file that somebody brings: what it is if it is none, and where its weights lie.
+"""Opens and checks an ONNX file of a user.
 
-Nothing of the external data is read before every place of it is known to be inside of the model's
-folder: a file can name any path of the machine.
+A file of another kind is named in the error. External data is read only after a check: its location
+must be inside of the model's folder.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ PROTOBUF_ENDS = 2 << 30
 _FULL_CHECK = 64 << 20  # bytes of a graph without weights; shape inference copies it several times
 _RUNS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
-    (0, b"PK\x03\x04", "a zip archive, as torch.save, torch.export.save and numpy write: a .pt2 "
-     "goes in by that name; the weights of a module need the module: give package.module:factory"),
-    (0, b"\x80\x02", "a Python pickle, as old torch.save writes: give package.module:factory"),
-    (0, b"\x89HDF", "an HDF5 file, as Keras writes: tf2onnx makes an .onnx of it"),
-    (0, b"\x1f\x8b", "compressed by gzip: gunzip it first"),
-    (4, b"TFL3", "a TensorFlow Lite model: tf2onnx --tflite makes an .onnx of it"),
-    (4, b"ORTM", "ONNX Runtime's own format (.ort), made from an .onnx: give that one"),
-    (0, b"version https://git-lfs", "a Git LFS pointer, not the file itself: git lfs pull"),
-    (0, b"<!DOCTYPE", "a web page: download the file itself"),
-    (0, b"<html", "a web page: download the file itself"),
-    (0, b"<", "ONNX as text: onnx.parser.parse_model reads it, onnx.save writes the .onnx"),
+    (0, b"PK\x03\x04", "a zip archive, as torch.save, torch.export.save and numpy write. Rename a "
+     "saved program to .pt2. For weights, pass package.module:factory and --weights"),
+    (0, b"\x80\x02", "a Python pickle, as old torch.save writes. Pass package.module:factory"),
+    (0, b"\x89HDF", "an HDF5 file, as Keras writes. Convert it to ONNX with tf2onnx"),
+    (0, b"\x1f\x8b", "compressed by gzip. Run gunzip first"),
+    (4, b"TFL3", "a TensorFlow Lite model. Convert it to ONNX with tf2onnx --tflite"),
+    (4, b"ORTM", "ONNX Runtime's own format (.ort). Pass the .onnx that it was made from"),
+    (0, b"version https://git-lfs", "a Git LFS pointer. Get the file with git lfs pull"),
+    (0, b"<!DOCTYPE", "a web page. Download the file itself"),
+    (0, b"<html", "a web page. Download the file itself"),
+    (0, b"<", "ONNX as text. Read it with onnx.parser.parse_model, and save it with onnx.save"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """An ONNX file that is whole, as far as can be told without running it.
+    """An ONNX file that passed all checks that need no run.
 
     Args:
-        path: where it is.
-        model: the file; weights that it keeps outside are not in memory.
-        outside: external data files by their location in the model, as real paths.
-        opset: of the standard ONNX domain.
-        notes: what onnx's shape inference does not like though ONNX Runtime may, one line each.
+        path: The file's path.
+        model: The model. External weights are not in memory.
+        outside: The real path of each external data file, by its location in the model.
+        opset: The opset version of the standard ONNX domain.
+        notes: Complaints of onnx's shape inference, one line each. ONNX Runtime may still run the
+            file.
     """
 
     path: Path
@@ -59,15 +60,16 @@ def open_onnx(path: Path) -> OnnxFile:
     """Reads and checks an ONNX file.
 
     Raises:
-        InputError: it is no ONNX file, or a damaged one; its external data are missing, cut short
-            or outside of its folder; onnx.checker refuses it; nothing here runs one of its ops.
+        InputError: The file is not an ONNX file, or is damaged. Or its external data is missing,
+            cut short, or outside of its folder. Or onnx.checker refuses it, or ONNX Runtime can't
+            run one of its ops.
     """
     model = _parsed(path)
     newest = onnx.IR_VERSION
     if model.ir_version > newest:
         raise InputError(
-            f"{path}: its IR version {model.ir_version} is newer than {newest}, the newest that "
-            f"onnx {onnx.__version__} knows: install a newer onnx, or save it at {newest}"
+            f"{path}: onnx {onnx.__version__} supports IR versions up to {newest}, but the file "
+            f"has {model.ir_version}. Install a newer onnx, or save the file at {newest}"
         )
     outside = outside_files(path, model)
     _check_ops(path, model)
@@ -78,14 +80,14 @@ def open_onnx(path: Path) -> OnnxFile:
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which weights that are large or outside stand as inputs of the same type."""
+    """A copy in which inputs of the same type replace large and external weights."""
     return lightened(model, lambda tensor: is_heavy(tensor) or is_outside(tensor))
 
 
 def _parsed(path: Path) -> onnx.ModelProto:
     if path.is_dir():
         inside = sorted(p.name for p in path.glob("*.onnx"))
-        hint = f": give one of {', '.join(inside[:5])} in it" if inside else ""
+        hint = f". Pass one of its files: {', '.join(inside[:5])}" if inside else ""
         raise InputError(f"{path}: a folder, not an ONNX file{hint}")
     try:
         size = path.stat().st_size
@@ -101,22 +103,22 @@ def _parsed(path: Path) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
-    except Exception as error:  # protobuf's own kind
+    except Exception as error:  # an error of protobuf
         raise InputError(
-            f"{path}: cut short, damaged, or no ONNX file: protobuf can't read its {size} bytes "
-            f"({error}); copy or download it again{_frozen(path)}"
+            f"{path}: cut short, damaged, or not an ONNX file: protobuf can't read its {size} "
+            f"bytes ({error}). Copy or download the file again{_frozen(path)}"
         ) from error
     if (place := _no_text(model)) is not None:
-        raise InputError(f"{path}: damaged: {place} in it is no text")
+        raise InputError(f"{path}: damaged: the field {place} is not text. Copy the file again")
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
-        raise InputError(f"{path}: not an ONNX model: it holds no graph{_frozen(path)}")
+        raise InputError(f"{path}: not an ONNX model: the file has no graph{_frozen(path)}")
     if not model.opset_import:
-        raise InputError(f"{path}: not an ONNX model: it names no opset{_frozen(path)}")
+        raise InputError(f"{path}: not an ONNX model: the file has no opset{_frozen(path)}")
     return model
 
 
 def _no_text(message: Any) -> str | None:
-    """The first text field that is none, by its name; protobuf hands such ones out as bytes."""
+    """The name of the first text field that is not valid text: protobuf returns it as bytes."""
     for field, value in message.ListFields():
         if field.type == field.TYPE_STRING:
             each = [value] if isinstance(value, (str, bytes)) else value
@@ -131,30 +133,28 @@ def _no_text(message: Any) -> str | None:
 
 def _check_head(path: Path, head: bytes, size: int) -> None:
     if not size:
-        raise InputError(f"{path}: empty (0 bytes)")
+        raise InputError(f"{path}: the file is empty (0 bytes). Copy or download it again")
     for at, magic, words in _MAGIC:
         if head[at : at + len(magic)] == magic:
             raise InputError(f"{path}: not an ONNX file but {words}")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < size:
         raise InputError(
-            f"{path}: not an ONNX file but weights as safetensors writes them: give "
-            "package.module:factory, and the weights by --weights"
+            f"{path}: not an ONNX file but weights of safetensors. Pass package.module:factory, "
+            "and the weights with --weights"
         )
     if size >= PROTOBUF_ENDS:
         raise InputError(
-            f"{path}: {size} bytes, and protobuf ends at 2 GiB: save it with "
+            f"{path}: the file has {size} bytes, and protobuf's limit is 2 GiB. Save it with "
             "onnx.save(..., save_as_external_data=True)"
         )
 
 
 def _frozen(path: Path) -> str:
-    return (
-        "; a TensorFlow graph (.pb)? tf2onnx makes an .onnx of it" if path.suffix == ".pb" else ""
-    )
+    return ". Convert a TensorFlow graph (.pb) with tf2onnx" if path.suffix == ".pb" else ""
 
 
 def _check_ops(path: Path, model: onnx.ModelProto) -> None:
-    """Raises for ops that neither the standard, nor ONNX Runtime, nor the file itself defines."""
+    """Raises `InputError` for ops that ONNX, ONNX Runtime and the file do not define."""
     functions = {(f.domain, f.name) for f in model.functions}
     unknown: dict[str, onnx.NodeProto] = {}
     for node in (*nodes_of(model.graph), *(n for f in model.functions for n in f.node)):
@@ -168,35 +168,34 @@ def _check_ops(path: Path, model: onnx.ModelProto) -> None:
         where = f" (the first is node {node.name!r})" if node.name else ""
         known = next((DOMAINS[n.domain] for n in unknown.values() if n.domain in DOMAINS), "")
         raise InputError(
-            f"{path}: custom ops that ONNX Runtime can't run, so that nothing could be compared: "
-            f"{names}{where}: "
-            "give each a body, a function of the ONNX file by the same domain and name, and its "
-            "plugin for TensorRT by --plugin" + (f" ({known})" if known else "")
+            f"{path}: ONNX Runtime can't run these custom ops, so nothing can be compared: "
+            f"{names}{where}. Add an ONNX function with the same domain and name for each op, and "
+            "pass its TensorRT plugin with --plugin" + (f" ({known})" if known else "")
         )
 
 
 def _check_ends(path: Path, model: onnx.ModelProto) -> None:
-    """Raises for inputs and outputs that no conversion can have, and nodes that are in training."""
+    """Raises `InputError` for inputs and outputs of unsupported kinds, and for training nodes."""
     graph = model.graph
     constants = {tensor.name for tensor in graph.initializer}
     inputs = [v.name for v in graph.input if v.name not in constants]
     outputs = [v.name for v in graph.output]
     if not outputs:
-        raise InputError(f"{path}: the graph has no output")
+        raise InputError(f"{path}: the graph has no output. Export the model with one")
     if not inputs:
-        raise InputError(f"{path}: the graph has no input: all it gives is constant")
+        raise InputError(f"{path}: the graph has no input. Export the model with one")
     names = [*inputs, *outputs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice in inputs and twice in outputs:
-        raise InputError(f"{path}: output {twice} is the input itself: put an Identity between")
+        raise InputError(f"{path}: output {twice} is also an input. Put an Identity between")
     if twice is not None:
-        raise InputError(f"{path}: two inputs or outputs are called {twice!r}: rename one")
+        raise InputError(f"{path}: two inputs or outputs are called {twice!r}. Rename one")
     for node in nodes_of(graph):
         training = any(a.name == "training_mode" and a.i for a in node.attribute)
         if training and node.op_type == "BatchNormalization":
             raise InputError(
-                f"{path}: BatchNormalization {node.name!r} has training_mode=1, so that a result "
-                "depends on its whole batch: export the model in eval mode, or set it to 0"
+                f"{path}: BatchNormalization {node.name!r} has training_mode=1: its result depends "
+                "on the whole batch. Export the model in eval mode, or set training_mode to 0"
             )
     for value in graph.input:
         if value.name not in constants:
@@ -204,25 +203,25 @@ def _check_ends(path: Path, model: onnx.ModelProto) -> None:
     for value in graph.output:
         kind = value.type.WhichOneof("value")
         if kind != "tensor_type":
-            raise InputError(f"{path}: output {value.name} is {_kind(kind)}: only tensors go out")
+            raise InputError(f"{path}: output {value.name} is {_kind(kind)}. Only return tensors")
 
 
 def _check_type(where: str, type_: onnx.TypeProto) -> None:
     kind = type_.WhichOneof("value")
     if kind != "tensor_type":
-        raise InputError(f"{where} is {_kind(kind)}: only tensors go in")
+        raise InputError(f"{where} is {_kind(kind)}. Only use tensors as inputs")
     element = type_.tensor_type.elem_type
-    name = TensorProto.DataType.Name(element).lower() if element else "of no type"
-    allowed = "float16, float, double, bool and integers of 8 bits and more"
-    if element not in _TAKEN:
-        raise InputError(f"{where} is {name}: inputs can be {allowed}; cast it inside of the graph")
+    name = TensorProto.DataType.Name(element).lower() if element else "of unknown type"
+    allowed = "float16, float, double, bool, or an integer of 8 bits or more"
+    if element not in _ALLOWED:
+        raise InputError(f"{where} is {name}. Use {allowed}, and cast inside of the graph")
     if not type_.tensor_type.HasField("shape"):
         raise InputError(
-            f"{where} has no shape, not even a rank: state it, with names for the sizes that vary"
+            f"{where} has no shape. State its shape, with a name for each size that varies"
         )
 
 
-_TAKEN = {
+_ALLOWED = {
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL,
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
@@ -230,14 +229,14 @@ _TAKEN = {
 
 
 def _kind(kind: str | None) -> str:
-    return f"a {kind.removesuffix('_type').replace('_', ' ')}" if kind else "of no type"
+    return f"a {kind.removesuffix('_type').replace('_', ' ')}" if kind else "of unknown type"
 
 
 def _full_check(model: onnx.ModelProto, bare: onnx.ModelProto) -> tuple[str, ...]:
-    """The checker with shape inference: notes on what it says, since it is stricter than a run.
+    """Notes from the checker with shape inference, which is stricter than a run.
 
-    Where the shapes that the file states for values inside are to blame, they go: passes would
-    rely on them.
+    If the file states wrong shapes of inner values, this removes all of these shapes from `model`,
+    because passes would use them.
     """
     if bare.ByteSize() > _FULL_CHECK or _inferred(bare) is None:
         return ()
@@ -245,21 +244,21 @@ def _full_check(model: onnx.ModelProto, bare: onnx.ModelProto) -> tuple[str, ...
     clean.CopyFrom(bare)
     del clean.graph.value_info[:]
     for value in clean.graph.output:
-        for dim in value.type.tensor_type.shape.dim:  # the checker wants the rank
+        for dim in value.type.tensor_type.shape.dim:  # the checker needs the rank
             dim.Clear()
     words = _inferred(clean)
     if words is not None:
         return (f"onnx's shape inference refuses the file: {words}",)
     if not model.graph.value_info:
-        return ()  # a stated output shape is wrong; a run tells it with the sizes
+        return ()  # a stated output shape is wrong; a run reports it with the sizes
     del model.graph.value_info[:]
-    return ("shapes that the file states for values inside contradict its nodes: left out",)
+    return ("the file's shapes of inner values contradict its nodes: the shapes were removed",)
 
 
 def _inferred(model: onnx.ModelProto) -> str | None:
-    """What the checker says against a model with shape inference; None if nothing."""
+    """The error of the checker with shape inference; None if there is none."""
     try:
         onnx.checker.check_model(model, full_check=True)
-    except Exception as error:  # ValidationError, InferenceError: of no common base
+    except Exception as error:  # ValidationError or InferenceError: no common base
         return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return None

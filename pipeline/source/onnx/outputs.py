@@ -1,7 +1,7 @@
 """The output shapes of an ONNX file in terms of its dims, found by running it.
 
-The shapes in the file are only the exporter's guess. Examples are meaningless names
-(``Addoutput_dim_2``), an input's name for a size that is four times as large, or a baked-in number.
+The output shapes in a file are often wrong. They can be meaningless names (``Addoutput_dim_2``),
+a name of an input's dim for a size that is four times as large, or a baked-in number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.spec.dims import Dim, SizeRule, sizes_text
 from pipeline.spec.expressions import DimExpr
 from pipeline.spec.model import ModelSpec
 
-# ops whose output size depends on the data, and ops that can hold the example's size
+# ops whose output size depends on the data, and ops that may bake in the example's size
 _BY_DATA = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
 _MAYBE = (*_BY_DATA, "Loop", "If", "Range", "SequenceAt")
 _BAKES = ("Reshape", "Expand", "Tile", "Resize", "ConstantOfShape", "Slice", "Pad")
@@ -41,7 +41,7 @@ class _Axis:
         place: The output's index among the outputs.
         output: The output's name.
         axis: The axis.
-        declared: The size in the file; an empty text if it has none in terms of the dims.
+        declared: The size in the file; an empty text if it is not a formula of the dims.
     """
 
     place: int
@@ -74,8 +74,8 @@ def output_shapes(
         declared: The shape of each output in the file, in terms of the dims, if it has one.
 
     Raises:
-        ExportError: A size depends on the data, follows no known formula, or is not the number
-            that the file states.
+        ExportError: A size depends on the data, no formula was found for it, or the file states
+            another number.
     """
     _check_data(spec, model, runs, base)
     dims = {name: dim for name, dim in spec.dims.items() if not dim.static}
@@ -93,7 +93,8 @@ def output_shapes(
         ranks = {len(seen[place]) for _, seen in runs.points()}
         if len(ranks) > 1:
             raise ExportError(
-                f"model {spec.name}: output {name} has no fixed rank: {sorted(ranks)}"
+                f"model {spec.name}: output {name} has different ranks at different sizes: "
+                f"{sorted(ranks)}. Reshape it to one rank"
             )
         shapes[name] = []
         for number in range(ranks.pop()):
@@ -116,7 +117,7 @@ def output_shapes(
 
 
 def _lines(dims: Mapping[str, Dim], base: Sizes) -> list[dict[str, int]]:
-    """Sizes that differ from `base` in one dim: a few in a row, some far ones, opt and max."""
+    """Sizes that differ from `base` in one dim: some near ones, opt and max."""
     found = [dict(base)]
     for name, dim in dims.items():
         near = [base[name] + k * dim.multiple_of for k in (1, 2, 3, 5, 8, 13, 17, 33, 65)]
@@ -132,7 +133,7 @@ def _formula(
     base: Sizes,
     legal: Mapping[str, Sequence[int]],
 ) -> int | str | None:
-    """The formula of one size, checked at sizes where another rounding would show."""
+    """The formula of one size, checked at sizes where another rounding gives another size."""
     said = axis.declared
     for _ in range(_ROUNDS):
         points = axis.points(runs)
@@ -150,7 +151,7 @@ def _formula(
 
 
 def _check_data(spec: ModelSpec, model: onnx.ModelProto, runs: OnnxRunner, base: Sizes) -> None:
-    """Raises `SizeError` if other input values at the same sizes give other output sizes."""
+    """Raises `SizeError` if the output sizes depend on the data."""
     first = runs.at(base)
     others = [
         runs.fresh(base, runs.seed + n, scale) for n, scale in ((1, 1.0), (2, 30.0), (0, 0.0))
@@ -171,9 +172,9 @@ def _by_data(spec: ModelSpec, model: onnx.ModelProto, name: str, axis: int, seen
     maker = _maker(model, name, _MAYBE)
     by = f", through {maker}" if maker else ""
     return (
-        f"model {spec.name}: output {name} axis {axis} depends on the data{by} ({seen} with other "
-        "values at the same sizes): no shape can be declared. Cut the graph before it, or let it "
-        "give a fixed number (TopK, a mask)" + ("" if maker else by_values(spec))
+        f"model {spec.name}: output {name} axis {axis} depends on the data{by}: its size was "
+        f"{seen} at the same input sizes. Cut the graph before it, or return a fixed "
+        "number of elements (TopK, a mask)" + ("" if maker else by_values(spec))
     )
 
 
@@ -206,7 +207,7 @@ def _check_declared(
         A note if only a name is wrong; otherwise an empty text.
 
     Raises:
-        ExportError: The file states another number, or a dim although the size is a number.
+        ExportError: The file states another number, or it states a dim for a fixed size.
     """
     said = axis.declared
     if said == "" or holds_at(said, points):
@@ -214,19 +215,19 @@ def _check_declared(
     wrong = next((p for p in points if not holds_at(said, [p])), points[0])
     if isinstance(said, int) or isinstance(size, int):
         node = _maker(model, axis.output, _BAKES)
-        hint = f"; a size of the example may be baked into {node}" if node else ""
+        hint = f". The example's size may be baked into {node}" if node else ""
         raise SizeError(
-            f"model {spec.name}: {axis}: the file states {said}, and a run gives {wrong[1]} at "
-            f"{sizes_text(wrong[0])}{hint}; "
-            "export it again with these dims dynamic, or state the true size"
+            f"model {spec.name}: {axis}: the file states {said}, but a run gives {wrong[1]} at "
+            f"{sizes_text(wrong[0])}{hint}. "
+            "Export the model again with these dims dynamic, or correct the size in the file"
         )
-    return f"{axis}: the file states {said}; it is {size}"
+    return f"{axis}: the file states {said}, but the size is {size}"
 
 
 def _unknown(spec: ModelSpec, model: onnx.ModelProto, axis: _Axis, points: Sequence[Point]) -> str:
     some = "; ".join(f"{value} at {sizes_text(sizes)}" for sizes, value in points[:4])
     maker = _maker(model, axis.output, _BY_DATA)
-    why = f"; it may depend on the data, through {maker}" if maker else by_values(spec)
+    why = f". It may depend on the data, through {maker}" if maker else by_values(spec)
     return f"model {spec.name}: {axis}: no formula of the dims was found for its size ({some}){why}"
 
 
@@ -238,7 +239,7 @@ def _inferred(model: onnx.ModelProto) -> dict[str, list[str]]:
         value.type.tensor_type.ClearField("shape")
     try:
         outputs = infer(bare, {}).graph.output
-    except Exception:  # it fails with many kinds of errors
+    except Exception:  # the inference fails with many kinds of errors
         return {}
     return {
         v.name: [d.dim_param or str(d.dim_value) for d in v.type.tensor_type.shape.dim]
@@ -247,7 +248,7 @@ def _inferred(model: onnx.ModelProto) -> dict[str, list[str]]:
 
 
 def _translated(texts: Sequence[str], axis: int, dims: Mapping[str, Dim]) -> str | None:
-    """``floor(h/2 - 1/2) + 1`` as ``(h - 1)//2 + 1``."""
+    """A size as pipeline writes it: ``(h - 1)//2 + 1`` for ``floor(h/2 - 1/2) + 1``."""
     if axis >= len(texts):
         return None
     symbols = {name: sympy.Symbol(name, integer=True, positive=True) for name in dims}

@@ -1,8 +1,8 @@
 """An ONNX file as the source of a conversion, in place of torch's export.
 
 `onnx_spec` makes a spec of the file: its inputs, and its dims with your ranges. `import_onnx`
-copies the file into an artifact. The graph stays the same. Only the names of its dims, the sizes of
-its outputs and the location of its weights change.
+copies the file into an artifact. The graph stays the same, except the names of its dims, the sizes
+of its outputs, and the location of its weights.
 
 A file does not state ranges of values. An integer index into a table may be every row of the table.
 An integer or bool input with "mask" in its name is all ones. uint8 is 0..255, other integers are 0
@@ -43,8 +43,8 @@ def onnx_spec(
         dims: A range for each dim of the file, by name.
         name: The model's name; by default the file's name without its suffix.
         tolerance: The tolerance for every comparison; None means that it is measured.
-        expressions: In place of a range, the expression of other dims that a dim of the file
-            always equals: ``{"t": "past + seq"}``.
+        expressions: The expression of other dims, for each dim that is declared without a range:
+            ``{"t": "past + seq"}``.
 
     Raises:
         InputError: The file is not usable (see `open_onnx`), or `dims` are not its dims. The
@@ -57,7 +57,7 @@ def onnx_spec(
 
     def build(weights: Path | None) -> NoReturn:
         del weights
-        raise InputError(f"{path}: there is no torch model behind an ONNX file")
+        raise InputError(f"{path}: an ONNX file has no torch model to run")
 
     return ModelSpec(
         name=name or re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip(".-") or "model",

@@ -1,4 +1,4 @@
-"""Measures the tolerance of an ONNX file that states none."""
+"""Measures the tolerance for an ONNX file whose spec states none."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ASSUMED = 4  # units in the last place of the root mean square
 def with_onnx_tolerance(spec: ModelSpec, path: Path, seed: int) -> ModelSpec:
     """The spec with a tolerance for every output, measured if it states none.
 
-    The floating-point inputs change by a rounding error, and the change of ONNX Runtime's outputs
-    gives the tolerance.
+    Two runs in ONNX Runtime differ by a rounding error in the floating-point inputs. The difference
+    of the outputs gives the tolerance.
 
     Args:
         spec: The spec of an ONNX file.
@@ -48,8 +48,8 @@ def with_onnx_tolerance(spec: ModelSpec, path: Path, seed: int) -> ModelSpec:
         measured = EQUAL
         if real and not np.isfinite(a).all():
             raise InputError(
-                f"{where} is NaN or infinite at {sizes_text(sizes)}: "
-                "there is nothing to compare; give the inputs a range (--range NAME=LOW..HIGH)"
+                f"{where} is NaN or infinite at {sizes_text(sizes)}, so it can't be compared. "
+                "Pass a range for the inputs' values: --range NAME=LOW..HIGH"
             )
         if real:
             noise = Noise.between(b, a, float(np.finfo(a.dtype).eps))
@@ -62,12 +62,12 @@ def with_onnx_tolerance(spec: ModelSpec, path: Path, seed: int) -> ModelSpec:
 
 
 def _sizes(spec: ModelSpec) -> Mapping[str, int]:
-    """The smallest sizes, 2 or more if possible, or else the opts; they keep the rules."""
+    """The smallest sizes, 2 or more if possible. If these break a rule: the opts."""
     small = {name: dim.legal(max(dim.min, 2)) for name, dim in spec.dims.items()}
     for sizes in (small, {name: dim.opt for name, dim in spec.dims.items()}):
         if kept_rules(spec.rules, sizes):
             return sizes
-    raise InputError(f"model {spec.name}: neither its smallest sizes nor its opts keep its rules")
+    raise InputError(f"model {spec.name}: neither the smallest sizes nor the opts keep its rules")
 
 
 def _moved(feed: Feed) -> dict[str, np.ndarray]:

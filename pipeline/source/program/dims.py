@@ -15,7 +15,7 @@ from pipeline.spec.expressions import DimExpr
 if TYPE_CHECKING:
     import torch
 
-_ENDLESS = 1 << 31  # torch writes this or more for no largest size
+_ENDLESS = 1 << 31  # torch writes this or more if there is no largest size
 _Axis = tuple[str, int, Any]  # input, axis, size
 
 
@@ -36,7 +36,7 @@ class _ProgramDim:
         step: The factor in ``dim = step*symbol + shift``.
         shift: The summand in that formula.
         low: The smallest size of the dim.
-        high: The largest size of the dim; None if torch knows none.
+        high: The largest size of the dim; None if there is none.
         places: The axes that contain the symbol.
     """
 
@@ -138,8 +138,10 @@ def _symbols(
         label = _fresh(label, {s.name for s in found.values()})
         low, high = _span(program, symbol)
         if step > 1 or shift:
-            low = 0 if low <= 2 else low  # torch's least size of a symbol that is no axis
-        for size in {size for *_, size in places}:  # 2*s may have a range of its own
+            low = 0 if low <= 2 else low  # torch's smallest size of a symbol that is not an axis
+        for size in {
+            size for *_, size in places
+        }:  # an expression such as 2*s may have another range
             slope, rest = _affine(size, symbol)
             if not slope:
                 continue
@@ -217,7 +219,7 @@ def _ranges(
     open_ = {name: s for name, s in known.items() if s.high is None and name not in given}
     if open_:
         asked = " ".join(f"--dim {name}={_start(s)}:MAX" for name, s in open_.items())
-        raise InputError(f"{path}: say how large its dims get ({_list(open_)}): {asked}")
+        raise InputError(f"{path}: dims without a largest size ({_list(open_)}). Pass {asked}")
     return {name: _dim(path, symbol, given.get(name)) for name, symbol in known.items()}
 
 
@@ -235,7 +237,7 @@ def _list(symbols: Mapping[str, _ProgramDim]) -> str:
 
 
 def _start(symbol: _ProgramDim) -> str:
-    """``1:8``: the smallest size and one to tune for."""
+    """The smallest size and an opt, as text: ``1:8``."""
     low = _least(symbol)
     return f"{low}:{low + -(-max(8 - low, 0) // symbol.step) * symbol.step}"
 
@@ -247,11 +249,11 @@ def _least(symbol: _ProgramDim) -> int:
 
 
 def _dim(path: object, symbol: _ProgramDim, given: Dim | None) -> Dim:
-    """The dim of a symbol, with its own range or the given one."""
+    """The dim of a symbol, with the program's range or the given one."""
     step, offset = symbol.step, symbol.shift % symbol.step
     if given is None:
         assert symbol.high is not None
-        if symbol.low <= 0:  # torch stores this for no least size: take the default
+        if symbol.low <= 0:  # torch stores this if there is no smallest size
             return Dim(symbol.name, max=symbol.high, multiple_of=step, offset=offset)
         return Dim(symbol.name, symbol.low, max=symbol.high, multiple_of=step, offset=offset)
     if step > 1 and (given.multiple_of % step or given.offset % step != offset):
@@ -259,12 +261,12 @@ def _dim(path: object, symbol: _ProgramDim, given: Dim | None) -> Dim:
         given = Dim(
             given.name, **kept, max=given.max, multiple_of=step, offset=offset, auto=given.auto
         )
-    # torch accepts 0 and 1 unless the export had a least size above 2
+    # torch accepts 0 and 1, unless the smallest size of the export is above 2
     least = symbol.low if symbol.low > 2 * step + symbol.shift else min(symbol.low, 0)
     if given.min < least or (symbol.high is not None and given.max > symbol.high):
         most = " and more" if symbol.high is None else f"..{symbol.high}"
         raise InputError(
             f"{path}: --dim {given.name}: {given.min}..{given.max} is more than the program was "
-            f"exported for: {max(least, 1)}{most}; export it for more, or narrow the dim"
+            f"exported for: {max(least, 1)}{most}. Narrow the dim, or export for a larger range"
         )
     return replace(given)

@@ -49,7 +49,7 @@ def guard_rules(
         dims: The dims by name.
 
     Raises:
-        InputError: The program accepts fewer sizes of a dim, which a narrower range can express.
+        InputError: The program accepts fewer sizes of a dim, and a narrower range can express them.
             Or no rule can express a guard.
     """
     symbols = {name: f"s{n}" for n, name in enumerate(dims)}
@@ -75,8 +75,8 @@ def guard_rules(
 
 def _unsaid(path: object, words: str) -> InputError:
     return InputError(
-        f"{path}: the program is valid only for sizes that keep {words}, and no rule can express "
-        "that: export it with a torch.export.Dim for each dim"
+        f"{path}: the program runs only at sizes that keep {words}, and no rule can express this. "
+        "Export it with a torch.export.Dim for each dim"
     )
 
 
@@ -89,9 +89,8 @@ def _guards(
     """The guards on sizes, each with symbols for the dims."""
     guards = []
     for code in dict.fromkeys(getattr(program, "_guards_code", ())):
-        if (
-            ".size()" not in code or ".stride()" in code
-        ):  # a guard on a constant, or on strides: inputs are contiguous
+        # other guards are on constants, or on strides, and inputs are contiguous
+        if ".size()" not in code or ".stride()" in code:
             continue
         try:
             words = _SIZE.sub(lambda m: _axis_text(m, texts), code)
@@ -135,5 +134,6 @@ def _check_alone(path: object, dim: Dim, guards: Sequence[_Guard], symbol: str) 
     step += f"+{new.offset}" if new.offset else ""
     raise InputError(
         f"{path}: accepts less than {dim.min}..{dim.max} of {dim.name}: torch exported it for "
-        f"{words}: {rule.text()}: --dim {dim.name}={new.min}:{new.legal(dim.opt)}:{new.max}{step}"
+        f"{words}: {rule.text()}. "
+        f"Pass --dim {dim.name}={new.min}:{new.legal(dim.opt)}:{new.max}{step}"
     )

@@ -4,10 +4,10 @@
 program is then exported again like any module, so all later stages are the same.
 
 torch does not store the names of the dims. A dim is named after its first input axis (``x_0``).
-A file does not state which values an input may have either. Each input uses the range of values of
-the program's example.
+torch does not store the values that an input may have either. Each input uses the range of the
+values in the program's example.
 
-A ``.pt2`` is a program: loading it can run code of its author. Only use files that you trust.
+Loading a ``.pt2`` can run code of its author. Only use files that you trust.
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ def _check(path: Path, program: torch.export.ExportedProgram) -> None:
         if kind not in ("TensorArgument", "ConstantArgument"):
             what = KINDS.get(kind, kind.removesuffix("Argument"))
             raise InputError(
-                f"{path}: input {spec.arg.name} is {what} that varies: an engine only takes "
-                "tensors; export with a tensor or a constant in its place"
+                f"{path}: input {spec.arg.name} is {what} that varies, but an engine's inputs are "
+                "tensors. Export with a tensor or a constant in its place"
             )
     for node in program.graph.nodes:
         if _trains(node):
             raise InputError(
                 f"{path}: was exported in training mode ({node.name} is random, or uses the "
-                "batch's statistics): call .eval() on the model before torch.export.export"
+                "batch's statistics). Call .eval() on the model before torch.export.export"
             )
     for name in _changed_buffers(program):
         raise InputError(
-            f"{path}: the program changes its buffer {name} in every call, and an engine keeps "
-            "no state: make it an input and an output"
+            f"{path}: the program changes its buffer {name} in every call, but an engine keeps "
+            "no state. Make the buffer an input and an output"
         )
 
 
@@ -135,18 +135,18 @@ def _inputs(path: Path, program: torch.export.ExportedProgram, axes: Axes) -> tu
         if value.dtype.is_complex or dtype.startswith(("bfloat", "float8")):
             raise InputError(
                 f"{path}: input {argument.name} is {dtype}, which ONNX Runtime and TensorRT don't "
-                "accept as an input: let the model take float32 and cast"
+                "accept as an input. Use a float32 input, and cast it in the model"
             )
         if value.device.type != "cpu":
             raise InputError(
-                f"{path}: input {argument.name} is on {value.device}: export the program on the "
-                "CPU, or move it (torch.export.passes.move_to_device_pass) and save it again"
+                f"{path}: input {argument.name} is on {value.device}. Export the program on the "
+                "CPU, or move it with torch.export.passes.move_to_device_pass and save it again"
             )
         example = examples[place] if len(examples) == len(user) else None
         low, high = _value_range(example, dtype)
         inputs.append(Input(argument.name, axes.shapes[argument.name], dtype, low, high))
     if not inputs:
-        raise InputError(f"{path}: the program has no tensor input")
+        raise InputError(f"{path}: the program has no tensor input. Export it with one")
     return tuple(inputs)
 
 

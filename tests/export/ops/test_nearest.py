@@ -1,4 +1,4 @@
-"""Row indices and sizes of resizes, over many sizes, against torch."""
+"""Row indices and sizes of resizes, compared with torch over many sizes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipeline.export.ops.sizes import exact_fraction, products
 
 
 def rows(before: int, options: dict) -> np.ndarray:
-    """Which input rows torch takes."""
+    """The input rows that torch uses."""
     line = torch.arange(before, dtype=torch.float32).view(1, 1, before)
     return functional.interpolate(line, **options)[0, 0].numpy().astype(int)
 
 
 def test_nearest_takes_the_rows_that_torch_takes() -> None:
-    """8,427 pairs of sizes: the indices as they are computed in the graph, and as ONNX does."""
+    """8,427 pairs of sizes: the graph's computed indices, and ONNX's indices."""
     wrong = {"ours": 0, "ONNX": 0, "ours, exact": 0}
     for before in range(1, 160):
         for after in range(1, 160, 3):
@@ -41,7 +41,7 @@ def test_nearest_takes_the_rows_that_torch_takes() -> None:
 
 
 def test_whole_scale_factors_that_stay_a_resize() -> None:
-    """All up to 64 but those whose float32 reciprocal falls short of a whole number."""
+    """All factors up to 64, except those whose float32 reciprocal is below the exact value."""
     assert [k for k in range(1, 65) if not _plain(k)] == [41, 47, 55, 61]
     for factor in (2, 3, 7, 40):
         for before in (1, 9, 100, 1001):

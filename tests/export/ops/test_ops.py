@@ -1,4 +1,4 @@
-"""Faults that are born at torch.onnx.export: each shown first, then mended, at many sizes."""
+"""Faults of torch.onnx.export: each test shows the fault, then pipeline's fix, at many sizes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def naive(function, path: Path, dtype=torch.float32) -> Path:
 
 
 def faults(path: Path, function, near: float = 1e-4, dtype=torch.float32) -> list[str]:
-    """What is wrong, size by size, against torch."""
+    """The differences from torch, size by size."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(path), options)
@@ -88,7 +88,7 @@ def resize(**options):
 
 
 def masked_attention(x):
-    """Some rows attend to nothing."""
+    """Some rows have no key."""
     column = x[:, :1, :, :1]
     return functional.scaled_dot_product_attention(x, x, x, attn_mask=column > column.mT)
 
@@ -99,7 +99,7 @@ def shifted(x):
 
 
 def scattered(reduce, include_self):
-    """Some places get several values, some none."""
+    """Some places get several values, and some get none."""
 
     def function(x):
         index = (x.abs() * 3).long().clamp(max=11)
@@ -185,7 +185,7 @@ CASES = {
 
 
 def used(function, path: Path, monkeypatch) -> set:
-    """What was translated by us while this was exported."""
+    """The ops that pipeline's translations handled during the export."""
     seen: set = set()
     noting = exporter._noting
 
@@ -261,7 +261,7 @@ RIGHT = {
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(tmp_path, name) -> None:
-    # ONNX Runtime's own Resize is off by 1e-4 at 180 rows: float32 positions
+    # ONNX Runtime's Resize differs by 1e-4 at 180 rows, because its positions are float32
     assert faults(ours(RIGHT[name], tmp_path / "m.onnx"), RIGHT[name], near=3e-4) == []
 
 
@@ -274,13 +274,13 @@ def test_right(tmp_path, name) -> None:
     ],
 )
 def test_half_precision(tmp_path, function) -> None:
-    """Averages in float32, so that 1/7 is not rounded to half precision in every element."""
+    """Averages are computed in float32, so that 1/7 is not rounded to half precision."""
     path = ours(function, tmp_path / "m.onnx", torch.float16)
     assert faults(path, function, near=1e-3, dtype=torch.float16) == []
 
 
 def test_every_translation_is_tried() -> None:
-    """Each key of the table is reached by some case, or is the same function as one that is."""
+    """A case covers each key of the table, or covers a key with the same function."""
     tried = {function for f, targets in CASES.values() for function in targets}
     functions = {translation_table()[target] for target in tried}
     rest = {t for t, f in translation_table().items() if f not in functions}
@@ -294,7 +294,7 @@ def test_every_translation_is_tried() -> None:
 
 
 def test_an_op_that_goes_another_way_is_noticed(tmp_path, monkeypatch) -> None:
-    """torch 2.14 may take another overload: then nothing may fall back in silence."""
+    """torch 2.14 may use another overload. A silent fallback must then be noticed."""
 
     monkeypatch.setattr(exporter, "_noting", lambda function, *_: function)
     with pytest.raises(ExportError, match=r"aten.adaptive_avg_pool2d.default at .*did not reach"):

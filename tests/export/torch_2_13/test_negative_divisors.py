@@ -27,7 +27,7 @@ def test_rounding_up_by_a_negative_divisor() -> None:
     )
     with positive_divisors():
         assert numbers(FloorDiv(half, -2)) == right
-    assert numbers(FloorDiv(half, -2)) != right  # torch's own again
+    assert numbers(FloorDiv(half, -2)) != right  # torch's function again
 
 
 class Rounded(torch.nn.Module):
@@ -36,7 +36,7 @@ class Rounded(torch.nn.Module):
 
 
 def test_what_torch_kept_from_an_earlier_export_is_forgotten() -> None:
-    """`SymNode` keeps the result of each operation for the whole process."""
+    """`SymNode` caches the result of each operation for the whole process."""
 
     def size() -> str:
         shapes = ({1: torch.export.Dim.DYNAMIC(min=20, max=60)},)
@@ -72,7 +72,7 @@ def test_it_is_undone_by_the_last_user() -> None:
     with positive_divisors():
         thread.start()
         assert entered.wait(10)
-    assert own() is not torchs  # the other is still in it
+    assert own() is not torchs  # the graph still has the other division
     left.set()
     thread.join()
     assert own() is torchs

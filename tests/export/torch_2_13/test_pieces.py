@@ -1,4 +1,4 @@
-"""Each piece is still needed: torch shows its fault without the piece, and none with it."""
+"""Each piece is still needed: torch shows its fault without the piece, and no fault with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.export import torch_2_13
 from pipeline.export.torch_2_13 import PIECES, mended
 from pipeline.spec.dims import Dim
 
-NAMES = sys.modules[__name__].__dict__  # its functions only call int, as `whole` asks for
+NAMES = sys.modules[__name__].__dict__  # its functions only call int, as `whole` requires
 
 
 class Of(torch.nn.Module):
@@ -50,13 +50,13 @@ class Recurrent(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """The smallest module that meets a fault.
+    """The smallest module with a fault.
 
     Args:
-        module: makes it.
-        shape: of its input, a Dim where the size is dynamic.
-        longest: operations that the output's size may have.
-        written: whether the program is written as ONNX and run there, too.
+        module: Makes the module.
+        shape: The shape of its input, with a Dim for each dynamic size.
+        longest: The most operations in the output's size.
+        written: True to also write the program as ONNX and run it.
     """
 
     module: Callable[[], torch.nn.Module]
@@ -65,7 +65,7 @@ class Case:
     written: bool = False
 
     def fault(self) -> str:
-        """What is wrong with torch's program under `PIECES`; nothing if it is right."""
+        """The fault of torch's program under `PIECES`; empty if there is none."""
         module = self.module().eval()
         dynamic = {n: size for n, size in enumerate(self.shape) if isinstance(size, Dim)}
         declared = {("x", n): size for n, size in dynamic.items()}
@@ -104,7 +104,7 @@ class Case:
         return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
 
     def example(self, step: int) -> torch.Tensor:
-        """An input, of sizes all over the declared ones; step 0 has the dims' opts."""
+        """An input. The sizes cover the declared ranges; step 0 has the dims' opts."""
         return torch.randn(
             *(
                 s.min + (s.opt - s.min + 7 * step) % (s.max - s.min + 1)
@@ -116,7 +116,7 @@ class Case:
 
 
 def at(size, symbols, numbers) -> int:
-    """A size as torch wrote it, at the numbers of the input's symbols."""
+    """The value of a size in torch's text, for numbers of the input's symbols."""
     if isinstance(size, int):
         return size
     values = {
@@ -195,7 +195,7 @@ def test_torch_needs_the_piece_and_it_is_enough(monkeypatch, name: str, what: st
         assert case.fault(), (
             f"torch {torch.__version__} no longer needs the piece {name!r} for {what}: delete it"
         )
-    # after a fault in this process, whose results torch may have kept
+    # after a fault in this process, because torch may cache its results
     assert case.fault() == ""
 
 
@@ -209,7 +209,7 @@ def test_a_torch_without_the_fault_is_left_alone(monkeypatch) -> None:
 
 
 def exchanged() -> dict[str, Any]:
-    """Everything that some piece exchanges."""
+    """All functions and values that the pieces replace."""
     return {
         "SymNode.__init__": SymNode.__init__,
         "FloorDiv.eval": FloorDiv.__dict__["eval"].__func__,
@@ -242,7 +242,7 @@ def test_everything_is_put_back_after_an_exception(monkeypatch) -> None:
     with pytest.raises(ZeroDivisionError), mended(MODEL, {}), mended(MODEL, {}):
         raise ZeroDivisionError
     assert exchanged() == before
-    # a piece that can't be applied, after all the others
+    # a piece that can't be applied, after all other pieces
     broken = replace(PIECES[0], apply=lambda *_: 1 // 0)
     monkeypatch.setattr(torch_2_13, "PIECES", (*PIECES, broken))
     with pytest.raises(ZeroDivisionError), mended(MODEL, {}):
@@ -260,7 +260,7 @@ def test_importing_the_pipeline_neither_loads_nor_applies_a_piece() -> None:
 
 
 def test_the_pipeline_knows_the_face_only() -> None:
-    """One place applies the pieces, so that a piece goes by deleting its module and its entry."""
+    """Only one place applies the pieces. To remove a piece, delete its module and its entry."""
     folder = Path(torch_2_13.__file__).parent
     for file in folder.parents[1].rglob("*.py"):
         if folder not in file.parents:

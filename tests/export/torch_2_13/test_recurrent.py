@@ -1,4 +1,4 @@
-"""LSTM and GRU over a dynamic time axis, whatever the process exported before."""
+"""LSTM and GRU with a dynamic time axis, after any earlier exports of the process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_time_is_dynamic_the_second_time_too(tmp_path, kind) -> None:
     torch.manual_seed(0)
     layer = kind(4, 5, batch_first=True, bidirectional=True)
     spec = spec_of(layer, T)
-    # an export without us before it
+    # an earlier export without pipeline
     torch.export.export(First(layer).eval(), (torch.zeros(3, 6, 4),)).run_decompositions()
     for _ in range(2):
         done = export(spec, None, tmp_path / "m.onnx")
@@ -55,7 +55,7 @@ def test_time_is_dynamic_the_second_time_too(tmp_path, kind) -> None:
 
 
 def test_torchs_own_loop_has_no_effect_after_an_export_without_it() -> None:
-    """The op remembers what it was dispatched to; `dynamic_time` makes it forget that."""
+    """The op caches its dispatch; `dynamic_time` clears the cache."""
     module = First(torch.nn.LSTM(4, 5, batch_first=True)).eval()
     shapes = ({1: torch.export.Dim.DYNAMIC(min=2, max=64)},)
 

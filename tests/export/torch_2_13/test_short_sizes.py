@@ -1,4 +1,4 @@
-"""Long sizes and conditions replaced by short ones: only where they are equal at every size."""
+"""Long sizes and conditions are replaced by short ones only if they are equal at every size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TORCHS = SymNode.__init__
 
 
 def same_padding(size, kernel=3, stride=2):
-    """What a convolution with TensorFlow's padding makes of a size."""
+    """The output size of a convolution with TensorFlow's padding."""
     pad = Max(0, stride * (CeilToInt(IntTrueDiv(size, stride)) - 1) + kernel - size)
     return FloorDiv(size + pad - kernel, stride) + 1
 
@@ -63,7 +63,7 @@ def test_a_size_is_shorter_and_equal(expr, want) -> None:
 
 
 def test_one_size_that_differs_is_enough() -> None:
-    """The largest declared size: below it, all are equal."""
+    """The largest declared size differs; all smaller sizes are equal."""
     for expr in (same_padding(S) + Max(0, S - 71), windows(S) - windows(S) % 7 + Max(0, S - 71)):
         assert shorter(expr, (("s0", H),)) is expr
     condition = sympy.Gt(same_padding(S) + Mod(S, 2), 4)
@@ -109,7 +109,7 @@ def test_a_wrong_fit_is_not_taken(monkeypatch, kind) -> None:
 
 
 class Same(torch.nn.Module):
-    """Convolutions with TensorFlow's padding, as timm writes it."""
+    """Convolutions with TensorFlow's padding, as in timm."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def spec_of(count: int) -> ModelSpec:
 
 
 def differing(spec, run) -> int:
-    """At how many sizes the numbers differ: every residue by 32, and the ends."""
+    """The number of sizes at which the numbers differ: every residue of 32, and the ends."""
     net, wrong = spec.build(None).eval(), 0
     for h in [*range(17, 50), 79, 80]:
         x = spec.sample({"b": 1 + h % 3, "h": h, "w": 18 + (7 * h) % 55}, 3)["x"]
@@ -155,7 +155,7 @@ def test_in_onnx_runtime_at_every_residue(tmp_path) -> None:
 
 
 def test_a_wrong_one_would_show_in_the_numbers(monkeypatch) -> None:
-    """What is padded on the left is 1 at odd sizes and 0 at even ones; the example's are odd."""
+    """The left padding is 1 at odd sizes and 0 at even sizes. The example has odd sizes."""
     spec = spec_of(1)
     pads: list[str] = []
 
@@ -203,14 +203,14 @@ def test_it_is_undone() -> None:
     with short_sizes({}):
         thread.start()
         assert entered.wait(10)
-    assert SymNode.__init__ is not TORCHS  # the other is still in it
+    assert SymNode.__init__ is not TORCHS  # the graph still has the other one
     left.set()
     thread.join()
     assert SymNode.__init__ is TORCHS
 
 
 class Counted(torch.nn.Module):
-    """A size that only the data decide, in a long expression."""
+    """A size that depends only on the data, in a long expression."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n = x.flatten().nonzero().shape[0]

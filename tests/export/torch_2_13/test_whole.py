@@ -1,4 +1,4 @@
-"""int() of sizes and of their quotients stays symbolic, and is Python's at every size."""
+"""int() of sizes and of their quotients stays symbolic, and equals Python's int at every size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
 B, H, W = Dim("b", 1, 2, 5), Dim("h", 5, 24, 61), Dim("w", 6, 32, 67)
 B_, H_, W_ = (sympy.Symbol(name, integer=True, positive=True) for name in ("s0", "s1", "s2"))
-NAMESPACE = sys.modules[__name__].__dict__  # its functions only call int, as they have to
+NAMESPACE = sys.modules[__name__].__dict__  # its functions only call int, as required
 
 
 def windows(x, size):
@@ -40,14 +40,14 @@ def windows(x, size):
 
 
 def window_reverse(parts, size, h, w):
-    """As Swin Transformer has it."""
+    """As in Swin Transformer."""
     b = int(parts.shape[0] / (h * w / size / size))
     x = parts.view(b, h // size, w // size, size, size, -1)
     return x.permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, -1)
 
 
 class Swin(torch.nn.Module):
-    """A layer within windows, the image padded to whole windows or not."""
+    """A layer in windows. Optionally, the image is padded to whole windows."""
 
     def __init__(self, size, pads):
         super().__init__()
@@ -66,7 +66,7 @@ class Swin(torch.nn.Module):
 
 
 class Of(torch.nn.Module):
-    """A number of columns that is a function of the sizes."""
+    """A module whose number of columns is a function of the sizes."""
 
     def __init__(self, count):
         super().__init__()
@@ -98,7 +98,7 @@ def compare(done, module, sizes) -> None:
 
 
 def without(monkeypatch) -> None:
-    """torch.export as it is."""
+    """torch.export without pipeline's changes."""
     monkeypatch.setattr(whole_module, "_namespaces", lambda _: [])
 
 
@@ -183,7 +183,7 @@ def test_a_rounding_that_does_harm_is_seen() -> None:
     assert columns(quotient, [Dim("b", 1, 2, 1 << 10)]) is None
     assert columns(quotient, [Dim("b", 49, 98, 49 << 10, 49)]) == 49
     assert all(int(n / (n / 49)) == 49 for n in range(50, 53))
-    assert columns(quotient, [Dim("b", 50, 50, 52)]) == 49  # at every size that there is
+    assert columns(quotient, [Dim("b", 50, 50, 52)]) == 49  # at every size
 
 
 def test_whole_parts_are_pythons_up_to_2_to_the_20() -> None:
@@ -299,7 +299,7 @@ def test_the_type_is_pythons_int_for_all_else() -> None:
 
 
 def test_another_thread_is_not_under_it() -> None:
-    """It sees the name, but there int() of a size is Python's own: the size is baked in."""
+    """Another thread sees the name, but there int() of a size is Python's: the size is baked in."""
     module = Of(lambda s: int(s.h))
     dims = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},)
     got = SimpleNamespace(error=None)
@@ -328,7 +328,7 @@ PLAIN = {
     "(b*h + b - 1)//b": "h",
     "(b*h + 3)//b": "(b*h + 3)//b",
     "(h*w)//24": "(h*w)//24",
-    "(b*w + b//64*64)//b": "(b*w + b//64*64)//b",  # w, but at b = 64
+    "(b*w + b//64*64)//b": "(b*w + b//64*64)//b",  # w, except at b = 64
     "(h//2)": "(h//2)",
     "(b*h)//b + 0*(past//(past + 1))": "h",
     PADDED: PADDED,
