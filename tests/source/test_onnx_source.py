@@ -139,7 +139,7 @@ def test_values_of_integers(tmp_path: Path) -> None:
     )
     spec = onnx_spec(written(tmp_path, body), {"b": B})
     assert [(i.low, i.high) for i in spec.inputs] == [(0, 3), (0, 2), (0, 256), (1, 2)]
-    with pytest.raises(InputError, match="is an ONNX file and has no torch model"):
+    with pytest.raises(InputError, match="an ONNX file has no torch model to run"):
         spec.build(None)
 
 
