@@ -233,14 +233,14 @@ def test_files_that_are_not_there_or_hold_nothing(tmp_path: Path) -> None:
     none, other, empty = (tmp_path / name for name in ("none.json", "other.json", "empty.json"))
     other.write_text("{}")
     engine_results.Results(empty).begin({"date": "today", "command": "c", "machine": {}})
-    refused(script("engines.py", "table", "--json", none), str(none), "not there")
+    refused(script("engines.py", "table", "--json", none), str(none), "no such file")
     refused(script("engines.py", "table", "--json", other), str(other))
-    refused(script("plot.py", none), str(none), "not there")
+    refused(script("plot.py", none), str(none), "no such file")
     refused(script("plot.py", other), str(other))
-    refused(script("floors.py", "count", "a", "--rates", none), str(none), "not there")
+    refused(script("floors.py", "count", "a", "--rates", none), str(none), "no such file")
     refused(script("floors.py", "count", "a", "--rates", other), str(other), "fp16")
     pytest.importorskip("matplotlib", reason="needs matplotlib (the extra bench)")
-    refused(script("plot.py", empty, "--out", tmp_path), str(empty), "nothing was measured")
+    refused(script("plot.py", empty, "--out", tmp_path), str(empty), "no measurements")
 
 
 @pytest.mark.skipif(not isinstance(find_gpu(), str), reason="there is a GPU")
