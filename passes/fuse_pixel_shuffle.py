@@ -50,7 +50,7 @@ def _rewrite(root: gs.Graph, graph: gs.Graph, transpose: gs.Node) -> Change | No
     perm = tuple(int(axis) for axis in transpose.attrs.get("perm", ()))
     if perm not in _SHUFFLES and perm not in _UNSHUFFLES:
         return None
-    sizes = _Sizes()
+    sizes = _ChainSizes()
     above = _views_above(transpose)
     start = above[0].inputs[0] if above else transpose.inputs[0]
     if start.dtype not in (np.float32, np.float16):
@@ -115,7 +115,7 @@ def _views_above(transpose: gs.Node) -> list[gs.Node]:
 
 
 def _views_below(
-    graph: gs.Graph, transpose: gs.Node, dims: Dims, sizes: _Sizes
+    graph: gs.Graph, transpose: gs.Node, dims: Dims, sizes: _ChainSizes
 ) -> tuple[gs.Node, Dims | None]:
     """The last reshape after the Transpose, and its dims if they are of rank 4.
 
@@ -173,7 +173,7 @@ def _same(found: sympy.Expr, wanted: sympy.Expr) -> bool:
     return bool(found == sympy.floor(wanted) or sympy.simplify(found - wanted) == 0)
 
 
-class _Sizes:
+class _ChainSizes:
     """Dims along a chain of reshapes, in terms of the dims of the chain's input."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ _HALVES = ("tensor(float16)", "tensor(bfloat16)")
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Lowering:
     """The plan for a node: the attributes to drop, whether it computes in float32, and the rest
     of its converter."""
 
@@ -88,7 +88,7 @@ def lower(graph: gs.Graph, level: int) -> PassResult:
     return PassResult(tuple(rewritten))
 
 
-def _plan(site: Site) -> _Plan:
+def _plan(site: Site) -> _Lowering:
     node, old, new = site.node, site.old, site.new
     if new.since_version > NEWEST:
         raise Refused(
@@ -114,7 +114,7 @@ def _plan(site: Site) -> _Plan:
     details = [f"{key} dropped: it has its default value" for key in dropped]
     details += ["computed in float32: the older form lacks the dtype"] if widened else []
     details += [detail for detail in (next(steps, ""),) if detail]
-    return _Plan(site, dropped, widened, steps, "; ".join(details))
+    return _Lowering(site, dropped, widened, steps, "; ".join(details))
 
 
 def _superfluous(

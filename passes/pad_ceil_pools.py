@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from pipeline.graph.ceil_pools import POOLS, Axis, may_round_otherwise, pool_axes
+from pipeline.graph.ceil_pools import POOLS, PooledAxis, may_round_otherwise, pool_axes
 from pipeline.machine.target import FROM_10, RTX, Versions
 from pipeline.passes.graph_ops import constant, label
 from pipeline.passes.infra import Pass, PassResult, Refused, each
@@ -68,7 +68,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node) -> str | None:
     return detail
 
 
-def _check_sizes(node: gs.Node, axes: list[Axis]) -> None:
+def _check_sizes(node: gs.Node, axes: list[PooledAxis]) -> None:
     """Refuses a wrong stated size: passes and TensorRT would fold it into constants."""
     given, stated = node.inputs[0].shape, node.outputs[0].shape
     if given is None or stated is None:

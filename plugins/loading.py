@@ -32,14 +32,14 @@ Key = tuple[str, str, str]  # a creator's name, version and namespace
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedPlugin:
     """A requested plugin: the name that the user wrote, and its file unless it is in `PLUGINS`."""
 
     name: str
     file: Path | None = None
 
 
-def find_plugins(asked: Sequence[str], target: Target) -> tuple[Asked, ...]:
+def find_plugins(asked: Sequence[str], target: Target) -> tuple[RequestedPlugin, ...]:
     """Looks up the values of ``--plugin``: libraries, Python files, or names in `PLUGINS`.
 
     Raises:
@@ -62,7 +62,7 @@ def find_plugins(asked: Sequence[str], target: Target) -> tuple[Asked, ...]:
                 f"plugin {name}: target {target} has no Python plugins (IPluginV3 came with "
                 "TensorRT 10): give a C++ library"
             )
-        found.append(Asked(name, file))
+        found.append(RequestedPlugin(name, file))
     return tuple(found)
 
 
@@ -119,14 +119,14 @@ def provided_ops(plugins: Sequence[str], target: Target) -> frozenset[str]:
             except ChildDied as died:
                 names = ", ".join(plugin.name for plugin in files)
                 raise BuildError(
-                    f"target {target}: TensorRT's process died: {died.how}, while it loaded the "
+                    f"target {target}: TensorRT crashed: {died.how}, while loading the "
                     f"plugin {names}",
                     detail=died.words,
                 ) from None
     return frozenset(ops)
 
 
-def _names_of(asked: Sequence[Asked], target: Target) -> set[str]:
+def _names_of(asked: Sequence[RequestedPlugin], target: Target) -> set[str]:
     """Runs in a child process."""
     brought, _ = load_plugins(use(target), asked, target)
     return {key[0] for keys in brought.values() for key in keys}
@@ -134,7 +134,7 @@ def _names_of(asked: Sequence[Asked], target: Target) -> set[str]:
 
 def load_plugins(
     trt: Any,
-    asked: Sequence[Asked],
+    asked: Sequence[RequestedPlugin],
     target: Target,
     doing: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, set[Key]], list[str]]:

@@ -144,7 +144,7 @@ def overhead(artifact: Artifact, turns: int) -> list[dict[str, Any]]:
     """Host microseconds of a call: TensorRT's call, Engine's call, and the difference."""
     from pipeline.commands.bench.bench import OnGpu
     from pipeline.runtime import cuda as _cuda
-    from pipeline.runtime.cuda_graph import Graph
+    from pipeline.runtime.cuda_graph import CapturedGraph
 
     rows = []
     with pipeline.load(artifact.path) as engine:
@@ -192,7 +192,9 @@ def overhead(artifact: Artifact, turns: int) -> list[dict[str, Any]]:
         run()  # TensorRT needs one call between a new shape and a capture
         stream.synchronise()
         try:
-            graph = Graph(stream, lambda: bool(bare.context.execute_async_v3(stream.handle)))
+            graph = CapturedGraph(
+                stream, lambda: bool(bare.context.execute_async_v3(stream.handle))
+            )
             engine.capture(feeds.profile.sizes(1))
         except EngineError as error:
             print(f"no CUDA graph: {error}", file=sys.stderr)

@@ -21,7 +21,7 @@ _TIE = 1e-6
 
 
 @dataclass(frozen=True)
-class Axis:
+class ResizedAxis:
     """One resized axis.
 
     Args:
@@ -39,7 +39,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Kind:
+class Interpolation:
     """How to interpolate: the attributes of Resize, with its defaults."""
 
     mode: str = "nearest"
@@ -51,7 +51,9 @@ class Kind:
     extrapolation: float = 0.0
 
 
-def resize(c: Chain, data: gs.Tensor, rank: int, axis: Axis, kind: Kind) -> gs.Tensor:
+def resize(
+    c: Chain, data: gs.Tensor, rank: int, axis: ResizedAxis, kind: Interpolation
+) -> gs.Tensor:
     """`data` (float32; for nearest any type) resized along one axis."""
     x = coordinates(axis, kind.transform)
     if kind.antialias and kind.mode != "nearest":
@@ -71,7 +73,7 @@ def resize(c: Chain, data: gs.Tensor, rank: int, axis: Axis, kind: Kind) -> gs.T
     return made
 
 
-def coordinates(axis: Axis, transform: str) -> Value:
+def coordinates(axis: ResizedAxis, transform: str) -> Value:
     """Where each output pixel lies in the input, float32 of shape ``(out,)``."""
     i = axis.after.cast(np.int64).upto().cast(np.float32)
     n, out, scale = axis.before, axis.after, axis.scale
@@ -100,7 +102,7 @@ def coordinates(axis: Axis, transform: str) -> Value:
     return x
 
 
-def _taps(axis: Axis, kind: Kind, x: Value) -> list[tuple[Value, Value | None]]:
+def _taps(axis: ResizedAxis, kind: Interpolation, x: Value) -> list[tuple[Value, Value | None]]:
     """The pixels to add: int64 indices and float32 weights, each of shape ``(out,)``."""
     last = axis.before - 1.0
     low = x.floor()
@@ -136,7 +138,9 @@ def _taps(axis: Axis, kind: Kind, x: Value) -> list[tuple[Value, Value | None]]:
     return [(_clamp(p, last), w) for p, w in zip(places, weights, strict=True)]
 
 
-def _filtered(c: Chain, data: gs.Tensor, rank: int, axis: Axis, kind: Kind, x: Value) -> gs.Tensor:
+def _filtered(
+    c: Chain, data: gs.Tensor, rank: int, axis: ResizedAxis, kind: Interpolation, x: Value
+) -> gs.Tensor:
     """`data` times a matrix of weights. The kernel is widened by 1 / scale if that is above 1.
 
     Pixels beyond the border repeat the border's pixel. With exclude_outside, which torch's

@@ -11,7 +11,7 @@ import sympy
 from pipeline.passes.graph_ops import is_op, values_of
 from pipeline.passes.infra import Refused
 from pipeline.passes.lib.chain import Chain
-from pipeline.passes.lib.interpolation import Axis, Kind, resize
+from pipeline.passes.lib.interpolation import Interpolation, ResizedAxis, resize
 from pipeline.passes.lib.sizes import dims_of, elements_of
 from pipeline.passes.lib.values import Value
 
@@ -33,7 +33,7 @@ class Form:
     """
 
     node: gs.Node
-    kind: Kind
+    kind: Interpolation
     rank: int
     axes: tuple[int, ...]
     place: int
@@ -79,7 +79,7 @@ def read(node: gs.Node) -> Form:
     given = _elements(node.inputs[place], len(axes))
     if len(given) != len(axes):
         raise Refused(f"{len(given)} sizes or scales for {len(axes)} axes: give one per axis")
-    kind = Kind(
+    kind = Interpolation(
         mode=attrs.get("mode", "nearest"),
         transform=attrs.get("coordinate_transformation_mode", "half_pixel"),
         nearest=attrs.get("nearest_mode", "round_prefer_floor"),
@@ -142,7 +142,7 @@ def write_out(graph: gs.Graph, form: Form) -> str:
     return f"{how} along axes {sorted(axis.place for axis in axes)}"
 
 
-def _check_transform(kind: Kind) -> None:
+def _check_transform(kind: Interpolation) -> None:
     """Refuses transforms for which the standard and ONNX Runtime disagree, or differ by a bit that
     matters."""
     nearest = kind.mode == "nearest"
@@ -178,7 +178,7 @@ def all_sizes(graph: gs.Graph, form: Form) -> bool:
     return True
 
 
-def _axes(c: Chain, form: Form) -> list[Axis]:
+def _axes(c: Chain, form: Form) -> list[ResizedAxis]:
     data = form.node.inputs[0]
     source = form.node.inputs[form.place]
     roi = _roi(form)
@@ -206,7 +206,7 @@ def _axes(c: Chain, form: Form) -> list[Axis]:
             result = (exact * scale + 0.5).floor()
         else:
             result = after[n].cast(np.float32) if form.sized else (exact * scale).floor()
-        axes.append(Axis(axis, exact, result, scale, roi[n]))
+        axes.append(ResizedAxis(axis, exact, result, scale, roi[n]))
     return axes
 
 

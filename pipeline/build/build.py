@@ -24,7 +24,7 @@ from pipeline.machine.child import Child, ChildDied, ChildFailed
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import Target, require, use
-from pipeline.plugins.loading import Asked, find_plugins, library_folder, load_plugins
+from pipeline.plugins.loading import RequestedPlugin, find_plugins, library_folder, load_plugins
 from pipeline.rewrite.half import write_in_half
 from pipeline.spec.effort import check_effort
 from pipeline.spec.file_names import HALF
@@ -74,7 +74,7 @@ class _BuildJob:
     plan: Path
     interface: Interface
     options: BuildOptions
-    plugins: tuple[Asked, ...]
+    plugins: tuple[RequestedPlugin, ...]
     trail: Path
     verbose: bool = False
 

@@ -25,7 +25,7 @@ _LIBRARY = "pass the library that has the plugin: --plugin libfoo.so"
 
 
 @dataclass(frozen=True)
-class Ready:
+class ParsableModel:
     """A model that can be parsed.
 
     Args:
@@ -46,7 +46,7 @@ def prepare(
     target: Target,
     brought: Mapping[str, set[Key]],
     reads: Callable[[str], bool],
-) -> Ready:
+) -> ParsableModel:
     """Finds the plugin of every custom node, and writes a changed copy of the model if needed.
 
     Args:
@@ -95,7 +95,7 @@ def prepare(
     needed = tuple(
         name for name, keys in brought.items() if keys & used or registered_nothing(name, keys)
     )
-    return Ready(spare if changed else model, needed)
+    return ParsableModel(spare if changed else model, needed)
 
 
 def _key(node: onnx.NodeProto) -> Key:

@@ -40,7 +40,7 @@ _OF_ONE = (
 
 
 @dataclass(frozen=True)
-class Result:
+class ModelResult:
     """The result of one model.
 
     Args:
@@ -113,7 +113,7 @@ def command(
 
 def convert_all(
     configs: dict[str, Config], parent: Path, time_limit: float | None, announce: Announce
-) -> list[Result]:
+) -> list[ModelResult]:
     """Converts models one after the other. A failure does not stop the others.
 
     Args:
@@ -130,7 +130,7 @@ def convert_all(
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out {parent}: cannot make this folder: {error.strerror}") from error
-    results = {name: Result(name) for name in configs}
+    results = {name: ModelResult(name) for name in configs}
     started = now()
     write_junit(parent / REPORT, list(results.values()), started)
     for number, (name, config) in enumerate(configs.items(), 1):
@@ -144,7 +144,9 @@ def convert_all(
     return list(results.values())
 
 
-def _convert(name: str, config: Config, time_limit: float | None, announce: Announce) -> Result:
+def _convert(
+    name: str, config: Config, time_limit: float | None, announce: Announce
+) -> ModelResult:
     def said(text: str) -> None:
         announce(f"{name}: {text}")
 
@@ -152,18 +154,18 @@ def _convert(name: str, config: Config, time_limit: float | None, announce: Anno
         with Child(announce=said, time_limit=time_limit, grace=_GRACE) as child:
             report = child.call(run, config, said)
     except ChildLate as late:
-        return Result(name, "FAILED", error=late.how, detail=late.words)
+        return ModelResult(name, "FAILED", error=late.how, detail=late.words)
     except ChildDied as died:
         line = f"the process of this model ended with {died.how}"
-        return Result(name, "FAILED", error=line, detail=died.words)
+        return ModelResult(name, "FAILED", error=line, detail=died.words)
     except (PipelineError, ChildFailed, OSError, MemoryError) as error:
         line = " ".join(str(error).split()) or type(error).__name__
         more = getattr(error, "detail", "") or getattr(error, "trace", "")
-        return Result(name, "FAILED", error=line, detail=more or line)
-    return _done(Result(name, "unchanged" if report.unchanged else "ok"), report.manifest)
+        return ModelResult(name, "FAILED", error=line, detail=more or line)
+    return _done(ModelResult(name, "unchanged" if report.unchanged else "ok"), report.manifest)
 
 
-def _done(result: Result, manifest: Manifest) -> Result:
+def _done(result: ModelResult, manifest: Manifest) -> ModelResult:
     """Fills in the facts from the manifest of a finished conversion."""
     assert manifest.comparison is not None
     assert manifest.build is not None
@@ -189,7 +191,7 @@ def _done(result: Result, manifest: Manifest) -> Result:
     return result
 
 
-def results_table(results: Sequence[Result]) -> str:
+def results_table(results: Sequence[ModelResult]) -> str:
     """Returns a row for each model, and a line for each failure."""
     head = (
         "model", "result", "seconds", "compared at", "largest error", "of the largest value",
@@ -215,7 +217,7 @@ def results_table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def write_junit(path: Path, results: Sequence[Result], started: str) -> None:
+def write_junit(path: Path, results: Sequence[ModelResult], started: str) -> None:
     """Writes the results as JUnit XML in one step, so that a reader never sees half a file.
 
     A failed model is a failure. A model that was not reached is skipped.

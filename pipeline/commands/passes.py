@@ -15,7 +15,7 @@ from pipeline.machine.target import DEFAULT_TARGET, TARGETS, find_target
 from pipeline.plugins.loading import provided_ops
 
 if TYPE_CHECKING:
-    from pipeline.commands.still_needed import Verdict
+    from pipeline.commands.still_needed import PassAnswer
     from pipeline.rewrite.rewrite import Rewritten
 
 Announce = Callable[[str], None]
@@ -213,7 +213,7 @@ def _still_needed(arguments: argparse.Namespace, announce: Announce) -> int:
     return 1 if any(v.contradicted for v in verdicts) else 0
 
 
-def _verdict_table(verdicts: Sequence[Verdict]) -> str:
+def _verdict_table(verdicts: Sequence[PassAnswer]) -> str:
 
     words = {
         "needed": "needed",

@@ -37,7 +37,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PassAnswer:
     """The result of one pass's cases on the installed TensorRT.
 
     Args:
@@ -96,7 +96,7 @@ def still_needed(
     passes: Sequence[Pass] = DEFAULT_PASSES,
     cases: Iterable[Case] = CASES,
     only: Sequence[str] = (),
-) -> Iterator[Verdict]:
+) -> Iterator[PassAnswer]:
     """Parses and builds every positive case of every pass, without and with the pass.
 
     "With the pass" means after all passes that the target needs, and the tested pass. Clean-up
@@ -121,7 +121,7 @@ def still_needed(
             )
             if mine:
                 answer = _answer(trials, gpu and _is_measured(p, target))
-                yield Verdict(p.name, p.needed_by(target), answer, trials, left_out)
+                yield PassAnswer(p.name, p.needed_by(target), answer, trials, left_out)
 
 
 def _not_for(case: Case, target: Target) -> bool:

@@ -59,7 +59,7 @@ class Job:
 
 
 @dataclass
-class Plan:
+class ComparisonPlan:
     """The points that run, and why the others do not. The plan is made before any run."""
 
     run: list[Point] = field(default_factory=list)
@@ -68,14 +68,14 @@ class Plan:
     notes: list[Note] = field(default_factory=list)
 
 
-def plan_points(job: Job, model: Path) -> Plan:
+def plan_points(job: Job, model: Path) -> ComparisonPlan:
     """Separates the points that fit into memory from the others.
 
     At every point, also at those too large to run, the output shapes of ONNX's shape inference are
     compared with the declared shapes.
     """
     estimator = Estimator(model)
-    plan = Plan()
+    plan = ComparisonPlan()
     for point in job.points:
         plan.shapes.append(job.shapes(point))
         estimate = estimator.at(plan.shapes[-1], job.symbols(point))

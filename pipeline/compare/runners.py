@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.artifact.manifest import ComparisonInfo, PointInfo
-from pipeline.compare.plan import Job, Plan
+from pipeline.compare.plan import ComparisonPlan, Job
 from pipeline.compare.problems import Problem, problems, with_worst
 from pipeline.compare.run_names import EXPORTED, HALF, TORCH, in_precision
 from pipeline.compare.verdict import judge, origins_of, other_shape
@@ -176,7 +176,11 @@ def collect(
 
 
 def conclude(
-    plan: Plan, runs: Runs, pairs: Sequence[tuple[str, str]], job: Job, notes: Sequence[Note] = ()
+    plan: ComparisonPlan,
+    runs: Runs,
+    pairs: Sequence[tuple[str, str]],
+    job: Job,
+    notes: Sequence[Note] = (),
 ) -> ComparisonInfo:
     """Compares every pair of runs at every point that ran."""
     infos = []

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.build.shape_inference import ORACLE, output_sizes, why_not_asked
-from pipeline.compare.plan import Job, Plan
+from pipeline.compare.plan import ComparisonPlan, Job
 from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import other_shape
 from pipeline.machine.target import Target
@@ -15,7 +15,7 @@ from pipeline.spec.findings import Facts, Note, note
 from pipeline.spec.verdicts import Verdict
 
 
-def check_sizes(model: Path, target: Target, job: Job, plan: Plan) -> list[Note]:
+def check_sizes(model: Path, target: Target, job: Job, plan: ComparisonPlan) -> list[Note]:
     """Compares TensorRT's output sizes with the declared sizes (torch's) at every point.
 
     A point with a difference gets a failed verdict in the plan, also if it is too large to run.

@@ -14,7 +14,7 @@ from pipeline.artifact.stored import StoredPoint, copy_run, store_run, stored_fe
 from pipeline.compare import explain, run_names
 from pipeline.compare import runners as compare
 from pipeline.compare.engine_runs import engine_name, opened, run_engine, why_not_run
-from pipeline.compare.plan import Job, Plan, plan_points
+from pipeline.compare.plan import ComparisonPlan, Job, plan_points
 from pipeline.compare.rows import (
     Batch,
     Part,
@@ -238,7 +238,7 @@ def _run_files(
 def _rows_of_models(
     folder: Path,
     manifest: Manifest,
-    plan: Plan,
+    plan: ComparisonPlan,
     job: Job,
     module: torch.nn.Module | None,
     seed: int,
@@ -330,8 +330,8 @@ def _store(
 
 
 def _stored(
-    stored: Sequence[StoredPoint], plan: Plan
-) -> tuple[Plan, list[Feed], list[Feed], list[StoredPoint]]:
+    stored: Sequence[StoredPoint], plan: ComparisonPlan
+) -> tuple[ComparisonPlan, list[Feed], list[Feed], list[StoredPoint]]:
     """Reduces the plan to the points with stored outputs of torch.
 
     Returns:
@@ -339,7 +339,7 @@ def _stored(
         into memory here.
     """
     found = {_shapes(point.feed): point for point in stored}
-    new = Plan(notes=plan.notes)
+    new = ComparisonPlan(notes=plan.notes)
     feeds: list[Feed] = []
     outputs: list[Feed] = []
     later: list[StoredPoint] = []

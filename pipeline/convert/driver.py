@@ -15,7 +15,7 @@ from pipeline.compare.regression import regression
 from pipeline.compare.runners import failures
 from pipeline.compare.stage import CompareOptions
 from pipeline.convert.options import STORED, RewriteOptions, Verify, stage_options
-from pipeline.convert.plan import Plan, chosen_profiles, initial_manifest, plan_conversion
+from pipeline.convert.plan import ConversionPlan, chosen_profiles, initial_manifest, plan_conversion
 from pipeline.convert.reference import rebuilt, reference_module
 from pipeline.convert.reuse import drop_damaged, keep_timings, refuse_other, sizes_compared
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
@@ -103,7 +103,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
         return Report(plan.place, work.finish(keys=plan.keys, created=now()))
 
 
-def _workspace(plan: Plan, announce: Announce) -> AbstractContextManager[Workspace]:
+def _workspace(plan: ConversionPlan, announce: Announce) -> AbstractContextManager[Workspace]:
     if EXPORT.name in plan.todo:
         return new_artifact(plan.place, plan.manifest, announce)
     assert plan.old is not None

@@ -29,7 +29,7 @@ _PROFILE_NAME = re.compile(r"\w[\w-]*")
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     """One conversion, before it begins.
 
     Args:
@@ -51,7 +51,7 @@ class Plan:
     old: Artifact | None
 
 
-def plan_conversion(config: Config) -> Plan:
+def plan_conversion(config: Config) -> ConversionPlan:
     """Finds the model and the target, and compares them with the existing artifact.
 
     Raises:
@@ -77,7 +77,7 @@ def plan_conversion(config: Config) -> Plan:
     if old is not None and first > 0:  # the earlier stages do not depend on tolerances
         interface = old.manifest.interface.with_tolerances(spec.interface)
         manifest = replace(old.manifest, interface=interface)
-    return Plan(spec, place, manifest, options, keys, STAGES[first:], old)
+    return ConversionPlan(spec, place, manifest, options, keys, STAGES[first:], old)
 
 
 def initial_manifest(config: Config, spec: ModelSpec) -> Manifest:

@@ -17,7 +17,7 @@ from pipeline.machine.resources import Stopwatch, peak_memory, reset_peak_memory
 from pipeline.machine.swap_folder import replacing
 
 
-class Result(Protocol):
+class StageResult(Protocol):
     """The result of a stage."""
 
     @property
@@ -27,7 +27,7 @@ class Result(Protocol):
 
 
 P = ParamSpec("P")
-R = TypeVar("R", bound=Result)
+R = TypeVar("R", bound=StageResult)
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def _pad_axis(tensor: torch.Tensor, axis: int, low: int, high: int, mode: str) -
 
 
 @dataclass
-class _Graph:
+class _IntegerGraph:
     """Appends small integer nodes to an ONNX graph."""
 
     graph: onnx.GraphProto
@@ -197,9 +197,9 @@ def add_padding(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, list[int |
         raise ExportError(f"model {spec.name} has no padding")
     graph = model.graph
     tail = list(graph.node)
-    head = _Graph(graph, [])
+    head = _IntegerGraph(graph, [])
     before = _pad_inputs(head, graph, spec, padding)
-    foot = _Graph(graph, [])
+    foot = _IntegerGraph(graph, [])
     shapes = _crop_outputs(foot, graph, padding, before, tail)
     del graph.node[:]
     graph.node.extend([*head.nodes, *tail, *foot.nodes])
@@ -207,7 +207,7 @@ def add_padding(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, list[int |
 
 
 def _pad_inputs(
-    head: _Graph, graph: onnx.GraphProto, spec: ModelSpec, padding: Padding
+    head: _IntegerGraph, graph: onnx.GraphProto, spec: ModelSpec, padding: Padding
 ) -> dict[str, tuple[str, str]]:
     """Adds the Pad nodes. Returns the tensors (before, size) of each padded dim, each [1]."""
     known: dict[str, tuple[str, str, str]] = {}
@@ -241,7 +241,7 @@ def _pad_inputs(
 
 
 def _amount_nodes(
-    head: _Graph, source: str, axis: int, dim: Dim, padding: Padding, zero: str
+    head: _IntegerGraph, source: str, axis: int, dim: Dim, padding: Padding, zero: str
 ) -> tuple[str, str, str]:
     """Adds the arithmetic for one dim. Returns (before, behind, size), int64 tensors of [1]."""
     multiple = padding.multiples[dim.name]
@@ -263,7 +263,7 @@ def _amount_nodes(
 
 
 def _crop_outputs(
-    foot: _Graph,
+    foot: _IntegerGraph,
     graph: onnx.GraphProto,
     padding: Padding,
     known: Mapping[str, tuple[str, str]],

@@ -24,7 +24,7 @@ POOLS = ("MaxPool", "AveragePool", "LpPool")
 
 
 @dataclass(frozen=True)
-class Axis:
+class PooledAxis:
     """One axis of a pool: the window and the padding before and after the image, in elements."""
 
     kernel: int
@@ -48,7 +48,7 @@ class Axis:
         return min(self.end + self.stride, self.kernel) - 1
 
 
-def pool_axes(attributes: Mapping[str, Any]) -> list[Axis] | None:
+def pool_axes(attributes: Mapping[str, Any]) -> list[PooledAxis] | None:
     """The axes of a pool from its attributes.
 
     Returns:
@@ -64,10 +64,10 @@ def pool_axes(attributes: Mapping[str, Any]) -> list[Axis] | None:
     if dilated or auto_pad not in ("NOTSET", "VALID"):
         return None
     begin, end = pads[: len(kernel)], pads[len(kernel) :]
-    return [Axis(*numbers) for numbers in zip(kernel, strides, begin, end, strict=True)]
+    return [PooledAxis(*numbers) for numbers in zip(kernel, strides, begin, end, strict=True)]
 
 
-def may_round_otherwise(axes: Sequence[Axis], sizes: Sequence[Any] | None) -> bool:
+def may_round_otherwise(axes: Sequence[PooledAxis], sizes: Sequence[Any] | None) -> bool:
     """True if the last window may start in the padding at the end, at some possible size.
 
     Args:
@@ -128,8 +128,10 @@ def _round_down(node: onnx.NodeProto, shapes: Mapping[str, list[int | None]]) ->
 
 
 def _stated_otherwise(
-    axes: Sequence[Axis], image: Sequence[int | None] | None, output: Sequence[int | None] | None
-) -> Iterator[Axis]:
+    axes: Sequence[PooledAxis],
+    image: Sequence[int | None] | None,
+    output: Sequence[int | None] | None,
+) -> Iterator[PooledAxis]:
     """The axes whose stated output size is wrong."""
     for axis, size, stated in zip(axes, image or (), output or (), strict=False):
         if size is not None and stated is not None and axis.windows(size) != stated:

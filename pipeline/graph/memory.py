@@ -20,7 +20,7 @@ from onnx import external_data_helper, helper
 from pipeline.errors import InputError, PipelineError
 from pipeline.graph.ceil_pools import with_true_pools
 from pipeline.graph.files import is_outside, lightened
-from pipeline.graph.sizes.carried import SMALL, Sizes, body_key, element_count
+from pipeline.graph.sizes.carried import SMALL, CarriedSizes, body_key, element_count
 from pipeline.graph.sizes.static import StaticSizes
 from pipeline.spec.dims import evaluate
 
@@ -78,7 +78,7 @@ class Estimator:
         """The names of the graph's inputs, without weights."""
         return self._inputs
 
-    def sizes(self, shapes: Mapping[str, Sequence[int]]) -> Sizes:
+    def sizes(self, shapes: Mapping[str, Sequence[int]]) -> CarriedSizes:
         """The sizes of all tensors at these input shapes, by input name.
 
         Raises:
@@ -135,9 +135,9 @@ def _readable(shapes: Mapping[str, Sequence[int]]) -> str:
     return ", ".join(f"{name}: {list(shape)}" for name, shape in shapes.items())
 
 
-def _declared(graph: onnx.GraphProto, symbols: Mapping[str, int]) -> Sizes:
+def _declared(graph: onnx.GraphProto, symbols: Mapping[str, int]) -> CarriedSizes:
     """The declared types of the file's tensors, with numbers for the names in their sizes."""
-    found = Sizes()
+    found = CarriedSizes()
     for value in [*graph.input, *graph.value_info, *graph.output]:
         kind = found.types[value.name] = onnx.TypeProto()
         kind.CopyFrom(value.type)
@@ -177,7 +177,7 @@ def _size(kind: onnx.TypeProto | None) -> int | None:
     return None if kind is None or count is None else _bytes(kind.tensor_type.elem_type, count)
 
 
-def _peak(graph: onnx.GraphProto, sizes: Sizes, inputs: Collection[str]) -> tuple[int, int]:
+def _peak(graph: onnx.GraphProto, sizes: CarriedSizes, inputs: Collection[str]) -> tuple[int, int]:
     """The largest sum of live tensors in bytes, and the number of tensors of unknown size."""
     last: dict[str, int] = {}
     for index, node in enumerate(graph.node):

@@ -232,7 +232,7 @@ class _Asking(pickle.Pickler):
         return "announce" if item is not None and item is self._announce else None
 
 
-class _Asked(pickle.Unpickler):
+class _AskedUnpickler(pickle.Unpickler):
     """The child's side of `_Asking`."""
 
     def __init__(self, file: IO[bytes], announce: Announce) -> None:
@@ -258,7 +258,7 @@ def main() -> None:
 
     while True:
         try:
-            asked = _Asked(sys.stdin.buffer, lambda text: answer("announced", text))
+            asked = _AskedUnpickler(sys.stdin.buffer, lambda text: answer("announced", text))
             function, args, kwargs = asked.load()
         except EOFError:
             return

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.probe.runs import Runs, legal_range
+from pipeline.probe.runs import SizeRuns, legal_range
 from pipeline.spec.dims import SizeRule
 from pipeline.spec.rules import Refusal, Rule
 
@@ -21,7 +21,11 @@ _ROUND = 6  # most products that are tried as a bound
 
 
 def depends(
-    runs: Runs, base: Mapping[str, int], name: str, size: int, values: Mapping[str, Sequence[int]]
+    runs: SizeRuns,
+    base: Mapping[str, int],
+    name: str,
+    size: int,
+    values: Mapping[str, Sequence[int]],
 ) -> list[str]:
     """The other dims that must change so that the model runs at a size that fails at the base.
 
@@ -50,7 +54,7 @@ def depends(
 
 
 def combinations(
-    runs: Runs, base: Mapping[str, int], taken: Mapping[str, Sequence[int]]
+    runs: SizeRuns, base: Mapping[str, int], taken: Mapping[str, Sequence[int]]
 ) -> list[tuple[str, ...]]:
     """The sets of dims whose sizes run one by one but fail together."""
     seed = np.random.default_rng(0)
@@ -77,7 +81,7 @@ def combinations(
     return found
 
 
-def equal_rules(runs: Runs, base: Mapping[str, int], group: Sequence[str]) -> list[Rule]:
+def equal_rules(runs: SizeRuns, base: Mapping[str, int], group: Sequence[str]) -> list[Rule]:
     """Rules that three or more dims are equal, if other sizes than the base run only as equals."""
     a, *others = group
     sizes = [n for n in _few(legal_range(runs.dims[a])) if n != base[a]]
@@ -93,7 +97,10 @@ def equal_rules(runs: Runs, base: Mapping[str, int], group: Sequence[str]) -> li
 
 
 def joint_rule(
-    runs: Runs, base: Mapping[str, int], pair: tuple[str, str], values: Mapping[str, Sequence[int]]
+    runs: SizeRuns,
+    base: Mapping[str, int],
+    pair: tuple[str, str],
+    values: Mapping[str, Sequence[int]],
 ) -> Rule:
     """The rule on two dims together, with the other dims at the base."""
     a, b = pair
@@ -130,7 +137,7 @@ def _few(sizes: Sequence[int]) -> list[int]:
 
 
 def _along_lines(
-    runs: Runs, base: Mapping[str, int], pair: tuple[str, str], few: Mapping[str, Sequence[int]]
+    runs: SizeRuns, base: Mapping[str, int], pair: tuple[str, str], few: Mapping[str, Sequence[int]]
 ) -> None:
     """Tries equal sizes and the base's ratio, and finds where each line of the grid fails."""
     a, b = pair
@@ -143,7 +150,7 @@ def _along_lines(
             _border(runs, {**base, a: x}, b, low, high)
 
 
-def _border(runs: Runs, sizes: Mapping[str, int], name: str, low: int, high: int) -> None:
+def _border(runs: SizeRuns, sizes: Mapping[str, int], name: str, low: int, high: int) -> None:
     first = runs.takes({**sizes, name: low})
     legal = legal_range(runs.dims[name])
     i, j = legal.index(low), legal.index(high)
@@ -157,7 +164,7 @@ def _border(runs: Runs, sizes: Mapping[str, int], name: str, low: int, high: int
 
 
 def _points(
-    runs: Runs, base: Mapping[str, int], pair: tuple[str, str]
+    runs: SizeRuns, base: Mapping[str, int], pair: tuple[str, str]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The pairs of sizes that ran, and those that failed, with the other dims at the base."""
     names = list(runs.dims)
@@ -207,7 +214,7 @@ def _candidates(a: str, b: str, good: np.ndarray, bad: np.ndarray) -> Iterator[s
             yield f"({text}) % {modulus} == {ran[0] % modulus}"
 
 
-def _try_products(runs: Runs, base: Mapping[str, int], pair: tuple[str, str]) -> None:
+def _try_products(runs: SizeRuns, base: Mapping[str, int], pair: tuple[str, str]) -> None:
     """Tries round products between the good and the bad products, for a bound on the product.
 
     A bound is more likely 10000 than 9999.
@@ -234,7 +241,7 @@ def _try_products(runs: Runs, base: Mapping[str, int], pair: tuple[str, str]) ->
 
 
 def _refusal(
-    runs: Runs, base: Mapping[str, int], pair: tuple[str, str], bad: Sequence[tuple[int, int]]
+    runs: SizeRuns, base: Mapping[str, int], pair: tuple[str, str], bad: Sequence[tuple[int, int]]
 ) -> Refusal:
     a, b = pair
     x, y = min(bad, key=lambda p: (abs(p[0] - base[a]) + abs(p[1] - base[b]), p))

@@ -54,7 +54,7 @@ class Failure:
         return f"fails at {at or 'its only sizes'}: {self.reason}"
 
 
-class OnnxRunner:
+class OnnxProbe:
     """Runs one ONNX file, once at each set of sizes. It is a `pipeline.probe.runs.Runner`.
 
     Args:

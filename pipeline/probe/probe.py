@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.probe.joint import combinations, depends, equal_rules, joint_rule
 from pipeline.probe.rules import fitted
-from pipeline.probe.runs import Runner, Runs, legal_range
+from pipeline.probe.runs import SizeProbe, SizeRuns, legal_range
 from pipeline.probe.sample_sizes import examples
 from pipeline.probe.search import Search
 from pipeline.spec.dims import Dim
@@ -114,21 +114,21 @@ def probe(
     """
     import torch
 
-    from pipeline.probe.torch_runner import TorchRunner
+    from pipeline.probe.torch_runner import TorchProbe
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for small inputs more threads are slower
     try:
-        return probe_with(inputs, TorchRunner(inputs, module, seed), rules, budget_seconds)
+        return probe_with(inputs, TorchProbe(inputs, module, seed), rules, budget_seconds)
     finally:
         torch.set_num_threads(threads)
 
 
 def probe_with(
-    inputs: Sequence[Input], runner: Runner, rules: Sequence[str], budget_seconds: float
+    inputs: Sequence[Input], runner: SizeProbe, rules: Sequence[str], budget_seconds: float
 ) -> Probed:
     """Does the same as `probe`, with a runner of your choice."""
-    runs = Runs(inputs, runner, rules, budget_seconds)
+    runs = SizeRuns(inputs, runner, rules, budget_seconds)
     dims = {name: dim for name, dim in runs.dims.items() if not dim.static}
     runs.share(0.4)
     base = _base(runs, dims)
@@ -166,7 +166,7 @@ def probe_with(
 
 
 def _done(
-    runs: Runs, base: Mapping[str, int] | None, probes: tuple[Probe, ...], joint: Sequence[Rule]
+    runs: SizeRuns, base: Mapping[str, int] | None, probes: tuple[Probe, ...], joint: Sequence[Rule]
 ) -> Probed:
     return Probed(
         base, probes, tuple(joint), len(runs.results), runs.with_values, runs.seconds,
@@ -174,7 +174,9 @@ def _done(
     )  # fmt: skip
 
 
-def _searched(runs: Runs, dim: Dim, base: Mapping[str, int], equal: Sequence[str] = ()) -> Search:
+def _searched(
+    runs: SizeRuns, dim: Dim, base: Mapping[str, int], equal: Sequence[str] = ()
+) -> Search:
     """Searches one dim. The dims `equal` have the same size, the others stay at the base."""
 
     def takes(size: int) -> bool | None:
@@ -185,7 +187,7 @@ def _searched(runs: Runs, dim: Dim, base: Mapping[str, int], equal: Sequence[str
     return search
 
 
-def _base(runs: Runs, dims: Mapping[str, Dim]) -> dict[str, int] | None:
+def _base(runs: SizeRuns, dims: Mapping[str, Dim]) -> dict[str, int] | None:
     """Sizes at which the module runs, with values if that is affordable, otherwise as shapes."""
     late = []
     for sizes in _candidates(runs, dims):
@@ -199,7 +201,7 @@ def _base(runs: Runs, dims: Mapping[str, Dim]) -> dict[str, int] | None:
     return next((sizes for sizes in late if runs.takes(sizes)), None)
 
 
-def _candidates(runs: Runs, dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]:
+def _candidates(runs: SizeRuns, dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]:
     """Sets of sizes at which the module may run; likely and small ones come first."""
     opts = {name: dim.opt for name, dim in runs.dims.items()}
     small = {n: next((k for k in legal_range(d)[:3] if k > 1), d.min) for n, d in dims.items()}
@@ -249,7 +251,7 @@ def _near(dim: Dim, multiple: int, wanted: int) -> int:
     return size if size in legal_range(dim) else dim.opt
 
 
-def _nowhere(runs: Runs, dims: Mapping[str, Dim]) -> list[Rule]:
+def _nowhere(runs: SizeRuns, dims: Mapping[str, Dim]) -> list[Rule]:
     first = next(iter(runs.refused.values()), None)
     if first is None:
         return []
@@ -258,7 +260,7 @@ def _nowhere(runs: Runs, dims: Mapping[str, Dim]) -> list[Rule]:
 
 
 def _joint(
-    runs: Runs, dims: Mapping[str, Dim], base: Mapping[str, int], searches: dict[str, Search]
+    runs: SizeRuns, dims: Mapping[str, Dim], base: Mapping[str, int], searches: dict[str, Search]
 ) -> dict[tuple[str, ...], Rule]:
     """The rules on several dims, by the dims."""
     if len(dims) < 2:

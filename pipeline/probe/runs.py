@@ -23,7 +23,7 @@ _NO_MEMORY = re.compile("bad_alloc|allocate memory|out of memory|BFCArena", re.I
 _LONGEST = 160  # characters of a model's error
 
 
-class Runner(Protocol):
+class SizeProbe(Protocol):
     """Runs a model at sizes."""
 
     def run(self, sizes: Mapping[str, int]) -> None:
@@ -41,7 +41,7 @@ def legal_range(dim: Dim) -> range:
     return range(dim.min, dim.max + 1, dim.multiple_of)
 
 
-class Runs:
+class SizeRuns:
     """Runs a model at each set of sizes once, until time runs out.
 
     If a run with values would take too long, the model runs with shapes only. Shapes are used only
@@ -58,7 +58,7 @@ class Runs:
     def __init__(
         self,
         inputs: Sequence[Input],
-        runner: Runner,
+        runner: SizeProbe,
         rules: Sequence[str],
         seconds: float,
     ) -> None:

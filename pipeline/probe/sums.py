@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from pipeline.probe.onnx_runner import Failure, OnnxRunner, Sizes
+from pipeline.probe.onnx_runner import Failure, OnnxProbe, Sizes
 from pipeline.spec.dims import DimExpr
 from pipeline.spec.model import ModelSpec
 
 _LEAST = 4  # fewest sets of sizes that must run
 
 
-def always(spec: ModelSpec, runs: OnnxRunner, base: Sizes) -> dict[str, tuple[str, Failure]]:
+def always(spec: ModelSpec, runs: OnnxProbe, base: Sizes) -> dict[str, tuple[str, Failure]]:
     """The dims that are always the sum or product of two others.
 
     Args:
@@ -59,7 +59,7 @@ def _near(
             yield {**sizes, **dict.fromkeys(follow, size)}
 
 
-def _ran(runs: OnnxRunner, every: Iterator[dict[str, int]]) -> list[dict[str, int]]:
+def _ran(runs: OnnxProbe, every: Iterator[dict[str, int]]) -> list[dict[str, int]]:
     """The sizes that ran; empty if a run fails, or fewer than `_LEAST` ran."""
     tried = []
     for sizes in every:
@@ -70,7 +70,7 @@ def _ran(runs: OnnxRunner, every: Iterator[dict[str, int]]) -> list[dict[str, in
     return tried if len(tried) >= _LEAST else []
 
 
-def _broken(spec: ModelSpec, runs: OnnxRunner, ran: Sequence[Sizes], name: str) -> Failure | None:
+def _broken(spec: ModelSpec, runs: OnnxProbe, ran: Sequence[Sizes], name: str) -> Failure | None:
     """A run that fails because only this dim is one step larger than in a good run."""
     dim = spec.dims[name]
     more = ({**sizes, name: dim.legal(sizes[name] + dim.multiple_of)} for sizes in ran)

@@ -31,7 +31,7 @@ _UNKNOWN = tuple(
 )
 
 
-class TorchRunner:
+class TorchProbe:
     """Runs a torch module; see `pipeline.probe.runs.Runner`.
 
     Args:

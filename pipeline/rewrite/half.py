@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.graph.files import infer_shapes, inner_nodes, nodes_of, save_model
-from pipeline.rewrite.half_rules import Plan, plan
+from pipeline.rewrite.half_rules import HalfPlan, plan
 
 _SIZES = ("Shape", "Size")
 UNROUNDED = "/unrounded"
@@ -149,7 +149,9 @@ def _dtypes(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 class _Writer:
-    def __init__(self, graph: onnx.GraphProto, tensors: dict[str, TensorProto], made: Plan) -> None:
+    def __init__(
+        self, graph: onnx.GraphProto, tensors: dict[str, TensorProto], made: HalfPlan
+    ) -> None:
         self._graph, self._tensors, self._plan = graph, tensors, made
         self._taken = {name for node in nodes_of(graph) for name in (*node.input, *node.output)}
         self._taken |= {v.name for v in (*graph.input, *graph.output, *graph.initializer)}

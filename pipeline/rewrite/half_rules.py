@@ -74,7 +74,7 @@ _SMALLEST = float(np.finfo(np.float16).tiny)  # below this, half precision loses
 
 
 @dataclass(frozen=True)
-class Plan:
+class HalfPlan:
     """The result of `plan`.
 
     Args:
@@ -102,7 +102,7 @@ def plan(
     nodes: Sequence[onnx.NodeProto],
     dtypes: Mapping[str, int],
     constants: Mapping[str, Callable[[], np.ndarray]],
-) -> Plan:
+) -> HalfPlan:
     """The nodes of a graph that compute in half precision.
 
     Args:
@@ -149,7 +149,7 @@ def plan(
         read = follows and fits and _read_in_half(node, users, products)
         if computes or handed or read:
             half.update(name for name in node.outputs if name not in steered)
-    return Plan(frozenset(found), {place: seen[place].slots for place in found})
+    return HalfPlan(frozenset(found), {place: seen[place].slots for place in found})
 
 
 class _Values:

@@ -18,7 +18,7 @@ from pipeline.rewrite.rewrite import rewrite
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """One node with a problem.
 
     Args:
@@ -46,7 +46,7 @@ class LintResult:
     """All findings, the passes' warnings, and the opset before the rewrite."""
 
     target: str
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -78,12 +78,12 @@ def lint(source: Path, target: Target, passes: Sequence[Pass]) -> LintResult:
     return LintResult(target.name, tuple(findings), result.warnings)
 
 
-def _custom(model: onnx.ModelProto) -> list[Finding]:
+def _custom(model: onnx.ModelProto) -> list[LintFinding]:
     """Nodes of other domains without a function in the file."""
 
     known = {(f.domain, f.name) for f in model.functions}
     return [
-        Finding(
+        LintFinding(
             node.name,
             f"{node.domain}::{node.op_type}",
             origin_of(node),
@@ -98,7 +98,7 @@ def _custom(model: onnx.ModelProto) -> list[Finding]:
 
 def _finding(
     nodes: dict[str, onnx.NodeProto], record: PassRecord, change: Change, mended: bool, p: Pass
-) -> Finding:
+) -> LintFinding:
 
     name = change.node
     while name not in nodes and "/" in name:  # a node that an earlier pass made
@@ -107,4 +107,4 @@ def _finding(
     origin = origin_of(nodes[name]) if name in nodes else ""
     fault = record.fault or record.summary
     certain, by = mended or not p.tolerable, record.name if mended else ""
-    return Finding(change.node, change.op, origin, fault, mended, how, certain, by)
+    return LintFinding(change.node, change.op, origin, fault, mended, how, certain, by)

@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 
-class Known:
+class KnownNames:
     """The tensors and nodes of a graph, bodies included, as they are now."""
 
     def __init__(self, graph: gs.Graph) -> None:

@@ -23,7 +23,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from pipeline.errors import RewriteError, first_line
 from pipeline.graph.files import check, infer_shapes, inner_nodes, lightened, nodes_of
 from pipeline.passes import Change, Pass, PassResult
-from pipeline.rewrite.new_names import Known
+from pipeline.rewrite.new_names import KnownNames
 
 # attribute types that graph-surgeon drops with a warning
 _LOST = ("TENSORS", "GRAPHS", "SPARSE_TENSOR", "SPARSE_TENSORS", "TYPE_PROTO", "TYPE_PROTOS")
@@ -58,7 +58,7 @@ class Surgeon:
             id(node): (node, _state(node), self.sources[node.name]) for node in self.graph.nodes
         }
         self.state = _fingerprint(self.graph)
-        self.known = Known(self.graph)
+        self.known = KnownNames(self.graph)
 
     def run(self, p: Pass, done: Sequence[str]) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
         """Runs one pass and checks the graph. Returns the changes and the refusals.
@@ -118,7 +118,7 @@ class Surgeon:
         if not on_model:
             _hold(interface, _interface(self.graph), fail)
             self.known.rename_new(self.graph, (t.name for t in self.model.graph.initializer))
-            self.known = Known(self.graph)
+            self.known = KnownNames(self.graph)
         try:
             if on_model:
                 check(self.model)

@@ -20,7 +20,7 @@ from pipeline.runtime.arrays import ALIGNMENT, Port, View, device_view
 _MOST = 64  # arrays
 
 
-class Known:
+class KnownArrays:
     """Remembers which arrays are on a GPU.
 
     Asking CUDA takes a microsecond or more through cuda-python. So it is asked once for an array,
@@ -52,7 +52,7 @@ class Known:
 
 
 def plain(
-    port: Port, value: Any, known: Known, stream: int
+    port: Port, value: Any, known: KnownArrays, stream: int
 ) -> tuple[int, tuple[int, ...], bool] | None:
     """A plain array's address, its shape, and whether it is read-only; None for anything else."""
     if hasattr(value, "__dlpack__"):  # DLPack goes first: it also orders the streams
@@ -79,7 +79,7 @@ def plain(
     return None
 
 
-def view_of(port: Port, value: Any, known: Known, stream: int) -> View:
+def view_of(port: Port, value: Any, known: KnownArrays, stream: int) -> View:
     """Same as `pipeline.runtime.arrays.device_view`, but faster for plain arrays."""
     found = plain(port, value, known, stream)
     return device_view(port, value, known.device, stream) if found is None else View(*found, value)

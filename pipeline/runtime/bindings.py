@@ -108,7 +108,7 @@ def _detailed(error: EngineError, detail: str) -> EngineError:
 
 
 @dataclass
-class Plan:
+class LoadedPlan:
     """A deserialised engine, and the objects that keep it alive.
 
     Args:
@@ -133,7 +133,9 @@ class Plan:
         return int(self.engine.device_memory_size_v2 if newer else self.engine.device_memory_size)
 
 
-def deserialise(trt: Any, plan: bytes, manifest: Manifest, where: str, host_code: bool) -> Plan:
+def deserialise(
+    trt: Any, plan: bytes, manifest: Manifest, where: str, host_code: bool
+) -> LoadedPlan:
     """Makes an engine from a plan's bytes.
 
     Args:
@@ -167,7 +169,7 @@ def deserialise(trt: Any, plan: bytes, manifest: Manifest, where: str, host_code
     weights = len(plan)
     if hasattr(engine, "get_engine_stat"):
         weights = int(engine.get_engine_stat(trt.EngineStat.TOTAL_WEIGHTS_SIZE))
-    return Plan(trt, log, runtime, engine, inputs, outputs, weights)
+    return LoadedPlan(trt, log, runtime, engine, inputs, outputs, weights)
 
 
 def _ports(
@@ -228,7 +230,7 @@ class Context:
         EngineError: TensorRT refuses; `OutOfMemory` if memory is short.
     """
 
-    def __init__(self, plan: Plan, profile: int, stream: int) -> None:
+    def __init__(self, plan: LoadedPlan, profile: int, stream: int) -> None:
         self._plan, trt, engine = plan, plan.trt, plan.engine
         plan.log.clear()
         what = f"an execution context for profile {profile}"

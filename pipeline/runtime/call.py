@@ -14,11 +14,11 @@ from pipeline.runtime.arrays import device_view, dtype_error, host_array, stream
 from pipeline.runtime.device_array import DeviceArray
 from pipeline.runtime.pool import QUIET
 from pipeline.runtime.sizes import Shape
-from pipeline.runtime.state import Runs
+from pipeline.runtime.state import EngineState
 
 
 def call(
-    runs: Runs, given: Mapping[str, Any], stream: Any, out: Mapping[str, Any] | None
+    runs: EngineState, given: Mapping[str, Any], stream: Any, out: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Runs the engine; see `pipeline.runtime.engine.Engine`.
 
@@ -45,7 +45,7 @@ def call(
     return call_host(runs, given)
 
 
-def call_host(runs: Runs, given: Mapping[str, Any]) -> dict[str, Any]:
+def call_host(runs: EngineState, given: Mapping[str, Any]) -> dict[str, Any]:
     """Runs on numpy arrays, and returns when the outputs are computed."""
     shapes: list[Shape] = []
     places: list[Any] = []
@@ -84,7 +84,7 @@ def call_host(runs: Runs, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_device(
-    runs: Runs, given: Mapping[str, Any], stream: Any, out: Mapping[str, Any]
+    runs: EngineState, given: Mapping[str, Any], stream: Any, out: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Runs on arrays on the GPU, and returns when the run is enqueued."""
     device = runs.device

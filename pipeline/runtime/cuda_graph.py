@@ -22,7 +22,7 @@ _DEVICE_TO_DEVICE = rt.cudaMemcpyKind.cudaMemcpyDeviceToDevice
 _THREAD_LOCAL = rt.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
 
 
-class Graph:
+class CapturedGraph:
     """A captured graph, ready to be launched."""
 
     __slots__ = ("_copies_in", "_copies_out", "_exec", "_graph")

@@ -19,7 +19,7 @@ from pipeline.errors import EngineError, InputError, TargetMissing
 from pipeline.machine.gpu import find_gpu
 from pipeline.runtime import bindings as _trt
 from pipeline.runtime.arrays import named_inputs
-from pipeline.runtime.sizes import Sizes
+from pipeline.runtime.sizes import EngineSizes
 from pipeline.runtime.trust import (
     allowed_plugins,
     check_given,
@@ -30,7 +30,7 @@ from pipeline.runtime.trust import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.runtime.state import Runs
+    from pipeline.runtime.state import EngineState
     from pipeline.spec.profiles import Profile
     from pipeline.spec.tensors import Input, Output
 
@@ -104,7 +104,7 @@ def open_plan(
         raise TargetMissing(
             f"{where}: cuda-python is missing ({error}); pip install 'trt-pipeline[runtime]'"
         ) from error
-    from pipeline.runtime.state import Runs
+    from pipeline.runtime.state import EngineState
 
     found = cuda.Device(device)
     check_gpu(manifest, where, found.gpu)
@@ -115,7 +115,7 @@ def open_plan(
     with found.current():
         load_plugins(trt, names, target, where)
         made = _trt.deserialise(trt, plan, manifest, where, host_code)
-        return Engine(manifest, Runs(made, Sizes(manifest.interface), found, graphs))
+        return Engine(manifest, EngineState(made, EngineSizes(manifest.interface), found, graphs))
 
 
 class Engine:
@@ -156,7 +156,7 @@ class Engine:
         profile: for checks: the index of the profile that all sizes run in; None for the best one.
     """
 
-    def __init__(self, manifest: Manifest, runs: Runs) -> None:
+    def __init__(self, manifest: Manifest, runs: EngineState) -> None:
         from pipeline.runtime.call import call
 
         self.manifest = manifest

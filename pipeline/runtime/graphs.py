@@ -17,8 +17,8 @@ import numpy as np
 
 from pipeline.errors import EngineError, InputError, OutOfMemory
 from pipeline.runtime import cuda as _cuda
-from pipeline.runtime.bindings import Context, Plan
-from pipeline.runtime.cuda_graph import Graph
+from pipeline.runtime.bindings import Context, LoadedPlan
+from pipeline.runtime.cuda_graph import CapturedGraph
 from pipeline.runtime.pool import DIRTY, Lease, Pool
 from pipeline.runtime.sizes import ONE_SIZE, Sized
 from pipeline.spec.dims import sizes_text
@@ -34,7 +34,7 @@ class Captured:
     """
 
     sizes: Mapping[str, int]
-    graph: Graph
+    graph: CapturedGraph
     inputs: list[Lease]
     outputs: list[Lease]
     keep: tuple[Any, ...]
@@ -89,7 +89,7 @@ class Graphs:
 
 
 def capture(
-    plan: Plan,
+    plan: LoadedPlan,
     sized: Sized,
     pool: Pool,
     sample: Mapping[str, np.ndarray[Any, Any]],
@@ -141,7 +141,7 @@ def capture(
         raise context.error()
     stream.synchronise()
     try:
-        graph = Graph(
+        graph = CapturedGraph(
             stream,
             lambda: context.execute(stream.handle),
             [(lease.pointer, n) for lease, n in zip(inputs, sized.input_bytes, strict=True)],

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import EngineError, InputError
 from pipeline.runtime import cuda as _cuda
-from pipeline.runtime.array_interface import Known, view_of
+from pipeline.runtime.array_interface import KnownArrays, view_of
 from pipeline.runtime.arrays import Port
 from pipeline.runtime.pool import QUIET, Lease, Pool
-from pipeline.runtime.sizes import Shape, Sized, Sizes
+from pipeline.runtime.sizes import EngineSizes, Shape, Sized
 
 if TYPE_CHECKING:
     from pipeline.runtime.sizes import Sized
 
 
 def caller_memory(
-    sized: Sized, out: Mapping[str, Any], inputs: Sequence[int], known: Known, stream: int
+    sized: Sized, out: Mapping[str, Any], inputs: Sequence[int], known: KnownArrays, stream: int
 ) -> dict[str, int]:
     """Returns the addresses of the caller's arrays by output, and makes the stream wait for them.
 
@@ -125,7 +125,7 @@ def take_over(item: Done, allocator: Any, stream: int) -> None:
     item.shape, item.lease = shape, lease
 
 
-def finish(result: Result, allocator: Any, sized: Sized, sizes: Sizes, stream: int) -> Result:
+def finish(result: Result, allocator: Any, sized: Sized, sizes: EngineSizes, stream: int) -> Result:
     """Completes a run's output (see `take_over`) and compares its shape with the manifest.
 
     Raises:

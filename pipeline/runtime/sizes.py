@@ -26,7 +26,7 @@ ONE_SIZE = "its only size"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Output:
+class OutputAtSizes:
     """An output at certain sizes; its shape is None if it depends on data.
 
     Args:
@@ -49,10 +49,10 @@ class Sized:
     profile: int
     inputs: tuple[tuple[str, Shape], ...]
     input_bytes: tuple[int, ...]
-    outputs: tuple[Output, ...]
+    outputs: tuple[OutputAtSizes, ...]
 
 
-class Sizes:
+class EngineSizes:
     """The sizes of an engine's inputs and outputs; every call is checked with it.
 
     Args:

@@ -15,13 +15,13 @@ from typing import Any
 
 from pipeline.errors import EngineError, OutOfMemory
 from pipeline.runtime import cuda as _cuda
-from pipeline.runtime.array_interface import Known
-from pipeline.runtime.bindings import Context, Plan
+from pipeline.runtime.array_interface import KnownArrays
+from pipeline.runtime.bindings import Context, LoadedPlan
 from pipeline.runtime.graphs import Captured, Graphs, capture
 from pipeline.runtime.hold import Held
 from pipeline.runtime.outputs import Result, caller_memory, finish, prepare
 from pipeline.runtime.pool import DIRTY, QUIET, Lease, Pool
-from pipeline.runtime.sizes import ONE_SIZE, Output, Shape, Sized, Sizes
+from pipeline.runtime.sizes import ONE_SIZE, EngineSizes, OutputAtSizes, Shape, Sized
 from pipeline.spec.dims import sizes_text
 
 _MOST_SIZES = 512  # sets of sizes that are remembered
@@ -29,7 +29,7 @@ _POISON = 0xFF  # float32, float16: NaN; int: -1
 _ACTIVATION = "activation memory"
 
 
-class Runs:
+class EngineState:
     """The state of a loaded engine.
 
     Args:
@@ -44,7 +44,9 @@ class Runs:
         forced: the profile to run in; None for the best one.
     """
 
-    def __init__(self, plan: Plan, sizes: Sizes, device: _cuda.Device, graphs: int) -> None:
+    def __init__(
+        self, plan: LoadedPlan, sizes: EngineSizes, device: _cuda.Device, graphs: int
+    ) -> None:
         self.plan, self.sizes, self.device = plan, sizes, device
         self.graphs = Graphs(graphs)
         self.poison = False
@@ -65,7 +67,7 @@ class Runs:
         self._activation: Lease | None = None
         self._generation = 0
         self._last: tuple[int, _cuda.Event] | None = None
-        self.held, self.known = Held(), Known(device.index)
+        self.held, self.known = Held(), KnownArrays(device.index)
 
     def capture(self, asked: Mapping[str, int]) -> None:
         """Captures a graph for these sizes; see `pipeline.runtime.engine.Engine.capture`."""
@@ -286,7 +288,7 @@ class Runs:
         return done
 
     def _place(
-        self, output: Output, targets: Mapping[str, int], stream: int
+        self, output: OutputAtSizes, targets: Mapping[str, int], stream: int
     ) -> tuple[Lease | None, int]:
         """Chooses an output's memory: the caller's, or a block."""
         name = output.port.name
@@ -327,7 +329,7 @@ class Runs:
             if shape is not None:
                 self.sizes.check_output(port.name, shape, sizes)
                 nbytes = math.prod(shape) * port.dtype.itemsize
-            outputs.append(Output(port, shape, nbytes, f"output {port.name}"))
+            outputs.append(OutputAtSizes(port, shape, nbytes, f"output {port.name}"))
         input_bytes = tuple(
             math.prod(shape) * port.dtype.itemsize
             for port, shape in zip(self.plan.inputs, shapes, strict=True)

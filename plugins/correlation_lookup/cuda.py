@@ -27,7 +27,7 @@ _GET = "pip install cuda-bindings nvidia-cuda-nvrtc"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class KernelSizes:
     """The sizes of the kernel's tensors.
 
     Args:
@@ -94,7 +94,9 @@ def compile_kernel(radius: int, half: bool, capability: tuple[int, int]) -> byte
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def launch(radius: int, half: bool, sizes: Sizes, pointers: Sequence[int], stream: int) -> None:
+def launch(
+    radius: int, half: bool, sizes: KernelSizes, pointers: Sequence[int], stream: int
+) -> None:
     """Starts the kernel on the current CUDA context, and does not wait for it.
 
     Args:

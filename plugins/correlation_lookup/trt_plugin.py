@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.plugins.correlation_lookup.cuda import Sizes, launch
+from pipeline.plugins.correlation_lookup.cuda import KernelSizes, launch
 from pipeline.plugins.correlation_lookup.function import LEVELS, NAME
 
 VERSION = "1"
@@ -135,7 +135,7 @@ def _plugin_class(trt: Any) -> Any:
             del output_desc, workspace
             levels = tuple((d.dims[1], d.dims[2]) for d in input_desc[1:_COORDINATES])
             batch, height, width, channels = input_desc[0].dims
-            sizes = Sizes(batch, height, width, channels, levels)
+            sizes = KernelSizes(batch, height, width, channels, levels)
             half = input_desc[0].type == trt.float16
             launch(self.radius, half, sizes, (*inputs, *outputs), stream)
 

@@ -18,7 +18,7 @@ from helpers import HERE, Run, files_under, refused
 from readme_commands import ROOT
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.commands.convert_all import Result, results_table, write_junit
+from pipeline.commands.convert_all import ModelResult, results_table, write_junit
 
 
 def start(
@@ -150,7 +150,7 @@ def test_make_takes_all() -> None:
 
 def test_junit_file_is_xml_whatever_an_error_says(tmp_path: Path) -> None:
     words = "a < b & \x1b[31mred\x00 \ud800 \"quoted\" 'too'"
-    results = [Result("one", "FAILED", 1.5, words, words), Result("two")]
+    results = [ModelResult("one", "FAILED", 1.5, words, words), ModelResult("two")]
     write_junit(tmp_path / "a.xml", results, "2026-01-01T00:00:00+00:00")
     failure = cases(tmp_path / "a.xml")["one"].find("failure")
     assert failure is not None
@@ -160,5 +160,5 @@ def test_junit_file_is_xml_whatever_an_error_says(tmp_path: Path) -> None:
 
 
 def test_table_names_sizes_that_were_left_out() -> None:
-    done = Result("one", "ok", 2.0, points=5, left_out=2, plan_bytes=1 << 20)
-    assert "5 of 7 sizes" in results_table([done, Result("two")])
+    done = ModelResult("one", "ok", 2.0, points=5, left_out=2, plan_bytes=1 << 20)
+    assert "5 of 7 sizes" in results_table([done, ModelResult("two")])

@@ -13,14 +13,14 @@ from onnx import numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 
 from pipeline.errors import PipelineError
-from pipeline.graph.sizes.carried import Sizes, known_dims
+from pipeline.graph.sizes.carried import CarriedSizes, known_dims
 from pipeline.graph.sizes.static import StaticSizes
 
 HEAD = '<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1, "x.y" : 1]> '
 INTS = {np.dtype(kind) for kind in ("int32", "int64", "bool", "float32", "float64")}
 
 
-def inferred(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> Sizes:
+def inferred(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> CarriedSizes:
     types = {}
     for value in model.graph.input:
         elem_type = value.type.tensor_type.elem_type
@@ -28,11 +28,11 @@ def inferred(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> Size
     return StaticSizes(model).at(types)
 
 
-def of(text: str, **shapes: tuple[int, ...]) -> Sizes:
+def of(text: str, **shapes: tuple[int, ...]) -> CarriedSizes:
     return inferred(onnx.parser.parse_model(HEAD + text), shapes)
 
 
-def dims(sizes: Sizes, name: str) -> list[int | None]:
+def dims(sizes: CarriedSizes, name: str) -> list[int | None]:
     return known_dims(sizes.types[name])
 
 

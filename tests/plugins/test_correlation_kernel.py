@@ -52,7 +52,7 @@ extern "C" void run(const unsigned* grid, unsigned threads, size_t shared, float
         features, levels, coordinates = inputs
         batch, height, width, channels = features.shape
         shapes = tuple((level.shape[1], level.shape[2]) for level in levels)
-        sizes = cuda.Sizes(batch, height, width, channels, shapes)
+        sizes = cuda.KernelSizes(batch, height, width, channels, shapes)
         points = LEVELS * (2 * radius + 1) ** 2
         windows = torch.full((batch, points, height, width), 1e9)
         tensors = (features, *levels, coordinates, windows)
@@ -105,4 +105,4 @@ def test_kernel_compiles_or_says_what_is_missing() -> None:
 
 def test_kernel_refuses_more_channels_than_fit() -> None:
     with pytest.raises(PipelineError, match="1409 channels; the kernel takes 1408"):
-        cuda.Sizes(1, 16, 16, 1409, ((16, 16), (8, 8), (4, 4), (2, 2)))
+        cuda.KernelSizes(1, 16, 16, 1409, ((16, 16), (8, 8), (4, 4), (2, 2)))

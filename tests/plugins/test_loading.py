@@ -323,7 +323,7 @@ def test_own_plugin_goes_before_its_body(tmp_path: Path) -> None:
 def test_ops_that_plugins_bring(tmp_path: Path) -> None:
     assert provided_ops([TWICE, "correlation_lookup"], RTX) == {"Twice", "CorrelationLookup"}
     assert provided_ops(["correlation_lookup"], OLD) == frozenset()
-    with pytest.raises(BuildError, match=r"died: Aborted .* while it loaded the plugin"):
+    with pytest.raises(BuildError, match=r"crashed: Aborted .* while loading the plugin"):
         provided_ops([str(python_plugin(tmp_path, "import os\nos.abort()"))], RTX)
     with pytest.raises(InputError, match="line 1: NameError"):
         provided_ops([str(python_plugin(tmp_path, "nothing"))], RTX)

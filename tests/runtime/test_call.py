@@ -18,12 +18,12 @@ from test_engine_loading import F32, Broken, Dlpack, X
 from pipeline.errors import EngineError
 from pipeline.runtime import cuda as _cuda
 from pipeline.runtime import cuda_graph as _cuda_graph
-from pipeline.runtime.array_interface import Known, plain
+from pipeline.runtime.array_interface import KnownArrays, plain
 from pipeline.runtime.bindings import _allocator_class
-from pipeline.runtime.cuda_graph import Graph
+from pipeline.runtime.cuda_graph import CapturedGraph
 from pipeline.runtime.graphs import Graphs
-from pipeline.runtime.sizes import Output, Sized
-from pipeline.runtime.state import Runs
+from pipeline.runtime.sizes import OutputAtSizes, Sized
+from pipeline.runtime.state import EngineState
 
 AT = 0x7F0000000200
 GOOD = {"version": 3, "shape": (2, 3), "typestr": "<f4", "data": (AT, False), "strides": None}
@@ -52,15 +52,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_plain_arrays(asked: list[int]) -> None:
-    assert plain(X, array(), Known(0), 7) == (AT, (2, 3), False)
-    assert plain(X, array(data=(AT, True), stream=7), Known(0), 7) == (AT, (2, 3), True)
+    assert plain(X, array(), KnownArrays(0), 7) == (AT, (2, 3), False)
+    assert plain(X, array(data=(AT, True), stream=7), KnownArrays(0), 7) == (AT, (2, 3), True)
     bare = Array({name: GOOD[name] for name in ("version", "shape", "typestr", "data")})
-    assert plain(X, bare, Known(0), 7) == (AT, (2, 3), False)
+    assert plain(X, bare, KnownArrays(0), 7) == (AT, (2, 3), False)
     assert asked == [AT] * 3
 
 
 def test_where_an_array_is_gets_asked_once_as_long_as_it_says_the_same(asked: list[int]) -> None:
-    known, value = Known(0), array()
+    known, value = KnownArrays(0), array()
     for shape in ((2, 3), (3, 2), (6,)):
         value.__cuda_array_interface__["shape"] = shape
         assert plain(X, value, known, 7) == (AT, shape, False)
@@ -84,7 +84,7 @@ def test_arrays_without_weak_references_are_asked_for_each_time(asked: list[int]
     class Slotted:
         __slots__ = ("__cuda_array_interface__",)
 
-    value, known = Slotted(), Known(0)
+    value, known = Slotted(), KnownArrays(0)
     value.__cuda_array_interface__ = GOOD
     for _ in range(3):
         assert plain(X, value, known, 7) == (AT, (2, 3), False)
@@ -115,11 +115,11 @@ def test_arrays_without_weak_references_are_asked_for_each_time(asked: list[int]
 )
 def test_what_is_not_plain_is_left_to_the_other_way(asked: list[int], value: Any) -> None:
     del asked
-    assert plain(X, value, Known(0), 7) is None
+    assert plain(X, value, KnownArrays(0), 7) is None
 
 
 def test_an_array_on_another_gpu_is_not_plain(asked: list[int]) -> None:
-    assert plain(X, array(), Known(1), 7) is None and asked == [AT]
+    assert plain(X, array(), KnownArrays(1), 7) is None and asked == [AT]
 
 
 class Standin:
@@ -212,7 +212,7 @@ class Doubler:
         cuda.core = lambda: np.multiply(self.x, 2, out=self.y)
         stream: Any = SimpleNamespace(handle=5)
         places = [[(a.ctypes.data, a.nbytes), (0, 0)] for a in (self.x, self.y)]
-        self.graph = Graph(stream, lambda: True, *places)
+        self.graph = CapturedGraph(stream, lambda: True, *places)
 
     def __call__(self, x: np.ndarray, y: np.ndarray) -> None:
         self.graph.launch(7, [x.ctypes.data, 64], [y.ctypes.data, 64])
@@ -267,7 +267,7 @@ def test_a_run_that_fails_half_way_is_waited_for(cuda: Standin) -> None:
     """
     allocator = _allocator_class(SimpleNamespace(IOutputAllocator=object))()
     key, shapes = (((2,),), (), None), [(2,)]
-    sized = Sized(key, {}, 0, (("x", (2,)),), (8,), (Output(X, None, 0, "output x"),))
+    sized = Sized(key, {}, 0, (("x", (2,)),), (8,), (OutputAtSizes(X, None, 0, "output x"),))
     context = SimpleNamespace(
         ready=sized,
         generation=0,
@@ -278,7 +278,7 @@ def test_a_run_that_fails_half_way_is_waited_for(cuda: Standin) -> None:
     device = SimpleNamespace(own=SimpleNamespace(handle=5), events=_cuda.Events(), index=0)
     log = SimpleNamespace(spoke=False)
     plan: Any = SimpleNamespace(inputs=(X,), outputs=(X,), activation=1, log=log)
-    runs = Runs(plan, SimpleNamespace(most_bytes=lambda _: {}), device, 1)  # type: ignore[arg-type]
+    runs = EngineState(plan, SimpleNamespace(most_bytes=lambda _: {}), device, 1)  # type: ignore[arg-type]
     runs._sized[key], runs._contexts[0] = sized, context  # type: ignore[assignment]
     with pytest.raises(EngineError, match="does not report its shape"):
         runs.run(shapes, (), [64], 7, {})
@@ -290,7 +290,7 @@ def test_the_last_run_may_be_forgotten_meanwhile() -> None:
     event = object()
     looks = iter([(5, event), None])
     closing: Any = type("Closing", (), {"_last": property(lambda _: next(looks))})()
-    assert Runs.last(closing, event)  # type: ignore[arg-type]
+    assert EngineState.last(closing, event)  # type: ignore[arg-type]
 
 
 def test_graphs_may_be_listed_while_other_threads_use_them() -> None:

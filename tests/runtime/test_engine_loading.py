@@ -26,7 +26,7 @@ from pipeline.machine.gpu import Gpu, find_gpu
 from pipeline.runtime import trust as _trust
 from pipeline.runtime.arrays import Port, device_view, host_array, named_inputs, stream_handle
 from pipeline.runtime.pool import ALIGN, DIRTY, QUIET, Lease, Pool, block_size
-from pipeline.runtime.sizes import Sizes, best_profile
+from pipeline.runtime.sizes import EngineSizes, best_profile
 from pipeline.spec.dims import Dim, DimExpr
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Profile
@@ -304,7 +304,7 @@ def test_the_profile_that_fits_best() -> None:
 
 
 @pytest.fixture
-def sizes() -> Sizes:
+def sizes() -> EngineSizes:
     """h in 16..64 by 8, w in 8..100; y [1, 2*h, w], n [found]."""
     dims = {"h": Dim("h", 16, 32, 64, 8), "w": Dim("w", 8, 32, 100, 1)}
     h, w = dims.values()
@@ -323,10 +323,10 @@ def sizes() -> Sizes:
             Profile("high", {"h": (16, 48, 64), "w": (8, 64, 100)}),
         ),
     )
-    return Sizes(declared)
+    return EngineSizes(declared)
 
 
-def test_sizes_are_solved_in_the_dims_names(sizes: Sizes) -> None:
+def test_sizes_are_solved_in_the_dims_names(sizes: EngineSizes) -> None:
     assert sizes.solve({"x": (1, 24, 50), "half": (12,)}) == {"h": 24, "w": 50}
     bad: list[tuple[tuple[int, ...], tuple[int, ...], str]] = [
         ((1, 24), (12,), "x: rank 2, expected 3"),
@@ -341,7 +341,7 @@ def test_sizes_are_solved_in_the_dims_names(sizes: Sizes) -> None:
             sizes.solve({"x": x, "half": half})
 
 
-def test_sizes_for_a_graph(sizes: Sizes) -> None:
+def test_sizes_for_a_graph(sizes: EngineSizes) -> None:
     assert sizes.check({"w": 50, "h": 24}) == {"h": 24, "w": 50}
     assert sizes.input_shapes({"h": 24, "w": 50}) == {"x": (1, 24, 50), "half": (12,)}
     sample = sizes.sample({"h": 24, "w": 50})
@@ -358,7 +358,7 @@ def test_sizes_for_a_graph(sizes: Sizes) -> None:
             sizes.check(given)  # type: ignore[arg-type]
 
 
-def test_profiles_by_sizes(sizes: Sizes) -> None:
+def test_profiles_by_sizes(sizes: EngineSizes) -> None:
     assert sizes.profile({"h": 16, "w": 8}) == 0
     assert sizes.profile({"h": 16, "w": 8}, forced=1) == 1
     assert sizes.profile({"h": 32, "w": 32}) == 1
@@ -366,7 +366,7 @@ def test_profiles_by_sizes(sizes: Sizes) -> None:
         sizes.profile({"h": 40, "w": 8}, forced=0)
 
 
-def test_outputs_are_held_against_the_manifest(sizes: Sizes) -> None:
+def test_outputs_are_held_against_the_manifest(sizes: EngineSizes) -> None:
     at = {"h": 24, "w": 50}
     sizes.check_output("y", (1, 48, 50), at)
     sizes.check_output("n", (1, 17), at)  # the number is unknown before the run
@@ -375,7 +375,7 @@ def test_outputs_are_held_against_the_manifest(sizes: Sizes) -> None:
             sizes.check_output(name, shape, at)
 
 
-def test_the_most_bytes(sizes: Sizes) -> None:
+def test_the_most_bytes(sizes: EngineSizes) -> None:
     most = sizes.most_bytes({"x": 4, "half": 4, "y": 2, "n": 4})
     assert most == {"x": 64 * 100 * 4, "half": 32 * 4, "y": 128 * 100 * 2}
 

@@ -25,7 +25,7 @@ from pipeline.runtime import cuda as _cuda
 from pipeline.runtime.device_array import DeviceArray
 from pipeline.runtime.engine import Engine
 from pipeline.runtime.hold import Held
-from pipeline.runtime.state import Runs
+from pipeline.runtime.state import EngineState
 
 F32 = np.float32
 REFUSED = ("no profile", "expected")
@@ -88,15 +88,15 @@ def test_another_thread_is_in_the_middle_of_a_call(
     arrays = [np.zeros(5, F32), *(np.full((2, 5), n, F32) for n in (0, 1, 7))]
     zero, buffer, one, other = (CallersArray(cuda, a) for a in arrays)
     decode(x=other, z=zero)
-    run = Runs.run
+    run = EngineState.run
 
-    def between(runs: Runs, *arguments: Any) -> Any:
+    def between(runs: EngineState, *arguments: Any) -> Any:
         if runs is decode._runs:
             encode(x=one, z=zero, out={"y": buffer})  # in the first thread
         return run(runs, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Runs, "run", between)
+        patch.setattr(EngineState, "run", between)
         decode(x=other, z=zero)  # in the second
     result = decode(x=buffer, z=zero)["y"]  # in the first again
     right(result.numpy(), np.full((2, 5), 9, F32), "decoded")
@@ -332,7 +332,7 @@ def test_threads_share_engines(pretend: Pretend, seed: int) -> None:
 # these tests notice wrong code
 
 
-def forgetful(runs: Runs, *arguments: Any, run: Any = Runs.run) -> Any:
+def forgetful(runs: EngineState, *arguments: Any, run: Any = EngineState.run) -> Any:
     """A run that ignores the run before."""
     runs._last = None
     return run(runs, *arguments)
@@ -348,7 +348,7 @@ def forgetful(runs: Runs, *arguments: Any, run: Any = Runs.run) -> Any:
         (DeviceArray, "used_until", nothing, random_calls),
         (DeviceArray, "written", nothing, random_calls),
         (Held, "hold", nothing, random_calls),
-        (Runs, "run", forgetful, random_calls),
+        (EngineState, "run", forgetful, random_calls),
     ],
 )
 def test_what_is_broken_shows(

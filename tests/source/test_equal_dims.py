@@ -15,7 +15,7 @@ from pipeline.convert.options import ExportOptions
 from pipeline.convert.plan import initial_manifest
 from pipeline.convert.stages import export, record_export
 from pipeline.errors import InputError
-from pipeline.runtime.sizes import Sizes
+from pipeline.runtime.sizes import EngineSizes
 from pipeline.source.onnx.spec import onnx_spec
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim, size_text
@@ -77,7 +77,7 @@ def test_one_dim_stands_for_both(tmp_path: Path, source: object) -> None:
     assert manifest.comparison is not None and manifest.comparison.passed
     assert all(list(point.sizes) == ["h"] for point in manifest.comparison.points)
     assert {p.sizes["h"] for p in manifest.comparison.points} >= {16, 24, 28}
-    sizes = Sizes(interface)
+    sizes = EngineSizes(interface)
     assert sizes.solve({"x": (1, 20), "z": (1, 20)}) == {"h": 20}
     with pytest.raises(InputError, match="z axis 1: h=21, but x axis 1 has h=20"):
         sizes.solve({"x": (1, 20), "z": (1, 21)})

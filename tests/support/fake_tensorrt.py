@@ -36,8 +36,8 @@ from pipeline.runtime import outputs as _engine_out
 from pipeline.runtime.arrays import View
 from pipeline.runtime.device_array import DeviceArray
 from pipeline.runtime.engine import Engine
-from pipeline.runtime.sizes import Sizes
-from pipeline.runtime.state import Runs
+from pipeline.runtime.sizes import EngineSizes
+from pipeline.runtime.state import EngineState
 from pipeline.spec.dims import Dim, Size, read_size
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Profile
@@ -324,7 +324,7 @@ def make_engine(
     device = _cuda.Device(0)
     module = tensorrt(cuda, tensors, newer=newer)
     plan = _trt.deserialise(module, b"plan", made, "m", host_code=False)
-    return Engine(made, Runs(plan, Sizes(declared), device, graphs))
+    return Engine(made, EngineState(plan, EngineSizes(declared), device, graphs))
 
 
 def expected(x: np.ndarray, z: np.ndarray, k: float = 1.0) -> dict[str, np.ndarray]:

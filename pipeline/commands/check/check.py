@@ -68,7 +68,7 @@ class CheckReport:
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _CheckedModel:
     """An exported model: its spec with the checked dims, its manifest, and its module, if any."""
 
     spec: ModelSpec
@@ -108,7 +108,7 @@ def check(config: Config, announce: Announce) -> CheckReport:
 
 def _exported(
     config: Config, spec: ModelSpec, folder: Path, found: list[Finding], announce: Announce
-) -> _Ready | None:
+) -> _CheckedModel | None:
     """Exports over the sizes that the model accepts. Returns None if every export fails.
 
     If torch refuses the export, the dims to blame are fixed, and then all dims.
@@ -160,7 +160,7 @@ def _export(
     module: torch.nn.Module | None,
     folder: Path,
     found: list[Finding],
-) -> _Ready:
+) -> _CheckedModel:
 
     asked = spec
     if module is not None:
@@ -188,7 +188,7 @@ def _export(
         found += dims.narrowings(
             asked, manifest.interface.dims, manifest.interface.rules, manifest.export.refinements
         )
-    return _Ready(spec, manifest, exported.module)
+    return _CheckedModel(spec, manifest, exported.module)
 
 
 def _allowed(profile: Profile, spec: ModelSpec) -> bool:
@@ -199,7 +199,9 @@ def _allowed(profile: Profile, spec: ModelSpec) -> bool:
     return True
 
 
-def _compared(config: Config, ready: _Ready, folder: Path, announce: Announce) -> list[Finding]:
+def _compared(
+    config: Config, ready: _CheckedModel, folder: Path, announce: Announce
+) -> list[Finding]:
 
     manifest, spec = ready.manifest, ready.spec
     module = None

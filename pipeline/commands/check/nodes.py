@@ -23,10 +23,9 @@ from pipeline.errors import PipelineError
 from pipeline.graph.origin import called, source_of
 from pipeline.machine.child import Child, ChildDied, ChildFailed
 from pipeline.machine.target import Target, find_target, use
-from pipeline.plugins.loading import Asked, find_plugins, library_folder, load_plugins
+from pipeline.plugins.loading import RequestedPlugin, find_plugins, library_folder, load_plugins
 from pipeline.rewrite.choose import all_passes
-from pipeline.rewrite.lint import Finding as Fault
-from pipeline.rewrite.lint import lint
+from pipeline.rewrite.lint import LintFinding, lint
 from pipeline.spec.config import Config
 from pipeline.spec.file_names import EXPORTED, MODEL
 
@@ -60,10 +59,10 @@ def check_nodes(
     return found, manifest
 
 
-def _faults(faults: Sequence[Fault]) -> list[Finding]:
+def _faults(faults: Sequence[LintFinding]) -> list[Finding]:
     """Returns one finding for each node without a fix, and one for each pass that fixes nodes."""
     found = []
-    mended: dict[tuple[str, str], list[Fault]] = {}
+    mended: dict[tuple[str, str], list[LintFinding]] = {}
     for fault in faults:
         if fault.mended:
             mended.setdefault((fault.mended_by, fault.op), []).append(fault)
@@ -120,7 +119,7 @@ def parsed(model: Path, target: Target, plugins: Sequence[str] = ()) -> list[Fin
     return found
 
 
-def parse_here(model: Path, spare: Path, target: Target, asked: Sequence[Asked]) -> str:
+def parse_here(model: Path, spare: Path, target: Target, asked: Sequence[RequestedPlugin]) -> str:
     """Runs in the child. Returns the parser's errors; empty if the parser accepts the model."""
     trt: Any = use(target)
     brought, _ = load_plugins(trt, asked, target, lambda _: None)

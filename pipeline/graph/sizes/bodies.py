@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.graph.sizes.carried import (
     SMALL,
     Carried,
-    Sizes,
+    CarriedSizes,
     body_key,
     common_carried,
     element_count,
@@ -21,10 +21,10 @@ from pipeline.graph.sizes.carried import (
     same_value,
 )
 
-Walk = Callable[[onnx.GraphProto, Sizes], None]
+Walk = Callable[[onnx.GraphProto, CarriedSizes], None]
 
 
-def add_weights(graph: onnx.GraphProto, sizes: Sizes) -> None:
+def add_weights(graph: onnx.GraphProto, sizes: CarriedSizes) -> None:
     """Adds the types and values of a graph's initializers."""
     for tensor in graph.initializer:
         sizes.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
@@ -33,7 +33,7 @@ def add_weights(graph: onnx.GraphProto, sizes: Sizes) -> None:
             sizes.values[tensor.name] = (numpy_helper.to_array(tensor),)
 
 
-def _if(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
+def _if(node: onnx.NodeProto, sizes: CarriedSizes, walk: Walk) -> Sequence[Carried]:
     """The outputs of the branch that runs. If it is unknown: what the branches have in common."""
     bodies = {a.name: a.g for a in node.attribute}
     taken = _truth(sizes.values.get(node.input[0]))
@@ -42,7 +42,7 @@ def _if(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
         return _body(node, name, bodies[name], sizes, [], walk)
     ends = []
     for name, body in bodies.items():
-        sizes.bodies[body_key(node, name)] = Sizes()
+        sizes.bodies[body_key(node, name)] = CarriedSizes()
         # a branch for other sizes may fail at these; its outputs are then unknown
         with contextlib.suppress(PipelineError):
             ends.append(_body(node, name, body, sizes, [], walk))
@@ -51,7 +51,7 @@ def _if(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
     return [common_carried(several) for several in zip(*ends, strict=True)]
 
 
-def _loop(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
+def _loop(node: onnx.NodeProto, sizes: CarriedSizes, walk: Walk) -> Sequence[Carried]:
     body = next(a.g for a in node.attribute if a.name == "body")
     count = sizes.values.get(node.input[0]) if node.input[0] else None
     goes_on = node.input[1] if len(node.input) > 1 else ""
@@ -68,12 +68,12 @@ def _loop(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
     return [*states[1:], *(_stacked(kind, trips, 0) for kind, _ in ends[len(states) :])]
 
 
-def _scan(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
+def _scan(node: onnx.NodeProto, sizes: CarriedSizes, walk: Walk) -> Sequence[Carried]:
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     slices = attributes["num_scan_inputs"]
     kept = len(node.input) - slices
     if len(attributes["body"].input) != len(node.input):  # opset 8 has a batch axis
-        sizes.bodies[body_key(node, "body")] = Sizes()
+        sizes.bodies[body_key(node, "body")] = CarriedSizes()
         return [(None, None)] * len(node.output)
     axes = attributes.get("scan_input_axes", [0] * slices)
     parts, trips = [], None
@@ -97,7 +97,7 @@ def _scan(node: onnx.NodeProto, sizes: Sizes, walk: Walk) -> Sequence[Carried]:
     ]
 
 
-BODIES: Mapping[str, Callable[[onnx.NodeProto, Sizes, Walk], Sequence[Carried]]] = {
+BODIES: Mapping[str, Callable[[onnx.NodeProto, CarriedSizes, Walk], Sequence[Carried]]] = {
     "If": _if,
     "Loop": _loop,
     "Scan": _scan,
@@ -107,7 +107,7 @@ BODIES: Mapping[str, Callable[[onnx.NodeProto, Sizes, Walk], Sequence[Carried]]]
 def _rounds(
     node: onnx.NodeProto,
     body: onnx.GraphProto,
-    sizes: Sizes,
+    sizes: CarriedSizes,
     before: Sequence[Carried],
     states: list[Carried],
     after: Sequence[Carried],
@@ -139,11 +139,11 @@ def _body(
     node: onnx.NodeProto,
     name: str,
     body: onnx.GraphProto,
-    outside: Sizes,
+    outside: CarriedSizes,
     inputs: Sequence[Carried],
     walk: Walk,
 ) -> list[Carried]:
-    inside = Sizes(dict(outside.types), dict(outside.values))
+    inside = CarriedSizes(dict(outside.types), dict(outside.values))
     for value, (kind, array) in zip(body.input, inputs, strict=True):
         inside.types.pop(value.name, None)
         inside.values.pop(value.name, None)

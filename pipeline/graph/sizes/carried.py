@@ -17,7 +17,7 @@ Carried = tuple[onnx.TypeProto | None, Value | None]
 
 
 @dataclass
-class Sizes:
+class CarriedSizes:
     """Types and small values by tensor name, and the sizes of the bodies that run.
 
     The key in `bodies` is the node's first output and the attribute's name. A branch that does
@@ -26,14 +26,14 @@ class Sizes:
 
     types: Types = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
-    bodies: dict[tuple[str, str], Sizes] = field(default_factory=dict)
+    bodies: dict[tuple[str, str], CarriedSizes] = field(default_factory=dict)
 
     def carried(self, name: str) -> Carried:
         return self.types.get(name), self.values.get(name)
 
 
 def body_key(node: onnx.NodeProto, attribute: str) -> tuple[str, str]:
-    """The key of a body in `Sizes.bodies`."""
+    """The key of a body in `CarriedSizes.bodies`."""
     return next(filter(None, node.output), ""), attribute
 
 

@@ -30,7 +30,7 @@ from pipeline.graph.sizes.bodies import BODIES, add_weights
 from pipeline.graph.sizes.carried import (
     SMALL,
     Carried,
-    Sizes,
+    CarriedSizes,
     Types,
     Value,
     body_key,
@@ -55,22 +55,22 @@ class StaticSizes:
         self._opsets = {_domain(o.domain): o.version for o in model.opset_import}
         self._imports = [helper.make_opsetid(d, v) for d, v in self._opsets.items()]
         self._evaluators: dict[bytes, ReferenceEvaluator] = {}
-        self._weights = Sizes()
+        self._weights = CarriedSizes()
         add_weights(self._graph, self._weights)
         self._numbers = itertools.count(_UNKNOWN)
 
-    def at(self, inputs: Types) -> Sizes:
+    def at(self, inputs: Types) -> CarriedSizes:
         """The sizes of all tensors for these types of the graph's inputs.
 
         Raises:
             PipelineError: The sizes do not fit each other at a node. The message names it.
         """
         self._numbers = itertools.count(_UNKNOWN, 7)
-        sizes = Sizes({**self._weights.types, **inputs}, dict(self._weights.values))
+        sizes = CarriedSizes({**self._weights.types, **inputs}, dict(self._weights.values))
         self._walk(self._graph, sizes)
         return sizes
 
-    def _walk(self, graph: onnx.GraphProto, sizes: Sizes) -> None:
+    def _walk(self, graph: onnx.GraphProto, sizes: CarriedSizes) -> None:
         for node in graph.node:
             if node.op_type in BODIES and not _domain(node.domain):
                 results = BODIES[node.op_type](node, sizes, self._walk)
@@ -82,10 +82,12 @@ class StaticSizes:
                 if name and value is not None:
                     sizes.values[name] = value
 
-    def _results(self, node: onnx.NodeProto, sizes: Sizes) -> Sequence[Carried]:
+    def _results(self, node: onnx.NodeProto, sizes: CarriedSizes) -> Sequence[Carried]:
         for attribute in node.attribute:
             if attribute.g.node:
-                sizes.bodies[body_key(node, attribute.name)] = Sizes()  # all its sizes are unknown
+                sizes.bodies[body_key(node, attribute.name)] = (
+                    CarriedSizes()
+                )  # all its sizes are unknown
         types = self._types(node, sizes)
         if _domain(node.domain):
             return [(kind, None) for kind in types]
@@ -93,7 +95,7 @@ class StaticSizes:
             return [(types[0], self._shape(node, sizes.types.get(node.input[0])))]
         return list(zip(types, self._values(node, types, sizes), strict=True))
 
-    def _types(self, node: onnx.NodeProto, sizes: Sizes) -> list[onnx.TypeProto | None]:
+    def _types(self, node: onnx.NodeProto, sizes: CarriedSizes) -> list[onnx.TypeProto | None]:
         values = [sizes.values[name] for name in node.input if name in sizes.values]
         versions = max(map(len, values), default=1)
         if versions == 1:
@@ -109,7 +111,7 @@ class StaticSizes:
         return [common(kinds) for kinds in zip(*found, strict=True)]
 
     def _inferred(
-        self, node: onnx.NodeProto, sizes: Sizes, version: int | None
+        self, node: onnx.NodeProto, sizes: CarriedSizes, version: int | None
     ) -> list[onnx.TypeProto | None]:
         """The types for one version of the values; None leaves out values with several versions."""
         types = {n: sizes.types.get(n, onnx.TypeProto()) for n in node.input if n}
@@ -157,7 +159,7 @@ class StaticSizes:
         return settled([a[ends.get("start", 0) : ends.get("end", len(sizes))] for a in arrays])
 
     def _values(
-        self, node: onnx.NodeProto, types: Sequence[onnx.TypeProto | None], sizes: Sizes
+        self, node: onnx.NodeProto, types: Sequence[onnx.TypeProto | None], sizes: CarriedSizes
     ) -> Sequence[Value | None]:
         nothing = [None] * len(node.output)
         known = [sizes.values.get(name) for name in node.input if name]

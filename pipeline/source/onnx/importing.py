@@ -13,7 +13,7 @@ from pipeline.graph.external_data import gather
 from pipeline.graph.files import check_source, write_model
 from pipeline.graph.names import fix_defaults, values_of
 from pipeline.machine.resources import Stopwatch
-from pipeline.probe.onnx_runner import OnnxRunner, newest_ir
+from pipeline.probe.onnx_runner import OnnxProbe, newest_ir
 from pipeline.source.onnx.dims import Named, graph_inputs, in_terms, named_dims, with_expressions
 from pipeline.source.onnx.legal import fit_to_file
 from pipeline.source.onnx.opening import open_onnx, without_weights
@@ -65,7 +65,7 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
         )
         model.ir_version = newest
         write_model(model, path)
-    runs = OnnxRunner(path, spec, seed, budget)
+    runs = OnnxProbe(path, spec, seed, budget)
     applied, base = fit_to_file(spec, runs, budget / 3)
     spec = applied.spec
     # the file has both names of two equal dims, and the spec has one

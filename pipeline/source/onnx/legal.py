@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.errors import ConstraintError, ExportError
 from pipeline.probe.apply import Applied, apply, may_apply
-from pipeline.probe.onnx_runner import Failure, OnnxRunner, Sizes
+from pipeline.probe.onnx_runner import Failure, OnnxProbe, Sizes
 from pipeline.probe.probe import probe_with
 from pipeline.probe.sums import always
 from pipeline.spec.dims import DimExpr, SizeRule, kept_rules
@@ -20,7 +20,7 @@ from pipeline.spec.rules import Refusal, Rule
 
 
 def fit_to_file(
-    spec: ModelSpec, runner: OnnxRunner, budget: float
+    spec: ModelSpec, runner: OnnxProbe, budget: float
 ) -> tuple[Applied, dict[str, int]]:
     """Narrows the dims of a spec to the sizes at which its file runs.
 

@@ -17,7 +17,7 @@ from pipeline.errors import ExportError, InputError, SizeError
 from pipeline.export.symbols import SizePrinter
 from pipeline.graph.sizes.symbolic import infer
 from pipeline.probe.fit import Point, doubts, formula, holds_at
-from pipeline.probe.onnx_runner import OnnxRunner, Sizes, steps
+from pipeline.probe.onnx_runner import OnnxProbe, Sizes, steps
 from pipeline.source.onnx.legal import by_values, mixed, with_rules
 from pipeline.source.onnx.opening import without_weights
 from pipeline.spec.dims import Dim, SizeRule, sizes_text
@@ -34,7 +34,7 @@ DeclaredShapes = Mapping[str, Sequence[int | str]]
 
 
 @dataclass(frozen=True)
-class _Axis:
+class _OutputAxis:
     """One axis of one output.
 
     Args:
@@ -52,7 +52,7 @@ class _Axis:
     def __str__(self) -> str:
         return f"output {self.output} axis {self.axis}"
 
-    def points(self, runs: OnnxRunner) -> list[Point]:
+    def points(self, runs: OnnxProbe) -> list[Point]:
         """The sizes of each run, and the size of this axis in its result."""
         return [(sizes, shapes[self.place][self.axis]) for sizes, shapes in runs.points()]
 
@@ -60,7 +60,7 @@ class _Axis:
 def output_shapes(
     spec: ModelSpec,
     model: onnx.ModelProto,
-    runs: OnnxRunner,
+    runs: OnnxProbe,
     base: Sizes,
     declared: DeclaredShapes,
 ) -> tuple[dict[str, list[int | str]], list[str]]:
@@ -99,7 +99,7 @@ def output_shapes(
         shapes[name] = []
         for number in range(ranks.pop()):
             said = declared[name][number] if number < len(declared.get(name, ())) else ""
-            axis = _Axis(place, name, number, said)
+            axis = _OutputAxis(place, name, number, said)
             size = _formula(spec, axis, runs, base, legal)
             if size is None:
                 inferred = inferred or [_inferred(model)]
@@ -128,8 +128,8 @@ def _lines(dims: Mapping[str, Dim], base: Sizes) -> list[dict[str, int]]:
 
 def _formula(
     spec: ModelSpec,
-    axis: _Axis,
-    runs: OnnxRunner,
+    axis: _OutputAxis,
+    runs: OnnxProbe,
     base: Sizes,
     legal: Mapping[str, Sequence[int]],
 ) -> int | str | None:
@@ -150,7 +150,7 @@ def _formula(
     return None
 
 
-def _check_data(spec: ModelSpec, model: onnx.ModelProto, runs: OnnxRunner, base: Sizes) -> None:
+def _check_data(spec: ModelSpec, model: onnx.ModelProto, runs: OnnxProbe, base: Sizes) -> None:
     """Raises `SizeError` if the output sizes depend on the data."""
     first = runs.at(base)
     others = [
@@ -197,7 +197,7 @@ def _maker(model: onnx.ModelProto, output: str, ops: Sequence[str]) -> str:
 def _check_declared(
     spec: ModelSpec,
     model: onnx.ModelProto,
-    axis: _Axis,
+    axis: _OutputAxis,
     size: int | str,
     points: Sequence[Point],
 ) -> str:
@@ -224,7 +224,9 @@ def _check_declared(
     return f"{axis}: the file states {said}, but the size is {size}"
 
 
-def _unknown(spec: ModelSpec, model: onnx.ModelProto, axis: _Axis, points: Sequence[Point]) -> str:
+def _unknown(
+    spec: ModelSpec, model: onnx.ModelProto, axis: _OutputAxis, points: Sequence[Point]
+) -> str:
     some = "; ".join(f"{value} at {sizes_text(sizes)}" for sizes, value in points[:4])
     maker = _maker(model, axis.output, _BY_DATA)
     why = f". It may depend on the data, through {maker}" if maker else by_values(spec)
