@@ -385,7 +385,10 @@ def _schema_4(m: Mapping[str, Any]) -> Mapping[str, Any]:
     if export is None:
         return m
     dynamic = {
-        name: {"where": text, "ran_at": [*map(int, re.findall(r"\d+", text.split("ran at ")[-1]))]}
+        name: {
+            "where": text,
+            "ran_at": [*map(int, re.findall(r"\d+", text.partition("ran at ")[2]))],
+        }
         for name, text in export["dynamic"].items()
     }
     return {**m, "export": {**export, "dynamic": dynamic}}
