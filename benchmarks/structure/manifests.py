@@ -603,7 +603,11 @@ def compare(before: Path, after: Path, only: list[str], texts: bool) -> int:
         done += 1
         facts_, notes = one(runs[0] or {}, runs[1] or {})
         wrong += bool(facts_)
-        print(f"{case.name}: {'DIFFERS' if facts_ else 'same'} (exit code {runs[0]['code']})")  # type: ignore[index]
+        code, *seconds = (runs[0]["code"], *(run["cpu_seconds"] for run in runs))  # type: ignore[index]
+        print(
+            f"{case.name}: {'DIFFERS' if facts_ else 'same'} (exit code {code}, "
+            f"{seconds[0]:.0f} and {seconds[1]:.0f} s of CPU time)"
+        )
         for path, how in facts_:
             print(f"    {path}: {how}")
         for note in notes if texts else ():
