@@ -30,6 +30,7 @@ from pipeline.machine.target import Target, installed_version
 from pipeline.source.onnx.spec import source_files
 from pipeline.source.zoo import source_file
 from pipeline.spec.config import Config
+from pipeline.spec.expressions import DimExpr
 from pipeline.spec.model import ModelSpec, holds_weights
 
 EXPORT, REWRITE, BUILD, COMPARE = STAGES = ("export", "rewrite", "build", "compare")
@@ -98,13 +99,16 @@ def stage_keys(config: Config, spec: ModelSpec, options: StageOptions) -> dict[s
 def content_of(value: object) -> object:
     """What of an object counts for a key, as JSON's types.
 
-    Of a dataclass all fields count that are not in `EXEMPT`. A path counts by the content of its
-    file, and so does a plugin's name that is a file; a target counts by its name.
+    Of a dataclass all fields count that are not in `EXEMPT`, and of an expression its dims too. A
+    path counts by the content of its file, and so does a plugin's name that is a file; a target
+    counts by its name.
     """
     if isinstance(value, Target):
         return value.name
     if isinstance(value, Path):
         return _file_hash(value)
+    if isinstance(value, DimExpr):
+        value = value.text, value.dims
     if is_dataclass(value):
         kind = type(value).__name__
         return {

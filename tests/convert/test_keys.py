@@ -84,6 +84,21 @@ def test_spec(change: dict[str, Any], stage: str) -> None:
     assert first_difference(stage_keys(Config("tiny"), spec, RTX, PROFILES)) == stage
 
 
+def test_a_dim_that_stands_in_an_expression_only() -> None:
+    """Its range is in no shape and in no profile."""
+
+    def keys(dim: Dim) -> dict[str, str]:
+        spec = dataclasses.replace(
+            SPEC, inputs=(Input("x", (1, 3, 4 * dim, W)),), outputs=(), padding=None
+        )
+        return stage_keys(Config("tiny"), spec, RTX, PROFILES)
+
+    before = keys(Dim("n", 1, 2, 3))
+    assert first_difference(keys(Dim("n", 1, 2, 3)), before) is None
+    for dim in (Dim("n", 1, 2, 30), Dim("n", 1, 3, 3), Dim("n", 1, 2, 3, auto=True)):
+        assert first_difference(keys(dim), before) == "export"
+
+
 @pytest.mark.parametrize(
     ("change", "stage"),
     [
