@@ -51,6 +51,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("ModelSpec", "build"): "counts by the file that holds it, see _source",
     ("ModelSpec", "onnx"): "counts by its content, see _source",
     ("ModelSpec", "key"): "see _source",
+    ("ModelSpec", "arguments"): "counts as text, see stage_keys",
     ("ModelSpec", "libraries"): "their versions count",
     ("ModelSpec", "seed"): "see weights_info",
     ("ModelSpec", "profiles"): "counts in the key of the build",
@@ -73,6 +74,8 @@ def stage_keys(config: Config, spec: ModelSpec, options: StageOptions) -> dict[s
             "pipeline": pipeline_hash(),
             "source": _source(config, spec),
             "spec": content_of(spec),
+            # the text tells a tuple from a list, and one dataclass from another
+            "arguments": repr(spec.arguments),
             "weights": asdict(weights_info(config, spec)),
             "libraries": versions(spec.libraries),
             # from a stated tolerance to a measured one: it is measured in the export

@@ -99,6 +99,34 @@ def test_a_dim_that_stands_in_an_expression_only() -> None:
         assert first_difference(keys(dim), before) == "export"
 
 
+@dataclasses.dataclass
+class Pair:
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass
+class OtherPair:
+    a: Any
+    b: Any
+
+
+def test_the_form_in_which_forward_gets_its_inputs() -> None:
+    a, b = Input("a", (1, H)), Input("b", (1, W))
+    forms: list[Any] = [
+        ((a, b),),
+        ([a, b],),
+        ({"a": a, "b": b},),
+        (Pair(a, b),),
+        (OtherPair(a, b),),
+    ]
+    found = []
+    for form in forms:
+        spec = dataclasses.replace(SPEC, inputs=form, arguments=None)
+        found.append(stage_keys(Config("tiny"), spec, RTX, PROFILES)["export"])
+    assert len(set(found)) == len(forms)
+
+
 @pytest.mark.parametrize(
     ("change", "stage"),
     [
