@@ -188,7 +188,8 @@ def _job(
     """What is compared: at the profiles' sizes, at those asked for, and at those stored."""
     manifest.tolerances()  # refuses an artifact whose outputs have none
     declared = manifest.interface
-    extra: list[Mapping[str, int]] = [parse_sizes(text, declared.dims) for text in shapes]
+    merged = manifest.merged
+    extra: list[Mapping[str, int]] = [parse_sizes(text, declared.dims, merged) for text in shapes]
     for feed in stored:
         extra.append(declared.sizes_of({name: array.shape for name, array in feed.items()}))
     where = points(declared.dims, declared.profiles, extra, declared.rules)
