@@ -25,7 +25,7 @@ from pipeline.machine.target import Flavour
 from pipeline.rewrite.record import PassRecord
 from pipeline.spec.findings import Note
 from pipeline.spec.interface import Interface
-from pipeline.spec.rules import AppliedRule
+from pipeline.spec.rules import AppliedRule, merged_dims
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Check, Verdict
 
@@ -255,6 +255,12 @@ class Manifest:
             return self.interface.engine_tolerances(self.precision)
         except InputError as error:
             raise ArtifactError(f"{error}; export the model again") from error
+
+    @property
+    def merged(self) -> Mapping[str, str]:
+        """For each declared dim that the export merged into another one, that dim's name."""
+        rules = self.export.refinements if self.export is not None else ()
+        return merged_dims(rules, self.interface.dims)
 
     def to_json(self) -> str:
         """The manifest as the text of ``manifest.json``.

@@ -32,7 +32,9 @@ def encode(value: Any, writers: Writers = MappingProxyType({})) -> Any:
         return {key: encode(item, writers) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [encode(item, writers) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float):  # numpy's float64 is one too, but not of JSON's type
+        return float(value) if math.isfinite(value) else None
+    return value
 
 
 def fail(where: str, at: str, what: str) -> NoReturn:

@@ -190,7 +190,8 @@ def _job(
     """Returns the task: the sizes of the profiles, the given sizes, and the stored sizes."""
     manifest.tolerances()  # raises an error for outputs without a tolerance
     declared = manifest.interface
-    extra: list[Mapping[str, int]] = [parse_sizes(text, declared.dims) for text in shapes]
+    merged = manifest.merged
+    extra: list[Mapping[str, int]] = [parse_sizes(text, declared.dims, merged) for text in shapes]
     for feed in stored:
         extra.append(declared.sizes_of({name: array.shape for name, array in feed.items()}))
     where = points(declared.dims, declared.profiles, extra, declared.rules)

@@ -15,7 +15,13 @@ from pipeline.compare.regression import regression
 from pipeline.compare.runners import failures
 from pipeline.compare.stage import CompareOptions
 from pipeline.convert.options import STORED, RewriteOptions, Verify, stage_options
-from pipeline.convert.plan import ConversionPlan, chosen_profiles, initial_manifest, plan_conversion
+from pipeline.convert.plan import (
+    ConversionPlan,
+    chosen_profiles,
+    initial_manifest,
+    plan_conversion,
+    with_profiles,
+)
 from pipeline.convert.reference import rebuilt, reference_module
 from pipeline.convert.reuse import drop_damaged, keep_timings, refuse_other, sizes_compared
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
@@ -91,8 +97,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
                 keep_timings(plan.place, work.folder)
         exported = work.do(EXPORT, plan.spec, options.export)
         work.do(REWRITE, options.rewrite)
-        interface = replace(work.manifest.interface, profiles=plan.spec.profiles)
-        work.do(BUILD, interface, options.build)
+        work.do(BUILD, with_profiles(work.manifest, plan.spec.profiles), options.build)
         reference = None  # an ONNX file is its own reference
         if plan.spec.onnx is None:
             module = exported.module if exported is not None else None
@@ -180,13 +185,14 @@ def run_build(
     """
     artifact = Artifact.open(place, built=False)
     interface = artifact.manifest.interface
-    parsed = tuple(Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles))
-    for profile in parsed:
+    if profiles:
+        parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles)]
+        interface = with_profiles(artifact.manifest, parsed)
+    for profile in interface.profiles:
         profile.resolve(interface.dims)
     stated: Any = artifact.manifest.precision
     target = find_target(artifact.manifest.target.name)
     require(target)
-    interface = replace(interface, profiles=parsed or interface.profiles)
     options = BuildOptions(target, precision or stated, effort, tuple(plugins))
     check_precision(options.precision)
     check_effort(effort, target)
@@ -219,7 +225,7 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = quiet) ->
         )
     old = Artifact.open(how.against) if how.against is not None else None
     for text in how.shapes:
-        sizes = parse_sizes(text, stated.interface.dims)
+        sizes = parse_sizes(text, stated.interface.dims, stated.merged)
         check_rules(stated.interface.rules, sizes, f"shape {text!r}")
     module = rebuilt(stated, how.spec, how.weights) if how.torch_model else None
     options = CompareOptions(

@@ -29,6 +29,7 @@ from pipeline.machine.target import Target, installed_version
 from pipeline.source.onnx.spec import source_files
 from pipeline.source.zoo import source_file
 from pipeline.spec.config import Config
+from pipeline.spec.expressions import DimExpr
 from pipeline.spec.model import ModelSpec, holds_weights
 
 EXPORT, REWRITE, BUILD, COMPARE = STAGES = ("export", "rewrite", "build", "compare")
@@ -49,6 +50,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("ModelSpec", "build"): "the file that defines it counts, see _source",
     ("ModelSpec", "onnx"): "its content counts, see _source",
     ("ModelSpec", "key"): "see _source",
+    ("ModelSpec", "arguments"): "counts as text, see stage_keys",
     ("ModelSpec", "libraries"): "their versions count",
     ("ModelSpec", "seed"): "see weights_info",
     ("ModelSpec", "profiles"): "counts in the key of the build",
@@ -71,6 +73,8 @@ def stage_keys(config: Config, spec: ModelSpec, options: StageOptions) -> dict[s
             "pipeline": pipeline_hash(),
             "source": _source(config, spec),
             "spec": content_of(spec),
+            # the text tells a tuple from a list, and one dataclass from another
+            "arguments": repr(spec.arguments),
             "weights": asdict(weights_info(config, spec)),
             "libraries": versions(spec.libraries),
             # a measured tolerance is measured in the export
@@ -97,13 +101,15 @@ def stage_keys(config: Config, spec: ModelSpec, options: StageOptions) -> dict[s
 def content_of(value: object) -> object:
     """Returns the part of an object that counts for a key, as JSON types.
 
-    A dataclass counts with all fields that are not in `EXEMPT`. A path or a plugin file counts by
-    its content. A target counts by its name.
+    A dataclass counts with all fields that are not in `EXEMPT`. An expression counts with its dims.
+    A path or a plugin file counts by its content. A target counts by its name.
     """
     if isinstance(value, Target):
         return value.name
     if isinstance(value, Path):
         return _file_hash(value)
+    if isinstance(value, DimExpr):
+        value = value.text, value.dims
     if is_dataclass(value):
         kind = type(value).__name__
         return {

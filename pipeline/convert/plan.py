@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,11 +16,13 @@ from pipeline.convert.reuse import first_changed, previous
 from pipeline.errors import InputError
 from pipeline.machine.libraries import versions
 from pipeline.machine.target import find_target, require
+from pipeline.probe.apply import merge_ranges
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import check_effort
 from pipeline.spec.file_names import RESERVED
+from pipeline.spec.interface import Interface
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
@@ -121,3 +123,10 @@ def chosen_profiles(config: Config, spec: ModelSpec) -> tuple[Profile, ...]:
             )
         profile.resolve(spec.dims).check_shapes(spec.interface.input_shapes)
     return tuple(chosen)
+
+
+def with_profiles(manifest: Manifest, profiles: Sequence[Profile]) -> Interface:
+    """An artifact's interface with other profiles, which may name dims that were merged."""
+    for goes, stays in manifest.merged.items():
+        profiles = [merge_ranges(profile, stays, goes) for profile in profiles]
+    return replace(manifest.interface, profiles=tuple(profiles))

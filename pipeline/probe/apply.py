@@ -189,7 +189,7 @@ def merge(spec: ModelSpec, stays: str, goes: str) -> ModelSpec | None:
         spec,
         **_shapes(spec, new_size),
         rules=tuple(rule for rule in rules if rule != f"{stays} == {stays}"),
-        profiles=tuple(_merge_ranges(profile, stays, goes) for profile in spec.profiles),
+        profiles=tuple(merge_ranges(profile, stays, goes) for profile in spec.profiles),
     )
 
 
@@ -213,7 +213,7 @@ def equal_dims(spec: ModelSpec, size_rule: str) -> tuple[str, str] | None:
     return stays, goes
 
 
-def _merge_ranges(profile: Profile, stays: str, goes: str) -> Profile:
+def merge_ranges(profile: Profile, stays: str, goes: str) -> Profile:
     """Merges the ranges of two dims that became one: the sizes in both ranges stay."""
     ranges = dict(profile.ranges)
     if goes not in ranges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, Size, SizeRule, check_rules, kept_rules, shape_at, sizes_text
@@ -111,15 +112,27 @@ class Point:
         return f"{self.label} ({sizes_text(self.sizes)})"
 
 
-def parse_sizes(text: str, dims: Mapping[str, Dim]) -> dict[str, int]:
+def parse_sizes(
+    text: str, dims: Mapping[str, Dim], merged: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, int]:
     """Reads ``h=441,w=1023`` into legal sizes; dims that are left out have their opt.
+
+    Args:
+        text: The sizes by dim.
+        dims: The dims by name.
+        merged: Other names of dims (see `pipeline.spec.rules.merged_dims`).
 
     Raises:
         InputError: The text does not have that form, a dim is unknown, or a size is not legal.
+            Or a dim has two sizes by two names.
     """
     sizes = {name: dim.opt for name, dim in dims.items()}
+    given: dict[str, str] = {}
     for part in text.split(","):
-        key, _, value = part.partition("=")
+        own, _, value = part.partition("=")
+        key = merged.get(own, own)
+        if given.setdefault(key, value) != value and merged:
+            raise InputError(f"shape {text!r}: {own} must equal the other names of {key}")
         if key not in dims:
             known = ", ".join(dims) or "none"
             raise InputError(f"shape {text!r}: no dim {key!r}; the model's dims: {known}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.spec.dims import Dim, sizes_text
+from pipeline.spec.dims import Dim, SizeRule, sizes_text
 
 RuleKind = Literal[
     "fixed",
@@ -298,6 +298,27 @@ class AppliedRule:
     size_rule: str
     line: str
     text: str
+
+
+def merged_dims(rules: Sequence[AppliedRule], dims: Mapping[str, Dim]) -> dict[str, str]:
+    """For each dim that the rules merged into one of `dims`, the name of that dim."""
+    groups: list[set[str]] = []
+    for rule in rules:
+        equal = SizeRule(rule.size_rule) if rule.size_rule else None
+        if (
+            equal is None
+            or equal.sign != "=="
+            or equal.names != {equal.left.text, equal.right.text}
+        ):
+            continue
+        group = set(equal.names).union(*(other for other in groups if other & equal.names))
+        groups = [*(other for other in groups if not other & equal.names), group]
+    merged: dict[str, str] = {}
+    for group in groups:
+        left = group & dims.keys()
+        if len(left) == 1:  # otherwise the rule stays a rule
+            merged |= dict.fromkeys(sorted(group - left), min(left))
+    return merged
 
 
 def multiple_text(multiple: int, offset: int) -> str:

@@ -255,6 +255,15 @@ def test_what_is_not_finite_is_null() -> None:
     assert comparison.points[0].results[0] == Verdict("not-finite", ("a", "b"), "y", facts=known)
 
 
+def test_a_float_of_numpy_is_written_as_a_float() -> None:
+    """A tolerance may be computed with numpy, and stands in the facts of notes and verdicts."""
+    found = note("no-engine-tolerance", precision="fp16", atol=np.float64(1e-4))
+    text = dataclasses.replace(FULL, comparison=ComparisonInfo(1, (), (found,))).to_json()
+    read = Manifest.from_json(text).comparison
+    assert read is not None
+    assert read.notes[0].facts["atol"] == 1e-4
+
+
 def test_a_stored_text_stays_as_it_was_written_and_decides_nothing() -> None:
     content = json.loads(FULL.to_json())
     findings = [content["comparison"]["notes"][0], content["comparison"]["checks"][0]]

@@ -84,6 +84,49 @@ def test_spec(change: dict[str, Any], stage: str) -> None:
     assert first_difference(stage_keys(Config("tiny"), spec, RTX, PROFILES)) == stage
 
 
+def test_a_dim_that_stands_in_an_expression_only() -> None:
+    """Its range is in no shape and in no profile."""
+
+    def keys(dim: Dim) -> dict[str, str]:
+        spec = dataclasses.replace(
+            SPEC, inputs=(Input("x", (1, 3, 4 * dim, W)),), outputs=(), padding=None
+        )
+        return stage_keys(Config("tiny"), spec, RTX, PROFILES)
+
+    before = keys(Dim("n", 1, 2, 3))
+    assert first_difference(keys(Dim("n", 1, 2, 3)), before) is None
+    for dim in (Dim("n", 1, 2, 30), Dim("n", 1, 3, 3), Dim("n", 1, 2, 3, auto=True)):
+        assert first_difference(keys(dim), before) == "export"
+
+
+@dataclasses.dataclass
+class Pair:
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass
+class OtherPair:
+    a: Any
+    b: Any
+
+
+def test_the_form_in_which_forward_gets_its_inputs() -> None:
+    a, b = Input("a", (1, H)), Input("b", (1, W))
+    forms: list[Any] = [
+        ((a, b),),
+        ([a, b],),
+        ({"a": a, "b": b},),
+        (Pair(a, b),),
+        (OtherPair(a, b),),
+    ]
+    found = []
+    for form in forms:
+        spec = dataclasses.replace(SPEC, inputs=form, arguments=None)
+        found.append(stage_keys(Config("tiny"), spec, RTX, PROFILES)["export"])
+    assert len(set(found)) == len(forms)
+
+
 @pytest.mark.parametrize(
     ("change", "stage"),
     [
