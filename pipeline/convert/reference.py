@@ -30,11 +30,12 @@ def reference_module(
 
     if module is None:
         spec, module = built(spec, weights)
-    interface = manifest.interface  # its padding may have been refined, like the dims
+    interface = manifest.interface  # its dims, rules and padding may have been refined
     declared = replace(
         spec,
         inputs=interface.inputs,
         outputs=tuple(Output(o.name) for o in interface.outputs),
+        rules=interface.rules,
         padding=interface.padding,
     )
     return reference(declared, module, interface.output_shapes)
