@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 
-from pipeline.convert.driver import run_export
+from pipeline.convert.driver import Report, run, run_export
 from pipeline.convert.plan import chosen_profiles, with_profiles
 from pipeline.errors import InputError
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 from pipeline.spec.profiles import parse_sizes
 from pipeline.spec.rules import AppliedRule, merged_dims
 
@@ -70,3 +74,54 @@ def test_merged_dims() -> None:
     assert merged_dims([equal("n == m")], {"n": N, "m": M}) == {}  # it stays a rule
     others = [equal("n <= m"), equal("n == 2*m"), equal("")]
     assert merged_dims(others, {"n": N}) == {}
+
+
+# --- whole conversions
+
+TEXT = (
+    '<ir_version: 8, opset_import: ["" : 18]> g (float[1, h] x, float[1, w] z) => '
+    "(float[1, n] y) { y = Add(x, z) }"
+)
+
+
+class Sum(torch.nn.Module):
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return x + z
+
+
+def torch_model(_: Path) -> dict[str, Any]:
+    h, w = Dim("h", 16, 24, 40, auto=True), Dim("w", 16, 24, 40, auto=True)
+    inputs = (Input("x", (1, h)), Input("z", (1, w)))
+    spec = ModelSpec("sum", lambda _: Sum(), inputs, (Output("y"),), Tolerance(0, 0, "a test"))
+    return {"model": replace(spec, key="sum")}
+
+
+def onnx_file(folder: Path) -> dict[str, Any]:
+    onnx.save(onnx.parser.parse_model(TEXT), folder / "sum.onnx")
+    return {"model": str(folder / "sum.onnx"), "dims": ("h=16:24:40", "w=16:24:40")}
+
+
+def checked(report: Report, sizes: tuple[int, int, int], point: int) -> None:
+    manifest = report.manifest
+    assert [dict(p.ranges) for p in manifest.interface.profiles] == [{"h": sizes}]
+    assert manifest.comparison is not None and manifest.comparison.passed
+    assert {"h": point} in [dict(p.sizes) for p in manifest.comparison.points]
+
+
+@pytest.mark.parametrize("source", [torch_model, onnx_file])
+def test_profiles_and_shapes_name_the_dim_that_became_another(tmp_path: Path, source: Any) -> None:
+    given = {**source(tmp_path), "out": tmp_path / "a"}
+    first = run(Config(**given, profiles=("h=16:24:32,w=20:24:36",), shapes=("h=21,w=21",)))
+    checked(first, (20, 24, 32), 21)
+    stages = {stage.name: stage.seconds for stage in first.manifest.stages}
+    # the export is used again
+    again = run(Config(**given, profiles=("w=16:24:24",), shapes=("w=17",)))
+    checked(again, (16, 24, 24), 17)
+    assert {s.name: s.seconds for s in again.manifest.stages}["export"] == stages["export"]
+
+
+def test_a_rule_names_the_dim_that_became_another(tmp_path: Path) -> None:
+    spec = replace(torch_model(tmp_path)["model"], rules=("h + w <= 70", "w >= 17"))
+    report = run(Config(spec, out=tmp_path / "a", profiles=("h=17:24:35,w=17:24:35",)))
+    assert report.manifest.interface.rules == ("h + h <= 70", "h >= 17")
+    checked(report, (17, 24, 35), 24)
