@@ -25,7 +25,7 @@ from pipeline.graph.session import open_session
 from pipeline.spec.closeness import Difference
 
 _HALF = 2048
-_PREFIX = "pipeline/probe/probe/"
+_PREFIX = "pipeline/probe/"
 # half of the sample is the beginning of the value, which is all of a small one; the rest is random
 PLACES = np.concatenate(
     [np.arange(_HALF), np.random.default_rng(0).integers(0, 1 << 40, _HALF)]
