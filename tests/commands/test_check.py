@@ -341,10 +341,10 @@ def test_several_inputs_that_must_have_one_size() -> None:
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return a + b
 
-    def summed(auto: bool) -> CheckReport:
+    def summed(auto: bool, **how: Any) -> CheckReport:
         h, w = Dim("h", 16, 32, 64, auto=auto), Dim("w", 8, 16, 48, auto=auto)
         inputs = (Input("a", (1, h)), Input("b", (1, w)))
-        return checked(ModelSpec("sum", lambda _: Sum(), inputs, (Output("y"),), TOLERANCE))
+        return checked(ModelSpec("sum", lambda _: Sum(), inputs, (Output("y"),), TOLERANCE), **how)
 
     (found,) = blocking(summed(False))
     assert "w must equal h" in found.what
@@ -354,6 +354,12 @@ def test_several_inputs_that_must_have_one_size() -> None:
     assert "nothing: one Dim for both h and w" in said(report, "dims")
     assert "the findings below hold for h in 16..48 only" in said(report, "dims")
     assert "all runs agree" in said(report, "comparison")
+    # profiles and sizes may name both
+    report = summed(True, profiles=("h=16:20:32,w=20:24:40",), shapes=("h=24,w=24", "w=30", "h=50"))
+    assert report.ok, check_text(report)
+    assert [f.what for f in report.findings if f.kind == "left-out"] == [
+        "shape h=50 is not checked: its sizes are outside these ranges"
+    ]
 
 
 def test_profiles_and_shapes_that_a_narrowed_dim_has_not() -> None:

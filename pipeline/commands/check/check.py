@@ -7,7 +7,7 @@ model accepts, and fixes dims that cannot be dynamic. A finding says so.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ from pipeline.convert.plan import chosen_profiles, initial_manifest
 from pipeline.convert.reference import reference_module
 from pipeline.errors import ConstraintError, InputError, PipelineError
 from pipeline.machine.target import find_target
+from pipeline.probe.apply import merge_ranges
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules, kept_rules, sizes_text
@@ -74,6 +75,7 @@ class _CheckedModel:
     spec: ModelSpec
     manifest: Manifest
     module: torch.nn.Module | None
+    shapes: tuple[str, ...]
 
 
 def check(config: Config, announce: Announce) -> CheckReport:
@@ -123,8 +125,9 @@ def _exported(
         announce("trying sizes")
         declared, (spec, module) = spec, made(spec, config.weights_path)
         found += [Finding("dims", note, "note") for note in placed(declared, module)]
-        more, spec, runs_at = dims.tried(spec, module, config.seed)
+        more, tried, runs_at = dims.tried(spec, module, config.seed)
         found += more
+        spec, config = tried.spec, _renamed(config, spec, tried.merged)
         base.update(runs_at)
     only = ""
     for first in (True, False, False):
@@ -188,7 +191,19 @@ def _export(
         found += dims.narrowings(
             asked, manifest.interface.dims, manifest.interface.rules, manifest.export.refinements
         )
-    return _CheckedModel(spec, manifest, exported.module)
+    legal = tuple(text for text in config.shapes if text not in shapes)
+    return _CheckedModel(spec, manifest, exported.module, legal)
+
+
+def _renamed(config: Config, spec: ModelSpec, merged: Mapping[str, str]) -> Config:
+    """Returns the config with profiles and shapes in terms of merged dims."""
+    profiles = config.parsed_profiles() or spec.profiles
+    for goes, stays in merged.items():
+        profiles = tuple(merge_ranges(profile, stays, goes) for profile in profiles)
+    kept = {name: dim for name, dim in spec.dims.items() if name not in merged}
+    shapes = [parse_sizes(text, kept, merged) for text in config.shapes]
+    texts = tuple(sizes_text(sizes) for sizes in shapes)
+    return replace(config, profiles=profiles, shapes=texts) if merged else config
 
 
 def _allowed(profile: Profile, spec: ModelSpec) -> bool:
@@ -211,7 +226,7 @@ def _compared(
     options = CompareOptions(
         memory_limit=config.memory_limit,
         seed=config.seed,
-        shapes=tuple(text for text in config.shapes if _legal(text, spec)),
+        shapes=ready.shapes,
     )
     try:
         done = compare_artifact(folder, manifest, module, options, announce)

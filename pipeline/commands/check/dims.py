@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.commands.check.findings import Finding, rule_finding, shortened
 from pipeline.machine.resources import Stopwatch
-from pipeline.probe.apply import apply, equal_dims, for_user, may_apply, with_dims
+from pipeline.probe.apply import Applied, apply, equal_dims, for_user, may_apply, with_dims
 from pipeline.probe.probe import probe
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import ModelSpec, inner_inputs
@@ -38,25 +38,26 @@ def _describe(dim: Dim) -> str:
 
 def tried(
     spec: ModelSpec, module: torch.nn.Module, seed: int
-) -> tuple[list[Finding], ModelSpec, Mapping[str, int]]:
+) -> tuple[list[Finding], Applied, Mapping[str, int]]:
     """Finds the sizes that the module accepts, by running the module.
 
     Returns:
         The findings; the spec with dims narrowed to the accepted sizes, as far as a rule states
         them; and sizes at which the module runs.
     """
-
     if all(dim.static for dim in spec.dims.values()):
-        return [], spec, {}
+        return [], Applied(spec, ()), {}
     probed = probe(inner_inputs(spec), module, seed, spec.rules)
     rules = [for_user(rule, spec) for rule in probed.rules]
     found = [Finding("dims", f"sizes tried on the model: {probed.words}", "tried")]
-    found += [_finding(spec, rule) for rule in rules]
     done = apply(spec, rules)
+    found += [
+        _finding(spec, rule, own=rule not in done.left and may_apply(spec, rule)) for rule in rules
+    ]
     if done.rules:
         holds = f"the findings below hold for {_range(done.spec)} only"
         found.append(Finding("dims", holds, "narrowed"))
-    return found, done.spec, {name: _at(probed, name) for name in probed.base or {}}
+    return found, done, {name: _at(probed, name) for name in probed.base or {}}
 
 
 def _at(probed: Probed, name: str) -> int:
@@ -67,10 +68,15 @@ def _at(probed: Probed, name: str) -> int:
     return probed.base[name] or min((size for size in taken if size > 0), default=0)
 
 
-def _finding(spec: ModelSpec, rule: Rule) -> Finding:
-    """Returns the finding for a rule that the tried sizes showed."""
+def _finding(spec: ModelSpec, rule: Rule, *, own: bool) -> Finding:
+    """Returns the finding for a rule that the tried sizes showed.
 
-    own, new, do = may_apply(spec, rule), rule.refined, rule.advice()
+    Args:
+        spec: The spec.
+        rule: The rule.
+        own: Whether the pipeline applies the rule by itself.
+    """
+    new, do = rule.refined, rule.advice()
     if own and new is not None:
         do = f"nothing: narrowed to {rule.declaration()}"
     elif own and equal_dims(spec, rule.size_rule):
