@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import json
 import os
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _interrupt_on_sigterm()
     try:
         try:
-            return int(_run(command_parser().parse_args(words)))
+            return int(_run(_arguments(words)))
         finally:
             sys.stdout.flush()  # raises BrokenPipeError here, where it is caught, not at exit
     except PipelineError as error:
@@ -112,6 +113,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{place}{what}. Existing artifacts are unchanged", 1)
     except MemoryError:
         return _fail("out of memory. Pass a lower --memory-limit to skip large sizes", 1)
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line.
+
+    Raises:
+        InputError: An argument is unknown, missing or wrong.
+    """
+    arguments, unknown = command_parser().parse_known_args(words)
+    if unknown:
+        command: _Parser = arguments.parser
+        options = [flag for action in command._actions for flag in action.option_strings]
+        name = unknown[0].partition("=")[0]
+        close = difflib.get_close_matches(name, options, 1) if name.startswith("-") else []
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return arguments
 
 
 def _fail(text: str, code: int) -> int:
@@ -154,7 +172,7 @@ def command_parser() -> argparse.ArgumentParser:
 
     def add(name: str, command: Callable[[argparse.Namespace, Progress], int], text: str) -> Any:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, parser=sub)
         sub.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
         sub.add_argument("--json", action="store_true", help="Print the report as JSON")
         return sub

@@ -159,7 +159,7 @@ def _lint(arguments: argparse.Namespace, announce: Announce) -> int:
     bad = sum(1 for f in result.findings if not f.mended and f.certain)
     print(
         f"{arguments.model}, {target}: {len(result.findings)} nodes would fail or be wrong without "
-        f"a rewrite; no pass fixes {bad} of them"
+        f"a rewrite; {f'no pass fixes {bad} of them' if bad else 'the passes fix them'}"
         if result.findings
         else f"{arguments.model}, {target}: no known fault"
     )

@@ -97,7 +97,8 @@ def _dims(manifest: Manifest) -> str:
     lines += [f"rule on sizes: {rule}" for rule in declared.rules]
     if manifest.export is not None:
         lines += [f"dynamic {name}: {how.text}" for name, how in manifest.export.dynamic.items()]
-        lines += [f"narrowed: {rule.text}" for rule in manifest.export.refinements]
+        for rule in manifest.export.refinements:
+            lines.append(f"narrowed: {rule.text}{f' ({rule.line})' if rule.line else ''}")
         lines += [f"note: {text}" for text in manifest.export.notes]
     for tensor in declared.tensors:
         sizes = ", ".join(size_text(size) for size in tensor.shape or ())

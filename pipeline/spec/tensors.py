@@ -94,7 +94,8 @@ class Input:
             dtype = np.dtype(self.dtype)
         except TypeError as error:
             known = str(self.dtype).removeprefix("torch.")
-            hint = f" (a numpy name: {known!r})" if known != str(self.dtype) else ""
+            hint = "; use a name such as float32, float16, int64, int32, uint8 or bool"
+            hint = f" (a numpy name: {known!r})" if known != str(self.dtype) else hint
             raise InputError(f"{self.name}: unknown dtype {self.dtype!r}{hint}") from error
         if dtype.kind not in "biuf":
             raise InputError(f"{self.name}: dtype {self.dtype!r} is not a number or bool")
