@@ -18,7 +18,7 @@ def test_tensorrt_rtx_renames_the_input() -> None:
     with Child() as child:
         outcome = attempt(child, case.model(), [case.feeds(s) for s in case.shapes], RTX)
     assert outcome.verdict == "build"
-    assert outcome.detail == "the network has no input x, but __x"
+    assert outcome.detail == "the network has no input x, but has __x"
 
 
 def test_the_output_is_named_with_what_to_do() -> None:
