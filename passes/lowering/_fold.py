@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx.reference import ReferenceEvaluator
 
 from pipeline.passes.graph_ops import values_of
 from pipeline.passes.lowering._site import numbers
@@ -80,6 +79,8 @@ def _value(node: gs.Node, opset: int) -> np.ndarray | None:
         onnx.helper.make_graph([proto], "one", shown, [result]),
         opset_imports=[onnx.helper.make_opsetid("", opset)],
     )
+    from onnx.reference import ReferenceEvaluator  # takes 40 ms
+
     results: Any = ReferenceEvaluator(model).run(None, feeds)
     value = np.asarray(results[0])
     return value if value.size <= _LARGEST and value.dtype.kind in _NATIVE else None

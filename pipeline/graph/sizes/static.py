@@ -17,12 +17,11 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import infer_node_outputs
 
 from pipeline.errors import PipelineError, first_line
@@ -40,6 +39,9 @@ from pipeline.graph.sizes.carried import (
     settled,
 )
 from pipeline.graph.sizes.symbolic import contributed
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
 
 _UNKNOWN = 1 << 20  # stands for an unknown size in the last version; 0 and 1 in the first two
 _RANDOM = ("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout")
@@ -188,6 +190,8 @@ class StaticSizes:
             results = [onnx.ValueInfoProto(name=n) for n in node.output if n]
             graph = helper.make_graph([node], "node", names, results)
             model = helper.make_model(graph, opset_imports=self._imports)
+            from onnx.reference import ReferenceEvaluator  # takes 40 ms
+
             self._evaluators[key] = ReferenceEvaluator(model)
         return self._evaluators[key]
 
