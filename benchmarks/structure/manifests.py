@@ -259,12 +259,12 @@ def run(case: Case, checkout: Path, place: Path, packages: Path) -> dict[str, An
     path = f"{checkout}:{SOURCES}:{STRANGERS}:{packages}"
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     with (
-        (place / "stdout.txt").open("w") as told,
+        (place / "stdout.txt").open("w") as output,
         (place / "stderr.txt").open("w") as errors,
         subprocess.Popen(
             ["nice", "-n", "15", "bash", "-c", script, "bash", *command],
             stdin=subprocess.DEVNULL,
-            stdout=told,
+            stdout=output,
             stderr=errors,
             cwd=checkout,
             env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
@@ -513,7 +513,7 @@ def _pick(content: Mapping[str, Any], names: str) -> dict[str, Any]:
     return {name: content[name] for name in names.split()}
 
 
-# counts of texts: a rewritten message may be two, or none; told as information
+# counts of texts: a rewritten message may be two, or none: printed as information
 _COUNTS = re.compile(r"(?:export\.(?:refinements|notes)|\.warnings|comparison\.notes)\Z")
 # lists of files differ by what an artifact is made of, not by what was converted
 _LAYOUT = re.compile(r"files(?:\[|\Z)|keys(?:\[|\Z)|stages(?:\[|\Z)")
@@ -627,7 +627,7 @@ def load(place: Path) -> dict[str, Any] | None:
 
 
 def one(a: dict[str, Any], b: dict[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Facts that differ, and what is told as information."""
+    """Facts that differ, and what is printed as information."""
     found: list[tuple[str, str]] = []
     notes: list[str] = []
     for key in ("command", "code", "error"):

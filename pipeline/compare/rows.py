@@ -167,7 +167,7 @@ def check_rows(
     feeds += [] if smaller is None else [_with_rows(feed, batch, lambda a: a[:smaller])]
     try:
         plain, same, reverse, *less = [dict(outputs) for outputs in runner.run(feeds)]
-    except OutOfMemory:  # says nothing about the rows
+    except OutOfMemory:  # the rows stay unknown
         raise
     except Exception as error:  # any library error
         first = first_line(error)

@@ -16,7 +16,7 @@ from pipeline.convert.reuse import first_changed, previous
 from pipeline.errors import InputError
 from pipeline.machine.libraries import versions
 from pipeline.machine.target import find_target, require
-from pipeline.probe.apply import merge_ranges
+from pipeline.probe.apply import merge_profiles
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
@@ -127,6 +127,4 @@ def chosen_profiles(config: Config, spec: ModelSpec) -> tuple[Profile, ...]:
 
 def with_profiles(manifest: Manifest, profiles: Sequence[Profile]) -> Interface:
     """An artifact's interface with other profiles, which may name dims that were merged."""
-    for goes, stays in manifest.merged.items():
-        profiles = [merge_ranges(profile, stays, goes) for profile in profiles]
-    return replace(manifest.interface, profiles=tuple(profiles))
+    return replace(manifest.interface, profiles=merge_profiles(profiles, manifest.merged))

@@ -189,7 +189,7 @@ def merge(spec: ModelSpec, stays: str, goes: str) -> ModelSpec | None:
         spec,
         **_shapes(spec, new_size),
         rules=tuple(rule for rule in rules if rule != f"{stays} == {stays}"),
-        profiles=tuple(merge_ranges(profile, stays, goes) for profile in spec.profiles),
+        profiles=tuple(_merge_ranges(profile, stays, goes) for profile in spec.profiles),
     )
 
 
@@ -213,7 +213,22 @@ def equal_dims(spec: ModelSpec, size_rule: str) -> tuple[str, str] | None:
     return stays, goes
 
 
-def merge_ranges(profile: Profile, stays: str, goes: str) -> Profile:
+def merge_profiles(profiles: Sequence[Profile], merged: Mapping[str, str]) -> tuple[Profile, ...]:
+    """Writes profiles in terms of merged dims.
+
+    Args:
+        profiles: The profiles, which may name dims that were merged.
+        merged: For each dim that was merged into another dim, that dim's name.
+
+    Raises:
+        InputError: The ranges of dims that became one have no size in common.
+    """
+    for goes, stays in merged.items():
+        profiles = [_merge_ranges(profile, stays, goes) for profile in profiles]
+    return tuple(profiles)
+
+
+def _merge_ranges(profile: Profile, stays: str, goes: str) -> Profile:
     """Merges the ranges of two dims that became one: the sizes in both ranges stay."""
     ranges = dict(profile.ranges)
     if goes not in ranges:

@@ -31,7 +31,7 @@ from pipeline.convert.plan import chosen_profiles, initial_manifest
 from pipeline.convert.reference import reference_module
 from pipeline.errors import ConstraintError, InputError, PipelineError
 from pipeline.machine.target import find_target
-from pipeline.probe.apply import merge_ranges
+from pipeline.probe.apply import merge_profiles
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules, kept_rules, sizes_text
@@ -197,13 +197,13 @@ def _export(
 
 def _renamed(config: Config, spec: ModelSpec, merged: Mapping[str, str]) -> Config:
     """Returns the config with profiles and shapes in terms of merged dims."""
-    profiles = config.parsed_profiles() or spec.profiles
-    for goes, stays in merged.items():
-        profiles = tuple(merge_ranges(profile, stays, goes) for profile in profiles)
+    if not merged:
+        return config
+    profiles = merge_profiles(config.parsed_profiles() or spec.profiles, merged)
     kept = {name: dim for name, dim in spec.dims.items() if name not in merged}
     shapes = [parse_sizes(text, kept, merged) for text in config.shapes]
     texts = tuple(sizes_text(sizes) for sizes in shapes)
-    return replace(config, profiles=profiles, shapes=texts) if merged else config
+    return replace(config, profiles=profiles, shapes=texts)
 
 
 def _allowed(profile: Profile, spec: ModelSpec) -> bool:
