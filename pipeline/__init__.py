@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact.artifact import Artifact
 from pipeline.errors import (
     ArtifactError,
     BuildError,
@@ -28,18 +27,33 @@ from pipeline.errors import (
     RewriteError,
     TargetMissing,
 )
-from pipeline.runtime.engine import Engine, load
-from pipeline.spec.dims import Dim
-from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
-from pipeline.spec.padding import Padding
-from pipeline.spec.profiles import Profile
 
 if TYPE_CHECKING:
+    from pipeline.artifact.artifact import Artifact
     from pipeline.convert.driver import Report, run
+    from pipeline.runtime.engine import Engine, load
     from pipeline.spec.config import Config
+    from pipeline.spec.dims import Dim
+    from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+    from pipeline.spec.padding import Padding
+    from pipeline.spec.profiles import Profile
 
 # Imported on first use: converting needs onnx, and running an engine must not need onnx.
-_CONVERTING = {"Config": "spec.config", "Report": "convert.driver", "run": "convert.driver"}
+_MODULES = {
+    "Artifact": "artifact.artifact",
+    "Config": "spec.config",
+    "Dim": "spec.dims",
+    "Engine": "runtime.engine",
+    "Input": "spec.model",
+    "ModelSpec": "spec.model",
+    "Output": "spec.model",
+    "Padding": "spec.padding",
+    "Profile": "spec.profiles",
+    "Report": "convert.driver",
+    "Tolerance": "spec.model",
+    "load": "runtime.engine",
+    "run": "convert.driver",
+}
 
 __all__ = [
     "Artifact",
@@ -70,6 +84,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _CONVERTING:
+    if name not in _MODULES:
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"pipeline.{_CONVERTING[name]}"), name)
+    value = getattr(importlib.import_module(f"pipeline.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""CPU seconds of `import pipeline` and `pipeline --help`: python start_times.py CHECKOUT ...
+"""CPU seconds of imports and of `pipeline --help`: python start_times.py CHECKOUT ...
 
 The runs of several checkouts take turns, so that other work on the machine affects all of them.
 """
@@ -16,6 +16,7 @@ RUNS = 11
 COMMANDS = {
     "nothing": ["-c", "pass"],
     "import pipeline": ["-c", "import pipeline"],
+    "import load": ["-c", "from pipeline import Artifact, ModelSpec, Profile, load"],
     "pipeline --help": ["-m", "pipeline", "--help"],
 }
 

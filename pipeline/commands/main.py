@@ -21,11 +21,9 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.commands import locate as cli_locate
 from pipeline.commands import options as cli_options
 from pipeline.commands import passes as cli_passes
-from pipeline.commands import report as summary
 from pipeline.commands import source_options as cli_source
 from pipeline.commands.bench import command as cli_bench
 from pipeline.commands.check import command as cli_check
-from pipeline.convert.options import Verify
 from pipeline.errors import InputError, PipelineError
 from pipeline.machine.target import DEFAULT_TARGET, TARGETS
 from pipeline.models import MODELS
@@ -259,7 +257,6 @@ def _export(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _check(arguments: argparse.Namespace, progress: Progress) -> int:
-
     return cli_check.check(_config(arguments), arguments, progress)
 
 
@@ -296,6 +293,7 @@ def _build(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
     from pipeline.convert.driver import run_verify
+    from pipeline.convert.options import Verify
 
     report = run_verify(
         arguments.artifact,
@@ -322,6 +320,7 @@ def _inspect(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _models(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.commands import report as summary
 
     del progress
     specs = {name: find_spec(name, {}) for name in MODELS}
@@ -335,6 +334,8 @@ def _models(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _show(report: Any, arguments: argparse.Namespace) -> int:
+    from pipeline.commands import report as summary
+
     if arguments.json:
         print(summary.report_json(report))
     else:
@@ -343,7 +344,6 @@ def _show(report: Any, arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> Any:
-
     return Config(
         **cli_source.config_fields(arguments),
         out=getattr(arguments, "out", None),

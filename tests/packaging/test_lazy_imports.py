@@ -6,6 +6,8 @@ Ruff's PLC0415 would refuse every import in a function, also of heavy libraries.
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -110,3 +112,25 @@ def test_own_modules_are_imported_at_the_top_unless_they_are_heavy() -> None:
 def test_a_needless_import_is_noticed(line: str, right: bool) -> None:
     tree = ast.parse(f"def function():\n    {line}\n")
     assert (needless("pipeline.machine.target", tree) == []) is right
+
+
+@pytest.mark.parametrize(
+    ("words", "libraries"),
+    [
+        (["-c", "import pipeline, sys; print(*sys.modules)"], HEAVY | {"numpy"}),
+        (["-X", "importtime", "-m", "pipeline", "--help"], HEAVY),
+    ],
+)
+def test_the_start_loads_no_heavy_library(words: list[str], libraries: set[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=True, cwd=ROOT.parent
+    )
+    loaded = set((done.stdout if words[0] == "-c" else done.stderr).split())
+    assert "pipeline" in loaded
+    assert loaded & libraries == set()
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    assert {getattr(pipeline, name).__name__ for name in pipeline.__all__} == set(pipeline.__all__)
+    assert set(pipeline.__all__) <= set(dir(pipeline))
+    assert not hasattr(pipeline, "engine")
