@@ -28,6 +28,7 @@ from pipeline.graph.session import run_onnx
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.eager import call_module
+from pipeline.probe.state import untouched
 from pipeline.rewrite.half import write_rounded
 from pipeline.spec.dims import shape_at, sizes_text
 from pipeline.spec.findings import Facts, Note, NoteKind, note
@@ -102,7 +103,8 @@ class TorchRunner:
         names = self.outputs
         with torch.inference_mode():
             for feed in feeds:
-                result = call_module(self.module, feed)
+                with untouched(self.module):  # what it keeps does not reach the next call
+                    result = call_module(self.module, feed)
                 flat = result if isinstance(result, (tuple, list)) else (result,)
                 if len(flat) != len(names) or not all(isinstance(t, torch.Tensor) for t in flat):
                     raise CompareError(

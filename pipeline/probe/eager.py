@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.probe.sample_sizes import elements
+from pipeline.probe.state import untouched
 from pipeline.spec.dims import shape_at
 from pipeline.spec.tensors import Feed, Input
 
@@ -48,7 +49,7 @@ class EagerModule:
         import torch
 
         try:
-            with torch.no_grad(), quiet():
+            with torch.no_grad(), quiet(), untouched(self.module):
                 self.module(*self.args(sizes))
         except Exception:
             return False
@@ -75,11 +76,11 @@ def output_sizes(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), quiet(), untouched(module):
             if elements(inputs, sizes) <= _EAGER:
                 result = module(*example_args(inputs, seed, sizes))
             else:
-                with untouched(module), FakeTensorMode(allow_non_fake_inputs=True):
+                with FakeTensorMode(allow_non_fake_inputs=True):
                     result = module(
                         *(
                             torch.empty(
@@ -92,21 +93,6 @@ def output_sizes(
             return [tuple(int(n) for n in t.shape) for t in flat_tensors(result)]
     except Exception:
         return None
-
-
-@contextlib.contextmanager
-def untouched(module: torch.nn.Module) -> Iterator[None]:
-    """Restores the attributes that a run sets on the module, such as a cached fake tensor."""
-    saved = [
-        (part, {k: dict(v) if type(v) is dict else v for k, v in vars(part).items()})
-        for part in module.modules()
-    ]
-    try:
-        yield
-    finally:
-        for part, attributes in saved:
-            vars(part).clear()
-            vars(part).update(attributes)
 
 
 def call_module(module: torch.nn.Module, feed: Feed) -> Any:
