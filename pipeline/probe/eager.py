@@ -10,11 +10,11 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.probe.code_files import is_model_file
 from pipeline.probe.sample_sizes import elements
 from pipeline.probe.state import untouched
 from pipeline.spec.dims import shape_at
@@ -137,23 +137,14 @@ def quiet() -> Iterator[None]:
 def model_line(stack: traceback.StackSummary, framework: str) -> str:
     """The innermost frame that belongs to the model, as ``file:line in function: code``.
 
-    Skips frames of torch (`framework` is its folder), of the pipeline and of the standard library.
+    Only frames inside the framework's own (`framework` is its folder) count.
     """
-    own = str(Path(__file__).parents[1])
     inside = False
     found = ""
     framework = f"{framework}{os.sep}"  # torchvision's path also begins with torch's path
     for frame in stack:
         if frame.filename.startswith(framework):
             inside = True
-        elif inside and not _plumbing(frame.filename, own):
+        elif inside and is_model_file(frame.filename):
             found = f"{frame.filename}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}"
     return found
-
-
-def _plumbing(filename: str, own: str) -> bool:
-    return (
-        filename.startswith((own, "<"))
-        or f"{Path(logging.__file__).parent}" in filename
-        or Path(filename).parent == Path(traceback.__file__).parent
-    )

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import linecache
 import operator
-import os
 import sys
 import types
 import zlib
@@ -19,12 +18,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from pipeline.probe.code_files import is_model_file, is_own, is_standard
 from pipeline.spec.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _MOST = 50_000  # objects that are walked; a module that holds a whole dataset is not its state
-_STANDARD = str(Path(os.__file__).parent) + os.sep
-_INSTALLED = ("site-packages", "dist-packages")
-_PIPELINE = str(Path(__file__).parents[1]) + os.sep
 _MADE_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)  # of the standard library's objects
 _INSIDE = ("_modules", "_parameters", "_buffers", "__dict__")  # left out of an attribute's name
@@ -239,11 +235,11 @@ class ModuleState:
                 self._holders.append(_Items(path, value, tuple(value)))
             parts = [(item, f"{path}[{n}]") for n, item in enumerate(value)]
         elif isinstance(value, types.FunctionType):
-            parts = self._variables(value) if _is_own(value.__code__.co_filename) else []
+            parts = self._variables(value) if is_own(value.__code__.co_filename) else []
         elif isinstance(value, types.MethodType):
             parts = [(value.__func__, path), (value.__self__, path)]
         elif isinstance(value, type):
-            own = value.__flags__ & _MADE_IN_PYTHON and _is_own(_file_of(value))
+            own = value.__flags__ & _MADE_IN_PYTHON and is_own(_file_of(value))
             parts = self._class(value) if own else []
         elif _is_walked(type(value)):
             parts = [*self._object(value, path), *((kind, path) for kind in type(value).__mro__)]
@@ -270,7 +266,7 @@ class ModuleState:
             name
             for kind in type(value).__mro__
             for name, slot in vars(kind).items()
-            if isinstance(slot, types.MemberDescriptorType) and _is_own(_file_of(kind))
+            if isinstance(slot, types.MemberDescriptorType) and is_own(_file_of(kind))
         ]
         if slots:
             found += self._names(
@@ -396,15 +392,13 @@ def line_of_change(change: Change, call: Callable[[], object]) -> str:
     Returns:
         The line as ``file:line in function: code``; an empty text if it was not found.
     """
-    torch_files = str(Path(sys.modules["torch"].__file__ or "").parent) + os.sep
     last: tuple[str, int, str] | None = None
     found = ""
 
     def look(frame: types.FrameType, *_: object) -> Any:
         nonlocal last, found
         file = frame.f_code.co_filename
-        skipped = file.startswith(("<frozen", torch_files, _STANDARD, str(Path(__file__).parent)))
-        if found or (skipped and not _is_installed(file)) or file.startswith(torch_files):
+        if found or not is_model_file(file):
             return None
         if last is not None and not change.is_back:
             found = f"{last[0]}:{last[1]} in {last[2]}: {linecache.getline(*last[:2]).strip()}"
@@ -505,17 +499,4 @@ def _is_walked(kind: type) -> bool:
     file = _file_of(kind)
     if not file:  # from C, or typed into a shell
         return bool(kind.__flags__ & _MADE_IN_PYTHON)
-    return not file.startswith(_STANDARD) or _is_installed(file)
-
-
-def _is_installed(file: str) -> bool:
-    return any(part in file for part in _INSTALLED)
-
-
-@cache
-def _is_own(file: str) -> bool:
-    """True for a user's code. False for the standard library, packages and the pipeline."""
-    models = _PIPELINE + "models" + os.sep
-    if file.startswith(("<frozen", "<eval_with_key", _STANDARD)) or _is_installed(file):
-        return False
-    return file.startswith(models) or not file.startswith(_PIPELINE)
+    return not is_standard(file)
