@@ -31,6 +31,10 @@ from pipeline.models import MODELS
 from pipeline.source.zoo import find_spec
 from pipeline.spec.config import Config
 
+_NO_MEMORY = (
+    "out of memory. Free memory, or skip large sizes with a lower --memory-limit (convert, check "
+    "and verify)"
+)
 _HEARTBEAT = 15.0  # seconds without output before a long stage prints that it still runs
 
 
@@ -114,7 +118,8 @@ def _failed(error: Exception, debug: bool) -> int:
     if isinstance(error, StdoutError):
         return _stdout_failed(error, 0)
     if isinstance(error, MemoryError):
-        return _fail("out of memory. Pass a lower --memory-limit to skip large sizes", 1)
+        left = _sentence(interrupts.outcome())
+        return _fail(f"{_NO_MEMORY}. {left}", 1)
     if not isinstance(error, (PipelineError, OSError)):
         raise error
     if debug:
