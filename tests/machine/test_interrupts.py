@@ -15,6 +15,8 @@ import pytest
 from helpers import HERE
 from test_child import alive
 
+from pipeline.machine.files import write_whole
+
 PRELUDE = """
     import contextlib, hashlib, os, signal, subprocess, sys, threading, time
     from pathlib import Path
@@ -235,6 +237,20 @@ def test_the_next_program_clears_what_a_killed_one_left(start: Start, tmp_path: 
     assert mine.name in left
     assert any(name.startswith(f"pipeline-{living.pid}-") for name in left)
     check_end(living, signal.SIGINT, UNCHANGED)
+
+
+def test_the_unfinished_file_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for number in (ended.pid, os.getppid()):
+        (tmp_path / f".report.xml.{number}").touch()
+    (tmp_path / ".report.xml.old").touch()
+    write_whole(tmp_path / "report.xml", b"whole")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "report.xml",
+        f".report.xml.{os.getppid()}",
+        ".report.xml.old",
+    }
 
 
 def test_it_needs_no_folder_for_temporary_files(start: Start, tmp_path: Path) -> None:
