@@ -28,6 +28,7 @@ from pipeline.errors import PipelineError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 LIMIT = 5.0  # seconds from the signal to the end
+_ORPHANS = 5.0  # seconds; a child that just started notices the death of its parent later
 _STAGES = ("export", "rewrite", "build", "compare", "package")
 _CAUGHT = re.compile(r"^SigCgt:\s*(\w+)$", re.MULTILINE)
 
@@ -194,8 +195,9 @@ def _kill(
     seconds = time.monotonic() - sent
     said = "".join(run.lines)
     problems = []
-    if effective and number == signal.SIGKILL:
-        time.sleep(0.5)  # its children die with it, a little later
+    end = time.monotonic() + (_ORPHANS if number == signal.SIGKILL else 0.0)
+    while run.living() and time.monotonic() < end:
+        time.sleep(0.02)
     if seconds > LIMIT:
         problems.append(f"it ended {seconds:.1f} s after the signal")
     if left := run.living():
