@@ -93,10 +93,11 @@ def other_python(extra: Sequence[str]) -> dict[str, str]:
     It has no variables of this Python, which may set PYTHONHOME and library paths. It can import
     this repository and the `extra` folders.
     """
-    own = Path(sys.base_prefix).resolve().parent
+    base = Path(sys.base_prefix).resolve()
+    own = {base / "lib", base.parent / "lib"}
     found = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONPATH")}
     libraries = [Path(p) for p in found.pop("LD_LIBRARY_PATH", "").split(":") if p]
-    kept = [p for p in libraries if own not in [p.resolve(), *p.resolve().parents]]
+    kept = [p for p in libraries if not own & {p.resolve(), *p.resolve().parents}]
     if kept:
         found["LD_LIBRARY_PATH"] = ":".join(map(str, kept))
     return {**found, "PYTHONPATH": ":".join([str(ROOT), *extra])}

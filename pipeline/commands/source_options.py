@@ -52,6 +52,11 @@ def add_options(sub: Any) -> None:
         "narrowed to the sizes that the model accepts",
     )
     sub.add_argument(
+        "--state", action="append", default=[], metavar="NAME",
+        help="Allow calls of the model to change this attribute, e.g. encoder.seen. The conversion "
+        "is of a first call. Repeat for more",
+    )  # fmt: skip
+    sub.add_argument(
         "--tolerance", type=_tolerance, metavar="RTOL,ATOL[,DIFFERING]",
         help="Set the comparison's tolerance if the source declares none (default: measured). "
         "DIFFERING is the share of integers that may differ (default: 0)",
@@ -84,6 +89,7 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "dims": tuple(arguments.dim),
         "ranges": tuple(arguments.range),
         "exact": arguments.exact_dims,
+        "state": tuple(arguments.state),
         "tolerance": arguments.tolerance,
         "engine_tolerance": arguments.engine_tolerance,
     }

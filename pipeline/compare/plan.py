@@ -67,6 +67,13 @@ class ComparisonPlan:
     shapes: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
+    def add(self, more: ComparisonPlan) -> None:
+        """Adds the points of another plan."""
+        self.run += more.run
+        self.infos += more.infos
+        self.shapes += more.shapes
+        self.notes += more.notes
+
 
 def plan_points(job: Job, model: Path) -> ComparisonPlan:
     """Separates the points that fit into memory from the others.

@@ -28,6 +28,7 @@ from pipeline.graph.session import run_onnx
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.eager import call_module
+from pipeline.probe.state import ModuleState
 from pipeline.rewrite.half import write_rounded
 from pipeline.spec.dims import shape_at, sizes_text
 from pipeline.spec.findings import Facts, Note, NoteKind, note
@@ -54,8 +55,8 @@ class Ground:
         watch: Measures the time of each run.
     """
 
-    points: Sequence[Point]
-    feeds: Sequence[Feed]
+    points: list[Point]
+    feeds: list[Feed]
     announce: Announce
     watch: Stopwatch
 
@@ -100,8 +101,10 @@ class TorchRunner:
         import torch
 
         names = self.outputs
-        with torch.inference_mode():
-            for feed in feeds:
+        state = ModuleState(self.module)
+        for feed in feeds:
+            # what the module keeps does not reach the next call
+            with torch.inference_mode(), state.restored():
                 result = call_module(self.module, feed)
                 flat = result if isinstance(result, (tuple, list)) else (result,)
                 if len(flat) != len(names) or not all(isinstance(t, torch.Tensor) for t in flat):
@@ -110,8 +113,9 @@ class TorchRunner:
                         f"outputs {', '.join(names)}. Return one tensor for each, as a tensor or "
                         "a tuple"
                     )
-                arrays = [t.detach().cpu().contiguous().numpy() for t in flat]  # a crop is a view
-                yield dict(zip(names, arrays, strict=True))
+                # a crop is a view, and a tensor that the module keeps is put back
+                arrays = [t.detach().cpu().contiguous().numpy().copy() for t in flat]
+            yield dict(zip(names, arrays, strict=True))
 
 
 @dataclass(frozen=True)

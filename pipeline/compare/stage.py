@@ -14,6 +14,7 @@ from pipeline.artifact.stored import StoredPoint, copy_run, store_run, stored_fe
 from pipeline.compare import explain, run_names
 from pipeline.compare import runners as compare
 from pipeline.compare.engine_runs import engine_name, opened, run_engine, why_not_run
+from pipeline.compare.model_runs import ModelRuns
 from pipeline.compare.plan import ComparisonPlan, Job, plan_points
 from pipeline.compare.rows import (
     Batch,
@@ -23,7 +24,7 @@ from pipeline.compare.rows import (
     find_batch,
     why_no_rows,
 )
-from pipeline.compare.runners import Ground, RunFailed, Runs, profile_of
+from pipeline.compare.runners import Ground, Runs, profile_of
 from pipeline.compare.shape_oracle import check_sizes
 from pipeline.errors import ArtifactError, InputError
 from pipeline.graph.session import OnnxRunner
@@ -36,7 +37,6 @@ from pipeline.machine.target import bind_polygraphy, find_target
 from pipeline.spec.file_names import (
     COMPARISON,
     EXPORTED,
-    HALF,
     LATER,
     MODEL,
     OUTSIDE,
@@ -142,13 +142,9 @@ def compare_artifact(
     else:
         feeds = [manifest.interface.sample(point.sizes, options.seed) for point in plan.run]
     ground = Ground(plan.run, feeds, announce, watch)
-    try:
-        if module is not None:
-            outputs = [o.name for o in manifest.interface.outputs]
-            runs[run_names.TORCH] = ground.collect(compare.TorchRunner(module, outputs))
-        pairs, notes = _run_files(folder, manifest, ground, runs)
-    except RunFailed as error:
-        raise explain.failed_run(error, folder, manifest, module, feeds, options.seed) from error
+    models = ModelRuns(folder, manifest, module, options.seed)
+    pairs, notes = models.run(ground, runs)
+    notes += models.run_at_random_sizes(job, plan, ground, runs)
     with watch("batch rows"):
         batch, checks, forgiven, unasked = _rows_of_models(
             folder, manifest, plan, job, module, options.seed
@@ -196,44 +192,6 @@ def _job(
         extra.append(declared.sizes_of({name: array.shape for name, array in feed.items()}))
     where = points(declared.dims, declared.profiles, extra, declared.rules)
     return Job(declared, where, memory_limit, manifest.precision)
-
-
-def _run_files(
-    folder: Path,
-    manifest: Manifest,
-    ground: Ground,
-    runs: Runs,
-) -> tuple[list[tuple[str, str]], list[Note]]:
-    """Runs the ONNX files.
-
-    For an engine in half precision, half.onnx runs too. Before the build, model.onnx runs in half
-    precision instead.
-
-    Returns:
-        The pairs to compare, and notes for the manifest.
-    """
-    exported, model, base = folder / EXPORTED, folder / MODEL, manifest.reference
-    name = run_names.EXPORTED
-    runs[name] = ground.collect(OnnxRunner(exported, name))
-    pairs, notes = [(base, name)] if base != name else [], list[Note]()
-    if base == name:
-        notes.append(note("source-is-onnx"))
-    if not model.is_file():
-        notes.append(note("only-exported"))
-    elif hash_file(model) == hash_file(exported):
-        runs[run_names.REWRITTEN] = runs[name]
-        notes.append(note("model-unchanged"))
-    else:
-        runs[run_names.REWRITTEN] = ground.collect(OnnxRunner(model, run_names.REWRITTEN))
-        pairs += dict.fromkeys([(name, run_names.REWRITTEN), (base, run_names.REWRITTEN)])
-    if manifest.precision == "fp16" and model.is_file():
-        built = (folder / HALF).is_file()
-        if not built:
-            notes.append(note("half-not-built"))
-        half = compare.HalfRunner(folder / HALF if built else model, plain=not built)
-        runs[run_names.HALF] = ground.collect(half)
-        pairs.append((base, run_names.HALF))
-    return pairs, notes
 
 
 def _rows_of_models(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
 from pipeline.errors import CompareError, InputError
 from pipeline.machine.progress import Announce
 from pipeline.machine.target import find_target, require
+from pipeline.probe.state import left_as_given
 from pipeline.runtime.trust import check_given
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
@@ -89,19 +90,19 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
     if plan.old is not None and not plan.todo:
         return Report(plan.place, plan.old.manifest, unchanged=True)
     options = plan.options
-    with _workspace(plan, announce) as work:
+    with left_as_given(plan.spec) as spec, _workspace(plan, announce) as work:
         if EXPORT.name in plan.todo:
             if not config.force:
                 refuse_other(plan.place, plan.manifest.model.source)
             if plan.old is not None:
                 keep_timings(plan.place, work.folder)
-        exported = work.do(EXPORT, plan.spec, options.export)
+        exported = work.do(EXPORT, spec, options.export)
         work.do(REWRITE, options.rewrite)
         work.do(BUILD, with_profiles(work.manifest, plan.spec.profiles), options.build)
         reference = None  # an ONNX file is its own reference
         if plan.spec.onnx is None:
             module = exported.module if exported is not None else None
-            reference = reference_module(plan.spec, work.manifest, options.export.weights, module)
+            reference = reference_module(spec, work.manifest, options.export.weights, module)
         work.do(COMPARE, work.manifest, reference, options.compare, announce)
         _raise_disagreement(work)
         announce("package")
@@ -122,7 +123,7 @@ def run_export(config: Config, announce: Announce = quiet) -> Report:
     profiles = chosen_profiles(config, spec)
     options = stage_options(config, find_target(config.target))
     place, manifest = config.place(spec), initial_manifest(config, spec)
-    with new_artifact(place, manifest, announce) as work:
+    with left_as_given(spec) as spec, new_artifact(place, manifest, announce) as work:
         if not config.force:
             refuse_other(place, manifest.model.source)
         work.do(EXPORT, replace(spec, profiles=profiles), options.export)
@@ -227,7 +228,6 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = quiet) ->
     for text in how.shapes:
         sizes = parse_sizes(text, stated.interface.dims, stated.merged)
         check_rules(stated.interface.rules, sizes, f"shape {text!r}")
-    module = rebuilt(stated, how.spec, how.weights) if how.torch_model else None
     options = CompareOptions(
         memory_limit=how.memory_limit, seed=0, shapes=how.shapes, plugins=how.plugins
     )
@@ -235,7 +235,10 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = quiet) ->
     if how.engine_tolerance is not None:
         own = {**stated.interface.engine_tolerance, stated.precision: how.engine_tolerance}
         manifest = replace(stated, interface=replace(stated.interface, engine_tolerance=own))
-    with opened_artifact(artifact, announce, manifest) as work:
+    with ExitStack() as stack:
+        spec = how.spec and stack.enter_context(left_as_given(how.spec))
+        module = rebuilt(stated, spec, how.weights) if how.torch_model else None
+        work = stack.enter_context(opened_artifact(artifact, announce, manifest))
         work.do(COMPARE, work.manifest, module, options, announce, place)
         done = work.manifest
         # without its keys, the artifact is compared again by the next conversion

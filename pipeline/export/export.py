@@ -16,7 +16,7 @@ import torch
 from pipeline.errors import ConstraintError, ExportError, SizeError, first_line
 from pipeline.export.exported import Exported
 from pipeline.export.guards import sampled_guards
-from pipeline.export.module import made, placed, with_outputs
+from pipeline.export.module import inner, made, placed, with_outputs
 from pipeline.export.ops.exporter import add_functions, to_onnx
 from pipeline.export.output_sizes import check_names, true_shapes
 from pipeline.export.padding import PaddedModule, add_padding
@@ -30,6 +30,7 @@ from pipeline.probe.apply import explain_by_running, fit_to_module
 from pipeline.probe.eager import quiet
 from pipeline.probe.fit import plain_size
 from pipeline.probe.grid import legal_sizes
+from pipeline.probe.history import kept_values
 from pipeline.spec.dims import Dim, DimExpr, Size, evaluate, shape_at, size_text
 from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.rules import Rule
@@ -63,6 +64,7 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
         notes = tuple(placed(declared, module))
     with watch("trying sizes"):
         spec, narrower = fit_to_module(spec, module, seed)
+        notes += tuple(kept_values(spec, module, inner(module), seed))
         spec, module = with_outputs(spec, module, seed)
         spec = with_tolerance(spec, module, seed)
     spec, program, refinements = _traced(spec, module, seed, watch)

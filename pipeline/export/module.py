@@ -17,6 +17,7 @@ import torch
 from pipeline.errors import ExportError, InputError, PipelineError, ended_run, first_line
 from pipeline.probe.eager import example_args, quiet
 from pipeline.probe.sample_sizes import examples
+from pipeline.probe.state import untouched
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.structure import (
@@ -90,6 +91,11 @@ def made(spec: ModelSpec, weights: Path | None) -> tuple[ModelSpec, torch.nn.Mod
     return spec, FlatModule(module, spec.arguments, [i.name for i in spec.inputs])
 
 
+def inner(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that the spec's `build` returned."""
+    return module.model if isinstance(module, FlatModule) else module
+
+
 def placed(spec: ModelSpec, module: torch.nn.Module) -> list[str]:
     """A note on inputs that `made` passes by position although the spec names them.
 
@@ -100,8 +106,7 @@ def placed(spec: ModelSpec, module: torch.nn.Module) -> list[str]:
     Returns:
         One note, or none.
     """
-    inner = module.model if isinstance(module, FlatModule) else module
-    _, note = by_name_or_place(spec.name, inner.forward, spec.arguments)
+    _, note = by_name_or_place(spec.name, inner(module).forward, spec.arguments)
     return [note] if note else []
 
 
@@ -120,7 +125,7 @@ def with_outputs(
     if spec.outputs:
         return spec, module
     call = module.result if isinstance(module, FlatModule) else module
-    result = first_result(spec, call, seed)
+    result = first_result(spec, module, call, seed)
     try:
         names = output_names(result, lambda leaf: isinstance(leaf, torch.Tensor))
     except InputError as error:
@@ -135,8 +140,10 @@ def with_outputs(
     return replace(spec, outputs=tuple(map(Output, names))), module
 
 
-def first_result(spec: ModelSpec, module: Callable[..., Any], seed: int) -> Any:
-    """The module's result at the first example sizes at which it runs.
+def first_result(
+    spec: ModelSpec, module: torch.nn.Module, call: Callable[..., Any], seed: int
+) -> Any:
+    """The result of a call of the module at the first example sizes at which it runs.
 
     Raises:
         ExportError: it runs at none of them.
@@ -145,8 +152,8 @@ def first_result(spec: ModelSpec, module: Callable[..., Any], seed: int) -> Any:
     words = ""
     for sizes in examples(spec.inputs, spec.rules):
         try:
-            with torch.no_grad(), quiet():
-                return module(*example_args(spec.inputs, seed, sizes))
+            with torch.no_grad(), quiet(), untouched(module):
+                return call(*example_args(spec.inputs, seed, sizes))
         except Exception as caught:
             words = words or sizes_text(sizes)
             error = error or caught

@@ -29,6 +29,7 @@ from pipeline.probe.eager import EagerModule, model_line, quiet
 from pipeline.probe.grid import legal_sizes
 from pipeline.probe.rules import fitted
 from pipeline.probe.sample_sizes import dims_of, examples
+from pipeline.probe.state import untouched
 from pipeline.spec.dims import Dim, DimExpr, Size, sizes_text
 from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.rules import Rule
@@ -178,7 +179,7 @@ def _torch_export(
         shapes = (*shapes[: len(fixed)], shapes[len(fixed) :])
     declared = _declared(inputs, module)
     try:
-        with torch.no_grad(), quiet(), mended(module, declared):
+        with torch.no_grad(), quiet(), untouched(module), mended(module, declared):
             return torch.export.export(
                 module, eager.args(sizes), dynamic_shapes=shapes, strict=False
             )
@@ -277,7 +278,7 @@ def _broken_rules(
     def differs_at(sizes: Mapping[str, int]) -> bool:
         key = tuple(sizes.values())
         if key not in tried:
-            with torch.no_grad(), quiet():
+            with torch.no_grad(), quiet(), untouched(eager.module):
                 tried[key] = matters(program, eager.module, eager.args(sizes), tolerance)
         return tried[key]
 

@@ -10,12 +10,13 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.probe.code_files import is_model_file
 from pipeline.probe.sample_sizes import elements
+from pipeline.probe.state import untouched
 from pipeline.spec.dims import shape_at
 from pipeline.spec.tensors import Feed, Input
 
@@ -48,7 +49,7 @@ class EagerModule:
         import torch
 
         try:
-            with torch.no_grad(), quiet():
+            with torch.no_grad(), quiet(), untouched(self.module):
                 self.module(*self.args(sizes))
         except Exception:
             return False
@@ -75,11 +76,11 @@ def output_sizes(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), quiet(), untouched(module):
             if elements(inputs, sizes) <= _EAGER:
                 result = module(*example_args(inputs, seed, sizes))
             else:
-                with untouched(module), FakeTensorMode(allow_non_fake_inputs=True):
+                with FakeTensorMode(allow_non_fake_inputs=True):
                     result = module(
                         *(
                             torch.empty(
@@ -92,21 +93,6 @@ def output_sizes(
             return [tuple(int(n) for n in t.shape) for t in flat_tensors(result)]
     except Exception:
         return None
-
-
-@contextlib.contextmanager
-def untouched(module: torch.nn.Module) -> Iterator[None]:
-    """Restores the attributes that a run sets on the module, such as a cached fake tensor."""
-    saved = [
-        (part, {k: dict(v) if type(v) is dict else v for k, v in vars(part).items()})
-        for part in module.modules()
-    ]
-    try:
-        yield
-    finally:
-        for part, attributes in saved:
-            vars(part).clear()
-            vars(part).update(attributes)
 
 
 def call_module(module: torch.nn.Module, feed: Feed) -> Any:
@@ -151,23 +137,14 @@ def quiet() -> Iterator[None]:
 def model_line(stack: traceback.StackSummary, framework: str) -> str:
     """The innermost frame that belongs to the model, as ``file:line in function: code``.
 
-    Skips frames of torch (`framework` is its folder), of the pipeline and of the standard library.
+    Only frames inside the framework's own (`framework` is its folder) count.
     """
-    own = str(Path(__file__).parents[1])
     inside = False
     found = ""
     framework = f"{framework}{os.sep}"  # torchvision's path also begins with torch's path
     for frame in stack:
         if frame.filename.startswith(framework):
             inside = True
-        elif inside and not _plumbing(frame.filename, own):
+        elif inside and is_model_file(frame.filename):
             found = f"{frame.filename}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}"
     return found
-
-
-def _plumbing(filename: str, own: str) -> bool:
-    return (
-        filename.startswith((own, "<"))
-        or f"{Path(logging.__file__).parent}" in filename
-        or Path(filename).parent == Path(traceback.__file__).parent
-    )

@@ -11,8 +11,9 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pipeline.probe.eager import example_args, model_line, quiet, untouched
+from pipeline.probe.eager import example_args, model_line, quiet
 from pipeline.probe.runs import refusal
+from pipeline.probe.state import ModuleState
 from pipeline.spec.dims import shape_at
 from pipeline.spec.rules import Refusal
 from pipeline.spec.tensors import Input
@@ -32,7 +33,9 @@ _UNKNOWN = tuple(
 
 
 class TorchProbe:
-    """Runs a torch module; see `pipeline.probe.runs.Runner`.
+    """Runs a torch module; see `pipeline.probe.runs.SizeProbe`.
+
+    Every run begins with the module as it was given: what it keeps does not reach the next run.
 
     Args:
         inputs: The module's inputs, in order.
@@ -43,14 +46,15 @@ class TorchProbe:
     def __init__(self, inputs: Sequence[Input], module: torch.nn.Module, seed: int) -> None:
         self._inputs, self._module, self._seed = inputs, module, seed
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._state = ModuleState(module)
 
     def run(self, sizes: Mapping[str, int]) -> None:
-        with torch.no_grad(), quiet(), untouched(self._module):
+        with torch.no_grad(), quiet(), self._state.restored():
             self._module(*example_args(self._inputs, self._seed, sizes))
 
     def shapes(self, sizes: Mapping[str, int]) -> bool | Refusal | None:
         try:
-            with torch.no_grad(), quiet(), untouched(self._module), self._fake:
+            with torch.no_grad(), quiet(), self._state.restored(), self._fake:
                 self._module(
                     *(
                         torch.empty(

@@ -60,6 +60,8 @@ def find_source(config: Config) -> ModelSpec:
     if config.engine_tolerance is not None:
         of_engine = {**spec.engine_tolerance, str(config.precision): config.engine_tolerance}
         spec = replace(spec, engine_tolerance=of_engine)
+    if config.state:
+        spec = replace(spec, state=(*spec.state, *config.state))
     if not config.ranges:
         return spec
     ranges = dict(parse_range(text) for text in config.ranges)

@@ -22,7 +22,7 @@ class Config:
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
-    `ranges`, `tolerance`, `engine_tolerance`, the level of `effort`, `exact`, and
+    `ranges`, `tolerance`, `engine_tolerance`, the level of `effort`, `exact`, `state`, and
     `memory_limit` if you set it. `out` and `force` don't.
 
     Args:
@@ -54,6 +54,7 @@ class Config:
         effort: How hard the builder tries, and a file to share its timings.
         exact: Whether to fail if such a source does not accept every size of `dims`. Otherwise the
             dims are narrowed to the sizes that it accepts.
+        state: Names of attributes that calls of the model change; see `ModelSpec.state`.
 
     Raises:
         InputError: A memory limit or seed is out of range, or a field is not a tuple.
@@ -80,11 +81,13 @@ class Config:
     ranges: tuple[str, ...] = ()
     effort: Effort = DEFAULT_EFFORT
     exact: bool = False
+    state: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise InputError(f"memory limit {self.memory_limit}: must be positive")
-        for name in ("profiles", "shapes", "passes", "skip", "plugins", "inputs", "dims", "ranges"):
+        texts = ("profiles", "shapes", "passes", "skip", "plugins", "inputs", "dims", "ranges")
+        for name in (*texts, "state"):
             if isinstance(getattr(self, name), (str, Path)):
                 raise InputError(f"{name}={str(getattr(self, name))!r}: expected a tuple")
         if self.seed < 0:

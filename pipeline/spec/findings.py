@@ -41,6 +41,7 @@ NoteKind = Literal[
     "check-out-of-memory",
     "check-not-done",
     "outputs-not-stored",
+    "random-sizes",
     "no-engine-tolerance",
     "weak-parts",
     "input-changed",
@@ -185,6 +186,10 @@ NOTES: Mapping[NoteKind, Kind] = {
     "outputs-not-stored": Kind(
         "A run's outputs are not stored, since it did not run at every size of a profile.",
         "outputs of {run} are not stored: {count} of {of} sizes of profile {profile} did not run",
+    ),
+    "random-sizes": Kind(
+        "Further sizes were compared, which were chosen at random.",
+        "{count} more sets of sizes were compared, chosen at random",
     ),
     "no-engine-tolerance": Kind(
         "No tolerance is stated for engines of this precision.",

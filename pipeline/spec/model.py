@@ -58,6 +58,8 @@ class ModelSpec:
         options: The arguments of the factory call, for the cache key and the manifest.
         onnx: The ONNX file, if that is the source and there is no torch model.
         expressions: Dims of that file that are always an expression of other dims, by name.
+        state: Names of attributes that calls of the model change. The conversion is of a first
+            call, with the values that `build` gives to them.
         arguments: The structure of `inputs` with names in place of inputs. None if all are
             positional tensors. The spec makes it from `inputs`.
     """
@@ -78,6 +80,7 @@ class ModelSpec:
     options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     onnx: Path | None = None
     expressions: Mapping[str, str] = field(default_factory=dict)
+    state: tuple[str, ...] = ()
     arguments: Any = None
 
     def __post_init__(self) -> None:

@@ -298,7 +298,7 @@ def test_why_a_command_failed_is_its_error_line() -> None:
 
 
 def test_another_python_gets_nothing_of_this_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Path(sys.base_prefix).resolve().parent / "lib"
+    own = Path(sys.base_prefix).resolve() / "lib"
     monkeypatch.setenv("PYTHONHOME", sys.base_prefix)
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{own}:/usr/local/nvidia/lib64")
     found = children.other_python(["/more"])

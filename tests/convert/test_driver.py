@@ -163,7 +163,7 @@ def failing(x: Any) -> Any:
     ("forward", "why"),
     [
         (doubled, r"y of exported against torch at min .*differs by up to 0\.01"),
-        (random, "differs by up to"),
+        (random, "the model draws random numbers"),
         (cropped, r"output y axis 3: torch.export computes the size w, but the model gives 21 at"),
         (cropped_at_min, r"at min .*its shape is \[1, 3, 5, 5\], not \[1, 3, 5, 4\]"),
         (lambda x: (x - 5).log(), "torch has NaN or infinity"),
@@ -283,3 +283,37 @@ def test_config_refuses_nonsense() -> None:
 def test_refinished_copy_is_an_artifact(artifact: Path) -> None:
     refinish(artifact, name="other")
     assert Artifact.open(artifact).manifest.name == "other"
+
+
+def test_a_module_of_the_caller_is_left_as_it_was_given(tmp_path: Path) -> None:
+    import torch
+
+    class Cached(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.ranks = torch.nn.Conv2d(3, 3, 1), set[int]()
+
+        def forward(self, x: Any) -> Any:
+            self.ranks.add(x.dim())
+            return self.inner(x)
+
+    module = Cached().train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    spec = dataclasses.replace(tiny.of(lambda x: x), build=lambda _: module)
+    run(Config(spec, out=tmp_path / "a"))
+    assert module.training and module.inner.training
+    assert all(weight.requires_grad for weight in module.parameters())
+    assert module.ranks == set()
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_model_that_remembers_leaves_the_old_artifact(artifact: Path) -> None:
+    def remembers(x: Any) -> Any:
+        seen.append(x.shape[-1])
+        return x * seen[0]
+
+    seen: list[int] = []
+    before = (artifact / "manifest.json").read_bytes()
+    with pytest.raises(ExportError, match=r"remembers earlier calls.*changes seen \(.*seen.append"):
+        run(Config(tiny.of(remembers), out=artifact, force=True))
+    assert (artifact / "manifest.json").read_bytes() == before

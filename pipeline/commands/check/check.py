@@ -32,6 +32,7 @@ from pipeline.convert.reference import reference_module
 from pipeline.errors import ConstraintError, InputError, PipelineError
 from pipeline.machine.target import find_target
 from pipeline.probe.apply import merge_profiles
+from pipeline.probe.state import left_as_given
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules, kept_rules, sizes_text
@@ -95,7 +96,7 @@ def check(config: Config, announce: Announce) -> CheckReport:
     for text in config.shapes:
         check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")
     found: list[Finding] = []
-    with tempfile.TemporaryDirectory(prefix="pipeline-check-") as name:
+    with left_as_given(spec) as spec, tempfile.TemporaryDirectory(prefix="pipeline-check-") as name:
         folder = Path(name)
         ready = _exported(config, spec, folder, found, announce)
         if ready is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.commands.check.findings import Finding, rule_finding, shortened
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import Applied, apply, equal_dims, for_user, may_apply, with_dims
+from pipeline.probe.history import kept_values
 from pipeline.probe.probe import probe
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import ModelSpec, inner_inputs
@@ -107,14 +108,16 @@ def traced(
         ConstraintError: The model needs a constraint that no Dim can express.
         ExportError: torch cannot export the model for another reason.
     """
-    from pipeline.export.module import with_outputs
+    from pipeline.export.module import inner, with_outputs
     from pipeline.export.tolerance import with_tolerance
     from pipeline.export.trace import trace
 
+    kept = kept_values(spec, module, inner(module), seed)
     spec, module = with_outputs(spec, module, seed)
     spec = with_tolerance(spec, module, seed)
     new, program, refinements = trace(replace(spec, refine_dims=True), module, seed, Stopwatch())
     found = narrowings(spec, new.dims, new.rules, refinements)
+    found += [Finding("dims", text, "note") for text in kept]
     return [*found, *_guards(new, program)], replace(new, refine_dims=spec.refine_dims), module
 
 

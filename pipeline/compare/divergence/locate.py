@@ -26,6 +26,7 @@ from pipeline.compare.run_names import EXPORTED, REWRITTEN, TORCH
 from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, line_of, origin_of
 from pipeline.probe.eager import call_module
+from pipeline.probe.state import untouched
 from pipeline.spec.closeness import Difference
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ def _against_torch(
     seconds: float,
 ) -> str:
     try:
-        eager = Eager(torch_prints(partial(call_module, module, feed), seconds))
+        with untouched(module):
+            eager = Eager(torch_prints(partial(call_module, module, feed), seconds))
     except Exception:  # any error of the model: the comparison reports it
         return ""
     model = _Model.of(path, feed, seconds)

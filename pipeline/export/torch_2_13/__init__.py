@@ -22,6 +22,7 @@ from pipeline.export.torch_2_13 import (
     recurrent,
     short_sizes,
     symbolic_steps,
+    texts,
     whole,
 )
 from pipeline.export.torch_2_13.sources import Sizes
@@ -100,6 +101,12 @@ PIECES: tuple[Piece, ...] = (
         seen="2.13.0",
         without="(s//2)//-2 is merged to s//-4, which is another number at odd s.",
         apply=lambda module, sizes: negative_divisors.positive_divisors(),  # noqa: ARG005
+    ),
+    Piece(
+        "texts",
+        seen="2.13.0",
+        without="A text made of a symbolic size, such as a table's key, is s77 for every size.",
+        apply=lambda module, sizes: texts.true_texts(),  # noqa: ARG005
     ),
 )
 

@@ -1,0 +1,142 @@
+"""Runs the torch model and the ONNX files of an artifact at the sizes of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.artifact.manifest import Manifest
+from pipeline.compare import explain, run_names
+from pipeline.compare.plan import ComparisonPlan, Job, plan_points
+from pipeline.compare.random_sizes import agree, compare_random_sizes
+from pipeline.compare.runners import Ground, HalfRunner, RunFailed, Runs, TorchRunner
+from pipeline.graph.session import OnnxRunner
+from pipeline.machine.files import hash_file
+from pipeline.spec.file_names import EXPORTED, HALF, MODEL
+from pipeline.spec.findings import Note, note
+from pipeline.spec.runner import Runner
+from pipeline.spec.tensors import Feed
+
+if TYPE_CHECKING:
+    import torch
+
+Pairs = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class ModelRuns:
+    """The models of an artifact, without the engine.
+
+    Args:
+        folder: The artifact's folder.
+        manifest: The artifact's manifest.
+        module: The torch reference with its padding, if it runs.
+        seed: The seed of the inputs' values.
+    """
+
+    folder: Path
+    manifest: Manifest
+    module: torch.nn.Module | None
+    seed: int
+
+    def run(self, ground: Ground, runs: Runs) -> tuple[Pairs, list[Note]]:
+        """Runs the torch model, exported.onnx and model.onnx, and adds their outputs to `runs`.
+
+        For an engine in half precision, half.onnx runs too. Before the build, model.onnx runs in
+        half precision instead.
+
+        Returns:
+            The pairs to compare, and notes for the manifest.
+
+        Raises:
+            CompareError: A run failed.
+        """
+        base = self.manifest.reference
+        pairs: Pairs = []
+        notes: list[Note] = []
+        try:
+            for runner in self._runners():
+                runs[runner.name] = ground.collect(runner)
+            if base == run_names.EXPORTED:
+                notes.append(note("source-is-onnx"))
+            else:
+                pairs.append((base, run_names.EXPORTED))
+            if not self._model.is_file():
+                notes.append(note("only-exported"))
+            elif run_names.REWRITTEN not in runs:
+                runs[run_names.REWRITTEN] = runs[run_names.EXPORTED]
+                notes.append(note("model-unchanged"))
+            else:
+                pairs += dict.fromkeys(
+                    [(run_names.EXPORTED, run_names.REWRITTEN), (base, run_names.REWRITTEN)]
+                )
+            if self.manifest.precision == "fp16" and self._model.is_file():
+                half = self.folder / HALF
+                if not half.is_file():
+                    notes.append(note("half-not-built"))
+                runner = HalfRunner(half if half.is_file() else self._model, not half.is_file())
+                runs[run_names.HALF] = ground.collect(runner)
+                pairs.append((base, run_names.HALF))
+        except RunFailed as error:
+            raise explain.failed_run(
+                error, self.folder, self.manifest, self.module, ground.feeds, self.seed
+            ) from error
+        return pairs, notes
+
+    def run_at_random_sizes(
+        self, job: Job, plan: ComparisonPlan, ground: Ground, runs: Runs
+    ) -> list[Note]:
+        """Compares the models at random sizes, see `pipeline.compare.random_sizes`.
+
+        Sizes where they differ become points of the plan, with their inputs and outputs. Nothing is
+        tried if the models differ at a planned size.
+
+        Returns:
+            A note on the number of sizes.
+
+        Raises:
+            CompareError: A run failed.
+        """
+        runners = self._runners()
+        if runners[0].name != self.manifest.reference:  # only its stored outputs are there
+            return []
+        before = (stage.seconds for stage in self.manifest.stages if stage.name != "compare")
+        for place, point in enumerate(plan.run):
+            ran = {runner.name: runs[runner.name][place] for runner in runners}
+            if not agree(job, ran, point.sizes):
+                return []
+        seconds = sum(before) + sum(ground.watch.seconds.values())
+        ground.announce("compare random sizes")
+        with ground.watch("random sizes"):
+            found = compare_random_sizes(job, runners, plan.run, seconds, self._sample, self.seed)
+        if found.failed:
+            more = plan_points(replace(job, points=found.failed), self.folder / EXPORTED)
+            feeds = [self._sample(point.sizes) for point in more.run]
+            new: Runs = {}
+            self.run(replace(ground, points=more.run, feeds=feeds), new)
+            for name, outputs in new.items():
+                runs[name] = [*runs[name], *outputs]
+            ground.feeds.extend(feeds)
+            plan.add(more)
+        return [note("random-sizes", count=found.compared)] if found.compared else []
+
+    @property
+    def _model(self) -> Path:
+        return self.folder / MODEL
+
+    def _runners(self) -> list[Runner]:
+        """The reference and the other models; a model that equals another one is left out."""
+        exported = self.folder / EXPORTED
+        outputs = [o.name for o in self.manifest.interface.outputs]
+        runners: list[Runner] = []
+        if self.module is not None:
+            runners.append(TorchRunner(self.module, outputs))
+        runners.append(OnnxRunner(exported, run_names.EXPORTED))
+        if self._model.is_file() and hash_file(self._model) != hash_file(exported):
+            runners.append(OnnxRunner(self._model, run_names.REWRITTEN))
+        return runners
+
+    def _sample(self, sizes: Mapping[str, int]) -> Feed:
+        return self.manifest.interface.sample(sizes, self.seed)

@@ -1,0 +1,150 @@
+"""Compares a model at random legal sizes, after the planned ones.
+
+The planned sizes are the ends of the ranges and a few between them. A model may do something else
+at one size only. So a tenth of the time of the conversion goes to sizes that nobody chose.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.compare.plan import Job
+from pipeline.compare.verdict import judge, surely_agree
+from pipeline.probe.sample_sizes import elements
+from pipeline.spec.dims import Dim, kept_rules, shape_at
+from pipeline.spec.profiles import Point, Profile
+from pipeline.spec.runner import Runner
+from pipeline.spec.tensors import Feed
+from pipeline.spec.verdicts import Verdict
+
+_SHARE = 0.1  # of the seconds so far
+_BATCH = 64  # sets of sizes that are drawn together, and run from small to large
+_MOST = 1000
+_FAILURES = 2  # then it stops
+
+
+@dataclass
+class RandomSizes:
+    """What random sizes showed.
+
+    Args:
+        compared: The number of sets of sizes that were compared, with those that failed.
+        failed: The sets of sizes where a run failed or differs.
+    """
+
+    compared: int = 0
+    failed: list[Point] = field(default_factory=list)
+
+
+def compare_random_sizes(
+    job: Job,
+    runners: Sequence[Runner],
+    planned: Sequence[Point],
+    seconds: float,
+    sample: Callable[[Mapping[str, int]], Feed],
+    seed: int,
+) -> RandomSizes:
+    """Compares every runner with the first one at random sizes.
+
+    Args:
+        job: The interface, its profiles and its tolerances.
+        runners: The reference, then the others.
+        planned: The sizes that ran before. No random size has more input elements than these.
+        seconds: The seconds of the conversion so far. A fixed part of this time is used; the first
+            run, which loads the models, is not counted.
+        sample: Makes the inputs for sizes.
+        seed: The seed of the sizes.
+    """
+    found = RandomSizes()
+    if not planned or len(runners) < 2 or all(d.static for d in job.interface.dims.values()):
+        return found
+    inputs = job.interface.inputs
+    counts = [elements(inputs, point.sizes) for point in planned]
+    now: list[Feed] = []
+
+    def current() -> Iterator[Feed]:
+        while True:
+            yield now[0]
+
+    runs = {runner.name: runner.run(current()) for runner in runners}
+    used, per_element = 0.0, 0.0
+    for sizes in _drawn(job, planned, max(counts), seed):
+        left = _SHARE * seconds - used
+        if left <= 0 or found.compared == _MOST or len(found.failed) == _FAILURES:
+            break
+        if per_element * elements(inputs, sizes) > left:
+            continue
+        begin = time.perf_counter()
+        now[:] = [sample(sizes)]
+        found.compared += 1
+        try:
+            outputs = {name: next(run) for name, run in runs.items()}
+        except Exception:  # the caller repeats the run, and reports its error
+            found.failed.append(Point("random", dict(sizes)))
+            break
+        if not agree(job, outputs, sizes):
+            found.failed.append(Point("random", dict(sizes)))
+        if found.compared > 1:
+            took = time.perf_counter() - begin
+            used, per_element = used + took, took / max(elements(inputs, sizes), 1)
+    for run in runs.values():
+        close = getattr(run, "close", None)
+        if close is not None:
+            close()
+    return found
+
+
+def _drawn(job: Job, planned: Sequence[Point], most: int, seed: int) -> Iterator[Mapping[str, int]]:
+    """Legal sets of sizes in random order, each once; of each batch, small ones come first."""
+    interface = job.interface
+    random = np.random.default_rng(seed)
+    seen = {tuple(sorted(point.sizes.items())) for point in planned}
+    for _ in range(_MOST):
+        batch = []
+        for _ in range(_BATCH):
+            profile = interface.profiles[random.integers(len(interface.profiles))]
+            sizes = {n: _size(dim, profile, random) for n, dim in interface.dims.items()}
+            key = tuple(sorted(sizes.items()))
+            if key in seen:
+                continue
+            seen.add(key)
+            if kept_rules(interface.rules, sizes) and elements(interface.inputs, sizes) <= most:
+                batch.append(sizes)
+        yield from sorted(batch, key=lambda sizes: elements(interface.inputs, sizes))
+
+
+def _size(dim: Dim, profile: Profile, random: np.random.Generator) -> int:
+    """A legal size of a dim. Small and large sizes are alike likely, on a logarithmic scale."""
+    low, _, high = profile.ranges[dim.name]
+    legal = range(low, high + 1, dim.multiple_of)
+    place = len(legal) ** random.random() - 1
+    return legal[min(int(place), len(legal) - 1)]
+
+
+def agree(job: Job, outputs: Mapping[str, Feed], sizes: Mapping[str, int]) -> bool:
+    """True if the runs agree with the first one, or its values allow no verdict."""
+    (base, want), *others = outputs.items()
+    declared = job.interface.output_shapes
+    if any(want[n].shape != shape_at(s, sizes) for n, s in declared.items() if n in want):
+        return False
+    for name, got in others:
+        tolerances = job.tolerances(name)
+        if want.keys() == got.keys() and all(
+            surely_agree(want[n], got[n], tolerances[n]) for n in want
+        ):
+            continue
+        verdicts = judge(base, name, want, got, tolerances)
+        if not all(verdict.passed or _says_nothing(verdict, want) for verdict in verdicts):
+            return False
+    return True
+
+
+def _says_nothing(verdict: Verdict, want: Feed) -> bool:
+    """True if the reference's values at these sizes allow no verdict."""
+    if verdict.kind == "not-finite":
+        return not np.isfinite(want[verdict.output]).all()
+    return verdict.kind == "inconclusive"

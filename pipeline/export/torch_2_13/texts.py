@@ -1,0 +1,85 @@
+"""Makes a text that a model forms from a symbolic size count as a use of its value.
+
+``str(x.shape[-1])`` and ``f"{h}x{w}"`` give ``s77`` while torch traces. A model that looks such a
+text up in a table finds nothing, and the program keeps what it does then for every size. Under
+`true_texts` the text has the example's number, and torch learns that the program holds for this
+number only. So the size counts as baked in, at the model's line.
+
+A text that the model's line only prints, logs, raises or asserts is left to torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from types import FrameType
+from typing import Any
+
+import torch
+
+from pipeline.probe.code_files import is_model_file
+
+_MESSAGES = ("debug", "error", "exception", "info", "log", "print", "warn")
+_KINDS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_lock = threading.Lock()
+_users: list[object] = []
+_torchs = {kind: kind.__repr__ for kind in _KINDS}
+
+
+@contextmanager
+def true_texts() -> Iterator[None]:
+    """Exchanges the texts of symbolic numbers, for the model's own code."""
+    user = object()
+    with _lock:
+        _users.append(user)
+        for kind in _KINDS:
+            kind.__repr__ = _text  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        with _lock:
+            _users.remove(user)
+            if not _users:
+                for kind, own in _torchs.items():
+                    kind.__repr__ = own  # type: ignore[method-assign]
+
+
+def _text(number: Any) -> str:
+    kind = next(kind for kind in _KINDS if isinstance(number, kind))
+    if not _is_used(sys._getframe(1)):
+        return str(_torchs[kind](number))
+    plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[kind]
+    return repr(plain(number))
+
+
+def _is_used(frame: FrameType) -> bool:
+    """True if a line of the model makes a text that it may use for more than a message."""
+    file = frame.f_code.co_filename
+    return is_model_file(file) and not _is_message(file, frame.f_lineno)
+
+
+@lru_cache(maxsize=256)
+def _is_message(file: str, line: int) -> bool:
+    """True if the statement at this line raises, asserts, prints or logs."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return False
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    if not around:
+        return False
+    inner = min(around, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
+    if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
+        name = inner.value.func
+        text = getattr(name, "attr", getattr(name, "id", "")).lower()
+        return any(word in text for word in _MESSAGES)
+    return isinstance(inner, (ast.Raise, ast.Assert))

@@ -1,0 +1,228 @@
+"""Finds models that remember earlier calls.
+
+An engine gives the same outputs for the same inputs. A module may not: it may count its calls, keep
+its first size, or grow a table. So the module is called at a few sizes, with different values, and
+in different orders. What it changes in itself is compared (see `pipeline.probe.state`).
+
+A module that changes nothing and gives the same outputs again remembers nothing. A module that
+changes something passes if it is a cache: no order of two calls changes an output, and a repeated
+call changes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ExportError
+from pipeline.probe.eager import example_args, flat_tensors, quiet
+from pipeline.probe.sample_sizes import dims_of, elements, examples
+from pipeline.probe.state import Change, ModuleState, content, line_of_change
+from pipeline.spec.dims import kept_rules, sizes_text
+from pipeline.spec.model import ModelSpec, inner_inputs
+from pipeline.spec.tensors import Input
+
+if TYPE_CHECKING:
+    import torch
+
+_ELEMENTS = 1 << 18  # input elements of the largest call, if smaller sizes run too
+_SIZES = 4
+_CLOSE = 1e-5  # of an output's largest value; a repeated call may add in another order
+_SHOWN = 3  # attributes in an error
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the module: the dims' sizes, and the seed of the inputs' values."""
+
+    sizes: Mapping[str, int]
+    seed: int
+
+    def __str__(self) -> str:
+        return f"at {sizes_text(self.sizes)}" if self.sizes else "with random values"
+
+
+@dataclass(frozen=True)
+class _First:
+    """A call of a module that was not called before.
+
+    Args:
+        call: The call.
+        outputs: Its outputs.
+        changes: What it changed in the module, by path.
+        contents: The content of each change.
+    """
+
+    call: _Call
+    outputs: Sequence[torch.Tensor]
+    changes: Mapping[str, Change]
+    contents: Mapping[str, Any]
+
+
+class _Module:
+    """Calls a module and puts it back."""
+
+    def __init__(
+        self, inputs: Sequence[Input], module: torch.nn.Module, inner: torch.nn.Module
+    ) -> None:
+        self._inputs, self._module, self._inner = inputs, module, inner
+        self.state = ModuleState(inner)
+
+    def __call__(self, call: _Call, random: int = 0) -> list[torch.Tensor]:
+        """The outputs of a call, with this seed for random numbers inside the model."""
+        import torch
+
+        with torch.no_grad(), quiet(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(random)
+            result = self._module(*example_args(self._inputs, call.seed, call.sizes))
+        return [t.clone() for t in flat_tensors(result) if isinstance(t, torch.Tensor)]
+
+    def first(self, call: _Call) -> _First | None:
+        """Makes a first call; None if the module does not run at these sizes."""
+        with self.state.restored():
+            try:
+                outputs = self(call)
+            except Exception:
+                return None
+            changes = self.state.changes()
+            contents = {path: content(change.value) for path, change in changes.items()}
+            return _First(call, outputs, changes, contents)
+
+    def changed_weights(self, call: _Call) -> dict[str, Change]:
+        """The parameters that a call changes around their version counter."""
+        with ModuleState(self._inner, weights=True).restored() as state:
+            self(call)
+            return state.changes()
+
+    def line(self, change: Change, *calls: _Call) -> str:
+        """The line that makes a change in these calls, for an error."""
+        with self.state.restored():
+            line = line_of_change(change, lambda: [self(call) for call in calls])
+        return f" ({line})" if line else ""
+
+
+def kept_values(
+    spec: ModelSpec, module: torch.nn.Module, inner: torch.nn.Module, seed: int
+) -> list[str]:
+    """Raises an error for a module that remembers earlier calls.
+
+    Args:
+        spec: The spec. `ModelSpec.state` names attributes that may change.
+        module: The module to call, with one tensor for each input.
+        inner: The module that the spec builds, whose attributes are watched.
+        seed: The seed of the inputs' values.
+
+    Returns:
+        One note, if the module keeps something that changes no output.
+
+    Raises:
+        ExportError: An output depends on earlier calls, or every call changes the module, or the
+            module is random. The message names the attribute, and the line that writes it.
+    """
+    runs = _Module(inner_inputs(spec), module, inner)
+    firsts = _firsts(runs, spec, seed)
+    if not firsts:
+        return []  # torch.export reports why the module does not run
+    changed = {path: change for one in firsts for path, change in one.changes.items()}
+    asked = [path for path in changed if not _is_named(path, spec.state)]
+    if changed and not asked:
+        return [f"converted as a first call: calls of the model write {', '.join(spec.state)}"]
+    # without a change, two turns are enough
+    pairs = list(itertools.permutations(firsts, 2) if changed else itertools.pairwise(firsts))
+    for before, one in [*pairs, *((b, a) for a, b in pairs[:1] if not changed), (firsts[0],) * 2]:
+        with runs.state.restored():
+            runs(before.call)
+            same = _close(runs(one.call), one.outputs)
+        if not same:
+            raise ExportError(_remembers(spec, runs, before, one, asked))
+    for one in firsts if changed else ():
+        with runs.state.restored():
+            runs(one.call)
+            runs(one.call)
+            again = {path: c for path, c in runs.state.changes().items() if path in asked}
+            other = [p for p, c in again.items() if content(c.value) != one.contents.get(p)]
+        if other:
+            where = runs.line(changed[other[0]], one.call)
+            raise ExportError(
+                f"model {spec.name}: every call changes {other[0]}{where}, so a later call may "
+                f"give another output. {_advice(other)}"
+            )
+    if not _close(runs(firsts[0].call, random=1), firsts[0].outputs):
+        raise ExportError(
+            f"model {spec.name}: a second call with the same inputs gives other outputs, because "
+            "the model draws random numbers. Pass them as an input"
+        )
+    more = f" and {len(asked) - _SHOWN} more" if len(asked) > _SHOWN else ""
+    found = f"{', '.join(asked[:_SHOWN])}{more}"
+    kept = f"the model keeps {found} between calls. Calls in other orders gave the same outputs"
+    return [kept] if asked else []
+
+
+def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:
+    """First calls at a few sizes, small ones first, and one with other values."""
+    inputs = inner_inputs(spec)
+    dims = dims_of(inputs)
+    every = examples(inputs, spec.rules)
+    ends = [{name: getattr(dim, at) for name, dim in dims.items()} for at in ("min", "max")]
+    every += [sizes for sizes in ends if sizes not in every and kept_rules(spec.rules, sizes)]
+    every.sort(key=lambda sizes: elements(inputs, sizes))
+    found: list[_First] = []
+    for sizes in every:
+        if found and elements(inputs, sizes) > _ELEMENTS:
+            break
+        one = runs.first(_Call(sizes, seed))
+        found += [] if one is None else [one]
+    if len(found) > _SIZES:
+        found = [*found[: _SIZES - 1], found[-1]]
+    more = runs.first(_Call(found[0].call.sizes, seed + 1)) if found else None
+    return [*found, *([more] if more is not None else [])]
+
+
+def _remembers(
+    spec: ModelSpec, runs: _Module, before: _First, one: _First, asked: Sequence[str]
+) -> str:
+    """The error for an output that depends on an earlier call."""
+    again = "again " if before is one else ""
+    text = f"model {spec.name}: it remembers earlier calls. A call {one.call} gives other outputs "
+    text += f"after a call {again}{before.call}"
+    changes = before.changes if asked else runs.changed_weights(before.call)
+    own = [path for path in changes if path in asked or not asked]
+    if not own:
+        return (
+            f"{text}. No attribute of the model changed: it keeps a value elsewhere, or draws "
+            "random numbers from its own generator. An engine does neither"
+        )
+    lines = [f"{path}{runs.line(changes[path], before.call)}" for path in own[:_SHOWN]]
+    return f"{text}, which changes {', '.join(lines)}. {_advice(own)}"
+
+
+def _advice(paths: Sequence[str]) -> str:
+    options = " ".join(f"--state {path}" for path in paths)
+    return (
+        "An engine remembers nothing. Compute the value from the inputs, or make it an input and "
+        f"an output. To convert the first call as it is, pass {options}"
+    )
+
+
+def _is_named(path: str, state: Sequence[str]) -> bool:
+    return any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in state)
+
+
+def _close(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> bool:
+    return len(got) == len(want) and all(map(_close_tensors, got, want))
+
+
+def _close_tensors(got: torch.Tensor, want: torch.Tensor) -> bool:
+    import torch
+
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    if torch.equal(got, want):
+        return True
+    if not (got.is_floating_point() or got.is_complex()):
+        return False
+    finite = want[torch.isfinite(want.abs())].abs()
+    atol = _CLOSE * float(finite.max()) if finite.numel() else 0.0
+    return torch.allclose(got, want, rtol=0.0, atol=atol, equal_nan=True)
