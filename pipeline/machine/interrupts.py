@@ -62,7 +62,7 @@ def end_on_signals() -> None:
     A signal that the process was started with ignoring stays ignored (`nohup`, `make test &`). Call
     it in the main thread of a program. A second call does nothing.
     """
-    if _state.wake >= 0:
+    if _state.wake >= 0 or sys.platform == "win32":
         return
     wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     numbers = [number for number in wanted if signal.getsignal(number) != signal.SIG_IGN]
