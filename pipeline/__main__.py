@@ -1,7 +1,18 @@
-"""Runs the command line: ``python -m pipeline``."""
+"""The program: ``pipeline``, or ``python -m pipeline``."""
 
-import sys
+from typing import NoReturn
 
-from pipeline.commands.main import main
+from pipeline.machine import interrupts, program
 
-sys.exit(main())
+program.begin()  # before the imports, which take a while
+
+from pipeline.commands.main import main  # noqa: E402
+
+
+def run() -> NoReturn:
+    """Runs the command line, and ends the process."""
+    interrupts.end_with(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -7,6 +7,7 @@ log, a table of guards) goes into ``detail``.
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 
@@ -123,3 +124,17 @@ def first_line(error: BaseException, empty: str | None = None) -> str:
     """
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__ if empty is None else empty
+
+
+def ended_run(error: BaseException) -> str:
+    """A sentence on user-supplied code that raised what is no `Exception`, such as `sys.exit()`.
+
+    Args:
+        error: the exception, as it was caught.
+    """
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = type(error).__name__ + (f": {error}" if str(error) else "")
+    return (
+        f"{what} was raised at {frame.filename}:{frame.lineno} in {frame.name}. "
+        "Remove it: a model must not end the program"
+    )

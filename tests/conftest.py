@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tiny
-from helpers import Run
+from helpers import Run, let_children_heed_ctrl_c
 from quick_exports import keep_table
 from readme_commands import ROOT, SNIPPETS, Beside, Done
 
@@ -47,6 +47,10 @@ class TorchlessModule(pytest.Module):
                 raise
             left_out[self.nodeid] = missing
             return []
+
+
+def pytest_configure() -> None:
+    let_children_heed_ctrl_c()
 
 
 def pytest_pycollect_makemodule(

@@ -34,7 +34,7 @@ TAIL = """
 | 0 | done, and nothing that was compared differs |
 | 1 | a conversion or a comparison failed |
 | 2 | bad input; one line says what, where and what to do |
-| 130 | interrupted; the old artifact is untouched |
+| 130 | interrupted; the line says whether the artifact is the old or the new one |
 """
 
 

@@ -21,6 +21,7 @@ from pipeline.commands.table import table
 from pipeline.compare.run_names import in_precision
 from pipeline.convert.driver import run
 from pipeline.errors import InputError, PipelineError
+from pipeline.machine import interrupts
 from pipeline.machine.child import Child, ChildDied, ChildFailed, ChildLate
 from pipeline.machine.files import write_whole
 from pipeline.machine.progress import Announce
@@ -130,6 +131,8 @@ def convert_all(
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out {parent}: cannot make this folder: {error.strerror}") from error
+    # a model's own process may have replaced its artifact before this one knows
+    interrupts.settle(f"each artifact in {parent} is the old one or the new one, and complete")
     results = {name: ModelResult(name) for name in configs}
     started = now()
     write_junit(parent / REPORT, list(results.values()), started)

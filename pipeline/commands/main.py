@@ -8,7 +8,6 @@ import difflib
 import errno
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -24,18 +23,31 @@ from pipeline.commands import passes as cli_passes
 from pipeline.commands import source_options as cli_source
 from pipeline.commands.bench import command as cli_bench
 from pipeline.commands.check import command as cli_check
-from pipeline.errors import InputError, PipelineError
+from pipeline.errors import InputError, PipelineError, ended_run
+from pipeline.machine import interrupts
+from pipeline.machine.program import StdoutError
 from pipeline.machine.target import DEFAULT_TARGET, TARGETS
 from pipeline.models import MODELS
 from pipeline.source.zoo import find_spec
 from pipeline.spec.config import Config
 
-_INTERRUPTED = 130
+_NO_MEMORY = (
+    "out of memory. Free memory, or skip large sizes with a lower --memory-limit (convert, check "
+    "and verify)"
+)
 _HEARTBEAT = 15.0  # seconds without output before a long stage prints that it still runs
+
+
+class _HelpPrinted(SystemExit):
+    """argparse has printed the help."""
 
 
 class _Parser(argparse.ArgumentParser):
     """Reports a wrong argument in one line, with exit code 2."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        del message
+        raise _HelpPrinted(status)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}. Run `{self.prog} --help` to list the options")
@@ -55,7 +67,8 @@ class Progress:
         self._print(text)
 
     def _print(self, text: str) -> None:
-        print(f"[{time.monotonic() - self._start:6.1f} s] {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a full disk behind stderr
+            print(f"[{time.monotonic() - self._start:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[None]:
@@ -79,38 +92,68 @@ class Progress:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns the exit code: 0, 1 failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
-    _interrupt_on_sigterm()
+    interrupts.settle(interrupts.UNCHANGED)
+    code = _outcome(words)
     try:
-        try:
-            return int(_run(_arguments(words)))
-        finally:
-            sys.stdout.flush()  # raises BrokenPipeError here, where it is caught, not at exit
-    except PipelineError as error:
-        if debug:
-            traceback.print_exc()
-            if error.detail:
-                print(error.detail, file=sys.stderr)
-        hint = " (--debug shows the full text)" if error.detail and not debug else ""
-        return _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
+        sys.stdout.flush()
+    except OSError as error:  # caught here, not at exit
+        return _stdout_failed(error, code)
+    return code
+
+
+def _outcome(words: Sequence[str]) -> int:
+    try:
+        return int(_run(_arguments(words)))
+    except Exception as error:
+        return _failed(error, "--debug" in words)
     except KeyboardInterrupt:
-        return _fail("interrupted; existing artifacts are unchanged", _INTERRUPTED)
-    except BrokenPipeError:  # the reader of stdout has ended: `pipeline models | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        if debug:
-            traceback.print_exc()
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        what = (
-            "no space left. Free disk space, then run again"
-            if full
-            else error.strerror or str(error)
-        )
+        return _fail(f"interrupted; {interrupts.outcome()}", interrupts.INTERRUPTED)
+    except _HelpPrinted:
+        return 0
+    except BaseException as error:  # sys.exit() in a model
+        return _fail(_one_line(ended_run(error)), 1)
+
+
+def _failed(error: Exception, debug: bool) -> int:
+    if isinstance(error, StdoutError):
+        return _stdout_failed(error, 0)
+    if isinstance(error, MemoryError):
+        left = _sentence(interrupts.outcome())
+        return _fail(f"{_NO_MEMORY}. {left}", 1)
+    if not isinstance(error, (PipelineError, OSError)):
+        raise error
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{place}{what}. Existing artifacts are unchanged", 1)
-    except MemoryError:
-        return _fail("out of memory. Pass a lower --memory-limit to skip large sizes", 1)
+        code = 2 if error.errno == errno.ENAMETOOLONG else 1
+        return _fail(f"{place}{_reason(error)}. {_sentence(interrupts.outcome())}", code)
+    if debug and error.detail:
+        print(error.detail, file=sys.stderr)
+    hint = " (--debug shows the full text)" if error.detail and not debug else ""
+    return _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
+
+
+def _stdout_failed(error: OSError, code: int) -> int:
+    """Reports that the result could not be printed, unless nobody wants to read it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if code or error.errno == errno.EPIPE:  # `pipeline models | head -1`
+        return code or 1
+    return _fail(
+        f"cannot print the result to stdout: {_reason(error)}. {_sentence(interrupts.outcome())}", 1
+    )
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "no space left. Free disk space, then run again"
+    if error.errno == errno.ENAMETOOLONG:
+        return "the name is too long. Pass a shorter name"
+    return error.strerror or str(error)
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -131,22 +174,13 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"error: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk behind stderr
+        print(f"error: {text}", file=sys.stderr, flush=True)
     return code
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _interrupt_on_sigterm() -> None:
-    """Makes SIGTERM clean up like Ctrl-C. Polygraphy turns a Ctrl-C in TensorRT into SIGTERM."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, interrupt)
 
 
 def _run(arguments: argparse.Namespace) -> int:

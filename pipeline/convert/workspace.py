@@ -12,6 +12,7 @@ from pipeline.artifact.artifact import Artifact, finish
 from pipeline.artifact.manifest import Manifest, StageInfo
 from pipeline.convert.keys import STAGES
 from pipeline.convert.reuse import check_not_replaced, forget
+from pipeline.errors import PipelineError, ended_run
 from pipeline.machine.progress import Announce
 from pipeline.machine.resources import Stopwatch, peak_memory, reset_peak_memory
 from pipeline.machine.swap_folder import replacing
@@ -72,6 +73,9 @@ class Workspace:
 
         Returns:
             The stage's result; None if the stage is not in `todo`.
+
+        Raises:
+            PipelineError: The stage failed, or the model's code tried to end the program.
         """
         if stage.name not in self._todo:
             return None
@@ -79,7 +83,7 @@ class Workspace:
         self._announce(stage.name)
         watch = Stopwatch()
         with watch(stage.name):
-            result = stage.run(self.folder, *args, **kwargs)
+            result = self._result(stage, *args, **kwargs)
             before = forget(self.folder, self.manifest, after=stage.name)
             manifest = stage.record(before, result)
         # TensorRT builds in a child process
@@ -88,6 +92,14 @@ class Workspace:
         others = tuple(info for info in manifest.stages if info.name != stage.name)
         self.manifest = replace(manifest, stages=(*others, took))
         return result
+
+    def _result(self, stage: Stage[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return stage.run(self.folder, *args, **kwargs)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # sys.exit() in a model would end the program with code 0
+            raise PipelineError(f"model {self.manifest.name}: {ended_run(error)}") from error
 
     def finish(self, **changes: object) -> Manifest:
         """Writes the manifest with these fields changed."""

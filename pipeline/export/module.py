@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import ExportError, InputError, PipelineError, first_line
+from pipeline.errors import ExportError, InputError, PipelineError, ended_run, first_line
 from pipeline.probe.eager import example_args, quiet
 from pipeline.probe.sample_sizes import examples
 from pipeline.probe.state import untouched
@@ -170,7 +170,9 @@ def _build(spec: ModelSpec, weights: Path | None) -> torch.nn.Module:
         module = spec.build(weights)
     except (PipelineError, KeyboardInterrupt, MemoryError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            raise InputError(f"model {spec.name}: {ended_run(error)}") from error
         raise InputError(
             f"model {spec.name}: its build raised {type(error).__name__}: {first_line(error)}",
             detail="".join(traceback.format_exception(error)),

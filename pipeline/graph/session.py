@@ -6,10 +6,12 @@ they could hide a wrong rewrite.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     import onnxruntime
 
 _FATAL = 4  # the log's severity
+# ONNX Runtime has no error of its own for this: the C++ exception, and its allocator's words
+_NO_MEMORY = re.compile(r"std::bad_alloc|Failed to allocate memory")
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -39,6 +43,7 @@ def open_session(
             after its last use, even in a graph with thousands of other outputs.
 
     Raises:
+        MemoryError: The memory is too short, to open the model or in a run of the session.
         Exception: ONNX Runtime refuses the model. Its errors have no common base.
     """
     import onnxruntime
@@ -55,7 +60,25 @@ def open_session(
     if weights is not None:
         options.add_session_config_entry(_FOLDER, str(weights))
     source = model if isinstance(model, bytes) else str(model)
-    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+    class Session(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            with _short_memory():
+                return super().run(*args, **kwargs)
+
+    with _short_memory():
+        return Session(source, options, providers=["CPUExecutionProvider"])
+
+
+@contextlib.contextmanager
+def _short_memory() -> Iterator[None]:
+    """Raises MemoryError in place of an error that blames the node that ran at the time."""
+    try:
+        yield
+    except Exception as error:
+        if _NO_MEMORY.search(str(error)):
+            raise MemoryError("ONNX Runtime is out of memory") from error
+        raise
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import IO, Any, NoReturn, ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar
 
 from pipeline.errors import PipelineError
+from pipeline.machine import interrupts
 from pipeline.machine.progress import Announce
 from pipeline.machine.resources import peak_memory
 
@@ -81,8 +82,9 @@ class Child:
         announce: Called in the parent for each text that a call announces. Pass the same object as
             an argument of `call`: the child gets a function that sends the text.
         time_limit: The time limit of one call, in seconds.
-        grace: The seconds from SIGTERM to SIGKILL for an interrupted or late call. SIGTERM raises
-            `KeyboardInterrupt` in the call, so that it can clean up. With 0 it is killed at once.
+        grace: The seconds from SIGTERM to SIGKILL for an interrupted or late call. At SIGTERM the
+            child runs what `pipeline.machine.interrupts` has registered. With 0 it is killed at
+            once. If a signal ends this process, the time is shorter.
     """
 
     def __init__(
@@ -154,6 +156,7 @@ class Child:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            interrupts.unregister(self._interrupted)
         stdin = None if self._process is None else self._process.stdin
         for file in (self._errors, self._answers, stdin):
             with contextlib.suppress(OSError):  # a pipe that could not be flushed
@@ -176,11 +179,18 @@ class Child:
         self._late = True
         self._end(process)
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
+    def _interrupted(self) -> None:
+        if self._process is not None:
+            self._end(self._process, min(self._grace, interrupts.CHILDREN))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.5)
+
+    def _end(self, process: subprocess.Popen[bytes], grace: float | None = None) -> None:
+        grace = self._grace if grace is None else grace
         try:
-            if self._grace:
+            if grace:
                 process.terminate()
-                process.wait(self._grace)
+                process.wait(grace)
         except subprocess.TimeoutExpired:
             pass
         finally:
@@ -190,14 +200,16 @@ class Child:
         read, write = os.pipe()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps(sys.path), str(write)],
-                stdin=subprocess.PIPE,
-                stdout=self._errors,
-                stderr=self._errors,
-                pass_fds=(write,),
-                env=self._env,
-            )
+            with interrupts.held():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _START, json.dumps(sys.path), str(write)],
+                    stdin=subprocess.PIPE,
+                    stdout=self._errors,
+                    stderr=self._errors,
+                    pass_fds=(write,),
+                    env=self._env,
+                )
+                interrupts.register(self._interrupted)
         finally:
             os.close(write)
         self._answers = os.fdopen(read, "rb")
@@ -248,7 +260,7 @@ def main() -> None:
     """The child's side: answers calls from stdin until it is closed."""
     answers = os.fdopen(int(sys.argv[2]), "wb")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole process group
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts.end_on_signals()
     with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -271,14 +283,10 @@ def main() -> None:
             MemoryError,
         ) as error:  # such as a full disk: the caller handles it
             state, result = "failed", error
-        except Exception as error:  # any error of a library; the parent reports it
+        except BaseException as error:  # also sys.exit() in a model; the parent reports it
             state, result = "failed", (f"{type(error).__name__}: {error}", traceback.format_exc())
         answer(state, result)
         del function, args, kwargs, result  # frees the memory before the next call
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _peak() -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from pipeline.machine import interrupts
 
 _CHUNK = 1 << 20
 
@@ -41,10 +44,25 @@ def fresh(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file completely or not at all; other hard links to an old file keep its content."""
+    """Writes a file completely or not at all; other hard links to an old file keep its content.
+
+    The unfinished file of a killed process is removed.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        number = left.suffix[1:]
+        if number.isdecimal() and not _is_running(int(number)):
+            left.unlink(missing_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with interrupts.cleaned(lambda: beside.unlink(missing_ok=True)):
         beside.write_bytes(data)
         beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True

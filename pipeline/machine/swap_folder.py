@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO
 
 from pipeline.errors import InputError, PipelineError
+from pipeline.machine import interrupts
 
 try:
     import fcntl
@@ -68,31 +69,34 @@ def replacing(path: Path, *, keep: bool, marker: str = "manifest.json") -> Itera
         PipelineError: no space is left (disk, quota or file size limit).
         RuntimeError: the block wrote a linked file in place, or wrote no `marker`.
     """
+    swapped = False
     try:
         with _explained(path):
             place = Path(os.path.realpath(path))  # resolve() raises RuntimeError on a loop
             _check_place(path, place)
             place.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path, place):
-            try:
-                with _explained(path):
-                    _recover(place, marker)
-                    _refuse_foreign(path, place, marker)
-                    staging = _hidden(place, "tmp")
-                    staging.mkdir()
-                    linked = _carry(place, staging) if keep and place.exists() else {}
-                yield staging
-                _check_block(staging, linked, marker)
-                with _explained(path):
-                    _sync(staging)
-                    _refuse_foreign(path, place, marker)
-                    _swap(staging, place)
-            finally:
+        with _locked(path, place, marker):
+            with _explained(path):
                 _recover(place, marker)
+                _refuse_foreign(path, place, marker)
+                staging = _hidden(place, "tmp")
+                staging.mkdir()
+                linked = _carry(place, staging) if keep and place.exists() else {}
+            yield staging
+            _check_block(staging, linked, marker)
+            with _explained(path):
+                _sync(staging)
+                _refuse_foreign(path, place, marker)
+                with interrupts.held():
+                    _swap(staging, place)
+                    swapped = True
+                    interrupts.settle(f"the new artifact in {path} is complete")
+                _sync_one(place.parent)
     except OSError as error:
         if error.errno not in _FULL:
             raise
         left = "the previous artifact is untouched" if path.exists() else "nothing is left behind"
+        left = interrupts.outcome() if swapped else left
         raise PipelineError(
             f"{path}: no space left ({error.strerror}); {left}; free some space and run again"
         ) from error
@@ -143,28 +147,42 @@ def _hidden(place: Path, kind: str) -> Path:
 
 
 @contextmanager
-def _locked(path: Path, place: Path) -> Iterator[None]:
-    """Holds the place's lock; the system releases it when the process dies in any way.
+def _locked(path: Path, place: Path, marker: str) -> Iterator[None]:
+    """Holds the place's lock, and repairs the place at the end.
+
+    The system releases the lock when the process dies in any way.
 
     The lock file is removed while the lock is still held. So a lock counts only if its file is
     still the one with that name.
     """
     name = place.with_name(f".{place.name}.lock")
-    with _explained(path):
+
+    def clean() -> None:
+        _recover(place, marker)
+        with suppress(OSError):
+            name.unlink()
+
+    with interrupts.held(), _explained(path):
         file = _take_lock(path, name)
         while not _is_file_at(file, name):
             file.close()
             file = _take_lock(path, name)
+        interrupts.register(clean)
     with file:
         try:
             file.truncate(0)
             file.write(str(os.getpid()).encode())
             yield
         finally:
-            with suppress(OSError):
-                name.unlink()
-            # releases the lock even if a forked child still has the file open
-            fcntl.flock(file, fcntl.LOCK_UN)
+            try:
+                _recover(place, marker)
+            finally:
+                with interrupts.held():
+                    with suppress(OSError):
+                        name.unlink()
+                    # releases the lock even if a forked child still has the file open
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                    interrupts.unregister(clean)
 
 
 def _take_lock(path: Path, name: Path) -> IO[bytes]:
@@ -287,7 +305,6 @@ def _swap(staging: Path, place: Path) -> None:
         if not _exchange(staging, place):
             place.rename(_hidden(place, "old"))
             staging.rename(place)
-    _sync_one(place.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:

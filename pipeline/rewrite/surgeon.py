@@ -49,6 +49,8 @@ class Surgeon:
         infer_shapes(self.model)
         try:
             self.graph = gs.import_onnx(self.model)
+        except MemoryError:
+            raise
         except Exception as error:
             raise RewriteError(f"onnx-graphsurgeon cannot read the model: {error}") from error
         self.interface = _interface(self.graph)
@@ -103,6 +105,8 @@ class Surgeon:
         before = _nodes_hash(self.model) if on_model else self.state
         try:
             result = p.run(self.model if on_model else self.graph)
+        except MemoryError:  # is no fault of the pass
+            raise
         except Exception as error:
             raise fail(f"failed with {type(error).__name__}: {error}", error) from error
         if not isinstance(result, PassResult):
@@ -130,6 +134,8 @@ class Surgeon:
                 self.state = _fingerprint(self.graph)
         except RewriteError as error:
             raise fail(str(error)) from error
+        except MemoryError:
+            raise
         except Exception as error:
             first = first_line(error)
             raise fail(f"made an invalid graph: {first}", error) from error

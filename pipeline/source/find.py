@@ -214,7 +214,7 @@ def _module(name: str) -> Any:
         raise InputError(
             f"source {name}: its import needs {missing}, which is not installed. Install it"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _import_failed(name, error) from error
 
 
@@ -230,11 +230,11 @@ def _file_module(path: Path) -> Any:
         name = f"{name}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     try:
         return run_python_file(path.resolve(), name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that runs when it is imported
         raise _import_failed(str(path), error, path.resolve()) from error
 
 
-def _import_failed(name: str, error: Exception, file: Path | None = None) -> Exception:
+def _import_failed(name: str, error: BaseException, file: Path | None = None) -> BaseException:
     if isinstance(error, PipelineError) or "torchvision::" in str(error):
         return error
     place = f" ({line_of_error(error, file)})" if file else ""
@@ -268,7 +268,7 @@ def _call(text: str, factory: Callable[..., Any], options: Mapping[str, Any]) ->
         return mended(lambda: factory(**options))
     except PipelineError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         first = first_line(error, "")
         raise InputError(
             f"source {text}: the factory raises {type(error).__name__}: {first}",

@@ -184,7 +184,7 @@ AS_NOBODY = """
 import os, sys, pipeline.commands.main, pipeline.convert.driver, tiny
 if os.geteuid() == 0:
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
-sys.exit(tiny.main())
+tiny.main()
 """
 
 

@@ -103,13 +103,15 @@ def test_an_interrupted_run_leaves_what_is_known(tmp_path: Path, number: signal.
             break
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.send_signal(number)
-    process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     end = time.monotonic() + 10
     while Path(f"/proc/{children[0]}").exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert not Path(f"/proc/{children[0]}").exists()
     if number != signal.SIGKILL:
         assert process.returncode == 130
+        true = "each artifact in artifacts is the old one or the new one, and complete"
+        assert errors == f"error: interrupted; {true}\n"
         left = [name for name in files_under(tmp_path / "artifacts") if "/" in name]
         assert left == []
     found = cases(tmp_path / "artifacts" / "convert.xml")

@@ -6,12 +6,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import onnx
 import onnx.parser
 import pytest
-from helpers import command, files_under
+from helpers import HERE, command, files_under
+from kills import campaign
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.convert.driver import run
@@ -58,6 +60,50 @@ def test_killed_conversion_leaves_the_old_artifact(
     assert after.extra == ()
     if moment != "package":  # the new folder may just have been moved there
         assert after.manifest == before
+
+
+def test_kills_at_random_moments(tmp_path: Path) -> None:
+    """The short form of ``python tests/support/kills.py``."""
+    done = list(campaign(tmp_path, 3, seed=8))
+    assert [kill for kill in done if kill.problems] == []
+    assert sum(kill.effective for kill in done) >= 2
+
+
+AFTER_THE_SWAP = """
+import sys, time
+from pipeline.__main__ import run
+from pipeline.commands import report
+
+def slow(*_):
+    print("reports", file=sys.stderr, flush=True)
+    time.sleep(60)
+
+report.report_text = slow
+run()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_swap_says_that_the_artifact_is_new(
+    artifact: Path, number: signal.Signals
+) -> None:
+    before = Artifact.open(artifact).manifest
+    process = subprocess.Popen(
+        [sys.executable, "-c", AFTER_THE_SWAP, "verify", str(artifact)],
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line == "reports\n":
+            process.send_signal(number)
+            break
+    errors = process.stderr.read()
+    assert process.wait(30) == 130
+    assert errors == f"error: interrupted; the new artifact in {artifact} is complete\n"
+    assert Artifact.open(artifact).manifest != before
+    assert files_under(artifact.parent)[0] == artifact.name
 
 
 @pytest.mark.usefixtures("zoo")

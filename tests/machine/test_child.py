@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InputError
+from pipeline.machine import interrupts
 from pipeline.machine.child import Child, ChildDied, ChildFailed, ChildLate
 from pipeline.machine.progress import Announce
 from pipeline.machine.target import find_target
@@ -177,11 +178,16 @@ def test_what_a_call_announces_arrives_before_its_end() -> None:
 
 def cleans_up(place: Path, seconds: float = 60) -> None:
     """Leaves ``place`` there only if it is killed."""
-    place.touch()
-    try:
+    with interrupts.cleaned(lambda: place.unlink(missing_ok=True)):
+        place.touch()
         time.sleep(seconds)
-    finally:
-        place.unlink()
+
+
+def test_a_call_that_ends_its_process_is_reported(child: Child) -> None:
+    pid = child.call(os.getpid)
+    with pytest.raises(ChildFailed, match=r"^SystemExit: 0$"):
+        child.call(sys.exit, 0)
+    assert child.call(os.getpid) == pid
 
 
 def test_a_late_call_cleans_up_and_the_next_one_works(tmp_path: Path) -> None:

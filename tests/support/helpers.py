@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -66,6 +67,16 @@ def command(*words: object, **how: object) -> subprocess.Popen[str]:
     line = [sys.executable, str(HERE / "tiny.py"), *map(str, words)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
     return subprocess.Popen(line, text=True, env=environment, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def let_children_heed_ctrl_c() -> None:
+    """Starts children with Ctrl-C not ignored, although this process ignores it.
+
+    A shell starts a job in the background so (`make test &`). A handler that does nothing still
+    ignores Ctrl-C here, but a new program does not inherit it.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: None)
 
 
 def files_under(folder: Path) -> list[str]:

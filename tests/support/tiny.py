@@ -5,10 +5,11 @@ torch is imported where a module is made. So a test can show that nothing else i
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
@@ -110,16 +111,19 @@ def skewed() -> ModelSpec:
     return of(forward, name="skewed")
 
 
-def main() -> int:
-    from pipeline.commands.main import main as command_line
+def main() -> NoReturn:
+    from pipeline.__main__ import run
     from pipeline.models import MODELS
 
     MODELS.update(ZOO)
-    code = command_line()
+    atexit.register(_say_if_torch_was_imported)
+    run()
+
+
+def _say_if_torch_was_imported() -> None:
     if "torch" in sys.modules:
         print("torch was imported", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

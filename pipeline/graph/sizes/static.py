@@ -135,6 +135,8 @@ class StaticSizes:
             found = infer_node_outputs(
                 schema, _spelled_out(node), types, data, opset_imports=self._imports
             )
+        except MemoryError:  # is no fault of the node
+            raise
         except Exception as error:  # onnx's InferenceError is a RuntimeError, or a ValueError
             if any(not kind.WhichOneof("value") for kind in types.values()):
                 return [None] * len(node.output)  # inference needs an unknown type

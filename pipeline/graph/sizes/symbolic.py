@@ -40,6 +40,8 @@ def infer(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.M
                 inference._infer_impl()
             inference._update_output_from_vi()
             inferred = inference.out_mp_
+    except MemoryError:
+        raise
     except Exception as error:  # the inference raises bare Exception
         first = first_line(error, "the sizes do not fit each other")
         raise PipelineError(f"shape inference fails at {dict(shapes)}: {first}") from error
