@@ -24,6 +24,7 @@ from pipeline.commands import passes as cli_passes
 from pipeline.commands import source_options as cli_source
 from pipeline.commands.bench import command as cli_bench
 from pipeline.commands.check import command as cli_check
+from pipeline.commands.output import show
 from pipeline.errors import InputError, PipelineError
 from pipeline.machine.target import DEFAULT_TARGET, TARGETS
 from pipeline.models import MODELS
@@ -55,7 +56,7 @@ class Progress:
         self._print(text)
 
     def _print(self, text: str) -> None:
-        print(f"[{time.monotonic() - self._start:6.1f} s] {text}", file=sys.stderr, flush=True)
+        show(f"[{time.monotonic() - self._start:6.1f} s] {text}", sys.stderr)
 
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[None]:
@@ -88,9 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # raises BrokenPipeError here, where it is caught, not at exit
     except PipelineError as error:
         if debug:
-            traceback.print_exc()
+            show(traceback.format_exc(), sys.stderr)
             if error.detail:
-                print(error.detail, file=sys.stderr)
+                show(error.detail, sys.stderr)
         hint = " (--debug shows the full text)" if error.detail and not debug else ""
         return _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
     except KeyboardInterrupt:
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         if debug:
-            traceback.print_exc()
+            show(traceback.format_exc(), sys.stderr)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = (
             "no space left. Free disk space, then run again"
@@ -131,7 +132,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"error: {text}", file=sys.stderr, flush=True)
+    show(f"error: {text}", sys.stderr)
     return code
 
 
@@ -301,6 +302,7 @@ def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
             against=arguments.against,
             torch_model=arguments.torch,
             weights=arguments.weights,
+            trust=arguments.trust,
             shapes=arguments.shape,
             memory_limit=arguments.memory_limit,
             engine_tolerance=arguments.engine_tolerance,
@@ -325,11 +327,9 @@ def _models(arguments: argparse.Namespace, progress: Progress) -> int:
     del progress
     specs = {name: find_spec(name, {}) for name in MODELS}
     if arguments.json:
-        print(
-            json.dumps({name: summary.spec_facts(spec) for name, spec in specs.items()}, indent=2)
-        )
+        show(json.dumps({name: summary.spec_facts(spec) for name, spec in specs.items()}, indent=2))
     else:
-        print(summary.models_table(specs))
+        show(summary.models_table(specs))
     return 0
 
 
@@ -337,9 +337,9 @@ def _show(report: Any, arguments: argparse.Namespace) -> int:
     from pipeline.commands import report as summary
 
     if arguments.json:
-        print(summary.report_json(report))
+        show(summary.report_json(report))
     else:
-        print(summary.report_text(report))
+        show(summary.report_text(report))
     return 0 if report.ok else 1
 
 

@@ -223,11 +223,13 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = quiet) ->
         raise InputError(
             f"weights {how.weights}: only the torch model reads weights. Pass --torch too"
         )
+    if how.trust and not how.torch_model:
+        raise InputError("--trust: only the torch model runs a source. Pass --torch too")
     old = Artifact.open(how.against) if how.against is not None else None
     for text in how.shapes:
         sizes = parse_sizes(text, stated.interface.dims, stated.merged)
         check_rules(stated.interface.rules, sizes, f"shape {text!r}")
-    module = rebuilt(stated, how.spec, how.weights) if how.torch_model else None
+    module = rebuilt(stated, how, str(place)) if how.torch_model else None
     options = CompareOptions(
         memory_limit=how.memory_limit, seed=0, shapes=how.shapes, plugins=how.plugins
     )

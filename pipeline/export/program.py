@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_unflatten
 
 from pipeline.errors import InputError, first_line
 from pipeline.export.program_archive import check_archive
+from pipeline.machine.files import open_plain
 from pipeline.probe.eager import quiet
 
 
@@ -147,7 +148,7 @@ def _saved_with(path: Path) -> str:
     if path.is_dir() or not path.exists():
         raise InputError(f"{path}: {'a folder' if path.is_dir() else 'no such file'}")
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = file.read(2)
         if start != b"PK":
             raise InputError(f"{path}: not a .pt2 file: {_NEVER_SAVED}")

@@ -17,6 +17,7 @@ from onnx import TensorProto, external_data_helper, helper
 
 from pipeline.errors import InputError
 from pipeline.graph.files import tensors_in
+from pipeline.graph.reading import read_onnx
 
 _BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}  # others are whole bytes
 _ALIGNED = 64  # bytes; where a tensor begins in the data file
@@ -27,17 +28,9 @@ def load_model(path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """The model with all its weights in memory, and the names of its external data files.
 
     Raises:
-        InputError: The file does not exist, is not an ONNX model, or `outside_files` refuses its
-            external data.
+        InputError: `read_onnx` refuses the file, or `outside_files` its external data.
     """
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
-    except Exception as error:  # an error of protobuf or of the system
-        raise InputError(f"{path}: not an ONNX model: {error}") from error
-    if not model.opset_import or not model.HasField("graph"):
-        raise InputError(f"{path}: not an ONNX model")
+    model = read_onnx(path)
     names = tuple(outside_files(path, model))
     external_data_helper.load_external_data_for_model(model, str(path.parent))
     return model, names
