@@ -95,7 +95,9 @@ def _is_a(value: Any, kind: type) -> bool:
         return kind is bool
     if kind is float:  # Python reads JSON's 1e999 as infinity
         return isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    return isinstance(value, kind) and not (kind is int and abs(value) > _LARGEST)
+    if kind is int:
+        return isinstance(value, int) and abs(value) <= _LARGEST
+    return isinstance(value, kind)
 
 
 def _object(value: Any, where: str, at: str) -> dict[str, Any]:

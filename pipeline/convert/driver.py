@@ -27,6 +27,7 @@ from pipeline.convert.reuse import drop_damaged, keep_timings, refuse_other, siz
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
 from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
 from pipeline.errors import CompareError, InputError
+from pipeline.graph.external_data import check_models
 from pipeline.machine.progress import Announce
 from pipeline.machine.target import find_target, require
 from pipeline.runtime.trust import check_given
@@ -150,6 +151,7 @@ def run_rewrite(
         plugins: Plugins whose ops the rewrite keeps.
     """
     artifact = Artifact.open(place)
+    check_models(place, artifact.manifest.files, artifact.manifest.interface)
     options = RewriteOptions(
         target=find_target(target or artifact.manifest.target.name),
         own=tuple(Path(path) for path in own),
@@ -184,6 +186,7 @@ def run_build(
         effort: The builder's effort, and a timing cache to share.
     """
     artifact = Artifact.open(place, built=False)
+    check_models(place, artifact.manifest.files, artifact.manifest.interface)
     interface = artifact.manifest.interface
     if profiles:
         parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles)]
@@ -217,6 +220,7 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = quiet) ->
         PipelineError: See `pipeline.errors`.
     """
     artifact = Artifact.open(place)
+    check_models(place, artifact.manifest.files, artifact.manifest.interface)
     stated = artifact.manifest
     check_given(stated, how.plugins, str(place))
     if how.weights is not None and not how.torch_model:
