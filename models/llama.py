@@ -140,6 +140,12 @@ def _check(options: Mapping[str, int]) -> None:
         raise InputError(f"model llama: heads={heads} is not a multiple of kv_heads={kv_heads}")
 
 
+_SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings",
+)  # fmt: skip
+
+
 def _read_config(folder: Path, max_length: int) -> dict[str, int]:
     """The sizes in a checkpoint folder's config.json, by transformers' names."""
     path = folder / "config.json"
@@ -156,9 +162,7 @@ def _read_config(folder: Path, max_length: int) -> dict[str, int]:
         config = import_transformers().LlamaConfig.from_dict(found)
     except Exception as error:  # transformers checks the types, and its errors have no common base
         raise InputError(f"weights {path}: {first_line(error)}", detail=str(error)) from error
-    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    names += ("num_key_value_heads", "head_dim", "max_position_embeddings")
-    sizes = {name: getattr(config, name) for name in names}
+    sizes = {name: getattr(config, name) for name in _SIZES}
     for name, value in sizes.items():
         if type(value) is not int or value < 1:
             raise InputError(f"weights {path}: {name}={value!r} must be a whole number, at least 1")
