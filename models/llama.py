@@ -140,26 +140,38 @@ def _check(options: Mapping[str, int]) -> None:
         raise InputError(f"model llama: heads={heads} is not a multiple of kv_heads={kv_heads}")
 
 
+_SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings",
+)  # fmt: skip
+
+
 def _read_config(folder: Path, max_length: int) -> dict[str, int]:
     """The sizes in a checkpoint folder's config.json, by transformers' names."""
     path = folder / "config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"weights {path}: {error.strerror}; is this a checkpoint?") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"weights {path}: damaged, or not JSON: {error}") from error
     kind = found.get("model_type") if isinstance(found, dict) else None
     if kind != "llama":
         raise InputError(f"weights {path}: model_type is {kind!r}, not 'llama'")
-    config = import_transformers().LlamaConfig.from_dict(found)
-    if max_length > config.max_position_embeddings:
+    try:
+        config = import_transformers().LlamaConfig.from_dict(found)
+    except Exception as error:  # transformers checks the types, and its errors have no common base
+        raise InputError(f"weights {path}: {first_line(error)}", detail=str(error)) from error
+    sizes = {name: getattr(config, name) for name in _SIZES}
+    for name, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise InputError(f"weights {path}: {name}={value!r} must be a whole number, at least 1")
+    if max_length > (most := sizes.pop("max_position_embeddings")):
         raise InputError(
-            f"model llama: max_length={max_length}, but {path} allows "
-            f"{config.max_position_embeddings} (max_position_embeddings)"
+            f"model llama: max_length={max_length}, but {path} allows {most} "
+            "(max_position_embeddings)"
         )
-    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    return {name: getattr(config, name) for name in (*names, "num_key_value_heads", "head_dim")}
+    return sizes
 
 
 def _build(sizes: Mapping[str, int], max_length: int, weights: Path | None) -> torch.nn.Module:

@@ -15,17 +15,18 @@ stages are done. `pipeline.machine.swap_folder.replacing` moves the folder into 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError
-from pipeline.machine.files import FileInfo, fresh, hash_file
+from pipeline.machine.files import FileInfo, fresh, hash_file, open_plain
 from pipeline.spec.file_names import (
     COMPARISON,
     EXPORTED,
@@ -71,8 +72,9 @@ class Artifact:
             built: False to leave out the files of the build stage and of later stages.
 
         Raises:
-            ArtifactError: There is no artifact, or its manifest is cut short or edited. Or a file
-                is missing, cut short, changed, or outside of the folder.
+            ArtifactError: There is no artifact, or its manifest is cut short, edited or not valid.
+                Or a file is missing, cut short or changed, or the folder has a link, a pipe or a
+                device.
         """
         return read_again(path, lambda: _open(path, check, built))
 
@@ -104,9 +106,9 @@ class Artifact:
         """
         if name not in self.manifest.files:
             raise ArtifactError(f"{self.path}: the manifest does not list {name}")
-        path = _inside(self.path, name)
+        path = self.path / name
         try:
-            content = path.read_bytes()
+            content = _read(path)
         except OSError as error:
             advice = _advice(self.path, name)
             raise ArtifactError(f"{path}: can't be read: {error.strerror}{advice}") from error
@@ -161,7 +163,7 @@ def read_again(path: Path, read: Callable[[], T]) -> T:
 
 def _manifest_of(path: Path) -> bytes | None:
     try:
-        return (path / MANIFEST).read_bytes()
+        return _read(path / MANIFEST)
     except OSError:
         return None
 
@@ -169,7 +171,7 @@ def _manifest_of(path: Path) -> bytes | None:
 def _open(path: Path, check: bool, built: bool = True) -> Artifact:
     name = path / MANIFEST
     try:
-        text = name.read_bytes()
+        text = _read(name)
     except FileNotFoundError as error:
         if not path.is_dir():
             raise ArtifactError(f"{path}: no such folder; {_HINT}") from error
@@ -182,11 +184,13 @@ def _open(path: Path, check: bool, built: bool = True) -> Artifact:
         manifest = Manifest.from_json(text, str(name))
     except ArtifactError as error:
         raise ArtifactError(f"{error}{_AGAIN}") from error
+    names = _names(path)
+    for found in names:
+        _check_plain(path, found)
     for listed, stated in manifest.files.items():
-        file = _inside(path, listed)
         if check and (built or not is_built(listed)):
-            check_file(file, stated, _advice(path, listed))
-    extra = set(_names(path)) - manifest.files.keys() - {MANIFEST}
+            check_file(path / listed, stated, _advice(path, listed))
+    extra = set(names) - manifest.files.keys() - {MANIFEST}
     return Artifact(path, manifest, tuple(sorted(extra)))
 
 
@@ -199,17 +203,25 @@ def _names(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """The path of a file that a manifest lists, if it is inside of the folder."""
-    parts = PurePosixPath(name).parts
-    if "/".join(parts) != name or ".." in parts or name.startswith("/") or not parts:
-        raise ArtifactError(f"{folder / MANIFEST}: files: {name!r} is not a plain relative name")
-    if "\\" in name or ":" in name or "\0" in name:
-        raise ArtifactError(f"{folder / MANIFEST}: files: {name!r} contains \\, : or NUL")
-    path = folder / name
-    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-        raise ArtifactError(f"{path}: is a link to outside of the artifact{_AGAIN}")
-    return path
+def _read(path: Path) -> bytes:
+    """The bytes of a plain file. Raises `OSError` for a link, a pipe or a device."""
+    with open_plain(path, links=False) as file:
+        return file.read()
+
+
+def _check_plain(folder: Path, name: str) -> None:
+    """Raises `ArtifactError` for a link, which could lead out of the artifact, a pipe or a device.
+
+    A file that is missing was removed by another run.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        mode = (folder / name).lstat().st_mode
+        if not stat.S_ISREG(mode):
+            what = "a link" if stat.S_ISLNK(mode) else "not a plain file"
+            raise ArtifactError(
+                f"{folder / name}: is {what}; an artifact has plain files only. Remove it"
+                f"{_advice(folder, name)}"
+            )
 
 
 def is_built(name: str) -> bool:
@@ -225,7 +237,7 @@ def _advice(folder: Path, name: str) -> str:
 def check_file(path: Path, stated: FileInfo, advice: str) -> None:
     """Raises `ArtifactError`, with the advice, if a file differs from the stated size and hash."""
     try:
-        status = path.stat()
+        status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
             raise ArtifactError(f"{path}: is not a plain file{advice}")
         whole = status.st_size == stated.bytes

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, NoReturn
 
+from pipeline.artifact.meaning import check_meaning
 from pipeline.artifact.records import decode, encode, fail
 from pipeline.artifact.stored_interface import read_interface, write_interface
 from pipeline.errors import ArtifactError, InputError
@@ -278,7 +279,8 @@ class Manifest:
 
         Raises:
             ArtifactError: The text is not JSON, has an unknown schema, or was changed after it was
-                written. Or a field is missing, unknown or of the wrong type.
+                written. Or a field is missing, unknown or of the wrong type, or its value means
+                nothing (`pipeline.artifact.meaning`).
         """
         try:
             content = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
@@ -300,6 +302,7 @@ class Manifest:
 
 def _decode(content: Any, where: str) -> Manifest:
     manifest: Manifest = decode(content, Manifest, where, "", {Interface: read_interface})
+    check_meaning(manifest, where)
     return manifest
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from pipeline.errors import ArtifactError, InputError
+from pipeline.errors import ArtifactError, InputError, first_line
 
 Writers = Mapping[type, Callable[[Any], Any]]
 Readers = Mapping[Any, Callable[[Any, str, str], Any]]
@@ -44,6 +44,8 @@ def fail(where: str, at: str, what: str) -> NoReturn:
 
 _JSON: dict[Any, type] = {tuple: list, Mapping: dict}  # the types in JSON
 _CONTAINERS: dict[Any, str] = {tuple: "a list", Mapping: "an object"}
+_UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_LARGEST = 1 << 63  # no size or count of a model is larger
 _SCALARS = {str: "a string", int: "an integer", float: "a finite number", bool: "true or false"}
 
 
@@ -93,6 +95,8 @@ def _is_a(value: Any, kind: type) -> bool:
         return kind is bool
     if kind is float:  # Python reads JSON's 1e999 as infinity
         return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    if kind is int:
+        return isinstance(value, int) and abs(value) <= _LARGEST
     return isinstance(value, kind)
 
 
@@ -158,6 +162,8 @@ def _decode_fields(value: Any, kind: Any, where: str, at: str, readers: Readers)
         fail(where, at, str(error))
     except KeyError as error:  # a finding that lacks both its text and a fact for the text
         fail(where, at, f"lacks {error}, which other fields need")
+    except _UNFIT as error:  # such as a fact that is text where the finding's text needs a number
+        fail(where, at, f"its fields don't fit together: {first_line(error)}")
     for name in computed:
         if getattr(made, name) != found[name]:
             at = f"{at}.{name}" if at else name

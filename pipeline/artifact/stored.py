@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, first_line
 from pipeline.machine.files import fresh
 from pipeline.machine.polygraphy import collected
 from pipeline.spec.file_names import COMPARISON
@@ -53,23 +55,56 @@ def save_run(name: str, outputs: Sequence[Mapping[str, np.ndarray]], path: Path)
 
 
 def load_feeds(path: Path) -> list[dict[str, np.ndarray]]:
-    """Reads what `save_feeds` wrote."""
+    """Reads what `save_feeds` wrote.
+
+    Raises:
+        ArtifactError: The file holds something else.
+    """
     from polygraphy.json import load_json
 
     _register()
-    with collected():
-        return [dict(feed) for feed in load_json(str(path))]
+    with _explained(path), collected():
+        return [_arrays(feed) for feed in load_json(str(path))]
 
 
 def load_run(path: Path) -> list[dict[str, np.ndarray]]:
-    """Reads what `save_run` wrote."""
+    """Reads what `save_run` wrote.
+
+    Raises:
+        ArtifactError: The file holds something else.
+    """
     from polygraphy.comparator import RunResults
 
     _register()
-    with collected():
-        runs = RunResults.load(str(path))
-    ((_, iterations),) = runs.items()
-    return [{name: np.asarray(array) for name, array in it.items()} for it in iterations]
+    with _explained(path), collected():
+        ((_, iterations),) = RunResults.load(str(path)).items()
+        return [_arrays(iteration) for iteration in iterations]
+
+
+def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    found = {name: np.asarray(array) for name, array in values.items()}
+    if not all(isinstance(name, str) and a.dtype.kind in "biuf" for name, a in found.items()):
+        raise ValueError("expected arrays of numbers by name")
+    return found
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turns the errors of Polygraphy and numpy into one: the file may be somebody else's."""
+    try:
+        yield
+    except OSError as error:
+        what = error.strerror or error
+        raise ArtifactError(f"{_short(path)}: can't be read: {what}. Convert again") from error
+    except Exception as error:  # a file's content can raise anything
+        raise ArtifactError(
+            f"{_short(path)}: is not in Polygraphy's form ({first_line(error)}). Convert again"
+        ) from error
+
+
+def _short(path: Path) -> str:
+    """The path inside of the artifact: the files are read in a copy of its folder."""
+    return "/".join(("the artifact's", *path.parts[-3:])).replace("/", " ", 1)
 
 
 def copy_run(source: Path, destination: Path) -> None:
@@ -103,13 +138,24 @@ class StoredRuns:
     outputs: dict[str, dict[str, np.ndarray]]
 
 
+def _check_count(path: Path, outputs: int, feeds: int) -> None:
+    """Raises `ArtifactError` unless there are outputs for every input."""
+    if outputs != feeds:
+        raise ArtifactError(
+            f"{_short(path)}: has outputs of {outputs} runs for {feeds} inputs. Convert again"
+        )
+
+
 def stored_runs(folder: Path) -> list[StoredRuns]:
     """All stored points of an artifact. A point that two profiles store occurs twice."""
     found = []
     for path in sorted((folder / COMPARISON).glob("*/inputs.json")):
         others = [p for p in sorted(path.parent.glob("*.json")) if p != path]
         runs = {other.stem: load_run(other) for other in others}
-        for n, feed in enumerate(load_feeds(path)):
+        feeds = load_feeds(path)
+        for name, run in runs.items():
+            _check_count(path.with_name(f"{name}.json"), len(run), len(feeds))
+        for n, feed in enumerate(feeds):
             found.append(StoredRuns(feed, {name: run[n] for name, run in runs.items()}))
     return found
 
@@ -134,6 +180,7 @@ def stored_points(folder: Path, runner: str, place: Path | None = None) -> list[
     for path in sorted((folder / COMPARISON).glob(f"*/{runner}.json")):
         feeds = load_feeds(path.with_name("inputs.json"))
         outputs = load_run(path)
+        _check_count(path, len(outputs), len(feeds))
         found += [StoredPoint(f, o) for f, o in zip(feeds, outputs, strict=True)]
     if not found:
         missing = f"no outputs of {runner} are stored to compare with; pass --torch to run it"

@@ -11,6 +11,8 @@ from pipeline.artifact.records import Readers, decode, decode_members, encode, f
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr, Size, SizeRule, read_size, size_text
 from pipeline.spec.interface import Interface
+from pipeline.spec.precision import PRECISIONS
+from pipeline.spec.profiles import check_names
 
 # `auto` is not stored, because no dim is narrowed after the export
 DIM_HINTS = {name: hint for name, hint in get_type_hints(Dim).items() if name != "auto"}
@@ -65,7 +67,13 @@ def _read_size(dims: Mapping[str, Dim], value: Any, where: str, at: str) -> Size
 
 
 def _check_sizes(interface: Interface, dims: Mapping[str, Dim], where: str, at: str) -> None:
-    """Checks the dims in shapes, and that every output has a shape and a dtype."""
+    """Checks the dims in shapes, and that every tensor has a name and every output a shape."""
+    names = [tensor.name for tensor in interface.tensors]
+    for name in names:
+        if not name or names.count(name) > 1:
+            fail(where, at, f"two tensors are called {name!r}" if name else "a tensor has no name")
+    for precision in interface.engine_tolerance.keys() - set(PRECISIONS):
+        fail(where, f"{at}.engine_tolerance", f"{precision!r} is not a precision")
     for n, input_ in enumerate(interface.inputs):
         for axis, size in enumerate(input_.shape):
             for name in DimExpr(size_text(size)).names - dims.keys():
@@ -81,7 +89,11 @@ def _check_sizes(interface: Interface, dims: Mapping[str, Dim], where: str, at: 
 
 
 def _check_ranges(interface: Interface, dims: Mapping[str, Dim], where: str, at: str) -> None:
-    """Checks the dims in rules, padding and profiles, and the profiles' ranges."""
+    """Checks the dims in rules, padding and profiles, and the profiles' names and ranges."""
+    try:
+        check_names(interface.profiles)
+    except InputError as error:
+        fail(where, f"{at}.profiles", str(error))
     for n, text in enumerate(interface.rules):
         try:
             unknown = SizeRule(text).names - dims.keys()

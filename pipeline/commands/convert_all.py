@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.artifact.manifest import Manifest, now
+from pipeline.commands.output import show
 from pipeline.commands.table import table
 from pipeline.compare.run_names import in_precision
 from pipeline.convert.driver import run
@@ -105,10 +106,10 @@ def command(
     }
     results = convert_all(configs, parent, arguments.time_limit, announce)
     if arguments.json:
-        print(json.dumps([asdict(result) for result in results], indent=2))
+        show(json.dumps([asdict(result) for result in results], indent=2))
     else:
-        print(results_table(results))
-        print(f"{parent / REPORT} has the same results for JUnit readers")
+        show(results_table(results))
+        show(f"{parent / REPORT} has the same results for JUnit readers")
     return 1 if any(result.state == "FAILED" for result in results) else 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.options import plugins
+from pipeline.commands.output import show
 
 Announce = Callable[[str], None]
 
@@ -37,5 +38,5 @@ def locate(arguments: argparse.Namespace, announce: Announce) -> int:
     agrees, text = locate_engine(
         arguments.artifact, arguments.shape, announce, tuple(arguments.plugin)
     )
-    print(json.dumps({"agrees": agrees, "found": text}) if arguments.json else text)
+    show(json.dumps({"agrees": agrees, "found": text}) if arguments.json else text)
     return 0 if agrees else 1

@@ -23,6 +23,7 @@ from pipeline.commands import passes as cli_passes
 from pipeline.commands import source_options as cli_source
 from pipeline.commands.bench import command as cli_bench
 from pipeline.commands.check import command as cli_check
+from pipeline.commands.output import show
 from pipeline.errors import InputError, PipelineError, ended_run
 from pipeline.machine import interrupts
 from pipeline.machine.program import StdoutError
@@ -68,7 +69,7 @@ class Progress:
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk behind stderr
-            print(f"[{time.monotonic() - self._start:6.1f} s] {text}", file=sys.stderr, flush=True)
+            show(f"[{time.monotonic() - self._start:6.1f} s] {text}", sys.stderr)
 
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[None]:
@@ -123,13 +124,13 @@ def _failed(error: Exception, debug: bool) -> int:
     if not isinstance(error, (PipelineError, OSError)):
         raise error
     if debug:
-        traceback.print_exception(error)
+        show("".join(traceback.format_exception(error)), sys.stderr)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         code = 2 if error.errno == errno.ENAMETOOLONG else 1
         return _fail(f"{place}{_reason(error)}. {_sentence(interrupts.outcome())}", code)
     if debug and error.detail:
-        print(error.detail, file=sys.stderr)
+        show(error.detail, sys.stderr)
     hint = " (--debug shows the full text)" if error.detail and not debug else ""
     return _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
 
@@ -175,7 +176,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
 
 def _fail(text: str, code: int) -> int:
     with contextlib.suppress(OSError):  # a full disk behind stderr
-        print(f"error: {text}", file=sys.stderr, flush=True)
+        show(f"error: {text}", sys.stderr)
     return code
 
 
@@ -335,6 +336,7 @@ def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
             against=arguments.against,
             torch_model=arguments.torch,
             weights=arguments.weights,
+            trust=arguments.trust,
             shapes=arguments.shape,
             memory_limit=arguments.memory_limit,
             engine_tolerance=arguments.engine_tolerance,
@@ -359,11 +361,9 @@ def _models(arguments: argparse.Namespace, progress: Progress) -> int:
     del progress
     specs = {name: find_spec(name, {}) for name in MODELS}
     if arguments.json:
-        print(
-            json.dumps({name: summary.spec_facts(spec) for name, spec in specs.items()}, indent=2)
-        )
+        show(json.dumps({name: summary.spec_facts(spec) for name, spec in specs.items()}, indent=2))
     else:
-        print(summary.models_table(specs))
+        show(summary.models_table(specs))
     return 0
 
 
@@ -371,9 +371,9 @@ def _show(report: Any, arguments: argparse.Namespace) -> int:
     from pipeline.commands import report as summary
 
     if arguments.json:
-        print(summary.report_json(report))
+        show(summary.report_json(report))
     else:
-        print(summary.report_text(report))
+        show(summary.report_text(report))
     return 0 if report.ok else 1
 
 

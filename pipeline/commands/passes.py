@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.commands.output import show
 from pipeline.commands.table import table
 from pipeline.errors import InputError
 from pipeline.machine.target import DEFAULT_TARGET, TARGETS, find_target
@@ -112,9 +113,9 @@ def rewrite_file(arguments: argparse.Namespace, announce: Announce) -> int:
         out.unlink()
         Path(f"{out}.data").unlink(missing_ok=True)
     if arguments.json:
-        print(json.dumps({"out": str(out), **asdict(result)}, indent=2))
+        show(json.dumps({"out": str(out), **asdict(result)}, indent=2))
     else:
-        print(_rewrite_text(result, out, arguments.skip))
+        show(_rewrite_text(result, out, arguments.skip))
     raise_refused(result)
     return 0
 
@@ -149,15 +150,15 @@ def _lint(arguments: argparse.Namespace, announce: Announce) -> int:
     announce(f"lint {arguments.model} for {target}")
     result = lint(arguments.model, target, all_passes(arguments.own))
     if arguments.json:
-        print(json.dumps(asdict(result), indent=2))
+        show(json.dumps(asdict(result), indent=2))
         return 0 if result.ok else 1
     for f in result.findings:
         state = "fixed" if f.mended else ("NOT FIXED" if f.certain else "may fail or be wrong")
-        print(f"{f.op} {f.node}{f.origin}\n  {target}: {f.fault}\n  {state}: {f.how}")
+        show(f"{f.op} {f.node}{f.origin}\n  {target}: {f.fault}\n  {state}: {f.how}")
     for text in result.warnings:
-        print(f"warning: {text}")
+        show(f"warning: {text}")
     bad = sum(1 for f in result.findings if not f.mended and f.certain)
-    print(
+    show(
         f"{arguments.model}, {target}: {len(result.findings)} nodes would fail or be wrong without "
         f"a rewrite; {f'no pass fixes {bad} of them' if bad else 'the passes fix them'}"
         if result.findings
@@ -188,15 +189,15 @@ def _passes(arguments: argparse.Namespace, announce: Announce) -> int:
         for p in chosen
     ]
     if arguments.json:
-        print(json.dumps(facts, indent=2))
+        show(json.dumps(facts, indent=2))
         return 0
     for f in facts:
-        print(f"{f['name']}: {f['summary']}")
+        show(f"{f['name']}: {f['summary']}")
         fault = "engines are larger or build more slowly" if f["clean_up"] else f["fault"]
-        print(f"  targets:  {'; '.join(f['targets'])}")  # type: ignore[arg-type]
-        print(f"  without:  {fault or '-'}")
+        show(f"  targets:  {'; '.join(f['targets'])}")  # type: ignore[arg-type]
+        show(f"  without:  {fault or '-'}")
         for text in f["evidence"]:  # type: ignore[attr-defined]
-            print(f"  evidence: {text}")
+            show(f"  evidence: {text}")
     return 0
 
 
@@ -207,9 +208,9 @@ def _still_needed(arguments: argparse.Namespace, announce: Announce) -> int:
     announce(f"build the cases of every pass on {target}")
     verdicts = list(still_needed(target, only=arguments.only))
     if arguments.json:
-        print(json.dumps([asdict(v) for v in verdicts], indent=2, default=str))
+        show(json.dumps([asdict(v) for v in verdicts], indent=2, default=str))
     else:
-        print(_verdict_table(verdicts))
+        show(_verdict_table(verdicts))
     return 1 if any(v.contradicted for v in verdicts) else 0
 
 

@@ -62,6 +62,11 @@ def add_options(sub: Any) -> None:
         "DIFFERING is the share of integers that may differ (default: 0)",
     )  # fmt: skip
     engine_tolerance(sub)
+    sub.add_argument(
+        "--trust", action="store_true",
+        help="Load a .pt2 that could run code of its author (pickles, custom objects). Pass it "
+        "only if you trust the author",
+    )  # fmt: skip
 
 
 def engine_tolerance(sub: Any) -> None:
@@ -92,6 +97,7 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "state": tuple(arguments.state),
         "tolerance": arguments.tolerance,
         "engine_tolerance": arguments.engine_tolerance,
+        "trust": arguments.trust,
     }
 
 

@@ -27,6 +27,7 @@ from pipeline.convert.reuse import drop_damaged, keep_timings, refuse_other, siz
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
 from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
 from pipeline.errors import CompareError, InputError
+from pipeline.graph.external_data import check_models
 from pipeline.machine.progress import Announce
 from pipeline.machine.target import find_target, require
 from pipeline.probe.state import left_as_given
@@ -151,6 +152,7 @@ def run_rewrite(
         plugins: Plugins whose ops the rewrite keeps.
     """
     artifact = Artifact.open(place)
+    check_models(place, artifact.manifest.files, artifact.manifest.interface)
     options = RewriteOptions(
         target=find_target(target or artifact.manifest.target.name),
         own=tuple(Path(path) for path in own),
@@ -185,6 +187,7 @@ def run_build(
         effort: The builder's effort, and a timing cache to share.
     """
     artifact = Artifact.open(place, built=False)
+    check_models(place, artifact.manifest.files, artifact.manifest.interface)
     interface = artifact.manifest.interface
     if profiles:
         parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles)]
@@ -218,12 +221,15 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = quiet) ->
         PipelineError: See `pipeline.errors`.
     """
     artifact = Artifact.open(place)
+    check_models(place, artifact.manifest.files, artifact.manifest.interface)
     stated = artifact.manifest
     check_given(stated, how.plugins, str(place))
     if how.weights is not None and not how.torch_model:
         raise InputError(
             f"weights {how.weights}: only the torch model reads weights. Pass --torch too"
         )
+    if how.trust and not how.torch_model:
+        raise InputError("--trust: only the torch model runs a source. Pass --torch too")
     old = Artifact.open(how.against) if how.against is not None else None
     for text in how.shapes:
         sizes = parse_sizes(text, stated.interface.dims, stated.merged)
@@ -236,8 +242,9 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = quiet) ->
         own = {**stated.interface.engine_tolerance, stated.precision: how.engine_tolerance}
         manifest = replace(stated, interface=replace(stated.interface, engine_tolerance=own))
     with ExitStack() as stack:
-        spec = how.spec and stack.enter_context(left_as_given(how.spec))
-        module = rebuilt(stated, spec, how.weights) if how.torch_model else None
+        if how.spec is not None:
+            how = replace(how, spec=stack.enter_context(left_as_given(how.spec)))
+        module = rebuilt(stated, how, str(place)) if how.torch_model else None
         work = stack.enter_context(opened_artifact(artifact, announce, manifest))
         work.do(COMPARE, work.manifest, module, options, announce, place)
         done = work.manifest

@@ -94,6 +94,8 @@ class Verify:
             outputs are the reference.
         spec: With `torch_model`: the spec object that the artifact was made from, if any.
         weights: With `torch_model`: the weights file that the artifact was made with.
+        trust: With `torch_model`: whether to run the source that the manifest names. Without it,
+            only models that come with pipeline run. A `spec` is your own.
         shapes: With `torch_model`: further sizes.
         memory_limit: The largest estimated memory of one run, in bytes.
         engine_tolerance: The new tolerance of the engine in the artifact's precision.
@@ -104,6 +106,7 @@ class Verify:
     torch_model: bool = False
     spec: ModelSpec | None = None
     weights: Path | None = None
+    trust: bool = False
     shapes: tuple[str, ...] = ()
     memory_limit: int | None = None
     engine_tolerance: Tolerance | None = None

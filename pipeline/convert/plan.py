@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from pipeline.artifact.manifest import Manifest, ModelInfo, TargetInfo, now
 from pipeline.convert.keys import STAGES, stage_keys, weights_info
 from pipeline.convert.options import StageOptions, stage_options
 from pipeline.convert.reuse import first_changed, previous
-from pipeline.errors import InputError
 from pipeline.machine.libraries import versions
 from pipeline.machine.target import find_target, require
 from pipeline.probe.apply import merge_profiles
@@ -21,13 +19,10 @@ from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import check_effort
-from pipeline.spec.file_names import RESERVED
 from pipeline.spec.interface import Interface
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import check_precision
-from pipeline.spec.profiles import Profile, parse_sizes
-
-_PROFILE_NAME = re.compile(r"\w[\w-]*")
+from pipeline.spec.profiles import Profile, check_names, parse_sizes
 
 
 @dataclass(frozen=True)
@@ -112,15 +107,8 @@ def chosen_profiles(config: Config, spec: ModelSpec) -> tuple[Profile, ...]:
         InputError: A profile's name or range is not valid.
     """
     chosen = config.parsed_profiles() or spec.profiles or (Profile("default"),)
-    names = [profile.name for profile in chosen]
-    if len(set(names)) != len(names):
-        raise InputError(f"two profiles have the same name: {', '.join(names)}. Rename one")
+    check_names(chosen)
     for profile in chosen:
-        if not _PROFILE_NAME.fullmatch(profile.name) or profile.name in RESERVED:
-            raise InputError(
-                f"profile name {profile.name!r} is not valid for a folder. Use letters, digits, _ "
-                f"and -, but none of {', '.join(RESERVED)}"
-            )
         profile.resolve(spec.dims).check_shapes(spec.interface.input_shapes)
     return tuple(chosen)
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.convert.keys import weights_info
+from pipeline.convert.options import Verify
 from pipeline.errors import InputError
+from pipeline.models import MODELS
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec, holds_weights
@@ -41,17 +43,29 @@ def reference_module(
     return reference(declared, module, interface.output_shapes)
 
 
-def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) -> torch.nn.Module:
+def rebuilt(manifest: Manifest, how: Verify, where: str) -> torch.nn.Module:
     """Makes the torch reference of an artifact again.
 
+    Args:
+        manifest: The artifact's manifest. Somebody else may have written it, so the source that it
+            names runs only if `how.trust` is set, or if it comes with pipeline.
+        how: The spec, the weights, and whether the source may run.
+        where: The artifact, for the beginning of errors.
+
     Raises:
-        InputError: The source has no torch model, or the spec or the weights are missing or differ.
+        InputError: The source has no torch model, or may not run. Or the spec or the weights are
+            missing or differ.
     """
-    info = manifest.model
+    info, spec, weights = manifest.model, how.spec, how.weights
     if spec is None and info.source.startswith("spec:"):
         raise InputError(
             f"this artifact was made from a spec object, {info.source}. Pass the same spec in "
             "Python: pipeline.convert.driver.run_verify(place, Verify(torch_model=True, spec=spec))"
+        )
+    if spec is None and info.source not in MODELS and not how.trust:
+        raise InputError(
+            f"{where}: --torch would run {info.source}, which the artifact's manifest names. If "
+            "you trust it, add --trust (in Python: Verify(trust=True))"
         )
     stated = info.weights.file
     if stated is not None and weights is None and not holds_weights(info.source):
@@ -65,6 +79,7 @@ def rebuilt(manifest: Manifest, spec: ModelSpec | None, weights: Path | None) ->
         inputs=info.inputs,
         dims=info.dims,
         ranges=info.ranges,
+        trust=how.trust,
     )
     spec = spec or find_source(config)
     if spec.onnx is not None:

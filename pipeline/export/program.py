@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import traceback
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.errors import InputError, first_line
+from pipeline.export.program_archive import check_archive
+from pipeline.machine.files import open_plain
 from pipeline.probe.eager import quiet
 
 
@@ -30,6 +33,7 @@ class ProgramModule(torch.nn.Module):
         super().__init__()
         # the next export finds the guards again, over the declared ranges
         self.program = program.module(check_guards=False)
+        _without_detach_in_place(self.program)
         spec = program.call_spec.in_spec
         assert spec is not None
         self._spec = spec
@@ -52,6 +56,20 @@ class ProgramModule(torch.nn.Module):
         return self
 
 
+def _without_detach_in_place(program: torch.nn.Module) -> None:
+    """Replaces ``detach_`` by ``detach``, which gives the same values.
+
+    torch writes ``detach_`` for a tensor literal, and can't export it again: while it traces, the
+    literal is a view, and views can't be detached in place.
+    """
+    for module in program.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                if node.target is torch.ops.aten.detach_.default:
+                    node.target = torch.ops.aten.detach.default
+            module.recompile()
+
+
 KINDS = {
     "SymIntArgument": "an integer",
     "SymFloatArgument": "a float",
@@ -62,13 +80,20 @@ KINDS = {
 _NEVER_SAVED = "torch.export.save writes .pt2 files"
 
 
-def load_program(path: Path) -> torch.export.ExportedProgram:
+def load_program(path: Path, *, trust: bool = False) -> torch.export.ExportedProgram:
     """Loads the program in a .pt2 file.
 
+    Args:
+        path: the file.
+        trust: True to load parts of the file that could run code of its author.
+
     Raises:
-        InputError: this torch can't load a program from the file. The text says why.
+        InputError: this torch can't load a program from the file, or the file has parts that could
+            run code. The text says why.
     """
     version = _saved_with(path)
+    if not trust:
+        _check_parts(path)
     log = _Caught()
     logger = logging.getLogger("torch.export")
     logger.addFilter(log)
@@ -88,6 +113,19 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
         ) from error
     finally:
         logger.removeFilter(log)
+
+
+def _check_parts(path: Path) -> None:
+    """Raises `InputError` if a part of the file could run code, or if the file is damaged."""
+    try:
+        check_archive(path)
+    except InputError:
+        raise
+    except Exception as error:  # a file's content can raise anything
+        raise InputError(
+            f"{path}: damaged: its list of parts can't be read. Save the program again",
+            detail="".join(traceback.format_exception(error)),
+        ) from error
 
 
 class _Caught(logging.Filter):
@@ -110,7 +148,7 @@ def _saved_with(path: Path) -> str:
     if path.is_dir() or not path.exists():
         raise InputError(f"{path}: {'a folder' if path.is_dir() else 'no such file'}")
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = file.read(2)
         if start != b"PK":
             raise InputError(f"{path}: not a .pt2 file: {_NEVER_SAVED}")

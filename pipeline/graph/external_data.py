@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PureWindowsPath
 from typing import BinaryIO
 
@@ -16,7 +16,9 @@ import onnx
 from onnx import TensorProto, external_data_helper, helper
 
 from pipeline.errors import InputError
-from pipeline.graph.files import tensors_in
+from pipeline.graph.files import check_source, is_heavy, is_outside, lightened, tensors_in
+from pipeline.graph.reading import read_onnx
+from pipeline.spec.interface import Interface
 
 _BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}  # others are whole bytes
 _ALIGNED = 64  # bytes; where a tensor begins in the data file
@@ -27,20 +29,45 @@ def load_model(path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """The model with all its weights in memory, and the names of its external data files.
 
     Raises:
-        InputError: The file does not exist, is not an ONNX model, or `outside_files` refuses its
-            external data.
+        InputError: `read_onnx` refuses the file, or `outside_files` its external data.
     """
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
-    except Exception as error:  # an error of protobuf or of the system
-        raise InputError(f"{path}: not an ONNX model: {error}") from error
-    if not model.opset_import or not model.HasField("graph"):
-        raise InputError(f"{path}: not an ONNX model")
+    model = read_onnx(path)
     names = tuple(outside_files(path, model))
     external_data_helper.load_external_data_for_model(model, str(path.parent))
     return model, names
+
+
+def check_models(folder: Path, names: Iterable[str], interface: Interface) -> None:
+    """Checks the ONNX files of an artifact, which somebody else may have made.
+
+    Args:
+        folder: The artifact's folder.
+        names: Names of files. Those that do not exist, or are not ONNX files, are left out.
+        interface: The inputs and outputs that the manifest states.
+
+    Raises:
+        InputError: A file is damaged, its external data is outside of the folder, or the checker
+            refuses it. Or it has other inputs or outputs.
+    """
+    for name in names:
+        path = folder / name
+        if path.suffix != ".onnx" or not path.is_file():
+            continue
+        model = read_onnx(path)
+        outside_files(path, model)
+        check_source(lightened(model, lambda t: is_heavy(t) or is_outside(t)), path)
+        constants = {tensor.name for tensor in model.graph.initializer}
+        inputs = [value for value in model.graph.input if value.name not in constants]
+        for kind, values, stated in (
+            ("inputs", inputs, interface.inputs),
+            ("outputs", model.graph.output, interface.outputs),
+        ):
+            if list(map(_end, values)) != [(t.name, len(t.shape or ())) for t in stated]:
+                raise InputError(f"{path}: its {kind} are not those of the manifest. Convert again")
+
+
+def _end(value: onnx.ValueInfoProto) -> tuple[str, int]:
+    return value.name, len(value.type.tensor_type.shape.dim)
 
 
 def outside_files(path: Path, model: onnx.ModelProto) -> dict[str, Path]:

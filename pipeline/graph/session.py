@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.errors import InputError
 from pipeline.spec.tensors import Feed, Precision
 
 if TYPE_CHECKING:
     import onnxruntime
 
+FIRST_RUNS, COMPARED_RUNS = 30.0, 3600.0  # seconds of a run at small sizes, and at any size
 _FATAL = 4  # the log's severity
 # ONNX Runtime has no error of its own for this: the C++ exception, and its allocator's words
 _NO_MEMORY = re.compile(r"std::bad_alloc|Failed to allocate memory")
@@ -32,6 +35,7 @@ def open_session(
     weights: Path | None = None,
     one_thread: bool = False,
     by_priority: bool = False,
+    time_limit: float = FIRST_RUNS,
 ) -> onnxruntime.InferenceSession:
     """Opens a model in ONNX Runtime on the CPU.
 
@@ -41,6 +45,7 @@ def open_session(
         one_thread: True for small graphs, where starting threads costs more than it saves.
         by_priority: True to run each node as soon as its inputs are ready. A value is then freed
             after its last use, even in a graph with thousands of other outputs.
+        time_limit: The seconds of one run. A Loop of somebody else's file may never end.
 
     Raises:
         MemoryError: The memory is too short, to open the model or in a run of the session.
@@ -60,14 +65,9 @@ def open_session(
     if weights is not None:
         options.add_session_config_entry(_FOLDER, str(weights))
     source = model if isinstance(model, bytes) else str(model)
-
-    class Session(onnxruntime.InferenceSession):  # type: ignore[misc]
-        def run(self, *args: Any, **kwargs: Any) -> Any:
-            with _short_memory():
-                return super().run(*args, **kwargs)
-
     with _short_memory():
-        return Session(source, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    return _limited(session, time_limit)
 
 
 @contextlib.contextmanager
@@ -79,6 +79,47 @@ def _short_memory() -> Iterator[None]:
         if _NO_MEMORY.search(str(error)):
             raise MemoryError("ONNX Runtime is out of memory") from error
         raise
+
+
+def _limited(
+    session: onnxruntime.InferenceSession, time_limit: float
+) -> onnxruntime.InferenceSession:
+    """The session, with runs that end after the time limit. After one such run, none begins.
+
+    ONNX Runtime checks its flag before each node, also inside of a Loop. A single kernel runs to
+    its end.
+    """
+    import onnxruntime
+
+    whole = session.run
+    late = threading.Event()
+    words = f"a run took longer than {time_limit:g} s. Check that every Loop of the model ends"
+    too_late = InputError(words)
+
+    def run(names: Any, feed: Any, how: Any = None) -> Any:
+        how = how or onnxruntime.RunOptions()
+
+        def end() -> None:
+            late.set()
+            how.terminate = True
+
+        if late.is_set():
+            raise too_late
+        timer = threading.Timer(time_limit, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            with _short_memory():
+                return whole(names, feed, how)
+        except Exception as error:
+            if late.is_set():
+                raise too_late from error
+            raise
+        finally:
+            timer.cancel()
+
+    session.run = run
+    return session
 
 
 @dataclass(frozen=True)
@@ -104,7 +145,8 @@ def run_onnx(model: Path, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarra
     """Runs a model in ONNX Runtime on the CPU without optimisations: the outputs by name."""
     from polygraphy.backend.onnxrt import OnnxrtRunner
 
-    with OnnxrtRunner(open_session(model), name=model.stem) as runner:
+    session = open_session(model, time_limit=COMPARED_RUNS)
+    with OnnxrtRunner(session, name=model.stem) as runner:
         for feed in feeds:
             yield {name: np.asarray(v) for name, v in runner.infer(dict(feed)).items()}
 

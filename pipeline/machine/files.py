@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from pipeline.machine import interrupts
 
 _CHUNK = 1 << 20
 
 
+def open_plain(path: Path, *, links: bool = True) -> BinaryIO:
+    """Opens a file for reading, and nothing else: a pipe could block, and a device never ends.
+
+    Args:
+        path: The file.
+        links: False to refuse a link to a file.
+
+    Raises:
+        OSError: The file can't be opened, or is not a plain file.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags |= 0 if links else getattr(os, "O_NOFOLLOW", 0)
+    file = os.fdopen(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    return file
+
+
 def hash_file(path: Path) -> FileInfo:
     """Returns a file's sha256 (lower-case hex) and size in bytes; reads it in pieces of 1 MiB."""
     digest = hashlib.sha256()
     size = 0
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)

@@ -97,7 +97,7 @@ def _found(config: Config) -> ModelSpec:
         from pipeline.source.program.spec import program_spec
 
         _none_of(config, model, ("inputs", "options", "weights"))
-        return program_spec(Path(model), dims, tolerance=config.tolerance)
+        return program_spec(Path(model), dims, tolerance=config.tolerance, trust=config.trust)
     if ":" in model:
         return _from_factory(config, dims)
     if Path(model).suffix == ".py":

@@ -23,7 +23,7 @@ class Config:
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
     `ranges`, `tolerance`, `engine_tolerance`, the level of `effort`, `exact`, `state`, and
-    `memory_limit` if you set it. `out` and `force` don't.
+    `memory_limit` if you set it. `out`, `force` and `trust` don't.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -55,6 +55,8 @@ class Config:
         exact: Whether to fail if such a source does not accept every size of `dims`. Otherwise the
             dims are narrowed to the sizes that it accepts.
         state: Names of attributes that calls of the model change; see `ModelSpec.state`.
+        trust: Whether to load a ``.pt2`` that could run code of its author: pickles, custom
+            objects, or compiled code.
 
     Raises:
         InputError: A memory limit or seed is out of range, or a field is not a tuple.
@@ -82,6 +84,7 @@ class Config:
     effort: Effort = DEFAULT_EFFORT
     exact: bool = False
     state: tuple[str, ...] = ()
+    trust: bool = False
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None and self.memory_limit <= 0:

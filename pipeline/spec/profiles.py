@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, Size, SizeRule, check_rules, kept_rules, shape_at, sizes_text
+from pipeline.spec.file_names import RESERVED
 
 Range = tuple[int, int, int]
+_NAME = re.compile(r"\w[\w-]*")
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,23 @@ class Point:
 
     def __str__(self) -> str:
         return f"{self.label} ({sizes_text(self.sizes)})"
+
+
+def check_names(profiles: Sequence[Profile]) -> None:
+    """Checks the names of profiles, which become folders and parts of engines' names.
+
+    Raises:
+        InputError: A name is not valid for a folder, or two profiles have the same name.
+    """
+    names = [profile.name for profile in profiles]
+    if len(set(names)) != len(names):
+        raise InputError(f"two profiles have the same name: {', '.join(names)}. Rename one")
+    for name in names:
+        if not _NAME.fullmatch(name) or name in RESERVED:
+            raise InputError(
+                f"profile name {name!r} is not valid for a folder. Use letters, digits, _ and -, "
+                f"but none of {', '.join(RESERVED)}"
+            )
 
 
 def parse_sizes(

@@ -92,7 +92,7 @@ class Input:
                 raise InputError(f"{self.name} axis {axis}: size {size} must be at least 1")
         try:
             dtype = np.dtype(self.dtype)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             known = str(self.dtype).removeprefix("torch.")
             hint = "; use a name such as float32, float16, int64, int32, uint8 or bool"
             hint = f" (a numpy name: {known!r})" if known != str(self.dtype) else hint
@@ -151,9 +151,11 @@ class Output:
         if self.dtype is None:
             return
         try:
-            np.dtype(self.dtype)
-        except TypeError as error:
+            dtype = np.dtype(self.dtype)
+        except (TypeError, ValueError) as error:
             raise InputError(f"output {self.name}: unknown dtype {self.dtype!r}") from error
+        if dtype.kind not in "biuf":
+            raise InputError(f"output {self.name}: dtype {self.dtype!r} is not a number or bool")
 
 
 Feed = Mapping[str, np.ndarray]

@@ -123,12 +123,12 @@ def test_torch_runs_again(artifact: Path) -> None:
     said = f"{artifact}: no outputs of torch are stored to compare with; pass --torch to run it"
     with pytest.raises(ArtifactError, match=f"^{re.escape(said)}$"):  # not the name of a copy
         run_verify(artifact)
-    report = run_verify(artifact, Verify(torch_model=True, shapes=("h=7",)))
+    report = run_verify(artifact, Verify(torch_model=True, trust=True, shapes=("h=7",)))
     assert report.ok
     assert (7, 22) in sizes(report)
     assert run_verify(artifact).ok
     perturb(artifact)
-    assert not run_verify(artifact, Verify(torch_model=True)).ok
+    assert not run_verify(artifact, Verify(torch_model=True, trust=True)).ok
 
 
 @pytest.mark.usefixtures("zoo")
@@ -141,19 +141,19 @@ def test_torch_needs_the_same_weights(tmp_path: Path) -> None:
     torch.save(state, other)
     run(Config("tiny", out=tmp_path / "a", weights=good))
     assert run_verify(tmp_path / "a").ok
-    assert run_verify(tmp_path / "a", Verify(torch_model=True, weights=good)).ok
+    assert run_verify(tmp_path / "a", Verify(torch_model=True, trust=True, weights=good)).ok
     with pytest.raises(
         InputError, match=r"made with the weights good\.pth\. Pass that file with --weights"
     ):
-        run_verify(tmp_path / "a", Verify(torch_model=True))
+        run_verify(tmp_path / "a", Verify(torch_model=True, trust=True))
     with pytest.raises(InputError, match="the artifact was made with other weights"):
-        run_verify(tmp_path / "a", Verify(torch_model=True, weights=other))
+        run_verify(tmp_path / "a", Verify(torch_model=True, trust=True, weights=other))
 
 
 def test_torch_needs_a_model_of_the_zoo(tmp_path: Path) -> None:
     run(Config(tiny.conv(), out=tmp_path / "a"))
     with pytest.raises(InputError, match="made from a spec object, spec:tiny"):
-        run_verify(tmp_path / "a", Verify(torch_model=True))
+        run_verify(tmp_path / "a", Verify(torch_model=True, trust=True))
 
 
 def test_sizes_need_torch_and_have_to_be_legal(artifact: Path) -> None:
@@ -161,7 +161,7 @@ def test_sizes_need_torch_and_have_to_be_legal(artifact: Path) -> None:
     with pytest.raises(InputError, match="Pass --torch too"):
         run_verify(artifact, Verify(shapes=("h=6",)))
     with pytest.raises(InputError, match="h=41"):
-        run_verify(artifact, Verify(torch_model=True, shapes=("h=41",)))
+        run_verify(artifact, Verify(torch_model=True, trust=True, shapes=("h=41",)))
     assert (artifact / "manifest.json").read_bytes() == before
 
 

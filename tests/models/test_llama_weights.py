@@ -83,6 +83,25 @@ def test_a_folder_that_holds_no_llama_is_refused(checkpoint: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "256"},
+        {"num_attention_heads": 0},
+        {"num_hidden_layers": [3]},
+        {"max_position_embeddings": None},
+        {"vocab_size": -1},
+        {"head_dim": 1.5},
+    ],
+)
+def test_sizes_of_another_type_are_refused(
+    checkpoint: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    folder = copied(checkpoint, tmp_path, **changes)
+    with pytest.raises(InputError, match=r"weights .*config\.json: "):
+        llama(max_length=32, weights=folder)
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"num_hidden_layers": 4}, "missing: model.layers.3"),

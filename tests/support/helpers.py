@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -39,6 +42,16 @@ def refinish(folder: Path, **changes: object) -> Manifest:
     """Writes the manifest again after files were changed. Can also change fields."""
     manifest = Artifact.open(folder, check=False).manifest
     return finish(folder, dataclasses.replace(manifest, **changes))  # type: ignore[arg-type]
+
+
+def rehash(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes a manifest and makes its hash fit again, as anybody can who knows the format."""
+    content = json.loads(path.read_bytes())
+    del content["manifest_sha256"]
+    change(content)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    content["manifest_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps(content, indent=2))
 
 
 def redeclare(folder: Path, **changes: object) -> Manifest:
@@ -94,3 +107,10 @@ def refused(result: tuple[int, str, str], *parts: str) -> None:
     assert errors.startswith("error: ")
     for part in parts:
         assert part in errors, errors
+
+
+def refused_late(result: tuple[int, str, str], *parts: str) -> None:
+    """As `refused`, for a command that prints its steps to stderr before the error."""
+    code, output, errors = result
+    steps = [line for line in errors.splitlines(keepends=True) if line.startswith("[")]
+    refused((code, output, errors.removeprefix("".join(steps))), *parts)

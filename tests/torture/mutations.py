@@ -117,8 +117,12 @@ class Base:
 def command_for(mutation: Mutation) -> list[str]:
     """The command line that gets the file."""
     if mutation.file == "file.onnx":
-        commands = [["lint", "file.onnx"], ["rewrite", "file.onnx", "--out", "artifact/out.onnx"],
-                    ["check", "file.onnx"], ["lint", "file.onnx", "--target", "tensorrt-8.6"]]  # fmt: skip
+        commands = [
+            ["lint", "file.onnx"],
+            ["rewrite", "file.onnx", "--out", "artifact/out.onnx"],
+            ["check", "file.onnx"],
+            ["lint", "file.onnx", "--target", "tensorrt-8.6"],
+        ]
     elif mutation.file == "program.pt2":
         commands = [["check", "program.pt2"]]
     else:
@@ -267,9 +271,12 @@ def _run(words: list[str], folder: Path) -> tuple[int, str]:
     os.chdir(folder)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
     sys.path.insert(0, str(folder))
-    with (folder / "said").open("w", encoding="utf-8", errors="surrogateescape") as said:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            code = main(words)
+    with (
+        (folder / "said").open("w", encoding="utf-8", errors="surrogateescape") as said,
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+    ):
+        code = main(words)
     return code, (folder / "said").read_text(encoding="utf-8", errors="replace")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.commands.bench import bench as measuring
 from pipeline.commands.bench.measure import Method
 from pipeline.commands.options import plugins
+from pipeline.commands.output import show
 from pipeline.errors import InputError
 
 Announce = Callable[[str], None]
@@ -62,5 +63,5 @@ def bench(arguments: argparse.Namespace, announce: Announce) -> int:
     )
     if out is not None:
         out.write_text(f"{measuring.report_json(report)}\n")
-    print(measuring.report_json(report) if arguments.json else measuring.report_text(report))
+    show(measuring.report_json(report) if arguments.json else measuring.report_text(report))
     return 0 if report.ok else 1

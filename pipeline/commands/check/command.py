@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.commands.output import show
 from pipeline.commands.source_options import engine_tolerance
 from pipeline.machine.progress import Announce
 
@@ -30,6 +31,11 @@ def verify_options(sub: Any) -> None:
     sub.add_argument(
         "--weights", type=Path, metavar="FILE", help="With --torch: load weights from this file"
     )
+    sub.add_argument(
+        "--trust", action="store_true",
+        help="With --torch: run the source that the artifact names. Pass it only if you trust that "
+        "source. Models that come with pipeline need no --trust",
+    )  # fmt: skip
     engine_tolerance(sub)
 
 
@@ -39,9 +45,9 @@ def check(config: Config, arguments: argparse.Namespace, announce: Announce) -> 
 
     report = checked(config, announce)
     if arguments.json:
-        print(json.dumps({"ok": report.ok, **asdict(report)}, indent=2))
+        show(json.dumps({"ok": report.ok, **asdict(report)}, indent=2))
     else:
-        print(check_text(report))
+        show(check_text(report))
     return 0 if report.ok else 1
 
 

@@ -25,6 +25,7 @@ from pipeline.artifact.manifest import Manifest
 from pipeline.build.build import build
 from pipeline.build.settings import BuildOptions
 from pipeline.errors import InputError
+from pipeline.graph.external_data import check_models
 from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, origin_of
 from pipeline.graph.session import run_onnx
@@ -34,6 +35,7 @@ from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import DimExpr, check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT
 from pipeline.spec.file_names import MODEL, PLAN
+from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import parse_sizes
 from pipeline.spec.tensors import Feed, Output, Precision
 
@@ -282,8 +284,9 @@ def locate_engine(
     """
     artifact = Artifact.open(place)
     manifest = artifact.manifest
+    check_models(place, manifest.files, manifest.interface)
     declared = manifest.interface
-    sizes = parse_sizes(shape, declared.dims) if shape else declared.profiles[0].sizes(1)
+    sizes = parse_sizes(shape, declared.dims) if shape else _opt(declared)
     check_rules(declared.rules, sizes)
     if not any(profile.allows(sizes) for profile in declared.profiles):
         raise InputError(
@@ -294,6 +297,12 @@ def locate_engine(
     return found.far <= NOISE[manifest.precision], describe_parting(
         found, engines.maker, manifest.precision
     )
+
+
+def _opt(declared: Interface) -> dict[str, int]:
+    if not declared.profiles:
+        raise InputError("the artifact has no profile. Pass sizes with --shape")
+    return declared.profiles[0].resolve(declared.dims).sizes(1)
 
 
 def describe_parting(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx import TensorProto
@@ -17,23 +16,10 @@ from pipeline.errors import InputError
 from pipeline.graph.external_data import outside_files
 from pipeline.graph.files import check_source, is_heavy, is_outside, lightened, nodes_of
 from pipeline.graph.origin import DOMAINS
+from pipeline.graph.reading import read_onnx
 
-PROTOBUF_ENDS = 2 << 30
 _FULL_CHECK = 64 << 20  # bytes of a graph without weights; shape inference copies it several times
 _RUNS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
-_MAGIC: tuple[tuple[int, bytes, str], ...] = (
-    (0, b"PK\x03\x04", "a zip archive, as torch.save, torch.export.save and numpy write. Rename a "
-     "saved program to .pt2. For weights, pass package.module:factory and --weights"),
-    (0, b"\x80\x02", "a Python pickle, as old torch.save writes. Pass package.module:factory"),
-    (0, b"\x89HDF", "an HDF5 file, as Keras writes. Convert it to ONNX with tf2onnx"),
-    (0, b"\x1f\x8b", "compressed by gzip. Run gunzip first"),
-    (4, b"TFL3", "a TensorFlow Lite model. Convert it to ONNX with tf2onnx --tflite"),
-    (4, b"ORTM", "ONNX Runtime's own format (.ort). Pass the .onnx that it was made from"),
-    (0, b"version https://git-lfs", "a Git LFS pointer. Get the file with git lfs pull"),
-    (0, b"<!DOCTYPE", "a web page. Download the file itself"),
-    (0, b"<html", "a web page. Download the file itself"),
-    (0, b"<", "ONNX as text. Read it with onnx.parser.parse_model, and save it with onnx.save"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,7 +50,7 @@ def open_onnx(path: Path) -> OnnxFile:
             cut short, or outside of its folder. Or onnx.checker refuses it, or ONNX Runtime can't
             run one of its ops.
     """
-    model = _parsed(path)
+    model = read_onnx(path)
     newest = onnx.IR_VERSION
     if model.ir_version > newest:
         raise InputError(
@@ -82,75 +68,6 @@ def open_onnx(path: Path) -> OnnxFile:
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which inputs of the same type replace large and external weights."""
     return lightened(model, lambda tensor: is_heavy(tensor) or is_outside(tensor))
-
-
-def _parsed(path: Path) -> onnx.ModelProto:
-    if path.is_dir():
-        inside = sorted(p.name for p in path.glob("*.onnx"))
-        hint = f". Pass one of its files: {', '.join(inside[:5])}" if inside else ""
-        raise InputError(f"{path}: a folder, not an ONNX file{hint}")
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(64)
-            _check_head(path, head, size)
-            file.seek(0)
-            data = file.read()
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror}") from error
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(data)
-    except Exception as error:  # an error of protobuf
-        raise InputError(
-            f"{path}: cut short, damaged, or not an ONNX file: protobuf can't read its {size} "
-            f"bytes ({error}). Copy or download the file again{_frozen(path)}"
-        ) from error
-    if (place := _no_text(model)) is not None:
-        raise InputError(f"{path}: damaged: the field {place} is not text. Copy the file again")
-    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
-        raise InputError(f"{path}: not an ONNX model: the file has no graph{_frozen(path)}")
-    if not model.opset_import:
-        raise InputError(f"{path}: not an ONNX model: the file has no opset{_frozen(path)}")
-    return model
-
-
-def _no_text(message: Any) -> str | None:
-    """The name of the first text field that is not valid text: protobuf returns it as bytes."""
-    for field, value in message.ListFields():
-        if field.type == field.TYPE_STRING:
-            each = [value] if isinstance(value, (str, bytes)) else value
-            if any(isinstance(text, bytes) for text in each):
-                return str(field.full_name)
-        elif field.type == field.TYPE_MESSAGE:
-            for inner in [value] if hasattr(value, "ListFields") else value:
-                if (found := _no_text(inner)) is not None:
-                    return found
-    return None
-
-
-def _check_head(path: Path, head: bytes, size: int) -> None:
-    if not size:
-        raise InputError(f"{path}: the file is empty (0 bytes). Copy or download it again")
-    for at, magic, words in _MAGIC:
-        if head[at : at + len(magic)] == magic:
-            raise InputError(f"{path}: not an ONNX file but {words}")
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < size:
-        raise InputError(
-            f"{path}: not an ONNX file but weights of safetensors. Pass package.module:factory, "
-            "and the weights with --weights"
-        )
-    if size >= PROTOBUF_ENDS:
-        raise InputError(
-            f"{path}: the file has {size} bytes, and protobuf's limit is 2 GiB. Save it with "
-            "onnx.save(..., save_as_external_data=True)"
-        )
-
-
-def _frozen(path: Path) -> str:
-    return ". Convert a TensorFlow graph (.pb) with tf2onnx" if path.suffix == ".pb" else ""
 
 
 def _check_ops(path: Path, model: onnx.ModelProto) -> None:

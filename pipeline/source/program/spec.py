@@ -7,7 +7,8 @@ torch does not store the names of the dims. A dim is named after its first input
 torch does not store the values that an input may have either. Each input uses the range of the
 values in the program's example.
 
-Loading a ``.pt2`` can run code of its author. Only use files that you trust.
+A ``.pt2`` can carry code of its author. It is refused unless the caller trusts the author; see
+`pipeline.export.program_archive`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 
 
 def program_spec(
-    path: Path, dims: Mapping[str, Dim], *, tolerance: Tolerance | None = None
+    path: Path,
+    dims: Mapping[str, Dim],
+    *,
+    tolerance: Tolerance | None = None,
+    trust: bool = False,
 ) -> ModelSpec:
     """The spec of a saved ExportedProgram.
 
@@ -37,13 +42,15 @@ def program_spec(
         path: The file.
         dims: Ranges that replace the program's ranges, and lie inside of them.
         tolerance: The tolerance for every comparison; None means that it is measured.
+        trust: True to load parts of the file that could run code of its author.
 
     Raises:
-        InputError: The file is missing, damaged, or of another kind or torch version. Or an input
+        InputError: The file is missing, damaged, or of another kind or torch version. Or it could
+            run code, and `trust` is not set. Or an input
             is not a tensor of numbers. Or dims have no largest size (the message lists them), or
             the program does not have or allow `dims`.
     """
-    program = load_program(path)
+    program = load_program(path, trust=trust)
     _check(path, program)
     axes = named_axes(path, program, dims)
     inputs = _inputs(path, program, axes)
@@ -51,7 +58,7 @@ def program_spec(
 
     def build(weights: Path | None) -> torch.nn.Module:
         del weights  # they are in the file
-        return ProgramModule(load_program(path))
+        return ProgramModule(load_program(path, trust=trust))
 
     return ModelSpec(
         name=re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip(".-") or "model",

@@ -1,0 +1,33 @@
+"""Prints the text of a command: the one place that writes to the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+
+def show(text: str, stream: TextIO | None = None) -> None:
+    """Prints text, with escapes in place of control characters.
+
+    Names in manifests and ONNX files come from other people. A terminal would obey their escape
+    sequences.
+
+    Args:
+        text: Lines of text.
+        stream: Where to print; by default stdout.
+    """
+    print(plain(text), file=stream or sys.stdout, flush=stream is not None)
+
+
+def plain(text: str) -> str:
+    """The text with escapes (``\\x1b``) in place of everything that is not printable.
+
+    Ends of lines and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(ch if ch.isprintable() or ch in "\n\t" else _escape(ch) for ch in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
