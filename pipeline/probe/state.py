@@ -351,8 +351,11 @@ def left_as_given(spec: ModelSpec) -> Iterator[ModelSpec]:
     states: list[ModuleState] = []
 
     def build(weights: Path | None) -> torch.nn.Module:
+        import torch
+
         module = spec.build(weights)
-        states.append(ModuleState(module))
+        if isinstance(module, torch.nn.Module):
+            states.append(ModuleState(module))
         return module
 
     try:

@@ -235,7 +235,7 @@ def _proto(mutation: Mutation, before: bytes) -> bytes:
 
 
 def _repeated(field: Any) -> bool:
-    return bool(getattr(field, "is_repeated", False) or field.label == field.LABEL_REPEATED)
+    return bool(field.is_repeated)
 
 
 def _replace(message: Any, field: Any, number: int) -> None:
