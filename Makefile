@@ -2,12 +2,13 @@
 MODEL ?= raft
 ARGS ?=
 WORKERS ?= 2
+MINUTES ?= 60
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup convert test lint bench bench-engines clean
+.PHONY: help setup convert test torture lint bench bench-engines clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -24,6 +25,9 @@ convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifact
 
 test: setup ## Run all tests, in WORKERS processes (ARGS for pytest)
 	$(RUN) -m pytest -n $(WORKERS) $(ARGS)
+
+torture: setup ## Attack the pipeline for MINUTES (default 60): kills, damaged files, hostile models, operators
+	$(RUN) tests/torture/campaign.py --minutes $(MINUTES) $(ARGS)
 
 lint: setup ## Check style, types, and which room imports which
 	$(RUN) -m ruff check .
