@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 _ELEMENTS = 1 << 18  # input elements of the largest call, if smaller sizes run too
-_SIZES = 4
+_SIZES = 5
 _CLOSE = 1e-5  # of an output's largest value; a repeated call may add in another order
 _SHOWN = 3  # attributes in an error
 
@@ -149,7 +149,9 @@ def kept_values(
                 f"model {spec.name}: every call changes {other[0]}{where}, so a later call may "
                 f"give another output. {_advice(other)}"
             )
-    if not _close(runs(firsts[0].call, random=1), firsts[0].outputs):
+    with runs.state.restored():
+        same = _close(runs(firsts[0].call, random=1), firsts[0].outputs)
+    if not same:
         raise ExportError(
             f"model {spec.name}: a second call with the same inputs gives other outputs, because "
             "the model draws random numbers. Pass them as an input"
@@ -165,8 +167,14 @@ def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:
     inputs = inner_inputs(spec)
     dims = dims_of(inputs)
     every = examples(inputs, spec.rules)
-    ends = [{name: getattr(dim, at) for name, dim in dims.items()} for at in ("min", "max")]
-    every += [sizes for sizes in ends if sizes not in every and kept_rules(spec.rules, sizes)]
+    ends = (
+        lambda dim: dim.min,
+        lambda dim: max(dim.min, dim.max - dim.multiple_of),  # a scale may follow the largest size
+        lambda dim: dim.max,
+    )
+    for end in ends:
+        sizes = {name: end(dim) for name, dim in dims.items()}
+        every += [sizes] if sizes not in every and kept_rules(spec.rules, sizes) else []
     every.sort(key=lambda sizes: elements(inputs, sizes))
     found: list[_First] = []
     for sizes in every:
@@ -175,7 +183,7 @@ def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:
         one = runs.first(_Call(sizes, seed))
         found += [] if one is None else [one]
     if len(found) > _SIZES:
-        found = [*found[: _SIZES - 1], found[-1]]
+        found = [*found[: _SIZES - 2], *found[-2:]]
     more = runs.first(_Call(found[0].call.sizes, seed + 1)) if found else None
     return [*found, *([more] if more is not None else [])]
 
