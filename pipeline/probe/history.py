@@ -20,7 +20,7 @@ from pipeline.errors import ExportError
 from pipeline.probe.eager import example_args, flat_tensors, quiet
 from pipeline.probe.sample_sizes import dims_of, elements, examples
 from pipeline.probe.state import Change, ModuleState, content, line_of_change
-from pipeline.spec.dims import kept_rules, sizes_text
+from pipeline.spec.dims import Dim, kept_rules, sizes_text
 from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.tensors import Input
 
@@ -167,13 +167,8 @@ def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:
     inputs = inner_inputs(spec)
     dims = dims_of(inputs)
     every = examples(inputs, spec.rules)
-    ends = (
-        lambda dim: dim.min,
-        lambda dim: max(dim.min, dim.max - dim.multiple_of),  # a scale may follow the largest size
-        lambda dim: dim.max,
-    )
-    for end in ends:
-        sizes = {name: end(dim) for name, dim in dims.items()}
+    for part in (0.0, 0.75, 1.0):  # a scale may follow the largest size
+        sizes = {name: _part_way(dim, part) for name, dim in dims.items()}
         every += [sizes] if sizes not in every and kept_rules(spec.rules, sizes) else []
     every.sort(key=lambda sizes: elements(inputs, sizes))
     found: list[_First] = []
@@ -186,6 +181,12 @@ def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:
         found = [*found[: _SIZES - 2], *found[-2:]]
     more = runs.first(_Call(found[0].call.sizes, seed + 1)) if found else None
     return [*found, *([more] if more is not None else [])]
+
+
+def _part_way(dim: Dim, part: float) -> int:
+    """The legal size at this part of a dim's range."""
+    legal = range(dim.min, dim.max + 1, dim.multiple_of)
+    return legal[int(part * (len(legal) - 1))]
 
 
 def _remembers(

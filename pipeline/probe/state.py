@@ -290,7 +290,7 @@ class ModuleState:
         if type(inner) is dict:
             # around __setattr__, in which a class may do more
             found += self._names(path, lambda: dict(inner), inner.__setitem__, inner.__delitem__)
-        slots = _slots(type(value))
+        slots = _slots(value.__class__)
         if slots:
             found += self._names(
                 path,
