@@ -166,19 +166,19 @@ def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:
     """First calls at a few sizes, small ones first, and one with other values."""
     inputs = inner_inputs(spec)
     dims = dims_of(inputs)
-    every = examples(inputs, spec.rules)
-    for part in (0.0, 0.75, 1.0):  # a scale may follow the largest size
-        sizes = {name: _part_way(dim, part) for name, dim in dims.items()}
-        every += [sizes] if sizes not in every and kept_rules(spec.rules, sizes) else []
-    every.sort(key=lambda sizes: elements(inputs, sizes))
+    every: list[dict[str, int]] = []
+    parts = (0.0, 0.75, 1.0)  # a scale may follow the largest size
+    ends = [{name: _part_way(dim, part) for name, dim in dims.items()} for part in parts]
+    for sizes in [*(s for s in ends if kept_rules(spec.rules, s)), *examples(inputs, spec.rules)]:
+        every += [sizes] if sizes not in every else []
     found: list[_First] = []
-    for sizes in every:
+    for sizes in sorted(every, key=lambda sizes: elements(inputs, sizes)):
         if found and elements(inputs, sizes) > _ELEMENTS:
             break
         one = runs.first(_Call(sizes, seed))
         found += [] if one is None else [one]
-    if len(found) > _SIZES:
-        found = [*found[: _SIZES - 2], *found[-2:]]
+    most = sorted(every.index(dict(one.call.sizes)) for one in found)[:_SIZES]
+    found = [one for one in found if every.index(dict(one.call.sizes)) in most]
     more = runs.first(_Call(found[0].call.sizes, seed + 1)) if found else None
     return [*found, *([more] if more is not None else [])]
 
