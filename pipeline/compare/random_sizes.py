@@ -6,6 +6,7 @@ at one size only. So a tenth of the time of the conversion goes to sizes that no
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from pipeline.spec.verdicts import Verdict
 _SHARE = 0.1  # of the seconds so far
 _BATCH = 64  # sets of sizes that are drawn together, and run from small to large
 _MOST = 1000
+_FRUITLESS = 20  # batches in a row without a new legal set
 _FAILURES = 2  # then it stops
 
 
@@ -71,14 +73,14 @@ def compare_random_sizes(
             yield now[0]
 
     runs = {runner.name: runner.run(current()) for runner in runners}
-    used, per_element = 0.0, 0.0
+    end, per_element = math.inf, 0.0
     for sizes in _drawn(job, planned, max(counts), seed):
-        left = _SHARE * seconds - used
+        begin = time.perf_counter()
+        left = end - begin
         if left <= 0 or found.compared == _MOST or len(found.failed) == _FAILURES:
             break
         if per_element * elements(inputs, sizes) > left:
             continue
-        begin = time.perf_counter()
         now[:] = [sample(sizes)]
         found.compared += 1
         try:
@@ -88,9 +90,10 @@ def compare_random_sizes(
             break
         if not agree(job, outputs, sizes):
             found.failed.append(Point("random", dict(sizes)))
-        if found.compared > 1:
-            took = time.perf_counter() - begin
-            used, per_element = used + took, took / max(elements(inputs, sizes), 1)
+        if found.compared == 1:
+            end = time.perf_counter() + _SHARE * seconds
+        else:
+            per_element = (time.perf_counter() - begin) / max(elements(inputs, sizes), 1)
     for run in runs.values():
         close = getattr(run, "close", None)
         if close is not None:
@@ -103,7 +106,8 @@ def _drawn(job: Job, planned: Sequence[Point], most: int, seed: int) -> Iterator
     interface = job.interface
     random = np.random.default_rng(seed)
     seen = {tuple(sorted(point.sizes.items())) for point in planned}
-    for _ in range(_MOST):
+    fruitless = 0
+    while fruitless < _FRUITLESS:
         batch = []
         for _ in range(_BATCH):
             profile = interface.profiles[random.integers(len(interface.profiles))]
@@ -114,6 +118,7 @@ def _drawn(job: Job, planned: Sequence[Point], most: int, seed: int) -> Iterator
             seen.add(key)
             if kept_rules(interface.rules, sizes) and elements(interface.inputs, sizes) <= most:
                 batch.append(sizes)
+        fruitless = 0 if batch else fruitless + 1
         yield from sorted(batch, key=lambda sizes: elements(interface.inputs, sizes))
 
 

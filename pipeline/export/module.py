@@ -181,4 +181,10 @@ def _build(spec: ModelSpec, weights: Path | None) -> torch.nn.Module:
         raise InputError(
             f"model {spec.name}: its build returned {type(module).__name__}, not a torch.nn.Module"
         )
+    empty = [name for name, p in module.named_parameters() if torch.nn.parameter.is_lazy(p)]
+    if empty:
+        raise InputError(
+            f"model {spec.name}: {empty[0]} has no values, because its module is lazy and was not "
+            "called. In build, load its weights or call the module once"
+        )
     return module

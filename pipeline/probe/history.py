@@ -20,7 +20,7 @@ from pipeline.errors import ExportError
 from pipeline.probe.eager import example_args, flat_tensors, quiet
 from pipeline.probe.sample_sizes import dims_of, elements, examples
 from pipeline.probe.state import Change, ModuleState, content, line_of_change
-from pipeline.spec.dims import kept_rules, sizes_text
+from pipeline.spec.dims import Dim, kept_rules, sizes_text
 from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.tensors import Input
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 _ELEMENTS = 1 << 18  # input elements of the largest call, if smaller sizes run too
-_SIZES = 4
+_SIZES = 5
 _CLOSE = 1e-5  # of an output's largest value; a repeated call may add in another order
 _SHOWN = 3  # attributes in an error
 
@@ -149,7 +149,9 @@ def kept_values(
                 f"model {spec.name}: every call changes {other[0]}{where}, so a later call may "
                 f"give another output. {_advice(other)}"
             )
-    if not _close(runs(firsts[0].call, random=1), firsts[0].outputs):
+    with runs.state.restored():
+        same = _close(runs(firsts[0].call, random=1), firsts[0].outputs)
+    if not same:
         raise ExportError(
             f"model {spec.name}: a second call with the same inputs gives other outputs, because "
             "the model draws random numbers. Pass them as an input"
@@ -164,20 +166,27 @@ def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:
     """First calls at a few sizes, small ones first, and one with other values."""
     inputs = inner_inputs(spec)
     dims = dims_of(inputs)
-    every = examples(inputs, spec.rules)
-    ends = [{name: getattr(dim, at) for name, dim in dims.items()} for at in ("min", "max")]
-    every += [sizes for sizes in ends if sizes not in every and kept_rules(spec.rules, sizes)]
-    every.sort(key=lambda sizes: elements(inputs, sizes))
+    every: list[dict[str, int]] = []
+    parts = (0.0, 0.75, 1.0)  # a scale may follow the largest size
+    ends = [{name: _part_way(dim, part) for name, dim in dims.items()} for part in parts]
+    for sizes in [*(s for s in ends if kept_rules(spec.rules, s)), *examples(inputs, spec.rules)]:
+        every += [sizes] if sizes not in every else []
     found: list[_First] = []
-    for sizes in every:
+    for sizes in sorted(every, key=lambda sizes: elements(inputs, sizes)):
         if found and elements(inputs, sizes) > _ELEMENTS:
             break
         one = runs.first(_Call(sizes, seed))
         found += [] if one is None else [one]
-    if len(found) > _SIZES:
-        found = [*found[: _SIZES - 1], found[-1]]
+    most = sorted(every.index(dict(one.call.sizes)) for one in found)[:_SIZES]
+    found = [one for one in found if every.index(dict(one.call.sizes)) in most]
     more = runs.first(_Call(found[0].call.sizes, seed + 1)) if found else None
     return [*found, *([more] if more is not None else [])]
+
+
+def _part_way(dim: Dim, part: float) -> int:
+    """The legal size at this part of a dim's range."""
+    legal = range(dim.min, dim.max + 1, dim.multiple_of)
+    return legal[int(part * (len(legal) - 1))]
 
 
 def _remembers(

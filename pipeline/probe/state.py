@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dis
 import linecache
 import operator
 import sys
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _MOST = 50_000  # objects that are walked; a module that holds a whole dataset is not its state
+_OF_A_MODULE = 32  # more for each submodule: its parameters, buffers and dicts of hooks
 _MADE_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)  # of the standard library's objects
+_OF_GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME")
 _INSIDE = ("_modules", "_parameters", "_buffers", "__dict__")  # left out of an attribute's name
 
 
@@ -74,8 +78,6 @@ class _Names:
             yield self.path, now
 
     def restore(self) -> None:
-        if not any(self.changes()):
-            return
         now = self.read()
         for key in {**self.saved, **now}:
             old = self.saved.get(key, _MISSING)
@@ -84,6 +86,11 @@ class _Names:
             if old is _MISSING:
                 self.delete(key)
             else:
+                self.write(key, old)
+        # a key that was deleted came back at the end
+        if not all(map(operator.is_, self.read(), self.saved)):
+            for key, old in self.saved.items():
+                self.delete(key)
                 self.write(key, old)
 
 
@@ -97,6 +104,8 @@ class _Items:
 
     def changes(self) -> Iterator[tuple[str, Any]]:
         now = tuple(self.holder)
+        if len(now) == len(self.saved) and all(map(operator.is_, now, self.saved)):
+            return  # fast, for a list of a million numbers
         if len(now) != len(self.saved) or not all(map(_same, now, self.saved)):
             yield self.path, self.holder
 
@@ -118,24 +127,29 @@ class _Tensor:
     copy: torch.Tensor | None
 
     def changes(self) -> Iterator[tuple[str, Any]]:
-        moved = self.tensor.data_ptr() != self.alias.data_ptr()
         if self.copy is None:
             written = self.version != _version(self.tensor)
         else:
             written = not _equal(self.copy, self.alias)
-        if moved or written:
+        if self._moved or written:
             yield self.path, self.tensor
 
     def restore(self) -> None:
         import torch
 
         with torch.no_grad():
-            if self.tensor.data_ptr() != self.alias.data_ptr():
+            if self._moved:
                 self.tensor.data = self.alias
             if self.tensor.requires_grad != self.learns and self.tensor.is_leaf:
                 self.tensor.requires_grad_(self.learns)
             if self.copy is not None and not _equal(self.copy, self.alias):
-                self.alias.copy_(self.copy)
+                strides = self.alias.stride()
+                _each_once(self.alias, strides).copy_(_each_once(self.copy, strides))
+
+    @property
+    def _moved(self) -> bool:
+        """True if the tensor has other memory, another shape or another dtype."""
+        return _geometry(self.tensor) != _geometry(self.alias)
 
 
 @dataclass(frozen=True)
@@ -187,6 +201,7 @@ class ModuleState:
         self._seen: dict[int, Any] = {}  # keeps what was walked alive, so that ids stay valid
         self._holders: list[_Holder] = []
         self._weights = set() if weights else {_storage(t) for t in module.parameters()}
+        self._most = _MOST + _OF_A_MODULE * sum(1 for _ in module.modules())
         self._walk(module)
 
     def changes(self) -> dict[str, Change]:
@@ -212,7 +227,7 @@ class ModuleState:
 
     def _walk(self, first: Any) -> None:
         todo = deque([(first, "")])
-        while todo and len(self._seen) < _MOST:
+        while todo and len(self._seen) < self._most:
             value, path = todo.popleft()
             if isinstance(value, _PLAIN) or id(value) in self._seen:
                 continue
@@ -257,17 +272,25 @@ class ModuleState:
         return [(value, _joined(path, key)) for key, value in saved.items()]
 
     def _object(self, value: Any, path: str) -> list[tuple[Any, str]]:
+        from torch.nn.modules.lazy import LazyModuleMixin
+
         found = []
+        if isinstance(value, LazyModuleMixin):  # its first call gives it another class
+            kind = {"__class__": type(value)}
+            self._holders.append(
+                _Names(
+                    path,
+                    lambda: {"__class__": type(value)},
+                    lambda name, old: setattr(value, name, old),
+                    lambda name: None,  # noqa: ARG005 - an object always has a class
+                    kind,
+                )
+            )
         inner = getattr(value, "__dict__", None)
         if type(inner) is dict:
             # around __setattr__, in which a class may do more
             found += self._names(path, lambda: dict(inner), inner.__setitem__, inner.__delitem__)
-        slots = [
-            name
-            for kind in type(value).__mro__
-            for name, slot in vars(kind).items()
-            if isinstance(slot, types.MemberDescriptorType) and is_own(_file_of(kind))
-        ]
+        slots = _slots(value.__class__)
         if slots:
             found += self._names(
                 path,
@@ -302,7 +325,7 @@ class ModuleState:
     def _variables(self, function: types.FunctionType) -> list[tuple[Any, str]]:
         """Defaults, the variables of the closure, and the global variables that the code names."""
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
-        names = {name for code in _codes(function.__code__) for name in code.co_names}
+        names = {name for code in _codes(function.__code__) for name in _globals(code)}
         spaces = function.__globals__
 
         def closure() -> dict[Any, Any]:
@@ -372,12 +395,14 @@ def content(value: Any, depth: int = 8) -> Any:
     if isinstance(value, _PLAIN) or depth == 0:
         return repr(value) if isinstance(value, _PLAIN) else type(value).__name__
     if isinstance(value, torch.Tensor):
-        known = (str(value.dtype), tuple(value.shape))
+        known = (str(value.dtype), () if value.is_nested else tuple(value.shape))
         return (*known, zlib.crc32(_bytes(value).numpy().data)) if _is_plain(value) else known
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, dict):
-        return tuple((repr(key), content(item, depth - 1)) for key, item in value.items())
+        return tuple(
+            (content(key, depth - 1), content(item, depth - 1)) for key, item in value.items()
+        )
     if isinstance(value, (list, tuple, deque, set, frozenset)):
         items = [content(item, depth - 1) for item in value]
         return tuple(sorted(map(str, items)) if isinstance(value, (set, frozenset)) else items)
@@ -454,14 +479,27 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         type(tensor) in kinds
         and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
-        and not tensor.is_quantized
+        and not (tensor.is_quantized or tensor.is_nested)
     )
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _each_once(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The tensor without repetitions (stride 0), as `expand` makes them; they can't be written."""
+    for dim, stride in enumerate(strides):
+        if stride == 0:
+            tensor = tensor.narrow(dim, 0, min(1, tensor.shape[dim]))
+    return tensor
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
-    return tensor.detach().contiguous().flatten().view(torch.uint8)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.contiguous().flatten().view(torch.uint8)
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -481,6 +519,12 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(item)
 
 
+@cache
+def _globals(code: types.CodeType) -> frozenset[str]:
+    """The global variables that the code names; `co_names` has attributes too."""
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in _OF_GLOBALS)
+
+
 def _is_empty(cell: types.CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018
@@ -493,6 +537,18 @@ def _file_of(kind: type) -> str:
     """The file of a class; empty if it has none, as in a shell."""
     module = sys.modules.get(kind.__module__)
     return getattr(module, "__file__", None) or ""
+
+
+@cache
+def _slots(kind: type) -> list[str]:
+    """The names of the slots of the user's classes."""
+    return [
+        name
+        for base in kind.__mro__
+        if is_own(_file_of(base))
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType)
+    ]
 
 
 def _is_walked(kind: type) -> bool:

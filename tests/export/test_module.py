@@ -287,3 +287,9 @@ def test_declared_outputs_have_to_be_as_many(tmp_path: Path) -> None:
     spec = spec_of(lambda _, x: (x, x + 1), (X,), outputs=(Output("y"),))
     with pytest.raises(ExportError, match="returns 2 tensors; the spec names 1 outputs"):
         export(spec, None, tmp_path / "m.onnx")
+
+
+def test_a_lazy_layer_without_values_is_named() -> None:
+    module = torch.nn.Sequential(torch.nn.LazyLinear(3))
+    with pytest.raises(InputError, match=r"0\.weight has no values.*call the module once"):
+        built(ModelSpec("m", lambda _: module, (X,)), None)

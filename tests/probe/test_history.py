@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import linecache
 import re
+from collections.abc import Callable
 
 import pytest
 import stateful
 import torch
+from torch import nn
 
 from pipeline.errors import ExportError
 from pipeline.probe.history import kept_values
@@ -25,7 +27,10 @@ def _spec(module: torch.nn.Module, state: tuple[str, ...] = ()) -> ModelSpec:
 
 def _kept(name: str, state: tuple[str, ...] = ()) -> list[str]:
     module = getattr(stateful, name)().eval()
-    return kept_values(_spec(module, state), module, module, 0)
+    before = ModuleState(module)
+    kept = kept_values(_spec(module, state), module, module, 0)
+    assert before.changes() == {}
+    return kept
 
 
 @pytest.mark.parametrize(("name", "attribute"), stateful.REMEMBERS.items())
@@ -87,3 +92,79 @@ def test_a_module_is_put_back(name: str) -> None:
         assert torch.equal(module(x), first)
         assert {p: content(c.value) for p, c in again.changes().items()}.keys() == kept.keys()
         again.restore()
+
+
+class Holder(nn.Module):
+    def __init__(self, value: torch.Tensor) -> None:
+        super().__init__()
+        self.value = value
+
+
+def expanded() -> torch.Tensor:
+    return torch.zeros(3, 1).expand(3, 4)
+
+
+def nested() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.strided)
+
+
+@pytest.mark.parametrize(
+    ("make", "write"),
+    [
+        (expanded, lambda t: t[:, :1].add_(1)),
+        (lambda: torch.zeros(4, dtype=torch.complex64).conj(), lambda t: t.fill_(1j)),
+        (lambda: torch.arange(12.0).view(3, 4), lambda t: t.t_()),
+        (lambda: torch.zeros(1, 3), lambda t: t.squeeze_()),
+        (lambda: torch.zeros(3), lambda t: t.resize_(2)),
+        (lambda: torch.zeros(3), lambda t: t.resize_(3000)),
+    ],
+    ids=["expanded", "conj", "transposed", "squeezed", "shorter", "longer"],
+)
+def test_any_tensor_is_put_back(
+    make: Callable[[], torch.Tensor], write: Callable[[torch.Tensor], object]
+) -> None:
+    module = Holder(make())
+    state = ModuleState(module)
+    write(module.value)
+    assert list(state.changes()) == ["value"]
+    state.restore()
+    assert module.value.stride() == make().stride()
+    assert torch.equal(module.value, make())
+
+
+def test_a_nested_tensor_is_left_alone() -> None:
+    module = Holder(nested())
+    with ModuleState(module).restored() as state:
+        assert state.changes() == {}
+    assert content(module.value) == ("torch.float32", ())
+
+
+def test_a_deleted_submodule_is_put_back_in_its_place() -> None:
+    module = nn.Sequential(nn.ReLU(), nn.Tanh())
+    with ModuleState(module).restored():
+        first = module._modules.pop("0")
+    assert list(module._modules) == ["0", "1"]
+    with ModuleState(module).restored():
+        module._modules["0"] = module._modules.pop("0")
+    assert list(module._modules) == ["0", "1"] and module[0] is first
+
+
+def test_every_tensor_of_a_large_model_is_watched() -> None:
+    module = nn.Sequential(*(nn.Sequential(nn.BatchNorm1d(1)) for _ in range(4000)))
+    state = ModuleState(module)
+    module[-1][0].running_mean.fill_(2)
+    assert list(state.changes()) == ["3999.0.running_mean"]
+
+
+value = [0]  # has the name of an attribute below
+
+
+class Reads(nn.Module):
+    def forward(self, x: Holder) -> torch.Tensor:
+        return x.value
+
+
+def test_a_global_with_the_name_of_an_attribute_is_not_the_models() -> None:
+    with ModuleState(Reads()).restored():
+        value.append(1)
+    assert value.pop() == 1

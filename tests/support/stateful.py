@@ -39,6 +39,18 @@ class LargestSize(nn.Module):
         return x * self.scale
 
 
+class LargestSizeUntilASmallOne(nn.Module):
+    """As dynamic NTK scaling of transformers: a small size puts the scale back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 200
+
+    def forward(self, x):
+        self.seen = 200 if x.shape[-1] < 200 else max(self.seen, x.shape[-1])
+        return x * (self.seen / 200)
+
+
 class FirstSize(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -280,14 +292,52 @@ class LastInput(nn.Module):
         return x * 2
 
 
+class NewKeys(nn.Module):
+    """Keeps a table whose keys are made anew at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = {}
+
+    def forward(self, x):
+        self.parts = {nn.Identity(): 1}
+        return x * 2
+
+
+class TransposedInPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.arange(1.0, 13).view(3, 4)
+
+    def forward(self, x):
+        self.table.t_()
+        return x * self.table[1, 0]
+
+
+class Lazy(nn.Module):
+    """Has the values of its lazy layer, as after load_state_dict, but was not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyConv1d(3, 1)
+        self.layer.load_state_dict({"weight": torch.ones(3, 4, 1), "bias": torch.ones(3)})
+
+    def forward(self, x):
+        return self.layer(x)
+
+
 REMEMBERS = {
-    "LargestSize": "seen", "FirstSize": "size", "FirstMean": "mean", "FirstSizeAsTensor": "size",
+    "LargestSize": "seen", "LargestSizeUntilASmallOne": "seen", "FirstSize": "size",
+    "FirstMean": "mean", "FirstSizeAsTensor": "size",
     "HundredCalls": "calls", "HundredEntries": "log", "RunningMean": "mean",
     "RunningMeanOfData": "mean", "GrowingWeight": "weight", "Momentum": "state.mean",
     "InSlots": "own.largest", "InTheClass": "InTheClass.largest", "InAGlobal": "CALLS",
     "in_a_closure": "calls", "InAnArgumentsDefault": "seen", "Hooked": "inner._forward_hooks",
-    "Nested": "parts.0.size",
+    "Nested": "parts.0.size", "TransposedInPlace": "table",
 }  # fmt: skip
 ELSEWHERE = ("InAnIterator", "RandomOfPython", "OwnGenerator")
-CACHES = {"GridCache": "grid", "TableOfGrids": "grids", "LastInput": "last"}
+CACHES = {
+    "GridCache": "grid", "TableOfGrids": "grids", "LastInput": "last", "NewKeys": "parts",
+    "Lazy": "layer.__class__,",
+}  # fmt: skip
 NOTHING = ("Plain", "CachedFunction")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,7 +25,11 @@ import torch
 
 from pipeline.probe.code_files import is_model_file
 
-_MESSAGES = ("debug", "error", "exception", "info", "log", "print", "warn")
+_MESSAGES = (
+    "assert", "check", "debug", "error", "exception", "fail", "info", "log", "pprint", "print",
+    "raise", "warn", "warning",
+)  # fmt: skip
+_WORDS = re.compile("[A-Z]?[a-z]+|[A-Z]+")
 _KINDS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _lock = threading.Lock()
 _users: list[object] = []
@@ -75,11 +80,14 @@ def _is_message(file: str, line: int) -> bool:
         for node in ast.walk(tree)
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
-    if not around:
-        return False
-    inner = min(around, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
+    inner = [s for s in around if not any(s is not o and o in ast.walk(s) for o in around)]
+    return bool(inner) and all(map(_only_says, inner))
+
+
+def _only_says(inner: ast.stmt) -> bool:
+    """True for a statement that raises, asserts, prints or logs."""
     if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
         name = inner.value.func
-        text = getattr(name, "attr", getattr(name, "id", "")).lower()
-        return any(word in text for word in _MESSAGES)
+        words = _WORDS.findall(getattr(name, "attr", getattr(name, "id", "")))
+        return any(word.lower() in _MESSAGES for word in words)
     return isinstance(inner, (ast.Raise, ast.Assert))

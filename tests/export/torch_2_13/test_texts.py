@@ -27,6 +27,8 @@ class Messages(torch.nn.Module):
         LOG.info("%s columns", size)
         warnings.warn(f"{size} columns", stacklevel=1)
         assert x.ndim == 2, f"{size} columns"
+        torch._assert(size > 1, f"{size} columns")
+        if x.ndim == 2: print(f"{size} columns")  # noqa: E701  # fmt: skip
         if x.ndim != 2:
             raise ValueError(f"{size} columns")
         return x + size
@@ -36,6 +38,21 @@ class Named(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         name = f"w{x.shape[1]}"
         return x + (name == "w40")
+
+
+TABLE: set[str] = set()
+
+
+class Catalogued(torch.nn.Module):
+    """The name of the call has the letters of "log"."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        catalog(f"w{x.shape[1]}")
+        return x + ("w40" in TABLE)
+
+
+def catalog(name: str) -> None:
+    TABLE.add(name)
 
 
 def exported(module: torch.nn.Module) -> torch.export.ExportedProgram:
@@ -50,6 +67,7 @@ def test_messages_leave_the_size_dynamic() -> None:
         assert torch.equal(run(torch.zeros(3, size)), torch.full((3, size), float(size)))
 
 
-def test_any_other_text_bakes_the_size_in() -> None:
+@pytest.mark.parametrize("module", [Named(), Catalogued()], ids=["compared", "stored"])
+def test_any_other_text_bakes_the_size_in(module: torch.nn.Module) -> None:
     with pytest.raises(Exception, match=r"specialized it to be a constant|Constraints violated"):
-        exported(Named())
+        exported(module)
