@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,8 @@ def generated(
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         @given(strategy)
-        def collect(case: Any, cases: list[Any] = cases) -> None:
-            cases.append(case)
+        def collect(case: Any) -> None:
+            cases.append(case)  # noqa: B023 - called in this round
 
         collect()
         for case in cases:
@@ -134,10 +135,8 @@ def attack(part: str, seconds: float, number: int, most: int) -> list[Result]:
     return results
 
 
-def _lane(parts: list[tuple[str, float]], number: int, most: int, answers: Any) -> None:
-    for part, seconds in parts:
-        answers.put(attack(part, seconds, number, most))
-    answers.put(None)
+def _lane(parts: list[tuple[str, float]], number: int, most: int) -> list[Result]:
+    return [r for part, seconds in parts for r in attack(part, seconds, number, most)]
 
 
 def table(results: list[Result], minutes: float, number: int) -> str:
@@ -178,24 +177,13 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = {name: PARTS[name] for name in arguments.only or PARTS}
     lanes = [[n for n in chosen if n == "kills"], [n for n in chosen if n != "kills"]]
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    processes = []
-    for names in lanes:
-        whole = sum(chosen[name] for name in names)
-        parts = [(name, 60 * arguments.minutes * chosen[name] / whole) for name in names]
-        if parts:
-            more = (parts, arguments.seed, arguments.cases, answers)
-            processes.append(context.Process(target=_lane, args=more))
-            processes[-1].start()
-    results: list[Result] = []
-    left = len(processes)
-    while left:
-        answer = answers.get()
-        left -= answer is None
-        results += answer or []
-    for process in processes:
-        process.join()
+    work = []
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        for names in filter(None, lanes):
+            whole = sum(chosen[name] for name in names)
+            parts = [(name, 60 * arguments.minutes * chosen[name] / whole) for name in names]
+            work.append(pool.submit(_lane, parts, arguments.seed, arguments.cases))
+    results = [result for lane in work for result in lane.result()]
     text = table(results, arguments.minutes, arguments.seed)
     arguments.out.mkdir(parents=True, exist_ok=True)
     bad = [result for result in results if not held(result)]

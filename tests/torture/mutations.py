@@ -306,7 +306,7 @@ def verdict(base: Base, mutation: Mutation) -> dict[str, Any] | None:
         code, said = done.result or (None, "")
         problems = [
             *([done.failure.strip().splitlines()[-1]] if done.failure else []),
-            *(["exit code {code}"] if not done.failure and code not in CODES else []),
+            *([f"exit code {code}"] if not done.failure and code not in CODES else []),
             *(["a traceback"] if "Traceback" in said else []),
             *(["an escape character on the terminal"] if "\x1b" in said else []),
             *(["it ran code of a file"] if (folder / "RAN").exists() else []),
