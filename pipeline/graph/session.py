@@ -70,6 +70,10 @@ def open_session(
     return _limited(session, time_limit)
 
 
+class LateRun(InputError):
+    """A run took longer than the time limit."""
+
+
 @contextlib.contextmanager
 def _short_memory() -> Iterator[None]:
     """Raises MemoryError in place of an error that blames the node that ran at the time."""
@@ -94,7 +98,7 @@ def _limited(
     whole = session.run
     late = threading.Event()
     words = f"a run took longer than {time_limit:g} s. Check that every Loop of the model ends"
-    too_late = InputError(words)
+    too_late = LateRun(words)
 
     def run(names: Any, feed: Any, how: Any = None) -> Any:
         how = how or onnxruntime.RunOptions()

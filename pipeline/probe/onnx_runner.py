@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.errors import InputError, PipelineError
 from pipeline.graph.memory import Estimator
-from pipeline.graph.session import open_session
+from pipeline.graph.session import LateRun, open_session
 from pipeline.spec.dims import Dim, kept_rules, shape_at, sizes_text
 from pipeline.spec.model import ModelSpec
 
@@ -64,12 +64,14 @@ class OnnxProbe:
         budget: Seconds after which `over` is True, so that optional runs stop.
 
     Raises:
-        InputError: ONNX Runtime does not load the file.
+        InputError: ONNX Runtime does not load the file. Each method that runs it raises `LateRun`
+            for a run that takes longer than the time limit of `open_session`.
     """
 
     def __init__(self, path: Path, spec: ModelSpec, seed: int, budget: float) -> None:
         self.inputs, self.rules, self.seed = spec.inputs, spec.rules, seed
-        self.outputs, self._session = _load(path, spec.onnx or path)
+        self._source = spec.onnx or path
+        self.outputs, self._session = _load(path, self._source)
         self._path = path
         data = path.with_name(f"{path.name}.data")
         self._weights = path.stat().st_size + (data.stat().st_size if data.is_file() else 0)
@@ -151,6 +153,8 @@ class OnnxProbe:
         start = time.perf_counter()
         try:
             results = self._session.run(None, feed)
+        except LateRun as error:  # no further run begins
+            raise LateRun(f"{self._source}: {error}") from error
         except Exception as error:  # ONNX Runtime's errors have no common base
             return _failure(error)
         finally:

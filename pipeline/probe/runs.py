@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pipeline.errors import InputError, first_line
+from pipeline.graph.session import LateRun
 from pipeline.probe.sample_sizes import dims_of, elements
 from pipeline.spec.dims import Dim, kept_rules, shape_at
 from pipeline.spec.rules import Refusal
@@ -129,6 +130,8 @@ class SizeRuns:
         begin = time.perf_counter()
         try:
             self._runner.run(sizes)
+        except LateRun:
+            raise
         except MemoryError:
             return None
         except Exception as error:

@@ -54,6 +54,7 @@ from pipeline.spec.verdicts import Check, RowChange, Verdict
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+SUPPORT = HERE.parent / "support"
 
 BARE = Manifest(
     name="raft",
@@ -648,7 +649,7 @@ WRITER = """
 def start_writer(place: Path, how: str) -> subprocess.Popen[str]:
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(WRITER), str(place), how],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE, SUPPORT)))},
         stdout=subprocess.PIPE,
         text=True,
     )

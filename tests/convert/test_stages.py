@@ -106,8 +106,9 @@ def test_a_stage_needs_the_one_before(artifact: Path) -> None:
 
 def test_refused_nodes_stop_the_rewrite(artifact: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 18]>
-    g (float[1,3,a,b,c,d] x, float[3] s, float[3] b) => (float[1,3,a,b,c,d] y)
-    { y = InstanceNormalization(x, s, b) }"""
+    g (float[1,3,h,w] x) => (float[1,3,h,w] y)
+    <int64[2] axes = {4, 5}, float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}>
+    { x6 = Unsqueeze(x, axes) y6 = InstanceNormalization(x6, s, b) y = Squeeze(y6, axes) }"""
     onnx.save(onnx.parser.parse_model(text), artifact / "exported.onnx")
     manifest = refinish(artifact)
     with pytest.raises(
