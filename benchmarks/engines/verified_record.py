@@ -32,7 +32,7 @@ from pipeline.spec.verdicts import GOOD_CHECKS
 
 FORM = 1  # the schema of a record; a new meaning of its keys needs a new number
 # 4 added `differing` to tolerances, 5 `interface` and the kinds of findings
-SCHEMAS = (3, 4, 5)  # of manifests
+SCHEMAS = (3, 4, 5, 6)  # of manifests
 WIDTH = 480  # the most characters of a line
 DIGITS = 6  # of an error
 DEFAULT = Path("docs/results/verified")

@@ -57,6 +57,11 @@ def add_options(sub: Any) -> None:
         "is of a first call. Repeat for more",
     )  # fmt: skip
     sub.add_argument(
+        "--dtype", choices=("float32",),
+        help="Convert the module's weights and inputs to float32 first (default: as the source "
+        "made it, except for bfloat16, which becomes float32)",
+    )  # fmt: skip
+    sub.add_argument(
         "--tolerance", type=_tolerance, metavar="RTOL,ATOL[,DIFFERING]",
         help="Set the comparison's tolerance if the source declares none (default: measured). "
         "DIFFERING is the share of integers that may differ (default: 0)",
@@ -95,6 +100,7 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "ranges": tuple(arguments.range),
         "exact": arguments.exact_dims,
         "state": tuple(arguments.state),
+        "dtype": arguments.dtype,
         "tolerance": arguments.tolerance,
         "engine_tolerance": arguments.engine_tolerance,
         "trust": arguments.trust,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import ExportError, InputError, PipelineError, ended_run, first_line
+from pipeline.export.dtypes import fit_dtypes
 from pipeline.probe.eager import example_args, quiet
 from pipeline.probe.sample_sizes import examples
 from pipeline.probe.state import untouched
@@ -64,8 +65,9 @@ def flat_outputs(result: Any) -> tuple[Any, ...]:
 def built(
     spec: ModelSpec, weights: Path | None, seed: int = 0
 ) -> tuple[ModelSpec, torch.nn.Module]:
-    """The module from `made`, with its outputs found by `with_outputs`."""
+    """The module from `made`, in a dtype that fits, with its outputs found by `with_outputs`."""
     spec, module = made(spec, weights)
+    spec, _ = fit_dtypes(spec, module, seed)
     return with_outputs(spec, module, seed)
 
 

@@ -60,6 +60,10 @@ def find_source(config: Config) -> ModelSpec:
     if config.engine_tolerance is not None:
         of_engine = {**spec.engine_tolerance, str(config.precision): config.engine_tolerance}
         spec = replace(spec, engine_tolerance=of_engine)
+    if config.dtype is not None:
+        if spec.onnx is not None:
+            raise InputError(f"{config.model}: --dtype works only for torch models. Leave it out")
+        spec = replace(spec, dtype=config.dtype)
     if config.state:
         spec = replace(spec, state=(*spec.state, *config.state))
     if not config.ranges:

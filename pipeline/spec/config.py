@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pipeline.errors import InputError
 from pipeline.machine.target import DEFAULT_TARGET
@@ -22,7 +23,7 @@ class Config:
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
-    `ranges`, `tolerance`, `engine_tolerance`, the level of `effort`, `exact`, `state`, and
+    `ranges`, `tolerance`, `engine_tolerance`, the level of `effort`, `exact`, `state`, `dtype`, and
     `memory_limit` if you set it. `out`, `force` and `trust` don't.
 
     Args:
@@ -55,6 +56,7 @@ class Config:
         exact: Whether to fail if such a source does not accept every size of `dims`. Otherwise the
             dims are narrowed to the sizes that it accepts.
         state: Names of attributes that calls of the model change; see `ModelSpec.state`.
+        dtype: ``float32`` converts the module to float32 first; see `ModelSpec.dtype`.
         trust: Whether to load a ``.pt2`` that could run code of its author: pickles, custom
             objects, or compiled code.
 
@@ -84,6 +86,7 @@ class Config:
     effort: Effort = DEFAULT_EFFORT
     exact: bool = False
     state: tuple[str, ...] = ()
+    dtype: Literal["float32"] | None = None
     trust: bool = False
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -60,6 +60,9 @@ class ModelSpec:
         expressions: Dims of that file that are always an expression of other dims, by name.
         state: Names of attributes that calls of the model change. The conversion is of a first
             call, with the values that `build` gives to them.
+        dtype: ``float32`` converts the module's weights and floating-point inputs first. None
+            leaves the module as it is, except for bfloat16, which becomes float32 (see
+            `pipeline.export.dtypes`).
         arguments: The structure of `inputs` with names in place of inputs. None if all are
             positional tensors. The spec makes it from `inputs`.
     """
@@ -81,6 +84,7 @@ class ModelSpec:
     onnx: Path | None = None
     expressions: Mapping[str, str] = field(default_factory=dict)
     state: tuple[str, ...] = ()
+    dtype: Literal["float32"] | None = None
     arguments: Any = None
 
     def __post_init__(self) -> None:
@@ -110,6 +114,8 @@ class ModelSpec:
                 )
         if not callable(self.build):
             raise InputError(f"model {self.name}: build={self.build!r} can't be called")
+        if self.dtype not in (None, "float32"):
+            raise InputError(f"model {self.name}: dtype={self.dtype!r}: pass None or 'float32'")
         for precision, tolerance in self.engine_tolerance.items():
             if precision not in get_args(Precision) or not isinstance(tolerance, Tolerance):
                 known = ", ".join(get_args(Precision))
