@@ -70,8 +70,8 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
     for output in spec.outputs:
         where = f"model {spec.name}: output {output.name}"
         found = noise.get(output.name)
-        measured = found.tolerance(where, how) if found else EQUAL
-        outputs.append(replace(output, tolerance=output.tolerance or measured))
+        own = output.tolerance or (found.tolerance(where, how) if found else EQUAL)
+        outputs.append(replace(output, tolerance=own))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
     return replace(spec, outputs=tuple(outputs), tolerance=widest)
 

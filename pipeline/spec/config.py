@@ -23,8 +23,8 @@ class Config:
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
-    `ranges`, `tolerance`, `engine_tolerance`, the level of `effort`, `exact`, `state`, `dtype`, and
-    `memory_limit` if you set it. `out`, `force` and `trust` don't.
+    `ranges`, `tolerance`, `output_tolerances`, `engine_tolerance`, the level of `effort`, `exact`,
+    `state`, `dtype`, and `memory_limit` if you set it. `out`, `force` and `trust` don't.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -50,6 +50,7 @@ class Config:
         dims: The dims of such a source, as text.
         tolerance: The tolerance of such a source. By default it is measured
             (`pipeline.export.tolerance`).
+        output_tolerances: The tolerance of single outputs that the source does not state, by name.
         engine_tolerance: The tolerance of an engine in this `precision`, in place of the spec's.
         ranges: The ranges of the inputs' random values, as text: ``ids=0..1000``.
         effort: How hard the builder tries, and a file to share its timings.
@@ -81,6 +82,7 @@ class Config:
     inputs: tuple[str, ...] = ()
     dims: tuple[str, ...] = ()
     tolerance: Tolerance | None = None
+    output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     engine_tolerance: Tolerance | None = None
     ranges: tuple[str, ...] = ()
     effort: Effort = DEFAULT_EFFORT

@@ -199,7 +199,7 @@ NOTES: Mapping[NoteKind, Kind] = {
         "Some values of an output are so small that its tolerance could hide a fault in them.",
         "{output}: {count} of {of} indices of axis {axis} ({names}) have a root mean square of at "
         "most {rms}. atol={atol} could hide a fault in them. Make them a separate output, or state "
-        "a smaller tolerance (--tolerance RTOL,ATOL, or tolerance= of the Output)",
+        "a smaller tolerance (--tolerance {output}=RTOL,ATOL, or tolerance= of the Output)",
     ),
     # what a regression check found
     "input-changed": Kind(
