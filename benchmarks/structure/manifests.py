@@ -408,7 +408,9 @@ def _schema_5(m: Mapping[str, Any]) -> Mapping[str, Any]:
             {
                 **point,
                 "compared": point["left_out"] is None,
-                "results": [{**r, "passed": r["kind"] == "agrees"} for r in point["results"]],
+                "results": [
+                    {**r, "passed": r["kind"] in ("agrees", "near-zero")} for r in point["results"]
+                ],
             }
             for point in comparison["points"]
         ]

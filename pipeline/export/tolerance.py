@@ -25,6 +25,7 @@ from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
+from pipeline.spec.noise_parts import MOST, Sample, with_parts
 
 _WIDE = 1 << 28  # most parameters of a model that is made float64 for a moment
 _HALF_SHOWS = 2.0**-15  # a relative difference that float32 rounding rarely makes; float16: 2**-11
@@ -41,6 +42,7 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
         return spec
     noise: dict[str, Noise] = {}
     odd: dict[str, Mapping[str, int]] = {}  # where an output was NaN or infinite
+    samples: dict[str, list[Sample]] = {}
     how = ""
     for sizes, args, plain in _runs(spec, module, seed):
         if len(plain) != len(spec.outputs):
@@ -57,7 +59,10 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
             if not (np.isfinite(a).all() and np.isfinite(b).all()):
                 odd.setdefault(output.name, sizes)
                 continue
-            new = Noise.between(a, b, exact.eps_of(a, b))
+            eps = exact.eps_of(a, b)
+            if a.size <= MOST:
+                samples.setdefault(output.name, []).append((a, b, eps))
+            new = Noise.between(a, b, eps)
             noise[output.name] = new.worst(noise.get(output.name))
     for name, sizes in odd.items():
         if name not in noise and not _has_tolerance(spec, name):
@@ -67,12 +72,18 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
                 "compared; give the inputs a range where it is finite (--range, or low= and high=)"
             )
     outputs = []
+    fixed = all(dim.static for dim in spec.dims.values())
     for output in spec.outputs:
         where = f"model {spec.name}: output {output.name}"
         found = noise.get(output.name)
         own = output.tolerance or (found.tolerance(where, how) if found else EQUAL)
+        seen = samples.get(output.name, ())
+        # a dynamic axis has another size in another run
+        if found and output.tolerance is None and (len(seen) > 1 or fixed):
+            own = with_parts(own, seen, where, how)
         outputs.append(replace(output, tolerance=own))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
+    widest = replace(widest, axis=None, parts=())
     return replace(spec, outputs=tuple(outputs), tolerance=widest)
 
 

@@ -241,7 +241,7 @@ def test_the_keys_are_the_documented_ones() -> None:
     }  # fmt: skip
     assert declared["padding"] == {"multiples": {"h": 8}, "mode": "replicate", "align": "center"}
     assert declared["tolerance"] == {
-        "rtol": 1e-3, "atol": 1e-4, "why": "measured", "differing": 0.0,
+        "rtol": 1e-3, "atol": 1e-4, "why": "measured", "differing": 0.0, "axis": None, "parts": [],
     }  # fmt: skip
     assert declared["profiles"] == [{"name": "all", "ranges": {"h": [136, 440, 2160]}}]
 
