@@ -22,7 +22,7 @@ import torch
 from pipeline.errors import ConstraintError, ExportError, first_line
 from pipeline.export.guards import Broken, broken_guards, good_sizes, matters, tries, unguarded
 from pipeline.export.torch_2_13 import mended
-from pipeline.export.torch_messages import GuardLog, find_rules, fixed_dims, root_name
+from pipeline.export.torch_messages import GuardLog, advice, find_rules, fixed_dims, root_name
 from pipeline.export.trace_rules import find_baked, keep_opt, one_sided, with_branch, without_opt
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import constraint_error, for_user, may_apply, refine
@@ -204,6 +204,7 @@ def _torch_export(
             detail=text,
             line=line,
             what=f"torch.export failed: {first}",
+            do=advice(text),
         ) from error
 
 
@@ -265,7 +266,8 @@ def _explain(eager: EagerModule, text: str, log: GuardLog) -> list[Rule]:
     for rule in find_rules(text, dims) or fixed_dims(text, arguments, dims):
         name = rule.others[0] if rule.others else rule.dim  # torch names this one
         line = log.line_of(arguments, name, legal_sizes(dims[name], 1 << 12))
-        found.append(replace(rule, line=line))
+        baked = rule.kind in ("fixed", "range") and log.rounds(line)
+        found.append(Rule("baked-in", rule.dim, line=line) if baked else replace(rule, line=line))
     return found
 
 
@@ -310,8 +312,10 @@ def _broken_rules(
             if len(left) and differs(replace(guard, sizes=left)):
                 needed.append(guard)
         if needed:
+            line = log.line_for(needed[0].text)
             rule = fitted(dim, good_sizes(program, inputs, dim, needed), needed[0].words)
-            rules.append(replace(rule, line=log.line_for(needed[0].text)))
+            baked = rule.kind in ("fixed", "range") and log.rounds(line)
+            rules.append(replace(Rule("baked-in", dim.name) if baked else rule, line=line))
     if rules:
         return rules
     return [

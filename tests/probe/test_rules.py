@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from torch.nn import functional
 
 from pipeline.errors import ConstraintError, ExportError, InputError
 from pipeline.export.export import export
@@ -62,6 +63,10 @@ def square(x):
 
 def baked(x):
     return x * x.shape[2].__index__()  # the line of baked
+
+
+def scaled(x):
+    return x[..., : int(x.shape[3] * 0.37) + 1]  # the line of scaled
 
 
 def odd(x):
@@ -125,6 +130,7 @@ CASES = [
     (tied, ((1, 3, H, W), (1, 3, H2, W)), ["h2 must equal h", "line of tied", "one Dim for both"]),
     (square, (), ["w must equal h", "line of square"]),
     (baked, (), ["h is baked in", "line of baked", "a number in place of h"]),
+    (scaled, (), ["w is baked in", "line of scaled", "a number in place of w"]),
     (odd, (), ["h must be odd", "line of odd", "max=511, multiple_of=2, offset=1)", HINT]),
     (
         five_of_eight,
@@ -149,7 +155,7 @@ def test_a_violation_names_dim_rule_line_and_remedy(tmp_path, function, shapes, 
     for word in (*words, "test_rules.py:", "model m:"):
         assert word in text
     assert "\n" not in text
-    assert (HINT in text) == (function not in (tied, square, baked, area, fixed))
+    assert (HINT in text) == (function not in (tied, square, baked, area, fixed, scaled))
     assert not (tmp_path / "m.onnx").exists()
 
 
@@ -187,6 +193,21 @@ def test_what_no_dim_and_no_rule_can_say_is_refused_even_with_refine_dims(tmp_pa
     with pytest.raises(ConstraintError) as caught:
         export(make(baked, refine_dims=True), None, tmp_path / "m.onnx")
     assert HINT not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x if x.mean() > 0 else -x, "compute both branches and use torch.where"),
+        (lambda x: x * {(64, 64): 2}.get(tuple(x.shape[2:]), 1), "size as a key of a dict"),
+        (lambda x: functional.interpolate(x, scale_factor=0.37), "compute it in integers"),
+        (lambda x: x[..., : round(x.shape[3] * 0.37)], "compute it in integers"),
+    ],
+)
+def test_what_torch_refuses_comes_with_advice(tmp_path, function, words) -> None:
+    with pytest.raises(ExportError, match=words) as caught:
+        export(make(function), None, tmp_path / "m.onnx")
+    assert words in caught.value.do
 
 
 def test_a_range_never_becomes_one_size_by_itself(tmp_path) -> None:
