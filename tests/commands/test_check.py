@@ -334,7 +334,7 @@ def test_an_onnx_file_with_a_shape_baked_in(tmp_path: Path, cli: Run) -> None:
     assert code == 1, output + errors
     assert "! n must be 4" in output
     assert "do: declare the number 4 in place of n" in output
-    code, output, errors = cli("check", "baked.onnx", "--dim", "n=4")
+    code, output, errors = cli("check", "baked.onnx", "--dim", "n=4:4:4")
     assert code == 0, output + errors
 
 
