@@ -1,9 +1,9 @@
 """The dtype in which a module computes: as it was given, or float32.
 
 A float16 module is converted as it is: the targets and ONNX Runtime compute in float16. Its inputs
-become float16 where it fails with float32. A bfloat16 module becomes float32: opset 18 has no bfloat16
-convolution, and ONNX Runtime runs few ops in bfloat16, so nothing could be compared. float32 holds
-every bfloat16 and float16 value, so no weight changes.
+become float16 where it fails with float32. A bfloat16 module becomes float32: opset 18 has no
+bfloat16 convolution, and ONNX Runtime runs few ops in bfloat16, so nothing could be compared.
+float32 holds every bfloat16 and float16 value, so no weight changes.
 """
 
 from __future__ import annotations
