@@ -408,7 +408,9 @@ def _schema_5(m: Mapping[str, Any]) -> Mapping[str, Any]:
             {
                 **point,
                 "compared": point["left_out"] is None,
-                "results": [{**r, "passed": r["kind"] == "agrees"} for r in point["results"]],
+                "results": [
+                    {**r, "passed": r["kind"] in ("agrees", "near-zero")} for r in point["results"]
+                ],
             }
             for point in comparison["points"]
         ]
@@ -417,7 +419,12 @@ def _schema_5(m: Mapping[str, Any]) -> Mapping[str, Any]:
     return flat
 
 
-_VIEWS: dict[int, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {4: _schema_4, 5: _schema_5}
+# schema 6 adds fields only
+_VIEWS: dict[int, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    4: _schema_4,
+    5: _schema_5,
+    6: _schema_5,
+}
 
 
 def _facts(m: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from pipeline.artifact.meaning import check_meaning
 from pipeline.artifact.records import decode, encode, fail
@@ -30,7 +30,7 @@ from pipeline.spec.rules import AppliedRule, merged_dims
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Check, Verdict
 
-SCHEMA = 5
+SCHEMA = 6
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool
@@ -50,7 +50,8 @@ class ModelInfo:
     """The model's source, and the arguments that made the model.
 
     `source` is a name in the zoo, ``module:factory`` or a file. `inputs` and `dims` are text, and
-    empty if the source declares them.
+    empty if the source declares them. `dtype` is ``float32`` if the user asked to convert the
+    module first.
     """
 
     source: str
@@ -60,6 +61,7 @@ class ModelInfo:
     inputs: tuple[str, ...] = ()
     dims: tuple[str, ...] = ()
     ranges: tuple[str, ...] = ()
+    dtype: Literal["float32"] | None = None
 
 
 @dataclass(frozen=True)

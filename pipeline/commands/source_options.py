@@ -57,8 +57,15 @@ def add_options(sub: Any) -> None:
         "is of a first call. Repeat for more",
     )  # fmt: skip
     sub.add_argument(
-        "--tolerance", type=_tolerance, metavar="RTOL,ATOL[,DIFFERING]",
+        "--dtype", choices=("float32",),
+        help="Convert the module's weights and inputs to float32 first (default: as the source "
+        "made it, except for bfloat16, which becomes float32)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--tolerance", type=_of_output, action="append", default=[],
+        metavar="[OUTPUT=]RTOL,ATOL[,DIFFERING]",
         help="Set the comparison's tolerance if the source declares none (default: measured). "
+        "With OUTPUT=, set it for one output, e.g. boxes=1e-3,0.05. Repeat for more. "
         "DIFFERING is the share of integers that may differ (default: 0)",
     )  # fmt: skip
     engine_tolerance(sub)
@@ -86,6 +93,12 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     if arguments.model is None:
         raise InputError("no SOURCE: pass a model's name, module:factory, or a file")
+    tolerances: dict[str, Tolerance] = {}
+    for output, tolerance in arguments.tolerance:
+        if output in tolerances:
+            whose = f"output {output} has" if output else "all outputs have"
+            raise InputError(f"--tolerance: {whose} two tolerances. Pass one")
+        tolerances[output] = tolerance
     return {
         "model": arguments.model,
         "options": dict(_option(text) for text in arguments.option),
@@ -95,7 +108,9 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "ranges": tuple(arguments.range),
         "exact": arguments.exact_dims,
         "state": tuple(arguments.state),
-        "tolerance": arguments.tolerance,
+        "dtype": arguments.dtype,
+        "tolerance": tolerances.pop("", None),
+        "output_tolerances": tolerances,
         "engine_tolerance": arguments.engine_tolerance,
         "trust": arguments.trust,
     }
@@ -118,6 +133,16 @@ def _option(text: str) -> tuple[str, Any]:
 
 def _engine_tolerance(text: str) -> Tolerance:
     return replace(_tolerance(text), why="given with --engine-tolerance")
+
+
+def _of_output(text: str) -> tuple[str, Tolerance]:
+    """Reads ``boxes=1e-3,0.05``; the name is empty if the tolerance is for all outputs."""
+    name, equals, numbers = text.rpartition("=")
+    if equals and not name:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names no output; write for example boxes=1e-3,0.05"
+        )
+    return name, _tolerance(numbers)
 
 
 def _tolerance(text: str) -> Tolerance:

@@ -97,7 +97,9 @@ def regression(
     last = _last_run(old)
     for each, output in zip(usable, outputs, strict=True):
         verdicts = judge("old", "new", each.stored.outputs[last], output, before.tolerances())
-        wrong = [_differs(verdict, each.point) for verdict in verdicts if not verdict.passed]
+        # inconclusive: within the tolerance, and the old comparison passed at other sizes
+        bad = [v for v in verdicts if not v.passed and v.kind != "inconclusive"]
+        wrong = [_differs(verdict, each.point) for verdict in bad]
         worse += wrong or _worse(last, before, each, output, [last], before.tolerances())
     worse += _half(artifact, before, usable, announce)
     engine = _engine(artifact, before, usable, announce, plugins)
@@ -237,7 +239,7 @@ def _error(want: np.ndarray, got: np.ndarray | None, tolerance: Tolerance) -> tu
     a, b = want.astype(np.float64), got.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))  # also infinities, whose difference is NaN
     with np.errstate(divide="ignore", invalid="ignore"):
-        allowed = np.maximum(tolerance.atol, tolerance.rtol * np.abs(a))
+        allowed = np.maximum(tolerance.atol_at(a.shape), tolerance.rtol * np.abs(a))
         parts = np.where(same, 0.0, np.abs(a - b) / allowed)
     return far, float(parts.max(initial=0.0))
 
@@ -302,13 +304,14 @@ def _widened(new: Manifest, old: Manifest) -> list[Note]:
         note(kind, output=name, was=_limits(b), now=_limits(a))
         for kind, now, before in pairs
         for name, b in before.items()
-        if (a := now.get(name, b)).rtol > b.rtol or a.atol > b.atol or a.differing > b.differing
+        if (a := now.get(name, b)).is_wider_than(b)
     ]
 
 
 def _limits(tolerance: Tolerance) -> str:
     differing = f", differing {tolerance.differing:g}" if tolerance.differing else ""
-    return f"rtol {tolerance.rtol:g}, atol {tolerance.atol:g}{differing}"
+    parts = f", of parts from {min(tolerance.parts):g}" if tolerance.parts else ""
+    return f"rtol {tolerance.rtol:g}, atol {tolerance.atol:g}{parts}{differing}"
 
 
 def _coverage(new: Manifest, old: Manifest) -> list[Note]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.artifact.manifest import ComparisonInfo, PointInfo
+from pipeline.compare.near_zero import settled
 from pipeline.compare.plan import ComparisonPlan, Job
 from pipeline.compare.problems import Problem, problems, with_worst
 from pipeline.compare.run_names import EXPORTED, HALF, TORCH, in_precision
@@ -204,9 +205,16 @@ def conclude(
                 results += _other_than_declared(job, info, runs, index)
             infos.append(replace(info, results=tuple(results)))
         index += ran
+    infos, near_zero = settled(infos)
     if job.untold and len(plan.run) > 1:
         infos = with_worst(infos)
-    notes = [*plan.notes, *notes, *_nothing(infos), *(_uncompared(infos, job) if pairs else ())]
+    notes = [
+        *plan.notes,
+        *notes,
+        *near_zero,
+        *_nothing(infos),
+        *(_uncompared(infos, job) if pairs else ()),
+    ]
     if pairs:
         notes += weak_parts(runs[pairs[0][0]], job.interface.tolerances())
     if job.untold and any(in_precision(run) for run in runs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from pipeline.spec.verdicts import Verdict
 # output -> run -> the first run with the same NaN and infinities
 Origins = Mapping[str, Mapping[str, str]]
 _JUDGED = 1 << 20  # elements of an output that Polygraphy compares
+_LEAST_SCALE = 1e-30  # of a part whose atol is 0
 _SURE = 0.999  # below this share of the tolerance, an element passes with any rounding
 
 
@@ -58,7 +60,7 @@ def judge(
             verdicts.append(Verdict("dtype-differs", pair, name, facts=facts))
         elif not (np.isfinite(a).all() and np.isfinite(b).all()):
             verdicts.append(_not_finite(pair, name, a, b, (origins or {}).get(name)))
-        elif a.size and a.dtype.kind == "f" and not (np.abs(a) > tolerance.atol).any():
+        elif a.dtype.kind == "f" and _says_nothing(a, b, tolerance):
             facts = {"atol": tolerance.atol}
             verdicts.append(Verdict("inconclusive", pair, name, facts=facts))
         elif a.dtype.kind == "f":
@@ -66,6 +68,13 @@ def judge(
         else:
             verdicts.append(_equal(pair, name, a, b, tolerance.differing))
     return verdicts
+
+
+def _says_nothing(a: np.ndarray, b: np.ndarray, tolerance: Tolerance) -> bool:
+    """True if zeros would pass in place of the reference `a`, and `b` is within the tolerance."""
+    if not a.size or (np.abs(a) > tolerance.atol_at(a.shape)).any():
+        return False
+    return Difference(a, b, wide=False).within(tolerance)
 
 
 def other_shape(
@@ -151,7 +160,11 @@ def _numbers(
     from polygraphy.comparator import Comparator, RunResults, SimpleCompareFunc
     from polygraphy.comparator.struct import IterationResult
 
-    max_abs, near, far = _nearest_to_failing(a, b, tolerance)
+    one, other = _with_one_atol(a, b, tolerance)
+    alike = replace(tolerance, axis=None, parts=())
+    max_abs, near, far = _nearest_to_failing(one, other, alike)
+    if one is not a:
+        max_abs = Difference(a, b).largest
     runs = RunResults()
     for runner, array in ((pair[1], far), (pair[0], near)):
         whole = np.ascontiguousarray(array).reshape(array.shape)
@@ -171,11 +184,24 @@ def _numbers(
         return Verdict("agrees", pair, name, max_abs, relative)
     facts: Facts = {
         "largest": scale,
-        "index": _index_of_largest(a, b),
+        "index": _index_of_largest(one, other),
         "rtol": tolerance.rtol,
         "atol": tolerance.atol,
     }
     return Verdict("differs", pair, name, max_abs, relative, facts)
+
+
+def _with_one_atol(
+    a: np.ndarray, b: np.ndarray, tolerance: Tolerance
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the arrays, scaled so that one atol fits all parts: Polygraphy knows one only.
+
+    rtol does not change, because both arrays have the same scale at each element.
+    """
+    if tolerance.axis is None or not tolerance.atol:
+        return a, b
+    scale = np.maximum(tolerance.atol_at(a.shape) / tolerance.atol, _LEAST_SCALE)
+    return a / scale, b / scale
 
 
 def _index_of_largest(a: np.ndarray, b: np.ndarray) -> tuple[int, ...]:

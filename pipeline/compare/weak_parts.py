@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipeline.spec.findings import Note, note
+from pipeline.spec.noise_parts import part_axes, root_mean_square
 from pipeline.spec.tensors import Feed, Tolerance
 
 _SHARE = 0.1  # an atol above this share of a part's root mean square could hide a fault
@@ -37,31 +38,22 @@ def weak_parts(
         if not arrays or arrays[0].dtype.kind != "f" or tolerance is None or not tolerance.atol:
             continue
         rank = arrays[0].ndim
-        for axis in sorted({1, rank - 1} if rank <= 3 else {1}):
-            if not 0 < axis < rank or len({a.shape[axis] for a in arrays}) > 1:
+        for axis in part_axes(rank):
+            if len({a.shape[axis] for a in arrays}) > 1:
                 continue
-            size = _root_mean_square(arrays, axis)
-            weak = np.flatnonzero(size * _SHARE < tolerance.atol)
+            size = root_mean_square(arrays, axis)
+            atol = np.full(len(size), tolerance.atol)
+            if tolerance.axis == axis and len(tolerance.parts) == len(size):
+                atol = np.array(tolerance.parts)
+            weak = np.flatnonzero(size * _SHARE < atol)
             if 0 < len(weak) < len(size):
-                found.append(_note(name, axis, weak, len(size), tolerance, size[weak].max()))
+                found.append(_note(name, axis, weak, len(size), atol, size[weak].max()))
                 break
     return found
 
 
-def _root_mean_square(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
-    """Returns the root mean square for each index of the axis, over all points."""
-    total, count = 0.0, 0
-    for array in arrays:
-        rest = tuple(n for n in range(array.ndim) if n != axis)
-        wide = array.astype(np.float32) if array.dtype == np.float16 else array
-        with np.errstate(over="ignore"):
-            total = total + np.square(wide).sum(rest, dtype=np.float64)
-        count += array.size // array.shape[axis]
-    return np.asarray(np.sqrt(total / count))
-
-
 def _note(
-    name: str, axis: int, weak: np.ndarray, of: int, tolerance: Tolerance, largest: float
+    name: str, axis: int, weak: np.ndarray, of: int, atol: np.ndarray, largest: float
 ) -> Note:
     shown = tuple(int(index) for index in weak[:_SHOWN])
     more = ("...",) if len(weak) > _SHOWN else ()
@@ -73,5 +65,5 @@ def _note(
         axis=axis,
         names=(*shown, *more),
         rms=float(largest),
-        atol=tolerance.atol,
+        atol=float(atol[weak].max()),
     )

@@ -92,6 +92,7 @@ def initial_manifest(config: Config, spec: ModelSpec) -> Manifest:
             config.inputs,
             config.dims,
             config.ranges,
+            spec.dtype,
         ),
         interface=spec.interface,
         target=TargetInfo(target.name, target.flavour, None),

@@ -81,7 +81,7 @@ def rebuilt(manifest: Manifest, how: Verify, where: str) -> torch.nn.Module:
         ranges=info.ranges,
         trust=how.trust,
     )
-    spec = spec or find_source(config)
+    spec = replace(spec or find_source(config), dtype=info.dtype)
     if spec.onnx is not None:
         raise InputError(
             f"{info.source} is an ONNX file and has no torch model. Run verify without --torch"

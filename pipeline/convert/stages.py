@@ -68,7 +68,8 @@ def export(folder: Path, spec: ModelSpec, options: ExportOptions) -> Exported:
     path = fresh(folder / EXPORTED)
     if spec.onnx is not None:
         done = import_onnx(spec, path, seed=options.seed)
-        done = replace(done, spec=with_onnx_tolerance(done.spec, path, options.seed))
+        measured = with_onnx_tolerance(done.spec, path, options.seed, done.output_shapes)
+        done = replace(done, spec=measured)
     else:
         with watch("import torch"):
             from pipeline.export.export import export as from_torch

@@ -14,6 +14,7 @@ import onnx
 import torch
 
 from pipeline.errors import ConstraintError, ExportError, SizeError, first_line
+from pipeline.export.dtypes import fit_dtypes
 from pipeline.export.exported import Exported
 from pipeline.export.guards import sampled_guards
 from pipeline.export.module import inner, made, placed, with_outputs
@@ -63,6 +64,8 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
     with watch("model"):
         declared, (spec, module) = spec, made(spec, weights)
         notes = tuple(placed(declared, module))
+        spec, more = fit_dtypes(spec, module, seed)
+        notes += more
     with watch("trying sizes"):
         spec, narrower = fit_to_module(spec, module, seed)
         notes += tuple(kept_values(spec, module, inner(module), seed))

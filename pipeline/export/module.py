@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from pipeline.errors import ExportError, InputError, PipelineError, ended_run, first_line
+from pipeline.export.dtypes import fit_dtypes
 from pipeline.probe.eager import example_args, quiet
 from pipeline.probe.sample_sizes import examples
 from pipeline.probe.state import untouched
 from pipeline.spec.dims import sizes_text
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, check_output_names
 from pipeline.spec.structure import (
     by_name_or_place,
     call_with,
@@ -64,8 +65,9 @@ def flat_outputs(result: Any) -> tuple[Any, ...]:
 def built(
     spec: ModelSpec, weights: Path | None, seed: int = 0
 ) -> tuple[ModelSpec, torch.nn.Module]:
-    """The module from `made`, with its outputs found by `with_outputs`."""
+    """The module from `made`, in a dtype that fits, with its outputs found by `with_outputs`."""
     spec, module = made(spec, weights)
+    spec, _ = fit_dtypes(spec, module, seed)
     return with_outputs(spec, module, seed)
 
 
@@ -119,7 +121,8 @@ def with_outputs(
         The spec with its outputs, and the module; it returns a tuple of tensors.
 
     Raises:
-        InputError: the module returns something that is not a tensor.
+        InputError: the module returns something that is not a tensor, or does not have an output
+            whose tolerance is stated.
         ExportError: the module runs at none of the example sizes.
     """
     if spec.outputs:
@@ -137,7 +140,10 @@ def with_outputs(
     )
     if not plain and not isinstance(module, FlatModule):
         module = FlatModule(module, None, [i.name for i in spec.inputs])
-    return replace(spec, outputs=tuple(map(Output, names))), module
+    given = spec.output_tolerances
+    check_output_names(given, names)
+    outputs = tuple(Output(name, tolerance=given.get(name)) for name in names)
+    return replace(spec, outputs=outputs, output_tolerances={}), module
 
 
 def first_result(

@@ -1,29 +1,34 @@
 """Measures a tolerance on the model itself, for a spec that states none.
 
-The model runs in float32 and in float64, and the difference shows its rounding. The outputs of a
-correct conversion differ about as much, since it adds the same sums in another order. If a model
-amplifies rounding so much that faults would pass, it gets no tolerance but an error.
+The model runs in float32 and in float64, and the difference shows its rounding. A model with
+float16 weights runs as it is and in float32. The outputs of a correct conversion differ about as
+much, since it adds the same sums in another order. If a model amplifies rounding so much that
+faults would pass, it gets no tolerance but an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from pipeline.errors import InputError
+from pipeline.export.dtypes import computed_halves, in_dtype, run_widened
 from pipeline.export.module import flat_outputs
 from pipeline.probe.eager import example_args, quiet
 from pipeline.probe.sample_sizes import elements, examples
 from pipeline.probe.state import untouched
+from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
+from pipeline.spec.noise_parts import MOST, Sample, with_parts
 
 _WIDE = 1 << 28  # most parameters of a model that is made float64 for a moment
+_HALF_SHOWS = 2.0**-15  # a relative difference that float32 rounding rarely makes; float16: 2**-11
 _ELEMENTS = 1 << 20  # most input elements of a second, larger run
 
 
@@ -37,6 +42,7 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
         return spec
     noise: dict[str, Noise] = {}
     odd: dict[str, Mapping[str, int]] = {}  # where an output was NaN or infinite
+    samples: dict[str, list[Sample]] = {}
     how = ""
     for sizes, args, plain in _runs(spec, module, seed):
         if len(plain) != len(spec.outputs):
@@ -45,14 +51,18 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
                 f"{sizes_text(sizes)}, but "
                 f"{len(spec.outputs)} at other sizes: an engine has the same outputs at every size"
             )
-        exact, how = _exact(module, args)
-        for output, a, b in zip(spec.outputs, plain, exact, strict=True):
+        exact = _exact(module, args, plain)
+        how = exact.how
+        for output, a, b in zip(spec.outputs, plain, exact.outputs, strict=True):
             if a.dtype.kind != "f":
                 continue
             if not (np.isfinite(a).all() and np.isfinite(b).all()):
                 odd.setdefault(output.name, sizes)
                 continue
-            new = Noise.between(a, b, float(np.finfo(a.dtype).eps))
+            eps = exact.eps_of(a, b)
+            if a.size <= MOST:
+                samples.setdefault(output.name, []).append((a, b, eps))
+            new = Noise.between(a, b, eps)
             noise[output.name] = new.worst(noise.get(output.name))
     for name, sizes in odd.items():
         if name not in noise and not _has_tolerance(spec, name):
@@ -62,12 +72,18 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
                 "compared; give the inputs a range where it is finite (--range, or low= and high=)"
             )
     outputs = []
+    fixed = all(dim.static for dim in spec.dims.values())
     for output in spec.outputs:
         where = f"model {spec.name}: output {output.name}"
         found = noise.get(output.name)
-        measured = found.tolerance(where, how) if found else EQUAL
-        outputs.append(replace(output, tolerance=output.tolerance or measured))
+        own = output.tolerance or (found.tolerance(where, how) if found else EQUAL)
+        seen = samples.get(output.name, ())
+        # a dynamic axis has another size in another run
+        if found and output.tolerance is None and (len(seen) > 1 or fixed):
+            own = with_parts(own, seen, where, how)
+        outputs.append(replace(output, tolerance=own))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
+    widest = replace(widest, axis=None, parts=())
     return replace(spec, outputs=tuple(outputs), tolerance=widest)
 
 
@@ -95,31 +111,92 @@ def _runs(
         yield sizes, args, plain
 
 
-def _exact(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> tuple[list[np.ndarray], str]:
-    """The outputs in float64, or with slightly changed inputs if the model can't run in float64."""
+@dataclass(frozen=True)
+class _Exact:
+    """The outputs with less rounding than the model's, or with another rounding.
+
+    Args:
+        outputs: The outputs, in order.
+        how: What was rounded, for the text.
+        eps: The eps of the half precision in which the model computes; 0 for another precision.
+    """
+
+    outputs: list[np.ndarray]
+    how: str
+    eps: float = 0.0
+
+    def eps_of(self, plain: np.ndarray, exact: np.ndarray) -> float:
+        """The eps of an output's rounding.
+
+        A float32 output may be computed in float16. Then its eps is what shows: more than that of
+        float32, and at most that of float16.
+        """
+        own = float(np.finfo(plain.dtype).eps)
+        return max(own, min(self.eps, 4 * _apart(plain, exact)) if self.eps else 0.0)
+
+
+def _apart(plain: np.ndarray, exact: np.ndarray) -> float:
+    return Difference(exact, plain).norm(1e-30)
+
+
+def _exact(
+    module: torch.nn.Module, args: Sequence[torch.Tensor], plain: Sequence[np.ndarray]
+) -> _Exact:
+    """The outputs in a wider dtype, or with slightly changed inputs if the model can't run so."""
     tensors = [*module.parameters(), *module.buffers()]  # state_dict() leaves some buffers out
-    plain = all(t.dtype == torch.float32 or not t.dtype.is_floating_point for t in tensors)
-    if plain and sum(t.numel() for t in tensors) <= _WIDE:  # then float() restores all of it
-        with untouched(module):  # a tensor that a run keeps would stay float64
-            try:
-                module.double()
-                wide = [a.double() if a.is_floating_point() else a.clone() for a in args]
-                with torch.no_grad(), quiet():
-                    return _arrays(module(*wide)), "float32 rounding"
-            except Exception:  # tensors that are no parameters, casts to float32
-                pass
-            finally:
-                module.float()
+    narrow = all(t.dtype == torch.float32 or not t.dtype.is_floating_point for t in tensors)
+    wide = None
+    if narrow and sum(t.numel() for t in tensors) <= _WIDE:
+        wide = _in_float64(module, args)
+    if wide is not None and not any(
+        _apart(a, b) > _HALF_SHOWS
+        for a, b in zip(plain, wide, strict=True)
+        if a.dtype.kind == b.dtype.kind == "f" and a.shape == b.shape
+    ):
+        return _Exact(wide, "float32 rounding")
+    return _in_float32(module, args) or (
+        _moved(module, args, tensors) if wide is None else _Exact(wide, "float32 rounding")
+    )
+
+
+def _in_float64(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> list[np.ndarray] | None:
+    """The outputs in float64; None if the model can't run so."""
+    wide = [a.double() if a.is_floating_point() else a.clone() for a in args]
+    try:
+        # a tensor that a run keeps would stay float64
+        with untouched(module), in_dtype(module, torch.float64), torch.no_grad(), quiet():
+            return _arrays(module(*wide))
+    except Exception:  # tensors that are no parameters, casts to float32
+        return None
+
+
+def _in_float32(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> _Exact | None:
+    """The outputs in float32, of a model that computes in half precision; otherwise None."""
+    try:
+        halves = computed_halves(module, args)
+        if not halves:
+            return None
+        eps = max(float(torch.finfo(dtype).eps) for dtype in halves)
+        names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in halves))
+        return _Exact(_arrays(run_widened(module, args)), f"{names} rounding", eps)
+    except Exception:  # an op that a dispatch mode does not see through
+        return None
+
+
+def _moved(
+    module: torch.nn.Module, args: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> _Exact:
+    """The outputs with slightly changed inputs, or first weights if no input is a float."""
     moved = [_rounded(a) if a.is_floating_point() else a.clone() for a in args]
     if any(a.is_floating_point() for a in args):
         with torch.no_grad(), quiet(), untouched(module):
-            return _arrays(module(*moved)), "rounding of the inputs"
+            return _Exact(_arrays(module(*moved)), "rounding of the inputs")
     first = next(t for t in tensors if t.is_floating_point())  # of a language model: its embedding
     saved = first.detach().clone()
     try:
         with torch.no_grad(), quiet(), untouched(module):
             first.copy_(_rounded(saved))
-            return _arrays(module(*moved)), "rounding of the first weights"
+            return _Exact(_arrays(module(*moved)), "rounding of the first weights")
     finally:
         with torch.no_grad():
             first.copy_(saved)

@@ -30,6 +30,7 @@ from pipeline.machine.libraries import import_torchvision
 from pipeline.machine.python_file import line_of_error, run_python_file
 from pipeline.models import MODELS
 from pipeline.source.onnx.spec import onnx_spec
+from pipeline.source.tolerance import with_stated, with_stated_outputs
 from pipeline.source.zoo import find_spec
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec
@@ -57,9 +58,15 @@ def find_source(config: Config) -> ModelSpec:
             dims don't fit the source.
     """
     spec = _found(config)
+    if config.output_tolerances:
+        spec = with_stated_outputs(spec, config)
     if config.engine_tolerance is not None:
         of_engine = {**spec.engine_tolerance, str(config.precision): config.engine_tolerance}
         spec = replace(spec, engine_tolerance=of_engine)
+    if config.dtype is not None:
+        if spec.onnx is not None:
+            raise InputError(f"{config.model}: --dtype works only for torch models. Leave it out")
+        spec = replace(spec, dtype=config.dtype)
     if config.state:
         spec = replace(spec, state=(*spec.state, *config.state))
     if not config.ranges:
@@ -84,7 +91,7 @@ def _found(config: Config) -> ModelSpec:
     model = config.model
     if isinstance(model, ModelSpec) or model in MODELS:
         _no_inputs(config, "the spec declares them")
-        return _tolerant(find_spec(model, config.options, config.weights_path), config)
+        return with_stated(find_spec(model, config.options, config.weights_path), config)
     ranges, expressions = split_dims(config.dims)
     dims = parse_dims(ranges, auto=not config.exact)
     if model.endswith(".onnx"):
@@ -103,15 +110,6 @@ def _found(config: Config) -> ModelSpec:
     if Path(model).suffix == ".py":
         raise InputError(f"source {model!r}: no factory is named. Pass {model}:FACTORY")
     return find_spec(model, config.options, config.weights_path)  # raises: lists the zoo
-
-
-def _tolerant(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The spec with the tolerance of the config, if it states none."""
-    if config.tolerance is None:
-        return spec
-    if spec.tolerance is not None:
-        raise InputError(f"model {spec.name} states its own tolerance; leave --tolerance out")
-    return replace(spec, tolerance=config.tolerance)
 
 
 def _no_inputs(config: Config, why: str) -> None:
@@ -137,7 +135,7 @@ def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
     made = None if config.inputs else _call(config.model, factory, options)
     if isinstance(made, ModelSpec):
         _no_inputs(config, "the factory's spec declares them")
-        made = _tolerant(made, config)
+        made = with_stated(made, config)
         own_key = _hash(files_of(file), config.model, repr(sorted(options.items())))
         return replace(made, key=made.key or own_key)
     if not config.inputs:

@@ -97,7 +97,7 @@ class Difference:
         allowed = np.asarray(np.abs(self._numbers[0]))
         with np.errstate(invalid="ignore"):  # 0 times infinity
             allowed *= tolerance.rtol
-        np.maximum(allowed, tolerance.atol, out=allowed)
+        np.maximum(allowed, tolerance.atol_at(self.want.shape), out=allowed)
         return allowed
 
     def within(self, tolerance: Tolerance) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pipeline.errors import InputError
 from pipeline.machine.target import DEFAULT_TARGET
@@ -22,8 +23,8 @@ class Config:
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
-    `ranges`, `tolerance`, `engine_tolerance`, the level of `effort`, `exact`, `state`, and
-    `memory_limit` if you set it. `out`, `force` and `trust` don't.
+    `ranges`, `tolerance`, `output_tolerances`, `engine_tolerance`, the level of `effort`, `exact`,
+    `state`, `dtype`, and `memory_limit` if you set it. `out`, `force` and `trust` don't.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -49,12 +50,14 @@ class Config:
         dims: The dims of such a source, as text.
         tolerance: The tolerance of such a source. By default it is measured
             (`pipeline.export.tolerance`).
+        output_tolerances: The tolerance of single outputs that the source does not state, by name.
         engine_tolerance: The tolerance of an engine in this `precision`, in place of the spec's.
         ranges: The ranges of the inputs' random values, as text: ``ids=0..1000``.
         effort: How hard the builder tries, and a file to share its timings.
         exact: Whether to fail if such a source does not accept every size of `dims`. Otherwise the
             dims are narrowed to the sizes that it accepts.
         state: Names of attributes that calls of the model change; see `ModelSpec.state`.
+        dtype: ``float32`` converts the module to float32 first; see `ModelSpec.dtype`.
         trust: Whether to load a ``.pt2`` that could run code of its author: pickles, custom
             objects, or compiled code.
 
@@ -79,11 +82,13 @@ class Config:
     inputs: tuple[str, ...] = ()
     dims: tuple[str, ...] = ()
     tolerance: Tolerance | None = None
+    output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     engine_tolerance: Tolerance | None = None
     ranges: tuple[str, ...] = ()
     effort: Effort = DEFAULT_EFFORT
     exact: bool = False
     state: tuple[str, ...] = ()
+    dtype: Literal["float32"] | None = None
     trust: bool = False
 
     def __post_init__(self) -> None:

@@ -44,6 +44,7 @@ NoteKind = Literal[
     "random-sizes",
     "no-engine-tolerance",
     "weak-parts",
+    "near-zero",
     "input-changed",
     "output-changed",
     "dim-removed",
@@ -199,7 +200,12 @@ NOTES: Mapping[NoteKind, Kind] = {
         "Some values of an output are so small that its tolerance could hide a fault in them.",
         "{output}: {count} of {of} indices of axis {axis} ({names}) have a root mean square of at "
         "most {rms}. atol={atol} could hide a fault in them. Make them a separate output, or state "
-        "a smaller tolerance (--tolerance RTOL,ATOL, or tolerance= of the Output)",
+        "a smaller tolerance (--tolerance {output}=RTOL,ATOL, or tolerance= of the Output)",
+    ),
+    "near-zero": Kind(
+        "Every value of an output is below its atol at some sizes, so these say nothing about it.",
+        "{output} of {run}: {count} of {of} sets of sizes say nothing, because every value of "
+        "{reference} is below atol there. The others were judged",
     ),
     # what a regression check found
     "input-changed": Kind(

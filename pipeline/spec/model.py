@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class ModelSpec:
             run to find them, and each is named after its position in the result.
         tolerance: The tolerance for every comparison of this model's outputs. If None, it is
             measured (see `pipeline.export.tolerance`).
+        output_tolerances: The tolerance of single outputs by name, if `outputs` is empty. Otherwise
+            use `Output.tolerance`.
         engine_tolerance: The tolerance for engines by precision (``fp32``, ``tf32``, ``fp16``). It
             replaces the other tolerances. Engines of a precision that is missing here use
             `tolerance`, which is for fp32.
@@ -60,6 +62,9 @@ class ModelSpec:
         expressions: Dims of that file that are always an expression of other dims, by name.
         state: Names of attributes that calls of the model change. The conversion is of a first
             call, with the values that `build` gives to them.
+        dtype: ``float32`` converts the module's weights and floating-point inputs first. None
+            leaves the module as it is, except for bfloat16, which becomes float32 (see
+            `pipeline.export.dtypes`).
         arguments: The structure of `inputs` with names in place of inputs. None if all are
             positional tensors. The spec makes it from `inputs`.
     """
@@ -69,6 +74,7 @@ class ModelSpec:
     inputs: Any
     outputs: tuple[Output, ...] = ()
     tolerance: Tolerance | None = None
+    output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     engine_tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
     rules: tuple[str, ...] = ()
     profiles: tuple[Profile, ...] = ()
@@ -81,6 +87,7 @@ class ModelSpec:
     onnx: Path | None = None
     expressions: Mapping[str, str] = field(default_factory=dict)
     state: tuple[str, ...] = ()
+    dtype: Literal["float32"] | None = None
     arguments: Any = None
 
     def __post_init__(self) -> None:
@@ -110,6 +117,13 @@ class ModelSpec:
                 )
         if not callable(self.build):
             raise InputError(f"model {self.name}: build={self.build!r} can't be called")
+        if self.dtype not in (None, "float32"):
+            raise InputError(f"model {self.name}: dtype={self.dtype!r}: pass None or 'float32'")
+        if self.outputs and self.output_tolerances:
+            raise InputError(
+                f"model {self.name}: output_tolerances is for a spec without outputs. Set the "
+                "tolerance of each Output"
+            )
         for precision, tolerance in self.engine_tolerance.items():
             if precision not in get_args(Precision) or not isinstance(tolerance, Tolerance):
                 known = ", ".join(get_args(Precision))
@@ -205,6 +219,16 @@ def inner_inputs(spec: ModelSpec) -> tuple[Input, ...]:
         return size
 
     return tuple(replace(i, shape=tuple(inner(s) for s in i.shape)) for i in inputs)
+
+
+def check_output_names(given: Iterable[str], outputs: Iterable[str]) -> None:
+    """Raises `InputError` for the tolerance of an output that a model does not have."""
+    known = list(outputs)
+    for name in given:
+        if name not in known:
+            raise InputError(
+                f"tolerance {name}: no such output; the outputs are {', '.join(known)}"
+            )
 
 
 def holds_weights(source: object) -> bool:

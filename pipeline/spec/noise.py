@@ -12,6 +12,7 @@ from pipeline.spec.tensors import Tolerance
 
 _RTOL = 1e-4  # the smallest rtol of a measured tolerance
 _MARGIN, _MARGIN_HALF = 50, 4  # factors on the measured rounding, the second in half precision
+_MARGIN_LEAST = 10  # the smallest factor, where `_MOST` leaves no larger one: samples of an image
 # the smallest atol, as a share of an output's usual value: a measured one may be too small.
 # Example: a mean over 128 values near 1 has the usual value 0.09, and rounding moved it by 3.7e-8.
 # A float32 engine (TensorRT 8.6.0, H200) differed by 5.0e-7, a share of 5.5e-6.
@@ -105,7 +106,10 @@ class Noise:
             return Tolerance(0.0, atol, "measured: whole numbers, which must be equal")
         half = self.eps > _HALF
         margin, most = (_MARGIN_HALF, _MOST_HALF) if half else (_MARGIN, _MOST)
-        atol = max(margin * self.off, _LEAST * self.usual, _ULPS * self.eps * self.rms)
+        wanted = margin * self.off
+        if not half and wanted > most * self.rms >= _MARGIN_LEAST * self.off:
+            wanted = most * self.rms
+        atol = max(wanted, _LEAST * self.usual, _ULPS * self.eps * self.rms)
         if not math.isfinite(atol) or atol > most * self.rms:
             raise InputError(
                 f"{where}: {how} alone moves it by {self.off:.2g}, and its root mean square is "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,8 @@ class Tolerance:
         atol: The allowed absolute difference, at least 0.
         why: Where the numbers come from, for the manifest.
         differing: The share of integers or booleans that may differ.
+        axis: The axis of `parts`; None without parts.
+        parts: The atol of each index of that axis, at most `atol`. Example: scores beside boxes.
 
     Raises:
         InputError: A number is not finite or outside of its range.
@@ -40,6 +42,8 @@ class Tolerance:
     atol: float
     why: str
     differing: float = 0.0
+    axis: int | None = None
+    parts: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rtol) and math.isfinite(self.atol)):
@@ -53,8 +57,36 @@ class Tolerance:
                 f"tolerance differing={self.differing}: must be a share from 0 to {_MOST_DIFFERING}"
             )
 
+        if (self.axis is None) == bool(self.parts) or (self.axis or 0) < 0:
+            raise InputError(f"tolerance axis={self.axis}: pass an axis and its parts, or neither")
+        if not all(0 <= part <= self.atol for part in self.parts):
+            raise InputError(f"tolerance parts: must be from 0 to atol={self.atol}")
+
+    def atol_at(self, shape: Sequence[int]) -> np.ndarray | float:
+        """The atol of each element of an output, in a shape that broadcasts to `shape`.
+
+        If the output has another number of parts, all elements get the smallest atol.
+        """
+        if self.axis is None:
+            return self.atol
+        if self.axis >= len(shape) or shape[self.axis] != len(self.parts):
+            return min(self.parts)
+        return np.array(self.parts).reshape(-1, *[1] * (len(shape) - self.axis - 1))
+
+    def is_wider_than(self, other: Tolerance) -> bool:
+        """True if this tolerance accepts something that another one does not."""
+        mine, its = np.array(self.parts or self.atol), np.array(other.parts or other.atol)
+        alike = self.axis == other.axis and mine.shape == its.shape
+        wider = (mine > its).any() if alike else mine.max() > its.min()
+        return bool(wider) or self.rtol > other.rtol or self.differing > other.differing
+
     def __str__(self) -> str:
         more = f", {self.differing:g} of integers may differ" if self.differing else ""
+        small = [part for part in self.parts if part < self.atol]
+        if small:
+            more += f", atol {min(small):g} to {max(small):g}" if len({*small}) > 1 else ""
+            more += f", atol {small[0]:g}" if len({*small}) == 1 else ""
+            more += f" for {len(small)} of {len(self.parts)} indices of axis {self.axis}"
         return f"rtol {self.rtol:g} or atol {self.atol:g}{more} ({self.why})"
 
 

@@ -63,6 +63,23 @@ def test_a_rare_size_is_found() -> None:
     assert found.compared > 20
 
 
+def test_a_fault_where_the_reference_is_near_zero_is_found() -> None:
+    own = interface()
+    planned = points(own.dims, own.profiles, (), own.rules)
+
+    def torch(x: np.ndarray) -> np.ndarray:
+        return x * np.float32(1e-8 if x.shape[1] == 122 else 2)
+
+    def found(function: Callable[[np.ndarray], np.ndarray]) -> list[Any]:
+        runners = [Function("torch", torch), Function("exported", function)]
+        job, sample = Job(own, planned, 1 << 40), lambda sizes: own.sample(sizes, 0)
+        return compare_random_sizes(job, runners, planned, SECONDS, sample, 0).failed
+
+    assert found(torch) == []
+    wrong = found(lambda x: x * 2)
+    assert wrong and {point.sizes["h"] for point in wrong} == {122}
+
+
 def test_a_run_that_fails_ends_the_search() -> None:
     def fails(x: np.ndarray) -> np.ndarray:
         if x.shape[2] == 77:

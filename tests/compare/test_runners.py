@@ -12,6 +12,7 @@ import pytest
 from helpers import FeedRunner
 
 from pipeline.artifact import stored
+from pipeline.artifact.manifest import ComparisonInfo
 from pipeline.compare import runners as compare
 from pipeline.compare.plan import Job, plan_points
 from pipeline.compare.runners import collect, conclude, profile_of
@@ -255,6 +256,64 @@ def test_an_output_that_cannot_be_judged_is_one_problem(model: Path) -> None:
     assert line.startswith(
         "y of exported against torch at min (n=1) and 1 more size: cannot be judged"
     )
+
+
+SMALL = 1e-6  # below the atol of the job's tolerance
+
+
+def near_zero(model: Path, *values: tuple[float, float]) -> ComparisonInfo:
+    """The comparison of two runs with these values of y, at min and opt."""
+    runs = [
+        [{"y": np.full((n, 4), pair[k], F32)} for n, pair in zip((1, 10), values, strict=True)]
+        for k in range(2)
+    ]
+    plan = plan_points(job(), model)
+    return conclude(plan, {"torch": runs[0], "exported": runs[1]}, [("torch", "exported")], job())
+
+
+def test_a_size_that_says_nothing_is_no_failure_beside_one_that_does(model: Path) -> None:
+    info = near_zero(model, (SMALL, SMALL), (1, 1))
+    assert info.passed and not compare.failures(info)
+    assert [r.kind for p in info.points for r in p.results] == ["near-zero", "agrees"]
+    (said,) = info.notes
+    assert said.text == (
+        "y of exported: 1 of 2 sets of sizes say nothing, because every value of torch is below "
+        "atol there. The others were judged"
+    )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ((SMALL, SMALL), (SMALL, SMALL)),  # no size says anything
+        ((SMALL, SMALL), (0, 0)),
+        ((SMALL, 1), (1, 1)),  # a fault where the reference is near zero
+        ((0, 2e-3), (1, 1)),
+        ((SMALL, SMALL), (1, 1.1)),  # a fault at the size that says something
+        ((SMALL, SMALL), (1, SMALL)),
+        ((SMALL, np.nan), (1, 1)),
+    ],
+)
+def test_near_zero_hides_no_fault(model: Path, values: Any) -> None:
+    assert not near_zero(model, *values).passed
+
+
+def test_an_empty_output_says_nothing_of_one_near_zero(model: Path) -> None:
+    plan = plan_points(job(), model)
+    some = [{"y": np.zeros((0, 4), F32)}, {"y": np.full((9, 4), SMALL, F32)}]
+    empty = job(outputs={"y": ("n - 1", 4)})
+    info = conclude(plan, {"a": some, "b": some}, [("a", "b")], empty)
+    assert [r.kind for p in info.points for r in p.results] == ["agrees", "inconclusive"]
+    assert not info.passed
+
+
+def test_one_output_says_nothing_of_another(model: Path) -> None:
+    plan = plan_points(job(), model)
+    runs = [{"y": np.ones((n, 4), F32), "z": np.zeros(n, F32)} for n in (1, 10)]
+    both = job(outputs={"y": ("n", 4), "z": ("n",)})
+    info = conclude(plan, {"a": runs, "b": runs}, [("a", "b")], both)
+    assert not info.passed
+    assert {r.kind for p in info.points for r in p.results if r.output == "z"} == {"inconclusive"}
 
 
 def test_nothing_compared_does_not_pass(model: Path) -> None:

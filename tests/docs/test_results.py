@@ -236,7 +236,7 @@ def test_a_manifest_that_is_no_evidence_is_refused(
     assert verified_record.main() == 1
     said = capsys.readouterr().err
     assert f"{edited}: was changed after it was written" in said
-    assert f"{older}: not a manifest of schema 3, 4, 5" in said
+    assert f"{older}: not a manifest of schema 3, 4, 5, 6" in said
     assert "m: not done yet: comparison" in said
     assert "passed: the comparison failed" in said
     assert "none.json: cannot be read as JSON" in said

@@ -22,6 +22,7 @@ from pipeline.export.module import built
 from pipeline.export.tolerance import with_tolerance
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.noise import Noise
 
 H = Dim("h", 8, 16, 40)
 
@@ -243,6 +244,76 @@ def test_a_masks_filling_says_nothing_of_what_is_beside_it(fill: float) -> None:
     wrong[:, 1::2] *= 1.01
     assert judge("a", "b", {"y": y}, {"y": y}, tolerance)[0].passed
     assert not judge("a", "b", {"y": y}, {"y": wrong}, tolerance)[0].passed
+
+
+class Detector(torch.nn.Module):
+    """Boxes in pixels beside scores, as YOLO exports them: (b, 4 + 6, places)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.SiLU())
+        self.boxes, self.scores = torch.nn.Conv2d(16, 4, 1), torch.nn.Conv2d(16, 6, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.stem(x)
+        boxes = self.boxes(y) * 32 + 8 * torch.arange(x.shape[-1], dtype=x.dtype)
+        scores = (self.scores(y) * 4 - 6).sigmoid()
+        return {"y": torch.cat([boxes, scores], 1).flatten(2)}
+
+
+def test_scores_beside_boxes_have_their_own_atol(tmp_path: Path) -> None:
+    spec = ModelSpec("m", seeded(Detector), (Input("x", (1, 3, H, 12)),))
+    done = export(spec, None, tmp_path / "m.onnx")
+    tolerance = done.spec.outputs[0].tolerance
+    assert tolerance is not None and tolerance.axis == 1
+    assert max(tolerance.parts[4:]) < 0.1 * min(tolerance.parts[:4])
+    for h in (8, 13, 16, 39, 40):
+        assert passes(done, done.path, {"h": h})
+    model = onnx.load(done.path)
+    bias = next(t for t in model.graph.initializer if t.name.endswith("scores.bias"))
+    values = numpy_helper.to_array(bias).copy()
+    values[4] += 1e-3  # scores near 0.0025 change by 0.4 %
+    bias.CopyFrom(numpy_helper.from_array(values, bias.name))
+    onnx.save(model, tmp_path / "wrong.onnx")
+    assert not passes(done, tmp_path / "wrong.onnx", {"h": 16})
+
+
+class Warp(torch.nn.Module):
+    """Samples an image of white noise: rounding of a coordinate moves a pixel by its contrast."""
+
+    def __init__(self, shift: float = 0.0) -> None:
+        super().__init__()
+        theta = torch.tensor([[[0.9, 0.1, 0.05], [-0.1, 1.05, -0.02]]])
+        theta[0, 0, 2] += shift * 2 / 512  # in pixels
+        self.register_buffer("theta", theta)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        grid = torch.nn.functional.affine_grid(self.theta, x.shape, align_corners=False)
+        return {"y": torch.nn.functional.grid_sample(x, grid, align_corners=False)}
+
+
+def test_a_warped_image_converts_at_large_sizes_and_a_shift_fails(tmp_path: Path) -> None:
+    """float32 rounding of the grid is no fault; a shift by a hundredth of a pixel is one."""
+    inputs = (Input("x", (1, 3, Dim("h", 8, 512, 1024), 512)),)
+    done = export(ModelSpec("m", seeded(Warp), inputs), None, tmp_path / "m.onnx")
+    tolerance = done.spec.outputs[0].tolerance
+    assert tolerance is not None and tolerance.atol < 1e-2
+    for h in (8, 77, 512, 1024):
+        assert passes(done, done.path, {"h": h})
+    shifted = ModelSpec("m", seeded(lambda: Warp(0.01)), inputs, tolerance=tolerance)
+    export(shifted, None, tmp_path / "wrong.onnx")
+    assert not passes(done, tmp_path / "wrong.onnx", {"h": 77})
+
+
+@pytest.mark.parametrize(("off", "factor"), [(1e-4, 50), (4e-4, 25), (9e-4, 11.1), (1.1e-3, None)])
+def test_the_margin_shrinks_before_no_tolerance_is_given(off: float, factor: float | None) -> None:
+    noise = Noise(off, off, 0.5, 1.0, 1.2e-7, False)
+    if factor is None:
+        with pytest.raises(InputError, match="no tolerance can be measured"):
+            noise.tolerance("m", "rounding")
+    else:
+        tolerance = noise.tolerance("m", "rounding")
+        assert tolerance.atol == pytest.approx(factor * off, rel=0.01) and tolerance.atol <= 1e-2
 
 
 def test_whole_numbers_have_to_be_equal() -> None:

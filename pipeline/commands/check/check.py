@@ -121,11 +121,13 @@ def _exported(
     module: torch.nn.Module | None = None
     base: dict[str, int] = {}
     if spec.onnx is None:
+        from pipeline.export.dtypes import fit_dtypes
         from pipeline.export.module import made, placed
 
         announce("trying sizes")
         declared, (spec, module) = spec, made(spec, config.weights_path)
-        found += [Finding("dims", note, "note") for note in placed(declared, module)]
+        spec, dtypes = fit_dtypes(spec, module, config.seed)
+        found += [Finding("dims", text, "note") for text in (*placed(declared, module), *dtypes)]
         more, tried, runs_at = dims.tried(spec, module, config.seed)
         found += more
         spec, config = tried.spec, _renamed(config, spec, tried.merged)

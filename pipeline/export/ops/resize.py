@@ -9,7 +9,8 @@ proven equal.
 
 *nearest-exact* is ``floor((i + 0.5) * s)``, as in torch's CUDA kernel. Torch's CPU kernel fuses a
 multiply and an add. It takes row 1 where the position differs from 1 only by rounding, so 6 of
-those pairs differ.
+those pairs differ. Torch's CPU kernel for channels-last images takes the same rows as the graph. A
+comparison at such a pair fails, because its reference has other pixels.
 
 *antialias*: TensorRT's parser refuses it (8.6 ignores it, NVIDIA/TensorRT#3560). The exporter
 loses the scale factor, which torch's coordinates depend on. So each axis is multiplied by a

@@ -1,0 +1,58 @@
+"""Decides on outputs whose reference is below atol at some sizes, where zeros would pass too.
+
+Such a set of sizes says nothing, and it is no failure if other sizes were judged. If no size says
+anything about an output, the comparison fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipeline.artifact.manifest import PointInfo
+from pipeline.spec.findings import Note, note
+from pipeline.spec.verdicts import Verdict
+
+_Key = tuple[tuple[str, str], str]  # the pair of runs and the output
+
+
+def settled(points: Sequence[PointInfo]) -> tuple[list[PointInfo], list[Note]]:
+    """Turns inconclusive verdicts into passed ones where the same runs agree at other sizes.
+
+    `pipeline.compare.verdict.judge` calls a difference beyond the tolerance by its name, so an
+    inconclusive verdict always is within the tolerance.
+
+    Args:
+        points: The points with their verdicts.
+
+    Returns:
+        The points, and one note for each output and run that some sizes say nothing about.
+    """
+    found: Counter[_Key] = Counter(
+        _key(verdict) for point in points for verdict in point.results if _judged(verdict)
+    )
+    left: Counter[_Key] = Counter()
+
+    def known(verdict: Verdict) -> Verdict:
+        if verdict.kind != "inconclusive" or not found[_key(verdict)]:
+            return verdict
+        left[_key(verdict)] += 1
+        return replace(verdict, kind="near-zero", text="")
+
+    new = [replace(point, results=tuple(map(known, point.results))) for point in points]
+    notes = [
+        note("near-zero", output=output, run=run, reference=reference, count=count,
+             of=count + found[(reference, run), output])
+        for ((reference, run), output), count in left.items()
+    ]  # fmt: skip
+    return new, notes
+
+
+def _judged(verdict: Verdict) -> bool:
+    """True for numbers that agree; an empty output has no largest value and says nothing."""
+    return verdict.kind == "agrees" and verdict.max_rel is not None
+
+
+def _key(verdict: Verdict) -> _Key:
+    return verdict.pair, verdict.output
