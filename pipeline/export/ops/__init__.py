@@ -15,7 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeline.export.ops import attention, integers, pools, reductions, resize, scatters, taps
+from pipeline.export.ops import (
+    attention,
+    convolutions,
+    integers,
+    pools,
+    reductions,
+    resize,
+    scans,
+    scatters,
+    search,
+    small_matrices,
+    special,
+    taps,
+)
 from pipeline.plugins.correlation_lookup import translation as correlation_lookup
 
 Translation = Callable[..., Any]
@@ -28,6 +41,11 @@ _TABLES: tuple[Mapping[Any, Translation], ...] = (
     attention.TRANSLATIONS,
     reductions.TRANSLATIONS,
     scatters.TRANSLATIONS,
+    scans.TRANSLATIONS,
+    search.TRANSLATIONS,
+    special.TRANSLATIONS,
+    small_matrices.TRANSLATIONS,
+    convolutions.TRANSLATIONS,
     correlation_lookup.TRANSLATIONS,
 )
 
