@@ -20,6 +20,7 @@ from pipeline.export.ops import (
     convolutions,
     integers,
     pools,
+    recurrent,
     reductions,
     resize,
     scans,
@@ -46,6 +47,7 @@ _TABLES: tuple[Mapping[Any, Translation], ...] = (
     special.TRANSLATIONS,
     small_matrices.TRANSLATIONS,
     convolutions.TRANSLATIONS,
+    recurrent.TRANSLATIONS,
     correlation_lookup.TRANSLATIONS,
 )
 
