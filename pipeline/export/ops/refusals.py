@@ -15,11 +15,16 @@ import torch
 from pipeline.errors import ExportError, first_line
 
 _OUTSIDE = "compute it before or after the engine, and pass its result as an input"
-_RANDOM = "pass the random numbers as an input"
+_RANDOM = (
+    "pass the random numbers as an input; if forward makes a layer, make it in __init__, with its "
+    "final weights"
+)
 # by the name of torch's op, without its overload; every advice that is code is tried in the tests
 _INSTEAD: dict[str, str] = {
     "aten._linalg_eigh": _OUTSIDE,
     "aten._linalg_svd": _OUTSIDE,
+    "aten._grouped_mm": "multiply all rows by each weight, and choose with torch.where by the "
+    "row's group",
     "aten.linalg_cholesky_ex": _OUTSIDE,
     "aten.linalg_eig": _OUTSIDE,
     "aten.linalg_eigh": _OUTSIDE,
@@ -38,6 +43,8 @@ _INSTEAD: dict[str, str] = {
     "aten.normal_functional": _RANDOM,
     "aten.poisson": _RANDOM,
     "aten.randperm": _RANDOM,
+    "aten.normal_": _RANDOM,
+    "aten.uniform_": _RANDOM,
     "prims.normal": _RANDOM,
     "prims.uniform": _RANDOM,
 }

@@ -67,6 +67,35 @@ def test_the_exporters_own_reason(tmp_path) -> None:
 
     error = refused(tmp_path, Experts(), random(4, 8))
     assert "aten._grouped_mm at " in str(error)
+    assert "multiply all rows by each weight" in str(error)
+
+
+def test_a_layer_that_forward_makes(tmp_path) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            layer = torch.nn.Linear(4, 4)
+            layer.weight.data = torch.eye(4)
+            return layer(x)
+
+    error = refused(tmp_path, Model(), random(3, 4))
+    assert "aten.uniform_ at " in str(error)
+    assert "make it in __init__, with its final weights" in str(error)
+    assert error.line.endswith("layer = torch.nn.Linear(4, 4)")
+
+
+def grouped(x):
+    """Rows 0 and 1 by the first matrix, the others by the second."""
+    weights = torch.arange(2 * 4 * 3, dtype=torch.float32).reshape(2, 4, 3) / 9
+    ends = torch.tensor([2, 7])
+    group = (torch.arange(x.shape[0])[:, None] >= ends).sum(1, keepdim=True)
+    return sum(torch.where(group == n, x @ weights[n], 0.0) for n in range(2))
+
+
+def test_what_to_use_instead_of_grouped_mm_can_be_exported(tmp_path) -> None:
+    path = tmp_path / "m.onnx"
+    export_op(grouped, [random(5, 4)], path, [[0]])
+    for rows in (1, 4, 7):
+        compare_op(grouped, path, [random(rows, 4)], near=1e-5)
 
 
 REPLACED = {
