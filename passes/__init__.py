@@ -12,6 +12,7 @@ from pipeline.passes import (
     decompose_affine_grid,
     decompose_instance_norm,
     decompose_mod,
+    dequantize_constants,
     expand_bitwise,
     expand_col2im,
     expand_deform_conv,
@@ -60,6 +61,8 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     pad_ceil_pools.PASS,
     # Early, so that later passes see constants.
     fold_constants.PASS,
+    # After fold_constants, which leaves quantisation alone.
+    dequantize_constants.PASS,
     # After fold_constants, which makes conditions constant. Early, so that no pass rewrites or
     # refuses a branch that is never taken.
     fold_if.PASS,

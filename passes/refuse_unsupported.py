@@ -64,6 +64,11 @@ def _trains(node: gs.Node) -> bool:
     return mode is not None and bool(np.ravel(mode)[0])
 
 
+def _is_asymmetric(node: gs.Node) -> bool:
+    zero = values_of(node.inputs[2]) if len(node.inputs) > 2 else None
+    return zero is not None and bool(np.any(zero != 0))
+
+
 def _is_dilated(node: gs.Node) -> bool:
     return any(int(d) != 1 for d in node.attrs.get("dilations", ()))
 
@@ -168,6 +173,13 @@ _NOWHERE = (
         ("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "DynamicQuantizeLinear"),
         "has no integer arithmetic of this form",
         "quantise with QuantizeLinear and DequantizeLinear around float ops",
+    ),
+    Entry(
+        ("QuantizeLinear", "DequantizeLinear"),
+        "quantises with a zero point of 0 only",
+        "quantise symmetrically, for example onnxruntime.quantization.quantize_static(..., "
+        "extra_options={'ActivationSymmetric': True})",
+        _is_asymmetric,
     ),
     Entry(
         ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"),

@@ -110,6 +110,28 @@ _NOWHERE = (
         ({"x": (1, 2)}, {"x": (3, 2)}),
     ),
     _case(
+        "", "QuantizeLinear with a zero point",
+        _row(
+            "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, o)",
+            "float[n,m] y", "<float s = {0.25}, int8 z = {2}, int8 o = {0}>",
+        ),
+    ),
+    _case(
+        "", "DequantizeLinear with a zero point",
+        _row(
+            "q = QuantizeLinear(x, s, o) y = DequantizeLinear(q, s, z)",
+            "float[n,m] y", "<float s = {0.25}, int8 z = {2}, int8 o = {0}>",
+        ),
+    ),
+    _case(
+        "", "QuantizeLinear with a zero point of 0",
+        _row(
+            "q = QuantizeLinear(x, s, o) y = DequantizeLinear(q, s, o)",
+            "float[n,m] y", "<float s = {0.25}, int8 o = {0}>",
+        ),
+        kind="near miss", fails="none",
+    ),
+    _case(
         "", "DynamicQuantizeLinear",
         _row("y, s, z = DynamicQuantizeLinear(x)", "uint8[p,q] y, float s, uint8 z"),
     ),

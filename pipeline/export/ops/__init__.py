@@ -15,7 +15,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeline.export.ops import attention, integers, pools, reductions, resize, scatters, taps
+from pipeline.export.ops import (
+    attention,
+    convolutions,
+    integers,
+    pools,
+    recurrent,
+    reductions,
+    resize,
+    scans,
+    scatters,
+    search,
+    small_matrices,
+    special,
+    taps,
+)
 from pipeline.plugins.correlation_lookup import translation as correlation_lookup
 
 Translation = Callable[..., Any]
@@ -28,6 +42,12 @@ _TABLES: tuple[Mapping[Any, Translation], ...] = (
     attention.TRANSLATIONS,
     reductions.TRANSLATIONS,
     scatters.TRANSLATIONS,
+    scans.TRANSLATIONS,
+    search.TRANSLATIONS,
+    special.TRANSLATIONS,
+    small_matrices.TRANSLATIONS,
+    convolutions.TRANSLATIONS,
+    recurrent.TRANSLATIONS,
     correlation_lookup.TRANSLATIONS,
 )
 

@@ -11,7 +11,8 @@ import onnx
 import torch
 
 from pipeline.errors import ExportError
-from pipeline.export.ops import integers, pools, translation_table
+from pipeline.export.ops import integers, pools, small_matrices, translation_table
+from pipeline.export.ops.refusals import line_of, refusal
 from pipeline.export.torch_2_13 import mended
 from pipeline.graph.files import nodes_of
 from pipeline.plugins import PLUGINS
@@ -37,10 +38,10 @@ def to_onnx(
         output_names: the names of the outputs, in order.
 
     Raises:
-        ExportError: an op can't be exported correctly; the text names the model's line.
+        ExportError: an op can't be exported; the text names it, the model's line and what to use.
         Exception: any other failure of torch.onnx.export.
     """
-    _refuse_indices(program)
+    _refuse_placeholders(program)
     called: set[Any] = set()
     table = {target: _noting(f, target, called) for target, f in translation_table().items()}
     try:
@@ -56,7 +57,7 @@ def to_onnx(
                 verbose=False,
             )
     except Exception as error:
-        ours = _export_error(error)
+        ours = refusal(error)
         if ours is None:
             raise
         raise ours from None
@@ -86,16 +87,6 @@ def _noting(function: Callable[..., Any], target: Any, called: set[Any]) -> Call
     return call
 
 
-def _export_error(error: BaseException) -> ExportError | None:
-    """The ExportError of a translation, out of the exporter's own exceptions round it."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ExportError):
-            return cause
-        cause = cause.__cause__
-    return None
-
-
 def _check_called(program: torch.export.ExportedProgram, missed: set[Any]) -> None:
     """Raises if an op of the program bypassed its translation."""
     for node in _calls(program):
@@ -103,7 +94,7 @@ def _check_called(program: torch.export.ExportedProgram, missed: set[Any]) -> No
         op = isinstance(node.target, torch._ops.OpOverload) and node.target in missed
         if op and node.users and not _of_floats(node):
             raise ExportError(
-                f"{node.target}{_line(node)} did not reach its translation: torch "
+                f"{node.target}{_at(node)} did not reach its translation: torch "
                 f"{torch.__version__} decomposes it differently from torch 2.13"
             )
 
@@ -118,16 +109,27 @@ def _of_floats(node: torch.fx.Node) -> bool:
     )
 
 
-def _refuse_indices(program: torch.export.ExportedProgram) -> None:
-    """Raises if the program reads the indices of an adaptive max pool: its translation has none."""
+def _refuse_placeholders(program: torch.export.ExportedProgram) -> None:
+    """Raises if the program reads an output that its op's translation lacks."""
     for node in _calls(program):
-        if node.target in pools.WITHOUT_INDICES and any(
-            user.args[1] == 1 and user.users for user in node.users
-        ):
+        if node.target in pools.WITHOUT_INDICES and _reads(node, 1):
             raise ExportError(
-                f"{node.target}{_line(node)}: the indices of an adaptive max pool can't be "
+                f"{node.target}{_at(node)}: the indices of an adaptive max pool can't be "
                 "exported; return the values only"
             )
+        if _reads(node, small_matrices.VALID_OUTPUTS.get(node.target)):
+            raise ExportError(
+                f"{node.target}{_at(node)}: its factors and its error code can't be exported; "
+                "use the result only"
+            )
+
+
+def _reads(node: torch.fx.Node, first: int | None) -> bool:
+    """Whether the program reads one of the node's outputs from the `first` on."""
+    if first is None:
+        return False
+    numbers = {user.args[1] for user in node.users if user.users}
+    return any(isinstance(n, int) and n >= first for n in numbers)
 
 
 def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
@@ -137,7 +139,6 @@ def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
             yield from (node for node in module.graph.nodes if node.op == "call_function")
 
 
-def _line(node: torch.fx.Node) -> str:
-    """The model's line: the last one of the stack trace that torch keeps."""
-    places = [line.strip() for line in (node.stack_trace or "").splitlines() if "File " in line]
-    return f" at {places[-1].removeprefix('File ')}" if places else ""
+def _at(node: torch.fx.Node) -> str:
+    place = line_of(node)
+    return f" at {place}" if place else ""

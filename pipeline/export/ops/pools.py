@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from pipeline.export.ops.axes import apply_matrices, in_float32
 from pipeline.export.ops.sizes import (
@@ -25,6 +26,7 @@ from pipeline.export.ops.sizes import (
     steps,
     tensor,
 )
+from pipeline.plugins.base import DOMAIN
 
 aten: Any = torch.ops.aten
 
@@ -48,6 +50,31 @@ def adaptive_avg_pool(x: Value, output_size: Sequence[Any]) -> Value:
     pairs = zip(ins, outs, strict=True)
     matrices = [None if _same(i, o) else _averages(i, o) for i, o in pairs]
     return in_float32(x, lambda y: apply_matrices(y, matrices))
+
+
+@torch.library.custom_op(f"{DOMAIN}::sized_max_pool", mutates_args=())
+def sized_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
+    """``adaptive_max_pool{1,2,3}d`` without indices, to symbolic sizes.
+
+    torch's own ops take numbers only (`pipeline.export.torch_2_13.symbolic_steps` calls this one).
+
+    Args:
+        x: the tensor, [n, c, ...] or [c, ...].
+        output_size: the new size of each of the last axes.
+    """
+    pool = getattr(functional, f"adaptive_max_pool{len(output_size)}d")
+    result: torch.Tensor = pool(x, list(output_size))
+    return result
+
+
+@sized_max_pool.register_fake
+def _(x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
+    return x.new_empty((*x.shape[: -len(output_size)], *output_size))
+
+
+def sized_max_values(x: Value, output_size: Sequence[Any]) -> Value:
+    """``trt_pipeline::sized_max_pool``."""
+    return adaptive_max_pool(x, output_size)[0]
 
 
 def adaptive_max_pool(x: Value, output_size: Sequence[Any]) -> tuple[Value, Value]:
@@ -122,5 +149,6 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.adaptive_max_pool1d.default: adaptive_max_pool,
     aten.adaptive_max_pool2d.default: adaptive_max_pool,
     aten.adaptive_max_pool3d.default: adaptive_max_pool,
+    torch.ops.trt_pipeline.sized_max_pool.default: sized_max_values,
 }
 WITHOUT_INDICES = frozenset(t for t, f in TRANSLATIONS.items() if f is adaptive_max_pool)

@@ -62,7 +62,7 @@ PIECES: tuple[Piece, ...] = (
     Piece(
         "recurrent",
         seen="2.13.0",
-        without="The time axis of an LSTM or a GRU becomes a constant, the example's length.",
+        without="The time axis of LSTM, GRU and RNN becomes a constant, the example's length.",
         apply=lambda module, sizes: recurrent.dynamic_time(),  # noqa: ARG005
         during=("torch.export.export", "torch.onnx.export"),
         threads=(
@@ -73,8 +73,8 @@ PIECES: tuple[Piece, ...] = (
     Piece(
         "symbolic_steps",
         seen="2.13.0",
-        without="linspace, affine_grid, cdist and chunk make a constant of a symbolic size, or "
-        "fail at it.",
+        without="linspace, affine_grid, cdist, chunk and adaptive pools make a constant of a "
+        "symbolic size, or fail at it.",
         apply=lambda module, sizes: symbolic_steps.SymbolicSteps(),  # noqa: ARG005
         threads=(
             "https://github.com/pytorch/pytorch/pull/184939",  # linspace

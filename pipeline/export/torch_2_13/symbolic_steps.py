@@ -3,7 +3,8 @@
 ``torch.linspace(a, b, steps)`` accepts no symbolic number of steps (its schema says ``int``), and
 ``affine_grid`` calls it. ``cdist`` uses another algorithm above 25 rows, and the result of
 ``chunk`` can't be exported (torch 2.13). Under `SymbolicSteps` they are traced as arange,
-differences and slices, but only for symbolic sizes.
+differences and slices, but only for symbolic sizes. The output sizes of adaptive max pools and of
+``adaptive_avg_pool1d`` must be numbers too: these are traced as an op of ours, and as a 2-D pool.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from pipeline.export.ops.pools import sized_max_pool
 
 Size = Any  # int or torch.SymInt
 
@@ -91,6 +95,27 @@ def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
     return tuple(x.narrow(dim, a, b - a) for a, b in zip(starts, ends, strict=True))
 
 
+def _adaptive_avg_pool1d(x: torch.Tensor, output_size: Any) -> Any:
+    (length,) = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
+    if not isinstance(length, torch.SymInt):
+        return NotImplemented
+    size: Any = (1, length)
+    return functional.adaptive_avg_pool2d(x.unsqueeze(-2), size).squeeze(-2)
+
+
+def _adaptive_max_pool(x: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    listed = output_size if isinstance(output_size, (tuple, list)) else ()
+    if return_indices or not any(isinstance(s, torch.SymInt) for s in listed):
+        return NotImplemented
+    pairs = zip(listed, x.shape[-len(listed) :], strict=True)
+    return sized_max_pool(x, [before if new is None else new for new, before in pairs])
+
+
+def _adaptive_max_pool1d(x: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    listed = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
+    return _adaptive_max_pool(x, listed, return_indices)
+
+
 def affine_grid(
     theta: torch.Tensor, size: Sequence[Any], align_corners: bool | None = None
 ) -> torch.Tensor:
@@ -121,8 +146,12 @@ def affine_grid(
 
 _OTHERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linspace: _linspace,
-    torch.nn.functional.affine_grid: _affine_grid,
+    functional.affine_grid: _affine_grid,
     torch.cdist: _cdist,
     torch.chunk: _chunk,
     torch.Tensor.chunk: _chunk,
+    torch.adaptive_avg_pool1d: _adaptive_avg_pool1d,
+    functional.adaptive_max_pool1d: _adaptive_max_pool1d,
+    functional.adaptive_max_pool2d: _adaptive_max_pool,
+    functional.adaptive_max_pool3d: _adaptive_max_pool,
 }

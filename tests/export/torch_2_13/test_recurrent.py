@@ -1,4 +1,4 @@
-"""LSTM and GRU with a dynamic time axis, after any earlier exports of the process."""
+"""LSTM, GRU and RNN with a dynamic time axis, after any earlier exports of the process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from op_exports import compare_op, export_op
 from torch.export._patches import register_lstm_while_loop_decomposition
 
 from pipeline.export.export import export
-from pipeline.export.torch_2_13.recurrent import dynamic_time
+from pipeline.export.torch_2_13.recurrent import _rnn, dynamic_time
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
@@ -33,10 +34,17 @@ def spec_of(layer, time) -> ModelSpec:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+LAYERS = {
+    "LSTM": lambda: torch.nn.LSTM(4, 5, batch_first=True, bidirectional=True),
+    "GRU": lambda: torch.nn.GRU(4, 5, batch_first=True, bidirectional=True),
+    "RNN": lambda: torch.nn.RNN(4, 5, batch_first=True, bidirectional=True),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
 def test_time_is_dynamic_the_second_time_too(tmp_path, kind) -> None:
     torch.manual_seed(0)
-    layer = kind(4, 5, batch_first=True, bidirectional=True)
+    layer = LAYERS[kind]()
     spec = spec_of(layer, T)
     # an earlier export without pipeline
     torch.export.export(First(layer).eval(), (torch.zeros(3, 6, 4),)).run_decompositions()
@@ -51,7 +59,58 @@ def test_time_is_dynamic_the_second_time_too(tmp_path, kind) -> None:
             assert got.shape == want.shape
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     kinds = [n.op_type for n in onnx.load(done.path).graph.node]
-    assert kinds.count(kind.__name__) == 1
+    assert kinds.count(kind) == 1
+
+
+@pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
+@pytest.mark.parametrize("options", [{}, {"bias": False, "num_layers": 2, "bidirectional": True}])
+def test_rnn(tmp_path, nonlinearity, options) -> None:
+    """All outputs, from a given state, over a dynamic time and a dynamic batch."""
+    torch.manual_seed(0)
+    layer = torch.nn.RNN(4, 5, nonlinearity=nonlinearity, **options).eval()
+    count = layer.num_layers * (2 if layer.bidirectional else 1)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            start = x[0, :, :1].expand(count, x.shape[1], 5)
+            return self.layer(x, start)
+
+    path, module = tmp_path / "m.onnx", Model()
+    model = export_op(module, [torch.randn(6, 3, 4)], path, [[0, 1]])
+    assert [n.op_type for n in model.graph.node].count("RNN") == layer.num_layers
+    for sizes in ((1, 1), (2, 5), (64, 2)):
+        compare_op(module, path, [torch.randn(*sizes, 4)], near=1e-5)
+
+
+def test_the_loop_is_torchs_rnn() -> None:
+    """The loop that replaces torch's decomposition computes the same."""
+    torch.manual_seed(0)
+    for nonlinearity, activation in (("tanh", torch.tanh), ("relu", torch.relu)):
+        layer = torch.nn.RNN(4, 5, 2, nonlinearity=nonlinearity, bidirectional=True).eval()
+        x, state = torch.randn(7, 3, 4), torch.randn(4, 3, 5)
+        weights = [getattr(layer, name) for name in layer._flat_weights_names]
+        with torch.no_grad():
+            found = _rnn(activation, x, state, weights, True, 2, 0.0, False, True, False)
+            torch.testing.assert_close(found, layer(x, state))
+
+
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.RNN])
+def test_a_batch_that_was_fixed_before_is_dynamic(kind) -> None:
+    size = torch.export.Dim.DYNAMIC(min=1, max=64)
+
+    def export_with(axes):
+        layer = kind(4, 5).eval()
+        with torch.no_grad(), dynamic_time():
+            shapes = (dict.fromkeys(axes, size),)
+            return torch.export.export(layer, (torch.zeros(6, 3, 4),), dynamic_shapes=shapes)
+
+    export_with([0])  # without the reset of dynamo, the next export makes 3 a constant
+    (output,) = (n.args[0][0] for n in export_with([0, 1]).graph.nodes if n.op == "output")
+    assert [type(s) for s in output.meta["val"].shape] == [torch.SymInt, torch.SymInt, int]
 
 
 def test_torchs_own_loop_has_no_effect_after_an_export_without_it() -> None:

@@ -55,6 +55,26 @@ CASES = {
     "cdist, p=1": (lambda x: torch.cdist(x[0], x[0] + 1, 1), (1, 3, H, 4)),
     "chunk in two": (lambda x: torch.cat([c.mean(3) for c in x.chunk(2, 3)], 1), (1, 3, H, W)),
     "affine_grid of a volume": (volume, (1, 3, D, H, W)),
+    "adaptive max, 1d": (
+        lambda x: functional.adaptive_max_pool1d(x[0], x.shape[3] // 2 + 1),
+        (1, 3, H, W),
+    ),
+    "adaptive max, 2d": (
+        lambda x: functional.adaptive_max_pool2d(x, ((x.shape[2] + 3) // 4, x.shape[3] // 4)),
+        (1, 3, H, W),
+    ),
+    "adaptive max, 2d, larger": (
+        lambda x: functional.adaptive_max_pool2d(x, (x.shape[2] + 5, None)),
+        (1, 3, H, W),
+    ),
+    "adaptive max, 3d": (
+        lambda x: functional.adaptive_max_pool3d(x, (2, x.shape[3], x.shape[4] // 3)),
+        (1, 3, D, H, W),
+    ),
+    "adaptive average, 1d": (
+        lambda x: functional.adaptive_avg_pool1d(x[0], x.shape[3] // 2 + 1),
+        (1, 3, H, W),
+    ),
 }
 
 

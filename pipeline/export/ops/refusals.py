@@ -1,0 +1,147 @@
+"""Says which op of the model torch's exporter can't translate, where it is, and what to use.
+
+The exporter's own text names its node of the decomposed program (``%bessel_i0``) and no line of
+the model. The node itself is in the exporter's frames, so it is taken from the traceback: it knows
+the op that the model calls and the line (torch 2.13; `from_node` and `stack_trace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.errors import ExportError, first_line
+
+_OUTSIDE = "compute it before or after the engine, and pass its result as an input"
+_RANDOM = (
+    "pass the random numbers as an input; if forward makes a layer, make it in __init__, with its "
+    "final weights"
+)
+# by the name of torch's op, without its overload; every advice that is code is tried in the tests
+_INSTEAD: dict[str, str] = {
+    "aten._linalg_eigh": _OUTSIDE,
+    "aten._linalg_svd": _OUTSIDE,
+    "aten._grouped_mm": "multiply all rows by each weight, and choose with torch.where by the "
+    "row's group",
+    "aten.linalg_cholesky_ex": _OUTSIDE,
+    "aten.linalg_eig": _OUTSIDE,
+    "aten.linalg_eigh": _OUTSIDE,
+    "aten.linalg_eigvals": _OUTSIDE,
+    "aten.linalg_lu_factor_ex": "use torch.linalg.solve for 4x4 or smaller; otherwise " + _OUTSIDE,
+    "aten.linalg_matrix_exp": _OUTSIDE,
+    "aten.linalg_pinv": "use torch.linalg.inv(a.mT @ a) @ a.mT if a has 4 columns or fewer and "
+    "full rank; otherwise " + _OUTSIDE,
+    "aten.linalg_qr": _OUTSIDE,
+    "aten.linalg_solve_triangular": "use torch.linalg.solve for 4x4 or smaller; otherwise "
+    + _OUTSIDE,
+    "aten.kthvalue": "use torch.topk(x, k, dim, largest=False), and take its last value",
+    "aten.nanmedian": "replace the NaNs (torch.nan_to_num), and use median",
+    "aten.bernoulli": _RANDOM,
+    "aten.multinomial": _RANDOM,
+    "aten.normal_functional": _RANDOM,
+    "aten.poisson": _RANDOM,
+    "aten.randperm": _RANDOM,
+    "aten.normal_": _RANDOM,
+    "aten.uniform_": _RANDOM,
+    "prims.normal": _RANDOM,
+    "prims.uniform": _RANDOM,
+}
+_ELSE = "write this step with other ops, or end the model before it and do the rest outside"
+
+
+def refusal(error: BaseException) -> ExportError | None:
+    """The refusal of the op at which torch.onnx.export failed; None if it failed elsewhere.
+
+    Args:
+        error: the exporter's exception. Its cause may be an ExportError of our translation.
+    """
+    chain = _chain(error)
+    cause = chain[-1]
+    node = next(_nodes(chain), None)
+    if node is None:
+        return cause if isinstance(cause, ExportError) else None
+    called, place = _called(node), line_of(node)
+    at = f" at {place}" if place else ""
+    if isinstance(cause, ExportError):
+        what = f"{called}: {cause}"
+        return ExportError(f"{called}{at}: {cause}", detail=cause.detail, line=place, what=what)
+    names = _name(node.target), called
+    instead = next((_INSTEAD[n] for n in names if n in _INSTEAD), _ELSE)
+    if isinstance(cause, torch.onnx.errors.OnnxExporterError):  # no function for the op
+        why = "it has no translation to ONNX"
+    elif sizes := _symbolic_options(node):
+        why = f"ONNX needs a number for {', '.join(sizes)}, which here follows a size"
+        instead = f"make {', '.join(sizes)} a number, or " + instead
+    else:
+        why = f"torch's exporter can't translate it: {first_line(cause, repr(cause))}"
+    text = f"can't be exported: {why}; {instead}"
+    what = f"{called} {text}"
+    return ExportError(f"{called}{at} {text}", detail=str(error), line=place, what=what)
+
+
+def line_of(node: torch.fx.Node) -> str:
+    """The model's line of a node, as ``file:line in function: code``; empty if torch lost it."""
+    lines = [line.strip() for line in (node.stack_trace or "").splitlines()]
+    starts = [n for n, line in enumerate(lines) if line.startswith('File "')]
+    if not starts:
+        return ""
+    # File "/a/model.py", line 7, in forward
+    file, number, where = lines[starts[-1]].removeprefix('File "').rsplit(", ", 2)
+    code = lines[starts[-1] + 1] if starts[-1] + 1 < len(lines) else ""
+    place = ":".join([file.rstrip('"'), number.removeprefix("line ")]) + f" {where}"
+    return f"{place}: {code}" if code else place
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The exception and its causes, the last of which is an ExportError if there is one."""
+    chain = [error]
+    while not isinstance(chain[-1], ExportError) and chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    return chain
+
+
+def _nodes(chain: Sequence[BaseException]) -> Iterator[torch.fx.Node]:
+    """The nodes in the exporter's frames, from the innermost exception outwards."""
+    for error in reversed(chain):
+        frame = error.__traceback__
+        while frame is not None:
+            inside = str(frame.tb_frame.f_globals.get("__name__", "")).startswith("torch.onnx.")
+            node = frame.tb_frame.f_locals.get("node")
+            if inside and isinstance(node, torch.fx.Node) and node.op == "call_function":
+                yield node
+            frame = frame.tb_next
+
+
+def _name(target: Any) -> str:
+    """``aten.conv2d`` of ``aten.conv2d.default``."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target).removesuffix(f".{target._overloadname}")
+    return str(getattr(target, "__name__", target))
+
+
+def _called(node: torch.fx.Node) -> str:
+    """The op that the model calls. torch may have decomposed it into the node."""
+    sources: Any = node.meta.get("from_node")
+    target = str(node.target)
+    while sources:
+        target = str(sources[-1].target)
+        sources = sources[-1].from_node
+    return _name(node.target) if target.count(".") < 2 else target.rpartition(".")[0]
+
+
+def _symbolic_options(node: torch.fx.Node) -> list[str]:
+    """The op's options that are sizes although its schema has a number, or a list of numbers."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    given = {a.name: v for a, v in zip(schema.arguments, node.args, strict=False)} | node.kwargs
+
+    def symbolic(value: Any) -> bool:
+        if isinstance(value, (list, tuple)):
+            return any(map(symbolic, value))
+        kinds = (torch.SymInt, torch.SymFloat)
+        return isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), kinds)
+
+    return [name for name, value in given.items() if symbolic(value)]
