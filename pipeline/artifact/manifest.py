@@ -30,7 +30,7 @@ from pipeline.spec.rules import AppliedRule, merged_dims
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Check, Verdict
 
-SCHEMA = 5
+SCHEMA = 6
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool

@@ -36,8 +36,8 @@ _GRACE = 20.0  # seconds for an interrupted conversion to clean up
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # options of ``convert`` that fit one model only
 _OF_ONE = (
-    "weights", "option", "input", "dim", "range", "exact_dims", "tolerance", "engine_tolerance",
-    "profile", "shape", "plugin",
+    "weights", "option", "input", "inputs", "dim", "range", "exact_dims", "tolerance",
+    "engine_tolerance", "profile", "shape", "plugin",
 )  # fmt: skip
 
 

@@ -37,6 +37,12 @@ def add_options(sub: Any) -> None:
         + _plain(INPUT_FORM),
     )  # fmt: skip
     sub.add_argument(
+        "--inputs", type=Path, metavar="FILE",
+        help="Use the values in this .npz or .pt file in place of random ones. The file holds "
+        "arrays by the names of inputs, or in their order. Values at other sizes are made by "
+        "cropping and repeating",
+    )  # fmt: skip
+    sub.add_argument(
         "--dim", action="append", default=[], metavar="NAME=RANGE",
         help=f"Set the range of a dynamic dim. Repeat for more. Form: {_plain(DIM_FORM)}",
     )  # fmt: skip
@@ -98,6 +104,7 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "tolerance": arguments.tolerance,
         "engine_tolerance": arguments.engine_tolerance,
         "trust": arguments.trust,
+        "values": arguments.inputs,
     }
 
 

@@ -30,6 +30,7 @@ from pipeline.machine.libraries import import_torchvision
 from pipeline.machine.python_file import line_of_error, run_python_file
 from pipeline.models import MODELS
 from pipeline.source.onnx.spec import onnx_spec
+from pipeline.source.values import with_values
 from pipeline.source.zoo import find_spec
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec
@@ -62,6 +63,11 @@ def find_source(config: Config) -> ModelSpec:
         spec = replace(spec, engine_tolerance=of_engine)
     if config.state:
         spec = replace(spec, state=(*spec.state, *config.state))
+    spec = _with_ranges(spec, config)
+    return spec if config.values is None else with_values(spec, config.values)
+
+
+def _with_ranges(spec: ModelSpec, config: Config) -> ModelSpec:
     if not config.ranges:
         return spec
     ranges = dict(parse_range(text) for text in config.ranges)

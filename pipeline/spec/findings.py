@@ -44,6 +44,9 @@ NoteKind = Literal[
     "random-sizes",
     "no-engine-tolerance",
     "weak-parts",
+    "values-given",
+    "few-values",
+    "equal-rows",
     "input-changed",
     "output-changed",
     "dim-removed",
@@ -200,6 +203,21 @@ NOTES: Mapping[NoteKind, Kind] = {
         "{output}: {count} of {of} indices of axis {axis} ({names}) have a root mean square of at "
         "most {rms}. atol={atol} could hide a fault in them. Make them a separate output, or state "
         "a smaller tolerance (--tolerance RTOL,ATOL, or tolerance= of the Output)",
+    ),
+    "values-given": Kind(
+        "The comparison used the user's values of these inputs.",
+        "your values of {names} were used in place of random ones (inputs.npz)",
+    ),
+    "few-values": Kind(
+        "The random values of an integer input are two numbers only.",
+        "the random values of {input} were only {low} and {high}. If the model takes others, give "
+        "a range (--range {input}=0..1000, or low= and high= of the Input) or your own values "
+        "(--inputs)",
+    ),
+    "equal-rows": Kind(
+        "The user's values have the same sample in each row, so mixed rows do not show.",
+        "rows that mix do not show, because your values of {names} are the same in each row. Pass "
+        "at least two different rows",
     ),
     # what a regression check found
     "input-changed": Kind(

@@ -188,7 +188,7 @@ class ModelSpec:
         return self.refine_dims or (dim in self.dims and self.dims[dim].auto)
 
     def sample(self, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
-        """Random inputs at these dim sizes, by input name."""
+        """Inputs at these dim sizes by name: the user's values, or else random ones."""
         return self.interface.sample(sizes, seed)
 
 

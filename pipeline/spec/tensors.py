@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr, Size, shape_at
+from pipeline.spec.values import Values
 
 Precision = Literal["fp32", "tf32", "fp16"]
 
@@ -70,6 +71,7 @@ class Input:
         low: The lowest random value for verification; values are uniform. A bool is true where
             the value is positive, so low=1, high=2 gives a mask of ones.
         high: The highest random value. Integers exclude it.
+        values: The user's values, in place of random ones (`pipeline.source.values`).
 
     Raises:
         InputError: The shape, the dtype or the range is not valid.
@@ -80,6 +82,7 @@ class Input:
     dtype: str = "float32"
     low: float = -1.0
     high: float = 1.0
+    values: Values | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.shape, (tuple, list)):
@@ -109,6 +112,27 @@ class Input:
                     f"{self.name}: low={self.low}, high={self.high} is not a range of "
                     f"{self.dtype}; set the range of integers that the model accepts"
                 )
+        if self.values is not None:
+            self._check_values(self.values)
+
+    def _check_values(self, values: Values) -> None:
+        if values.dtype is not None and values.dtype != np.dtype(self.dtype):
+            raise InputError(
+                f"{self.name} is {self.dtype}, but its values are {values.dtype}. Convert the "
+                f"values, or declare {self.name}:SHAPE:{values.dtype}"
+            )
+        if len(values.shape) != len(self.shape):
+            raise InputError(
+                f"{self.name} has {len(self.shape)} axes, but its values have {len(values.shape)}"
+            )
+        for axis, (got, size) in enumerate(zip(values.shape, self.shape, strict=True)):
+            if isinstance(size, int) and got != size:
+                raise InputError(f"{self.name} axis {axis}: its values have size {got}, not {size}")
+            if got < 1 and not isinstance(size, int):
+                raise InputError(
+                    f"{self.name} axis {axis}: its values have no element there, so values at "
+                    "other sizes can't be made. Pass at least one"
+                )
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -118,6 +142,13 @@ class Input:
         )
 
     def sample(self, sizes: Mapping[str, int], seed: int) -> np.ndarray:
+        """The user's values at these sizes, or else random ones. Each seed gives other values."""
+        if self.values is None:
+            return self.random(sizes, seed)
+        dynamic = [not isinstance(size, int) for size in self.shape]
+        return self.values.at(shape_at(self.shape, sizes), dynamic, turn=seed)
+
+    def random(self, sizes: Mapping[str, int], seed: int) -> np.ndarray:
         """Random values at these sizes. The name, the sizes and the seed determine the values."""
         shape = shape_at(self.shape, sizes)
         entropy = [seed, *shape, *self.name.encode()]

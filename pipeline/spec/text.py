@@ -198,7 +198,7 @@ def _parse_input(text: str, dims: Mapping[str, Dim]) -> tuple[Path, Input]:
         _point(text, len(text), f"expected ':' and a shape; the form is {INPUT_FORM}")
     shape_text, _, more = rest.partition(":")
     dtype, _, range_text = more.partition(":")
-    values = {}
+    values: dict[str, Any] = {}
     if range_text:
         match = re.fullmatch(r"(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?)", range_text)
         try:
