@@ -52,7 +52,12 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     parts = children(value)
     if parts is None:
         return None if value is None else function(value)
-    new = [mapped(part, function) for _, part in parts]
+    return rebuilt(value, [mapped(part, function) for _, part in parts])
+
+
+def rebuilt(value: Any, new: Sequence[Any]) -> Any:
+    """A tuple, list, dict or dataclass with other parts, in the order of `children`."""
+    parts = children(value) or []
     if isinstance(value, Mapping):
         pairs = dict(zip(value, new, strict=True))
         kind: Any = type(value)

@@ -191,6 +191,15 @@ def _nested(part: Any, where: str) -> Any:
     return {name: _nested(part[name], f"{where}.{name}") for name in places}
 
 
+def parse_input(text: str, dims: Mapping[str, Dim]) -> Input:
+    """Reads one input, such as ``image:1x3x{h}x{w}``.
+
+    Raises:
+        InputError: The text does not have the form, or a dim is not declared.
+    """
+    return _parse_input(text, dims)[1]
+
+
 def _parse_input(text: str, dims: Mapping[str, Dim]) -> tuple[Path, Input]:
     place, colon, rest = text.partition(":")
     path = _path(place, text)
@@ -260,7 +269,12 @@ def _size(text: str, at: int, inner: str, dims: Mapping[str, Dim]) -> Size:
     for name in sorted(expr.names):
         if name not in dims:
             known = f"; declared: {', '.join(dims)}" if dims else ""
-            _point(text, at, f"dim {name} is not declared: add --dim {name}=MIN:OPT:MAX{known}")
+            _point(
+                text,
+                at,
+                f"dim {name} is not declared: add --dim {name}=MIN:OPT:MAX "
+                f'(in Python: dims={{"{name}": (MIN, OPT, MAX)}}){known}',
+            )
     return read_size(inner, dims)
 
 
