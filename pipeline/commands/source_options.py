@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.spec.ranges import BOOL_FORM
 from pipeline.spec.tensors import Tolerance
-from pipeline.spec.text import BOOL_FORM, DIM_FORM, INPUT_FORM
+from pipeline.spec.text import DIM_FORM, INPUT_FORM
 
 
 def add_options(sub: Any) -> None:
@@ -49,7 +50,8 @@ def add_options(sub: Any) -> None:
     sub.add_argument(
         "--range", action="append", default=[], metavar="INPUT=LOW..HIGH",
         help="Draw the random values of an input from this range, e.g. ids=0..32000. Integers stay "
-        f"below HIGH; {BOOL_FORM}",
+        f"below HIGH, but an end that is an expression of dims is included: lengths=1..t. "
+        f"{BOOL_FORM[0].upper()}{BOOL_FORM[1:]}. A mask can be prefix, causal or all",
     )  # fmt: skip
     sub.add_argument(
         "--exact-dims",

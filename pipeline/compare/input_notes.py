@@ -16,9 +16,10 @@ def input_notes(interface: Interface) -> list[Note]:
     names = tuple(i.name for i in interface.inputs if i.values is not None)
     found = [note("values-given", names=names)] if names else []
     for i in interface.inputs:
-        whole = np.dtype(i.dtype).kind in "iu" and i.values is None
-        if whole and (i.low, i.high) in _FEW:
-            found.append(note("few-values", input=i.name, low=int(i.low), high=int(i.high) - 1))
+        whole = np.dtype(i.dtype).kind in "iu" and i.values is None and not i.pattern
+        for low, high in _FEW:
+            if whole and (i.low, i.high) == (low, high):
+                found.append(note("few-values", input=i.name, low=low, high=high - 1))
     return found
 
 

@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.spec.dims import Dim, Size, kept_rules, read_size, solve_sizes
+from pipeline.spec.dims import Dim, DimExpr, Size, kept_rules, read_size, solve_sizes
 from pipeline.spec.padding import Padding
 from pipeline.spec.profiles import Profile
-from pipeline.spec.tensors import Input, Output, Tolerance
+from pipeline.spec.tensors import End, Input, Output, Tolerance
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,20 @@ class Interface:
         def read(shape: Sequence[Size | str]) -> tuple[Size, ...]:
             return tuple(read_size(size, dims) for size in shape)
 
+        def end(value: End) -> End:
+            return read_size(value, dims) if isinstance(value, (Dim, DimExpr)) else value
+
         return replace(
             self,
             inputs=tuple(
-                replace(i, shape=read(i.shape), dtype=np.dtype(i.dtype).name) for i in self.inputs
+                replace(
+                    i,
+                    shape=read(i.shape),
+                    dtype=np.dtype(i.dtype).name,
+                    low=end(i.low),
+                    high=end(i.high),
+                )
+                for i in self.inputs
             ),
             outputs=tuple(
                 replace(o, shape=read(shapes[o.name]), dtype=dtypes[o.name]) for o in self.outputs

@@ -235,6 +235,7 @@ def test_the_keys_are_the_documented_ones() -> None:
     }
     assert declared["inputs"][0] == {
         "name": "image", "shape": [1, 3, "h", "w"], "dtype": "float32", "low": -1.0, "high": 1.0,
+        "pattern": "", "values": None,
     }  # fmt: skip
     assert declared["outputs"][0] == {
         "name": "flow", "shape": [1, 2, "h", "8 * (w // 8)"], "tolerance": None, "dtype": "float32",
@@ -388,7 +389,7 @@ def at(content: Any, path: list[str | int]) -> Any:
         (["interface", "dims", 0, "min"], "136", "interface.dims[0].min: expected an integer"),
         (["export"], 3, "export: expected an object"),
         (["schema"], "1", "schema: expected an integer"),
-        (["schema"], 2, "schema 2 is not supported; this version reads 5"),
+        (["schema"], 2, "schema 2 is not supported; this version reads 6"),
         (["name"], "other", "was changed after it was written"),
         (["manifest_sha256"], "0" * 64, "was changed after it was written"),
         (["manifest_sha256"], None, "manifest_sha256: is missing"),
@@ -408,7 +409,7 @@ def test_an_artifact_of_an_older_schema_has_to_be_converted_again(place: Path) -
     content["schema"] = 2
     del content["engine_gpu"]
     (place / MANIFEST).write_text(json.dumps(content))
-    assert refusal(place).endswith("schema 2 is not supported; this version reads 5; convert again")
+    assert refusal(place).endswith("schema 2 is not supported; this version reads 6; convert again")
 
 
 def test_missing_and_unknown_fields_are_named() -> None:

@@ -54,11 +54,11 @@ def save(folder: Path, lengths: tuple[int, int] = (6, 3)) -> None:
     np.savez(folder / "sample.npz", x=X, lengths=np.array(lengths))
 
 
-def config(**more: Any) -> Config:
+def config(lengths: str = "int64", **more: Any) -> Config:
     return Config(
         "mean.py:mean",
         out="a",
-        inputs=("x:{b}x{t}", "lengths:{b}:int64"),
+        inputs=("x:{b}x{t}", f"lengths:{{b}}:{lengths}"),
         dims=("b=1:2:4", "t=1:6:24"),
         **more,
     )
@@ -75,6 +75,19 @@ def test_a_fault_that_random_values_do_not_reach(folder: Path) -> None:
     assert blind.ok and "few-values" in kinds(blind)
     with pytest.raises(CompareError, match="differs"):
         run(config(options={"wrong": True}, values="sample.npz"))
+
+
+def test_a_range_up_to_a_dim_reaches_the_fault_too(folder: Path) -> None:
+    with pytest.raises(CompareError, match="differs"):
+        run(config("int64:1..t", options={"wrong": True}))
+    report = run(config("int64:1..t"))
+    assert report.ok and not {"few-values", "values-given"} & set(kinds(report))
+    feeds = [p.feed for p in stored_points(report.path, "torch")]
+    assert all((f["lengths"] >= 1).all() and f["lengths"].max() <= f["x"].shape[1] for f in feeds)
+    assert max(int(f["lengths"].max()) for f in feeds) > 2
+    assert run_verify(report.path).ok  # reads the range from the manifest
+    (folder / "mean.py").write_text(MODEL)
+    assert run(config("int64:1..t")).unchanged
 
 
 def test_what_an_artifact_keeps_and_what_verify_uses(folder: Path) -> None:
