@@ -45,11 +45,14 @@ class ExportError(PipelineError):
     Args:
         line: ``file:line in function: code`` in the model, if the message names it.
         what: the message without that line.
+        do: what to change in the model; it ends the message.
     """
 
-    def __init__(self, message: str, *, detail: str = "", line: str = "", what: str = "") -> None:
-        super().__init__(message, detail=detail)
-        self.line, self.what = line, what or message
+    def __init__(
+        self, message: str, *, detail: str = "", line: str = "", what: str = "", do: str = ""
+    ) -> None:
+        super().__init__(f"{message}; {do}" if do else message, detail=detail)
+        self.line, self.what, self.do = line, what or message, do
 
 
 class SizeError(ExportError):

@@ -49,7 +49,7 @@ def report_text(report: Report) -> str:
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
     parts += [note.text for note in report.notes]
     parts += [f"REGRESSION {note.text}" for note in report.regressions]
-    parts.append(_verdict(manifest))
+    parts += [_verdict(manifest), _narrowed(manifest)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -60,6 +60,15 @@ def _verdict(manifest: Manifest) -> str:
         return ""
     count = len(failures(comparison))
     return f"the comparison FAILED: {count} problem{'' if count == 1 else 's'}"
+
+
+def _narrowed(manifest: Manifest) -> str:
+    """Returns a last line on the ranges that are smaller than asked for; empty if none is."""
+    rules = manifest.export.refinements if manifest.export is not None else ()
+    names = dict.fromkeys(name for rule in rules for name in (rule.dim, *rule.others))
+    dims = manifest.interface.dims
+    left = ", ".join(str(dims[name]) for name in names if name in dims)
+    return f"fewer sizes than you asked for: {left} (see `narrowed` above)" if left else ""
 
 
 def _head(report: Report) -> str:

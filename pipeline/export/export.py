@@ -22,6 +22,7 @@ from pipeline.export.output_sizes import check_names, true_shapes
 from pipeline.export.padding import PaddedModule, add_padding
 from pipeline.export.symbols import SymbolNames, apply_names, output_shapes
 from pipeline.export.tolerance import with_tolerance
+from pipeline.export.torch_messages import advice
 from pipeline.export.trace import trace
 from pipeline.graph.ceil_pools import with_true_pools
 from pipeline.graph.files import is_outside, lightened
@@ -163,7 +164,9 @@ def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path)
     except Exception as error:  # an OnnxExporterError, or an error inside the exporter
         cause = first_line(error.__cause__ or error, repr(error))
         raise ExportError(
-            f"model {spec.name}: torch.onnx.export: {cause}", detail=str(error)
+            f"model {spec.name}: torch.onnx.export: {cause}",
+            detail=str(error),
+            do=advice(f"{cause}\n{error}"),
         ) from error
 
 

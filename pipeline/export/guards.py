@@ -164,6 +164,7 @@ def recorded(
     return symbols, guards
 
 
+_TRIES = 40  # most sizes that are tried for one guard, without those at other sizes of the rest
 _ELEMENTS = 1 << 21  # most input elements of one try of a broken guard
 _TOGETHER = 1 << 22  # most input elements of all tries of a guard
 _FIRST = 1 << 23  # most input elements at the smallest sizes that break a guard
@@ -182,7 +183,7 @@ def tries(
     They include the smallest sizes that break it, and others up to the largest affordable run.
     The other dims are both small and large.
     """
-    most = min(max(4000 // len(program.graph.nodes), 8), 128)
+    most = min(max(4000 // len(program.graph.nodes), 8), _TRIES)
     names = [dim.name for dim in guard.dims]
     every = dims_of(inputs)
     base = examples(inputs, rules)[0]
@@ -235,13 +236,22 @@ def _with_row(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]
     return {**sizes, **dict(zip(names, row, strict=True))}
 
 
+def unguarded(program: torch.export.ExportedProgram) -> torch.nn.Module:
+    """The program as a module that also runs at sizes that break a guard."""
+    graph = program.module(check_guards=False)
+    graph.range_constraints = {}  # type: ignore[assignment]  # they are guards too
+    return graph
+
+
 def matters(
-    program: torch.export.ExportedProgram,
+    graph: torch.nn.Module,
     module: torch.nn.Module,
     args: Sequence[torch.Tensor],
     tolerance: Tolerance,
 ) -> bool:
     """False if the exported program and the module agree at sizes that break a guard.
+
+    `graph` is the program from `unguarded`.
 
     Many guards only choose a faster way (memory layouts, sizes of 1). If the inputs are too large
     to try, the guard counts as one that matters.
@@ -250,7 +260,7 @@ def matters(
         return True
     try:
         want = flat_tensors(module(*(arg.clone() for arg in args)))
-        got = flat_tensors(program.module(check_guards=False)(*(arg.clone() for arg in args)))
+        got = flat_tensors(graph(*(arg.clone() for arg in args)))
     except Exception:  # the model, or the graph, fails at these sizes
         return True
     return len(want) != len(got) or not all(

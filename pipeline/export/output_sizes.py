@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipeline.errors import InputError, SizeError
+from pipeline.export.torch_messages import advice
 from pipeline.probe.eager import output_sizes
 from pipeline.probe.fit import fit_line
 from pipeline.probe.grid import legal_sizes
@@ -25,7 +26,8 @@ def check_names(spec: ModelSpec, shapes: Sequence[Sequence[int | str]]) -> None:
                 unknown = DimExpr(str(size)).names - known
             except InputError:
                 raise SizeError(
-                    f"{where}: its size is {size}, which is no integer expression of the dims"
+                    f"{where}: its size is {size}, which is no integer expression of the dims",
+                    do=advice(str(size)),
                 ) from None
             if unknown:
                 raise SizeError(

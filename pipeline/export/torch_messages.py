@@ -115,6 +115,41 @@ def _rule(  # noqa: PLR0911
     return Rule("expression", name, formula=text.replace(f"_{name}", "n"))
 
 
+# a pattern in torch's error -> what to do in the model
+_ROUNDED = re.compile(r"\b(?:Trunc|Floor|Ceil|Round)ToInt\(")
+_ADVICE = (
+    (
+        "unhashable type: non-nested SymInt",
+        "do not use a size as a key of a dict or in a set: compute the value from the size in each "
+        "call, without a cache",
+    ),
+    (
+        r"extract specialized integer",
+        "do not make a number from a tensor's values: read sizes from x.shape directly, and set "
+        "other numbers when you make the module",
+    ),
+    (
+        r"data-dependent|GuardOnDataDependent|Could not guard|unbacked|Eq\(u\d",
+        "do not choose a branch by a tensor's values: compute both branches and use torch.where, "
+        "use torch.cond, or choose when you make the module",
+    ),
+    (
+        r"TruncToInt|FloorToInt|CeilToInt|RoundToInt|builtins\.round|math\.(?:trunc|floor|ceil)",
+        "a size times a float has no exact formula: compute it in integers, such as "
+        "x.shape[2] * 37 // 100 in place of int(x.shape[2] * 0.37) or scale_factor=0.37",
+    ),
+    (
+        r"No ONNX function|No decompositions|Failed to (?:decompose|convert)|not supported",
+        "write the op's translation (pipeline/export/ops), or replace it in the model",
+    ),
+)
+
+
+def advice(text: str) -> str:
+    """What to change in a model for which torch gives this error; an empty text if unknown."""
+    return next((words for pattern, words in _ADVICE if re.search(pattern, text)), "")
+
+
 class GuardLog:
     """Records the guards that torch.export adds, each with the model's line that made it.
 
@@ -177,6 +212,10 @@ class GuardLog:
                 return line
         tying = [line for guard, line in on_it if not symbols_in(guard) <= names]
         return next(iter(tying or [line for _, line in on_it]), "")
+
+    def rounds(self, line: str) -> bool:
+        """True if the model's line makes an integer of a float of sizes: ``int(w * 0.37)``."""
+        return any(line == at and _ROUNDED.search(guard) for guard, at in self._guards)
 
     def line_for(self, guard: str) -> str:
         """The model's line that made the guard of this text, or an empty text."""

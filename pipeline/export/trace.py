@@ -12,6 +12,7 @@ import inspect
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -19,22 +20,24 @@ import numpy as np
 import torch
 
 from pipeline.errors import ConstraintError, ExportError, first_line
-from pipeline.export.guards import Broken, broken_guards, good_sizes, matters, tries
+from pipeline.export.guards import Broken, broken_guards, good_sizes, matters, tries, unguarded
 from pipeline.export.torch_2_13 import mended
-from pipeline.export.torch_messages import GuardLog, find_rules, fixed_dims, root_name
-from pipeline.export.trace_rules import find_baked, one_sided, with_branch, without_opt
+from pipeline.export.torch_messages import GuardLog, advice, find_rules, fixed_dims, root_name
+from pipeline.export.trace_rules import find_baked, keep_opt, one_sided, with_branch, without_opt
 from pipeline.machine.resources import Stopwatch
-from pipeline.probe.apply import constraint_error, for_user, refine
+from pipeline.probe.apply import constraint_error, for_user, may_apply, refine
 from pipeline.probe.eager import EagerModule, model_line, quiet
+from pipeline.probe.generic import generic_examples
 from pipeline.probe.grid import legal_sizes
 from pipeline.probe.rules import fitted
-from pipeline.probe.sample_sizes import dims_of, examples
+from pipeline.probe.sample_sizes import dims_of
 from pipeline.probe.state import untouched
 from pipeline.spec.dims import Dim, DimExpr, Size, sizes_text
 from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.rules import Rule
 from pipeline.spec.tensors import Input
 
+_LEAST = 3  # as the largest size: torch never takes 0 or 1, and a range of 2..2 is a constant
 _ROUNDS = 6  # most exports with narrowed dims: multiple, then range, then another dim
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -51,6 +54,11 @@ class _Task:
     @property
     def eager(self) -> EagerModule:
         return EagerModule(inner_inputs(self.spec), self.module, self.seed)
+
+    @cached_property
+    def examples(self) -> list[dict[str, int]]:
+        """The sets of sizes at which to export, in the order in which to try them."""
+        return generic_examples(self.eager, self.spec.rules)
 
 
 def trace(
@@ -78,14 +86,16 @@ def trace(
         for skip in (1, 2) if one_sided(rules, spec) else ():
             with contextlib.suppress(ExportError):  # then the first attempt's rules stay
                 rounder = _attempt(task, skip)
-                if not one_sided(rounder[1], spec):
+                clear = not one_sided(rounder[1], spec)
+                if clear or (keep_opt(rounder[1], spec) and not keep_opt(rules, spec)):
                     program, rules = rounder
+                if clear:
                     break
         if program is not None and not rules:
             return spec, program, applied
         rules = [for_user(rule, spec) for rule in rules]
         rules = [without_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
-        if not all(rule.refined and spec.auto(rule.dim) for rule in rules):
+        if not all(rule.refined and may_apply(spec, rule) for rule in rules):
             raise constraint_error(spec, rules)
         spec = refine(spec, rules)
         applied += rules
@@ -108,8 +118,7 @@ def _export_once(task: _Task, skip: int) -> tuple[torch.export.ExportedProgram |
     """
     spec, eager = task.spec, task.eager
     first: ExportError | None = None
-    example_sizes = examples(eager.inputs, spec.rules)
-    example_sizes = example_sizes[skip:] or example_sizes
+    example_sizes = task.examples[skip:] or task.examples
     for sizes in example_sizes:
         log = GuardLog(Path(_TORCH))
         try:
@@ -166,7 +175,7 @@ def _torch_export(
         if isinstance(size, DimExpr):
             return torch.export.Dim.DYNAMIC
         if relaxed or size.offset:
-            return torch.export.Dim.DYNAMIC(min=size.min, max=size.max)
+            return torch.export.Dim.DYNAMIC(min=size.min, max=max(size.max, _LEAST))
         return _torch_dim(size, roots)
 
     shapes: Any = tuple(
@@ -195,6 +204,7 @@ def _torch_export(
             detail=text,
             line=line,
             what=f"torch.export failed: {first}",
+            do=advice(text),
         ) from error
 
 
@@ -238,7 +248,8 @@ def _torch_dim(size: Dim, roots: dict[str, Any]) -> Any:
     """torch's Dim for a dim, or ``k*_name`` for multiples; one object for each name."""
     step = size.multiple_of
     if size.name not in roots:
-        root = torch.export.Dim(root_name(size), min=size.min // step, max=size.max // step)
+        largest = max(size.max // step, _LEAST)
+        root = torch.export.Dim(root_name(size), min=size.min // step, max=largest)
         roots[size.name] = step * root if step > 1 else root
     return roots[size.name]
 
@@ -255,7 +266,8 @@ def _explain(eager: EagerModule, text: str, log: GuardLog) -> list[Rule]:
     for rule in find_rules(text, dims) or fixed_dims(text, arguments, dims):
         name = rule.others[0] if rule.others else rule.dim  # torch names this one
         line = log.line_of(arguments, name, legal_sizes(dims[name], 1 << 12))
-        found.append(replace(rule, line=line))
+        baked = rule.kind in ("fixed", "range") and log.rounds(line)
+        found.append(Rule("baked-in", rule.dim, line=line) if baked else replace(rule, line=line))
     return found
 
 
@@ -270,6 +282,7 @@ def _broken_rules(
     inputs = eager.inputs
     assert tolerance is not None  # given or measured
     tried: dict[tuple[int, ...], bool] = {}
+    graph = cache(lambda: unguarded(program))
 
     def differs(guard: Broken) -> bool:
         sets = tries(inputs, guard, program, spec.rules)
@@ -279,7 +292,7 @@ def _broken_rules(
         key = tuple(sizes.values())
         if key not in tried:
             with torch.no_grad(), quiet(), untouched(eager.module):
-                tried[key] = matters(program, eager.module, eager.args(sizes), tolerance)
+                tried[key] = matters(graph(), eager.module, eager.args(sizes), tolerance)
         return tried[key]
 
     broken = [
@@ -299,8 +312,10 @@ def _broken_rules(
             if len(left) and differs(replace(guard, sizes=left)):
                 needed.append(guard)
         if needed:
+            line = log.line_for(needed[0].text)
             rule = fitted(dim, good_sizes(program, inputs, dim, needed), needed[0].words)
-            rules.append(replace(rule, line=log.line_for(needed[0].text)))
+            baked = rule.kind in ("fixed", "range") and log.rounds(line)
+            rules.append(replace(Rule("baked-in", dim.name) if baked else rule, line=line))
     if rules:
         return rules
     return [

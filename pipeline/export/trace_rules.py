@@ -74,6 +74,17 @@ def without_opt(rule: Rule, dim: Dim | None) -> Rule:
     return replace(rule, refined=None, suggested=new, obstacle="opt", opt=dim.opt)
 
 
+def keep_opt(rules: Sequence[Rule], spec: ModelSpec) -> bool:
+    """True if every rule leaves a range that has the dim's opt."""
+    for rule in rules:
+        dim, new = spec.dims.get(rule.dim), rule.refined
+        if dim is None or new is None or new.static:
+            return False
+        if dim.opt not in range(new.min, new.max + 1, new.multiple_of):
+            return False
+    return True
+
+
 def one_sided(rules: Sequence[Rule], spec: ModelSpec) -> bool:
     """Whether rules may be artefacts of the example's sizes, so that a rounder example may help.
 

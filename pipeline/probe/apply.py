@@ -74,8 +74,13 @@ def apply(spec: ModelSpec, rules: Sequence[Rule], *, bands: bool = False) -> App
 
 
 def may_apply(spec: ModelSpec, rule: Rule) -> bool:
-    """True if a Dim or a size rule expresses the rule, and the spec allows narrowing its dims."""
+    """True if a Dim or a size rule expresses the rule, and the spec allows narrowing its dims.
+
+    A range may become smaller, but not a single size: the user has to ask for that.
+    """
     if rule.refined is None and not rule.size_rule:
+        return False
+    if rule.refined is not None and rule.refined.static and not rule.size_rule:
         return False
     names = SizeRule(rule.size_rule).names if rule.size_rule else {rule.dim}
     return all(map(spec.auto, names))
@@ -345,7 +350,7 @@ def constraint_error(
         found: The result of the probe, if a probe found the rules.
     """
     allow = "; or set refine_dims=True (or auto=True on the Dim) to let the pipeline narrow it"
-    if any(spec.auto(rule.dim) or rule.refined is None for rule in rules):
+    if any(spec.auto(r.dim) or r.refined is None or r.refined.static for r in rules):
         allow = ""
     multiples = {
         rule.dim: rule.refined.multiple_of

@@ -73,26 +73,73 @@ def output_sizes(
     Large inputs are run as shapes without values. Returns None if the module does not run.
     """
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
         with torch.no_grad(), quiet(), untouched(module):
-            if elements(inputs, sizes) <= _EAGER:
-                result = module(*example_args(inputs, seed, sizes))
-            else:
-                with FakeTensorMode(allow_non_fake_inputs=True):
-                    result = module(
-                        *(
-                            torch.empty(
-                                shape_at(i.shape, sizes),
-                                dtype=torch.from_numpy(np.empty(0, i.dtype)).dtype,
-                            )
-                            for i in inputs
-                        )
-                    )
+            result = _called(inputs, module, seed, sizes)
             return [tuple(int(n) for n in t.shape) for t in flat_tensors(result)]
     except Exception:
         return None
+
+
+def inner_sizes(
+    inputs: Sequence[Input], module: torch.nn.Module, seed: int, sizes: Mapping[str, int]
+) -> list[tuple[str, tuple[int, ...]]] | None:
+    """Each operator that a call of the module runs, with the shape of each tensor that it returns.
+
+    Large inputs are run as shapes without values. Returns None if the module does not run.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: list[tuple[str, tuple[int, ...]]] = []
+
+    class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            del types
+            result = func(*args, **(kwargs or {}))
+            found.extend(
+                (str(func), tuple(t.shape))
+                for t in flat_tensors(result)
+                if isinstance(t, torch.Tensor)
+            )
+            return result
+
+    try:
+        with torch.no_grad(), quiet(), untouched(module):
+            _called(inputs, module, seed, sizes, Record())  # type: ignore[no-untyped-call]
+    except Exception:
+        return None
+    return found
+
+
+def _called(
+    inputs: Sequence[Input],
+    module: torch.nn.Module,
+    seed: int,
+    sizes: Mapping[str, int],
+    under: contextlib.AbstractContextManager[Any] | None = None,
+) -> Any:
+    """The result of a call; large inputs have no values."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    under = under or contextlib.nullcontext()
+    if elements(inputs, sizes) <= _EAGER:
+        args = example_args(inputs, seed, sizes)
+        with under:
+            return module(*args)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args = tuple(
+            torch.empty(
+                shape_at(i.shape, sizes), dtype=torch.from_numpy(np.empty(0, i.dtype)).dtype
+            )
+            for i in inputs
+        )
+        with under:
+            return module(*args)
 
 
 def call_module(module: torch.nn.Module, feed: Feed) -> Any:

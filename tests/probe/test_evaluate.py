@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.export.guards import Broken, broken_guards, matters, tries
+from pipeline.export.guards import Broken, broken_guards, matters, tries, unguarded
 from pipeline.probe import evaluate as guards
 from pipeline.probe import grid
 from pipeline.probe.evaluate import result_of
@@ -80,13 +80,14 @@ def test_tries_reach_from_the_smallest_to_the_largest_that_fits() -> None:
     assert [d.name for d in guard.dims] == ["h"]
     assert guard.sizes[:, 0].tolist() == [n for n in legal_sizes(H, 1000) if n % 7 == 0]
     sizes = tries([IMAGE], guard, program)
-    assert {s["h"] for s in sizes} == set(range(21, 512, 7))
+    heights = {s["h"] for s in sizes}
+    assert heights <= set(range(21, 512, 7)) and {21, 28, 511} <= heights and len(heights) == 40
     assert {s["w"] for s in sizes} > {21, W.opt}
     assert all(elements([IMAGE], s) <= 1 << 21 for s in sizes)
 
 
 def test_what_matters() -> None:
-    program = traced(lambda x: x * 1e-5)
+    program = unguarded(traced(lambda x: x * 1e-5))
     x = torch.rand(1, 3, 20, 30)
     loose = Tolerance(1e-2, 1e-1, "a test")
     assert not matters(program, lambda x: x * 1e-5, [x], loose)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,23 +40,6 @@ FindingKind = Literal[
 ]
 
 _LONGEST = 400  # characters of a message
-# a pattern in torch's error -> what to do in the model
-_ADVICE = (
-    (
-        r"extract specialized integer",
-        "do not make a number from a tensor's values: read sizes from x.shape directly, and set "
-        "other numbers when you make the module",
-    ),
-    (
-        r"data-dependent|GuardOnDataDependent|Could not guard|unbacked|Eq\(u\d",
-        "do not choose a branch by a tensor's values: compute both branches and use torch.where, "
-        "use torch.cond, or choose when you make the module",
-    ),
-    (
-        r"No ONNX function|No decompositions|Failed to (?:decompose|convert)|not supported",
-        "write the op's translation (pipeline/export/ops), or replace it in the model",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -114,7 +96,6 @@ def export_failure(error: PipelineError) -> Finding:
 
         stack = traceback.extract_tb(cause.__traceback__)
         place = model_line(stack, str(Path(torch.__file__).parent))
-    whole = f"{text}\n{error.detail}"
-    advice = next((words for pattern, words in _ADVICE if re.search(pattern, whole)), "")
     section: Section = "dims" if isinstance(error, SizeError) else "nodes"
-    return Finding(section, shortened(text), "export", place, advice, blocks=True)
+    do = error.do if isinstance(error, ExportError) else ""
+    return Finding(section, shortened(text), "export", place, do, blocks=True)

@@ -1,0 +1,133 @@
+"""Ranges whose smallest sizes leave one element inside the model, and ranges of two sizes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from test_export import check
+from torch import nn
+from torch.nn import functional
+
+from pipeline.export.export import export
+from pipeline.probe.eager import EagerModule
+from pipeline.probe.generic import generic_examples
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+
+B, H, W = Dim("b", 1, 1, 2), Dim("h", 4, 64, 128), Dim("w", 4, 64, 128)
+IMAGE = Input("x", (B, 3, H, W))
+
+
+class Front(nn.Module):
+    """A convolution gives one frame at the smallest size; the next layer pads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Conv1d(1, 16, 400, 320)
+        self.positions = nn.Conv1d(16, 16, 32, padding=16, groups=4)
+
+    def forward(self, x):
+        h = self.front(x[:, None])
+        return h + self.positions(h)[:, :, :-1]
+
+
+class Levels(nn.Module):
+    """Each level has half the size of the one before; the last has one element at small sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, 16, 1)
+        self.rest = nn.ModuleList(nn.Conv2d(8, 8, 3, 2, 1) for _ in range(3))
+
+    def forward(self, x):
+        found, x = [], self.first(x)
+        for layer in self.rest:
+            x = layer(torch.relu(x))
+            found.append(x.flatten(2).permute(0, 2, 1))
+        return tuple(found)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 4, 4)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x):
+        y = self.patches(x).flatten(2).transpose(1, 2)
+        return self.attention(y, y, y, need_weights=False)[0]
+
+
+class Pools(nn.Module):
+    def forward(self, x):
+        return functional.max_pool2d(functional.max_pool2d(x, 2), 2)
+
+
+class Video(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv3d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv3d(8, 8, 3, 2, 1),
+            nn.AdaptiveAvgPool3d(1), nn.Flatten(),
+        )  # fmt: skip
+
+
+class Window(nn.Module):
+    """Two branches on a size, with the same operators."""
+
+    def forward(self, x):
+        return x * 2 if x.shape[2] <= 8 else x * 3
+
+
+def spec_of(kind, inputs, outputs=1, **options) -> ModelSpec:
+    def build(_):
+        torch.manual_seed(0)
+        return kind().eval()
+
+    names = tuple(Output(f"y{n}") for n in range(outputs))
+    return ModelSpec("m", build, inputs, names, Tolerance(1e-4, 1e-4, "a test"), **options)
+
+
+WIDE = (Dim("h", 64, 320, 448), Dim("w", 64, 320, 448))
+CASES = {
+    "two batches": (Video, (Input("x", (B, 3, Dim("t", 4, 8, 16), 16, 16)),), 1),
+    "two batches, opt 2": (Video, (Input("x", (Dim("b", 1, 2, 2), 3, 4, 16, 16)),), 1),
+    "one frame": (Front, (Input("x", (Dim("b", 1, 2, 4), Dim("t", 400, 16000, 48000))),), 1),
+    "levels": (Levels, (Input("x", (B, 3, *WIDE)),), 3),
+    "pools": (Pools, (IMAGE,), 1),
+    "attention": (Attention, (IMAGE,), 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_small_sizes_are_not_baked_in(tmp_path, case) -> None:
+    kind, inputs, outputs = CASES[case]
+    spec = spec_of(kind, inputs, outputs, refine_dims=False)
+    done = export(spec, None, tmp_path / "m.onnx")
+    assert done.spec.dims == spec.dims, "no range is narrower"
+    dims = list(spec.dims.values())
+    sets = [dict(zip(spec.dims, row, strict=True)) for row in itertools.product(
+        *([dim.min, min(dim.min + 1, dim.max), dim.opt, dim.max] for dim in dims)
+    )]  # fmt: skip
+    check(done, sets)
+
+
+SETS = [(2, 9, 4), (1, 10, 5), (1, 64, 64), (2, 128, 128)]
+
+
+def test_the_side_of_a_branch_that_has_the_opt(tmp_path) -> None:
+    done = export(spec_of(Window, (IMAGE,), refine_dims=True), None, tmp_path / "m.onnx")
+    h = done.spec.dims["h"]
+    assert (h.min, h.opt, h.max) == (9, 64, 128)
+    assert "the model takes another branch at h=4" in str(done.refinements[0])
+    check(done, [dict(zip("bhw", row, strict=True)) for row in SETS], exact=True)
+
+
+def test_the_smallest_sizes_that_are_like_the_opts() -> None:
+    eager = EagerModule((IMAGE,), nn.Conv2d(3, 8, 3, 4, 1), 0)
+    assert generic_examples(eager, ())[0] == {"b": 2, "h": 5, "w": 6}
+    eager = EagerModule((IMAGE,), nn.Sequential(nn.AvgPool2d(4), nn.AvgPool2d(4)), 0)
+    first = generic_examples(eager, ())[0]
+    assert first["h"] != first["w"]
+    assert all(32 <= first[name] < 64 for name in "hw")
