@@ -89,7 +89,7 @@ def test_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_forgotten_input() -> None:
-    with pytest.raises(InputError, match=r"model Net: its forward\(x.*scale"):
+    with pytest.raises(InputError, match=r"model Net: its forward\(x.*Add --input scale:SHAPE \("):
         pipeline.convert(made(), {"x": INPUTS["x"]}, DIMS)
 
 
