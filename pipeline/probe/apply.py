@@ -83,6 +83,8 @@ def may_apply(spec: ModelSpec, rule: Rule) -> bool:
     if rule.refined is not None and rule.refined.static and not rule.size_rule:
         return False
     names = SizeRule(rule.size_rule).names if rule.size_rule else {rule.dim}
+    if rule.size_rule and not names <= spec.dims.keys():  # a rule on padded sizes
+        return False
     return all(map(spec.auto, names))
 
 

@@ -213,9 +213,10 @@ class ModuleState:
         }
 
     def restore(self) -> None:
-        """Puts everything back."""
-        for holder in self._holders:
-            holder.restore()
+        """Puts everything back, also after an object that can't be written."""
+        with contextlib.ExitStack() as stack:
+            for holder in reversed(self._holders):
+                stack.callback(holder.restore)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[ModuleState]:

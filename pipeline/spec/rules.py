@@ -260,7 +260,8 @@ class Rule:
     def _inexpressible(self) -> str:
         """What to declare if no Dim expresses the rule."""
         name = self._plain
-        both = " and ".join((name, *self.others))
+        others = (n.removesuffix("_padded") if self.padded else n for n in self.others)
+        both = " and ".join((name, *others))
         if self.one_dim:
             return f"one Dim for both {both}" if len(self.others) == 1 else f"one Dim for {both}"
         if self.kind == "expression" and self.others:

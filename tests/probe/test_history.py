@@ -149,6 +149,21 @@ def test_a_deleted_submodule_is_put_back_in_its_place() -> None:
     assert list(module._modules) == ["0", "1"] and module[0] is first
 
 
+def test_one_object_that_cannot_be_written_does_not_keep_the_others_from_being_put_back() -> None:
+    class Sealed(list[int]):
+        def clear(self) -> None:
+            raise TypeError("sealed")
+
+    module = nn.Module()
+    module.sealed, module.sizes = Sealed([1]), [1]
+    state = ModuleState(module)
+    module.sealed.append(2)
+    module.sizes.append(2)
+    with pytest.raises(TypeError, match="sealed"):
+        state.restore()
+    assert module.sizes == [1]
+
+
 def test_every_tensor_of_a_large_model_is_watched() -> None:
     module = nn.Sequential(*(nn.Sequential(nn.BatchNorm1d(1)) for _ in range(4000)))
     state = ModuleState(module)

@@ -468,6 +468,13 @@ def test_the_side_of_a_branch_that_has_the_opt_is_taken(tmp_path) -> None:
         assert (h.min, h.max) == ends
 
 
+def test_padded_dims_that_must_be_equal_are_refused(tmp_path) -> None:
+    spec = make(square, padding=Padding({"h": 8, "w": 8}), refine_dims=True)
+    with pytest.raises(ConstraintError, match="w_padded must equal h_padded") as caught:
+        export(spec, None, tmp_path / "m.onnx")
+    assert "declare one Dim for both h and w " in str(caught.value)
+
+
 def test_padding_is_advised_where_a_multiple_is_needed(tmp_path) -> None:
     def eighths(x):
         return x.reshape(1, 3, x.shape[2] // 8, 8).sum(3)
