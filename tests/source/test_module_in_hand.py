@@ -115,7 +115,7 @@ WRONG: list[tuple[Any, Any, Any, str]] = [
     (Net(), {"x": ("1x3", 3)}, None, "inputs x[1]: 3 is no input of an engine. Pass a tensor"),
     (Net(), {"x": ("{b}", X)}, RANGES, "dim t: no input uses it. Write {t} in place of a size: in"),
     (Net(), X, RANGES, 'Write {b} in place of a size: inputs={"x": ("2x6", tensor)}'),
-    (Net(), {"x": "{b}x3"}, None, "dim b is not declared: add --dim b=MIN:OPT:MAX (in Python: di"),
+    (Net(), {"x": "{b}x3"}, None, "dim b is not declared: add --dim b=MIN:OPT:MAX. In Python: dim"),
     (Net(), {"x": ("{b}x{t}", X[:, :3])}, RANGES, "x axis 1: t=3 is outside 4..64"),
     (Net(), {"x": ("{b}x{t}:int64", X)}, RANGES, "x is int64, but its values are float32"),
     (Net(), "{h}", {"h": 64}, "dim h: 64 is not a range. Pass (min, opt, max), (min, max), a text"),
