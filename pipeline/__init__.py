@@ -5,6 +5,8 @@ import pipeline
 report = pipeline.run("raft_small")
 print(report.path, report.ok)
 
+report = pipeline.convert(module, {"x": "1x3x{h}x{w}"}, {"h": (64, 128, 512), "w": (64, 512)})
+
 with pipeline.load(report.path) as engine:
     flow = engine(image1=a, image2=b)["flow"]
 """
@@ -30,6 +32,8 @@ from pipeline.errors import (
 
 if TYPE_CHECKING:
     from pipeline.artifact.artifact import Artifact
+    from pipeline.commands.check.module import check
+    from pipeline.convert import Convert
     from pipeline.convert.driver import Report, run
     from pipeline.runtime.engine import Engine, load
     from pipeline.spec.config import Config
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
     from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
     from pipeline.spec.padding import Padding
     from pipeline.spec.profiles import Profile
+
+    convert: Convert
 
 # Imported on first use: converting needs onnx, and running an engine must not need onnx.
 _MODULES = {
@@ -51,6 +57,7 @@ _MODULES = {
     "Profile": "spec.profiles",
     "Report": "convert.driver",
     "Tolerance": "spec.model",
+    "check": "commands.check.module",
     "load": "runtime.engine",
     "run": "convert.driver",
 }
@@ -78,12 +85,16 @@ __all__ = [
     "RewriteError",
     "TargetMissing",
     "Tolerance",
+    "check",
+    "convert",
     "load",
     "run",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "convert":  # the package, which can be called
+        return importlib.import_module("pipeline.convert")
     if name not in _MODULES:
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"pipeline.{_MODULES[name]}"), name)

@@ -6,6 +6,7 @@
     half.onnx        only in fp16: model.onnx in half precision, as it was built
     comparison/      compared inputs and outputs, in Polygraphy's JSON
     reproduce.sh     repeats the comparison with Polygraphy's commands
+    inputs.npz       the user's values of inputs, if there are any
     timing.cache     the builder's timings, for the next build (TensorRT-RTX has none)
     manifest.json    dims, versions, results, and the hash of every other file
 

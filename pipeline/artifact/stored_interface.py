@@ -13,6 +13,7 @@ from pipeline.spec.dims import Dim, DimExpr, Size, SizeRule, read_size, size_tex
 from pipeline.spec.interface import Interface
 from pipeline.spec.precision import PRECISIONS
 from pipeline.spec.profiles import check_names
+from pipeline.spec.tensors import End
 
 # `auto` is not stored, because no dim is narrowed after the export
 DIM_HINTS = {name: hint for name, hint in get_type_hints(Dim).items() if name != "auto"}
@@ -36,7 +37,11 @@ def read_interface(value: Any, where: str, at: str) -> Interface:
         ArtifactError: A part is not valid (see `decode`), or parts contradict each other.
     """
     dims: dict[str, Dim] = {}
-    readers: Readers = {Dim: partial(_read_dim, dims), Size: partial(_read_size, dims)}
+    readers: Readers = {
+        Dim: partial(_read_dim, dims),
+        Size: partial(_read_size, dims),
+        End: partial(_read_end, dims),
+    }
     parts = decode_members(value, HINTS, where, at, readers)
     parts.pop("dims")
     interface = Interface(**parts)
@@ -66,6 +71,14 @@ def _read_size(dims: Mapping[str, Dim], value: Any, where: str, at: str) -> Size
         fail(where, at, str(error))
 
 
+def _read_end(dims: Mapping[str, Dim], value: Any, where: str, at: str) -> End:
+    """Reads an end of a range of values."""
+    if not isinstance(value, str):
+        number: float = decode(value, float, where, at)
+        return number
+    return _read_size(dims, value, where, at)
+
+
 def _check_sizes(interface: Interface, dims: Mapping[str, Dim], where: str, at: str) -> None:
     """Checks the dims in shapes, and that every tensor has a name and every output a shape."""
     names = [tensor.name for tensor in interface.tensors]
@@ -75,9 +88,14 @@ def _check_sizes(interface: Interface, dims: Mapping[str, Dim], where: str, at: 
     for precision in interface.engine_tolerance.keys() - set(PRECISIONS):
         fail(where, f"{at}.engine_tolerance", f"{precision!r} is not a precision")
     for n, input_ in enumerate(interface.inputs):
-        for axis, size in enumerate(input_.shape):
+        places: list[tuple[str, Size]] = [
+            (f"shape[{axis}]", size) for axis, size in enumerate(input_.shape)
+        ]
+        for word, end in (("low", input_.low), ("high", input_.high)):
+            places += [(word, end)] if isinstance(end, (Dim, DimExpr)) else []
+        for place, size in places:
             for name in DimExpr(size_text(size)).names - dims.keys():
-                fail(where, f"{at}.inputs[{n}].shape[{axis}]", f"no dim is called {name}")
+                fail(where, f"{at}.inputs[{n}].{place}", f"no dim is called {name}")
     for n, name in enumerate(dims):
         if name not in interface.dims:
             fail(where, f"{at}.dims[{n}]", f"no input has the dim {name}")

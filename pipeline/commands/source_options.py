@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.spec.ranges import BOOL_FORM
 from pipeline.spec.tensors import Tolerance
-from pipeline.spec.text import BOOL_FORM, DIM_FORM, INPUT_FORM
+from pipeline.spec.text import DIM_FORM, INPUT_FORM
 
 
 def add_options(sub: Any) -> None:
@@ -37,13 +38,20 @@ def add_options(sub: Any) -> None:
         + _plain(INPUT_FORM),
     )  # fmt: skip
     sub.add_argument(
+        "--inputs", type=Path, metavar="FILE",
+        help="Use the values in this .npz or .pt file in place of random ones. The file holds "
+        "arrays by the names of inputs, or in their order. Values at other sizes are made by "
+        "cropping and repeating",
+    )  # fmt: skip
+    sub.add_argument(
         "--dim", action="append", default=[], metavar="NAME=RANGE",
         help=f"Set the range of a dynamic dim. Repeat for more. Form: {_plain(DIM_FORM)}",
     )  # fmt: skip
     sub.add_argument(
         "--range", action="append", default=[], metavar="INPUT=LOW..HIGH",
         help="Draw the random values of an input from this range, e.g. ids=0..32000. Integers stay "
-        f"below HIGH; {BOOL_FORM}",
+        f"below HIGH, but an end that is an expression of dims is included: lengths=1..t. "
+        f"{BOOL_FORM[0].upper()}{BOOL_FORM[1:]}. A mask can be prefix, causal or all",
     )  # fmt: skip
     sub.add_argument(
         "--exact-dims",
@@ -113,6 +121,7 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "output_tolerances": tolerances,
         "engine_tolerance": arguments.engine_tolerance,
         "trust": arguments.trust,
+        "values": arguments.inputs,
     }
 
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.artifact.reproduce import StoredRun, reproduce_script
 from pipeline.artifact.stored import StoredPoint, copy_run, store_run, stored_feeds, stored_points
+from pipeline.artifact.values import filled
 from pipeline.compare import explain, run_names
 from pipeline.compare import runners as compare
 from pipeline.compare.engine_runs import engine_name, opened, run_engine, why_not_run
+from pipeline.compare.input_notes import equal_rows, input_notes
 from pipeline.compare.model_runs import ModelRuns
 from pipeline.compare.plan import ComparisonPlan, Job, plan_points
 from pipeline.compare.rows import (
@@ -119,6 +121,7 @@ def compare_artifact(
         raise ArtifactError("the artifact has no exported.onnx. Run `pipeline export` first")
     if module is None and options.shapes and manifest.reference == run_names.TORCH:
         raise InputError("other sizes than the stored ones need the torch model. Pass --torch too")
+    manifest = filled(manifest, folder)
     target = find_target(manifest.target.name)
     bind_polygraphy(target)
     base = manifest.reference
@@ -144,6 +147,7 @@ def compare_artifact(
     ground = Ground(plan.run, feeds, announce, watch)
     models = ModelRuns(folder, manifest, module, options.seed)
     pairs, notes = models.run(ground, runs)
+    notes += input_notes(manifest.interface)
     notes += models.run_at_random_sizes(job, plan, ground, runs)
     with watch("batch rows"):
         batch, checks, forgiven, unasked = _rows_of_models(
@@ -183,13 +187,16 @@ def _job(
     stored: Sequence[Feed],
     memory_limit: int,
 ) -> Job:
-    """Returns the task: the sizes of the profiles, the given sizes, and the stored sizes."""
+    """Returns the task: the sizes of the profiles, the given and stored sizes, and those of the
+    user's values."""
     manifest.tolerances()  # raises an error for outputs without a tolerance
     declared = manifest.interface
     merged = manifest.merged
     extra: list[Mapping[str, int]] = [parse_sizes(text, declared.dims, merged) for text in shapes]
     for feed in stored:
         extra.append(declared.sizes_of({name: array.shape for name, array in feed.items()}))
+    if own := declared.sizes_of_values():
+        extra.append(own)
     where = points(declared.dims, declared.profiles, extra, declared.rules)
     return Job(declared, where, memory_limit, manifest.precision)
 
@@ -220,7 +227,7 @@ def _rows_of_models(
     torch_runner = None if module is None else compare.TorchRunner(module, outputs)
     tolerances = manifest.tolerances()
     checks, forgiven = check_models(batch, found, models, torch_runner, tolerances, seed)
-    return batch, checks, forgiven, []
+    return batch, checks, forgiven, equal_rows(batch, found, seed)
 
 
 def _groups(

@@ -1,0 +1,50 @@
+"""Converts models: `pipeline.convert.driver`. The package itself converts a module in hand."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pipeline.source.module import module_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.convert.driver import Report
+
+
+class Convert(ModuleType):
+    """The package `pipeline.convert`, which is also the function ``pipeline.convert(...)``."""
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        inputs: Any = None,
+        dims: Any = None,
+        *,
+        name: str = "",
+        **options: Any,
+    ) -> Report:
+        """Converts a torch module that you have in hand, and writes the artifact.
+
+        Args:
+            module: The module. It stays as it is, in its train or eval mode.
+            inputs: The arguments of ``forward``, by name or in order: texts such as
+                ``1x3x{h}x{w}``, tensors, pairs of both, or `Input` objects.
+            dims: The range of each dim by name: (min, opt, max).
+            name: The name of the model; by default the name of its class.
+            **options: Other fields of `pipeline.Config`, such as ``target`` and ``out``.
+
+        Returns:
+            The report.
+
+        Raises:
+            PipelineError: See `pipeline.run`. An `InputError` says how to call.
+        """
+        from pipeline.convert.driver import run
+
+        return run(module_config(module, inputs, dims, name, options))
+
+
+sys.modules[__name__].__class__ = Convert

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.artifact.manifest import Manifest
+from pipeline.artifact.values import filled
 from pipeline.convert.keys import weights_info
 from pipeline.convert.options import Verify
 from pipeline.errors import InputError
@@ -60,7 +61,9 @@ def rebuilt(manifest: Manifest, how: Verify, where: str) -> torch.nn.Module:
     if spec is None and info.source.startswith("spec:"):
         raise InputError(
             f"this artifact was made from a spec object, {info.source}. Pass the same spec in "
-            "Python: pipeline.convert.driver.run_verify(place, Verify(torch_model=True, spec=spec))"
+            "Python: pipeline.convert.driver.run_verify(place, Verify(torch_model=True, "
+            "spec=spec)). For a module, make it again: "
+            "spec = pipeline.source.module.module_spec(module, inputs, dims)"
         )
     if spec is None and info.source not in MODELS and not how.trust:
         raise InputError(
@@ -86,6 +89,9 @@ def rebuilt(manifest: Manifest, how: Verify, where: str) -> torch.nn.Module:
         raise InputError(
             f"{info.source} is an ONNX file and has no torch model. Run verify without --torch"
         )
+    manifest = filled(manifest, Path(where))
+    values = {i.name: i.values for i in manifest.interface.inputs}
+    spec = replace(spec, inputs=tuple(replace(i, values=values.get(i.name)) for i in spec.inputs))
     if weights_info(config, spec) != info.weights:
         raise InputError(
             f"weights {weights}: the artifact was made with other weights. Pass the same file"

@@ -18,6 +18,7 @@ from pipeline.artifact.manifest import (
     RewriteInfo,
     TargetInfo,
 )
+from pipeline.artifact.values import store_values
 from pipeline.build import build as building
 from pipeline.build.build import Built
 from pipeline.build.settings import BuildOptions
@@ -53,7 +54,7 @@ PACKAGES = (
 
 
 def export(folder: Path, spec: ModelSpec, options: ExportOptions) -> Exported:
-    """Writes exported.onnx from torch, or from the source ONNX file.
+    """Writes exported.onnx from torch, or from the source ONNX file, and the user's values.
 
     Args:
         folder: The artifact's folder.
@@ -74,6 +75,7 @@ def export(folder: Path, spec: ModelSpec, options: ExportOptions) -> Exported:
         with watch("import torch"):
             from pipeline.export.export import export as from_torch
         done = from_torch(spec, options.weights, path, seed=options.seed)
+    store_values(folder, done.interface.inputs)
     release_memory()
     return replace(done, library_seconds={**watch.seconds, **done.library_seconds})
 

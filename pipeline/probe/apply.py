@@ -15,6 +15,7 @@ from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.padding import Padding, padded_name
 from pipeline.spec.profiles import Profile
 from pipeline.spec.rules import PaddedDim, Rule
+from pipeline.spec.tensors import End
 
 if TYPE_CHECKING:
     import torch
@@ -154,8 +155,15 @@ def with_dims(
 
 def _shapes(spec: ModelSpec, new_size: Callable[[Size], Size]) -> dict[str, Any]:
     """The spec's inputs and outputs with every size replaced, as fields of the spec."""
+
+    def end(value: End) -> End:
+        return new_size(value) if isinstance(value, (Dim, DimExpr)) else value
+
     return {
-        "inputs": tuple(replace(i, shape=tuple(map(new_size, i.shape))) for i in spec.inputs),
+        "inputs": tuple(
+            replace(i, shape=tuple(map(new_size, i.shape)), low=end(i.low), high=end(i.high))
+            for i in spec.inputs
+        ),
         "outputs": tuple(
             replace(o, shape=o.shape and tuple(map(new_size, o.shape))) for o in spec.outputs
         ),

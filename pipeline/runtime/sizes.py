@@ -99,8 +99,8 @@ class EngineSizes:
         return {name: shape_at(shape, sizes) for name, shape in shapes.items()}
 
     def sample(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
-        """Valid inputs: random values in the ranges that verification uses."""
-        return self.interface.sample(sizes, seed=0)
+        """Valid inputs: random values in the inputs' ranges."""
+        return {i.name: i.random(sizes, seed=0) for i in self.interface.inputs}
 
     def profile(self, sizes: Mapping[str, int], forced: int | None = None) -> int:
         """The index of the profile that fits best (see `best_profile`), or the forced one.

@@ -31,15 +31,15 @@ from pipeline.machine.python_file import line_of_error, run_python_file
 from pipeline.models import MODELS
 from pipeline.source.onnx.spec import onnx_spec
 from pipeline.source.tolerance import with_stated, with_stated_outputs
+from pipeline.source.values import with_values
 from pipeline.source.zoo import find_spec
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.ranges import read_range, split_range
 from pipeline.spec.text import (
     INPUT_FORM,
-    bool_range,
     parse_dims,
     parse_inputs,
-    parse_range,
     split_dims,
 )
 from pipeline.spec.weights import load_weights
@@ -69,22 +69,23 @@ def find_source(config: Config) -> ModelSpec:
         spec = replace(spec, dtype=config.dtype)
     if config.state:
         spec = replace(spec, state=(*spec.state, *config.state))
+    spec = _with_ranges(spec, config)
+    return spec if config.values is None else with_values(spec, config.values)
+
+
+def _with_ranges(spec: ModelSpec, config: Config) -> ModelSpec:
     if not config.ranges:
         return spec
-    ranges = dict(parse_range(text) for text in config.ranges)
     inputs = {i.name: i for i in spec.inputs}
-    for name, ends in ranges.items():
+    for name, text in map(split_range, config.ranges):
         if name not in inputs:
             raise InputError(f"range {name}: no such input; the inputs are {', '.join(inputs)}")
-        if inputs[name].dtype == "bool":
-            ranges[name] = bool_range(name, *ends)
-    return replace(
-        spec,
-        inputs=tuple(
-            replace(i, low=ranges[i.name][0], high=ranges[i.name][1]) if i.name in ranges else i
-            for i in spec.inputs
-        ),
-    )
+        try:
+            found = read_range(name, text, inputs[name].dtype, spec.dims)
+        except InputError as error:
+            raise InputError(f"range {name}={text}: {error}") from error
+        inputs[name] = replace(inputs[name], **found)
+    return replace(spec, inputs=tuple(inputs.values()))
 
 
 def _found(config: Config) -> ModelSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.errors import InputError
 from pipeline.machine.target import DEFAULT_TARGET
@@ -23,8 +23,8 @@ class Config:
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
-    `ranges`, `tolerance`, `output_tolerances`, `engine_tolerance`, the level of `effort`, `exact`,
-    `state`, `dtype`, and `memory_limit` if you set it. `out`, `force` and `trust` don't.
+    `ranges`, `values`, `tolerance`, `output_tolerances`, `engine_tolerance`, the level of `effort`,
+    `exact`, `state`, `dtype`, and `memory_limit` if you set it. `out`, `force` and `trust` don't.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -58,6 +58,8 @@ class Config:
             dims are narrowed to the sizes that it accepts.
         state: Names of attributes that calls of the model change; see `ModelSpec.state`.
         dtype: ``float32`` converts the module to float32 first; see `ModelSpec.dtype`.
+        values: The user's values of inputs, in place of random ones: a ``.npz`` or ``.pt`` file, or
+            arrays or tensors (see `pipeline.source.values`).
         trust: Whether to load a ``.pt2`` that could run code of its author: pickles, custom
             objects, or compiled code.
 
@@ -90,6 +92,7 @@ class Config:
     state: tuple[str, ...] = ()
     dtype: Literal["float32"] | None = None
     trust: bool = False
+    values: Any = None
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None and self.memory_limit <= 0:
@@ -100,6 +103,10 @@ class Config:
                 raise InputError(f"{name}={str(getattr(self, name))!r}: expected a tuple")
         if self.seed < 0:
             raise InputError(f"seed {self.seed}: can't be negative")
+        if self.values is not None and self.seed:
+            raise InputError(
+                f"seed {self.seed}: works only with random inputs. Leave out --seed or --inputs"
+            )
 
     @property
     def weights_path(self) -> Path | None:

@@ -23,6 +23,9 @@ REPRODUCE = "reproduce.sh"
 TIMING = "timing.cache"
 
 
+INPUTS = "inputs.npz"
+
+
 MANIFEST = "manifest.json"
 
 

@@ -45,6 +45,9 @@ NoteKind = Literal[
     "no-engine-tolerance",
     "weak-parts",
     "near-zero",
+    "values-given",
+    "few-values",
+    "equal-rows",
     "input-changed",
     "output-changed",
     "dim-removed",
@@ -206,6 +209,21 @@ NOTES: Mapping[NoteKind, Kind] = {
         "Every value of an output is below its atol at some sizes, so these say nothing about it.",
         "{output} of {run}: {count} of {of} sets of sizes say nothing, because every value of "
         "{reference} is below atol there. The others were judged",
+    ),
+    "values-given": Kind(
+        "The comparison used the user's values of these inputs.",
+        "your values of {names} were used in place of random ones (inputs.npz)",
+    ),
+    "few-values": Kind(
+        "The random values of an integer input are two numbers only.",
+        "the random values of {input} were only {low} and {high}. If the model takes others, give "
+        "a range (--range {input}=0..1000, or low= and high= of the Input) or your own values "
+        "(--inputs)",
+    ),
+    "equal-rows": Kind(
+        "The user's values have the same sample in each row, so mixed rows do not show.",
+        "rows that mix do not show, because your values of {names} are the same in each row. Pass "
+        "at least two different rows",
     ),
     # what a regression check found
     "input-changed": Kind(

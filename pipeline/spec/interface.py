@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.spec.dims import Dim, Size, read_size, solve_sizes
+from pipeline.spec.dims import Dim, DimExpr, Size, kept_rules, read_size, solve_sizes
 from pipeline.spec.padding import Padding
 from pipeline.spec.profiles import Profile
-from pipeline.spec.tensors import Input, Output, Tolerance
+from pipeline.spec.tensors import End, Input, Output, Tolerance
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,23 @@ class Interface:
         """The dims' sizes in actual input shapes, each checked (see `solve_sizes`)."""
         return solve_sizes(self.input_shapes, shapes, self.rules, self.dims)
 
+    def sizes_of_values(self) -> dict[str, int] | None:
+        """The dims' sizes in the user's values. Dims that no value has are at their opt.
+
+        Returns None if there are no values, or if these sizes are not legal.
+        """
+        given = {i.name: i.values.shape for i in self.inputs if i.values is not None}
+        try:
+            found = solve_sizes(
+                {name: self.input_shapes[name] for name in given}, given, self.rules, self.dims
+            )
+        except InputError:  # the export may have narrowed the dims
+            return None
+        sizes = {**{name: dim.opt for name, dim in self.dims.items()}, **found}
+        return sizes if given and kept_rules(self.rules, sizes) else None
+
     def sample(self, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
-        """Random inputs at these dim sizes, by input name."""
+        """Inputs at these dim sizes by name: the user's values, or else random ones."""
         return {i.name: i.sample(sizes, seed) for i in self.inputs}
 
     def tolerances(self) -> dict[str, Tolerance]:
@@ -132,10 +147,20 @@ class Interface:
         def read(shape: Sequence[Size | str]) -> tuple[Size, ...]:
             return tuple(read_size(size, dims) for size in shape)
 
+        def end(value: End) -> End:
+            return read_size(value, dims) if isinstance(value, (Dim, DimExpr)) else value
+
         return replace(
             self,
             inputs=tuple(
-                replace(i, shape=read(i.shape), dtype=np.dtype(i.dtype).name) for i in self.inputs
+                replace(
+                    i,
+                    shape=read(i.shape),
+                    dtype=np.dtype(i.dtype).name,
+                    low=end(i.low),
+                    high=end(i.high),
+                )
+                for i in self.inputs
             ),
             outputs=tuple(
                 replace(o, shape=read(shapes[o.name]), dtype=dtypes[o.name]) for o in self.outputs

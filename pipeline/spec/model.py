@@ -134,7 +134,15 @@ class ModelSpec:
 
     def _check_sizes(self) -> None:
         dims = self.dims
-        used = [(f"input {i.name}", size) for i in self.inputs for size in i.shape]
+        used: list[tuple[str, Size]] = [
+            (f"input {i.name}", size) for i in self.inputs for size in i.shape
+        ]
+        used += [
+            (f"the range of {i.name}", end)
+            for i in self.inputs
+            for end in (i.low, i.high)
+            if isinstance(end, (Dim, DimExpr))
+        ]
         used += [(f"output {o.name}", size) for o in self.outputs for size in o.shape or ()]
         for where, size in used:
             for name in DimExpr(size_text(size)).names - dims.keys():
@@ -146,7 +154,7 @@ class ModelSpec:
     def _check_padding(self, padding: Padding) -> None:
         dims = self.dims
         for i in self.inputs:
-            for size in i.shape:
+            for size in (*i.shape, i.low, i.high):
                 if isinstance(size, DimExpr) and size.names & padding.multiples.keys():
                     raise InputError(
                         f"model {self.name}: input {i.name} has the size {size}, which can't be "
@@ -202,7 +210,7 @@ class ModelSpec:
         return self.refine_dims or (dim in self.dims and self.dims[dim].auto)
 
     def sample(self, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
-        """Random inputs at these dim sizes, by input name."""
+        """Inputs at these dim sizes by name: the user's values, or else random ones."""
         return self.interface.sample(sizes, seed)
 
 

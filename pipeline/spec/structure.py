@@ -52,7 +52,12 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     parts = children(value)
     if parts is None:
         return None if value is None else function(value)
-    new = [mapped(part, function) for _, part in parts]
+    return rebuilt(value, [mapped(part, function) for _, part in parts])
+
+
+def rebuilt(value: Any, new: Sequence[Any]) -> Any:
+    """A tuple, list, dict or dataclass with other parts, in the order of `children`."""
+    parts = children(value) or []
     if isinstance(value, Mapping):
         pairs = dict(zip(value, new, strict=True))
         kind: Any = type(value)
@@ -175,9 +180,18 @@ def check_signature(name: str, forward: Callable[..., Any], arguments: Any, coun
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
+        forgotten = [
+            p.name
+            for place, p in enumerate(signature.parameters.values())
+            if p.default is p.empty
+            and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            and p.name not in kwargs
+            and (place >= len(args) or p.kind is p.KEYWORD_ONLY)
+        ]
+        do = " ".join(f"--input {word}:SHAPE" for word in forgotten)
         raise InputError(
             f"model {name}: its forward{signature} can't be called with the inputs as declared: "
-            f"{error}"
+            f"{error}{f'. Add {do} (in Python: to inputs)' if do else ''}"
         ) from error
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.spec.dims import Dim, DimExpr, Size, shape_at
+from pipeline.spec.dims import Dim, DimExpr, Size, evaluate, shape_at, size_text
+from pipeline.spec.values import Values
 
 Precision = Literal["fp32", "tf32", "fp16"]
+End = float | Dim | DimExpr  # of a range of values
+Pattern = Literal["", "prefix", "causal", "all"]
 
 
+_PATTERNS = "known: prefix, causal, all"
 _MOST_DIFFERING = 0.1  # a larger share could hide a fault
 
 
@@ -100,8 +104,15 @@ class Input:
         shape: A number, a dim or an expression of dims for each axis.
         dtype: A numpy dtype name.
         low: The lowest random value for verification; values are uniform. A bool is true where
-            the value is positive, so low=1, high=2 gives a mask of ones.
-        high: The highest random value. Integers exclude it.
+            the value is positive, so low=1, high=2 gives a mask of ones. It may be a dim or an
+            expression of dims.
+        high: The highest random value. Integers exclude a number, and include an expression: with
+            low=1 and the dim t as high, they are 1 to t.
+        pattern: The pattern of a bool or an integer mask, in place of a range. ``prefix``: in each
+            row of the last axis, the first elements are 1; their number is random and at least 1.
+            ``causal``: in the last two axes, each query has its own key and those before it; the
+            last query has all keys. ``all``: ones.
+        values: The user's values, in place of random ones (`pipeline.source.values`).
 
     Raises:
         InputError: The shape, the dtype or the range is not valid.
@@ -110,8 +121,10 @@ class Input:
     name: str = ""
     shape: tuple[Size, ...] = ()
     dtype: str = "float32"
-    low: float = -1.0
-    high: float = 1.0
+    low: End = -1.0
+    high: End = 1.0
+    pattern: Pattern = ""
+    values: Values | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.shape, (tuple, list)):
@@ -131,15 +144,53 @@ class Input:
             raise InputError(f"{self.name}: unknown dtype {self.dtype!r}{hint}") from error
         if dtype.kind not in "biuf":
             raise InputError(f"{self.name}: dtype {self.dtype!r} is not a number or bool")
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise InputError(f"{self.name}: low={self.low} must be less than high={self.high}")
+        self._check_range(dtype)
+        if self.values is not None:
+            self._check_values(self.values)
+
+    def _check_range(self, dtype: np.dtype) -> None:
+        if self.pattern not in get_args(Pattern):
+            raise InputError(f"{self.name}: unknown pattern {self.pattern!r}; {_PATTERNS}")
+        if self.pattern and dtype.kind == "f":
+            raise InputError(f"{self.name}: a {self.pattern} mask is a bool or an integer")
+        if len(self.shape) < {"prefix": 1, "causal": 2}.get(self.pattern, 0):
+            raise InputError(f"{self.name}: too few axes for a {self.pattern} mask")
+        for word in ("low", "high"):
+            end = getattr(self, word)
+            if isinstance(end, Dim):
+                object.__setattr__(self, word, end := DimExpr(end.name, (end,)))
+            if isinstance(end, DimExpr) and dtype.kind == "b":
+                raise InputError(f"{self.name}: {word}={end}: the range of a bool is of numbers")
+        low, high = self.low, self.high
+        if isinstance(low, (Dim, DimExpr)) or isinstance(high, (Dim, DimExpr)):
+            return
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise InputError(f"{self.name}: low={low} must be less than high={high}")
         if dtype.kind in "iu":
             kind = np.iinfo(dtype)
-            low, high = int(self.low), int(self.high)
-            if not kind.min <= low < high <= int(kind.max) + 1:
+            if not kind.min <= int(low) < int(high) <= int(kind.max) + 1:
                 raise InputError(
-                    f"{self.name}: low={self.low}, high={self.high} is not a range of "
+                    f"{self.name}: low={low}, high={high} is not a range of "
                     f"{self.dtype}; set the range of integers that the model accepts"
+                )
+
+    def _check_values(self, values: Values) -> None:
+        if values.dtype is not None and values.dtype != np.dtype(self.dtype):
+            raise InputError(
+                f"{self.name} is {self.dtype}, but its values are {values.dtype}. Convert the "
+                f"values, or declare {self.name}:SHAPE:{values.dtype}"
+            )
+        if len(values.shape) != len(self.shape):
+            raise InputError(
+                f"{self.name} has {len(self.shape)} axes, but its values have {len(values.shape)}"
+            )
+        for axis, (got, size) in enumerate(zip(values.shape, self.shape, strict=True)):
+            if isinstance(size, int) and got != size:
+                raise InputError(f"{self.name} axis {axis}: its values have size {got}, not {size}")
+            if got < 1 and not isinstance(size, int):
+                raise InputError(
+                    f"{self.name} axis {axis}: its values have no element there, so values at "
+                    "other sizes can't be made. Pass at least one"
                 )
 
     @property
@@ -150,16 +201,70 @@ class Input:
         )
 
     def sample(self, sizes: Mapping[str, int], seed: int) -> np.ndarray:
+        """The user's values at these sizes, or else random ones. Each seed gives other values."""
+        if self.values is None:
+            return self.random(sizes, seed)
+        dynamic = [not isinstance(size, int) for size in self.shape]
+        return self.values.at(shape_at(self.shape, sizes), dynamic, turn=seed)
+
+    def random(self, sizes: Mapping[str, int], seed: int) -> np.ndarray:
         """Random values at these sizes. The name, the sizes and the seed determine the values."""
         shape = shape_at(self.shape, sizes)
         entropy = [seed, *shape, *self.name.encode()]
         rng = np.random.default_rng(entropy)
         dtype = np.dtype(self.dtype)
+        if self.pattern:
+            return _mask(self.pattern, shape, rng).astype(dtype)
+        low, high = self._range_at(sizes)
         if dtype.kind == "b":
-            return np.asarray(rng.uniform(self.low, self.high, shape) > 0)  # () gives a scalar
+            return np.asarray(rng.uniform(low, high, shape) > 0)  # () gives a scalar
         if dtype.kind in "iu":
-            return rng.integers(int(self.low), int(self.high), shape, dtype=dtype)
-        return rng.uniform(self.low, self.high, shape).astype(dtype)
+            return rng.integers(int(low), int(high), shape, dtype=dtype)
+        return np.asarray(rng.uniform(low, high, shape)).astype(dtype)
+
+    @property
+    def drawn(self) -> str:
+        """How random values are drawn, as text: ``0..1000``, ``1..t`` or ``prefix``."""
+        ends = (
+            size_text(end) if isinstance(end, (Dim, DimExpr)) else f"{end:g}"
+            for end in (self.low, self.high)
+        )
+        return self.pattern or "..".join(ends)
+
+    def _range_at(self, sizes: Mapping[str, int]) -> tuple[float, float]:
+        """The range at these sizes. Integers exclude its end.
+
+        Raises:
+            InputError: The range is empty, or the dtype does not hold it.
+        """
+        low, high = (
+            end if isinstance(end, (int, float)) else evaluate(end, sizes)
+            for end in (self.low, self.high)
+        )
+        kind = np.dtype(self.dtype).kind
+        if kind in "iu" and isinstance(self.high, (Dim, DimExpr)):
+            high += 1
+        info = np.iinfo(self.dtype) if kind in "iu" else None
+        if low > high or (info and not info.min <= low < high <= int(info.max) + 1):
+            words = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise InputError(
+                f"input {self.name}: the range {self.drawn} has no {self.dtype} at {words}. "
+                "Change the range, or the sizes of the dim"
+            )
+        return low, high
+
+
+def _mask(pattern: Pattern, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """A mask in which no row is empty; see `Input.pattern`."""
+    if pattern == "prefix":
+        counts = rng.integers(1, max(shape[-1], 1) + 1, (*shape[:-1], 1))
+        return np.asarray(np.arange(shape[-1]) < counts)
+    mask = np.ones(shape, bool)
+    if pattern == "causal":
+        queries, keys = shape[-2:]
+        last = np.maximum(np.arange(queries) + keys - queries, 0)
+        mask &= np.arange(keys) <= last[:, None]
+    return mask
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ from typing import Any, NoReturn
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr, Size, read_size
+from pipeline.spec.ranges import read_range
 from pipeline.spec.structure import Path, name_of
 from pipeline.spec.tensors import Input
 
 INPUT_FORM = (
-    "NAME:SIZExSIZE...[:DTYPE[:LOW..HIGH]], e.g. image:1x3x{h}x{w} or ids:{b}x{s}:int64:0..1000"
+    "NAME:SIZExSIZE...[:DTYPE[:LOW..HIGH]], e.g. image:1x3x{h}x{w}, ids:{b}x{s}:int64:0..1000 or "
+    "lengths:{b}:int64:1..s. For a mask, write prefix, causal or all in place of LOW..HIGH"
 )
 DIM_FORM = (
     "NAME=MIN:OPT:MAX[/MULTIPLE[+OFFSET]], e.g. h=135:440:2160/8. NAME=:MAX is enough. For an "
@@ -105,43 +107,6 @@ def _is_expression(text: str) -> bool:
         return False
 
 
-BOOL_FORM = "for a bool: 1..2 (all true), 0..0 (all false) or 0..1 (both)"
-_BOOLS: dict[tuple[float, float], tuple[float, float]] = {
-    (1, 2): (1.0, 2.0), (1, 1): (1.0, 2.0), (0, 0): (-2.0, -1.0),
-    (0, 1): (-1.0, 1.0), (-1, 1): (-1.0, 1.0),
-}  # fmt: skip
-
-
-def bool_range(name: str, low: float, high: float) -> tuple[float, float]:
-    """Translates a bool's range into one for `Input.sample`, which makes positive values true.
-
-    1..2 and 1..1 are all true, and 0..0 is all false. 0..1 and -1..1 are half true, half false.
-    Without this translation 0..1 would be all true, because all its values are positive.
-
-    Raises:
-        InputError: The range is another one.
-    """
-    if (low, high) not in _BOOLS:
-        raise InputError(f"input {name}: {low:g}..{high:g} is not a valid range; {BOOL_FORM}")
-    return _BOOLS[low, high]
-
-
-def parse_range(text: str) -> tuple[str, tuple[float, float]]:
-    """Reads ``ids=0..1000``.
-
-    Raises:
-        InputError: The text does not have that form.
-    """
-    name, equals, values = (part.strip() for part in text.partition("="))
-    try:
-        low, high = (float(part) for part in values.split(".."))
-    except ValueError as error:
-        raise InputError(f"range {text!r} is not INPUT=LOW..HIGH, such as ids=0..1000") from error
-    if not equals or not name:
-        raise InputError(f"range {text!r} is not INPUT=LOW..HIGH, such as ids=0..1000")
-    return name, (low, high)
-
-
 def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
     """Reads inputs into a dict of keyword arguments for `ModelSpec.inputs`.
 
@@ -191,6 +156,15 @@ def _nested(part: Any, where: str) -> Any:
     return {name: _nested(part[name], f"{where}.{name}") for name in places}
 
 
+def parse_input(text: str, dims: Mapping[str, Dim]) -> Input:
+    """Reads one input, such as ``image:1x3x{h}x{w}``.
+
+    Raises:
+        InputError: The text does not have the form, or a dim is not declared.
+    """
+    return _parse_input(text, dims)[1]
+
+
 def _parse_input(text: str, dims: Mapping[str, Dim]) -> tuple[Path, Input]:
     place, colon, rest = text.partition(":")
     path = _path(place, text)
@@ -198,19 +172,17 @@ def _parse_input(text: str, dims: Mapping[str, Dim]) -> tuple[Path, Input]:
         _point(text, len(text), f"expected ':' and a shape; the form is {INPUT_FORM}")
     shape_text, _, more = rest.partition(":")
     dtype, _, range_text = more.partition(":")
-    values = {}
-    if range_text:
-        match = re.fullmatch(r"(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?)", range_text)
-        try:
-            values = dict(zip(("low", "high"), map(float, match.groups()), strict=True))  # type: ignore[union-attr]
-        except (AttributeError, ValueError):
-            _point(text, len(text) - len(range_text), "expected LOW..HIGH")
     shape = _shape(text, len(place) + 1, shape_text, dims)
     name = name_of(path, "input")
-    if dtype == "bool" and values:
-        ends = bool_range(place, values["low"], values["high"])
-        values = dict(zip(("low", "high"), ends, strict=True))
-    elif dtype and "float" not in dtype and dtype != "bool" and not range_text:
+    values: dict[str, Any] = {}
+    if range_text:
+        try:
+            values = read_range(place, range_text, dtype, dims)
+        except InputError as error:
+            if str(error).startswith("input "):
+                raise
+            _point(text, len(text) - len(range_text), str(error))
+    elif dtype and "float" not in dtype and dtype != "bool":
         values = {"low": 0.0, "high": 2.0}
     return path, Input(name, shape, dtype or "float32", **values)
 
@@ -260,7 +232,12 @@ def _size(text: str, at: int, inner: str, dims: Mapping[str, Dim]) -> Size:
     for name in sorted(expr.names):
         if name not in dims:
             known = f"; declared: {', '.join(dims)}" if dims else ""
-            _point(text, at, f"dim {name} is not declared: add --dim {name}=MIN:OPT:MAX{known}")
+            _point(
+                text,
+                at,
+                f"dim {name} is not declared: add --dim {name}=MIN:OPT:MAX{known}. "
+                f'In Python: dims={{"{name}": (MIN, OPT, MAX)}}',
+            )
     return read_size(inner, dims)
 
 

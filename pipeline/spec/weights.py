@@ -71,7 +71,7 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
     if path.suffix == ".safetensors":
         state: object = _read_safetensors(path)
     elif path.suffix in (".pth", ".pt", ".bin"):
-        state = _read_torch(path)
+        state = read_torch(path)
     else:
         raise InputError(f"weights {path}: unknown kind; use .pth, .pt or .safetensors")
     if isinstance(state, Mapping):
@@ -88,7 +88,16 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
     return state
 
 
-def _read_torch(path: Path) -> object:
+def read_torch(path: Path, what: str = "weights") -> object:
+    """The content of a file from torch.save, without running code in it.
+
+    Args:
+        path: The file.
+        what: What the file is, for the beginning of errors.
+
+    Raises:
+        InputError: The file is damaged, or holds other things than tensors and plain containers.
+    """
     import torch
 
     try:
@@ -99,11 +108,11 @@ def _read_torch(path: Path) -> object:
                 raise zipfile.BadZipFile(f"{damaged}: wrong checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise InputError(f"weights {path}: {error.strerror or error}") from error
+        raise InputError(f"{what} {path}: {error.strerror or error}") from error
     except Exception as error:  # damaged bytes make the unpickler raise anything
         # torch's own message advises to run the code in the file
         raise InputError(
-            f"weights {path}: damaged, or not a torch file that holds only tensors",
+            f"{what} {path}: damaged, or not a torch file that holds only tensors",
             detail=str(error),
         ) from error
 

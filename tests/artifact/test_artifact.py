@@ -235,6 +235,7 @@ def test_the_keys_are_the_documented_ones() -> None:
     }
     assert declared["inputs"][0] == {
         "name": "image", "shape": [1, 3, "h", "w"], "dtype": "float32", "low": -1.0, "high": 1.0,
+        "pattern": "", "values": None,
     }  # fmt: skip
     assert declared["outputs"][0] == {
         "name": "flow", "shape": [1, 2, "h", "8 * (w // 8)"], "tolerance": None, "dtype": "float32",

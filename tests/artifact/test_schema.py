@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import pytest
 from test_artifact import BARE, FULL, H, W
 
 from pipeline.artifact.manifest import SCHEMA, Manifest
-from pipeline.artifact.stored_interface import DIM_HINTS, HINTS
+from pipeline.artifact.stored_interface import DIM_HINTS, HINTS, read_interface
+from pipeline.errors import ArtifactError
 from pipeline.spec.dims import Dim, DimExpr, Size
 from pipeline.spec.interface import Interface
+from pipeline.spec.tensors import End, Input
+from pipeline.spec.values import Values
 
 GOLDEN = Path(__file__).with_name(f"manifest_schema_{SCHEMA}.txt")
 _STORED = {Interface: HINTS, Dim: DIM_HINTS}  # these are not stored field by field
@@ -25,6 +30,8 @@ def lines_of(kind: Any, path: str) -> Iterator[str]:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind == Size:
         yield f"{path}: int | text of a dim or of an expression"
+    elif kind == End:
+        yield f"{path}: float | text of a dim or of an expression"
     elif origin in (Union, UnionType) and len(arguments) == 2 and NoneType in arguments:
         yield f"{path}: null or"
         yield from lines_of(next(a for a in arguments if a is not NoneType), path)
@@ -85,6 +92,20 @@ def test_a_manifest_survives_write_and_read() -> None:
         "h": 144,
         "w": 200,
     }
+
+
+def test_ranges_and_values_survive_write_and_read() -> None:
+    image = FULL.interface.inputs[0]
+    lengths = Input("lengths", (H,), "int64", 1, H + 1)
+    mask = Input("mask", (H,), "bool", pattern="prefix", values=Values("0" * 64, (7,)))
+    interface = dataclasses.replace(FULL.interface, inputs=(image, lengths, mask))
+    text = dataclasses.replace(BARE, interface=interface).to_json()
+    read = Manifest.from_json(text).interface
+    assert read.inputs == interface.inputs
+    assert isinstance(read.inputs[1].high, DimExpr)
+    assert read.inputs[1].high.dims == (read.dims["h"],)
+    with pytest.raises(ArtifactError, match=r"inputs\[1\]\.high: no dim is called z"):
+        read_interface(json.loads(text.replace("h + 1", "z + 1"))["interface"], "m", "interface")
 
 
 def test_what_the_pipeline_may_narrow_is_not_stored() -> None:

@@ -18,7 +18,6 @@ from tiny import TOLERANCE, of
 from pipeline.artifact.manifest import ComparisonInfo, PointInfo
 from pipeline.build.shape_inference import ORACLE
 from pipeline.commands.check.check import CheckReport, Finding, check, comparison_findings
-from pipeline.commands.check.command import check_text
 from pipeline.commands.check.findings import constraint_findings
 from pipeline.errors import ConstraintError
 from pipeline.spec.config import Config
@@ -89,7 +88,7 @@ def test_a_multiple_is_named_and_the_rest_looked_at_there() -> None:
     assert 'padding=Padding({"h": 8})' in found[0].do
     assert "the findings below hold for h in 16..64 in steps of 8" in said(report, "dims")
     assert "all runs agree" in said(report, "comparison")
-    assert check_text(report).endswith("\n2 findings block a conversion")
+    assert str(report).endswith("\n2 findings block a conversion")
 
 
 def test_a_dim_that_may_be_narrowed_is_in_nobodys_way() -> None:
@@ -227,7 +226,7 @@ def test_what_the_pipeline_mends_is_in_nobodys_way(forward: Any) -> None:
     if "fft" in forward.__code__.co_names:
         spec = replace(spec, tolerance=replace(TOLERANCE, atol=1e-4))
     report = checked(spec)
-    assert report.ok, check_text(report)
+    assert report.ok, str(report)
     if "fft" in forward.__code__.co_names:
         assert "pass expand_dft fixes" in said(report, "nodes")
 
@@ -352,13 +351,13 @@ def test_several_inputs_that_must_have_one_size() -> None:
     assert "w must equal h" in found.what
     assert "one Dim for both" in found.do
     report = summed(True)  # a conversion does this without you
-    assert report.ok, check_text(report)
+    assert report.ok, str(report)
     assert "nothing: one Dim for both h and w" in said(report, "dims")
     assert "the findings below hold for h in 16..48 only" in said(report, "dims")
     assert "all runs agree" in said(report, "comparison")
     # profiles and sizes may name both
     report = summed(True, profiles=("h=16:20:32,w=20:24:40",), shapes=("h=24,w=24", "w=30", "h=50"))
-    assert report.ok, check_text(report)
+    assert report.ok, str(report)
     assert [f.what for f in report.findings if f.kind == "left-out"] == [
         "shape h=50 is not checked: its sizes are outside these ranges"
     ]

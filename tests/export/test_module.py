@@ -241,6 +241,8 @@ def test_modules_that_can_not_be_called() -> None:
             InputError,
             "can't be called with the inputs as declared: missing",
         ),
+        (spec_of(forward, (X,)), InputError, "'y'. Add --input y:SHAPE (in Python: to inputs)"),
+        (spec_of(forward, {"y": X}), InputError, "'x'. Add --input x:SHAPE (in Python: to inputs)"),
         (
             spec_of(forward, {"x": X, "y": X2, "z": X3}),
             InputError,

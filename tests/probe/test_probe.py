@@ -282,6 +282,7 @@ def test_a_module_that_never_runs_is_said_so() -> None:
     assert rule.kind == "nowhere"
     assert "runs at none of the" in rule.text()
     assert "no 4-dimensional image" in rule.text()
+    assert "other fixed sizes (such as channels), axes or dtypes" in rule.advice()
     assert "test_probe.py:" in rule.line
 
 

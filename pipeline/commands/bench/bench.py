@@ -18,6 +18,7 @@ import numpy as np
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest, now
+from pipeline.artifact.values import filled
 from pipeline.commands.bench.measure import Method, Timing, input_sets, timed
 from pipeline.errors import EngineError, InputError
 from pipeline.runtime import engine as runtime
@@ -103,7 +104,7 @@ def bench(
         EngineError: No set of sizes could be measured. If only some fail, `why` has the reason.
     """
     artifact = Artifact.open(place)
-    manifest = artifact.manifest
+    manifest = filled(artifact.manifest, place)
     declared = manifest.interface
     points = sizes_to_time(declared.dims, declared.profiles, declared.rules, shapes)
 

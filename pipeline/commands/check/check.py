@@ -68,6 +68,20 @@ class CheckReport:
         """True if no finding blocks a conversion."""
         return not any(finding.blocks for finding in self.findings)
 
+    def __str__(self) -> str:
+        """The findings by sections. An exclamation mark shows a finding that blocks."""
+        lines = [f"{self.name}, for {self.target}"]
+        for section in SECTIONS:
+            lines += ["", section]
+            for finding in self.findings:
+                if finding.section == section:
+                    lines.append(f"{'!' if finding.blocks else ' '} {finding.what}")
+                    lines += [f"    at: {finding.where}"] if finding.where else []
+                    lines += [f"    do: {finding.do}"] if finding.do else []
+        count = sum(finding.blocks for finding in self.findings)
+        things = "1 finding blocks" if count == 1 else f"{count or 'No'} findings block"
+        return "\n".join([*lines, "", f"{things} a conversion"])
+
 
 @dataclass(frozen=True)
 class _CheckedModel:

@@ -13,7 +13,6 @@ from pipeline.commands.source_options import engine_tolerance
 from pipeline.machine.progress import Announce
 
 if TYPE_CHECKING:
-    from pipeline.commands.check.check import CheckReport
     from pipeline.spec.config import Config
 
 
@@ -47,22 +46,5 @@ def check(config: Config, arguments: argparse.Namespace, announce: Announce) -> 
     if arguments.json:
         show(json.dumps({"ok": report.ok, **asdict(report)}, indent=2))
     else:
-        show(check_text(report))
+        show(str(report))
     return 0 if report.ok else 1
-
-
-def check_text(report: CheckReport) -> str:
-    """Returns the report by sections. An exclamation mark shows a finding that blocks."""
-    from pipeline.commands.check.check import SECTIONS
-
-    lines = [f"{report.name}, for {report.target}"]
-    for section in SECTIONS:
-        lines += ["", section]
-        for finding in report.findings:
-            if finding.section == section:
-                lines.append(f"{'!' if finding.blocks else ' '} {finding.what}")
-                lines += [f"    at: {finding.where}"] if finding.where else []
-                lines += [f"    do: {finding.do}"] if finding.do else []
-    count = sum(finding.blocks for finding in report.findings)
-    things = "1 finding blocks" if count == 1 else f"{count or 'No'} findings block"
-    return "\n".join([*lines, "", f"{things} a conversion"])

@@ -22,6 +22,7 @@ import onnx
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest
+from pipeline.artifact.values import filled
 from pipeline.build.build import build
 from pipeline.build.settings import BuildOptions
 from pipeline.errors import InputError
@@ -170,7 +171,7 @@ class Engines:
         self, artifact: Artifact, sizes: Mapping[str, int], plugins: Sequence[str]
     ) -> None:
         self.place = artifact.path
-        self.manifest: Manifest = artifact.manifest
+        self.manifest: Manifest = filled(artifact.manifest, artifact.path)
         self.model = artifact.model
         self.plugins = plugins
         self.feed: Feed = self.manifest.interface.sample(sizes, 0)

@@ -1,0 +1,118 @@
+"""``pipeline.convert`` and ``pipeline.check`` of a torch module in hand."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pipeline
+from pipeline.artifact.stored import stored_points
+from pipeline.convert.driver import run_verify
+from pipeline.convert.options import Verify
+from pipeline.errors import InputError
+from pipeline.source.module import module_spec
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.norm = torch.nn.BatchNorm2d(4)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.norm(self.conv(x))) * scale[:, None, None, None]
+
+
+INPUTS = {"x": "{b}x3x{h}x{w}", "scale": "{b}"}
+DIMS = {"b": (1, 2, 3), "h": (8, 16, 24), "w": "8:16:32"}
+
+
+def made() -> Net:
+    torch.manual_seed(0)
+    net = Net()
+    net.norm.eval()  # some users freeze the statistics
+    net.conv.weight.requires_grad_(False)
+    net.conv.bias.grad = torch.ones(4)  # type: ignore[union-attr]
+    return net
+
+
+def test_a_conversion_and_what_it_leaves(tmp_path: Path) -> None:
+    net = made()
+    x = torch.rand(1, 3, 8, 16)
+    before = copy.deepcopy(net)
+    report = pipeline.convert(
+        net, {**INPUTS, "x": (INPUTS["x"], x)}, DIMS, name="mine", out=tmp_path / "a"
+    )
+    assert report.ok and report.manifest.name == "mine"
+    assert {d.name: (d.min, d.opt, d.max) for d in report.manifest.interface.dims.values()} == {
+        "b": (1, 2, 3), "h": (8, 16, 24), "w": (8, 16, 32),
+    }  # fmt: skip
+    assert any(np.array_equal(p.feed["x"], x.numpy()) for p in stored_points(report.path, "torch"))
+    # the module is as it was
+    assert [m.training for m in net.modules()] == [m.training for m in before.modules()]
+    assert net.training and not net.norm.training
+    after = net.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.state_dict().items())
+    assert [p.requires_grad for p in net.parameters()] == [
+        p.requires_grad for p in before.parameters()
+    ]
+    assert net.conv.bias is not None and torch.equal(net.conv.bias.grad, torch.ones(4))  # type: ignore[arg-type]
+    again = module_spec(net, INPUTS, DIMS, name="mine")
+    assert run_verify(report.path, Verify(torch_model=True, spec=again)).ok
+    with pytest.raises(InputError, match=r"pipeline\.source\.module\.module_spec\("):
+        run_verify(report.path, Verify(torch_model=True))
+
+
+def test_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    net = made()
+    report = pipeline.check(net, INPUTS, DIMS)
+    assert report.ok and str(report).startswith("Net, for rtx-1.7\n")
+    assert str(report).endswith("No findings block a conversion")
+    assert net.training and list(tmp_path.iterdir()) == []
+
+    class Bad(Net):
+        def forward(self, x: Any, scale: Any) -> Any:
+            return super().forward(x.reshape(-1, 3, 16, 16), scale)
+
+    fixed = {"x": "1x3x{h}x16", "scale": "1"}
+    blocked = pipeline.check(Bad(), fixed, {"h": (8, 16, 24)}, exact=True)
+    assert not blocked.ok and "! h" in str(blocked)
+
+
+def test_a_forgotten_input() -> None:
+    with pytest.raises(InputError, match=r"model Net: its forward\(x.*Add --input scale:SHAPE \("):
+        pipeline.convert(made(), {"x": INPUTS["x"]}, DIMS)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "",
+        "import pipeline.convert.driver",
+        "from pipeline.convert.driver import run_verify",
+        "pipeline.convert; import pipeline.convert.options",
+    ],
+)
+def test_the_function_is_also_the_package(first: str) -> None:
+    text = f"""
+import sys, pipeline
+{first}
+assert "torch" not in sys.modules and callable(pipeline.convert)
+import pipeline.convert.driver as driver
+assert pipeline.convert.driver is driver and callable(pipeline.convert)
+try:
+    pipeline.convert("raft")
+except pipeline.InputError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert "call pipeline.run(...)" in done.stdout
