@@ -63,12 +63,13 @@ def _verdict(manifest: Manifest) -> str:
 
 
 def _narrowed(manifest: Manifest) -> str:
-    """Returns a last line on the ranges that are smaller than asked for; empty if none is."""
-    rules = manifest.export.refinements if manifest.export is not None else ()
-    names = dict.fromkeys(name for rule in rules for name in (rule.dim, *rule.others))
-    dims = manifest.interface.dims
-    left = ", ".join(str(dims[name]) for name in names if name in dims)
-    return f"fewer sizes than you asked for: {left} (see `narrowed` above)" if left else ""
+    """Returns a last line on the sizes that the model does not take; empty if it takes all."""
+    dims, left = manifest.interface.dims, []
+    for rule in manifest.export.refinements if manifest.export is not None else ():
+        name = rule.dim.removesuffix("_padded")
+        left.append(str(dims[name]) if name in dims and not rule.size_rule else rule.size_rule)
+    words = ", ".join(dict.fromkeys(filter(None, left)))
+    return f"fewer sizes than you asked for: {words} (see `narrowed` above)" if words else ""
 
 
 def _head(report: Report) -> str:

@@ -23,7 +23,6 @@ from pipeline.export.output_sizes import check_names, true_shapes
 from pipeline.export.padding import PaddedModule, add_padding
 from pipeline.export.symbols import SymbolNames, apply_names, output_shapes
 from pipeline.export.tolerance import with_tolerance
-from pipeline.export.torch_messages import advice
 from pipeline.export.trace import trace
 from pipeline.graph.ceil_pools import with_true_pools
 from pipeline.graph.files import is_outside, lightened
@@ -169,7 +168,6 @@ def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path)
         raise ExportError(
             f"model {spec.name}: torch.onnx.export: {cause}",
             detail=str(error),
-            do=advice(f"{cause}\n{error}"),
         ) from error
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipeline.errors import InputError, SizeError
-from pipeline.export.torch_messages import advice
+from pipeline.export.torch_messages import of_rounding
 from pipeline.probe.eager import output_sizes
 from pipeline.probe.fit import fit_line
 from pipeline.probe.grid import legal_sizes
@@ -27,7 +27,7 @@ def check_names(spec: ModelSpec, shapes: Sequence[Sequence[int | str]]) -> None:
             except InputError:
                 raise SizeError(
                     f"{where}: its size is {size}, which is no integer expression of the dims",
-                    do=advice(str(size)),
+                    do=of_rounding(str(size)),
                 ) from None
             if unknown:
                 raise SizeError(

@@ -116,32 +116,27 @@ def _rule(  # noqa: PLR0911
 
 
 # a pattern in torch's error -> what to do in the model
-_ROUNDED = re.compile(r"\b(?:Trunc|Floor|Ceil|Round)ToInt\(")
 _ADVICE = (
     (
-        "unhashable type: non-nested SymInt",
+        r"unhashable type: non-nested SymInt",
         "do not use a size as a key of a dict or in a set: compute the value from the size in each "
         "call, without a cache",
     ),
     (
-        r"extract specialized integer",
+        r"Could not extract specialized integer",
         "do not make a number from a tensor's values: read sizes from x.shape directly, and set "
         "other numbers when you make the module",
     ),
     (
-        r"data-dependent|GuardOnDataDependent|Could not guard|unbacked|Eq\(u\d",
+        r"Could not guard on data-dependent expression",
         "do not choose a branch by a tensor's values: compute both branches and use torch.where, "
         "use torch.cond, or choose when you make the module",
     ),
-    (
-        r"TruncToInt|FloorToInt|CeilToInt|RoundToInt|builtins\.round|math\.(?:trunc|floor|ceil)",
-        "a size times a float has no exact formula: compute it in integers, such as "
-        "x.shape[2] * 37 // 100 in place of int(x.shape[2] * 0.37) or scale_factor=0.37",
-    ),
-    (
-        r"No ONNX function|No decompositions|Failed to (?:decompose|convert)|not supported",
-        "write the op's translation (pipeline/export/ops), or replace it in the model",
-    ),
+)
+_ROUNDED = re.compile(r"\b(?:Trunc|Floor|Ceil|Round)ToInt\(")
+_IN_INTEGERS = (
+    "a size times a float has no exact formula: compute it in integers, such as "
+    "x.shape[2] * 37 // 100 in place of int(x.shape[2] * 0.37) or scale_factor=0.37"
 )
 
 
@@ -150,10 +145,15 @@ def advice(text: str) -> str:
     return next((words for pattern, words in _ADVICE if re.search(pattern, text)), "")
 
 
+def of_rounding(size: str) -> str:
+    """What to change if a size is a rounded float of sizes; an empty text if it is not."""
+    return _IN_INTEGERS if _ROUNDED.search(size) else ""
+
+
 class GuardLog:
     """Records the guards that torch.export adds, each with the model's line that made it.
 
-    Enter it round torch.export.export, then call `line_of`.
+    Enter it round torch.export.export, then call `guard_on`.
 
     Args:
         framework: torch's folder, whose lines are not the model's.
@@ -192,10 +192,10 @@ class GuardLog:
             if line:
                 self._guards.append((match[1], line))
 
-    def line_of(
+    def guard_on(
         self, arguments: Mapping[tuple[str, int], str], dim: str, sizes: Sequence[int] = ()
-    ) -> str:
-        """The model's line that made the guard on a dim, or an empty text.
+    ) -> tuple[str, str]:
+        """The guard on a dim, and the model's line that made it; empty texts if there is none.
 
         Args:
             arguments: the dim's name by (argument name of ``forward``, axis).
@@ -209,13 +209,9 @@ class GuardLog:
             if symbols_in(guard) <= names and any(
                 holds(guard, dict.fromkeys(names, size)) is False for size in sizes
             ):
-                return line
-        tying = [line for guard, line in on_it if not symbols_in(guard) <= names]
-        return next(iter(tying or [line for _, line in on_it]), "")
-
-    def rounds(self, line: str) -> bool:
-        """True if the model's line makes an integer of a float of sizes: ``int(w * 0.37)``."""
-        return any(line == at and _ROUNDED.search(guard) for guard, at in self._guards)
+                return guard, line
+        tying = [(guard, line) for guard, line in on_it if not symbols_in(guard) <= names]
+        return next(iter(tying or on_it), ("", ""))
 
     def line_for(self, guard: str) -> str:
         """The model's line that made the guard of this text, or an empty text."""

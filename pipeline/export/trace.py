@@ -22,7 +22,14 @@ import torch
 from pipeline.errors import ConstraintError, ExportError, first_line
 from pipeline.export.guards import Broken, broken_guards, good_sizes, matters, tries, unguarded
 from pipeline.export.torch_2_13 import mended
-from pipeline.export.torch_messages import GuardLog, advice, find_rules, fixed_dims, root_name
+from pipeline.export.torch_messages import (
+    GuardLog,
+    advice,
+    find_rules,
+    fixed_dims,
+    of_rounding,
+    root_name,
+)
 from pipeline.export.trace_rules import find_baked, keep_opt, one_sided, with_branch, without_opt
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import constraint_error, for_user, may_apply, refine
@@ -123,7 +130,7 @@ def _export_once(task: _Task, skip: int) -> tuple[torch.export.ExportedProgram |
         log = GuardLog(Path(_TORCH))
         try:
             with task.watch("torch.export"), log:
-                program = _torch_export(eager, sizes)
+                program = _exported(task, sizes)
         except ConstraintError as error:
             relaxed, broken = _relaxed(task, sizes)
             if relaxed is not None:
@@ -145,19 +152,57 @@ def _export_once(task: _Task, skip: int) -> tuple[torch.export.ExportedProgram |
             return relaxed, broken
         rules = _broken_rules(program, task, log)
         if first is not None and not rules:
+            text = str(first).removesuffix(f"; {first.do}")
             raise ExportError(
-                f"{first} (the model fails at {sizes_text(example_sizes[0])}, and exports from an "
-                f"example at {sizes_text(sizes)}; torch.export does not say at which sizes it "
-                "runs)",
+                f"{text} (the model fails at {sizes_text(example_sizes[0])}, and exports "
+                f"from an example at {sizes_text(sizes)}; torch.export does not say at which sizes "
+                "it runs)",
                 detail=first.detail,
+                do=first.do,
             )
         return program, rules
     assert first is not None
     raise first
 
 
+def _exported(task: _Task, sizes: Mapping[str, int]) -> torch.export.ExportedProgram:
+    """The program. A dim of few sizes has a larger range for torch, unless the model refuses that.
+
+    Raises:
+        ConstraintError, ExportError: see `_torch_export`.
+    """
+    eager, tolerance = task.eager, task.spec.tolerance
+    assert tolerance is not None  # given or measured
+    try:
+        return _torch_export(eager, sizes)
+    except ConstraintError as error:
+        short = [dim for dim in dims_of(eager.inputs).values() if _enlarged(dim)]
+        if not short:
+            raise
+        try:
+            program = _torch_export(eager, sizes, least=0)
+            graph = unguarded(program)
+            for dim in short:  # torch may have made a number of it
+                for size in legal_sizes(dim, _LEAST):
+                    args = eager.args({**sizes, dim.name: size})
+                    with torch.no_grad(), quiet(), untouched(eager.module):
+                        if matters(graph, eager.module, args, tolerance):
+                            raise error
+        except ExportError:
+            raise error from None
+        return program
+
+
+def _enlarged(dim: Dim) -> bool:
+    return not dim.static and dim.max // dim.multiple_of < _LEAST
+
+
 def _torch_export(
-    eager: EagerModule, sizes: Mapping[str, int], *, relaxed: bool = False
+    eager: EagerModule,
+    sizes: Mapping[str, int],
+    *,
+    relaxed: bool = False,
+    least: int = _LEAST,
 ) -> torch.export.ExportedProgram:
     """Calls torch.export.export once.
 
@@ -175,8 +220,8 @@ def _torch_export(
         if isinstance(size, DimExpr):
             return torch.export.Dim.DYNAMIC
         if relaxed or size.offset:
-            return torch.export.Dim.DYNAMIC(min=size.min, max=max(size.max, _LEAST))
-        return _torch_dim(size, roots)
+            return torch.export.Dim.DYNAMIC(min=size.min, max=max(size.max, least))
+        return _torch_dim(size, roots, least)
 
     shapes: Any = tuple(
         {axis: torch_dim(size) for axis, size in enumerate(i.shape) if _dynamic(size)}
@@ -244,11 +289,11 @@ def _relaxed(
     return None, []
 
 
-def _torch_dim(size: Dim, roots: dict[str, Any]) -> Any:
+def _torch_dim(size: Dim, roots: dict[str, Any], least: int) -> Any:
     """torch's Dim for a dim, or ``k*_name`` for multiples; one object for each name."""
     step = size.multiple_of
     if size.name not in roots:
-        largest = max(size.max // step, _LEAST)
+        largest = max(size.max // step, least)
         root = torch.export.Dim(root_name(size), min=size.min // step, max=largest)
         roots[size.name] = step * root if step > 1 else root
     return roots[size.name]
@@ -265,9 +310,9 @@ def _explain(eager: EagerModule, text: str, log: GuardLog) -> list[Rule]:
     found = []
     for rule in find_rules(text, dims) or fixed_dims(text, arguments, dims):
         name = rule.others[0] if rule.others else rule.dim  # torch names this one
-        line = log.line_of(arguments, name, legal_sizes(dims[name], 1 << 12))
-        baked = rule.kind in ("fixed", "range") and log.rounds(line)
-        found.append(Rule("baked-in", rule.dim, line=line) if baked else replace(rule, line=line))
+        guard, line = log.guard_on(arguments, name, legal_sizes(dims[name], 1 << 12))
+        baked = rule.kind in ("fixed", "range") and of_rounding(guard)
+        found.append(replace(Rule("baked-in", rule.dim) if baked else rule, line=line))
     return found
 
 
@@ -314,7 +359,7 @@ def _broken_rules(
         if needed:
             line = log.line_for(needed[0].text)
             rule = fitted(dim, good_sizes(program, inputs, dim, needed), needed[0].words)
-            baked = rule.kind in ("fixed", "range") and log.rounds(line)
+            baked = rule.kind in ("fixed", "range") and of_rounding(needed[0].text)
             rules.append(replace(Rule("baked-in", dim.name) if baked else rule, line=line))
     if rules:
         return rules

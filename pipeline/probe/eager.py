@@ -76,7 +76,7 @@ def output_sizes(
 
     try:
         with torch.no_grad(), quiet(), untouched(module):
-            result = _called(inputs, module, seed, sizes)
+            result = _called(inputs, module, seed, sizes, elements(inputs, sizes) <= _EAGER)
             return [tuple(int(n) for n in t.shape) for t in flat_tensors(result)]
     except Exception:
         return None
@@ -87,7 +87,8 @@ def inner_sizes(
 ) -> list[tuple[str, tuple[int, ...]]] | None:
     """Each operator that a call of the module runs, with the shape of each tensor that it returns.
 
-    Large inputs are run as shapes without values. Returns None if the module does not run.
+    The module runs as shapes without values, or with values if it needs them and the inputs are
+    small. Returns None if it does not run.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -107,12 +108,13 @@ def inner_sizes(
             )
             return result
 
-    try:
-        with torch.no_grad(), quiet(), untouched(module):
-            _called(inputs, module, seed, sizes, Record())  # type: ignore[no-untyped-call]
-    except Exception:
-        return None
-    return found
+    small = elements(inputs, sizes) <= _EAGER
+    for values in (False, True) if small else (False,):
+        found.clear()
+        with contextlib.suppress(Exception), torch.no_grad(), quiet(), untouched(module):
+            _called(inputs, module, seed, sizes, values, Record())  # type: ignore[no-untyped-call]
+            return found
+    return None
 
 
 def _called(
@@ -120,14 +122,15 @@ def _called(
     module: torch.nn.Module,
     seed: int,
     sizes: Mapping[str, int],
+    values: bool,
     under: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Any:
-    """The result of a call; large inputs have no values."""
+    """The result of a call, with values or as shapes alone."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     under = under or contextlib.nullcontext()
-    if elements(inputs, sizes) <= _EAGER:
+    if values:
         args = example_args(inputs, seed, sizes)
         with under:
             return module(*args)

@@ -124,6 +124,48 @@ def test_the_side_of_a_branch_that_has_the_opt(tmp_path) -> None:
     check(done, [dict(zip("bhw", row, strict=True)) for row in SETS], exact=True)
 
 
+class Two(nn.Module):
+    """It takes two rows at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.rand(2, 4, 4))
+
+    def forward(self, x):
+        assert x.shape[0] <= 2
+        return torch.bmm(x, self.rows[: x.shape[0]])
+
+
+@pytest.mark.parametrize("opt", [1, 2])
+def test_a_model_that_needs_the_range_of_two(tmp_path, opt) -> None:
+    spec = spec_of(Two, (Input("x", (Dim("b", 1, opt, 2), 4, 4)),))
+    done = export(spec, None, tmp_path / "m.onnx")
+    check(done, [{"b": 1}, {"b": 2}])
+
+
+class Inside(nn.Module):
+    """A branch inside of a branch: torch leaves no guard on the inner one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv1d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        n, y = x.shape[2], self.body(x)
+        if n <= 128:
+            return y.flip(1)
+        return y * 3 if n % 256 == 0 else y.flip(1)
+
+
+def test_a_branch_behind_a_branch_is_not_lost(tmp_path) -> None:
+    n = Dim("n", 5, 100, 3000)
+    spec = spec_of(Inside, (Input("x", (1, 8, n)),), refine_dims=True)
+    done = export(spec, None, tmp_path / "m.onnx")
+    n = done.spec.dims["n"]
+    assert (n.min, n.max) == (5, 128)
+    check(done, [{"n": size} for size in range(n.min, n.max + 1)])
+
+
 def test_the_smallest_sizes_that_are_like_the_opts() -> None:
     eager = EagerModule((IMAGE,), nn.Conv2d(3, 8, 3, 4, 1), 0)
     assert generic_examples(eager, ())[0] == {"b": 2, "h": 5, "w": 6}
