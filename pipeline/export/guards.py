@@ -160,8 +160,24 @@ def recorded(
                 factor = expr / root
                 if factor.is_Integer:
                     symbols.setdefault(str(root), Symbol(dim, int(factor)))
-            guards = [str(g.expr) for g in size.node.shape_env.guards]
+            guards = [text for g in size.node.shape_env.guards for text in _parts(g.expr)]
     return symbols, guards
+
+
+def _parts(guard: Any) -> list[str]:
+    """The guard's text, or ``h >= 24`` and ``w >= 24`` for ``Min(h, w) >= 24``.
+
+    A Dim can express each of the parts.
+    """
+    turned = guard if guard.is_Relational else None
+    if turned is not None and turned.lhs.is_number:
+        turned = turned.reversed
+    if turned is None or not turned.rhs.is_number:
+        return [str(guard)]
+    split = {("Min", ">="), ("Min", ">"), ("Max", "<="), ("Max", "<")}
+    if (type(turned.lhs).__name__, turned.rel_op) not in split:
+        return [str(guard)]
+    return [str(turned.func(part, turned.rhs)) for part in turned.lhs.args]
 
 
 _TRIES = 40  # most sizes that are tried for one guard, without those at other sizes of the rest

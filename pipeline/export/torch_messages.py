@@ -215,4 +215,12 @@ class GuardLog:
 
     def line_for(self, guard: str) -> str:
         """The model's line that made the guard of this text, or an empty text."""
-        return next((line for text, line in self._guards if text == guard), "")
+        exact = next((line for text, line in self._guards if text == guard), "")
+        return exact or next(  # it may be a part of ``Min(h, w) >= 24``
+            (
+                line
+                for text, line in self._guards
+                if re.search(r"\b(Min|Max)\(", text) and symbols_in(guard) < symbols_in(text)
+            ),
+            "",
+        )

@@ -93,8 +93,9 @@ def trace(
         for skip in (1, 2) if one_sided(rules, spec) else ():
             with contextlib.suppress(ExportError):  # then the first attempt's rules stay
                 rounder = _attempt(task, skip)
-                clear = not one_sided(rounder[1], spec)
-                if clear or (keep_opt(rounder[1], spec) and not keep_opt(rules, spec)):
+                kept = keep_opt(rounder[1], spec)
+                clear = not one_sided(rounder[1], spec) and (kept or not keep_opt(rules, spec))
+                if clear or (kept and not keep_opt(rules, spec)):
                     program, rules = rounder
                 if clear:
                     break

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConstraintError, ExportError, InputError
 from pipeline.probe.probe import Probed, probe
+from pipeline.probe.rules import by_values
 from pipeline.spec.dims import Dim, DimExpr, Size, SizeRule, kept_rules
 from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.padding import Padding, padded_name
@@ -19,6 +20,9 @@ from pipeline.spec.tensors import End
 
 if TYPE_CHECKING:
     import torch
+
+# errors of a run that random integers may cause
+_BY_VALUES = re.compile("index out of range|out of bounds", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -361,6 +365,8 @@ def constraint_error(
     }
     if multiples and spec.padding is None and len(multiples) == len(rules):
         allow += f"; or padding=Padding({multiples}) to pad every size inside the engine"
+    if any(rule.failed and _BY_VALUES.search(rule.failed.error) for rule in rules):
+        allow += by_values(spec)
     how = f" (found by running the model: {found.words})" if found else ""
     return ConstraintError(
         f"model {spec.name}: {'; '.join(map(str, rules))}{allow}{how}", rules=tuple(rules)

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim
+from pipeline.spec.model import ModelSpec
 from pipeline.spec.rules import Rule, RuleKind
+from pipeline.spec.tensors import Input
 
 
 def fitted(dim: Dim, good: Sequence[int], guard: str = "") -> Rule:
@@ -62,3 +64,22 @@ def narrowed(
     except InputError:  # nothing is left of the range
         return replace(rule, obstacle="zero" if high == 0 else "empty")
     return replace(rule, refined=new)
+
+
+def _integers(declared: Input) -> str:
+    """The random integers of an input as text, both ends included."""
+    low, high = declared.low, declared.high
+    plain = isinstance(low, (int, float)) and isinstance(high, (int, float))
+    return f"{low:g}..{high - 1:g}" if plain and not declared.pattern else declared.drawn
+
+
+def by_values(spec: ModelSpec) -> str:
+    """A hint for a run that may have failed because of random integers."""
+    names = [i.name for i in spec.inputs if i.dtype.startswith(("int", "uint"))]
+    if not names:
+        return ""
+    ranges = ", ".join(f"{i.name} {_integers(i)}" for i in spec.inputs if i.name in names)
+    return (
+        f". If the values of integer inputs cause this ({ranges}), pass --range NAME=LOW..HIGH. "
+        "If an input sets a shape or an axis, make it a constant"
+    )

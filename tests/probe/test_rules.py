@@ -218,6 +218,25 @@ def test_a_models_own_error_gets_no_advice_of_ours(tmp_path) -> None:
     assert caught.value.do == ""
 
 
+def test_values_beyond_a_table_are_named(tmp_path) -> None:
+    torch.manual_seed(0)
+    table = torch.rand(300, 4)
+    ids = Input("x", (Dim("b", 1, 2, 4), Dim("s", 1, 4, 8)), "int64", low=0, high=401)
+    spec = make(lambda x: functional.embedding(x, table), refine_dims=True)
+    with pytest.raises(ConstraintError, match=r"\(x 0\.\.400\), pass --range NAME=LOW"):
+        export(dataclasses.replace(spec, inputs=(ids,)), None, tmp_path / "m.onnx")
+
+
+def test_the_smaller_of_two_dims(tmp_path) -> None:
+    def smaller(x):
+        return x * 2 if min(x.shape[2], x.shape[3]) >= 24 else x
+
+    spec = make(smaller, (1, 3, Dim("h", 4, 48, 96), Dim("w", 4, 48, 96)), refine_dims=True)
+    done = export(spec, None, tmp_path / "m.onnx")
+    assert [(d.min, d.max) for d in done.spec.dims.values()] == [(24, 96), (24, 96)]
+    assert all("min(x.shape[2], x.shape[3])" in rule.line for rule in done.refinements)
+
+
 def test_a_range_never_becomes_one_size_by_itself(tmp_path) -> None:
     with pytest.raises(ConstraintError, match=r"w must be 440.*the number 440 in place of"):
         export(make(fixed, refine_dims=True), None, tmp_path / "m.onnx")

@@ -13,11 +13,11 @@ from pipeline.errors import ConstraintError, ExportError
 from pipeline.probe.apply import Applied, apply, may_apply
 from pipeline.probe.onnx_runner import Failure, OnnxProbe, Sizes
 from pipeline.probe.probe import probe_with
+from pipeline.probe.rules import by_values
 from pipeline.probe.sums import always
 from pipeline.spec.dims import DimExpr, SizeRule, kept_rules
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.rules import Refusal, Rule
-from pipeline.spec.tensors import Input
 
 
 def fit_to_file(
@@ -101,25 +101,6 @@ def _sum_error(
         f"pass the expression in place of a range: {options}",
         detail="\n".join(map(str, refused)),
         rules=tuple(rules),
-    )
-
-
-def _integers(declared: Input) -> str:
-    """The random integers of an input as text, both ends included."""
-    low, high = declared.low, declared.high
-    plain = isinstance(low, (int, float)) and isinstance(high, (int, float))
-    return f"{low:g}..{high - 1:g}" if plain and not declared.pattern else declared.drawn
-
-
-def by_values(spec: ModelSpec) -> str:
-    """A hint for a run that may have failed because of random integers."""
-    names = [i.name for i in spec.inputs if i.dtype.startswith(("int", "uint"))]
-    if not names:
-        return ""
-    ranges = ", ".join(f"{i.name} {_integers(i)}" for i in spec.inputs if i.name in names)
-    return (
-        f". If the values of integer inputs cause this ({ranges}), pass --range NAME=LOW..HIGH. "
-        "If an input sets a shape or an axis, make it a constant"
     )
 
 

@@ -18,7 +18,8 @@ from pipeline.export.symbols import SizePrinter
 from pipeline.graph.sizes.symbolic import infer
 from pipeline.probe.fit import Point, doubts, formula, holds_at
 from pipeline.probe.onnx_runner import OnnxProbe, Sizes, steps
-from pipeline.source.onnx.legal import by_values, mixed, with_rules
+from pipeline.probe.rules import by_values
+from pipeline.source.onnx.legal import mixed, with_rules
 from pipeline.source.onnx.opening import without_weights
 from pipeline.spec.dims import Dim, SizeRule, sizes_text
 from pipeline.spec.expressions import DimExpr
