@@ -1,4 +1,4 @@
-"""Attacks the pipeline for as long as it is told, and counts what did not hold.
+"""Attacks the pipeline for as long as it is told, and counts the faults.
 
     python tests/torture/campaign.py [--minutes 60] [--seed 0] [--only PART] [--cases N]
         [--out DIR] [--write]

@@ -17,40 +17,31 @@ from pipeline.export.ops.sizes import Value, ints, op
 aten: Any = torch.ops.aten
 
 
-def rnn_tanh(  # noqa: PLR0913 - the exporter matches the parameters of torch's op by name
-    input: Value,
-    hx: Value,
-    params: Sequence[Value],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Value, Value]:
-    """``rnn_tanh.input``: the output, and the last hidden states [layers * directions, b, h]."""
-    del dropout
-    return _rnn(
-        input, hx, params, (has_biases, num_layers, train, bidirectional, batch_first), "Tanh"
-    )
+def _translation(activation: str) -> Callable[..., tuple[Value, Value]]:
+    """The translation of ``rnn_tanh.input`` or ``rnn_relu.input``.
+
+    It gives the output, and the last hidden states [layers * directions, b, h].
+    """
+
+    def translate(  # noqa: PLR0913 - the exporter matches the parameters of torch's op by name
+        input: Value,
+        hx: Value,
+        params: Sequence[Value],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Value, Value]:
+        del dropout
+        options = (has_biases, num_layers, train, bidirectional, batch_first)
+        return _rnn(input, hx, params, options, activation)
+
+    return translate
 
 
-def rnn_relu(  # noqa: PLR0913 - the exporter matches the parameters of torch's op by name
-    input: Value,
-    hx: Value,
-    params: Sequence[Value],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Value, Value]:
-    """``rnn_relu.input``."""
-    del dropout
-    return _rnn(
-        input, hx, params, (has_biases, num_layers, train, bidirectional, batch_first), "Relu"
-    )
+rnn_tanh, rnn_relu = map(_translation, ("Tanh", "Relu"))
 
 
 def _rnn(
