@@ -12,7 +12,7 @@ from strangers_set import Stranger, module_of
 from strangers_truth import best_dim, chosen, image, probes
 from strangers_truth import run as run_module
 
-from pipeline.source.find import mended
+from pipeline.source.factory import mended
 
 SCALE = 1e-3  # a part of an output's largest value; a larger difference is wrong
 

@@ -61,12 +61,10 @@ EXEMPT: Mapping[tuple[str, str], str] = {
 }
 
 
-def stage_keys(config: Config, spec: ModelSpec, options: StageOptions) -> dict[str, str]:
-    """Returns the key of every stage, in order.
-
-    Raises:
-        InputError: The weights file cannot be read.
-    """
+def stage_keys(
+    config: Config, spec: ModelSpec, options: StageOptions, weights: Weights
+) -> dict[str, str]:
+    """Returns the key of every stage, in order."""
     tolerances = [spec.tolerance, *(output.tolerance for output in spec.outputs)]
     more: dict[str, object] = {
         "export": {
@@ -75,7 +73,7 @@ def stage_keys(config: Config, spec: ModelSpec, options: StageOptions) -> dict[s
             "spec": content_of(spec),
             # the text tells a tuple from a list, and one dataclass from another
             "arguments": repr(spec.arguments),
-            "weights": asdict(weights_info(config, spec)),
+            "weights": asdict(weights),
             "libraries": versions(spec.libraries),
             # a measured tolerance is measured in the export
             "measured": [tolerance is None for tolerance in tolerances],

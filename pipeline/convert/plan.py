@@ -52,7 +52,7 @@ def plan_conversion(config: Config) -> ConversionPlan:
     """Finds the model and the target, and compares them with the existing artifact.
 
     Raises:
-        InputError: The config is not valid.
+        InputError: The config is not valid, or the weights can't be read.
         TargetMissing: The target's TensorRT is not installed.
     """
     spec = find_source(config)
@@ -67,10 +67,10 @@ def plan_conversion(config: Config) -> ConversionPlan:
     options = stage_options(config, target)
     # dims that must be equal become one dim in the profiles too
     spec = replace(spec, profiles=profiles)
-    keys = stage_keys(config, spec, options)
+    manifest = initial_manifest(config, spec)
+    keys = stage_keys(config, spec, options, manifest.model.weights)
     old = None if config.force else previous(place)
     first = first_changed(old, keys)
-    manifest = initial_manifest(config, spec)
     if old is not None and first > 0:  # the earlier stages do not depend on tolerances
         interface = old.manifest.interface.with_tolerances(spec.interface)
         manifest = replace(old.manifest, interface=interface)

@@ -12,14 +12,19 @@ call changes nothing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import linecache
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ExportError
+from pipeline.probe.code_files import is_model_file
 from pipeline.probe.eager import example_args, flat_tensors, quiet
+from pipeline.probe.held_values import StateChange, content
 from pipeline.probe.sample_sizes import dims_of, elements, examples
-from pipeline.probe.state import Change, ModuleState, content, line_of_change
+from pipeline.probe.state import ModuleState
 from pipeline.spec.dims import Dim, kept_rules, sizes_text
 from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.tensors import Input
@@ -57,7 +62,7 @@ class _First:
 
     call: _Call
     outputs: Sequence[torch.Tensor]
-    changes: Mapping[str, Change]
+    changes: Mapping[str, StateChange]
     contents: Mapping[str, Any]
 
 
@@ -90,16 +95,16 @@ class _Module:
             contents = {path: content(change.value) for path, change in changes.items()}
             return _First(call, outputs, changes, contents)
 
-    def changed_weights(self, call: _Call) -> dict[str, Change]:
+    def changed_weights(self, call: _Call) -> dict[str, StateChange]:
         """The parameters that a call changes around their version counter."""
         with ModuleState(self._inner, weights=True).restored() as state:
             self(call)
             return state.changes()
 
-    def line(self, change: Change, *calls: _Call) -> str:
+    def line(self, change: StateChange, *calls: _Call) -> str:
         """The line that makes a change in these calls, for an error."""
         with self.state.restored():
-            line = line_of_change(change, lambda: [self(call) for call in calls])
+            line = _line_of_change(change, lambda: [self(call) for call in calls])
         return f" ({line})" if line else ""
 
 
@@ -160,6 +165,39 @@ def kept_values(
     found = f"{', '.join(asked[:_SHOWN])}{more}"
     kept = f"the model keeps {found} between calls. Calls in other orders gave the same outputs"
     return [kept] if asked else []
+
+
+def _line_of_change(change: StateChange, call: Callable[[], object]) -> str:
+    """Calls the module again to find the line that makes a change.
+
+    Args:
+        change: The change. The state must have been restored since.
+        call: Calls the module. It runs with a trace function, so it is slow.
+
+    Returns:
+        The line as ``file:line in function: code``; an empty text if it was not found.
+    """
+    last: tuple[str, int, str] | None = None
+    found = ""
+
+    def look(frame: types.FrameType, *_: object) -> Any:
+        nonlocal last, found
+        file = frame.f_code.co_filename
+        if found or not is_model_file(file):
+            return None
+        if last is not None and not change.is_back:
+            found = f"{last[0]}:{last[1]} in {last[2]}: {linecache.getline(*last[:2]).strip()}"
+            return None
+        last = file, frame.f_lineno, frame.f_code.co_name
+        return look
+
+    old = sys.gettrace()
+    sys.settrace(look)
+    try:
+        call()
+    finally:
+        sys.settrace(old)
+    return found
 
 
 def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:

@@ -117,7 +117,7 @@ def plan(
     for node in seen:
         for name in node.inputs:
             users.setdefault(name, []).append(node)
-    values = _Values(constants)
+    values = _Constants(constants)
     products = frozenset(
         name
         for node in seen
@@ -152,7 +152,7 @@ def plan(
     return HalfPlan(frozenset(found), {place: seen[place].slots for place in found})
 
 
-class _Values:
+class _Constants:
     """Constants, and tensors that ops of `_MOVE` make from them."""
 
     def __init__(self, constants: Mapping[str, Callable[[], np.ndarray]]) -> None:

@@ -10,31 +10,24 @@ from pipeline.spec.model import ModelSpec, check_output_names
 
 
 def with_stated(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The spec with the tolerance of the config.
+    """The spec with the tolerances of the config. Outputs not known yet get theirs later.
 
     Raises:
-        InputError: The spec states its own.
+        InputError: The spec states its own, or there is no such output.
     """
-    if config.tolerance is None:
+    own, given = spec.tolerance, config.output_tolerances
+    if config.tolerance is not None:
+        if own is not None:
+            raise InputError(f"model {spec.name} states its own tolerance; leave --tolerance out")
+        spec = replace(spec, tolerance=config.tolerance)
+    if not given:
         return spec
-    if spec.tolerance is not None:
-        raise InputError(f"model {spec.name} states its own tolerance; leave --tolerance out")
-    return replace(spec, tolerance=config.tolerance)
-
-
-def with_stated_outputs(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The spec with tolerances of single outputs. Outputs that are not known yet get them later.
-
-    Raises:
-        InputError: There is no such output, or the source states its tolerance.
-    """
-    given = config.output_tolerances
-    if not spec.outputs and (spec.tolerance is None or config.tolerance is not None):
+    if not spec.outputs and own is None:
         return replace(spec, output_tolerances=given)
     check_output_names(given, [o.name for o in spec.outputs] or given)
-    own = {o.name: o.tolerance for o in spec.outputs}
+    of_outputs = {o.name: o.tolerance for o in spec.outputs}
     for name in given:
-        if own.get(name) or (spec.tolerance is not None and config.tolerance is None):
+        if own is not None or of_outputs.get(name):
             raise InputError(
                 f"model {spec.name} states the tolerance of output {name}; leave --tolerance "
                 f"{name}=... out"

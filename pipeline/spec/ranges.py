@@ -17,11 +17,10 @@ _BOOLS: dict[tuple[float, float], tuple[float, float]] = {
 }  # fmt: skip
 
 
-def read_range(name: str, text: str, dtype: str, dims: Mapping[str, Dim]) -> dict[str, Any]:
+def read_range(text: str, dtype: str, dims: Mapping[str, Dim]) -> dict[str, Any]:
     """Reads a range or a pattern into fields of an `Input`.
 
     Args:
-        name: The input's name, for errors.
         text: ``0..1000``; ``1..t``, where an end is an expression of dims; or a pattern.
         dtype: The input's dtype.
         dims: The dims by name.
@@ -37,8 +36,8 @@ def read_range(name: str, text: str, dtype: str, dims: Mapping[str, Dim]) -> dic
     low, high = (_end(part.strip(), dims) for part in parts)
     if dtype == "bool":
         if not isinstance(low, float) or not isinstance(high, float):
-            raise InputError(f"input {name}: {text} is not a valid range; {BOOL_FORM}")
-        low, high = _bool_range(name, low, high)
+            raise InputError(f"{text} is not a valid range; {BOOL_FORM}")
+        low, high = _bool_range(low, high)
     return {"low": low, "high": high, "pattern": ""}
 
 
@@ -56,7 +55,7 @@ def _end(text: str, dims: Mapping[str, Dim]) -> End:
     return DimExpr(text, tuple(dim for name, dim in dims.items() if name in names))
 
 
-def _bool_range(name: str, low: float, high: float) -> tuple[float, float]:
+def _bool_range(low: float, high: float) -> tuple[float, float]:
     """Translates a bool's range into one for `Input.sample`, which makes positive values true.
 
     1..2 and 1..1 are all true, and 0..0 is all false. 0..1 and -1..1 are half true, half false.
@@ -66,7 +65,7 @@ def _bool_range(name: str, low: float, high: float) -> tuple[float, float]:
         InputError: The range is another one.
     """
     if (low, high) not in _BOOLS:
-        raise InputError(f"input {name}: {low:g}..{high:g} is not a valid range; {BOOL_FORM}")
+        raise InputError(f"{low:g}..{high:g} is not a valid range; {BOOL_FORM}")
     return _BOOLS[low, high]
 
 

@@ -177,10 +177,8 @@ def _parse_input(text: str, dims: Mapping[str, Dim]) -> tuple[Path, Input]:
     values: dict[str, Any] = {}
     if range_text:
         try:
-            values = read_range(place, range_text, dtype, dims)
+            values = read_range(range_text, dtype, dims)
         except InputError as error:
-            if str(error).startswith("input "):
-                raise
             _point(text, len(text) - len(range_text), str(error))
     elif dtype and "float" not in dtype and dtype != "bool":
         values = {"low": 0.0, "high": 2.0}

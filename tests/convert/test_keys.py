@@ -34,7 +34,8 @@ def stage_keys(
     config: Config, spec: ModelSpec, target: Target, profiles: tuple[Profile, ...]
 ) -> dict[str, str]:
     spec = dataclasses.replace(spec, profiles=profiles)
-    return keys_module.stage_keys(config, spec, stage_options(config, target))
+    weights = keys_module.weights_info(config, spec)
+    return keys_module.stage_keys(config, spec, stage_options(config, target), weights)
 
 
 def first_difference(after: dict[str, str], before: dict[str, str] | None = None) -> str | None:

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from pipeline.errors import ExportError
+from pipeline.probe.held_values import content
 from pipeline.probe.history import kept_values
-from pipeline.probe.state import ModuleState, content
+from pipeline.probe.state import ModuleState
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec
 

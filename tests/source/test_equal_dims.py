@@ -41,7 +41,7 @@ def onnx_source(folder: Path) -> ModelSpec:
     model = onnx.parser.parse_model(text + "(float[1, n] y) { y = Add(x, z) }")
     onnx.save(model, folder / "sum.onnx")
     dims = {"h": H, "w": W}
-    return onnx_spec(folder / "sum.onnx", dims, tolerance=Tolerance(0, 0, "a test"))
+    return replace(onnx_spec(folder / "sum.onnx", dims), tolerance=Tolerance(0, 0, "a test"))
 
 
 def converted(folder: Path, spec: ModelSpec) -> Manifest:

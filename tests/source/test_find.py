@@ -13,7 +13,8 @@ from helpers import Run, files_under, refused
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.errors import InputError
-from pipeline.source.find import find_factory, find_source, name_for
+from pipeline.source.factory import find_factory
+from pipeline.source.find import find_source, name_for
 from pipeline.spec.config import Config
 from pipeline.spec.dims import shape_texts
 from pipeline.spec.model import Input, ModelSpec
@@ -269,5 +270,5 @@ def test_the_range_of_a_bool_is_read_alike_in_both_options() -> None:
     mask = ModelSpec("m", lambda _: torch.nn.Identity(), (Input("mask", (100,), "bool"),))
     (true,) = find_source(Config(mask, ranges=("mask=1..2",))).inputs
     assert true.sample({}, 0).all()
-    with pytest.raises(InputError, match=r"input mask: 0\.\.5 is not a valid range; for a bool: "):
+    with pytest.raises(InputError, match=r"range mask=0\.\.5: 0\.\.5 is not a valid range"):
         find_source(Config(mask, ranges=("mask=0..5",)))

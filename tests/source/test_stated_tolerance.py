@@ -11,7 +11,7 @@ import pytest
 from pipeline.commands.main import command_parser
 from pipeline.commands.source_options import config_fields
 from pipeline.convert.driver import run_export
-from pipeline.convert.keys import stage_keys
+from pipeline.convert.keys import stage_keys, weights_info
 from pipeline.convert.options import stage_options
 from pipeline.errors import InputError
 from pipeline.machine.target import find_target
@@ -122,5 +122,6 @@ def test_another_tolerance_is_another_conversion() -> None:
     for text in ("boxes=1e-3,0.05", "boxes=1e-3,0.06"):
         config = config_of("--tolerance", text)
         options = stage_options(config, find_target("rtx-1.7"))
-        keys.append(stage_keys(config, find_source(config), options)["compare"])
+        spec = find_source(config)
+        keys.append(stage_keys(config, spec, options, weights_info(config, spec))["compare"])
     assert keys[0] != keys[1]

@@ -110,7 +110,7 @@ def test_rows_of_a_prefix_mask_differ_and_a_short_key_axis_has_no_empty_row() ->
         ("m:{b}:bool:suffix", "expected LOW..HIGH, or prefix, causal or all"),
         ("m:{b}:float32:prefix", "m: a prefix mask is a bool or an integer"),
         ("m:{b}:bool:causal", "m: too few axes for a causal mask"),
-        ("m:{b}:bool:0..t", "input m: 0..t is not a valid range; for a bool: 1..2 (all true)"),
+        ("m:{b}:bool:0..t", "0..t is not a valid range; for a bool: 1..2 (all true)"),
         ("m:{b}:int64:0..z", "expected LOW..HIGH, or prefix, causal or all: there is no dim z"),
     ],
 )

@@ -102,7 +102,7 @@ def test_the_range_of_a_bool() -> None:
 
 @pytest.mark.parametrize("words", ["0..2", "2..3", "0.5..1", "1..0"])
 def test_another_range_of_a_bool_is_refused(words: str) -> None:
-    message = f"input m: {words} is not a valid range; for a bool: 1..2 (all true), 0..0 (all "
+    message = f"{words} is not a valid range; for a bool: 1..2 (all true), 0..0 (all "
     with pytest.raises(InputError, match=re.escape(message)):
         parse_inputs([f"m:4:bool:{words}"], {})
 

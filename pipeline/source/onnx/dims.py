@@ -58,7 +58,7 @@ def named_dims(graph: onnx.GraphProto) -> Named:
     axes = list(_axes(graph))
     texts = list(dict.fromkeys(text for _, _, text in axes if isinstance(text, str) and text))
     alone = {text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)}
-    names = _Names()
+    names = _LegalNames()
     new: dict[str, str] = {}
     multiples: dict[str, int] = {}
     for text in texts:
@@ -173,7 +173,7 @@ def _parts(text: str, alone: set[str]) -> set[str]:
     return set()
 
 
-class _Names:
+class _LegalNames:
     """Makes legal, unique names for dims."""
 
     def __init__(self) -> None:

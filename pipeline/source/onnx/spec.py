@@ -25,7 +25,7 @@ from pipeline.source.onnx.dims import (
 )
 from pipeline.source.onnx.opening import open_onnx
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import ModelSpec, Output, Tolerance
+from pipeline.spec.model import ModelSpec, Output
 
 
 def onnx_spec(
@@ -33,7 +33,6 @@ def onnx_spec(
     dims: Mapping[str, Dim],
     *,
     name: str | None = None,
-    tolerance: Tolerance | None = None,
     expressions: Mapping[str, str] | None = None,
 ) -> ModelSpec:
     """The spec of an ONNX file.
@@ -42,7 +41,6 @@ def onnx_spec(
         path: The file, with its external data beside it.
         dims: A range for each dim of the file, by name.
         name: The model's name; by default the file's name without its suffix.
-        tolerance: The tolerance for every comparison; None means that it is measured.
         expressions: The expression of other dims, for each dim that is declared without a range:
             ``{"t": "past + seq"}``.
 
@@ -64,7 +62,6 @@ def onnx_spec(
         build=build,
         inputs=inputs_of(file.model.graph, named, ready),
         outputs=tuple(Output(value.name) for value in file.model.graph.output),
-        tolerance=tolerance,
         libraries=("onnx", "onnxruntime"),
         onnx=path,
         expressions=expressions,

@@ -23,7 +23,7 @@ from pipeline.export.program import KINDS, ProgramModule, load_program
 from pipeline.machine.files import hash_file
 from pipeline.source.program.dims import Axes, named_axes
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import Input, ModelSpec, Tolerance
+from pipeline.spec.model import Input, ModelSpec
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,6 @@ def program_spec(
     path: Path,
     dims: Mapping[str, Dim],
     *,
-    tolerance: Tolerance | None = None,
     trust: bool = False,
 ) -> ModelSpec:
     """The spec of a saved ExportedProgram.
@@ -41,7 +40,6 @@ def program_spec(
     Args:
         path: The file.
         dims: Ranges that replace the program's ranges, and lie inside of them.
-        tolerance: The tolerance for every comparison; None means that it is measured.
         trust: True to load parts of the file that could run code of its author.
 
     Raises:
@@ -64,7 +62,6 @@ def program_spec(
         name=re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip(".-") or "model",
         build=build,
         inputs=inputs,
-        tolerance=tolerance,
         rules=axes.rules,
         libraries=("torch",),
         key=key,

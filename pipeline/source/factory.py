@@ -1,0 +1,180 @@
+"""Imports and calls a factory named ``package.module:factory`` or ``file.py:factory``."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError, PipelineError, first_line
+from pipeline.machine.libraries import import_torchvision
+from pipeline.machine.python_file import line_of_error, run_python_file
+
+
+def find_factory(text: str) -> tuple[Callable[..., Any], Path | None]:
+    """The callable of ``module:factory`` or ``file.py:factory``, and its file.
+
+    Raises:
+        InputError: The file, module or attribute does not exist, or the import raises.
+    """
+    where, _, name = text.rpartition(":")
+    path = Path(where)
+    module = mended(lambda: _file_module(path) if path.suffix == ".py" else _module(where))
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, dir(found), n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise InputError(f"source {text}: {where} has no {part!r}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise InputError(f"source {text}: {name} is {type(found).__name__}, not a factory to call")
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(found)) or module.__file__
+    except TypeError:
+        file = getattr(module, "__file__", None)
+    return found, Path(file) if file else None
+
+
+def _module(name: str) -> Any:
+    folder = str(Path.cwd())
+    if folder not in sys.path:  # a console script does not add the current folder
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name.split(".", maxsplit=1)[0] == missing.split(".")[0]:
+            raise InputError(
+                f"source {name}: there is no module {missing}. Install its package, or name a "
+                "file (file.py:factory)"
+            ) from error
+        raise InputError(
+            f"source {name}: its import needs {missing}, which is not installed. Install it"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise _import_failed(name, error) from error
+
+
+def _file_module(path: Path) -> Any:
+    if not path.is_file():
+        raise InputError(f"source {path}: no such file")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # so the file can import files beside it
+        sys.path.insert(0, folder)
+    name = re.sub(r"\W", "_", path.stem)
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) != str(path.resolve()):
+        name = f"{name}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    try:
+        return run_python_file(path.resolve(), name)
+    except (Exception, SystemExit) as error:  # a script that runs when it is imported
+        raise _import_failed(str(path), error, path.resolve()) from error
+
+
+def _import_failed(name: str, error: BaseException, file: Path | None = None) -> BaseException:
+    if isinstance(error, PipelineError) or "torchvision::" in str(error):
+        return error
+    place = f" ({line_of_error(error, file)})" if file else ""
+    return InputError(
+        f"source {name}: its import raises {type(error).__name__}: {first_line(error, '')}{place}",
+        detail="".join(traceback.format_exception(error)),
+    )
+
+
+def mended(action: Callable[[], Any]) -> Any:
+    """Runs an action, and runs it again if it fails because torchvision can't be imported.
+
+    The import can fail with a CPU build of torch, and many libraries import torchvision. Before
+    the second run, `import_torchvision` makes the import work.
+
+    Returns:
+        The result of the action.
+    """
+    try:
+        return action()
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        if "operator torchvision::" not in text:
+            raise
+        import_torchvision()
+        return action()
+
+
+def call_factory(text: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Calls a factory.
+
+    Raises:
+        InputError: It raises an error that is not of this package.
+    """
+    try:
+        return mended(lambda: factory(**options))
+    except PipelineError:
+        raise
+    except (Exception, SystemExit) as error:
+        first = first_line(error, "")
+        raise InputError(
+            f"source {text}: the factory raises {type(error).__name__}: {first}",
+            detail="".join(traceback.format_exception(error)),
+        ) from error
+
+
+def check_options(text: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Checks that the factory has each option.
+
+    Raises:
+        InputError: The factory has no such option.
+    """
+    parameters = inspect.signature(factory).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for name in options:
+            if name not in parameters:
+                known = ", ".join(parameters) or "none"
+                raise InputError(f"source {text}: no option {name!r}; its options: {known}")
+
+
+def signature_of(made: Any) -> str:
+    """The signature of a module's forward, for an error."""
+    forward = getattr(made, "forward", None)
+    if forward is None:
+        return ""
+    with contextlib.suppress(TypeError, ValueError):
+        return f"; its forward takes {inspect.signature(forward)}"
+    return ""
+
+
+def packages_of(factory: Callable[..., Any]) -> list[str]:
+    """The installed packages that contain a factory."""
+    top = (getattr(factory, "__module__", "") or "").split(".")[0]
+    return importlib.metadata.packages_distributions().get(top, [])
+
+
+def files_of(file: Path | None) -> list[Path]:
+    """The Python files that a cache key covers: files of a factory that you may edit.
+
+    These are the factory's file, and the imported modules below its folder or the current folder.
+    Installed packages are left out, because the cache key has their version. Modules that the
+    factory imports later, during its call, are missed.
+    """
+    if file is None:
+        return []
+    if "site-packages" in file.parts:
+        return [file]
+    folders = (file.resolve().parent, Path.cwd().resolve())
+    found = {file.resolve()}
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "x").resolve()
+        below = any(path.is_relative_to(folder) for folder in folders)
+        own = name.split(".")[0] == "pipeline"  # every key has it
+        if below and "site-packages" not in path.parts and not own:
+            found.add(path)
+    return sorted(path for path in found if path.is_file())
