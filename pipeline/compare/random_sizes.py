@@ -26,6 +26,7 @@ _SHARE = 0.1  # of the seconds so far
 _BATCH = 64  # sets of sizes that are drawn together, and run from small to large
 _MOST = 1000
 _FRUITLESS = 20  # batches in a row without a new legal set
+_CARDS = 1 << 16  # most sizes of a dim that are dealt without repetition
 _FAILURES = 2  # then it stops
 
 
@@ -106,12 +107,16 @@ def _drawn(job: Job, planned: Sequence[Point], most: int, seed: int) -> Iterator
     interface = job.interface
     random = np.random.default_rng(seed)
     seen = {tuple(sorted(point.sizes.items())) for point in planned}
+    decks = [
+        {name: _Deck(_legal(dim, profile), random) for name, dim in interface.dims.items()}
+        for profile in interface.profiles
+    ]
     fruitless = 0
     while fruitless < _FRUITLESS:
         batch = []
         for _ in range(_BATCH):
-            profile = interface.profiles[random.integers(len(interface.profiles))]
-            sizes = {n: _size(dim, profile, random) for n, dim in interface.dims.items()}
+            of_profile = decks[random.integers(len(decks))]
+            sizes = {name: deck.deal() for name, deck in of_profile.items()}
             key = tuple(sorted(sizes.items()))
             if key in seen:
                 continue
@@ -122,12 +127,31 @@ def _drawn(job: Job, planned: Sequence[Point], most: int, seed: int) -> Iterator
         yield from sorted(batch, key=lambda sizes: elements(interface.inputs, sizes))
 
 
-def _size(dim: Dim, profile: Profile, random: np.random.Generator) -> int:
-    """A legal size of a dim. Small and large sizes are alike likely, on a logarithmic scale."""
+def _legal(dim: Dim, profile: Profile) -> range:
     low, _, high = profile.ranges[dim.name]
-    legal = range(low, high + 1, dim.multiple_of)
-    place = len(legal) ** random.random() - 1
-    return legal[min(int(place), len(legal) - 1)]
+    return range(low, high + 1, dim.multiple_of)
+
+
+class _Deck:
+    """Deals the sizes of one dim in random order, then again in another order.
+
+    Each size comes once before any comes twice, so that a short range is seen whole. Small sizes
+    come rather early, as the logarithm of the size counts.
+    """
+
+    def __init__(self, legal: range, random: np.random.Generator) -> None:
+        self._legal, self._random = legal, random
+        self._left: list[int] = []
+
+    def deal(self) -> int:
+        if not self._left:
+            if len(self._legal) > _CARDS:
+                place = len(self._legal) ** self._random.random() - 1
+                return self._legal[min(int(place), len(self._legal) - 1)]
+            late = self._random.exponential(size=len(self._legal))
+            late *= np.arange(1, len(self._legal) + 1)
+            self._left = np.argsort(-late).tolist()
+        return self._legal[self._left.pop()]
 
 
 def agree(job: Job, outputs: Mapping[str, Feed], sizes: Mapping[str, int]) -> bool:

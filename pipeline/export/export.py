@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -65,13 +66,15 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
         notes = tuple(placed(declared, module))
         spec, more = fit_dtypes(spec, module, seed)
         notes += more
-    with watch("trying sizes"):
-        spec, narrower = fit_to_module(spec, module, seed)
-        notes += tuple(kept_values(spec, module, inner(module), seed))
-        spec, module = with_outputs(spec, module, seed)
-        spec = with_tolerance(spec, module, seed)
-    spec, program, refinements = _traced(spec, module, seed, watch)
-    refinements = [*narrower, *refinements]
+    try:
+        done = _fitted(spec, module, seed, watch, brief=True)
+        again = bool(done.rules)
+    except ConstraintError:
+        again = True
+    if again:
+        done = _fitted(spec, module, seed, watch, brief=False)
+    spec, module, program = done.spec, done.module, done.program
+    notes += done.notes
     notes += tuple(sampled_guards(program, inner_inputs(spec), spec.rules))
     names = SymbolNames.of(program, inner_inputs(spec))
     inner_shapes = output_shapes(program, names)
@@ -113,9 +116,35 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
         raise ExportError(
             f"model {spec.name}: torch.onnx.export wrote opset {opset} instead of {OPSET}"
         )
-    return Exported(
-        spec, module, path, opset, shapes, tuple(refinements), free, dict(watch.seconds), notes
-    )
+    return Exported(spec, module, path, opset, shapes, done.rules, free, dict(watch.seconds), notes)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A traced model: its spec with the dims narrowed by `rules`, and its module."""
+
+    spec: ModelSpec
+    module: torch.nn.Module
+    program: torch.export.ExportedProgram
+    rules: tuple[Rule, ...]
+    notes: tuple[str, ...]
+
+
+def _fitted(
+    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch, *, brief: bool
+) -> _Traced:
+    """Narrows the dims to the sizes that run, and traces the model.
+
+    A brief search finds that most models take every size. What it misses, torch.export finds; but
+    its rules exclude more sizes than necessary, so the whole search comes before them.
+    """
+    with watch("trying sizes"):
+        spec, narrower = fit_to_module(spec, module, seed, brief=brief)
+        notes = kept_values(spec, module, inner(module), seed)
+        spec, module = with_outputs(spec, module, seed)
+        spec = with_tolerance(spec, module, seed)
+    spec, program, rules = _traced(spec, module, seed, watch)
+    return _Traced(spec, module, program, (*narrower, *rules), tuple(notes))
 
 
 def _traced(

@@ -29,7 +29,7 @@ from pipeline.spec.noise_parts import MOST, Sample, with_parts
 
 _WIDE = 1 << 28  # most parameters of a model that is made float64 for a moment
 _HALF_SHOWS = 2.0**-15  # a relative difference that float32 rounding rarely makes; float16: 2**-11
-_ELEMENTS = 1 << 20  # most input elements of a second, larger run
+_ELEMENTS = 1 << 18  # most input elements of a second, larger run
 
 
 def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> ModelSpec:

@@ -266,7 +266,7 @@ def _merge_ranges(profile: Profile, stays: str, goes: str) -> Profile:
 
 
 def fit_to_module(
-    spec: ModelSpec, module: torch.nn.Module, seed: int, seconds: float = 20.0
+    spec: ModelSpec, module: torch.nn.Module, seed: int, *, brief: bool = False
 ) -> tuple[ModelSpec, list[Rule]]:
     """Narrows the dims of a spec to the sizes at which its module runs.
 
@@ -277,7 +277,7 @@ def fit_to_module(
         spec: The spec.
         module: The module that the spec builds, called with one tensor for each input.
         seed: The seed of the inputs' values.
-        seconds: The approximate time limit.
+        brief: See `pipeline.probe.probe.probe`.
 
     Returns:
         The narrowed spec, and the rules that narrowed it.
@@ -289,7 +289,7 @@ def fit_to_module(
     """
     if not any(spec.auto(name) for name in spec.dims):
         return spec, []
-    found = probe(inner_inputs(spec), module, seed, spec.rules, seconds)
+    found = probe(inner_inputs(spec), module, seed, spec.rules, brief=brief)
     rules = [for_user(rule, spec) for rule in found.rules]
     if found.base is None:
         why = (

@@ -102,6 +102,8 @@ def probe(
     seed: int,
     rules: Sequence[str] = (),
     budget_seconds: float = 20.0,
+    *,
+    brief: bool = False,
 ) -> Probed:
     """Finds the sizes at which a module runs, by running it.
 
@@ -110,7 +112,9 @@ def probe(
         module: The module, called with one tensor for each input.
         seed: The seed of the inputs' values.
         rules: The rules on sizes; sizes that break one are not tried.
-        budget_seconds: The approximate time limit.
+        budget_seconds: The approximate limit of CPU time, so that a busy machine finds the same.
+        brief: Try few sizes of a dim if none of them fails, because torch.export comes next and
+            finds most rules.
     """
     import torch
 
@@ -119,13 +123,20 @@ def probe(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for small inputs more threads are slower
     try:
-        return probe_with(inputs, TorchProbe(inputs, module, seed), rules, budget_seconds)
+        return probe_with(
+            inputs, TorchProbe(inputs, module, seed), rules, budget_seconds, brief=brief
+        )
     finally:
         torch.set_num_threads(threads)
 
 
 def probe_with(
-    inputs: Sequence[Input], runner: SizeProbe, rules: Sequence[str], budget_seconds: float
+    inputs: Sequence[Input],
+    runner: SizeProbe,
+    rules: Sequence[str],
+    budget_seconds: float,
+    *,
+    brief: bool = False,
 ) -> Probed:
     """Does the same as `probe`, with a runner of your choice."""
     runs = SizeRuns(inputs, runner, rules, budget_seconds)
@@ -137,7 +148,7 @@ def probe_with(
     searches: dict[str, Search] = {}
     for k, (name, dim) in enumerate(dims.items()):
         runs.share(0.8 / (len(dims) - k + 1))
-        searches[name] = _searched(runs, dim, base)
+        searches[name] = _searched(runs, dim, base, brief=brief)
     unsettled = [name for name, search in searches.items() if search.bad and not search.settled]
     for k, name in enumerate(unsettled):  # sizes that were tried are not run again
         runs.share(0.9 / (len(unsettled) - k))
@@ -175,7 +186,12 @@ def _done(
 
 
 def _searched(
-    runs: SizeRuns, dim: Dim, base: Mapping[str, int], equal: Sequence[str] = ()
+    runs: SizeRuns,
+    dim: Dim,
+    base: Mapping[str, int],
+    equal: Sequence[str] = (),
+    *,
+    brief: bool = False,
 ) -> Search:
     """Searches one dim. The dims `equal` have the same size, the others stay at the base."""
 
@@ -183,7 +199,7 @@ def _searched(
         return runs.takes({**base, dim.name: size, **dict.fromkeys(equal, size)})
 
     search = Search(legal_range(dim), base[dim.name], takes, lambda: runs.ended)
-    search.explore()
+    search.explore(brief=brief)
     return search
 
 

@@ -19,7 +19,7 @@ from pipeline.spec.tensors import Input
 
 _FIRST = 1 << 19  # most input elements of a first run with values
 _CHECKED = 3  # kinds of refusals that are compared with a run as shapes only
-_LONG = 1 / 80  # part of the time limit; longer runs use shapes only
+_LONG = 1 / 200  # part of the time limit; longer runs use shapes only
 _NO_MEMORY = re.compile("bad_alloc|allocate memory|out of memory|BFCArena", re.IGNORECASE)
 _LONGEST = 160  # characters of a model's error
 
@@ -32,6 +32,9 @@ class SizeProbe(Protocol):
 
     def shapes(self, sizes: Mapping[str, int]) -> bool | Refusal | None:
         """True if the model runs with shapes only, or its refusal; None if that is unknown."""
+
+    def clock(self) -> float:
+        """Seconds on the clock that counts for the time limit."""
 
     def line(self, error: Exception) -> str:
         """The line of the model that raised an error; an empty text if it is unknown."""
@@ -69,7 +72,7 @@ class SizeRuns:
         self.with_values = 0
         self.out_of_time = False
         self._runner, self._seconds = runner, seconds
-        self._begin = time.perf_counter()
+        self._began, self._begin = time.perf_counter(), runner.clock()
         self._until = self._begin + seconds
         self._costs: list[tuple[int, float]] = []
         self._shapes_agree = True  # shapes without values agreed with values so far
@@ -78,16 +81,16 @@ class SizeRuns:
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self._begin
+        return time.perf_counter() - self._began
 
     @property
     def ended(self) -> bool:
         """True if the time of the current share is used up."""
-        return time.perf_counter() > self._until
+        return self._runner.clock() > self._until
 
     def share(self, part: float) -> None:
         """Lets the next runs use this part of the remaining time."""
-        now, end = time.perf_counter(), self._begin + self._seconds
+        now, end = self._runner.clock(), self._begin + self._seconds
         self._until = now + max(end - now, 0.0) * part
 
     def key(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -127,7 +130,7 @@ class SizeRuns:
         return count <= self._costs[0][0] or likely <= max(self._seconds * _LONG, 0.05)
 
     def _with_values(self, sizes: Mapping[str, int]) -> bool | None:
-        begin = time.perf_counter()
+        begin = self._runner.clock()
         try:
             self._runner.run(sizes)
         except LateRun:
@@ -146,7 +149,7 @@ class SizeRuns:
             self.with_values += 1
             return False
         self.with_values += 1
-        self._costs.append((max(elements(self.inputs, sizes), 1), time.perf_counter() - begin))
+        self._costs.append((max(elements(self.inputs, sizes), 1), self._runner.clock() - begin))
         if not self._shapes_checked:
             self._shapes_checked = True
             self._shapes_agree = self._shapes_agree and self._runner.shapes(sizes) is True

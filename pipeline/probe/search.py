@@ -56,8 +56,11 @@ class Search:
         inside = range(self.low, self.high + 1, self.step)
         return [n for n in self.good if n not in inside]
 
-    def explore(self) -> None:
-        """Tries sizes that often fail first, then sizes that show the step and the ends."""
+    def explore(self, *, brief: bool = False) -> None:
+        """Tries sizes that often fail first, then sizes that show the step and the ends.
+
+        If `brief` and none of the first thirty or so fails, no more are tried.
+        """
         at = self.legal.index(self.base)
         last = len(self.legal) - 1
         near = [0, at + 1, at - 1, last, 1, at + 2, at + 3, 2, last - 1, at - 2, 3]
@@ -66,6 +69,7 @@ class Search:
             self._try(self.legal[k] for k in _spread(last + 1, 6))
             self._try(self.legal[:_SMALL])
             self._try(self.legal[at : at + _SMALL])
+        if not self.bad and not brief:
             self._try(self.legal[k] for k in _spread(last + 1, 24))
             self._try(self.legal[:_RUN])
             self._try(self.legal[at : at + _RUN])

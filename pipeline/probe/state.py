@@ -73,9 +73,14 @@ class ModuleState:
 
     def restore(self) -> None:
         """Puts everything back, also after an object that can't be written."""
-        with contextlib.ExitStack() as stack:
-            for holder in reversed(self._holders):
-                stack.callback(holder.restore)
+        failed: Exception | None = None
+        for holder in self._holders:
+            try:
+                holder.restore()
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[ModuleState]:

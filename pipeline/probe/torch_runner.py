@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.probe.eager import example_args, model_line, quiet
+from pipeline.probe.held_values import is_plain
 from pipeline.probe.runs import refusal
 from pipeline.probe.state import ModuleState
 from pipeline.spec.dims import shape_at
@@ -46,7 +48,11 @@ class TorchProbe:
     def __init__(self, inputs: Sequence[Input], module: torch.nn.Module, seed: int) -> None:
         self._inputs, self._module, self._seed = inputs, module, seed
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._weights: dict[str, torch.Tensor] | None = None
         self._state = ModuleState(module)
+
+    def clock(self) -> float:
+        return time.thread_time()  # what else the machine does costs none of it
 
     def run(self, sizes: Mapping[str, int]) -> None:
         with torch.no_grad(), quiet(), self._state.restored():
@@ -55,20 +61,27 @@ class TorchProbe:
     def shapes(self, sizes: Mapping[str, int]) -> bool | Refusal | None:
         try:
             with torch.no_grad(), quiet(), self._state.restored(), self._fake:
-                self._module(
-                    *(
-                        torch.empty(
-                            shape_at(i.shape, sizes),
-                            dtype=torch.from_numpy(np.empty(0, i.dtype)).dtype,
-                        )
-                        for i in self._inputs
+                args = tuple(
+                    torch.empty(
+                        shape_at(i.shape, sizes),
+                        dtype=torch.from_numpy(np.empty(0, i.dtype)).dtype,
                     )
+                    for i in self._inputs
                 )
+                torch.func.functional_call(self._module, self._fake_weights(), args)
         except _UNKNOWN:
             return None
         except Exception as error:
             return refusal(sizes, error, self.line(error))
         return True
+
+    def _fake_weights(self) -> dict[str, torch.Tensor]:
+        """The weights as shapes, made once: torch would make each one again at every use."""
+        if self._weights is None:
+            named = [*self._module.named_parameters(), *self._module.named_buffers()]
+            plain = [(name, t) for name, t in named if is_plain(t)]
+            self._weights = {name: self._fake.from_tensor(t) for name, t in plain}
+        return self._weights
 
     def line(self, error: Exception) -> str:
         return model_line(traceback.extract_tb(error.__traceback__), _TORCH)
