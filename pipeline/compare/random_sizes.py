@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -107,8 +108,9 @@ def _drawn(job: Job, planned: Sequence[Point], most: int, seed: int) -> Iterator
     interface = job.interface
     random = np.random.default_rng(seed)
     seen = {tuple(sorted(point.sizes.items())) for point in planned}
+    deck = cache(lambda _, legal: _Deck(legal, random))  # one for each dim and range
     decks = [
-        {name: _Deck(_legal(dim, profile), random) for name, dim in interface.dims.items()}
+        {name: deck(name, _legal(dim, profile)) for name, dim in interface.dims.items()}
         for profile in interface.profiles
     ]
     fruitless = 0
@@ -116,7 +118,7 @@ def _drawn(job: Job, planned: Sequence[Point], most: int, seed: int) -> Iterator
         batch = []
         for _ in range(_BATCH):
             of_profile = decks[random.integers(len(decks))]
-            sizes = {name: deck.deal() for name, deck in of_profile.items()}
+            sizes = {name: cards.deal() for name, cards in of_profile.items()}
             key = tuple(sorted(sizes.items()))
             if key in seen:
                 continue

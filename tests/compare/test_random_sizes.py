@@ -63,6 +63,18 @@ def test_a_rare_size_is_found() -> None:
     assert found.compared > 20
 
 
+def test_a_short_range_is_seen_whole() -> None:
+    """Independent random sizes would miss a fifth of them."""
+    seen: list[int] = []
+
+    def double(x: np.ndarray) -> np.ndarray:
+        seen.append(x.shape[2])
+        return x * 2
+
+    search(double)
+    assert set(range(3, 91)) <= set(seen[:160])
+
+
 def test_a_fault_where_the_reference_is_near_zero_is_found() -> None:
     own = interface()
     planned = points(own.dims, own.profiles, (), own.rules)
