@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tiny
-from helpers import Run, let_children_heed_ctrl_c
+from helpers import Run, let_children_heed_signals
 from quick_exports import keep_table
 from readme_commands import ROOT, SNIPPETS, Beside, Done
 
@@ -50,7 +50,7 @@ class TorchlessModule(pytest.Module):
 
 
 def pytest_configure() -> None:
-    let_children_heed_ctrl_c()
+    let_children_heed_signals()
 
 
 def pytest_pycollect_makemodule(

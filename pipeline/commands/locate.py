@@ -9,8 +9,7 @@ from typing import Any
 
 from pipeline.commands.options import plugins
 from pipeline.commands.output import show
-
-Announce = Callable[[str], None]
+from pipeline.machine.progress import Announce
 
 
 def add_command(add: Callable[..., Any]) -> None:

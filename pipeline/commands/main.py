@@ -61,6 +61,7 @@ class Progress:
         self._start = time.monotonic()
         self._last = self._start
         self._text = ""
+        self._stream = sys.stderr  # a model's own prints are hidden with sys.stderr
         self._done = threading.Event()
 
     def __call__(self, text: str) -> None:
@@ -69,7 +70,7 @@ class Progress:
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk behind stderr
-            show(f"[{time.monotonic() - self._start:6.1f} s] {text}", sys.stderr)
+            show(f"[{time.monotonic() - self._start:6.1f} s] {text}", self._stream)
 
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[None]:
@@ -244,6 +245,10 @@ def command_parser() -> argparse.ArgumentParser:
         )  # fmt: skip
     for sub in (convert, check):
         cli_options.sizes(sub)
+    convert.add_argument(
+        "--quick", action="store_true",
+        help="Compare at few sizes only: min, opt, max and one odd set of sizes of each profile",
+    )  # fmt: skip
     cli_options.effort(convert)
     rewrite = add(
         "rewrite", _rewrite, "Rewrite an ONNX file, or an artifact's ONNX file, for a target."
@@ -388,6 +393,7 @@ def _config(arguments: argparse.Namespace) -> Any:
         shapes=tuple(getattr(arguments, "shape", ())),
         memory_limit=getattr(arguments, "memory_limit", None),
         seed=arguments.seed,
+        quick=getattr(arguments, "quick", False),
         passes=tuple(arguments.own),
         skip=tuple(arguments.skip),
         plugins=tuple(arguments.plugin),

@@ -70,6 +70,11 @@ def add_options(sub: Any) -> None:
         "made it, except for bfloat16, which becomes float32)",
     )  # fmt: skip
     sub.add_argument(
+        "--output-name", action="append", default=[], metavar="NAME",
+        help="Name the outputs in their order. Repeat for each (default: their place in the "
+        "result, such as output_0 or logits)",
+    )  # fmt: skip
+    sub.add_argument(
         "--tolerance", type=_of_output, action="append", default=[],
         metavar="[OUTPUT=]RTOL,ATOL[,DIFFERING]",
         help="Set the comparison's tolerance if the source declares none (default: measured). "
@@ -117,6 +122,7 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "exact": arguments.exact_dims,
         "state": tuple(arguments.state),
         "dtype": arguments.dtype,
+        "output_names": tuple(arguments.output_name),
         "tolerance": tolerances.pop("", None),
         "output_tolerances": tolerances,
         "engine_tolerance": arguments.engine_tolerance,

@@ -14,10 +14,10 @@ from pipeline.compare import run_names
 from pipeline.compare import runners as compare
 from pipeline.compare.engine_runs import WithinMemory, opened, why_not_run
 from pipeline.compare.run_names import is_engine
-from pipeline.compare.runners import Announce
 from pipeline.compare.verdict import judge
 from pipeline.errors import ArtifactError, InputError
 from pipeline.graph.session import OnnxRunner
+from pipeline.machine.progress import Announce
 from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import bind_polygraphy, find_target
 from pipeline.spec.closeness import apart

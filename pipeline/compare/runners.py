@@ -10,7 +10,7 @@ ONNX Runtime runs without graph optimisations, because they could hide a fault o
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from pipeline.compare.weak_parts import weak_parts
 from pipeline.errors import CompareError, PipelineError, first_line
 from pipeline.graph.session import run_onnx
 from pipeline.machine.polygraphy import collected
+from pipeline.machine.progress import Announce
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.eager import call_module
 from pipeline.probe.state import ModuleState
@@ -41,7 +42,6 @@ from pipeline.spec.verdicts import ADVICE, Verdict
 if TYPE_CHECKING:
     import torch
 
-Announce = Callable[[str], None]
 # name of a run -> one {output: array} for each point
 Runs = dict[str, Sequence[Feed]]
 

@@ -63,12 +63,14 @@ class CompareOptions:
             depends on the free memory.
         seed: The seed of the inputs' values.
         shapes: Further sizes, as text; only with the torch reference.
+        quick: Compare at few sizes of each profile, and at no random sizes.
         plugins: Files that the engine may load; see `pipeline.load`.
     """
 
     memory_limit: int | None = None
     seed: int = 0
     shapes: tuple[str, ...] = ()
+    quick: bool = False
     plugins: tuple[str, ...] = ()
 
 
@@ -130,7 +132,7 @@ def compare_artifact(
     )
     # for an ONNX source, only the sizes count: the values are made again
     again = stored_feeds(folder) if base != run_names.TORCH else [point.feed for point in stored]
-    job = _job(manifest, options.shapes, again, options.memory_limit or default_limit())
+    job = _job(manifest, options, again)
     plan = plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
     if (folder / MODEL).is_file():
@@ -148,7 +150,7 @@ def compare_artifact(
     models = ModelRuns(folder, manifest, module, options.seed)
     pairs, notes = models.run(ground, runs)
     notes += input_notes(manifest.interface)
-    notes += models.run_at_random_sizes(job, plan, ground, runs)
+    notes += _quick(options) or models.run_at_random_sizes(job, plan, ground, runs)
     with watch("batch rows"):
         batch, checks, forgiven, unasked = _rows_of_models(
             folder, manifest, plan, job, module, options.seed
@@ -183,22 +185,27 @@ def compare_artifact(
 
 def _job(
     manifest: Manifest,
-    shapes: Sequence[str],
+    options: CompareOptions,
     stored: Sequence[Feed],
-    memory_limit: int,
 ) -> Job:
     """Returns the task: the sizes of the profiles, the given and stored sizes, and those of the
     user's values."""
     manifest.tolerances()  # raises an error for outputs without a tolerance
     declared = manifest.interface
     merged = manifest.merged
-    extra: list[Mapping[str, int]] = [parse_sizes(text, declared.dims, merged) for text in shapes]
+    extra: list[Mapping[str, int]] = [
+        parse_sizes(text, declared.dims, merged) for text in options.shapes
+    ]
     for feed in stored:
         extra.append(declared.sizes_of({name: array.shape for name, array in feed.items()}))
     if own := declared.sizes_of_values():
         extra.append(own)
-    where = points(declared.dims, declared.profiles, extra, declared.rules)
-    return Job(declared, where, memory_limit, manifest.precision)
+    where = points(declared.dims, declared.profiles, extra, declared.rules, few=options.quick)
+    return Job(declared, where, options.memory_limit or default_limit(), manifest.precision)
+
+
+def _quick(options: CompareOptions) -> list[Note]:
+    return [note("quick")] if options.quick else []
 
 
 def _rows_of_models(

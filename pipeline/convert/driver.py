@@ -28,7 +28,7 @@ from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
 from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
 from pipeline.errors import CompareError, InputError
 from pipeline.graph.external_data import check_models
-from pipeline.machine.progress import Announce
+from pipeline.machine.progress import Announce, silent
 from pipeline.machine.target import find_target, require
 from pipeline.probe.state import left_as_given
 from pipeline.runtime.trust import check_given
@@ -68,11 +68,7 @@ class Report:
         return not self.regressions and (comparison is None or comparison.passed)
 
 
-def quiet(_: str) -> None:
-    """Ignores the announcement."""
-
-
-def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
+def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report:
     """Converts a model (export, rewrite, build, compare) and writes the artifact.
 
     Args:
@@ -97,7 +93,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = quiet) -> Report:
                 refuse_other(plan.place, plan.manifest.model.source)
             if plan.old is not None:
                 keep_timings(plan.place, work.folder)
-        exported = work.do(EXPORT, spec, options.export)
+        exported = work.do(EXPORT, spec, options.export, announce)
         work.do(REWRITE, options.rewrite)
         work.do(BUILD, with_profiles(work.manifest, plan.spec.profiles), options.build)
         reference = None  # an ONNX file is its own reference
@@ -117,7 +113,7 @@ def _workspace(plan: ConversionPlan, announce: Announce) -> AbstractContextManag
     return opened_artifact(plan.old, announce, plan.manifest, plan.todo)
 
 
-def run_export(config: Config, announce: Announce = quiet) -> Report:
+def run_export(config: Config, announce: Announce = silent) -> Report:
     """Runs the export stage alone. The new artifact contains exported.onnx and a manifest."""
     spec = find_source(config)
     check_precision(config.precision)
@@ -127,14 +123,14 @@ def run_export(config: Config, announce: Announce = quiet) -> Report:
     with left_as_given(spec) as spec, new_artifact(place, manifest, announce) as work:
         if not config.force:
             refuse_other(place, manifest.model.source)
-        work.do(EXPORT, replace(spec, profiles=profiles), options.export)
+        work.do(EXPORT, replace(spec, profiles=profiles), options.export, announce)
         return Report(place, work.finish())
 
 
 def run_rewrite(
     place: Path,
     target: str | None = None,
-    announce: Announce = quiet,
+    announce: Announce = silent,
     *,
     own: Sequence[Path | str] = (),
     only: Sequence[str] = (),
@@ -169,7 +165,7 @@ def run_build(
     place: Path,
     profiles: Sequence[str] = (),
     precision: Precision | None = None,
-    announce: Announce = quiet,
+    announce: Announce = silent,
     plugins: Sequence[str] = (),
     effort: Effort = DEFAULT_EFFORT,
 ) -> Report:
@@ -207,7 +203,7 @@ def run_build(
         return Report(place, work.finish(keys={}))
 
 
-def run_verify(place: Path, how: Verify = STORED, announce: Announce = quiet) -> Report:
+def run_verify(place: Path, how: Verify = STORED, announce: Announce = silent) -> Report:
     """Runs the comparison alone, also for an artifact from another machine.
 
     Writes the result into the artifact, also if the comparison fails.

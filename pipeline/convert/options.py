@@ -79,6 +79,7 @@ def stage_options(config: Config, target: Target) -> StageOptions:
             memory_limit=config.memory_limit,
             seed=config.seed,
             shapes=tuple(config.shapes),
+            quick=config.quick,
             plugins=tuple(config.plugins),
         ),
     )

@@ -31,6 +31,7 @@ from pipeline.errors import ArtifactError
 from pipeline.machine.files import fresh, hash_file, write_whole
 from pipeline.machine.gpu import find_gpu
 from pipeline.machine.libraries import versions
+from pipeline.machine.progress import Announce, silent
 from pipeline.machine.resources import Stopwatch, release_memory
 from pipeline.machine.target import Target, find_target
 from pipeline.plugins import PLUGINS
@@ -53,19 +54,26 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def export(folder: Path, spec: ModelSpec, options: ExportOptions) -> Exported:
+def export(
+    folder: Path, spec: ModelSpec, options: ExportOptions, announce: Announce = silent
+) -> Exported:
     """Writes exported.onnx from torch, or from the source ONNX file, and the user's values.
 
     Args:
         folder: The artifact's folder.
         spec: The model, with the profiles that the build will use.
         options: The weights and the seed.
+        announce: Called with each step that begins.
 
     Raises:
         PipelineError: See `pipeline.export.export.export` and
             `pipeline.source.onnx.importing.import_onnx`.
     """
-    watch = Stopwatch()
+
+    def step(name: str) -> None:
+        announce(f"export: {name}")
+
+    watch = Stopwatch(step)
     path = fresh(folder / EXPORTED)
     if spec.onnx is not None:
         done = import_onnx(spec, path, seed=options.seed)
@@ -74,7 +82,7 @@ def export(folder: Path, spec: ModelSpec, options: ExportOptions) -> Exported:
     else:
         with watch("import torch"):
             from pipeline.export.export import export as from_torch
-        done = from_torch(spec, options.weights, path, seed=options.seed)
+        done = from_torch(spec, options.weights, path, seed=options.seed, announce=step)
     store_values(folder, done.interface.inputs)
     release_memory()
     return replace(done, library_seconds={**watch.seconds, **done.library_seconds})

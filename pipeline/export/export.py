@@ -27,6 +27,7 @@ from pipeline.export.tolerance import with_tolerance
 from pipeline.export.trace import trace
 from pipeline.graph.ceil_pools import with_true_pools
 from pipeline.graph.files import is_outside, lightened
+from pipeline.machine.progress import Announce, silent
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import explain_by_running, fit_to_module
 from pipeline.probe.eager import quiet
@@ -41,7 +42,14 @@ OPSET = 18
 _AT = ("min", "opt", "max")
 
 
-def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) -> Exported:
+def export(
+    spec: ModelSpec,
+    weights: Path | None,
+    path: Path,
+    *,
+    seed: int = 0,
+    announce: Announce = silent,
+) -> Exported:
     """Exports a model to ONNX at opset 18, its dims dynamic and named.
 
     Args:
@@ -49,6 +57,7 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
         weights: a weights file, or None for the spec's seeded random weights.
         path: the ONNX file to write; weights beyond 2 GB go into ``<path>.data`` beside it.
         seed: the seed of the example inputs' values.
+        announce: called with each step that begins.
 
     Returns:
         The exported model, with the spec narrowed where it allows that.
@@ -60,7 +69,7 @@ def export(spec: ModelSpec, weights: Path | None, path: Path, *, seed: int = 0) 
             the spec.
         InputError: the weights do not fit the model.
     """
-    watch = Stopwatch()
+    watch = Stopwatch(announce)
     with watch("model"):
         declared, (spec, module) = spec, made(spec, weights)
         notes = tuple(placed(declared, module))

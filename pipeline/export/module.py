@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import ExportError, InputError, PipelineError, ended_run, first_line
+from pipeline.export.caches import cache_arguments, with_caches
 from pipeline.export.dtypes import fit_dtypes
 from pipeline.probe.eager import example_args, quiet
 from pipeline.probe.sample_sizes import examples
@@ -45,12 +46,15 @@ class FlatModule(torch.nn.Module):
         super().__init__()
         self.model = model
         self.arguments, self.names = arguments, tuple(names)
+        self.caches = cache_arguments(model.forward)
 
     def result(self, *tensors: torch.Tensor) -> Any:
         """The module's own result, which may be nested."""
         if self.arguments is None:
             return self.model(*tensors)
         args, kwargs = call_with(self.arguments, dict(zip(self.names, tensors, strict=True)))
+        if self.caches:
+            args, kwargs = with_caches(self.caches, self.model, args, kwargs)
         return self.model(*args, **kwargs)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -129,12 +133,7 @@ def with_outputs(
         return spec, module
     call = module.result if isinstance(module, FlatModule) else module
     result = first_result(spec, module, call, seed)
-    try:
-        names = output_names(result, lambda leaf: isinstance(leaf, torch.Tensor))
-    except InputError as error:
-        raise InputError(f"model {spec.name}: {error}") from error
-    taken = {i.name for i in spec.inputs}
-    names = [f"{name}_out" if name in taken else name for name in names]
+    names = _names_of(spec, result)
     plain = isinstance(result, torch.Tensor) or (
         type(result) in (tuple, list) and all(isinstance(r, torch.Tensor) for r in result)
     )
@@ -143,7 +142,23 @@ def with_outputs(
     given = spec.output_tolerances
     check_output_names(given, names)
     outputs = tuple(Output(name, tolerance=given.get(name)) for name in names)
-    return replace(spec, outputs=outputs, output_tolerances={}), module
+    return replace(spec, outputs=outputs, output_names=(), output_tolerances={}), module
+
+
+def _names_of(spec: ModelSpec, result: Any) -> list[str]:
+    """The name of each tensor in a module's result: the spec's, or one made from its place."""
+    given = spec.output_names
+    try:
+        names = output_names(result, lambda leaf: isinstance(leaf, torch.Tensor), unique=not given)
+    except InputError as error:
+        raise InputError(f"model {spec.name}: {error}") from error
+    if given and len(given) != len(names):
+        raise InputError(
+            f"model {spec.name} has {len(names)} outputs ({', '.join(names)}), but --output-name "
+            f"names {len(given)}. Name each of them"
+        )
+    taken = {i.name for i in spec.inputs}
+    return list(given) or [f"{name}_out" if name in taken else name for name in names]
 
 
 def first_result(

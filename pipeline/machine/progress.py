@@ -1,7 +1,11 @@
-"""The type of a function that announces progress."""
+"""Announcements of progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Announce = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """Announces nothing."""

@@ -10,15 +10,24 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline.machine.progress import Announce, silent
+
 
 class Stopwatch:
-    """Adds up wall-clock seconds by name: ``with watch("torch.export"): ...``."""
+    """Adds up wall-clock seconds by name: ``with watch("torch.export"): ...``.
 
-    def __init__(self) -> None:
+    Args:
+        announce: Called with each name when it is timed for the first time.
+    """
+
+    def __init__(self, announce: Announce = silent) -> None:
         self.seconds: dict[str, float] = {}
+        self._announce = announce
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        if name not in self.seconds:
+            self._announce(name)
         start = time.perf_counter()
         try:
             yield

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _ELEMENTS = 1 << 18  # input elements of the largest call, if smaller sizes run too
 _SIZES = 5
+_ORDERED = 4  # calls that are made in every order, if the module changes itself
 _CLOSE = 1e-5  # of an output's largest value; a repeated call may add in another order
 _SHOWN = 3  # attributes in an error
 
@@ -134,15 +135,15 @@ def kept_values(
     asked = [path for path in changed if not _is_named(path, spec.state)]
     if changed and not asked:
         return [f"converted as a first call: calls of the model write {', '.join(spec.state)}"]
-    # without a change, two turns are enough
-    pairs = list(itertools.permutations(firsts, 2) if changed else itertools.pairwise(firsts))
-    for before, one in [*pairs, *((b, a) for a, b in pairs[:1] if not changed), (firsts[0],) * 2]:
-        with runs.state.restored():
-            runs(before.call)
-            same = _close(runs(one.call), one.outputs)
-        if not same:
-            raise ExportError(_remembers(spec, runs, before, one, asked))
-    for one in firsts if changed else ():
+    few = _few(firsts)
+    calls = _each_after_each(few) if changed else [*reversed(firsts), firsts[0]]
+    with runs.state.restored():
+        place = next((n for n, c in enumerate(calls) if not _close(runs(c.call), c.outputs)), None)
+    if place is not None:
+        one = calls[place]
+        before = _cause(runs, calls[:place], one)
+        raise ExportError(_remembers(spec, runs, before, one, asked))
+    for one in few if changed else ():
         with runs.state.restored():
             runs(one.call)
             runs(one.call)
@@ -198,6 +199,32 @@ def _line_of_change(change: StateChange, call: Callable[[], object]) -> str:
     finally:
         sys.settrace(old)
     return found
+
+
+def _few(firsts: Sequence[_First]) -> list[_First]:
+    """The calls to make in every order: of those that change the module, and of all, the ends."""
+    writing = [one for one in firsts if one.changes]
+    ends = [*writing[:1], *writing[-1:], firsts[0], firsts[-1], *firsts]
+    return list({id(one): one for one in ends}.values())[:_ORDERED]
+
+
+def _each_after_each(firsts: Sequence[_First]) -> list[_First]:
+    """The shortest order in which each call comes once after each call, also after itself.
+
+    It is a de Bruijn sequence of pairs, closed by its first call.
+    """
+    pairs = itertools.combinations_with_replacement(firsts, 2)
+    return [c for a, b in pairs for c in ((a,) if a is b else (a, b))] + [firsts[0]]
+
+
+def _cause(runs: _Module, earlier: Sequence[_First], one: _First) -> _First:
+    """The earlier call, alone before this one, that changes its outputs; else the latest."""
+    for before in {id(before): before for before in reversed(earlier)}.values():
+        with runs.state.restored():
+            runs(before.call)
+            if not _close(runs(one.call), one.outputs):
+                return before
+    return earlier[-1] if earlier else one
 
 
 def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 _WINDOW = 128  # sizes on each side of the base in the search for the step
+_STEPS = (2, 4, 8, 14, 16, 32, 64)  # of most models that need a multiple
 _RUN = 64  # consecutive sizes that are tried if nothing has failed
 _SMALL, _LARGE = 10, 3  # sizes at the ends of the range; small ones fail more often
 _FAR = (96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
@@ -97,10 +98,12 @@ class Search:
     def _find_step(self, at: int) -> None:
         """The distance from the base to the nearest size that runs."""
         near: list[int] = []
-        for k in range(1, min(_WINDOW, len(self.legal)) + 1):
+        common = [k // self._unit for k in _STEPS if k > self._unit and k % self._unit == 0]
+        for place, k in enumerate([1, *common, *range(2, min(_WINDOW, len(self.legal)) + 1)]):
             near = [self.legal[i] for i in (at + k, at - k) if 0 <= i < len(self.legal)]
-            near = [n for n in near if self.ok(n)]
-            if near:  # stops here: a size of 1 may run at any step, because it broadcasts
+            # a size of 1 may run at any step, because it broadcasts
+            near = [n for n in near if (n > 1 or place > len(common)) and self.ok(n)]
+            if near:
                 break
         near = near or self._far()
         self.step = math.gcd(*(n - self.base for n in near))

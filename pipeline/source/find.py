@@ -41,7 +41,7 @@ from pipeline.spec.text import (
     parse_inputs,
     split_dims,
 )
-from pipeline.spec.weights import load_weights
+from pipeline.spec.weights import WEIGHTS, load_weights, what_it_holds
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,8 @@ def find_source(config: Config) -> ModelSpec:
         InputError: The source or its factory does not exist, the factory raises, or inputs and
             dims don't fit the source.
     """
-    spec = with_stated(_found(config), config)
+    spec = _with_output_names(_found(config), config)
+    spec = with_stated(spec, config)
     if config.engine_tolerance is not None:
         of_engine = {**spec.engine_tolerance, str(config.precision): config.engine_tolerance}
         spec = replace(spec, engine_tolerance=of_engine)
@@ -68,6 +69,15 @@ def find_source(config: Config) -> ModelSpec:
         spec = replace(spec, state=(*spec.state, *config.state))
     spec = _with_ranges(spec, config)
     return spec if config.values is None else with_values(spec, config.values)
+
+
+def _with_output_names(spec: ModelSpec, config: Config) -> ModelSpec:
+    if not config.output_names:
+        return spec
+    if spec.outputs:
+        names = ", ".join(output.name for output in spec.outputs)
+        raise InputError(f"model {spec.name} names its outputs: {names}. Leave --output-name out")
+    return replace(spec, output_names=config.output_names)
 
 
 def _with_ranges(spec: ModelSpec, config: Config) -> ModelSpec:
@@ -105,6 +115,8 @@ def _found(config: Config) -> ModelSpec:
         return program_spec(Path(model), dims, trust=config.trust)
     if ":" in model:
         return _from_factory(config, dims)
+    if Path(model).suffix in WEIGHTS and Path(model).is_file():
+        raise InputError(f"source {model}: {what_it_holds(Path(model))}")
     if Path(model).suffix == ".py":
         raise InputError(f"source {model!r}: no factory is named. Pass {model}:FACTORY")
     return find_spec(model, config.options, config.weights_path)  # raises: lists the zoo

@@ -22,9 +22,10 @@ class Config:
     """One conversion.
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
-    `profiles`, `precision`, `shapes`, `seed`, `passes`, `skip`, `plugins`, `inputs`, `dims`,
-    `ranges`, `values`, `tolerance`, `output_tolerances`, `engine_tolerance`, the level of `effort`,
-    `exact`, `state`, `dtype`, and `memory_limit` if you set it. `out`, `force` and `trust` don't.
+    `profiles`, `precision`, `shapes`, `seed`, `quick`, `passes`, `skip`, `plugins`, `inputs`,
+    `dims`, `ranges`, `values`, `output_names`, `tolerance`, `output_tolerances`,
+    `engine_tolerance`, the level of `effort`, `exact`, `state`, `dtype`, and `memory_limit` if you
+    set it. `out`, `force` and `trust` do not.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -62,6 +63,8 @@ class Config:
             arrays or tensors (see `pipeline.source.values`).
         trust: Whether to load a ``.pt2`` that could run code of its author: pickles, custom
             objects, or compiled code.
+        output_names: Names for the outputs of a source that declares none, in order.
+        quick: Whether to compare at few sizes only.
 
     Raises:
         InputError: A memory limit or seed is out of range, or a field is not a tuple.
@@ -93,12 +96,14 @@ class Config:
     dtype: Literal["float32"] | None = None
     trust: bool = False
     values: Any = None
+    output_names: tuple[str, ...] = ()
+    quick: bool = False
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise InputError(f"memory limit {self.memory_limit}: must be positive")
         texts = ("profiles", "shapes", "passes", "skip", "plugins", "inputs", "dims", "ranges")
-        for name in (*texts, "state"):
+        for name in (*texts, "state", "output_names"):
             if isinstance(getattr(self, name), (str, Path)):
                 raise InputError(f"{name}={str(getattr(self, name))!r}: expected a tuple")
         if self.seed < 0:

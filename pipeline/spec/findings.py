@@ -42,6 +42,7 @@ NoteKind = Literal[
     "check-not-done",
     "outputs-not-stored",
     "random-sizes",
+    "quick",
     "no-engine-tolerance",
     "weak-parts",
     "near-zero",
@@ -194,6 +195,11 @@ NOTES: Mapping[NoteKind, Kind] = {
     "random-sizes": Kind(
         "Further sizes were compared, which were chosen at random.",
         "{count} more sets of sizes were compared, chosen at random",
+    ),
+    "quick": Kind(
+        "Only a few sizes were compared, because you passed `--quick`.",
+        "compared only at min, opt, max and one odd set of sizes of each profile, because of "
+        "--quick. Before you use the engine, convert without --quick",
     ),
     "no-engine-tolerance": Kind(
         "No tolerance is stated for engines of this precision.",

@@ -65,6 +65,7 @@ class ModelSpec:
         dtype: ``float32`` converts the module's weights and floating-point inputs first. None
             leaves the module as it is, except for bfloat16, which becomes float32 (see
             `pipeline.export.dtypes`).
+        output_names: Names for the outputs that a run finds, in order, if `outputs` is empty.
         arguments: The structure of `inputs` with names in place of inputs. None if all are
             positional tensors. The spec makes it from `inputs`.
     """
@@ -88,6 +89,7 @@ class ModelSpec:
     expressions: Mapping[str, str] = field(default_factory=dict)
     state: tuple[str, ...] = ()
     dtype: Literal["float32"] | None = None
+    output_names: tuple[str, ...] = ()
     arguments: Any = None
 
     def __post_init__(self) -> None:
@@ -109,7 +111,12 @@ class ModelSpec:
             self._check_padding(self.padding)
 
     def _check_types(self) -> None:
-        for word, kind in (("outputs", Output), ("rules", str), ("profiles", Profile)):
+        for word, kind in (
+            ("outputs", Output),
+            ("output_names", str),
+            ("rules", str),
+            ("profiles", Profile),
+        ):
             value = getattr(self, word)
             if not isinstance(value, tuple) or not all(isinstance(part, kind) for part in value):
                 raise InputError(
@@ -119,6 +126,11 @@ class ModelSpec:
             raise InputError(f"model {self.name}: build={self.build!r} can't be called")
         if self.dtype not in (None, "float32"):
             raise InputError(f"model {self.name}: dtype={self.dtype!r}: pass None or 'float32'")
+        if self.outputs and self.output_names:
+            raise InputError(
+                f"model {self.name}: output_names is for a spec without outputs. Set the name of "
+                "each Output"
+            )
         if self.outputs and self.output_tolerances:
             raise InputError(
                 f"model {self.name}: output_tolerances is for a spec without outputs. Set the "

@@ -12,6 +12,7 @@ from pipeline.spec.dims import Dim, Size, SizeRule, check_rules, kept_rules, sha
 from pipeline.spec.file_names import RESERVED
 
 Range = tuple[int, int, int]
+_FEW = ("min", "opt", "odd, above opt", "max")
 _NAME = re.compile(r"\w[\w-]*")
 
 
@@ -168,6 +169,8 @@ def points(
     profiles: Sequence[Profile],
     extra: Sequence[Mapping[str, int]] = (),
     rules: Sequence[str] = (),
+    *,
+    few: bool = False,
 ) -> tuple[Point, ...]:
     """The sizes at which to verify a model: min, opt and max of each profile, and others.
 
@@ -184,6 +187,7 @@ def points(
         profiles: The profiles, each with a range for every dim.
         extra: More sets of sizes.
         rules: The rules that sizes have to keep, as text.
+        few: Leave out all but min, opt, max and one odd set of sizes of each profile.
     """
     found: list[Point] = []
 
@@ -217,6 +221,8 @@ def points(
         for name, dim in dims.items():
             if low[name] < 1 <= high[name] and dim.legal(1) == 1:
                 wanted[f"{name} 1"] = {**opt, name: 1}
+        if few:
+            wanted = {label: wanted[label] for label in _FEW}
         for label, sizes in wanted.items():
             for more, kept in near_rules(sizes, dims, profile, rules):
                 add(f"{tag}{label}{more}", kept)

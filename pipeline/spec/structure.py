@@ -1,7 +1,7 @@
 """Nested inputs and outputs of a model, and their flat, named tensors in ONNX.
 
-A model may take and return tuples, dicts and dataclasses of tensors. A tensor is named after its
-path: ``past[0]["key"]`` is ``past_0_key``.
+A model may take and return tuples, dicts and dataclasses of tensors, and caches of transformers. A
+tensor is named after its path: ``past[0]["key"]`` is ``past_0_key``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,30 @@ def children(value: Any) -> list[tuple[str | int, Any]] | None:
         return list(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, Input)):
         return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
-    return None
+    return _layers(value) if is_cache(type(value)) else None
+
+
+def is_cache(kind: type) -> bool:
+    """True for a class of transformers that holds the keys and values of attention layers."""
+    return any(
+        base.__name__ == "Cache" and base.__module__.startswith("transformers.")
+        for base in kind.__mro__
+    )
+
+
+def _layers(cache: Any) -> list[tuple[str | int, Any]]:
+    """The layers of a cache, each a pair of keys and values. An encoder's layers have four parts.
+
+    A layer of another kind, such as the state of a Mamba layer, is a leaf.
+    """
+    inner = getattr(cache, "self_attention_cache", None)
+    if inner is not None:
+        both = zip(_layers(inner), _layers(cache.cross_attention_cache), strict=True)
+        return [(n, (*own, *cross)) for (n, own), (_, cross) in both]
+    return [
+        (n, (layer.keys, layer.values) if hasattr(layer, "keys") else layer)
+        for n, layer in enumerate(cache.layers)
+    ]
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -208,11 +231,14 @@ class _Any(Mapping[str, None]):
         return 0
 
 
-def output_names(result: Any, is_tensor: Callable[[Any], bool]) -> list[str]:
+def output_names(
+    result: Any, is_tensor: Callable[[Any], bool], *, unique: bool = True
+) -> list[str]:
     """A name for every tensor in a model's result.
 
     Raises:
-        InputError: A part of the result is not a tensor. The message names the part.
+        InputError: A part of the result is not a tensor; the message names the part. Or two names
+            are equal, if they must be unique.
     """
     names: list[str] = []
     for path, leaf in leaves(result):
@@ -226,6 +252,9 @@ def output_names(result: Any, is_tensor: Callable[[Any], bool]) -> list[str]:
     if not names:
         raise InputError("the model returns no tensor. Return one or more tensors")
     twice: Sequence[str] = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise InputError(f"two outputs would be called {twice[0]}. Name the outputs in the spec")
+    if twice and unique:
+        raise InputError(
+            f"two outputs would be called {twice[0]}. Name each output with --output-name (in "
+            "Python: output_names=)"
+        )
     return names

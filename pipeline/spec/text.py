@@ -14,7 +14,8 @@ from pipeline.spec.tensors import Input
 
 INPUT_FORM = (
     "NAME:SIZExSIZE...[:DTYPE[:LOW..HIGH]], e.g. image:1x3x{h}x{w}, ids:{b}x{s}:int64:0..1000 or "
-    "lengths:{b}:int64:1..s. For a mask, write prefix, causal or all in place of LOW..HIGH"
+    "lengths:{b}:int64:1..s. For a mask, write prefix, causal or all in place of LOW..HIGH. "
+    "For many parts of one shape: past[0..27][0..1]:{b}x2x{past}x64"
 )
 DIM_FORM = (
     "NAME=MIN:OPT:MAX[/MULTIPLE[+OFFSET]], e.g. h=135:440:2160/8. NAME=:MAX is enough. For an "
@@ -22,6 +23,8 @@ DIM_FORM = (
 )
 
 _PLACE = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]|\[(['\"])(.+?)\3\]")
+_MANY = re.compile(r"\[(\d+)\.\.(\d+)\]")
+_MOST_PARTS = 4096
 _DIM = re.compile(r"(\d*)(?::(\d*))?:(\d+)(?:/(\d+)(?:\+(\d+))?)?\Z")
 
 
@@ -112,7 +115,7 @@ def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
 
     A name may be a path into a nested argument: ``past[0][1]:...`` and ``batch.image:...`` are
     parts of the arguments ``past`` and ``batch``. An argument with numbered parts becomes a tuple,
-    one with named parts a dict.
+    one with named parts a dict. ``past[0..27]`` stands for 28 parts.
 
     Raises:
         InputError: A text does not have the form (the message names the character). Or a dim is
@@ -120,7 +123,7 @@ def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
     """
     tree: dict[str | int, Any] = {}
     used: set[str] = set()
-    for text in texts:
+    for text in (one for many in texts for one in _each(many)):
         path, new = _parse_input(text, dims)
         used.update(dim.name for dim in new.dims)
         node = tree
@@ -134,6 +137,20 @@ def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
     for name in [name for name in dims if name not in used]:
         raise InputError(f"dim {name} is declared, but no input uses it")
     return {name: _nested(part, str(name)) for name, part in tree.items()}
+
+
+def _each(text: str) -> list[str]:
+    """The inputs that a text with ``[0..27]`` in its name stands for."""
+    place, colon, rest = text.partition(":")
+    match = _MANY.search(place)
+    if not match:
+        return [text]
+    first, last = int(match[1]), int(match[2])
+    if not first <= last < first + _MOST_PARTS:
+        _point(text, match.start(), "expected the first and the last number of parts, as in [0..3]")
+    before, after = place[: match.start()], place[match.end() :]
+    parts = (_each(f"{before}[{n}]{after}{colon}{rest}") for n in range(first, last + 1))
+    return [one for some in parts for one in some]
 
 
 def _clash(text: str) -> NoReturn:

@@ -12,6 +12,7 @@ from pipeline.errors import InputError, first_line
 if TYPE_CHECKING:
     import torch
 
+WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".ts", ".torchscript")
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
 _SHOWN = 5
 
@@ -86,6 +87,36 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
     if state and all(key.startswith("module.") for key in state):
         state = {key.removeprefix("module."): value for key, value in state.items()}
     return state
+
+
+def what_it_holds(path: Path) -> str:
+    """What a file of weights holds, if it is given as a source, and what to convert instead.
+
+    Runs no code of the file. TorchScript is not converted, because torch.export takes no
+    ScriptModule.
+    """
+    scripted = "the Python code that the model was made from: pipeline convert file.py:factory"
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        if any("/code/" in name for name in names):
+            return f"TorchScript, which torch can't export with dynamic sizes. Convert {scripted}"
+    if path.suffix not in (".ts", ".torchscript"):
+        try:
+            read_state_dict(path)
+        except InputError:
+            pass
+        else:
+            return (
+                "holds weights but no model. Name the code that makes the model: pipeline convert "
+                f"file.py:factory --weights {path}"
+            )
+    return (
+        "is no file that pipeline reads as a model. If it is a whole module from torch.save, it "
+        "holds code by name: load it in a factory of yours (def model(): return "
+        "torch.load(PATH, weights_only=False)), and convert file.py:model. Do so only if you trust "
+        "the file's author"
+    )
 
 
 def read_torch(path: Path, what: str = "weights") -> object:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -12,6 +14,7 @@ import pytest
 from helpers import HERE, Run, command, files_under, perturb, refused
 
 from pipeline.artifact.artifact import Artifact
+from pipeline.commands.main import Progress
 from pipeline.convert.driver import Report
 from pipeline.models import MODELS
 
@@ -181,3 +184,19 @@ def test_as_a_module_and_as_a_program() -> None:
             assert set(json.loads(done.stdout)) == set(MODELS)
         else:
             refused((done.returncode, done.stdout, done.stderr), "unknown model 'nothing'")
+
+
+def test_progress_shows_while_a_model_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model's prints are hidden with sys.stderr, and the progress is not."""
+    progress = Progress()
+    with contextlib.redirect_stderr(io.StringIO()):
+        progress("export: trying sizes")
+    assert capsys.readouterr().err.endswith("] export: trying sizes\n")
+
+
+def test_the_steps_of_an_export_are_announced(cli: Run) -> None:
+    _, _, errors = cli("export", "tiny", "--out", "a")
+    steps = [line.partition("] ")[2] for line in errors.splitlines()]
+    assert steps[:2] == ["export", "export: import torch"]
+    assert len(set(steps)) == len(steps)
+    assert {"export: trying sizes", "export: torch.export"} <= set(steps)

@@ -17,9 +17,9 @@ from pipeline.compare import runners as compare
 from pipeline.compare.plan import Job, plan_points
 from pipeline.compare.runners import collect, conclude, profile_of
 from pipeline.compare.verdict import judge
-from pipeline.convert.driver import quiet
 from pipeline.errors import CompareError, PipelineError
 from pipeline.graph.session import OnnxRunner, run_onnx
+from pipeline.machine.progress import silent
 from pipeline.machine.resources import Stopwatch
 from pipeline.spec.dims import Dim, read_size
 from pipeline.spec.findings import note
@@ -334,10 +334,10 @@ def test_a_run_that_fails_names_the_sizes(model: Path) -> None:
     assert "\n" not in str(caught.value)
     assert said == ["exported at min (n=1)", "exported at opt (n=10)"]
     runner = FeedRunner("a", lambda feed: {"y": feed["x"]})
-    (short,) = collect(runner, feeds, POINTS[:1], quiet, Stopwatch())
+    (short,) = collect(runner, feeds, POINTS[:1], silent, Stopwatch())
     assert short["y"].shape == (1, 4)
     with pytest.raises(CompareError, match="a fails at opt"):  # fewer results than points
-        collect(runner, feeds[:1], POINTS[:2], quiet, Stopwatch())
+        collect(runner, feeds[:1], POINTS[:2], silent, Stopwatch())
 
 
 def test_own_errors_pass_through() -> None:
@@ -345,7 +345,7 @@ def test_own_errors_pass_through() -> None:
         raise PipelineError("said already")
 
     with pytest.raises(PipelineError, match=r"^said already$"):
-        collect(FeedRunner("a", refuse), [{}], POINTS[:1], quiet, Stopwatch())
+        collect(FeedRunner("a", refuse), [{}], POINTS[:1], silent, Stopwatch())
 
 
 def test_onnx_runs_unoptimised(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -368,3 +368,15 @@ class TestAgainstCoverage:
         (found,) = run_verify(artifact, Verify(against=converted.path)).regressions
         assert found.kind == "precision-changed"
         assert found.text == "precision was fp32, is tf32"
+
+
+def test_a_quick_comparison_says_that_it_is_one(tmp_path: Path, zoo: None) -> None:  # noqa: ARG001
+    report = run(Config("tiny", out=tmp_path / "a", quick=True))
+    found = compared(report.manifest)
+    assert [p.label for p in found.points] == ["min", "opt", "odd, above opt", "max"]
+    assert [n.kind for n in found.notes if n.kind in ("quick", "random-sizes")] == ["quick"]
+    assert "Before you use the engine, convert without --quick" in report_text(report)
+    whole = run(Config("tiny", out=tmp_path / "a"))
+    assert not whole.unchanged
+    assert len(compared(whole.manifest).points) == 7
+    assert whole.manifest.keys["build"] == report.manifest.keys["build"]

@@ -295,3 +295,26 @@ def test_a_lazy_layer_without_values_is_named() -> None:
     module = torch.nn.Sequential(torch.nn.LazyLinear(3))
     with pytest.raises(InputError, match=r"0\.weight has no values.*call the module once"):
         built(ModelSpec("m", lambda _: module, (X,)), None)
+
+
+def test_outputs_have_the_names_that_are_given(tmp_path: Path) -> None:
+    def forward(_: Any, x: Any) -> Any:
+        return {"a": x + 1, "more": (x * 2, None)}
+
+    spec = spec_of(forward, (X,), output_names=("plus", "twice"))
+    done = check(spec, tmp_path, lambda f: (f["x"] + 1, f["x"] * 2), {"b": 2, "seq": 5})
+    assert [o.name for o in done.outputs] == ["plus", "twice"]
+    with pytest.raises(InputError, match=r"2 outputs \(a, more_0\), but --output-name names 1"):
+        built(spec_of(forward, (X,), output_names=("one",)), None)
+    with pytest.raises(InputError, match="two inputs or outputs are called 'x'"):
+        built(spec_of(forward, (X,), output_names=("x", "y")), None)
+
+
+def test_two_outputs_of_one_name_can_be_named() -> None:
+    def forward(_: Any, x: Any) -> Any:
+        return {"a_b": x, "a": {"b": x}}
+
+    with pytest.raises(InputError, match=r"two outputs would be called a_b\. .*--output-name"):
+        built(spec_of(forward, (X,)), None)
+    spec, _ = built(spec_of(forward, (X,), output_names=("y", "z")), None)
+    assert [o.name for o in spec.outputs] == ["y", "z"]

@@ -56,6 +56,11 @@ def _at_the_top(body: list[ast.stmt]) -> Iterator[str]:
 
 
 @cache
+def _imports_of(module: str) -> tuple[str, ...]:
+    return tuple(_at_the_top(ast.parse(MODULES[module].read_text()).body))
+
+
+@cache
 def imported_by(module: str) -> frozenset[str]:
     """The project modules and heavy libraries that importing a module imports."""
     seen: set[str] = set()
@@ -66,7 +71,7 @@ def imported_by(module: str) -> frozenset[str]:
             continue
         if name in MODULES:
             seen.add(name)
-            todo += _at_the_top(ast.parse(MODULES[name].read_text()).body)
+            todo += _imports_of(name)
             parent = name.rpartition(".")[0]
             todo += (
                 [] if parent in ("", "pipeline") else [parent]

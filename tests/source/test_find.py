@@ -272,3 +272,25 @@ def test_the_range_of_a_bool_is_read_alike_in_both_options() -> None:
     assert true.sample({}, 0).all()
     with pytest.raises(InputError, match=r"range mask=0\.\.5: 0\.\.5 is not a valid range"):
         find_source(Config(mask, ranges=("mask=0..5",)))
+
+
+def test_a_file_of_weights_is_no_source(tmp_path: Path) -> None:
+    module = torch.nn.Linear(2, 3)
+    weights, whole, script = (tmp_path / name for name in ("w.pth", "m.pt", "s.pt"))
+    torch.save(module.state_dict(), weights)
+    torch.save(module, whole)
+    torch.jit.trace(module, torch.ones(1, 2)).save(str(script))
+    for path, words in (
+        (weights, f"holds weights but no model. .* file.py:factory --weights {weights}"),
+        (whole, r"def model\(\): return torch.load"),
+        (script, "TorchScript, .* Convert the Python code"),
+    ):
+        with pytest.raises(InputError, match=words):
+            find_source(Config(str(path), inputs=("x:{b}x2",), dims=("b=1:2:4",)))
+
+
+def test_names_for_outputs_are_for_sources_without_names() -> None:
+    own = ModelSpec("m", lambda _: torch.nn.Identity(), (Input("x", (2,)),))
+    assert find_source(Config(own, output_names=("y",))).output_names == ("y",)
+    with pytest.raises(InputError, match=r"names its outputs: .*Leave --output-name out"):
+        find_source(Config("linear", output_names=("y",)))

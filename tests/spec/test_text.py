@@ -178,3 +178,20 @@ def test_inputs_that_can_not_be(texts: list[str], words: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_inputs(texts, {"h": DIMS["h"]})
     assert words in str(caught.value)
+
+
+def test_many_parts_in_one_line() -> None:
+    """One line stands for a whole KV cache."""
+    found = parse_inputs(["past[0..2][0..1]:{b}x2x{b}x64", "x:{b}"], {"b": DIMS["b"]})
+    assert [[i.name for i in layer] for layer in found["past"]] == [
+        [f"past_{n}_{k}" for k in range(2)] for n in range(3)
+    ]
+    assert {i.shape for layer in found["past"] for i in layer} == {(DIMS["b"], 2, DIMS["b"], 64)}
+    each = [f"past[{n}][{k}]:{{b}}x2x{{b}}x64" for n in range(3) for k in range(2)]
+    assert parse_inputs([*each, "x:{b}"], {"b": DIMS["b"]}) == found
+
+
+@pytest.mark.parametrize("numbers", ["2..1", "0..9999"])
+def test_many_parts_that_can_not_be(numbers: str) -> None:
+    with pytest.raises(InputError, match="expected the first and the last number of parts"):
+        parse_inputs([f"past[{numbers}]:4"], {})

@@ -82,14 +82,16 @@ def command(*words: object, **how: object) -> subprocess.Popen[str]:
     return subprocess.Popen(line, text=True, env=environment, **options)  # type: ignore[call-overload, no-any-return]
 
 
-def let_children_heed_ctrl_c() -> None:
-    """Starts children with Ctrl-C not ignored, although this process ignores it.
+def let_children_heed_signals() -> None:
+    """Starts children with no signal ignored, although this process ignores some.
 
-    A shell starts a job in the background so (`make test &`). A handler that does nothing still
-    ignores Ctrl-C here, but a new program does not inherit it.
+    A shell starts a job in the background with Ctrl-C ignored (`make test &`), and nohup ignores
+    SIGHUP. A handler that does nothing still ignores them here, but a new program does not inherit
+    it.
     """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def files_under(folder: Path) -> list[str]:

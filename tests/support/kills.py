@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from helpers import HERE, let_children_heed_ctrl_c
+from helpers import HERE, let_children_heed_signals
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.errors import PipelineError
@@ -240,7 +240,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    let_children_heed_ctrl_c()
+    let_children_heed_signals()
     with tempfile.TemporaryDirectory() as name:
         kills = []
         for kill in campaign(Path(name), arguments.count, arguments.seed):

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# The pages with tested blocks. README is first, because its first Python snippet makes RAFT-small.
+# The pages with tested blocks.
 # A ```python block is a whole program and runs. A ```py block is a part of a program.
 PAGES = {
     page.relative_to(ROOT).as_posix(): page.read_text()

@@ -72,10 +72,10 @@ def generated(
 def kills(number: int, folder: Path) -> Iterator[Result]:
     import dataclasses
 
-    from helpers import let_children_heed_ctrl_c
+    from helpers import let_children_heed_signals
     from kills import campaign
 
-    let_children_heed_ctrl_c()
+    let_children_heed_signals()
     for kill in campaign(folder, 10**6, number):
         found = dataclasses.asdict(kill)
         yield {

@@ -30,6 +30,7 @@ from pipeline.graph.external_data import check_models
 from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, origin_of
 from pipeline.graph.session import run_onnx
+from pipeline.machine.progress import Announce
 from pipeline.machine.target import find_target
 from pipeline.runtime.engine import load, open_plan
 from pipeline.spec.closeness import Difference
@@ -40,7 +41,6 @@ from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import parse_sizes
 from pipeline.spec.tensors import Feed, Output, Precision
 
-Announce = Callable[[str], None]
 # builds an engine with these values as further outputs, and measures all differences
 Distances = Callable[[Sequence[str] | None], Mapping[str, float]]
 _AT_ONCE = 24  # further outputs of one engine

@@ -66,24 +66,22 @@ def _forget() -> None:
         operator._dispatch_cache.clear()
 
 
-def _rnn(  # noqa: PLR0913 - the parameters of torch's op
+def _rnn(
     activation: Callable[[torch.Tensor], torch.Tensor],
     input: torch.Tensor,
     hx: torch.Tensor,
     params: Sequence[torch.Tensor],
     has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+    *more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``rnn_tanh.input`` or ``rnn_relu.input`` as a loop over time."""
+    """``rnn_tanh.input`` or ``rnn_relu.input`` as a loop over time.
+
+    `more` is num_layers, dropout, train, bidirectional and batch_first, as in torch's op.
+    """
     given = _typeless(decompositions).gather_params(params, has_biases, False)
     out, last = _typeless(decompositions)._rnn_helper(
-        input, list(hx.unbind(0)), given, has_biases,
-        num_layers, dropout, train, bidirectional, batch_first, partial(_layer, activation),
-    )  # fmt: skip
+        input, list(hx.unbind(0)), given, has_biases, *more, partial(_layer, activation)
+    )
     return out, torch.stack(last, 0)
 
 
