@@ -1,7 +1,7 @@
 # Every target makes the virtual environment on first use; afterwards that is a no-op.
 MODEL ?= raft
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 MINUTES ?= 60
 PYTHON ?= python3
 VENV ?= .venv

@@ -32,8 +32,8 @@ from pipeline.spec.tensors import Input
 if TYPE_CHECKING:
     import torch
 
-_ELEMENTS = 1 << 18  # input elements of the largest call, if smaller sizes run too
-_SIZES = 5
+_ELEMENTS = 1 << 17  # input elements of the largest call, if smaller sizes run too
+_SIZES = 4
 _ORDERED = 4  # calls that are made in every order, if the module changes itself
 _CLOSE = 1e-5  # of an output's largest value; a repeated call may add in another order
 _SHOWN = 3  # attributes in an error
@@ -143,7 +143,7 @@ def kept_values(
         one = calls[place]
         before = _cause(runs, calls[:place], one)
         raise ExportError(_remembers(spec, runs, before, one, asked))
-    for one in few if changed else ():
+    for one in few[:2] if changed else ():
         with runs.state.restored():
             runs(one.call)
             runs(one.call)
@@ -203,8 +203,9 @@ def _line_of_change(change: StateChange, call: Callable[[], object]) -> str:
 
 def _few(firsts: Sequence[_First]) -> list[_First]:
     """The calls to make in every order: of those that change the module, and of all, the ends."""
-    writing = [one for one in firsts if one.changes]
-    ends = [*writing[:1], *writing[-1:], firsts[0], firsts[-1], *firsts]
+    *sizes, other_values = firsts if len(firsts) > 1 else [*firsts, *firsts]
+    writing = [one for one in sizes if one.changes]
+    ends = [*writing[:1], *writing[-1:], sizes[0], other_values, *sizes]
     return list({id(one): one for one in ends}.values())[:_ORDERED]
 
 
