@@ -292,11 +292,15 @@ def fit_to_module(
     found = probe(inner_inputs(spec), module, seed, spec.rules, brief=brief)
     rules = [for_user(rule, spec) for rule in found.rules]
     if found.base is None:
-        why = (
-            "; ".join(rule.text() for rule in rules)
-            or "the model ran at none of the sizes that were tried"
+        if not rules:
+            raise ExportError(f"model {spec.name}: it ran at none of the sizes that were tried")
+        (rule,) = rules
+        raise ExportError(
+            f"model {spec.name}: {rule.text('it')}{f' ({rule.line})' if rule.line else ''}",
+            line=rule.line,
+            what=rule.text("it"),
+            do=rule.advice(),
         )
-        raise ExportError(f"model {spec.name}: {why} ({found.words})")
     if not all(may_apply(spec, rule) for rule in rules):
         raise constraint_error(spec, rules, found)
     done = apply(spec, rules, bands=True)

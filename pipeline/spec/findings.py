@@ -156,8 +156,8 @@ NOTES: Mapping[NoteKind, Kind] = {
         "TensorRT knows these output sizes only when it runs: {names}",
     ),
     "no-batch-dim": Kind(
-        "The model has no batch dimension.",
-        "batch rows were not checked: the model has no batch dimension",
+        "No dim is only the first axis of inputs and outputs, so no batch rows were checked.",
+        "batch rows were not checked: no dim is only the first axis of inputs and outputs",
     ),
     "rows-nothing-compared": Kind(
         "No size was compared, so no batch rows were checked.",

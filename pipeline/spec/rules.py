@@ -275,8 +275,8 @@ class Rule:
             "unsettled": f"a smaller range of {name}",
             "baked-in": f"a number in place of {name}, or keep it symbolic in that line",
             "example-size": f"the sizes of {name} that run (auto=True finds them)",
-            "nowhere": "ranges with sizes at which the model runs. If no size mends the error, "
-            "declare other fixed sizes (such as channels), axes or dtypes of the inputs",
+            "nowhere": "other fixed sizes (such as channels), axes or dtypes of the inputs, or "
+            "ranges with sizes at which the model runs",
         }
         return texts.get(self.kind, f"only such sizes of {name}: no Dim can express this rule")
 

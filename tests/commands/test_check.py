@@ -19,7 +19,8 @@ from pipeline.artifact.manifest import ComparisonInfo, PointInfo
 from pipeline.build.shape_inference import ORACLE
 from pipeline.commands.check.check import CheckReport, Finding, check, comparison_findings
 from pipeline.commands.check.findings import constraint_findings
-from pipeline.errors import ConstraintError
+from pipeline.convert.driver import run_export
+from pipeline.errors import ConstraintError, ExportError
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
 from pipeline.spec.findings import Facts, Note, note
@@ -106,6 +107,16 @@ def test_a_dim_is_narrowed_only_where_it_is() -> None:
     assert 'narrowed to Dim("w"' not in told
     assert "is narrowed" not in told
     assert "w: 16..64, opt 32; may be narrowed to the sizes that the model accepts" in told
+
+
+def test_a_model_that_runs_nowhere_is_one_finding() -> None:
+    """It was told once for the sizes, and again by each export with fewer dims."""
+    spec = wide(lambda x: x @ torch.ones(5, 7))
+    (only,) = blocking(checked(spec))
+    assert only.kind == "nowhere"
+    assert only.do.startswith("declare other fixed sizes (such as channels), axes or dtypes")
+    with pytest.raises(ExportError, match=r"it runs at none of the \d+ .*; declare other fixed"):
+        run_export(Config(replace(spec, refine_dims=True)))
 
 
 def test_defaults_are_said() -> None:

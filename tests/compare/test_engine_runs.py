@@ -315,7 +315,10 @@ def test_why_no_rows_are_checked(tmp_path: Path, stand: Callable[[Fault], None])
     stand(none)
     fixed = tiny.of(lambda x: x.tanh(), shape=(1, 3, Dim("w", 4, 6, 9)))
     assert notes(run(Config(fixed, out=tmp_path / "a"))) == [
-        ("no-batch-dim", "batch rows were not checked: the model has no batch dimension")
+        (
+            "no-batch-dim",
+            "batch rows were not checked: no dim is only the first axis of inputs and outputs",
+        )
     ]
     b, w = Dim("b", 1, 3, 4), Dim("w", 4, 6, 9)
     profiles = (Profile("one", {"b": (1, 1, 1)}), Profile("all"))

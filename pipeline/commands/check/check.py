@@ -144,6 +144,8 @@ def _exported(
         found += [Finding("dims", text, "note") for text in (*placed(declared, module), *dtypes)]
         more, tried, runs_at = dims.tried(spec, module, config.seed)
         found += more
+        if any(finding.kind == "nowhere" for finding in more):
+            return None  # the export would only say it again
         spec, config = tried.spec, _renamed(config, spec, tried.merged)
         base.update(runs_at)
     only = ""

@@ -19,6 +19,7 @@ from torch.torch_version import TorchVersion
 
 from pipeline.export.torch_2_13 import (
     negative_divisors,
+    plain_data,
     recurrent,
     short_sizes,
     symbolic_steps,
@@ -107,6 +108,12 @@ PIECES: tuple[Piece, ...] = (
         seen="2.13.0",
         without="A text made of a symbolic size, such as a table's key, is s77 for every size.",
         apply=lambda module, sizes: texts.true_texts(),  # noqa: ARG005
+    ),
+    Piece(
+        "plain_data",
+        seen="2.13.0",
+        without="A weight that forward reads by .data is a constant without values.",
+        apply=lambda module, sizes: plain_data.PlainData(),  # noqa: ARG005
     ),
 )
 

@@ -143,6 +143,27 @@ class SamePadding(torch.nn.Module):
         return x
 
 
+class Folded(torch.nn.Module):
+    """A convolution whose weight is folded with a scale in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.scale = torch.nn.Parameter(torch.rand(4, 1, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.conv2d(x, self.conv.weight.data * self.scale.data, self.conv.bias)
+
+
+class Clamped(Folded):
+    """A convolution that limits its own weight in each call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.conv.weight.data = self.conv.weight.data.clamp(-0.1, 0.1)
+        return self.conv(x)
+
+
 CONSTANT = "specialized it to be a constant"
 N, W = Dim("n", 4, 30, 50), Dim("w", 20, 31, 60)
 
@@ -183,6 +204,10 @@ FAULTS: dict[str, dict[str, Case]] = {
             ("a part of a text", lambda x: f"{x.shape}"[15:17], CONSTANT),
             ("a float", lambda x: str(x.shape[1] / 2).replace("19.0", "38"), "Guard failed"),
         ]
+    },
+    "plain_data": {
+        "a folded weight": Case(Folded, (2, 3, N, W), written=True),
+        "a weight that is clamped": Case(Clamped, (2, 3, N, W), written=True),
     },
 }
 EVERY = [(name, what) for name, cases in FAULTS.items() for what in cases]
