@@ -1,6 +1,7 @@
 """Converts models of other libraries, with one command each, for docs/results/strangers.md.
 
-    python benchmarks/strangers/strangers.py [--only NAME ...] [--fresh] [--write] [--out DIR]
+    python benchmarks/strangers/strangers.py [--only NAME ...] [--fresh] [--times] [--write]
+        [--out DIR]
 
 Each model of `strangers_set.py` has three steps. Each step runs in a child process with a time
 limit.
@@ -9,6 +10,9 @@ limit.
 2. The command ``pipeline convert FILE.py:FACTORY --input ... --dim ...``, with a wide range.
 3. The check: compares ONNX Runtime on model.onnx with the model, at sizes that the artifact allows.
    It also compares the sizes that the artifact allows with the sizes of step 1.
+
+With --times, two more commands of each model are timed: a plain export and build
+(`strangers_plain.py`), and ``pipeline convert --quick``. Times are CPU seconds of whole processes.
 
 The packages are not dependencies of the project. Install them without their dependencies, which
 would replace torch:
@@ -33,6 +37,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from strangers_set import REQUIREMENTS, STRANGERS, Stranger, module_of
@@ -41,7 +46,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DOCS = ROOT / "docs" / "results" / "strangers.md"
 POINTS = 10  # sizes at which numbers are compared
-LIMITS = {"truth": 900, "convert": 300, "check": 600}  # seconds of CPU time for each process
+# seconds of CPU time for each process
+LIMITS = {"truth": 900, "convert": 300, "check": 600, "plain": 300}
 PATIENCE = 5  # the factor for wall-clock time, because the machine may have other work
 RIGHT, BEST = "right", "right as far as a dim can say"
 HEAD = """# Do other people's models convert?
@@ -156,6 +162,17 @@ def convert(stranger: Stranger, out: Path) -> dict[str, Any]:
     return {"error": error, "code": code, "seconds": round(seconds, 1), "text": text}
 
 
+def times(stranger: Stranger, out: Path) -> dict[str, float | None]:
+    """CPU seconds of a plain export and build and of ``--quick``; None for one that failed."""
+    own = [sys.executable, "-W", "ignore", __file__, "--step", "plain", stranger.name]
+    quick = [*command(stranger, out / "artifacts" / f"{stranger.name}-quick"), "--quick", "--force"]
+    found: dict[str, float | None] = {}
+    for name, words in (("plain", [*own, "--out", str(out)]), ("quick", quick)):
+        code, _, seconds = run(words, LIMITS["plain"])
+        found[name] = round(seconds, 1) if code == 0 else None
+    return found
+
+
 def verdict(result: dict[str, Any]) -> str:
     """One word for a model."""
     if "failed" in result["truth"]:
@@ -192,7 +209,7 @@ def why(result: dict[str, Any]) -> str:
     return str(found["wrong"])
 
 
-def one(stranger: Stranger, out: Path, fresh: bool) -> dict[str, Any]:
+def one(stranger: Stranger, out: Path, fresh: bool, timed: bool) -> dict[str, Any]:
     """All steps of one model. The result is stored in a JSON file."""
     place = out / f"{stranger.name}.json"
     if place.is_file() and not fresh:
@@ -201,6 +218,8 @@ def one(stranger: Stranger, out: Path, fresh: bool) -> dict[str, Any]:
     result: dict[str, Any] = {"truth": step("truth", stranger, out, fresh=False), "check": {}}
     if "failed" not in result["truth"]:
         result["convert"] = convert(stranger, out)
+        if timed:
+            result["times"] = times(stranger, out)
         if not result["convert"]["error"]:
             result["check"] = step("check", stranger, out, fresh=True)
     result["verdict"] = verdict(result)
@@ -216,9 +235,11 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         f"{counts[RIGHT]} of {len(results)} right"
         + "".join(f", {n} {word}" for word, n in counts.items() if word != RIGHT),
         "",
-        "| model | asked | it takes | the artifact allows | result | error | CPU s |",
-        "|---|---|---|---|---|---|---|",
+        "| model | asked | it takes | the artifact allows | result | error | CPU s | x plain | "
+        "quick x plain |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    ratios: dict[str, list[float]] = {"whole": [], "quick": []}
     for name, result in results.items():
         s, found = by_name[name], result["check"]
         cells = [
@@ -229,11 +250,29 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             ": ".join(filter(None, (result["verdict"], why(result)))),
             f"{found['worst']:.0e}" if "worst" in found else "",
             f"{result['convert']['seconds']:.0f}" if "convert" in result else "",
+            *(_ratio(result, which, ratios[which]) for which in ratios),
         ]
         lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+    lines += [
+        f"\n{which} conversion: {median(every):.1f} times the CPU seconds of a plain export and "
+        f"build (median of {len(every)}; {min(every):.1f} to {max(every):.1f})."
+        for which, every in ratios.items()
+        if every
+    ]
     packages = sorted({by_name[name].package for name in results})
     found_versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
     return "\n".join([*lines, "", f"Packages: {found_versions}."])
+
+
+def _ratio(result: dict[str, Any], which: str, found: list[float]) -> str:
+    """The time of a right conversion as a multiple of the plain one; added to `found`."""
+    timed = result.get("times", {})
+    own = result["convert"]["seconds"] if which == "whole" and "convert" in result else None
+    own = timed.get("quick") if which == "quick" else own
+    if result["verdict"] not in (RIGHT, BEST) or not own or not timed.get("plain"):
+        return ""
+    found.append(own / timed["plain"])
+    return f"{found[-1]:.1f}"
 
 
 def main() -> None:
@@ -241,6 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--times", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench-results/strangers"))
     parser.add_argument("--requirements", action="store_true")
@@ -256,6 +296,11 @@ def main() -> None:
         from strangers_truth import find_truth
 
         name, stranger = options.step[0], by_name[options.step[1]]
+        if name == "plain":
+            from strangers_plain import export_and_build
+
+            print(export_and_build(stranger, built(stranger)))
+            return
         if name == "truth":
             done = find_truth(stranger, built(stranger))
         else:
@@ -267,7 +312,7 @@ def main() -> None:
     for name, stranger in by_name.items():
         if options.only and name not in options.only:
             continue
-        results[name] = one(stranger, out, options.fresh)
+        results[name] = one(stranger, out, options.fresh, options.times)
         print(name, results[name]["verdict"], why(results[name]), file=sys.stderr, flush=True)
     text = table(results)
     print(text)
