@@ -26,6 +26,7 @@ from pipeline.spec.verdicts import Verdict
 _SHARE = 0.1  # of the seconds so far
 _BATCH = 64  # sets of sizes that are drawn together, and run from small to large
 _MOST = 1000
+_LEAST, _LEAST_SECONDS = 128, 2.0  # so many are compared if they take so little time
 _FRUITLESS = 20  # batches in a row without a new legal set
 _CARDS = 1 << 16  # most sizes of a dim that are dealt without repetition
 _FAILURES = 2  # then it stops
@@ -58,8 +59,8 @@ def compare_random_sizes(
         job: The interface, its profiles and its tolerances.
         runners: The reference, then the others.
         planned: The sizes that ran before. No random size has more input elements than these.
-        seconds: The seconds of the conversion so far. A fixed part of this time is used; the first
-            run, which loads the models, is not counted.
+        seconds: The seconds of the conversion so far. A fixed part of this time is used, and more
+            for a few quick runs. The first run, which loads the models, is not counted.
         sample: Makes the inputs for sizes.
         seed: The seed of the sizes.
     """
@@ -75,10 +76,10 @@ def compare_random_sizes(
             yield now[0]
 
     runs = {runner.name: runner.run(current()) for runner in runners}
-    end, per_element = math.inf, 0.0
+    end, least_end, per_element = math.inf, math.inf, 0.0
     for sizes in _drawn(job, planned, max(counts), seed):
         begin = time.perf_counter()
-        left = end - begin
+        left = (end if found.compared >= _LEAST else max(end, least_end)) - begin
         if left <= 0 or found.compared == _MOST or len(found.failed) == _FAILURES:
             break
         if per_element * elements(inputs, sizes) > left:
@@ -93,7 +94,8 @@ def compare_random_sizes(
         if not agree(job, outputs, sizes):
             found.failed.append(Point("random", dict(sizes)))
         if found.compared == 1:
-            end = time.perf_counter() + _SHARE * seconds
+            begin = time.perf_counter()
+            end, least_end = begin + _SHARE * seconds, begin + _LEAST_SECONDS
         else:
             per_element = (time.perf_counter() - begin) / max(elements(inputs, sizes), 1)
     for run in runs.values():
