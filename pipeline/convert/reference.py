@@ -38,6 +38,8 @@ def reference_module(
         spec,
         inputs=interface.inputs,
         outputs=tuple(Output(o.name) for o in interface.outputs),
+        output_names=(),
+        output_tolerances={},
         rules=interface.rules,
         padding=interface.padding,
     )

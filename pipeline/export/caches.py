@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.errors import InputError
 from pipeline.spec.structure import is_cache
 
+_MADE = ("Cache", "DynamicCache", "EncoderDecoderCache")
 _SELF, _BOTH = 2, 4  # tensors of a layer: keys and values, and those of an encoder
 
 
@@ -35,7 +36,7 @@ def cache_arguments(forward: Callable[..., Any]) -> dict[str, int]:
     for place, parameter in enumerate(parameters):
         hint = hints.get(parameter.name, parameter.annotation)
         kinds = typing.get_args(hint) or (hint,)
-        if any(isinstance(kind, type) and is_cache(kind) for kind in kinds):
+        if any(isinstance(k, type) and is_cache(k) and k.__name__ in _MADE for k in kinds):
             found[parameter.name] = place
     return found
 
@@ -78,14 +79,43 @@ def _cache(name: str, value: Any, config: Any) -> Any:
     counts = {len(layer) for layer in layers}
     own = [layer[:_SELF] for layer in layers]
     if counts == {_SELF}:
-        return DynamicCache(own, config=config)
+        return _whole(name, DynamicCache(config=config), own)
     if counts == {_BOTH}:
         cross = [layer[_SELF:] for layer in layers]
-        return EncoderDecoderCache(DynamicCache(own, config=config), DynamicCache(cross))
+        both = _whole(name, DynamicCache(config=config), own)
+        return EncoderDecoderCache(both, _whole(name, DynamicCache(), cross))
     raise InputError(
         f"input {name}: each layer of a cache has its keys and its values: {name}[0..N][0..1]. "
         f"With an encoder: {name}[0..N][0..3]"
     )
+
+
+def _whole(name: str, empty: Any, layers: Sequence[Sequence[Any]]) -> Any:
+    """The cache with these layers.
+
+    Args:
+        name: The input, for errors.
+        empty: The model's cache without tokens. It has layers if the model's config names them.
+        layers: The keys and values of each layer.
+
+    Raises:
+        InputError: The model has another number of layers, or one that keeps more than keys and
+            values.
+    """
+    have, given = len(empty.layers), len(layers)
+    if have and have != given:
+        raise InputError(f"input {name}: the model has {have} layers, and {given} are described")
+    for layer in empty.layers:
+        kind = type(layer).__name__
+        if kind != "DynamicLayer":
+            raise InputError(
+                f"input {name}: a layer of the model's cache is a {kind}, which keeps more than "
+                "keys and values. Write a module round the model that takes and returns all of it "
+                "as tensors"
+            )
+    for place, (keys, values) in enumerate(layers):
+        empty.update(keys, values, place)
+    return empty
 
 
 def _is_layer(value: Any) -> bool:

@@ -79,6 +79,8 @@ def export(
         done = _fitted(spec, module, seed, watch, brief=True)
         again = bool(done.rules)
     except ConstraintError:
+        if not any(spec.auto(name) for name in spec.dims):
+            raise  # no size was tried, so a longer search finds nothing else
         again = True
     if again:
         done = _fitted(spec, module, seed, watch, brief=False)

@@ -32,8 +32,8 @@ from pipeline.spec.tensors import Input
 if TYPE_CHECKING:
     import torch
 
-_ELEMENTS = 1 << 17  # input elements of the largest call, if smaller sizes run too
-_SIZES = 4
+_ELEMENTS = 1 << 18  # input elements of the largest call, if smaller sizes run too
+_SIZES = 5
 _ORDERED = 4  # calls that are made in every order, if the module changes itself
 _CLOSE = 1e-5  # of an output's largest value; a repeated call may add in another order
 _SHOWN = 3  # attributes in an error
@@ -136,14 +136,15 @@ def kept_values(
     if changed and not asked:
         return [f"converted as a first call: calls of the model write {', '.join(spec.state)}"]
     few = _few(firsts)
-    calls = _each_after_each(few) if changed else [*reversed(firsts), firsts[0]]
-    with runs.state.restored():
-        place = next((n for n, c in enumerate(calls) if not _close(runs(c.call), c.outputs)), None)
-    if place is not None:
-        one = calls[place]
-        before = _cause(runs, calls[:place], one)
-        raise ExportError(_remembers(spec, runs, before, one, asked))
-    for one in few[:2] if changed else ():
+    # without a change, two turns are enough
+    pairs = list(itertools.permutations(few, 2) if changed else itertools.pairwise(firsts))
+    for before, one in [*pairs, *((b, a) for a, b in pairs[:1] if not changed), (firsts[0],) * 2]:
+        with runs.state.restored():
+            runs(before.call)
+            same = _close(runs(one.call), one.outputs)
+        if not same:
+            raise ExportError(_remembers(spec, runs, before, one, asked))
+    for one in few if changed else ():
         with runs.state.restored():
             runs(one.call)
             runs(one.call)
@@ -207,25 +208,6 @@ def _few(firsts: Sequence[_First]) -> list[_First]:
     writing = [one for one in sizes if one.changes]
     ends = [*writing[:1], *writing[-1:], sizes[0], other_values, *sizes]
     return list({id(one): one for one in ends}.values())[:_ORDERED]
-
-
-def _each_after_each(firsts: Sequence[_First]) -> list[_First]:
-    """The shortest order in which each call comes once after each call, also after itself.
-
-    It is a de Bruijn sequence of pairs, closed by its first call.
-    """
-    pairs = itertools.combinations_with_replacement(firsts, 2)
-    return [c for a, b in pairs for c in ((a,) if a is b else (a, b))] + [firsts[0]]
-
-
-def _cause(runs: _Module, earlier: Sequence[_First], one: _First) -> _First:
-    """The earlier call, alone before this one, that changes its outputs; else the latest."""
-    for before in {id(before): before for before in reversed(earlier)}.values():
-        with runs.state.restored():
-            runs(before.call)
-            if not _close(runs(one.call), one.outputs):
-                return before
-    return earlier[-1] if earlier else one
 
 
 def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:

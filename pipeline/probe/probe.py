@@ -113,8 +113,8 @@ def probe(
         seed: The seed of the inputs' values.
         rules: The rules on sizes; sizes that break one are not tried.
         budget_seconds: The approximate limit of CPU time, so that a busy machine finds the same.
-        brief: Try few sizes of a dim if none of them fails, because torch.export comes next and
-            finds most rules.
+        brief: Try few sizes of a dim if none of them fails and a run is long, because torch.export
+            comes next and finds most rules.
     """
     import torch
 
@@ -146,6 +146,7 @@ def probe_with(
     if base is None:
         return _done(runs, None, (), _nowhere(runs, dims))
     searches: dict[str, Search] = {}
+    brief = brief and not runs.quick
     for k, (name, dim) in enumerate(dims.items()):
         runs.share(0.8 / (len(dims) - k + 1))
         searches[name] = _searched(runs, dim, base, brief=brief)

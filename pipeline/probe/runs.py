@@ -19,7 +19,8 @@ from pipeline.spec.tensors import Input
 
 _FIRST = 1 << 19  # most input elements of a first run with values
 _CHECKED = 3  # kinds of refusals that are compared with a run as shapes only
-_LONG = 1 / 200  # part of the time limit; longer runs use shapes only
+_LONG = 1 / 80  # part of the time limit; longer runs use shapes only
+_SHORT = 0.005  # seconds of a run
 _NO_MEMORY = re.compile("bad_alloc|allocate memory|out of memory|BFCArena", re.IGNORECASE)
 _LONGEST = 160  # characters of a model's error
 
@@ -87,6 +88,11 @@ class SizeRuns:
     def ended(self) -> bool:
         """True if the time of the current share is used up."""
         return self._runner.clock() > self._until
+
+    @property
+    def quick(self) -> bool:
+        """True if a run is so short that many of them cost little."""
+        return bool(self._costs) and min(s for _, s in self._costs) < _SHORT
 
     def share(self, part: float) -> None:
         """Lets the next runs use this part of the remaining time."""

@@ -70,10 +70,10 @@ class Search:
             self._try(self.legal[k] for k in _spread(last + 1, 6))
             self._try(self.legal[:_SMALL])
             self._try(self.legal[at : at + _SMALL])
-        if not self.bad and not brief:
-            self._try(self.legal[k] for k in _spread(last + 1, 24))
-            self._try(self.legal[:_RUN])
-            self._try(self.legal[at : at + _RUN])
+            if self.bad or not brief:
+                self._try(self.legal[k] for k in _spread(last + 1, 24))
+                self._try(self.legal[:_RUN])
+                self._try(self.legal[at : at + _RUN])
         if self.bad:
             self._find_step(at)
             self._find_ends()

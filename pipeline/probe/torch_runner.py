@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ class TorchProbe:
         self._inputs, self._module, self._seed = inputs, module, seed
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._weights: dict[str, torch.Tensor] | None = None
+        self._known: list[Any] = []
         self._state = ModuleState(module)
 
     def clock(self) -> float:
@@ -76,12 +78,21 @@ class TorchProbe:
         return True
 
     def _fake_weights(self) -> dict[str, torch.Tensor]:
-        """The weights as shapes, made once: torch would make each one again at every use."""
-        if self._weights is None:
+        """The weights as shapes, kept: torch would make each one again at every use.
+
+        They are made again if a run changed one.
+        """
+        if self._weights is None or self._known != _facts(self._weights):
             named = [*self._module.named_parameters(), *self._module.named_buffers()]
             plain = [(name, t) for name, t in named if is_plain(t)]
             self._weights = {name: self._fake.from_tensor(t) for name, t in plain}
+            self._known = _facts(self._weights)
         return self._weights
 
     def line(self, error: Exception) -> str:
         return model_line(traceback.extract_tb(error.__traceback__), _TORCH)
+
+
+def _facts(weights: Mapping[str, torch.Tensor]) -> list[Any]:
+    """What a run may change in a tensor without values."""
+    return [(t.shape, t.stride(), t.dtype, t._version) for t in weights.values()]

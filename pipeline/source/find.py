@@ -74,6 +74,8 @@ def find_source(config: Config) -> ModelSpec:
 def _with_output_names(spec: ModelSpec, config: Config) -> ModelSpec:
     if not config.output_names:
         return spec
+    if not all(config.output_names):
+        raise InputError("--output-name: a name is empty")
     if spec.outputs:
         names = ", ".join(output.name for output in spec.outputs)
         raise InputError(f"model {spec.name} names its outputs: {names}. Leave --output-name out")

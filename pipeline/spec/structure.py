@@ -47,14 +47,15 @@ def is_cache(kind: type) -> bool:
 def _layers(cache: Any) -> list[tuple[str | int, Any]]:
     """The layers of a cache, each a pair of keys and values. An encoder's layers have four parts.
 
-    A layer of another kind, such as the state of a Mamba layer, is a leaf.
+    A layer that holds more than keys and values is a leaf: the state of a Mamba layer, or the
+    number of tokens that a sliding window has seen.
     """
     inner = getattr(cache, "self_attention_cache", None)
     if inner is not None:
         both = zip(_layers(inner), _layers(cache.cross_attention_cache), strict=True)
         return [(n, (*own, *cross)) for (n, own), (_, cross) in both]
     return [
-        (n, (layer.keys, layer.values) if hasattr(layer, "keys") else layer)
+        (n, (layer.keys, layer.values) if type(layer).__name__ == "DynamicLayer" else layer)
         for n, layer in enumerate(cache.layers)
     ]
 

@@ -143,7 +143,7 @@ def _each(text: str) -> list[str]:
     """The inputs that a text with ``[0..27]`` in its name stands for."""
     place, colon, rest = text.partition(":")
     match = _MANY.search(place)
-    if not match:
+    if not match or "'" in place or '"' in place:
         return [text]
     first, last = int(match[1]), int(match[2])
     if not first <= last < first + _MOST_PARTS:

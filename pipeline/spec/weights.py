@@ -71,7 +71,7 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
         raise InputError(f"weights {path}: no such file")
     if path.suffix == ".safetensors":
         state: object = _read_safetensors(path)
-    elif path.suffix in (".pth", ".pt", ".bin"):
+    elif path.suffix in (".pth", ".pt", ".bin", ".ckpt"):
         state = read_torch(path)
     else:
         raise InputError(f"weights {path}: unknown kind; use .pth, .pt or .safetensors")

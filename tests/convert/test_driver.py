@@ -27,7 +27,7 @@ from pipeline.machine.gpu import why_not
 from pipeline.machine.target import TARGETS, installed_version
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim, shape_texts
-from pipeline.spec.model import Input, Output
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 from pipeline.spec.profiles import Profile
 
 RTX = TARGETS["rtx-1.7"]
@@ -317,3 +317,19 @@ def test_a_model_that_remembers_leaves_the_old_artifact(artifact: Path) -> None:
     with pytest.raises(ExportError, match=r"remembers earlier calls.*changes seen \(.*seen.append"):
         run(Config(tiny.of(remembers), out=artifact, force=True))
     assert (artifact / "manifest.json").read_bytes() == before
+
+
+def test_names_and_tolerances_of_outputs_reach_the_artifact(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    spec = ModelSpec("m", lambda _: torch.nn.LSTM(4, 3), (Input("x", (Dim("t", 1, 4, 9), 2, 4)),))
+    tolerance = {"state": Tolerance(1e-4, 1e-4, "a test")}
+    report = run(
+        Config(
+            spec, out=tmp_path / "a", output_names=("y", "state", "cell"),
+            output_tolerances=tolerance, quick=True,
+        )
+    )  # fmt: skip
+    assert report.ok
+    outputs = report.manifest.interface.outputs
+    assert [o.name for o in outputs] == ["y", "state", "cell"]
+    assert outputs[1].tolerance == tolerance["state"]

@@ -118,3 +118,40 @@ def test_other_values_stay() -> None:
     tensor = torch.ones(2)
     args, _ = with_caches({"cache": 0}, torch.nn.Identity(), (tensor,), {})
     assert args == (tensor,)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (
+            lambda: transformers.MistralConfig(**SIZES, sliding_window=8),
+            "DynamicSlidingWindowLayer",
+        ),
+        (
+            lambda: transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 3}),
+            "has 3 layers, and 2",
+        ),
+    ],
+)
+def test_what_a_tuple_of_keys_and_values_can_not_hold(config: Any, kind: str) -> None:
+    """A sliding window also counts the tokens that it has seen; without the count it is wrong."""
+    model = torch.nn.Identity()
+    model.config = config()
+    with pytest.raises(InputError, match=kind):
+        with_caches({"cache": 0}, model, (tuple(cache(1, 3)),), {})
+
+
+def test_a_returned_cache_that_holds_more_is_refused() -> None:
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(**SIZES, sliding_window=8)
+    inputs = parse_inputs(["input_ids:{b}x{s}:int64:0..100"], parse_dims(["b=1:2:3", "s=1:4:8"]))
+    spec = ModelSpec("m", lambda _: transformers.MistralForCausalLM(config).eval(), inputs)
+    with pytest.raises(InputError, match="is of type DynamicSlidingWindowLayer, not a tensor"):
+        built(spec, None)
+
+
+def test_an_argument_for_another_cache_is_left_alone() -> None:
+    def forward(x: Any, cache: transformers.StaticCache | None = None) -> None:
+        pass
+
+    assert cache_arguments(forward) == {}

@@ -184,3 +184,12 @@ def test_a_global_with_the_name_of_an_attribute_is_not_the_models() -> None:
     with ModuleState(Reads()).restored():
         value.append(1)
     assert value.pop() == 1
+
+
+def test_a_state_that_shows_only_at_large_images() -> None:
+    """The sizes of common images are called too."""
+    h, w = Dim("h", 200, 256, 512, multiple_of=8), Dim("w", 200, 256, 512, multiple_of=8)
+    module = stateful.GrowingGrid()
+    spec = ModelSpec("m", lambda _: module, (Input("x", (1, 3, h, w)),))
+    with pytest.raises(ExportError, match="it remembers earlier calls"):
+        kept_values(spec, module, module, 0)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from pipeline.probe.eager import model_line
 from pipeline.probe.probe import Probed, probe
 from pipeline.probe.sample_sizes import examples
+from pipeline.probe.torch_runner import TorchProbe
 from pipeline.spec.dims import Dim, kept_rules
 from pipeline.spec.tensors import Input
 
@@ -327,3 +328,41 @@ def test_examples_keep_the_rules(rules) -> None:
     for sizes in examples([Input("x", IMAGE)], rules):
         assert kept_rules(rules, sizes)
         assert sizes["b"] > 1
+
+
+class Remainder(nn.Module):
+    """A table of 31 rows for remainders of 32: torch.export sees no rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(31, 4)
+
+    def forward(self, x):
+        return x + self.table(torch.tensor((x.shape[2] + 11) % 32)).sum()
+
+
+@pytest.mark.parametrize("brief", [False, True])
+def test_a_rare_remainder_is_found(brief: bool) -> None:
+    def rare(x):
+        assert x.shape[2] % 32 != 20
+        return x
+
+    inputs = [Input("x", (B, 4, Dim("n", 8, 32, 96)))]
+    for module in (Remainder(), wrap(rare)):
+        (rule,) = probe(inputs, module, 0, (), 60.0, brief=brief).rules
+        assert rule.size_rule == "n % 32 != 20"
+
+
+def test_a_run_as_shapes_leaves_the_next_one_alone() -> None:
+    class Grows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("m", torch.zeros(4))
+
+        def forward(self, x):
+            if self.m.shape[0] < x.shape[0]:
+                self.m.resize_(x.shape[0])
+            return x + self.m[: x.shape[0]]
+
+    runner = TorchProbe([Input("x", (Dim("n", 1, 8, 32),))], Grows(), 0)
+    assert [runner.shapes({"n": n}) for n in (8, 16, 8, 3)] == [True] * 4

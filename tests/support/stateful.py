@@ -39,6 +39,34 @@ class LargestSize(nn.Module):
         return x * self.scale
 
 
+class Latch(nn.Module):
+    """Its first size is what later ones are scaled by, if they are smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = None
+
+    def forward(self, x):
+        n = x.shape[-1]
+        if self.grid is None:
+            self.grid = n
+        return x * (1.0 if n >= self.grid else n / self.grid)
+
+
+class GrowingGrid(nn.Module):
+    """A grid from 0 to 1 over the largest size so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = None
+
+    def forward(self, x):
+        w = x.shape[-1]
+        if self.grid is None or self.grid.shape[0] < w:
+            self.grid = torch.linspace(0, 1, w)
+        return x * self.grid[:w]
+
+
 class LargestSizeUntilASmallOne(nn.Module):
     """As dynamic NTK scaling of transformers: a small size puts the scale back."""
 
@@ -328,6 +356,7 @@ class Lazy(nn.Module):
 
 REMEMBERS = {
     "LargestSize": "seen", "LargestSizeUntilASmallOne": "seen", "FirstSize": "size",
+    "Latch": "grid", "GrowingGrid": "grid",
     "FirstMean": "mean", "FirstSizeAsTensor": "size",
     "HundredCalls": "calls", "HundredEntries": "log", "RunningMean": "mean",
     "RunningMeanOfData": "mean", "GrowingWeight": "weight", "Momentum": "state.mean",
