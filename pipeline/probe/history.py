@@ -136,14 +136,13 @@ def kept_values(
     if changed and not asked:
         return [f"converted as a first call: calls of the model write {', '.join(spec.state)}"]
     few = _few(firsts)
-    # without a change, two turns are enough
-    pairs = list(itertools.permutations(few, 2) if changed else itertools.pairwise(firsts))
-    for before, one in [*pairs, *((b, a) for a, b in pairs[:1] if not changed), (firsts[0],) * 2]:
+    # without a change, nothing is restored: one row of calls has both orders and a repeated call
+    rows = [*itertools.permutations(few, 2), firsts[:1] * 2]
+    for row in rows if changed else [[*firsts[1:2], firsts[0], *firsts]]:
         with runs.state.restored():
-            runs(before.call)
-            same = _close(runs(one.call), one.outputs)
-        if not same:
-            raise ExportError(_remembers(spec, runs, before, one, asked))
+            differing = _first_that_differs(runs, row)
+        if differing is not None:
+            raise ExportError(_remembers(spec, runs, *differing, asked))
     for one in few if changed else ():
         with runs.state.restored():
             runs(one.call)
@@ -167,6 +166,18 @@ def kept_values(
     found = f"{', '.join(asked[:_SHOWN])}{more}"
     kept = f"the model keeps {found} between calls. Calls in other orders gave the same outputs"
     return [kept] if asked else []
+
+
+def _first_that_differs(runs: _Module, row: Sequence[_First]) -> tuple[_First, _First] | None:
+    """Makes calls one after the other; returns the first with other outputs, after its predecessor.
+
+    The caller restores the module.
+    """
+    runs(row[0].call)
+    for before, one in itertools.pairwise(row):
+        if not _close(runs(one.call), one.outputs):
+            return before, one
+    return None
 
 
 def _line_of_change(change: StateChange, call: Callable[[], object]) -> str:
