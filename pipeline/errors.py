@@ -45,14 +45,28 @@ class ExportError(PipelineError):
     Args:
         line: ``file:line in function: code`` in the model, if the message names it.
         what: the message without that line.
-        do: what to change in the model; it ends the message.
+        do: what to change in the model.
+        others: more reasons of the same kind; they end the message.
     """
 
     def __init__(
-        self, message: str, *, detail: str = "", line: str = "", what: str = "", do: str = ""
+        self,
+        message: str,
+        *,
+        detail: str = "",
+        line: str = "",
+        what: str = "",
+        do: str = "",
+        others: tuple[ExportError, ...] = (),
     ) -> None:
-        super().__init__(f"{message}; {do}" if do else message, detail=detail)
-        self.line, self.what, self.do = line, what or message, do
+        parts = [f"{message}; {do}" if do else message, *map(str, others)]
+        super().__init__("; also ".join(parts), detail=detail)
+        self.line, self.what, self.do, self.others = line, what or message, do, others
+
+    def of(self, model: str) -> ExportError:
+        """The same error with the model's name before the message."""
+        self.args = (f"model {model}: {self}",)
+        return self
 
 
 class SizeError(ExportError):

@@ -202,7 +202,7 @@ def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path)
                 output_names=[o.name for o in spec.outputs],
             )
     except ExportError as error:
-        raise ExportError(f"model {spec.name}: {error}", detail=error.detail) from error
+        raise error.of(spec.name) from error.__cause__
     except Exception as error:  # an OnnxExporterError, or an error inside the exporter
         cause = first_line(error.__cause__ or error, repr(error))
         raise ExportError(

@@ -17,23 +17,25 @@ from pipeline.spec.model import ModelSpec, inner_inputs
 
 
 def check_names(spec: ModelSpec, shapes: Sequence[Sequence[int | str]]) -> None:
-    """Raises `SizeError` if an output's size is not an integer expression of the dims."""
+    """Raises `SizeError` for the outputs whose sizes are no integer expressions of the dims."""
     known = {dim.name for i in inner_inputs(spec) for dim in i.dims}
+    found: list[SizeError] = []
     for output, shape in zip(spec.outputs, shapes, strict=True):
         for axis, size in enumerate(shape):
-            where = f"model {spec.name}: output {output.name} axis {axis}"
+            where = f"output {output.name} axis {axis}: its size is {size}"
             try:
                 unknown = DimExpr(str(size)).names - known
             except InputError:
-                raise SizeError(
-                    f"{where}: its size is {size}, which is no integer expression of the dims",
-                    do=of_rounding(str(size)),
-                ) from None
+                what = f"{where}, which is no integer expression of the dims"
+                found.append(SizeError(what, do=of_rounding(str(size))))
+                continue
             if unknown:
-                raise SizeError(
-                    f"{where}: its size is {size}, and {', '.join(sorted(unknown))} depends on "
-                    "the data: no shape can be declared; return a tensor of a fixed size, or a mask"
-                )
+                what = f"{where}, and {', '.join(sorted(unknown))} depends on the data: no shape "
+                what += "can be declared"
+                found.append(SizeError(what, do="return a tensor of a fixed size, or a mask"))
+    if found:
+        first, *others = found
+        raise SizeError(first.what, do=first.do, others=tuple(others)).of(spec.name)
 
 
 def true_shapes(

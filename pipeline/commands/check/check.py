@@ -19,7 +19,7 @@ from pipeline.commands.check.findings import (
     SECTIONS,
     Finding,
     constraint_findings,
-    export_failure,
+    export_failures,
     shortened,
 )
 from pipeline.commands.check.nodes import check_nodes
@@ -160,7 +160,7 @@ def _exported(
         except InputError:
             raise
         except PipelineError as error:
-            found.append(export_failure(error))
+            found += export_failures(error)
         if only:
             found.remove(narrower)
         free = [name for name, dim in spec.dims.items() if not dim.static]

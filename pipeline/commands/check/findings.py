@@ -85,8 +85,8 @@ def constraint_findings(error: ConstraintError) -> list[Finding]:
     return found or [Finding("dims", shortened(str(error)), "export", blocks=True)]
 
 
-def export_failure(error: PipelineError) -> Finding:
-    """Returns the finding for another export error, with the line of the model if known."""
+def export_failures(error: PipelineError) -> list[Finding]:
+    """Returns the findings of another export error, with the lines of the model if known."""
     text, place = str(error), ""
     if isinstance(error, ExportError):
         text, place = error.what, error.line
@@ -98,4 +98,8 @@ def export_failure(error: PipelineError) -> Finding:
         place = model_line(stack, str(Path(torch.__file__).parent))
     section: Section = "dims" if isinstance(error, SizeError) else "nodes"
     do = error.do if isinstance(error, ExportError) else ""
-    return Finding(section, shortened(text), "export", place, do, blocks=True)
+    others = error.others if isinstance(error, ExportError) else ()
+    return [
+        Finding(section, shortened(text), "export", place, do, blocks=True),
+        *(finding for other in others for finding in export_failures(other)),
+    ]

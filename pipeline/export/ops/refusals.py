@@ -48,6 +48,7 @@ _INSTEAD: dict[str, str] = {
     "prims.normal": _RANDOM,
     "prims.uniform": _RANDOM,
 }
+_NO_TRANSLATION = "it has no translation to ONNX"
 _ELSE = "write this step with other ops, or end the model before it and do the rest outside"
 
 
@@ -67,18 +68,59 @@ def refusal(error: BaseException) -> ExportError | None:
     if isinstance(cause, ExportError):
         what = f"{called}: {cause}"
         return ExportError(f"{called}{at}: {cause}", detail=cause.detail, line=place, what=what)
-    names = _name(node.target), called
-    instead = next((_INSTEAD[n] for n in names if n in _INSTEAD), _ELSE)
+    others = tuple(_refused(other, _NO_TRANSLATION) for other in _without_translation(chain, node))
     if isinstance(cause, torch.onnx.errors.OnnxExporterError):  # no function for the op
-        why = "it has no translation to ONNX"
-    elif sizes := _symbolic_options(node):
+        return _refused(node, _NO_TRANSLATION, detail=str(error), others=others)
+    if sizes := _symbolic_options(node):
         why = f"ONNX needs a number for {', '.join(sizes)}, which here follows a size"
-        instead = f"make {', '.join(sizes)} a number, or " + instead
+        first = f"make {', '.join(sizes)} a number, or "
     else:
         why = f"torch's exporter can't translate it: {first_line(cause, repr(cause))}"
-    text = f"can't be exported: {why}; {instead}"
-    what = f"{called} {text}"
-    return ExportError(f"{called}{at} {text}", detail=str(error), line=place, what=what)
+        first = ""
+    return _refused(node, why, first, detail=str(error), others=others)
+
+
+def _refused(
+    node: torch.fx.Node,
+    why: str,
+    first: str = "",
+    *,
+    detail: str = "",
+    others: tuple[ExportError, ...] = (),
+) -> ExportError:
+    """The refusal of a node, with advice that begins with `first`."""
+    called, place = _called(node), line_of(node)
+    at = f" at {place}" if place else ""
+    names = _name(node.target), called
+    instead = first + next((_INSTEAD[n] for n in names if n in _INSTEAD), _ELSE)
+    text = f"can't be exported: {why}"
+    return ExportError(
+        f"{called}{at} {text}",
+        detail=detail,
+        line=place,
+        what=f"{called} {text}",
+        do=instead,
+        others=others,
+    )
+
+
+def _without_translation(
+    chain: Sequence[BaseException], failed: torch.fx.Node
+) -> Iterator[torch.fx.Node]:
+    """The other nodes whose op the exporter's table lacks: one for each op and line of the model.
+
+    The exporter stops at the first one. Its table is in its frames, as the node is.
+    """
+    table: Any = next(_in_frames(chain, "registry"), None)
+    seen = {(_called(failed), line_of(failed))}
+    for node in failed.graph.nodes if table is not None else ():
+        found = _called(node), line_of(node)
+        unknown = isinstance(node.target, torch._ops.OpOverload) and not table.is_registered(
+            node.target
+        )
+        if unknown and found not in seen:
+            seen.add(found)
+            yield node
 
 
 def line_of(node: torch.fx.Node) -> str:
@@ -103,14 +145,20 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _nodes(chain: Sequence[BaseException]) -> Iterator[torch.fx.Node]:
-    """The nodes in the exporter's frames, from the innermost exception outwards."""
+    """The nodes in the exporter's frames."""
+    for node in _in_frames(chain, "node"):
+        if isinstance(node, torch.fx.Node) and node.op == "call_function":
+            yield node
+
+
+def _in_frames(chain: Sequence[BaseException], name: str) -> Iterator[Any]:
+    """A variable's values in the exporter's frames, from the innermost exception outwards."""
     for error in reversed(chain):
         frame = error.__traceback__
         while frame is not None:
             inside = str(frame.tb_frame.f_globals.get("__name__", "")).startswith("torch.onnx.")
-            node = frame.tb_frame.f_locals.get("node")
-            if inside and isinstance(node, torch.fx.Node) and node.op == "call_function":
-                yield node
+            if inside and name in frame.tb_frame.f_locals:
+                yield frame.tb_frame.f_locals[name]
             frame = frame.tb_next
 
 

@@ -39,6 +39,21 @@ def test_the_op_and_the_line_of_the_model(tmp_path) -> None:
     assert "translating node" in error.detail or "Failed to convert" in error.detail
 
 
+def test_every_op_without_a_translation_is_named_at_once(tmp_path) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            first = torch.special.i0(x).sum() + torch.special.i0(x + 1).sum()
+            return x + first + torch.kthvalue(x, 1).values.sum()
+
+    error = refused(tmp_path, Model(), random(3, 4))
+    assert error.what == "aten.special_i0 can't be exported: it has no translation to ONNX"
+    (other,) = error.others  # the second i0 is in the first one's line
+    assert other.what == "aten.kthvalue can't be exported: it has no translation to ONNX"
+    assert "return x + first" in other.line
+    assert str(error).endswith(f"; also {other}")
+    assert other.do.startswith("use torch.topk")
+
+
 def test_inside_the_whole_export(tmp_path) -> None:
     spec = ModelSpec(
         "m", lambda _: Of(torch.linalg.svdvals), (Input("x", (Dim("b", 1, 4, 9), 3, 3)),),
