@@ -18,6 +18,8 @@ from typing import Any
 from pipeline.export.ops import (
     attention,
     convolutions,
+    deformable,
+    groups,
     integers,
     pools,
     recurrent,
@@ -47,6 +49,7 @@ _TABLES: tuple[Mapping[Any, Translation], ...] = (
     special.TRANSLATIONS,
     small_matrices.TRANSLATIONS,
     convolutions.TRANSLATIONS,
+    groups.TRANSLATIONS,
     recurrent.TRANSLATIONS,
     correlation_lookup.TRANSLATIONS,
 )
@@ -57,4 +60,5 @@ def translation_table() -> dict[Any, Translation]:
 
     The keys are OpOverloads, or Python operators for the arithmetic of sizes.
     """
-    return {target: function for table in _TABLES for target, function in table.items()}
+    tables = (*_TABLES, groups.of_libraries(), deformable.translations())
+    return {target: function for table in tables for target, function in table.items()}

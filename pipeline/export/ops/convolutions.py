@@ -15,7 +15,7 @@ import torch
 from onnxscript.function_libs.torch_lib.ops import core  # the exporter's own; torch 2.13
 
 from pipeline.errors import ExportError
-from pipeline.export.ops.sizes import Size, Value, as_size, ints, op, rank, size, tensor
+from pipeline.export.ops.sizes import Value, as_size, ints, op, rank, reshaped, size, tensor
 
 aten: Any = torch.ops.aten
 _END = (1 << 31) - 1
@@ -37,7 +37,7 @@ def conv2d(
     groups = as_size(groups)
     stride, padding, dilation = (_two(v) for v in (stride, padding, dilation))
     high, wide = (size(input, n) for n in (2, 3))
-    x = op.Reshape(input, _sizes(-1, channels, high, wide))  # [n * groups, channels, h, w]
+    x = reshaped(input, -1, channels, high, wide)  # [n * groups, channels, h, w]
     if any(padding):
         x = op.Pad(x, ints(0, 0, *padding, 0, 0, *padding))
     reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
@@ -51,9 +51,9 @@ def conv2d(
     high, wide = (op.Shape(taps[0], start=n, end=n + 1) for n in (2, 3))
     columns = op.Concat(*(op.Unsqueeze(tap, ints(2)) for tap in taps), axis=2)
     length = channels * len(taps)
-    columns = op.Reshape(columns, _sizes(size(input, 0), groups, length, -1))
-    kernels = op.Reshape(weight, _sizes(groups, -1, length))
-    y = op.Reshape(op.MatMul(kernels, columns), _sizes(-1, size(weight, 0), high, wide))
+    columns = reshaped(columns, size(input, 0), groups, length, -1)
+    kernels = reshaped(weight, groups, -1, length)
+    y = reshaped(op.MatMul(kernels, columns), -1, size(weight, 0), high, wide)
     return _with_bias(y, bias)
 
 
@@ -83,17 +83,17 @@ def conv_transpose2d(  # noqa: PLR0913 - the exporter matches the parameters of 
         product = op.Mul(tensor(size(input, 2 + n)), ints(stride[n]))
         sides.append(op.Add(product, ints(fixed)))
     length = outputs * kernel[0] * kernel[1]
-    kernels = op.Transpose(op.Reshape(weight, _sizes(groups, -1, length)), perm=[0, 2, 1])
+    kernels = op.Transpose(reshaped(weight, groups, -1, length), perm=[0, 2, 1])
     inputs = op.Div(tensor(size(weight, 0)), tensor(groups))
-    x = op.Reshape(input, _sizes(size(input, 0), groups, inputs, -1))
+    x = reshaped(input, size(input, 0), groups, inputs, -1)
     pixels = op.Shape(x, start=3, end=4)
-    columns = op.Reshape(op.MatMul(kernels, x), _sizes(-1, length, pixels))
+    columns = reshaped(op.MatMul(kernels, x), -1, length, pixels)
     # [n * groups, outputs, h, w]
     y = op.Col2Im(
         columns, op.Concat(*sides, axis=0), ints(*kernel),
         dilations=dilation, pads=[*padding, *padding], strides=stride,
     )  # fmt: skip
-    y = op.Reshape(y, _sizes(size(input, 0), -1, *sides))
+    y = reshaped(y, size(input, 0), -1, *sides)
     return _with_bias(y, bias)
 
 
@@ -116,10 +116,6 @@ def _numbers(x: Value, weight: Value, axes: Sequence[int]) -> list[int]:
 
 def _two(value: Sequence[int]) -> list[int]:
     return [int(v) for v in (value if len(value) == 2 else [*value, *value])]
-
-
-def _sizes(*sizes: Size) -> Value:
-    return op.Concat(*map(tensor, sizes), axis=0)
 
 
 def _with_bias(y: Value, bias: Value | None) -> Value:

@@ -23,8 +23,6 @@ _RANDOM = (
 _INSTEAD: dict[str, str] = {
     "aten._linalg_eigh": _OUTSIDE,
     "aten._linalg_svd": _OUTSIDE,
-    "aten._grouped_mm": "multiply all rows by each weight, and choose with torch.where by the "
-    "row's group",
     "aten.linalg_cholesky_ex": _OUTSIDE,
     "aten.linalg_eig": _OUTSIDE,
     "aten.linalg_eigh": _OUTSIDE,

@@ -60,6 +60,11 @@ def tensor(value: Size) -> Value:
     return ints(value) if isinstance(value, int) else value
 
 
+def reshaped(x: Value, *sizes: Size) -> Value:
+    """A tensor in another shape; one size may be -1."""
+    return op.Reshape(x, op.Concat(*map(tensor, sizes), axis=0))
+
+
 def as_float(value: Size) -> Value:
     """A size as float32 [1]."""
     return op.Cast(tensor(value), to=FLOAT)

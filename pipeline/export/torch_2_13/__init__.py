@@ -18,6 +18,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from pipeline.export.torch_2_13 import (
+    group_dtypes,
     negative_divisors,
     plain_data,
     recurrent,
@@ -114,6 +115,13 @@ PIECES: tuple[Piece, ...] = (
         seen="2.13.0",
         without="A weight that forward reads by .data is a constant without values.",
         apply=lambda module, sizes: plain_data.PlainData(),  # noqa: ARG005
+    ),
+    Piece(
+        "group_dtypes",
+        seen="2.13.0",
+        without="grouped_mm of float32 or float16, as in a mixture of experts, can't be traced.",
+        apply=lambda module, sizes: group_dtypes.every_dtype(),  # noqa: ARG005
+        during=("torch.export.export", "torch.onnx.export"),
     ),
 )
 

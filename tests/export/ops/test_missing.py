@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 
+import onnxruntime
 import pytest
 import torch
+from onnx import helper
 from op_exports import compare_op, export_op
 from torch.nn import functional
 
 from pipeline.errors import ExportError
+from pipeline.machine.libraries import import_torchvision
+from pipeline.models.transformers_library import import_transformers
 
 NAN, INF = math.nan, math.inf
 
@@ -243,3 +248,133 @@ def test_groups_and_a_kernel_that_follow_sizes_are_refused(tmp_path) -> None:
 
     with pytest.raises(ExportError, match=r"aten.conv2d at .*its groups follow a size"):
         export_op(function, [random(3, 4, 9, 11)], tmp_path / "m.onnx", [[0, 2, 3]])
+
+
+def experts(bits: torch.dtype, ends: list[int]):
+    weights = random(len(ends), 8, 16, seed=3).to(bits)
+
+    def function(x):
+        offs = torch.tensor(ends, dtype=torch.int32)
+        return functional.grouped_mm(x.to(bits), weights, offs=offs)[: ends[-1]].float()
+
+    return function
+
+
+@pytest.mark.parametrize("bits", [torch.float32, torch.float16])
+def test_each_group_of_rows_has_its_matrix(tmp_path, bits) -> None:
+    """The first group has no rows, and the others differ. Only rows inside a group are compared."""
+    path, function = tmp_path / "m.onnx", experts(bits, [0, 2, 3, 9])
+    export_op(function, [random(12, 8)], path, [[0]])
+    for rows in (9, 40):
+        x = random(rows, 8)
+        x[2] = NAN  # of the third group: it must not reach the other rows
+        compare_op(function, path, [x], near=2e-3 if bits is torch.float16 else 1e-5)
+
+
+def test_the_same_op_of_transformers(tmp_path) -> None:
+    """Its mixtures of experts use it while they are traced. Rows after the last group are zero."""
+    pytest.importorskip("transformers")
+    import_transformers()
+    importlib.import_module("transformers.integrations.moe")
+    weights = random(3, 4, 5, seed=3)
+
+    def function(x):
+        ends = torch.tensor([2, 2, 6], dtype=torch.int32)
+        return torch.ops.transformers.grouped_mm_fallback(x, weights, ends)
+
+    path = tmp_path / "m.onnx"
+    export_op(function, [random(12, 4)], path, [[0]])
+    for rows in (6, 7, 40):
+        compare_op(function, path, [random(rows, 4)], near=1e-5)
+
+
+def test_groups_along_another_axis_are_refused(tmp_path) -> None:
+    def function(x):
+        return functional.grouped_mm(x.mT, x, offs=torch.tensor([4, 8], dtype=torch.int32))
+
+    with pytest.raises(ExportError, match=r"aten._grouped_mm at .*: only rows .* can be exported"):
+        export_op(function, [random(8, 4)], tmp_path / "m.onnx", [[]])
+
+
+def test_a_batch_of_matrices_is_a_plain_product(tmp_path) -> None:
+    path, function = tmp_path / "m.onnx", lambda x: functional.grouped_mm(x, weights)
+    weights = random(3, 8, 16, seed=3)
+    export_op(function, [random(3, 5, 8)], path, [[1]])
+    compare_op(function, path, [random(3, 7, 8)], near=1e-5)
+
+
+SCHEMA = (
+    "(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, SymInt stride_h, "
+    "SymInt stride_w, SymInt pad_h, SymInt pad_w, SymInt dilation_h, SymInt dilation_w, "
+    "SymInt groups, SymInt offset_groups, bool use_mask) -> Tensor"
+)  # torchvision/csrc/ops/deform_conv2d.cpp
+
+
+def onnx_deform_conv(x, weight, offset, mask, bias, *options):
+    """ONNX Runtime's DeformConv, for torchvision's arguments."""
+    *pairs, groups, offset_groups, use_mask = options
+    strides, pads, dilations = pairs[:2], pairs[2:4], pairs[4:]
+    node = helper.make_node(
+        "DeformConv", ["x", "w", "o", "b", "m" if use_mask else ""], ["y"], strides=strides,
+        pads=[*pads, *pads], dilations=dilations, group=groups, offset_group=offset_groups,
+        kernel_shape=weight.shape[2:],
+    )  # fmt: skip
+    feed = {"x": x, "w": weight, "o": offset, "b": bias, **({"m": mask} if use_mask else {})}
+    values = [helper.make_tensor_value_info(n, 1, list(v.shape)) for n, v in feed.items()]
+    out = helper.make_tensor_value_info("y", 1, [None] * 4)
+    graph = helper.make_graph([node], "g", values, [out])
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9
+    ).SerializeToString()
+    session = onnxruntime.InferenceSession(model)
+    (y,) = session.run(None, {n: v.contiguous().numpy() for n, v in feed.items()})
+    return torch.from_numpy(y)
+
+
+@pytest.fixture(scope="module")
+def deform_conv():
+    """torchvision's op; where its kernel is not compiled, ONNX Runtime's kernel in its place."""
+    import_torchvision()
+    if hasattr(torch.ops.torchvision, "deform_conv2d"):
+        yield
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    library.define(f"deform_conv2d{SCHEMA}")
+    library.impl("deform_conv2d", onnx_deform_conv, "CPU")
+
+    def shape(x, weight, offset, *_):
+        return x.new_empty(x.shape[0], weight.shape[0], *offset.shape[2:])
+
+    library.impl("deform_conv2d", shape, "Meta")
+    yield
+    library._destroy()
+
+
+DEFORMED = [
+    ((1, 1), (0, 0), (1, 1), 1, 1, True),
+    ((2, 1), (1, 2), (1, 2), 2, 1, False),
+    ((1, 3), (2, 1), (2, 1), 2, 4, True),
+]
+
+
+@pytest.mark.usefixtures("deform_conv")
+@pytest.mark.parametrize("options", DEFORMED, ids=str)
+def test_deformable_convolution(tmp_path, options) -> None:
+    """Offsets of several pixels also read outside of the image."""
+    stride, pad, dilation, groups, offset_groups, use_mask = options
+    weight, bias = random(6, 8 // groups, 3, 2, seed=1), random(6, seed=2)
+    numbers = (*stride, *pad, *dilation, groups, offset_groups, use_mask)
+
+    def function(x, offset, mask):
+        return torch.ops.torchvision.deform_conv2d(x, weight, offset, mask, bias, *numbers)
+
+    def args(b, h, w):
+        high = (h + 2 * pad[0] - dilation[0] * 2 - 1) // stride[0] + 1
+        wide = (w + 2 * pad[1] - dilation[1] * 1 - 1) // stride[1] + 1
+        moved = 3 * random(b, offset_groups * 12, high, wide, seed=4)
+        return random(b, 8, h, w), moved, random(b, offset_groups * 6, high, wide, seed=5)
+
+    path = tmp_path / "m.onnx"
+    export_op(function, args(2, 9, 11), path, [[0, 2, 3]] * 3)
+    for sizes in ((1, 3, 2), (3, 5, 8), (2, 20, 31)):
+        compare_op(function, path, args(*sizes), near=2e-5)

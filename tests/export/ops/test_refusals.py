@@ -73,18 +73,6 @@ def test_an_option_that_follows_a_size(tmp_path) -> None:
     assert "make groups a number" in str(error)
 
 
-def test_the_exporters_own_reason(tmp_path) -> None:
-    class Experts(torch.nn.Module):
-        def forward(self, x):
-            offsets = torch.tensor([1, 2], dtype=torch.int32)
-            weights = torch.ones(2, 8, 16, dtype=torch.bfloat16)
-            return torch._grouped_mm(x.bfloat16(), weights, offs=offsets)
-
-    error = refused(tmp_path, Experts(), random(4, 8))
-    assert "aten._grouped_mm at " in str(error)
-    assert "multiply all rows by each weight" in str(error)
-
-
 def test_a_layer_that_forward_makes(tmp_path) -> None:
     class Model(torch.nn.Module):
         def forward(self, x):
@@ -104,13 +92,6 @@ def grouped(x):
     ends = torch.tensor([2, 7])
     group = (torch.arange(x.shape[0])[:, None] >= ends).sum(1, keepdim=True)
     return sum(torch.where(group == n, x @ weights[n], 0.0) for n in range(2))
-
-
-def test_what_to_use_instead_of_grouped_mm_can_be_exported(tmp_path) -> None:
-    path = tmp_path / "m.onnx"
-    export_op(grouped, [random(5, 4)], path, [[0]])
-    for rows in (1, 4, 7):
-        compare_op(grouped, path, [random(rows, 4)], near=1e-5)
 
 
 REPLACED = {

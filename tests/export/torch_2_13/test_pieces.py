@@ -14,6 +14,7 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
+from torch import _meta_registrations
 from torch._decomp import global_decomposition_table
 from torch.fx.experimental.sym_node import SymNode
 from torch.nn import functional
@@ -164,6 +165,15 @@ class Clamped(Folded):
         return self.conv(x)
 
 
+class Experts(torch.nn.Module):
+    """The first rows by a matrix of their group."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = torch.linspace(-1, 1, 128).reshape(2, 8, 8).to(x)
+        y = functional.grouped_mm(x, weights, offs=torch.tensor([1, 3], dtype=torch.int32))
+        return torch.cat([y[:3], x])
+
+
 CONSTANT = "specialized it to be a constant"
 N, W = Dim("n", 4, 30, 50), Dim("w", 20, 31, 60)
 
@@ -209,6 +219,7 @@ FAULTS: dict[str, dict[str, Case]] = {
         "a folded weight": Case(Folded, (2, 3, N, W), written=True),
         "a weight that is clamped": Case(Clamped, (2, 3, N, W), written=True),
     },
+    "group_dtypes": {"float32": Case(Experts, (N, 8))},
 }
 EVERY = [(name, what) for name, cases in FAULTS.items() for what in cases]
 
@@ -257,6 +268,7 @@ def exchanged() -> dict[str, Any]:
         "SymInt.__repr__": torch.SymInt.__repr__,
         "FloorDiv.eval": FloorDiv.__dict__["eval"].__func__,
         "int": NAMES.get("int"),
+        "grouped_mm": _meta_registrations._meta_grouped_mm_common,
         "modes": torch._C._len_torch_function_stack(),
         **{str(op): dict(op.py_kernels) for op in RECURRENT},
         "decompositions": {
