@@ -54,7 +54,7 @@ HEAD = """# Do other people's models convert?
 
 Made by `python benchmarks/strangers/strangers.py --write`. Every model belongs to another
 library and has random weights. pipeline contains no code for any of them. Each was converted by one
-command, with batch, height and width free:
+command, with its batch and its other sizes free:
 
 ```sh
 pipeline convert benchmarks/strangers/strangers_models.py:timm_vit_tiny {example}
@@ -62,7 +62,7 @@ pipeline convert benchmarks/strangers/strangers_models.py:timm_vit_tiny {example
 
 ## What the columns mean
 
-- *asked*: the range of height and width that the command asked for.
+- *asked*: the ranges that the command asked for.
 - *it takes*: the sizes in that range at which the model itself runs. They were found by running
   the model, without pipeline.
 - *the artifact allows*: the sizes that pipeline arrived at.
@@ -88,8 +88,9 @@ pipeline convert benchmarks/strangers/strangers_models.py:timm_vit_tiny {example
 
 def arguments(stranger: Stranger) -> list[str]:
     """The arguments for a model on the command line."""
-    h, w = (f"{name}={stranger.low}:{stranger.high}" for name in "hw")
-    return ["--input", stranger.input, "--dim", f"b=1:{stranger.batch}", "--dim", h, "--dim", w]
+    inputs = (word for text in stranger.inputs for word in ("--input", text))
+    ends = (word for name, *end in stranger.dims for word in ("--dim", f"{name}={end[0]}:{end[1]}"))
+    return [*inputs, *ends]
 
 
 def command(stranger: Stranger, artifact: Path) -> list[str]:
@@ -244,7 +245,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         s, found = by_name[name], result["check"]
         cells = [
             f"{name} ({s.kind})",
-            f"{s.low}..{s.high}",
+            ", ".join(f"{name} {low}..{high}" for name, low, high in s.dims),
             result["truth"].get("rule", ""),
             found.get("allows", ""),
             ": ".join(filter(None, (result["verdict"], why(result)))),

@@ -9,7 +9,17 @@ from typing import Any
 
 import onnxruntime
 from strangers_set import Stranger, module_of
-from strangers_truth import best_dim, chosen, image, probes
+from strangers_truth import (
+    Point,
+    Sizes,
+    best_dim,
+    chosen,
+    computed,
+    feed,
+    leaves,
+    probes,
+    shape_of,
+)
 from strangers_truth import run as run_module
 
 from pipeline.source.factory import mended
@@ -22,43 +32,54 @@ def built(stranger: Stranger) -> Any:
     return mended(getattr(importlib.import_module(module_of(stranger)), stranger.name))
 
 
-def legal_by(interface: dict[str, Any], point: tuple[int, int, int]) -> bool:
+def legal_by(stranger: Stranger, interface: dict[str, Any], sizes: Sizes) -> bool:
     """True if the artifact allows these sizes. Reads its manifest, without the pipeline."""
-    sizes = dict(zip("bhw", point, strict=True))
-    (shape,) = (i["shape"] for i in interface["inputs"])
-    for name, declared in zip("bchw", shape, strict=True):
-        if isinstance(declared, int) and name in sizes and declared != sizes[name]:
+    asked = [shape for text in stranger.inputs for shape in [shape_of(text.split(":")[1], sizes)]]
+    declared = [i["shape"] for i in interface["inputs"]]
+    if len(asked) != len(declared):  # a cache has one input for each part, all of one shape
+        asked = asked[:-1] + [asked[-1]] * (len(declared) - len(asked) + 1)
+    for mine, theirs in zip(asked, declared, strict=True):
+        if mine != [n if isinstance(n, int) else computed(n, sizes) for n in theirs]:
             return False
-    for dim in interface["dims"]:
-        if not _in_dim(dim, sizes[dim["name"]]):
-            return False
+    if not all(_in_dim(dim, sizes[dim["name"]]) for dim in interface["dims"]):
+        return False
     return all(eval(rule, {"__builtins__": {}}, sizes) for rule in interface["rules"])
 
 
 def check(stranger: Stranger, truth: dict[str, Any], artifact: Path, most: int) -> dict[str, Any]:
     """Compares the artifact's sizes and numbers with the model's."""
     interface = json.loads((artifact / "manifest.json").read_text())["interface"]
-    points = {(b, h, w): ok for b, h, w, ok in truth["points"]}
-    allowed = {p for p in points if legal_by(interface, p)}
+    points = {tuple(sizes): ok for *sizes, ok in truth["points"]}
+    names = [name for name, *_ in stranger.dims]
+
+    def by_name(point: Point) -> Sizes:
+        return dict(zip(names, point, strict=True))
+
+    allowed = {p for p in points if legal_by(stranger, interface, by_name(p))}
     takes = {p for p, ok in points.items() if ok}
     result: dict[str, Any] = {
-        "allows": allows(interface),
+        "allows": allows(stranger, interface),
         "lost": sorted(allowed - takes)[:5],
         "missing": sorted(takes - allowed)[:5],
         "kept": [len(takes & allowed), len(takes)],
-        "best": all(_is_best(interface, axis, truth, probes(stranger)) for axis in (2, 3)),
+        "best": all(
+            _is_best(interface, dim, truth["axes"][dim[0]])
+            for dim in stranger.dims
+            if dim[0] != "b"
+        ),
     }
     module = built(stranger)
     session = onnxruntime.InferenceSession(
         str(artifact / "model.onnx"), providers=["CPUExecutionProvider"]
     )
-    (name,) = (i.name for i in session.get_inputs())
+    inputs = [i.name for i in session.get_inputs()]
     worst, wrong, done = 0.0, "", []
-    for point in chosen(list(points), lambda p: p in allowed and p in takes, most):
-        x = image(stranger, point, seed=1)
-        want = [t.numpy() for t in run_module(module, x)]
+    for point in chosen(stranger, list(points), lambda p: p in allowed and p in takes, most):
+        arguments = feed(stranger, by_name(point), seed=1)
+        want = [t.numpy() for t in run_module(module, arguments)]
         try:
-            got = session.run(None, {name: x.numpy()})
+            values = (t.numpy() for t in leaves(arguments))
+            got = session.run(None, dict(zip(inputs, values, strict=True)))
         except Exception as error:
             wrong = (
                 wrong
@@ -71,6 +92,8 @@ def check(stranger: Stranger, truth: dict[str, Any], artifact: Path, most: int) 
             wrong = wrong or f"at {point}: shapes {shapes}"
             continue
         for number, (w, g) in enumerate(zip(want, got, strict=True)):
+            if not w.size:
+                continue
             off = float(abs(w.astype(float) - g).max() / max(abs(w).max(), 1e-30))
             worst = max(worst, off)
             if not off <= SCALE:
@@ -78,13 +101,12 @@ def check(stranger: Stranger, truth: dict[str, Any], artifact: Path, most: int) 
     return {**result, "worst": worst, "wrong": wrong, "compared": done}
 
 
-def _is_best(interface: dict[str, Any], axis: int, truth: dict[str, Any], tried: list[int]) -> bool:
+def _is_best(interface: dict[str, Any], asked: tuple[str, int, int], good: list[int]) -> bool:
     """True if no dim could allow more of the sizes that the model takes on an axis."""
-    good = truth["height" if axis == 2 else "width"]
-    size = interface["inputs"][0]["shape"][axis]
-    dim = next((d for d in interface["dims"] if d["name"] == size), None)
-    mine = [n for n in good if n == size or (dim is not None and _in_dim(dim, n))]
-    return len(mine) >= len(best_dim(good, tried))
+    name, low, high = asked
+    dim = next((d for d in interface["dims"] if d["name"] == name), None)
+    mine = [n for n in good if dim is not None and _in_dim(dim, n)]
+    return max(len(mine), 1) >= len(best_dim(good, probes(low, high)))
 
 
 def _in_dim(dim: dict[str, Any], size: int) -> bool:
@@ -92,13 +114,10 @@ def _in_dim(dim: dict[str, Any], size: int) -> bool:
     return bool(dim["min"] <= size <= dim["max"] and fits)
 
 
-def allows(interface: dict[str, Any]) -> str:
+def allows(stranger: Stranger, interface: dict[str, Any]) -> str:
     """The sizes that an artifact allows, as text."""
-    parts = []
-    shape = interface["inputs"][0]["shape"]
-    fixed = {n: s for n, s in zip("bchw", shape, strict=True) if isinstance(s, int) and n != "c"}
-    for name, size in fixed.items():
-        parts.append(f"{name}={size}")
+    free = {dim["name"] for dim in interface["dims"]}
+    parts = [f"{name} fixed or equal to another" for name, *_ in stranger.dims if name not in free]
     for dim in interface["dims"]:
         text = f"{dim['name']} {dim['min']}..{dim['max']}"
         if dim["multiple_of"] > 1:

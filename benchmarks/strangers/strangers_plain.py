@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 
 import tensorrt_rtx as trt
 import torch
 from strangers_set import Stranger
-from strangers_truth import image
+from strangers_truth import feed, leaves, passed
 
 
 def export_and_build(stranger: Stranger, module: torch.nn.Module) -> int:
     """Exports and builds a model over the asked ranges. Returns the size of the plan in bytes."""
-    middle = (stranger.low + stranger.high) // 2
-    low, opt, high = (
-        (batch, stranger.channels, side, side)
-        for batch, side in (
-            (1, stranger.low),
-            (max(stranger.batch // 2, 1), middle),
-            (stranger.batch, stranger.high),
-        )
-    )
+    ends = {name: (low, (low + high) // 2, high) for name, low, high in stranger.dims}
+    sizes = [{name: ends[name][n] for name in ends} for n in range(3)]
+    middle = {name: opt + n for n, (name, (_, opt, _)) in enumerate(ends.items())}
+    example = feed(stranger, {**middle, **({"b": 2} if "b" in ends else {})})
     auto = torch.export.Dim.AUTO
+    shapes = {
+        text.split(":")[0].split("[")[0]: {
+            axis: auto
+            for axis, part in enumerate(re.findall(r"\{[^}]*\}|\d+", text.split(":")[1]))
+            if part.startswith("{")
+        }
+        for text in stranger.inputs
+    }
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder) / "plain.onnx"
-        example = image(stranger, (2, middle + 1, middle + 3), seed=0)
         torch.onnx.export(
-            module.eval(), (example,), str(path), dynamo=True, verbose=False, opset_version=18,
-            dynamic_shapes=({0: auto, 2: auto, 3: auto},), external_data=False,
+            module.eval(), (), str(path), kwargs={n: passed(v) for n, v in example.items()},
+            dynamo=True, verbose=False, opset_version=18, external_data=False,
+            dynamic_shapes=shapes,
         )  # fmt: skip
         logger = trt.Logger(trt.Logger.ERROR)
         builder = trt.Builder(logger)
@@ -37,7 +41,9 @@ def export_and_build(stranger: Stranger, module: torch.nn.Module) -> int:
         if not parser.parse_from_file(str(path)):
             raise RuntimeError(f"TensorRT does not parse it: {parser.get_error(0).desc()}")
         profile = builder.create_optimization_profile()
-        profile.set_shape(network.get_input(0).name, low, opt, high)
+        places = [[tuple(t.shape) for t in leaves(feed(stranger, s))] for s in sizes]
+        for number, place in enumerate(zip(*places, strict=True)):
+            profile.set_shape(network.get_input(number).name, *place)
         config = builder.create_builder_config()
         config.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, config)

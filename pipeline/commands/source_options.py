@@ -21,7 +21,7 @@ def add_options(sub: Any) -> None:
         metavar="SOURCE",
         nargs="?",
         help="Model to convert: a name (`pipeline models` lists them), package.module:factory, "
-        "file.py:factory, a .pt2 program or an .onnx file",
+        "file.py:factory, a model of a hub (hf:NAME, timm/NAME), a .pt2 program or an .onnx file",
     )
     sub.add_argument(
         "--weights", type=Path, metavar="PATH",

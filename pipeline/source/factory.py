@@ -11,7 +11,9 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,23 @@ from pipeline.machine.libraries import import_torchvision
 from pipeline.machine.python_file import line_of_error, run_python_file
 
 
-def find_factory(text: str) -> tuple[Callable[..., Any], Path | None]:
-    """The callable of ``module:factory`` or ``file.py:factory``, and its file.
+@dataclass(frozen=True)
+class SourceFactory:
+    """A callable that makes a module or a spec.
+
+    Args:
+        make: The callable; it takes options by name.
+        packages: The installed distributions that contain it.
+        files: Returns the files that a cache key covers.
+    """
+
+    make: Callable[..., Any]
+    packages: Sequence[str]
+    files: Callable[[], Sequence[Path]]
+
+
+def find_factory(text: str) -> SourceFactory:
+    """The callable of ``module:factory`` or ``file.py:factory``.
 
     Raises:
         InputError: The file, module or attribute does not exist, or the import raises.
@@ -42,7 +59,7 @@ def find_factory(text: str) -> tuple[Callable[..., Any], Path | None]:
         file = inspect.getsourcefile(inspect.unwrap(found)) or module.__file__
     except TypeError:
         file = getattr(module, "__file__", None)
-    return found, Path(file) if file else None
+    return SourceFactory(found, packages_of(found), partial(files_of, Path(file) if file else None))
 
 
 def _module(name: str) -> Any:

@@ -6,6 +6,7 @@ A source is one of these:
 - a factory of a `ModelSpec` or a torch module: ``package.module:factory`` or ``file.py:factory``
 - a saved ``.pt2`` program
 - an ``.onnx`` file
+- a model of a hub: ``hf:NAME`` or ``timm/NAME``, where NAME may be a folder
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import InputError
 from pipeline.models import MODELS
 from pipeline.source.factory import (
+    SourceFactory,
     call_factory,
     check_options,
-    files_of,
     find_factory,
-    packages_of,
     signature_of,
 )
+from pipeline.source.hub import find_hub, is_hub
 from pipeline.source.onnx.spec import onnx_spec
 from pipeline.source.tolerance import with_stated
 from pipeline.source.values import with_values
@@ -115,8 +116,11 @@ def _found(config: Config) -> ModelSpec:
 
         _none_of(config, model, ("inputs", "options", "weights"))
         return program_spec(Path(model), dims, trust=config.trust)
-    if ":" in model:
-        return _from_factory(config, dims)
+    factory = find_hub(model, trust=config.trust)
+    if factory is None and ":" in model:
+        factory = find_factory(model)
+    if factory is not None:
+        return _from_factory(config, dims, factory)
     if Path(model).suffix in WEIGHTS and Path(model).is_file():
         raise InputError(f"source {model}: {what_it_holds(Path(model))}")
     if Path(model).suffix == ".py":
@@ -139,16 +143,15 @@ def _none_of(config: Config, source: str, words: tuple[str, ...]) -> None:
             raise InputError(f"{source}: has its own {word}; leave --{option} out")
 
 
-def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
+def _from_factory(config: Config, dims: Mapping[str, Any], factory: SourceFactory) -> ModelSpec:
     assert isinstance(config.model, str)
-    factory, file = find_factory(config.model)
     options = dict(config.options)
-    check_options(config.model, factory, options)
-    own = "weights" in inspect.signature(factory).parameters and "weights" not in options
-    made = None if config.inputs else call_factory(config.model, factory, options)
+    check_options(config.model, factory.make, options)
+    own = "weights" in inspect.signature(factory.make).parameters and "weights" not in options
+    made = None if config.inputs else call_factory(config.model, factory.make, options)
     if isinstance(made, ModelSpec):
         _no_inputs(config, "the factory's spec declares them")
-        own_key = _hash(files_of(file), config.model, repr(sorted(options.items())))
+        own_key = _hash(factory.files(), config.model, repr(sorted(options.items())))
         return replace(made, key=made.key or own_key)
     if not config.inputs:
         raise InputError(
@@ -164,7 +167,7 @@ def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
         more = {"weights": weights} if own and weights is not None else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
-            module = call_factory(model, factory, {**options, **more})
+            module = call_factory(model, factory.make, {**options, **more})
         if isinstance(module, ModelSpec):
             raise InputError(f"source {model}: makes a ModelSpec; leave --input out")
         if weights is not None and not own and isinstance(module, torch.nn.Module):
@@ -175,8 +178,8 @@ def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
         name=name_for(model, options),
         build=build,
         inputs=inputs,
-        libraries=tuple(dict.fromkeys(["torch", *packages_of(factory)])),
-        key=_hash(files_of(file), model, *config.inputs, *config.dims, str(config.exact)),
+        libraries=tuple(dict.fromkeys(["torch", *factory.packages])),
+        key=_hash(factory.files(), model, *config.inputs, *config.dims, str(config.exact)),
         seed=None if config.weights else _SEED,
         options=options,
     )
@@ -184,7 +187,8 @@ def _from_factory(config: Config, dims: Mapping[str, Any]) -> ModelSpec:
 
 def name_for(source: str, options: Mapping[str, Any]) -> str:
     """A name for a model and its artifact: ``create_model-resnet18``."""
-    name = source.rpartition(":")[2].split(".")[-1]
+    last = source.rpartition(":")[2]
+    name = Path(last).name if is_hub(source) else last.split(".")[-1]
     words = [str(v) for v in options.values() if isinstance(v, str)]
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", "-".join([name, *words])).strip(".-") or "model"
 

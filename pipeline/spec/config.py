@@ -29,7 +29,8 @@ class Config:
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
-            ``package.module:factory``, ``file.py:factory``, a ``.pt2`` or an ``.onnx`` file.
+            ``package.module:factory``, ``file.py:factory``, ``hf:NAME``, ``timm/NAME``, a ``.pt2``
+            or an ``.onnx`` file.
         out: The artifact's folder; ``artifacts/<name>`` by default.
         options: Arguments of the model's factory.
         weights: A ``.pth``, ``.pt`` or ``.safetensors`` file, or a checkpoint's folder if the model

@@ -136,16 +136,16 @@ def test_a_spec_of_ones_own(cli: Run, nets: Path) -> None:
 
 
 def test_a_class_attribute_and_a_package(nets: Path) -> None:
-    factory, file = find_factory("nets_of_a_test.py:Holder.make")
-    assert isinstance(factory(), torch.nn.Linear)
-    assert file == nets
+    found = find_factory("nets_of_a_test.py:Holder.make")
+    assert isinstance(found.make(), torch.nn.Linear)
+    assert nets.resolve() in found.files()
     package = nets.parent / "package_of_a_test"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "inner.py").write_text("from nets_of_a_test import plain\n")
-    factory, file = find_factory("package_of_a_test.inner:plain")
-    assert file == nets  # the file of the factory
-    assert find_factory("torch.nn:ReLU")[0] is torch.nn.ReLU
+    found = find_factory("package_of_a_test.inner:plain")
+    assert nets.resolve() in found.files()  # the file of the factory
+    assert find_factory("torch.nn:ReLU").make is torch.nn.ReLU
 
 
 def test_two_files_of_one_name_are_two(tmp_path: Path, nets: Path) -> None:
@@ -154,7 +154,7 @@ def test_two_files_of_one_name_are_two(tmp_path: Path, nets: Path) -> None:
         (tmp_path / str(n)).mkdir()
         (tmp_path / str(n) / "nets_of_a_test_twice.py").write_text(f"def make():\n    return {n}\n")
     paths = [tmp_path / str(n) / "nets_of_a_test_twice.py" for n in (1, 2)]
-    assert [find_factory(f"{path}:make")[0]() for path in paths] == [1, 2]
+    assert [find_factory(f"{path}:make").make() for path in paths] == [1, 2]
 
 
 @pytest.mark.parametrize(

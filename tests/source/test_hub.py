@@ -1,0 +1,99 @@
+"""Models of hubs, from folders in the layout of their hub; nothing is downloaded here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Run, refused_late
+
+from pipeline import Config, run
+from pipeline.models.transformers_library import import_transformers
+from pipeline.source.find import find_source
+from pipeline.spec.dims import shape_texts
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 32, "initializer_range": 0.3,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a token classifier, as `save_pretrained` writes it."""
+    transformers = import_transformers()
+    torch.manual_seed(0)
+    model = transformers.BertForTokenClassification(transformers.BertConfig(**SIZES, num_labels=3))
+    folder = tmp_path_factory.mktemp("hub") / "tiny-bert"
+    model.save_pretrained(folder)
+    return folder
+
+
+def config_of(source: str, **options: object) -> Config:
+    return Config(
+        source, options=options, inputs=("input_ids:{b}x{t}:int64:0..49",), dims=("b=1:4", "t=1:32")
+    )
+
+
+def test_the_model_is_the_one_that_the_folder_names(folder: Path) -> None:
+    spec = find_source(config_of(f"hf:{folder}"))
+    module = spec.build(None)
+    assert type(module).__name__ == "BertForTokenClassification"
+    assert spec.name == "tiny-bert"
+    again = import_transformers().BertForTokenClassification.from_pretrained(folder).state_dict()
+    assert all(torch.equal(v, again[k]) for k, v in module.state_dict().items())
+
+
+def test_it_converts(folder: Path, tmp_path: Path) -> None:
+    config = config_of(f"hf:{folder}", attn_implementation="eager")
+    report = run(Config(**{**vars(config), "out": tmp_path / "a", "quick": True}))
+    assert report.ok
+    (output,) = report.manifest.interface.outputs
+    assert list(shape_texts(output.shape)) == ["b", "t", 3]
+
+
+def test_another_file_in_the_folder_is_another_key(folder: Path) -> None:
+    first = find_source(config_of(f"hf:{folder}")).key
+    state = json.loads((folder / "config.json").read_text())
+    try:
+        (folder / "config.json").write_text(json.dumps({**state, "hidden_act": "relu"}))
+        assert find_source(config_of(f"hf:{folder}")).key != first
+    finally:
+        (folder / "config.json").write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize("words", [["hf:{}"], ["hf:{}", "--option", "trust_remote_code=true"]])
+def test_what_is_refused(cli: Run, folder: Path, words: list[str]) -> None:
+    """A checkpoint without a head, whose weights would be random; and code of the author."""
+    state = json.loads((folder / "config.json").read_text())
+    changed = {**state, "architectures": ["BertForMaskedLM"]}
+    said = ["lack weights of BertForMaskedLM: cls.", "Choose a checkpoint of this model"]
+    if len(words) > 1:
+        said = ["trust_remote_code runs Python code", "pass --trust"]
+    try:
+        (folder / "config.json").write_text(json.dumps(changed))
+        place = [word.format(folder) for word in words]
+        dims = ["--input", "input_ids:{b}x{t}:int64:0..49", "--dim", "b=1:4", "--dim", "t=1:32"]
+        refused_late(cli("convert", *place, *dims), *said)
+    finally:
+        (folder / "config.json").write_text(json.dumps(state))
+
+
+def test_timm_folder(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm", reason="timm is not a dependency of the project")
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet.r160_in1k", pretrained=False)
+    timm.models.save_for_hf(model, tmp_path / "net", model_config={"num_classes": 1000})
+    spec = find_source(
+        Config(f"timm/{tmp_path / 'net'}", inputs=("x:{b}x3x64x64",), dims=("b=1:4",))
+    )
+    own = model.state_dict()
+    assert all(torch.equal(v, own[k]) for k, v in spec.build(None).state_dict().items())
+
+
+def test_a_missing_library_is_named(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.source.hub.importlib.util.find_spec", lambda _: None)
+    words = ["timm/resnet18", "--input", "x:{b}x3x64x64", "--dim", "b=1:4"]
+    refused_late(cli("convert", *words), "timm/resnet18: timm is not installed: pip install")
