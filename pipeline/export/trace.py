@@ -30,9 +30,17 @@ from pipeline.export.torch_messages import (
     of_rounding,
     root_name,
 )
-from pipeline.export.trace_rules import find_baked, keep_opt, one_sided, with_branch, without_opt
+from pipeline.export.trace_rules import (
+    by_remainder,
+    find_baked,
+    keep_opt,
+    one_sided,
+    with_branch,
+    without_opt,
+)
 from pipeline.machine.resources import Stopwatch
-from pipeline.probe.apply import constraint_error, for_user, may_apply, refine
+from pipeline.probe.apply import apply as narrowed_by
+from pipeline.probe.apply import constraint_error, for_user, may_apply
 from pipeline.probe.eager import EagerModule, model_line, quiet
 from pipeline.probe.generic import generic_examples
 from pipeline.probe.grid import legal_sizes
@@ -103,9 +111,9 @@ def trace(
             return spec, program, applied
         rules = [for_user(rule, spec) for rule in rules]
         rules = [without_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
-        if not all(rule.refined and may_apply(spec, rule) for rule in rules):
+        if not all(may_apply(spec, rule) for rule in rules):
             raise constraint_error(spec, rules)
-        spec = refine(spec, rules)
+        spec = narrowed_by(spec, rules).spec
         applied += rules
     raise ExportError(
         f"model {spec.name}: torch.export asks for one more rule after {_ROUNDS} rounds: "
@@ -376,7 +384,10 @@ def _broken_rules(
                 needed.append(guard)
         if needed:
             line = log.line_for(needed[0].text)
-            rule = fitted(dim, good_sizes(program, inputs, dim, needed), needed[0].words)
+            good = good_sizes(program, inputs, dim, needed)
+            rule = fitted(dim, good, needed[0].words)
+            if rule.kind == "guard" and good:
+                rule = by_remainder(dim, good) or rule
             baked = rule.kind in ("fixed", "range") and of_rounding(needed[0].text)
             rules.append(replace(Rule("baked-in", dim.name) if baked else rule, line=line))
     if rules:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.probe.eager import EagerModule
-from pipeline.probe.grid import legal_sizes
+from pipeline.probe.grid import MOST_SIZES, legal_sizes
+from pipeline.probe.rules import banded, residues
 from pipeline.probe.sample_sizes import dims_of, examples
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import ModelSpec
@@ -47,6 +48,20 @@ def find_baked(
         else:
             result.append(rule)
     return result
+
+
+def by_remainder(dim: Dim, good: Sequence[int]) -> Rule | None:
+    """The rule on the remainder of a size that keeps the good sizes, such as ``t % 64 != 20``.
+
+    None if there is no such rule, or if it excludes the dim's opt.
+    """
+    kept = set(good)
+    found = residues({n: n in kept for n in legal_sizes(dim, MOST_SIZES)})
+    if found is None or dim.opt not in kept:
+        return None
+    return replace(
+        banded(dim, *found), branch=next(n for n in legal_sizes(dim, MOST_SIZES) if n not in kept)
+    )
 
 
 def with_branch(rule: Rule, eager: EagerModule) -> Rule:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline.probe.joint import combinations, depends, equal_rules, joint_rule
-from pipeline.probe.rules import fitted
+from pipeline.probe.rules import banded, fitted
 from pipeline.probe.runs import SizeProbe, SizeRuns, legal_range
 from pipeline.probe.sample_sizes import examples
 from pipeline.probe.search import Search
@@ -334,20 +334,5 @@ def _rule(dim: Dim, search: Search, refused: Sequence[Refusal]) -> Rule | None:
         rule = fitted(dim, search.run())
         return replace(rule, runs=tuple(outside), failed=failed, line=failed.line)
     if found := search.residues():
-        return replace(_band(dim, *found), failed=failed, line=failed.line)
+        return replace(banded(dim, *found), failed=failed, line=failed.line)
     return Rule("irregular", name, fails=fails, counts=counts, failed=failed, line=failed.line)
-
-
-def _band(dim: Dim, modulus: int, a: int, b: int) -> Rule:
-    """The rule that ``dim % modulus`` is not in a..b (wraps around if a > b)."""
-    name, failing = dim.name, (b - a) % modulus + 1
-    first = (b + 1) % modulus  # of the residues that run
-    shifted = f"({name} + {modulus - first}) % {modulus}" if first else f"{name} % {modulus}"
-    text = f"{shifted} < {modulus - failing}"
-    if failing == 1:
-        text = f"{name} % {modulus} != {a}"
-    refined = None
-    if 2 * failing > modulus:  # most sizes fail: a step is good enough
-        rest = 0 if (-first) % modulus < modulus - failing else first
-        refined = fitted(dim, [n for n in legal_range(dim) if n % modulus == rest]).refined
-    return Rule("band", name, refined=refined, size_rule=text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.errors import InputError
@@ -11,6 +11,8 @@ from pipeline.spec.dims import Dim
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.rules import Rule, RuleKind
 from pipeline.spec.tensors import Input
+
+_MOST_RESIDUES = 128
 
 
 def fitted(dim: Dim, good: Sequence[int], guard: str = "") -> Rule:
@@ -35,6 +37,42 @@ def fitted(dim: Dim, good: Sequence[int], guard: str = "") -> Rule:
     # the text has the range only if it is smaller than the dim's range
     shown = good[0] - step >= dim.min or good[-1] + step <= dim.max
     return narrowed(dim, "multiple", ends, (step, good[0] % step), shown=shown)
+
+
+def residues(tested: Mapping[int, bool]) -> tuple[int, int, int] | None:
+    """(m, a, b) if the sizes with ``a <= n % m <= b``, and no others, fail (wraps if a > b).
+
+    Args:
+        tested: Whether each size runs. Every residue of m must have been tried.
+    """
+    for modulus in range(2, _MOST_RESIDUES + 1):
+        seen: dict[int, bool] = {}
+        if not all(seen.setdefault(n % modulus, ok) == ok for n, ok in tested.items()):
+            continue
+        if len(seen) < modulus or len(tested) < 2 * modulus or all(seen.values()):
+            return None
+        failing = {r for r, ok in seen.items() if not ok}
+        starts = [r for r in failing if (r - 1) % modulus not in failing]
+        if len(starts) != 1:
+            return None
+        return modulus, starts[0], (starts[0] + len(failing) - 1) % modulus
+    return None
+
+
+def banded(dim: Dim, modulus: int, a: int, b: int) -> Rule:
+    """The rule that ``dim % modulus`` is not in a..b (wraps around if a > b)."""
+    name, failing = dim.name, (b - a) % modulus + 1
+    first = (b + 1) % modulus  # of the residues that run
+    shifted = f"({name} + {modulus - first}) % {modulus}" if first else f"{name} % {modulus}"
+    text = f"{shifted} < {modulus - failing}"
+    if failing == 1:
+        text = f"{name} % {modulus} != {a}"
+    refined = None
+    if 2 * failing > modulus:  # most sizes fail: a step is good enough
+        rest = 0 if (-first) % modulus < modulus - failing else first
+        legal = range(dim.min, dim.max + 1, dim.multiple_of)
+        refined = fitted(dim, [n for n in legal if n % modulus == rest]).refined
+    return Rule("band", name, refined=refined, size_rule=text)
 
 
 def narrowed(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from pipeline.probe.rules import residues
+
 _WINDOW = 128  # sizes on each side of the base in the search for the step
 _STEPS = (2, 4, 8, 14, 16, 32, 64)  # of most models that need a multiple
 _RUN = 64  # consecutive sizes that are tried if nothing has failed
 _SMALL, _LARGE = 10, 3  # sizes at the ends of the range; small ones fail more often
 _FAR = (96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
-_MOST_RESIDUES = 128
 
 
 class Search:
@@ -178,23 +179,8 @@ class Search:
                 self.ok(n if (n - self.base) % self.step else n + self._unit)
 
     def residues(self) -> tuple[int, int, int] | None:
-        """(m, a, b) if the sizes with ``a <= n % m <= b``, and no others, fail (wraps if a > b).
-
-        Ignores sizes below the first that runs. Every residue of m must have been tried.
-        """
-        tested = {n: ok for n, ok in self.tested.items() if n >= self.good[0]}
-        for modulus in range(2, _MOST_RESIDUES + 1):
-            seen: dict[int, bool] = {}
-            if not all(seen.setdefault(n % modulus, ok) == ok for n, ok in tested.items()):
-                continue
-            if len(seen) < modulus or len(tested) < 2 * modulus or all(seen.values()):
-                return None
-            failing = {r for r, ok in seen.items() if not ok}
-            starts = [r for r in failing if (r - 1) % modulus not in failing]
-            if len(starts) != 1:
-                return None
-            return modulus, starts[0], (starts[0] + len(failing) - 1) % modulus
-        return None
+        """See `residues`. Ignores sizes below the first that runs."""
+        return residues({n: ok for n, ok in self.tested.items() if n >= self.good[0]})
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -13,7 +13,8 @@ from torch.nn import functional
 from pipeline.export.export import export
 from pipeline.probe.eager import EagerModule
 from pipeline.probe.generic import generic_examples
-from pipeline.spec.dims import Dim
+from pipeline.probe.grid import legal_sizes
+from pipeline.spec.dims import Dim, kept_rules
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
 B, H, W = Dim("b", 1, 1, 2), Dim("h", 4, 64, 128), Dim("w", 4, 64, 128)
@@ -164,6 +165,31 @@ def test_a_branch_behind_a_branch_is_not_lost(tmp_path) -> None:
     n = done.spec.dims["n"]
     assert (n.min, n.max) == (5, 128)
     check(done, [{"n": size} for size in range(n.min, n.max + 1)])
+
+
+class Trimmed(nn.Module):
+    """A decoder whose output is cut to the input's length, as in Demucs; at t % 4 == 0 it fits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv1d(3, 4, 8, 4), nn.ConvTranspose1d(4, 3, 8, 4)
+
+    def forward(self, x):
+        y = self.up(self.down(functional.pad(x, (1, 2))))
+        more = y.shape[-1] - x.shape[-1]
+        return y[..., more // 2 : -(more - more // 2)] if more else y
+
+
+@pytest.mark.parametrize(("opt", "kept"), [(113, "t % 4 != 0"), (112, "t % 4 == 0")])
+def test_a_branch_at_one_remainder(tmp_path, opt, kept) -> None:
+    spec = spec_of(Trimmed, (Input("x", (B, 3, Dim("t", 20, opt, 200))),), refine_dims=True)
+    done = export(spec, None, tmp_path / "m.onnx")
+    t = done.spec.dims["t"]
+    left = [n for n in range(20, 201) if kept_rules([kept], {"t": n})]
+    legal = [n for n in legal_sizes(t, 200) if kept_rules(done.spec.rules, {"t": n})]
+    assert legal == left
+    assert "the model takes another branch at t=2" in str(done.refinements[0])
+    check(done, [{"b": 1, "t": n} for n in left[::5]])
 
 
 def test_the_smallest_sizes_that_are_like_the_opts() -> None:

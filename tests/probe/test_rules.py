@@ -467,7 +467,7 @@ def test_small_values_are_held_against_the_specs_own_tolerance(tmp_path) -> None
 
     for tolerance in (Tolerance(1e-4, 1e-9, "a test"), Tolerance(1e-4, 1e-2, "a test")):
         spec = dataclasses.replace(make(small, SMALL), tolerance=tolerance)
-        with pytest.raises(ConstraintError, match=r"Mod\(h, 7\).* must hold"):
+        with pytest.raises(ConstraintError, match=r"h % 7 != 0 must hold"):
             export(spec, None, tmp_path / "m.onnx")
 
 
