@@ -9,7 +9,7 @@ from pipeline.probe.eager import EagerModule
 from pipeline.probe.grid import MOST_SIZES, legal_sizes
 from pipeline.probe.rules import banded, residues
 from pipeline.probe.sample_sizes import dims_of, examples
-from pipeline.spec.dims import Dim
+from pipeline.spec.dims import Dim, kept_rules
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.rules import Rule
 
@@ -59,18 +59,21 @@ def by_remainder(dim: Dim, good: Sequence[int]) -> Rule | None:
     found = residues({n: n in kept for n in legal_sizes(dim, MOST_SIZES)})
     if found is None or dim.opt not in kept:
         return None
-    return replace(
-        banded(dim, *found), branch=next(n for n in legal_sizes(dim, MOST_SIZES) if n not in kept)
-    )
+    return banded(dim, *found)
 
 
 def with_branch(rule: Rule, eager: EagerModule) -> Rule:
     """Adds to a rule, as its `branch`, a size that it excludes and at which the model runs."""
     dim, new = dims_of(eager.inputs).get(rule.dim), rule.refined
-    if dim is None or new is None:
+    if dim is None or (new is None and not rule.size_rule):
         return rule
-    inside = range(new.min, new.max + 1, new.multiple_of)
-    out = next((n for n in legal_sizes(dim, 1 << 12) if n not in inside), None)
+    legal = legal_sizes(dim, 1 << 12)
+    if rule.size_rule or new is None:
+        outside = (n for n in legal if not kept_rules([rule.size_rule], {dim.name: n}))
+    else:
+        inside = range(new.min, new.max + 1, new.multiple_of)
+        outside = (n for n in legal if n not in inside)
+    out = next(outside, None)
     if out is None or not eager.runs_at({**examples(eager.inputs)[0], dim.name: out}):
         return rule
     return replace(rule, branch=out)

@@ -79,10 +79,11 @@ def deform_conv2d(  # noqa: PLR0913 - the exporter matches the parameters of tor
     y = _places(shifts, 0, rows, op.Reshape(_every(stride_h, high), ints(-1, 1)), size(input, 2))
     x = _places(shifts, 1, columns, _every(stride_w, wide), size(input, 3))
     grid = op.Concat(x, y, axis=-1)  # [n * offset_groups, taps, height, width, 2]
-    grid = op.CastLike(op.Reshape(grid, ints(0, taps, -1, 2)), input)
+    grid = op.Reshape(grid, ints(0, taps, -1, 2))
     each = channels // offset_groups
-    image = reshaped(input, -1, each, size(input, 2), size(input, 3))
+    image = op.Cast(reshaped(input, -1, each, size(input, 2), size(input, 3)), to=FLOAT)
     read = op.GridSample(image, grid, mode="bilinear", padding_mode="zeros", align_corners=0)
+    read = op.CastLike(read, input)
     if use_mask:
         factors = op.Reshape(mask, ints(0, 1, offset_groups * taps, -1))
         read = op.Mul(read, op.Reshape(factors, ints(-1, 1, taps, 0)))
