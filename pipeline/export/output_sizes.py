@@ -15,6 +15,8 @@ from pipeline.probe.grid import legal_sizes
 from pipeline.spec.dims import Dim, DimExpr, evaluate, kept_rules
 from pipeline.spec.model import ModelSpec, inner_inputs
 
+_BENT = re.compile(r"//|%|m(in|ax)\(")  # a formula that is not linear
+
 
 def check_names(spec: ModelSpec, shapes: Sequence[Sequence[int | str]]) -> None:
     """Raises `SizeError` for the outputs whose sizes are no integer expressions of the dims."""
@@ -58,10 +60,14 @@ def true_shapes(
     inputs = inner_inputs(spec)
     dims = {dim.name: dim for i in inputs for dim in i.dims}
     probes = [{name: getattr(dim, at) for name, dim in dims.items()} for at in ("opt", "max")]
-    texts = " ".join(str(size) for shape in shapes for size in shape)
-    if re.search(r"//|%|m(in|ax)\(", texts):
-        period = max((int(n) for n in re.findall(r"\d+", texts)), default=1)
-        probes += _diagonal(dims, min(max(16, 2 * period), 64))
+    bent = [str(size) for shape in shapes for size in shape if _BENT.search(str(size))]
+    if bent:
+        period = max((int(n) for text in bent for n in re.findall(r"\d+", text)), default=1)
+        names = set().union(*(DimExpr(text).names for text in bent))
+        free = {name: dim for name, dim in dims.items() if name in names}
+        least = {name: dim.min for name, dim in dims.items()}  # the fastest, where all is linear
+        along = _diagonal(free, min(max(16, period + 4), 64))
+        probes += [{**least, **sizes} for sizes in along]
     seen = []
     for sizes in probes:
         if not kept_rules(spec.rules, sizes):
