@@ -310,7 +310,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         r"re.sub('\\W+', '_', text, flags=re.ASCII)",
         r"re.search('//|%|m(in|ax)\\(', texts)",
         r"re.search('\\b(Min|Max)\\(', text)",
-        r"re.findall('\\d+', texts)",
+        r"re.findall('\\d+', text)",
         "re.search('//|%', text)",
         r"re.findall('\\w+|//|[-+*%]', text)",
         r"re.sub('\\((\\w+)\\)', '\\1', words)",

@@ -28,21 +28,8 @@ from pipeline.export.ops.sizes import (
 )
 
 
-def deform_conv2d(  # noqa: PLR0913 - the exporter matches the parameters of torchvision's op by name
-    input: Value,
-    weight: Value,
-    offset: Value,
-    mask: Value,
-    bias: Value,
-    stride_h: int,
-    stride_w: int,
-    pad_h: int,
-    pad_w: int,
-    dilation_h: int,
-    dilation_w: int,
-    groups: int,
-    offset_groups: int,
-    use_mask: bool,
+def deform_conv2d(
+    input: Value, weight: Value, offset: Value, mask: Value, bias: Value, *options: Any
 ) -> Value:
     """``torchvision::deform_conv2d``: [n, outputs, height, width].
 
@@ -52,22 +39,19 @@ def deform_conv2d(  # noqa: PLR0913 - the exporter matches the parameters of tor
         offset: in pixels, [n, offset_groups * taps * 2, height, width]; first y, then x.
         mask: a factor of each tap, [n, offset_groups * taps, height, width].
         bias: [outputs].
-        stride_h: the rows from one output to the next.
-        stride_w: the columns from one output to the next.
-        pad_h: the rows of zeros above the image.
-        pad_w: the columns of zeros left of the image.
-        dilation_h: the rows from one tap to the next.
-        dilation_w: the columns from one tap to the next.
-        groups: the groups of channels that a kernel reads.
-        offset_groups: the groups of channels that share offsets.
-        use_mask: whether `mask` has an effect.
+        options: the rows and columns from one output to the next (2 numbers), the zeros above and
+            left of the image (2), the rows and columns from one tap to the next (2), the groups of
+            channels that a kernel reads, the groups of channels that share offsets, and whether
+            `mask` has an effect.
 
     Raises:
         ExportError: the kernel, the channels or an option follow a size.
     """
     outputs, _, kernel_h, kernel_w = weight.shape
     channels, taps = input.shape[1], kernel_h * kernel_w
-    options = (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups, offset_groups)
+    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups, offset_groups, masked = (
+        options
+    )
     if not all(isinstance(n, int) for n in (*weight.shape, channels, *options)):
         raise ExportError(
             "its kernel, its channels or its options follow a size; make them numbers"
@@ -84,7 +68,7 @@ def deform_conv2d(  # noqa: PLR0913 - the exporter matches the parameters of tor
     image = op.Cast(reshaped(input, -1, each, size(input, 2), size(input, 3)), to=FLOAT)
     read = op.GridSample(image, grid, mode="bilinear", padding_mode="zeros", align_corners=0)
     read = op.CastLike(read, input)
-    if use_mask:
+    if masked:
         factors = op.Reshape(mask, ints(0, 1, offset_groups * taps, -1))
         read = op.Mul(read, op.Reshape(factors, ints(-1, 1, taps, 0)))
     read = reshaped(read, batch, groups, channels // groups * taps, -1)
