@@ -19,6 +19,7 @@ from pipeline.export.ops.sizes import Value, as_size, ints, op, rank, reshaped, 
 
 aten: Any = torch.ops.aten
 _END = (1 << 31) - 1
+_TRANSPOSED = ((1, 1), (0, 0), (0, 0), 1, (1, 1))  # the options of conv_transpose2d, by default
 
 
 def conv2d(
@@ -57,17 +58,19 @@ def conv2d(
     return _with_bias(y, bias)
 
 
-def conv_transpose2d(  # noqa: PLR0913 - the exporter matches the parameters of torch's op by name
-    input: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    output_padding: Sequence[int] = (0, 0),
-    groups: Any = 1,
-    dilation: Sequence[int] = (1, 1),
+def conv_transpose2d(
+    input: Value, weight: Value, bias: Value | None = None, *options: Any
 ) -> Value:
-    """``conv_transpose2d.input``."""
+    """``conv_transpose2d.input``.
+
+    Args:
+        input: [n, groups * inputs, h, w].
+        weight: [groups * inputs, outputs, kernel_h, kernel_w].
+        bias: [groups * outputs].
+        options: the stride, padding, output_padding, groups and dilation, as far as they are given.
+    """
+    given = (*options, *_TRANSPOSED[len(options) :])
+    stride, padding, output_padding, groups, dilation = given
     if isinstance(groups, int):
         return core.aten_convolution(
             input, weight, bias, stride, padding, dilation, True, output_padding, groups

@@ -23,18 +23,10 @@ def _translation(activation: str) -> Callable[..., tuple[Value, Value]]:
     It gives the output, and the last hidden states [layers * directions, b, h].
     """
 
-    def translate(  # noqa: PLR0913 - the exporter matches the parameters of torch's op by name
-        input: Value,
-        hx: Value,
-        params: Sequence[Value],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
+    def translate(
+        input: Value, hx: Value, params: Sequence[Value], *flags: Any
     ) -> tuple[Value, Value]:
-        del dropout
+        has_biases, num_layers, _, train, bidirectional, batch_first = flags  # _: dropout
         options = (has_biases, num_layers, train, bidirectional, batch_first)
         return _rnn(input, hx, params, options, activation)
 
