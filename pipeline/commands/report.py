@@ -43,7 +43,7 @@ def report_text(report: Report) -> str:
     if report.unchanged:
         own = manifest.model.source
         parts.append("Nothing changed, so nothing was done. Use --force to convert again.")
-        if ":" in own:
+        if ":" in own or "/" in own:
             parts.append(f"Changes in files that {own} reads by itself are not noticed.")
         return "\n".join(parts)
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
@@ -76,7 +76,7 @@ def _head(report: Report) -> str:
     manifest = report.manifest
     weights = manifest.model.weights
     own = manifest.model.source
-    made = f"from {own}" if ":" in own else "random"
+    made = f"from {own}" if ":" in own or "/" in own else "random"
     seed = f", seed {weights.seed}" if weights.seed is not None else ""
     source = weights.file or f"{made}{seed}"
     version = f" ({manifest.target.flavour} {manifest.target.version})" if manifest.build else ""

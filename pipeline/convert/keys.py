@@ -26,6 +26,7 @@ from pipeline.machine.files import hash_file
 from pipeline.machine.gpu import find_gpu
 from pipeline.machine.libraries import versions
 from pipeline.machine.target import Target, installed_version
+from pipeline.source.hub import hub_folder
 from pipeline.source.onnx.spec import source_files
 from pipeline.source.zoo import source_file
 from pipeline.spec.config import Config
@@ -169,6 +170,9 @@ def weights_info(config: Config, spec: ModelSpec) -> Weights:
     path = config.weights_path
     if path is None and holds_weights(config.model):
         return Weights(Path(str(config.model)).name, _file_hash(Path(str(config.model))), None)
+    folder = hub_folder(str(config.model)) if path is None else None
+    if folder is not None:
+        return Weights(folder.resolve().name, _folder_hash(folder), None)
     if path is None:
         return Weights(None, None, spec.seed)
     if path.is_dir():

@@ -13,6 +13,7 @@ from pipeline.convert.options import Verify
 from pipeline.errors import InputError
 from pipeline.models import MODELS
 from pipeline.source.find import find_source
+from pipeline.source.hub import is_hub
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec, holds_weights
 from pipeline.spec.tensors import Output
@@ -73,7 +74,8 @@ def rebuilt(manifest: Manifest, how: Verify, where: str) -> torch.nn.Module:
             "you trust it, add --trust (in Python: Verify(trust=True))"
         )
     stated = info.weights.file
-    if stated is not None and weights is None and not holds_weights(info.source):
+    own = holds_weights(info.source) or is_hub(info.source)
+    if stated is not None and weights is None and not own:
         raise InputError(
             f"this artifact was made with the weights {stated}. Pass that file with --weights"
         )

@@ -148,6 +148,8 @@ def _export_once(task: _Task, skip: int) -> tuple[torch.export.ExportedProgram |
             if relaxed is not None:
                 return relaxed, []
             rules = _explain(eager, str(error), log) or broken
+            if any(rule.kind == "band" for rule in broken):  # torch suggests fewer sizes
+                rules = broken
             if not rules:
                 lines = [line.strip(" -") for line in str(error).strip().splitlines()]
                 raise ExportError(
@@ -164,13 +166,14 @@ def _export_once(task: _Task, skip: int) -> tuple[torch.export.ExportedProgram |
             return relaxed, broken
         rules = _broken_rules(program, task, log)
         if first is not None and not rules:
-            text = str(first).removesuffix(f"; {first.do}")
+            text = str(first).removesuffix(f"; {first.do}") if not first.others else first.what
             raise ExportError(
                 f"{text} (the model fails at {sizes_text(example_sizes[0])}, and exports "
                 f"from an example at {sizes_text(sizes)}; torch.export does not say at which sizes "
                 "it runs)",
                 detail=first.detail,
                 do=first.do,
+                others=first.others,
             )
         return program, rules
     assert first is not None

@@ -180,7 +180,7 @@ def _from_factory(config: Config, dims: Mapping[str, Any], factory: SourceFactor
         inputs=inputs,
         libraries=tuple(dict.fromkeys(["torch", *factory.packages])),
         key=_hash(factory.files(), model, *config.inputs, *config.dims, str(config.exact)),
-        seed=None if config.weights else _SEED,
+        seed=None if config.weights or is_hub(model) else _SEED,
         options=options,
     )
 
@@ -196,7 +196,7 @@ def name_for(source: str, options: Mapping[str, Any]) -> str:
 def _hash(files: Sequence[Path], *texts: str) -> str:
     digest = hashlib.sha256()
     for file in files:
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
+        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
     for text in texts:
         digest.update(b"\0" + text.encode())
     return digest.hexdigest()

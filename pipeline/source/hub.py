@@ -20,11 +20,21 @@ from pipeline.source.factory import SourceFactory
 
 _HF, _TIMM = "hf:", "timm/"
 _SHOWN = 3  # weights in an error
+_OF_CONFIG = (
+    "revision", "code_revision", "token", "trust_remote_code", "subfolder", "cache_dir",
+    "local_files_only", "force_download",
+)  # fmt: skip
 
 
 def is_hub(source: str) -> bool:
     """True if a source's text names a hub."""
     return source.startswith(_HF) or (source.startswith(_TIMM) and ":" not in source)
+
+
+def hub_folder(source: str) -> Path | None:
+    """The folder of a hub's model; None for a name that is downloaded, and for other sources."""
+    folder = Path(source.removeprefix(_HF).removeprefix(_TIMM))
+    return folder if is_hub(source) and folder.is_dir() else None
 
 
 def find_hub(source: str, *, trust: bool) -> SourceFactory | None:
@@ -42,35 +52,56 @@ def find_hub(source: str, *, trust: bool) -> SourceFactory | None:
     else:
         name, package = source.removeprefix(_TIMM), "timm"
         factory = functools.partial(_of_timm, name)
-    return SourceFactory(factory, (package,), functools.partial(_files_of, Path(name)))
+    return SourceFactory(factory, (package,), functools.partial(_files_of, hub_folder(source)))
 
 
-def _files_of(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
+def _files_of(folder: Path | None) -> list[Path]:
+    return [] if folder is None else sorted(p for p in folder.rglob("*") if p.is_file())
 
 
 def _of_transformers(name: str, trust: bool, /, **options: Any) -> Any:
-    if options.get("trust_remote_code") and not trust:
+    kernel = str(options.get("attn_implementation", ""))
+    if not trust and (options.get("trust_remote_code") or "/" in kernel):
+        asked = "trust_remote_code" if options.get("trust_remote_code") else f"the kernel {kernel}"
         raise InputError(
-            f"source hf:{name}: trust_remote_code runs Python code of the model's author. To allow "
-            "it, pass --trust"
+            f"source hf:{name}: {asked} runs code of its author. To allow it, pass --trust"
         )
     options = {"trust_remote_code": False, **options}  # without a word transformers would ask
     transformers = import_transformers()
-    known = {k: options[k] for k in ("revision", "token", "trust_remote_code") if k in options}
+    known = {k: options[k] for k in _OF_CONFIG if k in options}
     config = transformers.AutoConfig.from_pretrained(name, **known)
-    named = (config.architectures or [""])[0]
-    kind = getattr(transformers, named or "AutoModel", transformers.AutoModel)
     with _without_reports(transformers.utils.logging):
+        kind = _class_of(transformers, name, config, trust=bool(options["trust_remote_code"]))
         module, found = kind.from_pretrained(name, output_loading_info=True, **options)
-    missing = sorted(found["missing_keys"])
-    if missing:
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    keys = [key if isinstance(key, str) else key[0] for key in found["mismatched_keys"]]
+    random = sorted([*found["missing_keys"], *keys])
+    if random:
+        more = f" and {len(random) - _SHOWN} more" if len(random) > _SHOWN else ""
         raise InputError(
             f"source hf:{name}: its files lack weights of {type(module).__name__}: "
-            f"{', '.join(missing[:_SHOWN])}{more}. Choose a checkpoint of this model"
+            f"{', '.join(random[:_SHOWN])}{more}. Choose a checkpoint of this model"
         )
     return module
+
+
+def _class_of(transformers: Any, name: str, config: Any, *, trust: bool) -> Any:
+    """The class that the config names; `AutoModel` if it names none.
+
+    Raises:
+        InputError: The class is not of transformers, and the author's code may not run.
+    """
+    named = (config.architectures or [""])[0]
+    if not named:
+        return transformers.AutoModel
+    own = getattr(transformers, named, None)
+    if isinstance(own, type) and issubclass(own, transformers.PreTrainedModel):
+        return own
+    known = getattr(config, "auto_map", None) or {}
+    autos = [auto for auto, code in known.items() if str(code).endswith(f".{named}")]
+    if autos and trust:
+        return getattr(transformers, autos[0])
+    how = ". Its own code has it: pass --option trust_remote_code=true and --trust" if autos else ""
+    raise InputError(f"source hf:{name}: transformers has no model {named}{how}")
 
 
 @contextlib.contextmanager
@@ -92,4 +123,13 @@ def _of_timm(name: str, /, **options: Any) -> Any:
         raise InputError(f"source timm/{name}: timm is not installed: pip install --no-deps timm")
     folder = Path(name)
     text = f"local-dir:{folder.resolve()}" if folder.is_dir() else name
-    return importlib.import_module("timm").create_model(text, **{"pretrained": True, **options})
+    options = {"pretrained": True, **options}
+    module = importlib.import_module("timm").create_model(text, **options)
+    classes = (getattr(module, "pretrained_cfg", None) or {}).get("num_classes")
+    asked = options.get("num_classes", classes)
+    if options["pretrained"] and asked not in (classes, 0):
+        raise InputError(
+            f"source timm/{name}: num_classes={asked} makes a last layer with random weights: the "
+            f"files have {classes}. Leave the option out, or pass --option pretrained=false"
+        )
+    return module

@@ -192,6 +192,20 @@ def test_a_branch_at_one_remainder(tmp_path, opt, kept) -> None:
     check(done, [{"b": 1, "t": n} for n in left[::5]])
 
 
+def test_a_branch_at_some_remainders_keeps_all_others(tmp_path) -> None:
+    """torch suggests steps of 5."""
+
+    class Some(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.shape[2] % 5 >= 2 else x
+
+    spec = spec_of(Some, (Input("x", (1, 3, Dim("h", 8, 37, 64))),), refine_dims=True)
+    done = export(spec, None, tmp_path / "m.onnx")
+    left = [n for n in range(8, 65) if kept_rules(done.spec.rules, {"h": n})]
+    assert left == [n for n in range(8, 65) if n % 5 >= 2]
+    check(done, [{"h": n} for n in left[::4]])
+
+
 def test_the_smallest_sizes_that_are_like_the_opts() -> None:
     eager = EagerModule((IMAGE,), nn.Conv2d(3, 8, 3, 4, 1), 0)
     assert generic_examples(eager, ())[0] == {"b": 2, "h": 5, "w": 6}

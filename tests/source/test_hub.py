@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ import torch
 from helpers import Run, refused_late
 
 from pipeline import Config, run
+from pipeline.convert.driver import run_verify
+from pipeline.convert.options import Verify
+from pipeline.errors import InputError
+from pipeline.machine.libraries import import_torchvision
 from pipeline.models.transformers_library import import_transformers
 from pipeline.source.find import find_source
 from pipeline.spec.dims import shape_texts
@@ -51,7 +56,18 @@ def test_it_converts(folder: Path, tmp_path: Path) -> None:
     report = run(Config(**{**vars(config), "out": tmp_path / "a", "quick": True}))
     assert report.ok
     (output,) = report.manifest.interface.outputs
+    weights = report.manifest.model.weights
+    assert weights.file == "tiny-bert" and weights.sha256 and weights.seed is None
     assert list(shape_texts(output.shape)) == ["b", "t", 3]
+
+    again = run_verify(tmp_path / "a", Verify(torch_model=True, trust=True))
+    assert again.ok
+    (folder / "README.md").write_text("another file")
+    try:
+        with pytest.raises(InputError, match="made with other weights"):
+            run_verify(tmp_path / "a", Verify(torch_model=True, trust=True))
+    finally:
+        (folder / "README.md").unlink()
 
 
 def test_another_file_in_the_folder_is_another_key(folder: Path) -> None:
@@ -64,24 +80,60 @@ def test_another_file_in_the_folder_is_another_key(folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(state))
 
 
-@pytest.mark.parametrize("words", [["hf:{}"], ["hf:{}", "--option", "trust_remote_code=true"]])
-def test_what_is_refused(cli: Run, folder: Path, words: list[str]) -> None:
-    """A checkpoint without a head, whose weights would be random; and code of the author."""
+REFUSED: dict[str, tuple[dict[str, object], list[str], list[str]]] = {
+    "a head that the files lack": (
+        {"architectures": ["BertForMaskedLM"]},
+        [],
+        ["lack weights of BertForMaskedLM: cls.", "Choose a checkpoint of this model"],
+    ),
+    "a head of another size": (
+        {},
+        ["ignore_mismatched_sizes=true", "num_labels=5"],
+        ["lack weights of BertForTokenClassification: classifier."],
+    ),
+    "an unknown class": (
+        {"architectures": ["BertForReward"]},
+        [],
+        ["transformers has no model BertForReward\n"],
+    ),
+    "no class of a model": ({"architectures": ["BertConfig"]}, [], ["has no model BertConfig"]),
+    "the author's class": (
+        {"architectures": ["Net"], "auto_map": {"AutoModel": "code.Net"}},
+        [],
+        ["no model Net. Its own code has it: pass --option trust_remote_code=true and --trust"],
+    ),
+    "the author's code": (
+        {},
+        ["trust_remote_code=true"],
+        ["trust_remote_code runs code of its author. To allow it, pass --trust"],
+    ),
+    "a kernel": ({}, ["attn_implementation=a/b"], ["the kernel a/b runs code of its author"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(cli: Run, folder: Path, case: str) -> None:
+    """No weight is random without a word, and no code of an author runs."""
+    changes, options, said = REFUSED[case]
     state = json.loads((folder / "config.json").read_text())
-    changed = {**state, "architectures": ["BertForMaskedLM"]}
-    said = ["lack weights of BertForMaskedLM: cls.", "Choose a checkpoint of this model"]
-    if len(words) > 1:
-        said = ["trust_remote_code runs Python code", "pass --trust"]
+    words = [word for option in options for word in ("--option", option)]
+    dims = ["--input", "input_ids:{b}x{t}:int64:0..49", "--dim", "b=1:4", "--dim", "t=1:32"]
     try:
-        (folder / "config.json").write_text(json.dumps(changed))
-        place = [word.format(folder) for word in words]
-        dims = ["--input", "input_ids:{b}x{t}:int64:0..49", "--dim", "b=1:4", "--dim", "t=1:32"]
-        refused_late(cli("convert", *place, *dims), *said)
+        (folder / "config.json").write_text(json.dumps({**state, **changes}))
+        refused_late(cli("convert", f"hf:{folder}", *words, *dims), *said)
     finally:
         (folder / "config.json").write_text(json.dumps(state))
 
 
+def test_a_renamed_file_is_another_key(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    first = find_source(config_of(f"hf:{copy}")).key
+    (copy / "model.safetensors").rename(copy / "model-old.safetensors")
+    assert find_source(config_of(f"hf:{copy}")).key != first
+
+
 def test_timm_folder(tmp_path: Path) -> None:
+    import_torchvision()
     timm = pytest.importorskip("timm", reason="timm is not a dependency of the project")
     torch.manual_seed(0)
     model = timm.create_model("test_resnet.r160_in1k", pretrained=False)
@@ -90,6 +142,16 @@ def test_timm_folder(tmp_path: Path) -> None:
         Config(f"timm/{tmp_path / 'net'}", inputs=("x:{b}x3x64x64",), dims=("b=1:4",))
     )
     own = model.state_dict()
+    assert spec.seed is None
+    with pytest.raises(InputError, match="num_classes=7 makes a last layer with random weights"):
+        find_source(
+            Config(
+                f"timm/{tmp_path / 'net'}",
+                options={"num_classes": 7},
+                inputs=("x:{b}x3x64x64",),
+                dims=("b=1:4",),
+            )
+        ).build(None)
     assert all(torch.equal(v, own[k]) for k, v in spec.build(None).state_dict().items())
 
 
