@@ -52,11 +52,7 @@ def find_hub(source: str, *, trust: bool) -> SourceFactory | None:
     else:
         name, package = source.removeprefix(_TIMM), "timm"
         factory = functools.partial(_of_timm, name)
-    return SourceFactory(factory, (package,), functools.partial(_files_of, hub_folder(source)))
-
-
-def _files_of(folder: Path | None) -> list[Path]:
-    return [] if folder is None else sorted(p for p in folder.rglob("*") if p.is_file())
+    return SourceFactory(factory, (package,), list)  # the manifest's weights have the folder's hash
 
 
 def _of_transformers(name: str, trust: bool, /, **options: Any) -> Any:

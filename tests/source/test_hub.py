@@ -11,7 +11,9 @@ import torch
 from helpers import Run, refused_late
 
 from pipeline import Config, run
+from pipeline.artifact.manifest import Weights
 from pipeline.convert.driver import run_verify
+from pipeline.convert.keys import weights_info
 from pipeline.convert.options import Verify
 from pipeline.errors import InputError
 from pipeline.machine.libraries import import_torchvision
@@ -40,6 +42,12 @@ def config_of(source: str, **options: object) -> Config:
     return Config(
         source, options=options, inputs=("input_ids:{b}x{t}:int64:0..49",), dims=("b=1:4", "t=1:32")
     )
+
+
+def weights_of(folder: Path) -> Weights:
+    """The part of the export's key that the folder's files decide."""
+    config = config_of(f"hf:{folder}")
+    return weights_info(config, find_source(config))
 
 
 def test_the_model_is_the_one_that_the_folder_names(folder: Path) -> None:
@@ -71,11 +79,11 @@ def test_it_converts(folder: Path, tmp_path: Path) -> None:
 
 
 def test_another_file_in_the_folder_is_another_key(folder: Path) -> None:
-    first = find_source(config_of(f"hf:{folder}")).key
+    first = weights_of(folder)
     state = json.loads((folder / "config.json").read_text())
     try:
         (folder / "config.json").write_text(json.dumps({**state, "hidden_act": "relu"}))
-        assert find_source(config_of(f"hf:{folder}")).key != first
+        assert weights_of(folder) != first
     finally:
         (folder / "config.json").write_text(json.dumps(state))
 
@@ -127,9 +135,10 @@ def test_what_is_refused(cli: Run, folder: Path, case: str) -> None:
 
 def test_a_renamed_file_is_another_key(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
-    first = find_source(config_of(f"hf:{copy}")).key
+    first = weights_of(copy)
+    assert first.sha256 == weights_of(folder).sha256
     (copy / "model.safetensors").rename(copy / "model-old.safetensors")
-    assert find_source(config_of(f"hf:{copy}")).key != first
+    assert weights_of(copy) != first
 
 
 def test_timm_folder(tmp_path: Path) -> None:
