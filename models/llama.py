@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError, first_line
-from pipeline.models.transformers_library import import_transformers
+from pipeline.machine.libraries import import_transformers
 from pipeline.probe.eager import quiet
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance

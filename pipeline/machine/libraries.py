@@ -1,11 +1,17 @@
-"""Imports torchvision even if its compiled part does not fit the installed torch (a CPU build)."""
+"""Imports torchvision and transformers even if torchvision's compiled part does not fit torch.
+
+This happens with a CPU build of torch.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +44,19 @@ def import_torchvision() -> None:
             library.define(schema)  # type: ignore[no-untyped-call]
         _libraries.append(library)
         importlib.import_module("torchvision")
+
+
+def import_transformers() -> Any:
+    """Returns the module transformers, which imports torchvision if that is installed.
+
+    Raises:
+        InputError: transformers is not installed.
+    """
+    if not importlib.util.find_spec("transformers"):
+        raise InputError("transformers is not installed: pip install 'trt-pipeline[zoo]'")
+    if importlib.util.find_spec("torchvision"):
+        import_torchvision()
+    return importlib.import_module("transformers")
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.models.transformers_library import import_transformers
+from pipeline.machine.libraries import import_transformers
 from pipeline.source.factory import SourceFactory
 
 _HF, _TIMM = "hf:", "timm/"

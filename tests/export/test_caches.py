@@ -14,7 +14,7 @@ from pipeline.errors import InputError
 from pipeline.export.caches import cache_arguments, with_caches
 from pipeline.export.export import export
 from pipeline.export.module import built, flat_outputs
-from pipeline.models.transformers_library import import_transformers
+from pipeline.machine.libraries import import_transformers
 from pipeline.spec.model import ModelSpec, Tolerance
 from pipeline.spec.structure import leaves
 from pipeline.spec.text import parse_dims, parse_inputs

@@ -14,8 +14,8 @@ from llama_model import positions
 from pipeline.convert.driver import run_export
 from pipeline.errors import InputError
 from pipeline.graph.session import run_onnx
+from pipeline.machine.libraries import import_transformers
 from pipeline.models.llama import llama
-from pipeline.models.transformers_library import import_transformers
 from pipeline.spec.config import Config
 from pipeline.spec.dims import shape_texts
 

@@ -16,8 +16,7 @@ from pipeline.convert.driver import run_verify
 from pipeline.convert.keys import weights_info
 from pipeline.convert.options import Verify
 from pipeline.errors import InputError
-from pipeline.machine.libraries import import_torchvision
-from pipeline.models.transformers_library import import_transformers
+from pipeline.machine.libraries import import_torchvision, import_transformers
 from pipeline.source.find import find_source
 from pipeline.spec.dims import shape_texts
 

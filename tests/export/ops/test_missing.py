@@ -14,8 +14,7 @@ from op_exports import compare_op, export_op
 from torch.nn import functional
 
 from pipeline.errors import ExportError
-from pipeline.machine.libraries import import_torchvision
-from pipeline.models.transformers_library import import_transformers
+from pipeline.machine.libraries import import_torchvision, import_transformers
 
 NAN, INF = math.nan, math.inf
 

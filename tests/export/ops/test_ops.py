@@ -16,7 +16,9 @@ from torch.nn import functional
 from pipeline.errors import ExportError
 from pipeline.export.ops import (
     convolutions,
+    deformable,
     exporter,
+    groups,
     recurrent,
     scans,
     search,
@@ -293,8 +295,9 @@ def test_every_translation_is_tried() -> None:
     tried = {function for f, targets in CASES.values() for function in targets}
     functions = {translation_table()[target] for target in tried}
     # these are in test_missing.py and test_recurrent.py
-    modules = (convolutions, recurrent, scans, search, small_matrices, special)
+    modules = (convolutions, groups, recurrent, scans, search, small_matrices, special)
     functions |= {f for module in modules for f in module.TRANSLATIONS.values()}
+    functions |= {*groups.of_libraries().values(), *deformable.translations().values()}
     rest = {t for t, f in translation_table().items() if f not in functions}
     assert {str(t) for t in rest} == {
         *("aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default"),
