@@ -1,7 +1,7 @@
 """Converts models of other libraries, with one command each, for docs/results/strangers.md.
 
-    python benchmarks/strangers/strangers.py [--only NAME ...] [--fresh] [--times] [--write]
-        [--out DIR]
+    python benchmarks/strangers/strangers.py [--only NAME ...] [--fresh] [--times plain quick]
+        [--write] [--out DIR]
 
 Each model of `strangers_set.py` has three steps. Each step runs in a child process with a time
 limit.
@@ -11,8 +11,12 @@ limit.
 3. The check: compares ONNX Runtime on model.onnx with the model, at sizes that the artifact allows.
    It also compares the sizes that the artifact allows with the sizes of step 1.
 
-With --times, two more commands of each model are timed: a plain export and build
-(`strangers_plain.py`), and ``pipeline convert --quick``. Times are CPU seconds of whole processes.
+With --times, more commands of each model are timed. ``plain`` is a plain export and build
+(`strangers_plain.py`), ``quick`` is ``pipeline convert --quick``. Times are CPU seconds of whole
+processes, and memory is the largest resident memory of one process.
+
+As many models run at once as there are cores. Each process has one core, because threads that wait
+for each other use CPU time.
 
 The packages are not dependencies of the project. Install them without their dependencies, which
 would replace torch:
@@ -31,14 +35,17 @@ import importlib.metadata
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from strangers_set import REQUIREMENTS, STRANGERS, Stranger, module_of
 
@@ -68,6 +75,12 @@ pipeline convert benchmarks/strangers/strangers_models.py:timm_vit_tiny {example
 - *the artifact allows*: the sizes that pipeline arrived at.
 - *error*: the largest difference from the model, divided by the output's largest value. ONNX
   Runtime runs `model.onnx` at {points} sizes: smallest, largest, odd, uneven, batch 1 and 3.
+- *CPU s*: the CPU seconds of the conversion's processes.
+- *x plain*: these seconds, divided by those of `torch.onnx.export(dynamo=True)` and TensorRT-RTX's
+  builder alone, over the asked ranges. No number: the plain one failed, or was not run.
+- *quick x plain*: the same for `pipeline convert --quick`.
+- *memory x plain*: the largest resident memory of the conversion's processes, divided by the plain
+  one's.
 
 ## What the results mean
 
@@ -86,6 +99,9 @@ pipeline convert benchmarks/strangers/strangers_models.py:timm_vit_tiny {example
 """
 
 
+_worker = threading.local()  # its `core` is the core of the processes that the thread starts
+
+
 def arguments(stranger: Stranger) -> list[str]:
     """The arguments for a model on the command line."""
     inputs = (word for text in stranger.inputs for word in ("--input", text))
@@ -101,9 +117,24 @@ def command(stranger: Stranger, artifact: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def run(words: list[str], limit: int) -> tuple[int | None, str, float]:
-    """A command's exit code (None: out of time), the end of its output, and its CPU seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+class Ended(NamedTuple):
+    """How a command ended.
+
+    Attributes:
+        code: The exit code; None if it ran out of time.
+        text: The end of its output.
+        seconds: CPU seconds of the process and its children.
+        gigabytes: The largest resident memory of one of these processes, in GiB.
+    """
+
+    code: int | None
+    text: str
+    seconds: float
+    gigabytes: float
+
+
+def run(words: list[str], limit: int) -> Ended:
+    """Runs a command for `limit` CPU seconds at most."""
     with subprocess.Popen(
         ["bash", "-c", f'ulimit -t {limit}; exec "$@"', "bash", *words],
         stdout=subprocess.PIPE,
@@ -112,18 +143,20 @@ def run(words: list[str], limit: int) -> tuple[int | None, str, float]:
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}"},
     ) as child:
-        try:
-            text, _ = child.communicate(timeout=limit * PATIENCE)
-            code: int | None = child.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            text, _ = child.communicate()
-            code = None
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if code in (-signal.SIGXCPU, -signal.SIGKILL) and spent > 0.9 * limit:
+        assert child.stdout is not None
+        os.sched_setaffinity(child.pid, {_worker.core})
+        timer = threading.Timer(limit * PATIENCE, os.killpg, (child.pid, signal.SIGKILL))
+        timer.start()
+        text = child.stdout.read()
+        _, status, used = os.wait4(child.pid, 0)
+        late = not timer.is_alive()
+        timer.cancel()
+        child.returncode = os.waitstatus_to_exitcode(status)
+    spent = used.ru_utime + used.ru_stime
+    code: int | None = child.returncode
+    if late or (code in (-signal.SIGXCPU, -signal.SIGKILL) and spent > 0.9 * limit):
         code = None
-    return code, text[-20_000:], spent
+    return Ended(code, text[-20_000:], spent, used.ru_maxrss / 2**20)
 
 
 def step(name: str, stranger: Stranger, out: Path, fresh: bool) -> dict[str, Any]:
@@ -133,7 +166,7 @@ def step(name: str, stranger: Stranger, out: Path, fresh: bool) -> dict[str, Any
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)
         own = [sys.executable, "-W", "ignore", __file__, "--step", name, stranger.name]
-        code, text, seconds = run([*own, "--out", str(out)], LIMITS[name])
+        code, text, seconds, _ = run([*own, "--out", str(out)], LIMITS[name])
         if not place.is_file():
             why = (
                 f"not finished after {seconds:.0f} s of CPU time"
@@ -153,24 +186,32 @@ def last_line(text: str) -> str:
 def convert(stranger: Stranger, out: Path) -> dict[str, Any]:
     """Runs the convert command, and returns its result."""
     artifact = out / "artifacts" / stranger.name
-    code, text, seconds = run([*command(stranger, artifact), "--force"], LIMITS["convert"])
+    code, text, seconds, memory = run([*command(stranger, artifact), "--force"], LIMITS["convert"])
     error = ""
     if code is None:
         error = f"not finished after {seconds:.0f} s of CPU time"
     elif code != 0:
         errors = [line for line in text.splitlines() if line.startswith("error:")]
         error = errors[-1] if errors else f"crash (exit code {code}): {last_line(text)}"
-    return {"error": error, "code": code, "seconds": round(seconds, 1), "text": text}
+    measured = {"seconds": round(seconds, 1), "gigabytes": round(memory, 2)}
+    return {"error": error, "code": code, **measured, "text": text}
 
 
-def times(stranger: Stranger, out: Path) -> dict[str, float | None]:
-    """CPU seconds of a plain export and build and of ``--quick``; None for one that failed."""
+def times(stranger: Stranger, out: Path, kinds: Sequence[str]) -> dict[str, float | None]:
+    """CPU seconds of a plain export and build and of ``--quick``; None for one that failed.
+
+    ``plain memory`` is the plain one's memory in GiB, as in `Ended`.
+    """
     own = [sys.executable, "-W", "ignore", __file__, "--step", "plain", stranger.name]
     quick = [*command(stranger, out / "artifacts" / f"{stranger.name}-quick"), "--quick", "--force"]
     found: dict[str, float | None] = {}
     for name, words in (("plain", [*own, "--out", str(out)]), ("quick", quick)):
-        code, _, seconds = run(words, LIMITS["plain"])
+        if name not in kinds:
+            continue
+        code, _, seconds, memory = run(words, LIMITS["plain"])
         found[name] = round(seconds, 1) if code == 0 else None
+        if name == "plain":
+            found["plain memory"] = round(memory, 2) if code == 0 else None
     return found
 
 
@@ -210,7 +251,7 @@ def why(result: dict[str, Any]) -> str:
     return str(found["wrong"])
 
 
-def one(stranger: Stranger, out: Path, fresh: bool, timed: bool) -> dict[str, Any]:
+def one(stranger: Stranger, out: Path, fresh: bool, timed: Sequence[str]) -> dict[str, Any]:
     """All steps of one model. The result is stored in a JSON file."""
     place = out / f"{stranger.name}.json"
     if place.is_file() and not fresh:
@@ -220,7 +261,7 @@ def one(stranger: Stranger, out: Path, fresh: bool, timed: bool) -> dict[str, An
     if "failed" not in result["truth"]:
         result["convert"] = convert(stranger, out)
         if timed:
-            result["times"] = times(stranger, out)
+            result["times"] = times(stranger, out, timed)
         if not result["convert"]["error"]:
             result["check"] = step("check", stranger, out, fresh=True)
     result["verdict"] = verdict(result)
@@ -237,10 +278,10 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         + "".join(f", {n} {word}" for word, n in counts.items() if word != RIGHT),
         "",
         "| model | asked | it takes | the artifact allows | result | error | CPU s | x plain | "
-        "quick x plain |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "quick x plain | memory x plain |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    ratios: dict[str, list[float]] = {"whole": [], "quick": []}
+    ratios: dict[str, list[float]] = {"Whole": [], "Quick": [], "Memory": []}
     for name, result in results.items():
         s, found = by_name[name], result["check"]
         cells = [
@@ -255,9 +296,13 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         ]
         lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
     lines += [
-        f"\n{which} conversion: {median(every):.1f} times the CPU seconds of a plain export and "
-        f"build (median of {len(every)}; {min(every):.1f} to {max(every):.1f})."
-        for which, every in ratios.items()
+        f"\n{what}: {median(every):.1f} times that of a plain export and build (median of "
+        f"{len(every)}; {min(every):.1f} to {max(every):.1f})."
+        for what, every in zip(
+            ("CPU time of a conversion", "CPU time with `--quick`", "Peak memory of a conversion"),
+            ratios.values(),
+            strict=True,
+        )
         if every
     ]
     packages = sorted({by_name[name].package for name in results})
@@ -266,13 +311,16 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _ratio(result: dict[str, Any], which: str, found: list[float]) -> str:
-    """The time of a right conversion as a multiple of the plain one; added to `found`."""
-    timed = result.get("times", {})
-    own = result["convert"]["seconds"] if which == "whole" and "convert" in result else None
-    own = timed.get("quick") if which == "quick" else own
-    if result["verdict"] not in (RIGHT, BEST) or not own or not timed.get("plain"):
+    """A right conversion's time or memory as a multiple of the plain one's; added to `found`."""
+    timed, own = result.get("times", {}), result.get("convert", {})
+    part, whole = {
+        "Whole": (own.get("seconds"), timed.get("plain")),
+        "Quick": (timed.get("quick"), timed.get("plain")),
+        "Memory": (own.get("gigabytes"), timed.get("plain memory")),
+    }[which]
+    if result["verdict"] not in (RIGHT, BEST) or not part or not whole:
         return ""
-    found.append(own / timed["plain"])
+    found.append(part / whole)
     return f"{found[-1]:.1f}"
 
 
@@ -281,7 +329,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--times", action="store_true")
+    parser.add_argument("--times", nargs="+", choices=("plain", "quick"), default=[])
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench-results/strangers"))
     parser.add_argument("--requirements", action="store_true")
@@ -303,18 +351,27 @@ def main() -> None:
             print(export_and_build(stranger, built(stranger)))
             return
         if name == "truth":
-            done = find_truth(stranger, built(stranger))
+            found = find_truth(stranger, built(stranger))
         else:
             truth = json.loads((out / "truth" / f"{stranger.name}.json").read_text())
-            done = check(stranger, truth, out / "artifacts" / stranger.name, POINTS)
-        (out / name / f"{stranger.name}.json").write_text(json.dumps(done))
+            found = check(stranger, truth, out / "artifacts" / stranger.name, POINTS)
+        (out / name / f"{stranger.name}.json").write_text(json.dumps(found))
         return
-    results = {}
-    for name, stranger in by_name.items():
-        if options.only and name not in options.only:
-            continue
-        results[name] = one(stranger, out, options.fresh, options.times)
-        print(name, results[name]["verdict"], why(results[name]), file=sys.stderr, flush=True)
+    chosen = [s for s in STRANGERS if not options.only or s.name in options.only]
+    cores: Queue[int] = Queue()
+    for core in os.sched_getaffinity(0):
+        cores.put(core)
+
+    def on_its_core() -> None:
+        _worker.core = cores.get()
+
+    def done(stranger: Stranger) -> dict[str, Any]:
+        result = one(stranger, out, options.fresh, options.times)
+        print(stranger.name, result["verdict"], why(result), file=sys.stderr, flush=True)
+        return result
+
+    with ThreadPoolExecutor(cores.qsize(), initializer=on_its_core) as pool:
+        results = {s.name: r for s, r in zip(chosen, pool.map(done, chosen), strict=True)}
     text = table(results)
     print(text)
     if options.write:

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tensorrt_rtx as trt
 import torch
 from strangers_set import Stranger
 from strangers_truth import feed, leaves, passed
+
+
+def _named(inputs: Sequence[str]) -> list[tuple[str, str]]:
+    return [(text.split(":")[0].split("[")[0], text.split(":")[1]) for text in inputs]
+
+
+def _free(text: str, value: Any) -> Any:
+    """torch.export's dynamic shapes of an argument, from its text such as ``{b}x3x{h}``."""
+    parts = re.findall(r"\{[^}]*\}|\d+", text)
+    axes = {n: torch.export.Dim.AUTO for n, part in enumerate(parts) if part.startswith("{")}
+    # torch sees a cache of transformers as the keys of each layer and the values of each layer
+    return [[axes] * len(value)] * 2 if isinstance(value, list) else axes
 
 
 def export_and_build(stranger: Stranger, module: torch.nn.Module) -> int:
@@ -18,15 +32,11 @@ def export_and_build(stranger: Stranger, module: torch.nn.Module) -> int:
     sizes = [{name: ends[name][n] for name in ends} for n in range(3)]
     middle = {name: opt + n for n, (name, (_, opt, _)) in enumerate(ends.items())}
     example = feed(stranger, {**middle, **({"b": 2} if "b" in ends else {})})
-    auto = torch.export.Dim.AUTO
-    shapes = {
-        text.split(":")[0].split("[")[0]: {
-            axis: auto
-            for axis, part in enumerate(re.findall(r"\{[^}]*\}|\d+", text.split(":")[1]))
-            if part.startswith("{")
-        }
-        for text in stranger.inputs
-    }
+    if any(isinstance(value, list) for value in example.values()):
+        from transformers.integrations import executorch  # the step that transformers documents
+
+        executorch.register_dynamic_cache_export_support()
+    shapes = {name: _free(text, example[name]) for name, text in _named(stranger.inputs)}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder) / "plain.onnx"
         torch.onnx.export(

@@ -51,6 +51,34 @@ def test_cumulative_dtypes(tmp_path, dtype) -> None:
     compare_op(function, path, [lowest.to(dtype)])
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int64])
+def test_stable_sort(tmp_path, dim, descending, dtype) -> None:
+    """Equal values keep their order: their places are compared too."""
+
+    def function(x):
+        return torch.sort(x, stable=True, dim=dim, descending=descending)
+
+    path = tmp_path / "m.onnx"
+    export_op(function, [ties(3, 5, 6).to(dtype)], path)
+    for shape in ((1, 1, 1), (2, 3, 4), (17, 16, 15), (3, 2, 200)):
+        compare_op(function, path, [ties(*shape).to(dtype)])
+    compare_op(function, path, [torch.zeros(4, 3, 7).to(dtype)])
+
+
+def test_stable_argsort_of_a_mask(tmp_path) -> None:
+    path, function = tmp_path / "m.onnx", lambda x: torch.argsort(x > 0, stable=True)
+    export_op(function, [random(3, 5)], path)
+    for shape in ((1, 1), (3, 200)):
+        compare_op(function, path, [random(*shape)])
+
+
+def test_stable_sort_of_a_long_axis_is_refused(tmp_path) -> None:
+    with pytest.raises(ExportError, match="sort of 3841 values: TensorRT sorts 3840 at most"):
+        export_op(lambda x: x.sort(stable=True)[0], [random(3, 3841)], tmp_path / "m.onnx", [[0]])
+
+
 def test_cumulative_of_a_fixed_axis_has_few_steps(tmp_path) -> None:
     model = export_op(lambda x: torch.cummax(x, 1)[0], [random(3, 5)], tmp_path / "m.onnx", [[0]])
     assert [n.op_type for n in model.graph.node].count("Where") == 3  # 1, 2, 4 places
