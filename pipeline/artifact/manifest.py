@@ -212,7 +212,7 @@ class Manifest:
         interface: The inputs and outputs, their sizes and their tolerances.
         engine_gpu: The name of the GPU on which the engine was compared; empty if it was not.
         reference: The run that all others are compared with: ``torch``, or ``exported`` if the
-            source is an ONNX file.
+            source is an ONNX file, or ``reference`` for another ONNX file that the user gave.
         keys: The hash of everything that a stage's result depends on, by the stage's name.
         files: The hash and size of each file, by its name relative to the artifact, with ``/``.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipeline.artifact.manifest import Manifest
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_REFERENCES = ("torch", "exported")
+_REFERENCES = ("torch", "exported", "reference")
 
 
 def check_meaning(manifest: Manifest, where: str) -> None:

@@ -83,6 +83,11 @@ def add_options(sub: Any) -> None:
     )  # fmt: skip
     engine_tolerance(sub)
     sub.add_argument(
+        "--reference", type=Path, metavar="FILE",
+        help="Compare an .onnx file with the outputs of this one, such as the model before it was "
+        "quantised. Needs --tolerance (default: the file is its own reference)",
+    )  # fmt: skip
+    sub.add_argument(
         "--trust", action="store_true",
         help="Load a .pt2 that could run code of its author (pickles, custom objects). Pass it "
         "only if you trust the author",
@@ -128,6 +133,7 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "engine_tolerance": arguments.engine_tolerance,
         "trust": arguments.trust,
         "values": arguments.inputs,
+        "reference": arguments.reference,
     }
 
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.compare import explain, run_names
 from pipeline.compare.plan import ComparisonPlan, Job, plan_points
 from pipeline.compare.random_sizes import agree, compare_random_sizes
-from pipeline.compare.runners import Ground, HalfRunner, RunFailed, Runs, TorchRunner
+from pipeline.compare.runners import Ground, HalfRunner, RunFailed, Runs, module_of
 from pipeline.graph.session import OnnxRunner
 from pipeline.machine.files import hash_file
 from pipeline.spec.file_names import EXPORTED, HALF, MODEL
 from pipeline.spec.findings import Note, note
 from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed
-
-if TYPE_CHECKING:
-    import torch
 
 Pairs = list[tuple[str, str]]
 
@@ -32,17 +28,17 @@ class ModelRuns:
     Args:
         folder: The artifact's folder.
         manifest: The artifact's manifest.
-        module: The torch reference with its padding, if it runs.
+        reference: The torch model or the reference file, if it runs.
         seed: The seed of the inputs' values.
     """
 
     folder: Path
     manifest: Manifest
-    module: torch.nn.Module | None
+    reference: Runner | None
     seed: int
 
     def run(self, ground: Ground, runs: Runs) -> tuple[Pairs, list[Note]]:
-        """Runs the torch model, exported.onnx and model.onnx, and adds their outputs to `runs`.
+        """Runs the reference, exported.onnx and model.onnx, and adds their outputs to `runs`.
 
         For an engine in half precision, half.onnx runs too. Before the build, model.onnx runs in
         half precision instead.
@@ -81,7 +77,12 @@ class ModelRuns:
                 pairs.append((base, run_names.HALF))
         except RunFailed as error:
             raise explain.failed_run(
-                error, self.folder, self.manifest, self.module, ground.feeds, self.seed
+                error,
+                self.folder,
+                self.manifest,
+                module_of(self.reference),
+                ground.feeds,
+                self.seed,
             ) from error
         return pairs, notes
 
@@ -129,10 +130,7 @@ class ModelRuns:
     def _runners(self) -> list[Runner]:
         """The reference and the other models; a model that equals another one is left out."""
         exported = self.folder / EXPORTED
-        outputs = [o.name for o in self.manifest.interface.outputs]
-        runners: list[Runner] = []
-        if self.module is not None:
-            runners.append(TorchRunner(self.module, outputs))
+        runners = [] if self.reference is None else [self.reference]
         runners.append(OnnxRunner(exported, run_names.EXPORTED))
         if self._model.is_file() and hash_file(self._model) != hash_file(exported):
             runners.append(OnnxRunner(self._model, run_names.REWRITTEN))

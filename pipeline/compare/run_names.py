@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 TORCH, EXPORTED, REWRITTEN, HALF, ENGINE = "torch", "exported", "rewritten", "half", "engine"
+REFERENCE = "reference"  # another ONNX file, see `pipeline.spec.model.ModelSpec.reference`
 
 
 def is_engine(run: str) -> bool:

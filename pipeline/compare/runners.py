@@ -119,6 +119,11 @@ class TorchRunner:
             yield dict(zip(names, arrays, strict=True))
 
 
+def module_of(runner: Runner | None) -> torch.nn.Module | None:
+    """Returns the torch module that a runner runs, if any."""
+    return runner.module if isinstance(runner, TorchRunner) else None
+
+
 @dataclass(frozen=True)
 class HalfRunner:
     """Runs a model in half precision on the CPU, with the rounding of a GPU.

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.artifact.reproduce import StoredRun, reproduce_script
@@ -26,7 +25,7 @@ from pipeline.compare.rows import (
     find_batch,
     why_no_rows,
 )
-from pipeline.compare.runners import Ground, Runs, profile_of
+from pipeline.compare.runners import Ground, Runs, module_of, profile_of
 from pipeline.compare.shape_oracle import check_sizes
 from pipeline.errors import ArtifactError, InputError
 from pipeline.graph.session import OnnxRunner
@@ -47,11 +46,14 @@ from pipeline.spec.file_names import (
 )
 from pipeline.spec.findings import Facts, Note, note
 from pipeline.spec.profiles import Point, Profile, parse_sizes, points
+from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed
 from pipeline.spec.verdicts import Check
 
-if TYPE_CHECKING:
-    import torch
+_NEEDS = {  # what computes other outputs than the stored ones
+    run_names.TORCH: "torch model. Pass --torch too",
+    run_names.REFERENCE: "reference file. Convert again with these sizes (--shape)",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ class Compared:
 def compare_artifact(
     folder: Path,
     manifest: Manifest,
-    module: torch.nn.Module | None,
+    reference: Runner | None,
     options: CompareOptions,
     announce: Announce,
     place: Path | None = None,
@@ -108,30 +110,30 @@ def compare_artifact(
     Args:
         folder: The artifact's folder; it gets the inputs and outputs.
         manifest: The artifact's manifest.
-        module: The torch reference with its padding. None uses torch's stored outputs, at all
-            stored sizes.
+        reference: Runs the torch module with its padding, or the reference file. None uses the
+            stored outputs of either, at all stored sizes, or exported.onnx if that is the source.
         options: The sizes, the memory limit and the seed.
         announce: Called with each step that begins.
         place: The path for error messages, if `folder` is a copy.
 
     Raises:
         ArtifactError: There is no exported.onnx, or no stored output to compare with.
-        InputError: Further sizes are given without the torch model.
+        InputError: Further sizes are given without the reference.
         CompareError: A run failed. Runs that differ raise no error; the result has the failures.
     """
     if not (folder / EXPORTED).is_file():
         raise ArtifactError("the artifact has no exported.onnx. Run `pipeline export` first")
-    if module is None and options.shapes and manifest.reference == run_names.TORCH:
-        raise InputError("other sizes than the stored ones need the torch model. Pass --torch too")
+    base = manifest.reference
+    own = base == run_names.EXPORTED
+    only_stored = reference is None and not own
+    if only_stored and options.shapes:
+        raise InputError(f"other sizes than the stored ones need the {_NEEDS[base]}")
     manifest = filled(manifest, folder)
     target = find_target(manifest.target.name)
     bind_polygraphy(target)
-    base = manifest.reference
-    stored = (
-        stored_points(folder, base, place) if module is None and base == run_names.TORCH else []
-    )
+    stored = stored_points(folder, base, place) if only_stored else []
     # for an ONNX source, only the sizes count: the values are made again
-    again = stored_feeds(folder) if base != run_names.TORCH else [point.feed for point in stored]
+    again = stored_feeds(folder) if own else [point.feed for point in stored]
     job = _job(manifest, options, again)
     plan = plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
@@ -142,18 +144,18 @@ def compare_artifact(
     runs: Runs = {}
     feeds: list[Feed]
     later: list[StoredPoint] = []
-    if module is None and base == run_names.TORCH:
-        plan, feeds, runs[run_names.TORCH], later = _stored(stored, plan)
+    if only_stored:
+        plan, feeds, runs[base], later = _stored(stored, plan, base)
     else:
         feeds = [manifest.interface.sample(point.sizes, options.seed) for point in plan.run]
     ground = Ground(plan.run, feeds, announce, watch)
-    models = ModelRuns(folder, manifest, module, options.seed)
+    models = ModelRuns(folder, manifest, reference, options.seed)
     pairs, notes = models.run(ground, runs)
     notes += input_notes(manifest.interface)
     notes += _quick(options) or models.run_at_random_sizes(job, plan, ground, runs)
     with watch("batch rows"):
         batch, checks, forgiven, unasked = _rows_of_models(
-            folder, manifest, plan, job, module, options.seed
+            folder, manifest, plan, job, reference, options.seed
         )
     engine_why = why_not_run(folder, target, manifest)
     if not engine_why:
@@ -167,7 +169,7 @@ def compare_artifact(
     with watch("polygraphy compare"):
         info = compare.conclude(plan, runs, pairs, job, [*unasked, *notes])
     if not info.passed:
-        info = explain.disagreement(info, folder, manifest, module, feeds, announce)
+        info = explain.disagreement(info, folder, manifest, module_of(reference), feeds, announce)
     with watch("polygraphy store"):
         left = _store(folder, manifest, plan.run, feeds, runs, later)
     info = replace(info, checks=tuple(checks), notes=(*info.notes, *left))
@@ -213,7 +215,7 @@ def _rows_of_models(
     manifest: Manifest,
     plan: ComparisonPlan,
     job: Job,
-    module: torch.nn.Module | None,
+    reference: Runner | None,
     seed: int,
 ) -> tuple[Batch | None, list[Check], frozenset[Part], list[Note]]:
     """Checks the rows of the ONNX files at the sizes with the least memory.
@@ -230,10 +232,7 @@ def _rows_of_models(
     models = [OnnxRunner(exported, run_names.EXPORTED)]
     if model.is_file() and hash_file(model) != hash_file(exported):
         models.append(OnnxRunner(model, run_names.REWRITTEN))
-    outputs = [o.name for o in manifest.interface.outputs]
-    torch_runner = None if module is None else compare.TorchRunner(module, outputs)
-    tolerances = manifest.tolerances()
-    checks, forgiven = check_models(batch, found, models, torch_runner, tolerances, seed)
+    checks, forgiven = check_models(batch, found, models, reference, manifest.tolerances(), seed)
     return batch, checks, forgiven, equal_rows(batch, found, seed)
 
 
@@ -269,7 +268,7 @@ def _store(
     if later:
         waiting = [point.outputs for point in later]
         place = folder / COMPARISON / LATER
-        store_run(place, [point.feed for point in later], run_names.TORCH, waiting)
+        store_run(place, [point.feed for point in later], manifest.reference, waiting)
     stored = []
     profiles = manifest.interface.profiles
     for name, number, mine in _groups(profiles, run):
@@ -303,9 +302,9 @@ def _store(
 
 
 def _stored(
-    stored: Sequence[StoredPoint], plan: ComparisonPlan
+    stored: Sequence[StoredPoint], plan: ComparisonPlan, base: str
 ) -> tuple[ComparisonPlan, list[Feed], list[Feed], list[StoredPoint]]:
-    """Reduces the plan to the points with stored outputs of torch.
+    """Reduces the plan to the points with stored outputs of the reference `base`.
 
     Returns:
         The plan; the stored inputs and outputs of its points; and the stored points that do not fit
@@ -326,7 +325,7 @@ def _stored(
             feeds.append(point.feed)
             outputs.append(point.outputs)
         elif left_out is None:
-            left_out = note("not-stored", run=run_names.TORCH)
+            left_out = note("not-stored", run=base)
         new.infos.append(replace(info, left_out=left_out))
         new.shapes.append(shapes)
     return new, feeds, outputs, later

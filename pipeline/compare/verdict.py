@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.compare.run_names import TORCH
+from pipeline.compare.run_names import REFERENCE, TORCH
 from pipeline.machine.polygraphy import collected
 from pipeline.spec.closeness import Difference
 from pipeline.spec.findings import Facts
@@ -128,7 +128,7 @@ def _not_finite(
         facts["whose"] = first
         if not (np.isfinite(b).all() or _same_places(a, b)):
             facts["others"] = second
-    if facts["whose"] == TORCH:
+    if facts["whose"] in (TORCH, REFERENCE):
         facts["advice"] = "limit-inputs"
     return Verdict("not-finite", pair, name, facts=facts)
 

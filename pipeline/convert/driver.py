@@ -22,7 +22,7 @@ from pipeline.convert.plan import (
     plan_conversion,
     with_profiles,
 )
-from pipeline.convert.reference import rebuilt, reference_module
+from pipeline.convert.reference import rebuilt, reference_runner
 from pipeline.convert.reuse import drop_damaged, keep_timings, refuse_other, sizes_compared
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
 from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
@@ -96,10 +96,8 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
         exported = work.do(EXPORT, spec, options.export, announce)
         work.do(REWRITE, options.rewrite)
         work.do(BUILD, with_profiles(work.manifest, plan.spec.profiles), options.build)
-        reference = None  # an ONNX file is its own reference
-        if plan.spec.onnx is None:
-            module = exported.module if exported is not None else None
-            reference = reference_module(spec, work.manifest, options.export.weights, module)
+        module = exported.module if exported is not None else None
+        reference = reference_runner(spec, work.manifest, options.export.weights, module)
         work.do(COMPARE, work.manifest, reference, options.compare, announce)
         _raise_disagreement(work)
         announce("package")
@@ -240,9 +238,9 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = silent) -
     with ExitStack() as stack:
         if how.spec is not None:
             how = replace(how, spec=stack.enter_context(left_as_given(how.spec)))
-        module = rebuilt(stated, how, str(place)) if how.torch_model else None
+        reference = rebuilt(stated, how, str(place)) if how.torch_model else None
         work = stack.enter_context(opened_artifact(artifact, announce, manifest))
-        work.do(COMPARE, work.manifest, module, options, announce, place)
+        work.do(COMPARE, work.manifest, reference, options, announce, place)
         done = work.manifest
         # without its keys, the artifact is compared again by the next conversion
         good = done.comparison is not None and done.comparison.passed

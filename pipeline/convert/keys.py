@@ -50,6 +50,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("Effort", "timing_cache"): "it only makes a build faster",
     ("ModelSpec", "build"): "the file that defines it counts, see _source",
     ("ModelSpec", "onnx"): "its content counts, see _source",
+    ("ModelSpec", "reference"): "its content counts, see _source",
     ("ModelSpec", "key"): "see _source",
     ("ModelSpec", "arguments"): "counts as text, see stage_keys",
     ("ModelSpec", "libraries"): "their versions count",
@@ -143,7 +144,8 @@ def _source(config: Config, spec: ModelSpec) -> object:
     object without a key never equals an earlier spec object.
     """
     if spec.onnx is not None:
-        return [_file_hash(file) for file in source_files(spec.onnx)]
+        other = source_files(spec.reference) if spec.reference is not None else []
+        return [[_file_hash(file) for file in files] for files in (source_files(spec.onnx), other)]
     if not isinstance(config.model, str) and spec.key is None:
         return uuid.uuid4().hex
     return [spec.key, _file_hash(source_file(spec))]

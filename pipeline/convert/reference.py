@@ -1,4 +1,4 @@
-"""The torch module that the models of an artifact are compared with."""
+"""What the models of an artifact are compared with: a torch module, or another ONNX file."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.artifact.values import filled
+from pipeline.compare import run_names
+from pipeline.compare.runners import TorchRunner
 from pipeline.convert.keys import weights_info
 from pipeline.convert.options import Verify
 from pipeline.errors import InputError
+from pipeline.graph.session import OnnxRunner
 from pipeline.models import MODELS
 from pipeline.source.find import find_source
 from pipeline.source.hub import is_hub
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec, holds_weights
+from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Output
 
 if TYPE_CHECKING:
@@ -47,7 +51,26 @@ def reference_module(
     return reference(declared, module, interface.output_shapes)
 
 
-def rebuilt(manifest: Manifest, how: Verify, where: str) -> torch.nn.Module:
+def reference_runner(
+    spec: ModelSpec,
+    manifest: Manifest,
+    weights: Path | None,
+    module: torch.nn.Module | None = None,
+) -> Runner | None:
+    """Returns what runs the reference; None for an ONNX file that is its own reference.
+
+    Args:
+        spec, manifest, weights, module: See `reference_module`.
+    """
+    if spec.reference is not None:
+        return OnnxRunner(spec.reference, run_names.REFERENCE)
+    if spec.onnx is not None:
+        return None
+    found = reference_module(spec, manifest, weights, module)
+    return TorchRunner(found, [output.name for output in manifest.interface.outputs])
+
+
+def rebuilt(manifest: Manifest, how: Verify, where: str) -> Runner | None:
     """Makes the torch reference of an artifact again.
 
     Args:
@@ -100,4 +123,4 @@ def rebuilt(manifest: Manifest, how: Verify, where: str) -> torch.nn.Module:
         raise InputError(
             f"weights {weights}: the artifact was made with other weights. Pass the same file"
         )
-    return reference_module(spec, manifest, weights)
+    return reference_runner(spec, manifest, weights)

@@ -61,7 +61,7 @@ def check_not_replaced(folder: Path, manifest: Manifest, place: Path) -> None:
 def drop_damaged(folder: Path, manifest: Manifest) -> list[str]:
     """Removes files of the build and the comparison that differ from the manifest.
 
-    So a later manifest does not list damaged files. If stored inputs or torch's outputs are
+    So a later manifest does not list damaged files. If stored inputs or the reference's outputs are
     damaged, their whole folder is removed.
 
     Args:
@@ -79,8 +79,8 @@ def drop_damaged(folder: Path, manifest: Manifest) -> list[str]:
         try:
             check_file(path, stated, "")
         except ArtifactError:
-            stored = name.startswith(f"{COMPARISON}/") and path.stem in ("inputs", "torch")
-            path = path.parent if stored else path
+            needed = path.stem in ("inputs", manifest.reference)
+            path = path.parent if needed and name.startswith(f"{COMPARISON}/") else path
             found[path.relative_to(folder).as_posix()] = None
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -131,8 +131,8 @@ def forget(folder: Path, manifest: Manifest, *, after: str) -> Manifest:
     if "compare" in stale:
         (folder / REPRODUCE).unlink(missing_ok=True)
         for path in folder.glob(f"{COMPARISON}/*/*.json"):
-            # a later verify can use torch's stored outputs, unless the export is new
-            if "rewrite" in stale or path.stem not in ("inputs", "torch"):
+            # a later verify can use the reference's stored outputs, unless the export is new
+            if "rewrite" in stale or path.stem not in ("inputs", manifest.reference):
                 path.unlink()
         manifest = replace(
             manifest,

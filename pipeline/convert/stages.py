@@ -22,6 +22,7 @@ from pipeline.artifact.values import store_values
 from pipeline.build import build as building
 from pipeline.build.build import Built
 from pipeline.build.settings import BuildOptions
+from pipeline.compare import run_names
 from pipeline.compare.stage import compare_artifact, record
 from pipeline.convert.keys import STAGES
 from pipeline.convert.options import ExportOptions, RewriteOptions
@@ -91,11 +92,14 @@ def export(
 def record_export(manifest: Manifest, done: Exported) -> Manifest:
     """Adds the exported interface and the facts of the export to the manifest."""
     source = done.spec.onnx
+    reference = run_names.TORCH if source is None else run_names.EXPORTED
+    if done.spec.reference is not None:
+        reference = run_names.REFERENCE
     here = versions(PACKAGES)
     return replace(
         manifest,
         interface=done.interface,
-        reference="torch" if source is None else "exported",
+        reference=reference,
         export=ExportInfo(
             done.opset,
             f"torch {here['torch']}" if source is None else f"none: {source.name} as it is",

@@ -29,7 +29,7 @@ from pipeline.source.factory import (
     signature_of,
 )
 from pipeline.source.hub import find_hub, is_hub
-from pipeline.source.onnx.spec import onnx_spec
+from pipeline.source.onnx.spec import onnx_spec, with_reference
 from pipeline.source.tolerance import with_stated
 from pipeline.source.values import with_values
 from pipeline.source.zoo import find_spec
@@ -66,6 +66,8 @@ def find_source(config: Config) -> ModelSpec:
         if spec.onnx is not None:
             raise InputError(f"{config.model}: --dtype works only for torch models. Leave it out")
         spec = replace(spec, dtype=config.dtype)
+    if config.reference is not None:
+        spec = with_reference(spec, Path(config.reference))
     if config.state:
         spec = replace(spec, state=(*spec.state, *config.state))
     spec = _with_ranges(spec, config)

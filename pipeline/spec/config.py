@@ -23,7 +23,7 @@ class Config:
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `shapes`, `seed`, `quick`, `passes`, `skip`, `plugins`, `inputs`,
-    `dims`, `ranges`, `values`, `output_names`, `tolerance`, `output_tolerances`,
+    `dims`, `ranges`, `values`, `output_names`, `tolerance`, `output_tolerances`, `reference`,
     `engine_tolerance`, the level of `effort`, `exact`, `state`, `dtype`, and `memory_limit` if you
     set it. `out`, `force` and `trust` do not.
 
@@ -66,6 +66,8 @@ class Config:
             objects, or compiled code.
         output_names: Names for the outputs of a source that declares none, in order.
         quick: Whether to compare at few sizes only.
+        reference: For an ``.onnx`` file: another ONNX file with the same inputs and outputs, whose
+            outputs are the reference.
 
     Raises:
         InputError: A memory limit or seed is out of range, or a field is not a tuple.
@@ -99,6 +101,7 @@ class Config:
     values: Any = None
     output_names: tuple[str, ...] = ()
     quick: bool = False
+    reference: Path | str | None = None
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None and self.memory_limit <= 0:

@@ -96,7 +96,7 @@ NOTES: Mapping[NoteKind, Kind] = {
     ),
     "one-run": Kind(
         "Only one run exists, so there is nothing to compare.",
-        "only {run} ran, so there is nothing to compare it with",
+        "only {run} ran. --reference FILE compares it with another ONNX file",
     ),
     # what fails a comparison although no verdict does (`FAILING`)
     "nothing-compared": Kind(

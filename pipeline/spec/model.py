@@ -68,6 +68,9 @@ class ModelSpec:
         output_names: Names for the outputs that a run finds, in order, if `outputs` is empty.
         arguments: The structure of `inputs` with names in place of inputs. None if all are
             positional tensors. The spec makes it from `inputs`.
+        reference: With `onnx`: another ONNX file whose outputs are the reference, such as the
+            model before it was quantised. It needs a stated `tolerance`. If None, the file is its
+            own reference.
     """
 
     name: str
@@ -91,6 +94,7 @@ class ModelSpec:
     dtype: Literal["float32"] | None = None
     output_names: tuple[str, ...] = ()
     arguments: Any = None
+    reference: Path | None = None
 
     def __post_init__(self) -> None:
         if not _MODEL_NAME.fullmatch(self.name):

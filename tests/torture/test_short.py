@@ -35,7 +35,7 @@ def printed(code: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("part", "cases"), [("mutations", 80), ("modules", 5), ("operators", 3)])
+@pytest.mark.parametrize(("part", "cases"), [("mutations", 40), ("modules", 4), ("operators", 2)])
 def test_a_short_campaign(part: str, cases: int, tmp_path: Path) -> None:
     words = ["--only", part, "--cases", str(cases), "--seed", "3", "--out", str(tmp_path)]
     done = subprocess.run(

@@ -28,7 +28,7 @@ from pipeline.compare.stage import CompareOptions, compare_artifact
 from pipeline.convert import stages
 from pipeline.convert.options import ExportOptions
 from pipeline.convert.plan import chosen_profiles, initial_manifest
-from pipeline.convert.reference import reference_module
+from pipeline.convert.reference import reference_runner
 from pipeline.errors import ConstraintError, InputError, PipelineError
 from pipeline.machine.target import find_target
 from pipeline.probe.apply import merge_profiles
@@ -238,9 +238,7 @@ def _compared(
 ) -> list[Finding]:
 
     manifest, spec = ready.manifest, ready.spec
-    module = None
-    if ready.module is not None:
-        module = reference_module(spec, manifest, config.weights_path, ready.module)
+    reference = reference_runner(spec, manifest, config.weights_path, ready.module)
     announce("compare")
     options = CompareOptions(
         memory_limit=config.memory_limit,
@@ -248,7 +246,7 @@ def _compared(
         shapes=ready.shapes,
     )
     try:
-        done = compare_artifact(folder, manifest, module, options, announce)
+        done = compare_artifact(folder, manifest, reference, options, announce)
     except ConstraintError as error:
         return constraint_findings(error)
     except PipelineError as error:

@@ -51,6 +51,8 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
     if spec.expressions.keys() <= named.places.keys():
         named = with_expressions(spec.onnx, named, spec.expressions, spec.dims)
     notes = [*file.notes, *fix_defaults(model)]
+    if spec.reference is not None:
+        notes.append(f"the reference is another file: {spec.reference.name}")
     _check_spec(spec, model, named)
     declared = _declared_shapes(model, named, spec)
     _name_sizes(model, named)

@@ -13,8 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+
+import onnx
+from onnx import TensorProto
 
 from pipeline.errors import InputError
 from pipeline.source.onnx.dims import (
@@ -66,6 +70,45 @@ def onnx_spec(
         onnx=path,
         expressions=expressions,
     )
+
+
+def with_reference(spec: ModelSpec, path: Path) -> ModelSpec:
+    """The spec, with another ONNX file whose outputs are the reference.
+
+    Raises:
+        InputError: The source is no ONNX file, or the other file is not usable. Or its inputs or
+            outputs have other names or dtypes.
+    """
+    if spec.onnx is None:
+        raise InputError(
+            f"reference {path}: only an ONNX file can have another reference. The outputs of a "
+            "torch model are its own reference; leave --reference out"
+        )
+    own, other = (_ends(open_onnx(file).model.graph) for file in (spec.onnx, path))
+    for mine, theirs, what in zip(own, other, ("inputs", "outputs"), strict=True):
+        if mine != theirs:
+            raise InputError(
+                f"reference {path}: its {what} are {_listed(theirs)}, but those of {spec.onnx} are "
+                f"{_listed(mine)}. Both files need the same names and dtypes"
+            )
+    return replace(spec, reference=path)
+
+
+def _ends(graph: onnx.GraphProto) -> list[dict[str, str]]:
+    """The dtypes of the inputs, and of the outputs, by name."""
+    constants = {tensor.name for tensor in graph.initializer}
+    return [
+        {
+            value.name: TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
+            for value in values
+            if value.name not in constants
+        }
+        for values in (graph.input, graph.output)
+    ]
+
+
+def _listed(ends: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {dtype}" for name, dtype in ends.items())
 
 
 def source_files(path: Path) -> list[Path]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.graph.session import run_onnx
+from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import kept_rules, sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
@@ -36,12 +37,14 @@ def with_onnx_tolerance(
         shapes: The shape of each output by name: numbers, and formulas of dims.
 
     Raises:
-        InputError: No tolerance can be measured.
+        InputError: No tolerance can be measured, or the spec has a reference and no tolerance.
     """
     if spec.tolerance is not None:
         return spec
     sizes = _sizes(spec)
     feed = spec.sample(sizes, seed)
+    if spec.reference is not None and not all(output.tolerance for output in spec.outputs):
+        raise InputError(_untold(spec, spec.reference, path, sizes, feed))
     rounded = any(array.dtype.kind == "f" for array in feed.values())
     plain, moved = run_onnx(path, [feed, _moved(feed)])
     outputs = []
@@ -71,6 +74,23 @@ def with_onnx_tolerance(
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
     widest = replace(widest, axis=None, parts=())
     return replace(spec, outputs=tuple(outputs), tolerance=widest)
+
+
+def _untold(
+    spec: ModelSpec, reference: Path, path: Path, sizes: Mapping[str, int], feed: Feed
+) -> str:
+    """The error for a reference without a tolerance: how far the two files differ."""
+    (want,), (got,) = run_onnx(reference, [feed]), run_onnx(path, [feed])
+    found = []
+    for name, array in want.items():
+        if array.dtype.kind == "f" and array.shape == got[name].shape and array.size:
+            far = Difference(array, got[name]).largest
+            found.append(f"{name} by {far:.2g} (its largest value: {np.abs(array).max():.2g})")
+    differs = f". At {sizes_text(sizes)} they differ in {', '.join(found)}" if found else ""
+    return (
+        f"model {spec.name}: state how far it may be from {reference.name} with --tolerance "
+        f"RTOL,ATOL, because it can't be measured{differs}"
+    )
 
 
 def _sizes(spec: ModelSpec) -> Mapping[str, int]:
