@@ -54,7 +54,7 @@ ROOT = HERE.parents[1]
 DOCS = ROOT / "docs" / "results" / "strangers.md"
 POINTS = 10  # sizes at which numbers are compared
 # seconds of CPU time for each process
-LIMITS = {"truth": 900, "convert": 300, "check": 600, "plain": 300}
+LIMITS = {"truth": 900, "convert": 600, "check": 600, "plain": 300}
 PATIENCE = 5  # the factor for wall-clock time, because the machine may have other work
 RIGHT, BEST = "right", "right as far as a dim can say"
 HEAD = """# Do other people's models convert?

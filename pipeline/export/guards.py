@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from pipeline.probe.eager import flat_tensors
 from pipeline.probe.evaluate import SYMBOL_NAME, holds, result_of, symbols_in, where_holds
@@ -212,11 +213,13 @@ def tries(
     rows = guard.sizes[spread(len(guard.sizes), _ROWS)].tolist()
     small = [row for row in rows if elements(inputs, _with_row(base, names, row)) <= _ELEMENTS]
     found = [] if small else [_with_row(base, names, rows[0])]
+    ends = (0, len(small) - 1)  # torch has no guards of later branches there, see `unguarded`
     for k, index in enumerate(spread(len(small), most)):
         found.append(_with_row(base, names, small[index]))
-        other = _with_row(others[k % 4], names, small[index])
-        if elements(inputs, other) <= _ELEMENTS:
-            found.append(other)
+        for other in others if index in ends else [others[k % 4]]:
+            sizes = _with_row(other, names, small[index])
+            if elements(inputs, sizes) <= _ELEMENTS:
+                found.append(sizes)
     found = [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
     kept = [sizes for sizes in found if kept_rules(rules, sizes)]
     return _affordable(inputs, kept or _completed(guard, every, rules))
@@ -252,13 +255,38 @@ def _with_row(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]
     return {**sizes, **dict(zip(names, row, strict=True))}
 
 
-def unguarded(program: torch.export.ExportedProgram) -> torch.nn.Module:
+def unguarded(program: torch.export.ExportedProgram, inputs: Sequence[Input]) -> torch.nn.Module:
     """The program as a module that also runs at sizes that break a guard.
 
     It still refuses sizes outside of the ranges that torch.export concluded. There, a later branch
-    has left no guard.
+    has left no guard. But it runs at the smallest or largest size of a dim if torch excludes no
+    other one: from a ``!=`` in a branch, torch concludes a range if the size is at an end.
+
+    Args:
+        program: what torch exported.
+        inputs: its inputs as declared.
     """
-    return program.module(check_guards=False)
+    graph = program.module(check_guards=False)
+    symbols, _ = recorded(program, inputs)
+    graph.range_constraints = {  # type: ignore[assignment]
+        symbol: _with_ends(found, symbols[str(symbol)]) if str(symbol) in symbols else found
+        for symbol, found in program.range_constraints.items()
+    }
+    return graph
+
+
+def _with_ends(found: ValueRanges[Any], symbol: Symbol) -> ValueRanges[Any]:
+    """The range of a symbol, with the ends of its dim if a range lacks only these."""
+    dim = symbol.size
+    if not isinstance(dim, Dim):
+        return found
+    first, second, *_, before, last = (
+        size // symbol.step
+        for size in (dim.min, dim.min + dim.multiple_of, dim.max - dim.multiple_of, dim.max)
+    )
+    lower = first if found.lower == second else found.lower
+    upper = last if found.upper == before else found.upper
+    return ValueRanges(lower, upper)
 
 
 def matters(

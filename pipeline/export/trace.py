@@ -196,7 +196,7 @@ def _exported(task: _Task, sizes: Mapping[str, int]) -> torch.export.ExportedPro
             raise
         try:
             program = _torch_export(eager, sizes, least=0)
-            graph = unguarded(program)
+            graph = unguarded(program, eager.inputs)
             for dim in short:  # torch may have made a number of it
                 for size in legal_sizes(dim, _LEAST):
                     args = eager.args({**sizes, dim.name: size})
@@ -356,7 +356,7 @@ def _broken_rules(
     inputs = eager.inputs
     assert tolerance is not None  # given or measured
     tried: dict[tuple[int, ...], bool] = {}
-    graph = cache(lambda: unguarded(program))
+    graph = cache(lambda: unguarded(program, inputs))
 
     def differs(guard: Broken) -> bool:
         sets = tries(inputs, guard, program, spec.rules)

@@ -213,3 +213,56 @@ def test_the_smallest_sizes_that_are_like_the_opts() -> None:
     first = generic_examples(eager, ())[0]
     assert first["h"] != first["w"]
     assert all(32 <= first[name] < 64 for name in "hw")
+
+
+class Windows(nn.Module):
+    """Attention in windows of 8, of which there is one at the opts and many at the largest size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        y = functional.pad(x, (0, 0, 0, -t % 8)).view(b, -1, 8, c)
+        if y.shape[1] != 1:  # what torch does with one window is right with more
+            y = y.contiguous()
+        return self.mix(y.transpose(2, 3)).transpose(2, 3).reshape(b, -1, c)[:, :t]
+
+
+def test_one_part_at_the_opts_and_many_at_the_largest_size(tmp_path) -> None:
+    t = Dim("t", 2, 6, 64)
+    x = Input("x", (2, t, 4))
+    chosen = generic_examples(EagerModule((x,), Windows(), 0), ())
+    assert chosen[0]["t"] > 8
+    done = export(spec_of(Windows, (x,)), None, tmp_path / "m.onnx")
+    assert (done.spec.dims["t"].min, done.spec.dims["t"].max) == (2, 64)
+    check(done, [{"t": size} for size in range(2, 65)])
+
+
+class AtTheEnd(nn.Module):
+    """The branch matters for memory only; torch concludes a range from it."""
+
+    def forward(self, x):
+        y = x.flip(2)
+        return functional.interpolate(y, size=x.shape[2:]) if (x.shape[2] - 1) // 64 > 0 else y
+
+
+def test_a_branch_that_excludes_only_an_end_and_does_not_matter(tmp_path) -> None:
+    x = Input("x", (1, 3, Dim("h", 64, 100, 200), Dim("w", 8, 16, 40)))
+    done = export(spec_of(AtTheEnd, (x,)), None, tmp_path / "m.onnx")
+    assert done.spec.dims["h"].min == 64
+    check(done, [{"h": h, "w": w} for h in (64, 65, 200) for w in (8, 9, 40)])
+
+
+class Different(AtTheEnd):
+    def forward(self, x):
+        return super().forward(x) * (2 if x.shape[2] == 64 else 1)
+
+
+def test_a_branch_at_an_end_that_matters(tmp_path) -> None:
+    x = Input("x", (1, 3, Dim("h", 64, 100, 200), Dim("w", 8, 16, 40)))
+    done = export(spec_of(Different, (x,), refine_dims=True), None, tmp_path / "m.onnx")
+    h = done.spec.dims["h"]
+    assert (h.min, h.max) == (65, 200)
+    check(done, [{"h": size, "w": 9} for size in (65, 66, 200)])
