@@ -255,38 +255,55 @@ def _with_row(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]
     return {**sizes, **dict(zip(names, row, strict=True))}
 
 
-def unguarded(program: torch.export.ExportedProgram, inputs: Sequence[Input]) -> torch.nn.Module:
-    """The program as a module that also runs at sizes that break a guard.
+def excluded_ends(
+    program: torch.export.ExportedProgram, inputs: Sequence[Input]
+) -> list[tuple[Dim, int]]:
+    """The ends of dims, where the range that torch.export concluded lacks only this size.
 
-    It still refuses sizes outside of the ranges that torch.export concluded. There, a later branch
-    has left no guard. But it runs at the smallest or largest size of a dim if torch excludes no
-    other one: from a ``!=`` in a branch, torch concludes a range if the size is at an end.
+    From a ``!=`` in a branch, torch concludes a range if the size is at an end.
 
     Args:
         program: what torch exported.
         inputs: its inputs as declared.
     """
-    graph = program.module(check_guards=False)
     symbols, _ = recorded(program, inputs)
-    graph.range_constraints = {  # type: ignore[assignment]
-        symbol: _with_ends(found, symbols[str(symbol)]) if str(symbol) in symbols else found
-        for symbol, found in program.range_constraints.items()
-    }
+    found = []
+    for symbol, span in program.range_constraints.items():
+        own = symbols.get(str(symbol))
+        if own is None or not isinstance(own.size, Dim) or own.size.static:
+            continue
+        dim, step = own.size, own.size.multiple_of
+        if dim.min // own.step < span.lower <= (dim.min + step) // own.step:
+            found.append((dim, dim.min))
+        if (dim.max - step) // own.step <= span.upper < dim.max // own.step:
+            found.append((dim, dim.max))
+    return found
+
+
+def unguarded(
+    program: torch.export.ExportedProgram,
+    inputs: Sequence[Input] = (),
+    ends: Sequence[tuple[Dim, int]] = (),
+) -> torch.nn.Module:
+    """The program as a module that also runs at sizes that break a guard.
+
+    It still refuses sizes outside of the ranges that torch.export concluded. There, a later branch
+    has left no guard.
+
+    Args:
+        program: what torch exported.
+        inputs: its inputs as declared; needed only with `ends`.
+        ends: ends of dims outside of these ranges, at which it runs too.
+    """
+    graph = program.module(check_guards=False)
+    symbols = recorded(program, inputs)[0] if ends else {}
+    spans = dict(program.range_constraints)
+    for symbol, span in program.range_constraints.items():
+        own = symbols.get(str(symbol))
+        mine = [size // own.step for dim, size in ends if own is not None and own.size == dim]
+        spans[symbol] = ValueRanges(min([span.lower, *mine]), max([span.upper, *mine]))
+    graph.range_constraints = spans  # type: ignore[assignment]
     return graph
-
-
-def _with_ends(found: ValueRanges[Any], symbol: Symbol) -> ValueRanges[Any]:
-    """The range of a symbol, with the ends of its dim if a range lacks only these."""
-    dim = symbol.size
-    if not isinstance(dim, Dim):
-        return found
-    first, second, *_, before, last = (
-        size // symbol.step
-        for size in (dim.min, dim.min + dim.multiple_of, dim.max - dim.multiple_of, dim.max)
-    )
-    lower = first if found.lower == second else found.lower
-    upper = last if found.upper == before else found.upper
-    return ValueRanges(lower, upper)
 
 
 def matters(

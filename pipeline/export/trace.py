@@ -20,7 +20,15 @@ import numpy as np
 import torch
 
 from pipeline.errors import ConstraintError, ExportError, first_line
-from pipeline.export.guards import Broken, broken_guards, good_sizes, matters, tries, unguarded
+from pipeline.export.guards import (
+    Broken,
+    broken_guards,
+    excluded_ends,
+    good_sizes,
+    matters,
+    tries,
+    unguarded,
+)
 from pipeline.export.torch_2_13 import mended
 from pipeline.export.torch_messages import (
     GuardLog,
@@ -40,7 +48,7 @@ from pipeline.export.trace_rules import (
 )
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import apply as narrowed_by
-from pipeline.probe.apply import constraint_error, for_user, may_apply
+from pipeline.probe.apply import constraint_error, for_user, may_apply, refine
 from pipeline.probe.eager import EagerModule, model_line, quiet
 from pipeline.probe.generic import generic_examples
 from pipeline.probe.grid import legal_sizes
@@ -196,7 +204,7 @@ def _exported(task: _Task, sizes: Mapping[str, int]) -> torch.export.ExportedPro
             raise
         try:
             program = _torch_export(eager, sizes, least=0)
-            graph = unguarded(program, eager.inputs)
+            graph = unguarded(program)
             for dim in short:  # torch may have made a number of it
                 for size in legal_sizes(dim, _LEAST):
                     args = eager.args({**sizes, dim.name: size})
@@ -345,6 +353,23 @@ def _explain(eager: EagerModule, text: str, log: GuardLog) -> list[Rule]:
     return found
 
 
+def _is_plain_at(task: _Task, dim: Dim, size: int) -> bool:
+    """True if an export at this size of a dim needs no rule on the other dims.
+
+    Then the model has no branch on them that a program from another size could not know.
+    """
+    if task.spec.padding is not None:
+        return False
+    there = Rule("fixed", dim.name, refined=Dim(dim.name, size, size, size))
+    part = replace(task, spec=refine(task.spec, [there]))
+    log = GuardLog(Path(_TORCH))
+    with contextlib.suppress(ExportError, ConstraintError), task.watch("torch.export"), log:
+        sizes = {**task.examples[0], dim.name: size}
+        program = _torch_export(part.eager, sizes, relaxed=True)
+        return not _broken_rules(program, part, log, unread=True)
+    return False
+
+
 def _broken_rules(
     program: torch.export.ExportedProgram, task: _Task, log: GuardLog, *, unread: bool = False
 ) -> list[Rule]:
@@ -356,7 +381,11 @@ def _broken_rules(
     inputs = eager.inputs
     assert tolerance is not None  # given or measured
     tried: dict[tuple[int, ...], bool] = {}
-    graph = cache(lambda: unguarded(program, inputs))
+
+    @cache
+    def graph() -> torch.nn.Module:
+        ends = [end for end in excluded_ends(program, inputs) if _is_plain_at(task, *end)]
+        return unguarded(program, inputs, ends)
 
     def differs(guard: Broken) -> bool:
         sets = tries(inputs, guard, program, spec.rules)

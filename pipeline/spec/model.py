@@ -110,6 +110,8 @@ class ModelSpec:
                 raise InputError(f"model {self.name}: two inputs or outputs are called {name!r}")
         if not flat:
             raise InputError(f"model {self.name}: needs at least one input")
+        if self.reference is not None and self.onnx is None:
+            raise InputError(f"model {self.name}: only an ONNX file can have another reference")
         self._check_sizes()
         if self.padding is not None:
             self._check_padding(self.padding)

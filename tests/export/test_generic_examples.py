@@ -266,3 +266,30 @@ def test_a_branch_at_an_end_that_matters(tmp_path) -> None:
     h = done.spec.dims["h"]
     assert (h.min, h.max) == (65, 200)
     check(done, [{"h": size, "w": 9} for size in (65, 66, 200)])
+
+
+class Nested(nn.Module):
+    """Only at the smallest height there is a branch on the width."""
+
+    def forward(self, x):
+        h, w = x.shape[2:]
+        if h > 64:
+            return x * 2
+        return x * 3 if w % 7 == 3 and w > 70 else x * 2
+
+
+class NestedAtTheTop(nn.Module):
+    def forward(self, x):
+        h, w = x.shape[2:]
+        if h < 200:
+            return x.mean((2, 3))
+        return x.mean((2, 3)) + (1 if 75 < w < 100 and w % 5 == 2 else 0)
+
+
+@pytest.mark.parametrize(("kind", "ends"), [(Nested, (65, 200)), (NestedAtTheTop, (64, 199))])
+def test_a_branch_on_another_dim_behind_an_end_is_not_lost(tmp_path, kind, ends) -> None:
+    x = Input("x", (1, 3, Dim("h", 64, 100, 200), Dim("w", 64, 100, 200)))
+    done = export(spec_of(kind, (x,), refine_dims=True), None, tmp_path / "m.onnx")
+    h = done.spec.dims["h"]
+    assert (h.min, h.max) == ends
+    check(done, [{"h": size, "w": w} for size in ends for w in (64, 73, 77, 80, 200)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipeline.commands.source_options import config_fields
 from pipeline.convert.driver import run, run_verify
 from pipeline.convert.options import Verify
 from pipeline.errors import CompareError, InputError
+from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 
 STEP = 0.01  # of the quantised values
@@ -128,3 +130,5 @@ def test_another_interface_is_refused(files: Path, nodes: str, ends: str, text: 
 def test_a_torch_model_has_no_other_reference() -> None:
     with pytest.raises(InputError, match="only an ONNX file can have another reference"):
         run(Config("linear", reference="float.onnx"))
+    with pytest.raises(InputError, match="only an ONNX file can have another reference"):
+        replace(find_source(Config("linear")), reference=Path("float.onnx"))

@@ -323,6 +323,8 @@ def _mend(one: str, other: str) -> str:
         return "examine the output's sizes in the model: TensorRT computes other sizes than torch"
     if one == "exported":
         return "a pass changed the result: skip the pass with --skip, and report the fault"
+    if one == "reference":
+        return "check that the reference is of the same model, or state a larger --tolerance"
     return (
         "replace the named op in the model, write its translation (pipeline/export/ops), or "
         "declare only the sizes at which the runs agree"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from onnx import TensorProto
 
 from pipeline.errors import ExportError
-from pipeline.export.ops.sizes import Size, Value, ints, op, rank, size, tensor
+from pipeline.export.ops.axes import FLOATS
+from pipeline.export.ops.sizes import INT64, Size, Value, ints, largest, op, rank, size, tensor
 
 aten: Any = torch.ops.aten
 _LONGEST = 3840  # the longest axis that TensorRT's TopK accepts
@@ -37,9 +39,9 @@ def stable_sort(
 ) -> tuple[Value, Value]:
     """``sort.stable``: the sorted values, and their places as int64; equal values keep their order.
 
-    TensorRT does not say how TopK orders equal values. So a second TopK sorts by a key in which no
-    two are equal: the number of different values before it, then the place. NaNs are sorted like
-    numbers.
+    NaN counts as larger than infinity. TensorRT does not say how TopK orders equal values. So a
+    second TopK sorts by a key in which no two are equal: the number of different values before it,
+    then the place.
 
     Raises:
         ExportError: the axis is longer than TensorRT can sort.
@@ -47,32 +49,54 @@ def stable_sort(
     if rank(x) == 0:
         return op.Identity(x), op.Constant(value_int=0)
     length, axis = _sortable("sort", x, dim)
-    dtype, count = x.dtype, tensor(length)
-    if dtype == TensorProto.BOOL:
-        x = op.Cast(x, to=TensorProto.INT32)
-    values, places = op.TopK(x, count, axis=axis, largest=int(descending), sorted=1)
-    if stable:
-        places = _in_order(values, places, count, axis)
-    if dtype == TensorProto.BOOL:
+    count, shown = tensor(length), x
+    if x.dtype == TensorProto.BOOL:
+        shown = op.Cast(x, to=TensorProto.INT32)
+    odd = op.IsNaN(x) if x.dtype in (*FLOATS, TensorProto.DOUBLE) else None
+    if odd is not None:  # first it counts as infinity
+        shown = op.Where(odd, op.CastLike(op.Constant(value_float=math.inf), x), x)
+    values, places = op.TopK(shown, count, axis=axis, largest=int(descending), sorted=1)
+    if stable or odd is not None:
+        places = _in_order(values, places, odd, axis, count, descending=descending)
+    if odd is not None:
+        values = op.GatherElements(x, places, axis=axis)
+    elif x.dtype == TensorProto.BOOL:
         values = op.Cast(values, to=TensorProto.BOOL)
     return values, places
 
 
-def _in_order(values: Value, places: Value, count: Value, axis: int) -> Value:
-    """The places of sorted values, with those of equal values in ascending order."""
-    steps = op.Range(op.Constant(value_int=0), op.Squeeze(count), op.Constant(value_int=1))
-    before = op.Gather(values, op.Max(op.Sub(steps, ints(1)), ints(0)), axis=axis)
-    differs = op.Cast(op.Not(op.Equal(values, before)), to=TensorProto.INT64)
-    first_key = op.Mul(op.CumSum(differs, op.Constant(value_int=axis)), count)
-    keys, _ = op.TopK(op.Add(first_key, places), count, axis=axis, largest=0, sorted=1)
-    return op.Sub(keys, first_key)
+def _in_order(
+    values: Value, places: Value, odd: Value | None, axis: int, length: Value, *, descending: bool
+) -> Value:
+    """The places of sorted values, with equal ones in their order, and NaN behind infinity.
+
+    Args:
+        values, places: what TopK gave, with infinity in place of NaN.
+        odd: True for each NaN; None if there are none.
+        axis, length: the sorted axis and its length [1].
+        descending: whether the largest values come first, and NaN before infinity.
+    """
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    before = op.Sub(op.Range(zero, op.Squeeze(length), one), one)
+    previous = op.Gather(values, op.Max(before, zero), axis=axis)
+    differs = op.Cast(op.Not(op.Equal(values, previous)), to=INT64)
+    number = op.CumSum(differs, op.Constant(value_int=axis))
+    if odd is not None:  # the group of infinity is the last one, or the first
+        later = op.GatherElements(odd, places, axis=axis)
+        later = op.Not(later) if descending else later
+        number = op.Add(number, op.Cast(later, to=INT64))
+    key = op.Add(op.Mul(number, length), places)
+    keys, _ = op.TopK(key, length, axis=axis, largest=0, sorted=1)
+    return op.Sub(keys, op.Mul(op.Div(keys, length), length))
 
 
 def _sortable(name: str, x: Value, dim: int) -> tuple[Size, int]:
-    """The length and the number of an axis that TensorRT can sort."""
+    """The length and the number of an axis that TensorRT can sort at every size."""
     length = size(x, dim)
-    if isinstance(length, int) and length > _LONGEST:
-        raise ExportError(f"{name} of {length} values: TensorRT sorts {_LONGEST} at most")
+    most = length if isinstance(length, int) else largest(x, dim)
+    if math.isfinite(most) and most > _LONGEST:
+        up_to = "" if isinstance(length, int) else "up to "
+        raise ExportError(f"{name} of {up_to}{int(most)} values: TensorRT sorts {_LONGEST} at most")
     return length, dim % rank(x)
 
 

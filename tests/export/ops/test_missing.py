@@ -65,6 +65,11 @@ def test_stable_sort(tmp_path, dim, descending, dtype) -> None:
     for shape in ((1, 1, 1), (2, 3, 4), (17, 16, 15), (3, 2, 200)):
         compare_op(function, path, [ties(*shape).to(dtype)])
     compare_op(function, path, [torch.zeros(4, 3, 7).to(dtype)])
+    if dtype.is_floating_point:  # torch counts NaN as larger than infinity
+        x = ties(4, 8, 9).to(dtype)
+        for number, value in enumerate((NAN, INF, -INF)):
+            x[torch.rand(x.shape, generator=torch.Generator().manual_seed(number)) < 0.2] = value
+        compare_op(function, path, [x])
 
 
 def test_stable_argsort_of_a_mask(tmp_path) -> None:
@@ -72,6 +77,11 @@ def test_stable_argsort_of_a_mask(tmp_path) -> None:
     export_op(function, [random(3, 5)], path)
     for shape in ((1, 1), (3, 200)):
         compare_op(function, path, [random(*shape)])
+
+
+def test_sort_of_an_axis_that_may_be_too_long_is_refused(tmp_path) -> None:
+    with pytest.raises(ExportError, match="median of up to 5000 values"):
+        export_op(lambda x: x.median(1)[0], [random(3, 9)], tmp_path / "m.onnx", most=5000)
 
 
 def test_stable_sort_of_a_long_axis_is_refused(tmp_path) -> None:
