@@ -24,7 +24,7 @@ convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifact
 	$(RUN) -m pipeline convert $(if $(filter all,$(MODEL)),--all,$(MODEL)) $(ARGS)
 
 test: setup ## Run all tests, in WORKERS processes (ARGS for pytest)
-	$(RUN) -m pytest -n $(WORKERS) $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(RUN) -m pytest -n $(WORKERS) $(ARGS)  # waiting threads leave the core
 
 torture: setup ## Attack the pipeline for MINUTES (default 60): kills, damaged files, hostile models, operators
 	$(RUN) tests/torture/campaign.py --minutes $(MINUTES) $(ARGS)
