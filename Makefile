@@ -24,7 +24,8 @@ convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifact
 	$(RUN) -m pipeline convert $(if $(filter all,$(MODEL)),--all,$(MODEL)) $(ARGS)
 
 test: setup ## Run all tests, in WORKERS processes (ARGS for pytest)
-	OMP_WAIT_POLICY=PASSIVE $(RUN) -m pytest -n $(WORKERS) $(ARGS)  # waiting threads leave the core
+	@# waiting OpenMP threads leave the core to the other processes
+	OMP_WAIT_POLICY=PASSIVE $(RUN) -m pytest -n $(WORKERS) $(ARGS)
 
 torture: setup ## Attack the pipeline for MINUTES (default 60): kills, damaged files, hostile models, operators
 	$(RUN) tests/torture/campaign.py --minutes $(MINUTES) $(ARGS)

@@ -302,6 +302,7 @@ def unguarded(
         own = symbols.get(str(symbol))
         mine = [size // own.step for dim, size in ends if own is not None and own.size == dim]
         spans[symbol] = ValueRanges(min([span.lower, *mine]), max([span.upper, *mine]))
+    # the hook that checks the inputs reads it; torch types it as a submodule
     graph.range_constraints = spans  # type: ignore[assignment]
     return graph
 

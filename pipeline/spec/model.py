@@ -111,7 +111,10 @@ class ModelSpec:
         if not flat:
             raise InputError(f"model {self.name}: needs at least one input")
         if self.reference is not None and self.onnx is None:
-            raise InputError(f"model {self.name}: only an ONNX file can have another reference")
+            raise InputError(
+                f"model {self.name}: only an ONNX file can have another reference. A torch model "
+                "is its own; leave --reference out"
+            )
         self._check_sizes()
         if self.padding is not None:
             self._check_padding(self.padding)

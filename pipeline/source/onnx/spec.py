@@ -79,11 +79,8 @@ def with_reference(spec: ModelSpec, path: Path) -> ModelSpec:
         InputError: The source is no ONNX file, or the other file is not usable. Or its inputs or
             outputs have other names or dtypes.
     """
-    if spec.onnx is None:
-        raise InputError(
-            f"reference {path}: only an ONNX file can have another reference. The outputs of a "
-            "torch model are its own reference; leave --reference out"
-        )
+    spec = replace(spec, reference=path)
+    assert spec.onnx is not None  # the spec refuses a reference otherwise
     own, other = (_ends(open_onnx(file).model.graph) for file in (spec.onnx, path))
     for mine, theirs, what in zip(own, other, ("inputs", "outputs"), strict=True):
         if mine != theirs:
@@ -91,7 +88,7 @@ def with_reference(spec: ModelSpec, path: Path) -> ModelSpec:
                 f"reference {path}: its {what} are {_listed(theirs)}, but those of {spec.onnx} are "
                 f"{_listed(mine)}. Both files need the same names and dtypes"
             )
-    return replace(spec, reference=path)
+    return spec
 
 
 def _ends(graph: onnx.GraphProto) -> list[dict[str, str]]:
