@@ -275,7 +275,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     counts = Counter(r["verdict"] for r in results.values())
     lines = [
         f"{counts[RIGHT]} of {len(results)} right"
-        + "".join(f", {n} {word}" for word, n in counts.items() if word != RIGHT),
+        + "".join(f", {n} {word}" for word, n in counts.items() if word != RIGHT)
+        + ".",
         "",
         "| model | asked | it takes | the artifact allows | result | error | CPU s | x plain | "
         "quick x plain | memory x plain |",
