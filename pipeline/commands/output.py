@@ -16,7 +16,10 @@ def show(text: str, stream: TextIO | None = None) -> None:
         text: Lines of text.
         stream: Where to print; by default stdout.
     """
-    print(plain(text), file=stream or sys.stdout, flush=stream is not None)
+    out = stream or sys.stdout
+    out.write(plain(text) + "\n")  # one write: a signal may come between the two of print()
+    if stream is not None:
+        out.flush()
 
 
 def plain(text: str) -> str:

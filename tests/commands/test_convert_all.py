@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,7 +112,9 @@ def test_an_interrupted_run_leaves_what_is_known(tmp_path: Path, number: signal.
     if number != signal.SIGKILL:
         assert process.returncode == 130
         true = "each artifact in artifacts is the old one or the new one, and complete"
-        assert errors == f"error: interrupted; {true}\n"
+        *progress, last = errors.splitlines()
+        assert last == f"error: interrupted; {true}"
+        assert all(re.match(r"\[ *[\d.]+ s\] slow: ", line) for line in progress)
         left = [name for name in files_under(tmp_path / "artifacts") if "/" in name]
         assert left == []
     found = cases(tmp_path / "artifacts" / "convert.xml")
