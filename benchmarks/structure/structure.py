@@ -320,6 +320,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "re.split('(<=|>=|==|!=|<|>)', text)",
         r"re.fullmatch('\\w+', text)",
         "SYMBOL_NAME.sub(lambda m: str(symbols.get(m[0], m[0])), text)",
+        "SYMBOL_NAME.sub(lambda m: symbols[m[0]].formula, text)",
         r"re.sub('\\b[a-z]\\d+\\b', replacement, text)",
         r"re.fullmatch('(?:(\\d+)\\*)?([a-z]\\d+)', text)",
         r"re.sub(f'\\b{re.escape(padded_name(name))}\\b', whole, text)",

@@ -131,7 +131,7 @@ def export(
 
 
 @dataclass(frozen=True)
-class _Traced:
+class _Fitted:
     """A traced model: its spec with the dims narrowed by `rules`, and its module."""
 
     spec: ModelSpec
@@ -143,7 +143,7 @@ class _Traced:
 
 def _fitted(
     spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch, *, brief: bool
-) -> _Traced:
+) -> _Fitted:
     """Narrows the dims to the sizes that run, and traces the model.
 
     A brief search finds that most models take every size. What it misses, torch.export finds; but
@@ -155,7 +155,7 @@ def _fitted(
         spec, module = with_outputs(spec, module, seed)
         spec = with_tolerance(spec, module, seed)
     spec, program, rules = _traced(spec, module, seed, watch)
-    return _Traced(spec, module, program, (*narrower, *rules), tuple(notes))
+    return _Fitted(spec, module, program, (*narrower, *rules), tuple(notes))
 
 
 def _traced(

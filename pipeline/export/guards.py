@@ -29,14 +29,17 @@ class Broken:
         dims: the dims in the guard.
         sizes: the sizes that break it, int [combinations, dims], in the order of `dims`; the
             combination with the fewest elements comes first.
-        readable: False if it can't be evaluated; then it counts as broken at every size.
+        formula: the guard in the dims, as `pipeline.probe.evaluate` reads it; empty if it can't be
+            evaluated. Then it counts as broken at every size.
+        line: the model's line that made it, if that is known.
     """
 
     text: str
     words: str
     dims: tuple[Dim, ...]
     sizes: np.ndarray
-    readable: bool = True
+    formula: str = ""
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,12 @@ class Symbol:
         """The symbol's values at these sizes of the dims."""
         values: np.ndarray = result_of(size_text(self.size), columns)
         return values // self.step
+
+    @property
+    def formula(self) -> str:
+        """The symbol in terms of the dims, as `pipeline.probe.evaluate` reads it."""
+        text = f"({size_text(self.size)})"
+        return text if self.step == 1 else f"FloorDiv({text}, {self.step})"
 
     def __str__(self) -> str:
         text = size_text(self.size)
@@ -92,7 +101,8 @@ def broken_guards(
             kept = where_holds(text, {n: symbols[n].at(columns) for n in used})
         bad = grid if kept is None else grid[~kept]
         if len(bad):
-            found.append(Broken(text, in_dims(text, symbols), dims, bad, kept is not None))
+            formula = "" if kept is None else as_formula(text, symbols)
+            found.append(Broken(text, in_dims(text, symbols), dims, bad, formula))
     return found
 
 
@@ -124,19 +134,17 @@ def in_dims(text: str, symbols: Mapping[str, Symbol]) -> str:
     return SYMBOL_NAME.sub(lambda m: str(symbols.get(m[0], m[0])), text)
 
 
-def good_sizes(
-    program: torch.export.ExportedProgram,
-    inputs: Sequence[Input],
-    dim: Dim,
-    guards: Sequence[Broken],
-) -> list[int]:
+def as_formula(text: str, symbols: Mapping[str, Symbol]) -> str:
+    """A guard in the dims, as `pipeline.probe.evaluate` reads it."""
+    return SYMBOL_NAME.sub(lambda m: symbols[m[0]].formula, text)
+
+
+def good_sizes(dim: Dim, guards: Sequence[Broken]) -> list[int]:
     """The legal sizes of a dim that keep all of these guards; each guard has only this dim."""
-    symbols, _ = recorded(program, inputs)
-    own = {name: s for name, s in symbols.items() if s.names == {dim.name}}
     sizes = np.array(legal_sizes(dim, MOST_SIZES))
     good = np.ones(len(sizes), bool)
     for guard in guards:
-        kept = where_holds(guard.text, {n: s.at({dim.name: sizes}) for n, s in own.items()})
+        kept = where_holds(guard.formula, {dim.name: sizes})
         good &= False if kept is None else kept
     return [int(size) for size in sizes[good]]
 

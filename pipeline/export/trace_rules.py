@@ -106,7 +106,8 @@ def keep_opt(rules: Sequence[Rule], spec: ModelSpec) -> bool:
 def one_sided(rules: Sequence[Rule], spec: ModelSpec) -> bool:
     """Whether rules may be artefacts of the example's sizes, so that a rounder example may help.
 
-    A rule that keeps sizes such as ``16*k + 1`` may be a branch that odd sizes take (a pad by 1).
+    A rule may be one side of a branch: odd sizes are padded, and the example has an even one. A
+    program from the other side may serve both. So may one for a rule that keeps ``16*k + 1``.
     A dim may also be fixed because the example is too small: a size inside the model is 1, which
     torch treats as a constant.
     """
@@ -115,7 +116,7 @@ def one_sided(rules: Sequence[Rule], spec: ModelSpec) -> bool:
         new = rule.refined
         if new is None:
             return rule.kind in ("baked-in", "example-size")
-        if new.multiple_of == 1 and rule.branch is not None:
+        if rule.branch is not None:
             return True
         declared = spec.dims.get(rule.dim)
         offset = new.offset > 0 and spec.auto(rule.dim)

@@ -40,6 +40,14 @@ def is_model_file(file: str) -> bool:
 
 
 @cache
+def is_framework(file: str) -> bool:
+    """True for torch, for what it computes with, and for this package without its models."""
+    return file.startswith(_frameworks()) or (
+        file.startswith(_PIPELINE) and not file.startswith(_ZOO)
+    )
+
+
+@cache
 def _frameworks() -> tuple[str, ...]:
     """The folders of torch and of what it computes with."""
     specs = (find_spec(name) for name in ("torch", "sympy", "numpy", "onnxscript"))

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from pipeline.errors import PipelineError
 from pipeline.graph.session import open_session
 from pipeline.machine.python_file import run_python_file
+from pipeline.spec.dims import kept_rules
 
 LIMIT = 180.0
 HEAD = """import collections, functools, itertools, math, types
@@ -108,11 +109,15 @@ class Hostile:
         kind: What it does, in words.
         source: The file, with a class ``Hostile``.
         remembers: True if its outputs depend on earlier calls.
+        shape: The shape of its input.
+        dims: The ranges of the dims in it.
     """
 
     kind: str
     source: str
     remembers: bool
+    shape: tuple[str, ...] = ("b", "4", "n")
+    dims: tuple[str, ...] = ("b=1:2:3", "n=8:32:96")
 
 
 def _remembering(keep: str, when: str, value: str, effect: str) -> Hostile:
@@ -157,6 +162,32 @@ def at(n):
                                                more), False)  # fmt: skip
 
 
+# branches behind branches: A is a condition on a dim, B on others
+NESTED = {
+    "inside": ["if A:", "    if B: return x * 3", "return x * 2"],
+    "otherwise": ["if not (A): return x * 2", "return x * 3 if B else x * 2"],
+    "and": ["return x * 3 if (A) and (B) else x * 2"],
+    "in two steps": ["k = 3 if B else 2", "return x * (k if A else 2)"],
+    "three": ["if A:", "    if B:", "        if b == 3: return x * 3", "return x * 2"],
+    "chosen": ["v = n if A else m", "return x * 3 if v == R else x * 2"],
+    "larger": ["v = sorted([n, m + 60])[1]", "return x * 3 if v == R else x * 2"],
+    "listed": ["v = [m, n][1 if A else 0]", "return x * 3 if v in (R, R + 1) else x * 2"],
+    "loop": ["for d in (n, m):", "    if A and d == R: return x * 3", "return x * 2"],
+    "tensor": ["y = x[:, :, : n // 2] if A else x", "if B: x = x + 1", "return x + y.sum() * 0"],
+}
+OUTER = ("m == 12", "m == 8", "m == 16", "b == 1", "b == 3", "m > 13", "m < 11", "m % 4 == 1",
+         "10 < m < 13", "m * 4 == n", "m == n", "b * m > 40", "m + n == 77")  # fmt: skip
+INNER = ("n == R", "R - 6 < n < R + 6", "n > R", "n % 32 == R % 32", "n // 8 == R // 8",
+         "n * b == R * 2", "n in (R, R + 3)", "R <= n * 2 <= R + 6", "max(n, m) == R")  # fmt: skip
+
+
+def _nested(form: str, outer: str, inner: str, rare: int) -> Hostile:
+    lines = [line.replace("A", outer).replace("B", inner) for line in NESTED[form]]
+    source = _text("pass", ["b, m, n = x.shape", f"R = {rare}", *lines])
+    kind = f"{form}: {outer}, then {inner} with R = {rare}"
+    return Hostile(kind, source, False, ("b", "m", "n"), ("b=1:2:3", "m=8:12:16", "n=8:32:96"))
+
+
 def _text(init: str, forward: list[str], more: str = "") -> str:
     body = "\n".join(f"        {line}" for line in forward)
     return f"""{HEAD}{more}
@@ -180,6 +211,8 @@ HOSTILE = st.one_of(
               st.sampled_from(["sign", "times"])),
     st.builds(_rare, st.sampled_from(sorted(RARE)),
               st.lists(st.integers(8, 96), min_size=1, max_size=2, unique=True).map(tuple)),
+    st.builds(_nested, st.sampled_from(sorted(NESTED)), st.sampled_from(OUTER),
+              st.sampled_from(INNER), st.integers(18, 96)),
 )  # fmt: skip
 
 
@@ -194,10 +227,10 @@ def converted(hostile: Hostile, folder: Path) -> str:
 
     file = folder / "hostile.py"
     file.write_text(hostile.source)
-    words = ("x:{b}x4x{n}",), ("b=1:2:3", "n=8:32:96")
+    shape = "x".join(size if size.isdigit() else f"{{{size}}}" for size in hostile.shape)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            report = run(Config(f"{file}:Hostile", inputs=words[0], dims=words[1],
+            report = run(Config(f"{file}:Hostile", inputs=(f"x:{shape}",), dims=hostile.dims,
                                 out=folder / "artifact"))  # fmt: skip
     except PipelineError as error:
         return f"refused: {error}"
@@ -209,8 +242,11 @@ def converted(hostile: Hostile, folder: Path) -> str:
     sets = list(itertools.product(*(range(d.min, d.max + 1, d.multiple_of) for d in dims.values())))
     values.shuffle(sets)
     for row in sets:
-        sizes = {**dict.fromkeys(("b", "n"), 2), **dict(zip(dims, map(int, row), strict=True))}
-        x = values.standard_normal((sizes["b"], 4, sizes["n"])).astype(np.float32)
+        sizes = {**dict.fromkeys("bmn", 2), **dict(zip(dims, map(int, row), strict=True))}
+        if not kept_rules(report.manifest.interface.rules, sizes):
+            continue
+        shape_now = [int(size) if size.isdigit() else sizes[size] for size in hostile.shape]
+        x = values.standard_normal(shape_now).astype(np.float32)
         (got,) = session.run(None, {names[0]: x})
         with torch.no_grad():
             fresh = run_python_file(file, "fresh").Hostile().eval()(torch.from_numpy(x)).numpy()
@@ -261,3 +297,5 @@ def every() -> Iterator[Hostile]:
         yield _counting(keep, 100, "sign")
     for kind in RARE:
         yield _rare(kind, (61,))
+    for form in NESTED:
+        yield _nested(form, "m == 12", "n == R", 61)

@@ -1,0 +1,129 @@
+"""The rules that a program needs but torch.export did not check.
+
+torch.export checks a guard only on a dim that is passed unchanged (see `pipeline.probe.evaluate`).
+A guard that some declared sizes break is a rule only if the program is wrong there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import torch
+
+from pipeline.export.choices import SideSearch, choices, lines_of
+from pipeline.export.guards import (
+    Broken,
+    broken_guards,
+    excluded_ends,
+    good_sizes,
+    matters,
+    recorded,
+    tries,
+    unguarded,
+)
+from pipeline.export.torch_call import Task, Traced, choices_at
+from pipeline.export.torch_messages import GuardLog, of_rounding
+from pipeline.export.trace_rules import by_remainder
+from pipeline.probe.eager import quiet
+from pipeline.probe.rules import fitted
+from pipeline.probe.sample_sizes import dims_of, elements
+from pipeline.probe.state import untouched
+from pipeline.spec.rules import Rule
+
+_NODES = 1000  # of the graphs that are traced on other sides, besides those for new lines
+
+
+def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = False) -> list[Rule]:
+    """The rules that a program needs but torch.export did not check.
+
+    Args:
+        traced: the program.
+        task: its model.
+        log: what torch wrote while it exported.
+        unread: whether a guard that can't be evaluated is always a rule.
+    """
+    program = traced.program
+    spec, eager, tolerance = task.spec, task.eager, task.spec.tolerance
+    inputs = eager.inputs
+    assert tolerance is not None  # given or measured
+    names = list(dims_of(inputs))
+    tried: dict[tuple[int, ...], bool] = {}
+
+    @cache
+    def graph() -> torch.nn.Module:
+        return unguarded(program, inputs, excluded_ends(program, inputs))
+
+    def differs(guard: Broken) -> bool:
+        sets = tries(inputs, guard, program, spec.rules)
+        return not sets or any(map(differs_at, sets))  # a guard that can't be tried matters
+
+    def differs_at(sizes: Mapping[str, int]) -> bool:
+        key = tuple(sizes[name] for name in names)
+        if key not in tried:
+            with torch.no_grad(), quiet(), untouched(eager.module):
+                tried[key] = matters(graph(), eager.module, eager.args(sizes), tolerance)
+        return tried[key]
+
+    broken = [
+        guard
+        for guard in broken_guards(program, inputs, spec.rules)
+        if (unread and not guard.formula) or differs(guard)
+    ]
+    if not broken:
+        hidden = _behind(traced, task, differs_at)
+        broken = [hidden] if hidden is not None else []
+    rules = []
+    for dim in dims_of(inputs).values():
+        own = [guard for guard in broken if guard.dims == (dim,) and guard.formula]
+        # the guard that most sizes break comes first; others that break with it add nothing
+        own.sort(key=lambda g: len(good_sizes(dim, [g])))
+        needed: list[Broken] = []
+        for guard in own:
+            good = good_sizes(dim, needed)
+            left = guard.sizes[np.isin(guard.sizes[:, 0], good)]
+            if len(left) and (guard.line or differs(replace(guard, sizes=left))):
+                needed.append(guard)
+        if needed:
+            line = needed[0].line or log.line_for(needed[0].text)
+            good = good_sizes(dim, needed)
+            rule = fitted(dim, good, needed[0].words)
+            if rule.kind == "guard" and good:
+                rule = by_remainder(dim, good) or rule
+            baked = rule.kind in ("fixed", "range") and of_rounding(needed[0].text)
+            rules.append(replace(Rule("baked-in", dim.name) if baked else rule, line=line))
+    if rules:
+        return rules
+    return [
+        Rule(
+            "guard",
+            first,
+            tuple(others),
+            formula=guard.words,
+            line=guard.line or log.line_for(guard.text),
+        )
+        for guard in broken
+        for first, *others in [[dim.name for dim in guard.dims]]
+    ]
+
+
+def _behind(
+    traced: Traced, task: Task, differs_at: Callable[[Mapping[str, int]], bool]
+) -> Broken | None:
+    """A guard behind whose other side the model has a branch to another result."""
+    inputs, rules = task.eager.inputs, task.spec.rules
+    dims = tuple(dims_of(inputs).values())
+    search = SideSearch(
+        dims,
+        tuple(rules),
+        choices_at=lambda sizes: choices_at(task, sizes),
+        lines_at=lambda sizes: lines_of(lambda: task.eager.runs_at(sizes)),
+        differs_at=differs_at,
+        elements=lambda sizes: elements(inputs, sizes),
+        budget=_NODES // len(traced.program.graph.nodes),
+    )
+    symbols, _ = recorded(traced.program, inputs)
+    found = search.first_hidden(choices(traced.asked, symbols, dims, rules), traced.sizes)
+    return found.guard if found else None

@@ -1,0 +1,215 @@
+"""Calls torch.export.export once."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+
+from pipeline.errors import ConstraintError, ExportError, first_line
+from pipeline.export.choices import Asked, Choice, choices, listening
+from pipeline.export.guards import Symbol
+from pipeline.export.torch_2_13 import mended
+from pipeline.export.torch_messages import advice, root_name
+from pipeline.machine.resources import Stopwatch
+from pipeline.probe.eager import EagerModule, model_line, quiet
+from pipeline.probe.generic import generic_examples
+from pipeline.probe.sample_sizes import dims_of
+from pipeline.probe.state import untouched
+from pipeline.spec.dims import Dim, DimExpr, Size
+from pipeline.spec.model import ModelSpec, inner_inputs
+from pipeline.spec.tensors import Input
+
+LEAST = 3  # as the largest size: torch never takes 0 or 1, and a range of 2..2 is a constant
+TORCH = str(Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One model to export: its spec, its module, and the clock for the seconds inside torch."""
+
+    spec: ModelSpec
+    module: torch.nn.Module
+    seed: int
+    watch: Stopwatch
+
+    @property
+    def eager(self) -> EagerModule:
+        return EagerModule(inner_inputs(self.spec), self.module, self.seed)
+
+    @cached_property
+    def examples(self) -> list[dict[str, int]]:
+        """The sets of sizes at which to export, in the order in which to try them."""
+        return generic_examples(self.eager, self.spec.rules)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What torch.export.export made of a module.
+
+    Args:
+        program: the program.
+        asked: what the model's code asked about its sizes.
+        sizes: the sizes of the example.
+    """
+
+    program: torch.export.ExportedProgram
+    asked: Sequence[Asked]
+    sizes: dict[str, int]
+
+
+def torch_export(
+    eager: EagerModule,
+    sizes: Mapping[str, int],
+    *,
+    relaxed: bool = False,
+    least: int = LEAST,
+) -> Traced:
+    """Calls torch.export.export once.
+
+    If `relaxed`, torch does not check the guards, and the caller has to. The same is true of sizes
+    that torch's Dim can't express (``past + seq``, ``2*k + 1``).
+
+    Raises:
+        ConstraintError: torch refuses the sizes; the text is torch's own.
+        ExportError: torch fails in another way; the text names the model's line.
+    """
+    inputs, module = eager.inputs, eager.module
+    roots: dict[str, Any] = {}
+
+    def torch_dim(size: Dim | DimExpr) -> Any:
+        if isinstance(size, DimExpr):
+            return torch.export.Dim.DYNAMIC
+        if relaxed or size.offset:
+            return torch.export.Dim.DYNAMIC(min=size.min, max=max(size.max, least))
+        return _torch_dim(size, roots, least)
+
+    shapes: Any = tuple(
+        {axis: torch_dim(size) for axis, size in enumerate(i.shape) if _dynamic(size)}
+        for i in inputs
+    )
+    parameters = inspect.signature(module.forward).parameters.values()
+    fixed = [p for p in parameters if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+    if len(fixed) < len(parameters) and len(fixed) < len(inputs):  # forward(self, x, *rest)
+        shapes = (*shapes[: len(fixed)], shapes[len(fixed) :])
+    declared = declared_sizes(inputs, module)
+    try:
+        with (
+            torch.no_grad(),
+            quiet(),
+            untouched(module),
+            mended(module, declared),
+            listening() as asked,
+        ):
+            program = torch.export.export(
+                module, eager.args(sizes), dynamic_shapes=shapes, strict=False
+            )
+        return Traced(program, asked, dict(sizes))
+    except Exception as error:
+        text = str(error)  # torch's own
+        if "Suggested fixes:" in text or "code specialized it to be a constant" in text:
+            raise ConstraintError(text) from error
+        line = model_line(traceback.extract_tb(error.__traceback__), TORCH)
+        place = f" at {line}" if line else ""
+        first = first_line(error)
+        raise ExportError(
+            f"torch.export failed{place}: {first}",
+            detail=text,
+            line=line,
+            what=f"torch.export failed: {first}",
+            do=advice(text),
+        ) from error
+
+
+def declared_sizes(inputs: Sequence[Input], module: torch.nn.Module) -> dict[tuple[str, int], Size]:
+    """The inputs' sizes, by torch's name of the argument of ``forward`` and the axis."""
+    names: list[str] = []
+    for name, parameter in inspect.signature(module.forward).parameters.items():
+        many = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+        names += [f"{name}[{n}]" for n in range(len(inputs))] if many else [name]
+    return {
+        (name, axis): size
+        for name, i in zip(names, inputs, strict=False)
+        for axis, size in enumerate(i.shape)
+    }
+
+
+def _dynamic(size: Size) -> TypeGuard[Dim | DimExpr]:
+    if isinstance(size, DimExpr):
+        return not all(dim.static for dim in size.dims)
+    return isinstance(size, Dim) and not size.static
+
+
+def _torch_dim(size: Dim, roots: dict[str, Any], least: int) -> Any:
+    """torch's Dim for a dim, or ``k*_name`` for multiples; one object for each name."""
+    step = size.multiple_of
+    if size.name not in roots:
+        largest = max(size.max // step, least)
+        root = torch.export.Dim(root_name(size), min=size.min // step, max=largest)
+        roots[size.name] = step * root if step > 1 else root
+    return roots[size.name]
+
+
+class _Enough(Exception):
+    """Ends a trace after the model's forward: a program is not needed."""
+
+
+class _Heard(torch.nn.Module):
+    """Calls a module, tells torch's symbols of its inputs' sizes, and ends the trace."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        inputs: Sequence[Input],
+        tell: Callable[[str, Symbol], None],  # torch puts a dict that is an attribute back
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.inputs = inputs
+        self.tell = tell
+
+    def forward(self, *args: torch.Tensor) -> None:
+        for arg, declared in zip(args, self.inputs, strict=True):
+            for size, dim in zip(arg.shape, declared.shape, strict=True):
+                if isinstance(size, torch.SymInt) and not isinstance(dim, int):
+                    self.tell(str(size.node._expr), Symbol(dim))
+        self.module(*args)
+        raise _Enough
+
+
+def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
+    """The choices that the model makes at these sizes; None if torch can't trace it there.
+
+    No size is a rule here: torch may make a number of one, as of a size of 1.
+    """
+    eager, module = task.eager, task.module
+    symbols: dict[str, Symbol] = {}
+    heard = _Heard(module, eager.inputs, symbols.__setitem__)
+    auto = torch.export.Dim.AUTO
+    shapes: Any = (
+        tuple(
+            {axis: auto for axis, size in enumerate(i.shape) if _dynamic(size)}
+            for i in eager.inputs
+        ),
+    )
+    sources = declared_sizes(eager.inputs, heard)
+    with contextlib.ExitStack() as stack:
+        for context in (torch.no_grad(), quiet(), untouched(module), mended(module, sources)):
+            stack.enter_context(context)
+        stack.enter_context(task.watch("torch.export"))
+        asked = stack.enter_context(listening())
+        try:
+            torch.export.export(heard, eager.args(sizes), dynamic_shapes=shapes, strict=False)
+        except _Enough:
+            pass
+        except Exception:
+            return None
+    dims = list(dims_of(eager.inputs).values())
+    return choices(asked, symbols, dims, task.spec.rules)

@@ -1,0 +1,121 @@
+"""Branches behind branches: what the model asks on the side that torch.export did not trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.errors import ConstraintError
+from pipeline.export import broken_rules
+from pipeline.export.choices import listening
+from pipeline.export.export import export
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output
+
+SIZES = (Dim("b", 1, 2, 4), 3, Dim("h", 64, 120, 200), Dim("w", 64, 128, 200))
+
+
+class Net(torch.nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.forward = function  # type: ignore[method-assign]
+
+
+def make(function) -> ModelSpec:
+    return ModelSpec("net", lambda _: Net(function), (Input("x", SIZES),), (Output("y"),))
+
+
+def single(x):
+    if x.shape[2] == 100:  # single's line
+        return x * 3 if x.shape[3] == 130 else x * 2
+    return x * 2
+
+
+def at_the_end(x):
+    if x.shape[2] == 64:
+        return x * 3 if x.shape[3] % 67 == 1 else x * 2
+    return x * 2
+
+
+def one_image(x):
+    if x.shape[0] > 1:
+        return x * 2
+    return x * 3 if x.shape[2] == 130 else x * 2
+
+
+def as_wide_as_high(x):
+    if x.shape[2] == x.shape[3]:
+        return x * 3 if x.shape[2] == 131 else x * 2
+    return x * 2
+
+
+def three(x):
+    if x.shape[2] == 100:
+        y = x * 2
+        if x.shape[3] == 130:
+            y = y * (1.5 if x.shape[0] == 3 else 1.0)
+        return y
+    return x * 2
+
+
+def chosen(x):
+    size = x.shape[3] if x.shape[2] == 100 else 70
+    return x * 3 if size == 131 else x * 2
+
+
+def multiples(x):
+    if x.shape[2] % 32 == 0 and x.shape[3] == 137:
+        return x * 3
+    return x * 2
+
+
+HIDDEN = [single, at_the_end, one_image, as_wide_as_high, three, chosen, multiples]
+
+
+@pytest.mark.parametrize("function", HIDDEN, ids=lambda f: f.__name__)
+def test_a_branch_behind_another_is_found(tmp_path, monkeypatch, function) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        export(make(function), None, tmp_path / "m.onnx")
+    assert f"in {function.__name__}: " in str(caught.value)
+    monkeypatch.setattr(broken_rules, "choices_at", lambda *_: [])  # without the second trace
+    assert export(make(function), None, tmp_path / "m.onnx").free.keys() == {"b", "h", "w"}
+
+
+def padded(x):
+    """To whole blocks and back, as window attention does."""
+    h, w = x.shape[2:]
+    more = -h % 8, -w % 8
+    y = functional.pad(x, (0, more[1], 0, more[0])) if any(more) else x
+    y = functional.interpolate(functional.avg_pool2d(y, 8), size=(h, w))
+    return y[:, :, :h, :w] if any(more) else y
+
+
+def faster_alone(x):
+    if x.shape[0] == 1:
+        return torch.relu(x[0])[None] if x.shape[3] % 2 else torch.relu(x)
+    return torch.relu(x)
+
+
+@pytest.mark.parametrize("function", [padded, faster_alone], ids=lambda f: f.__name__)
+def test_branches_to_the_same_result_keep_every_size(tmp_path, function) -> None:
+    done = export(make(function), None, tmp_path / "m.onnx")
+    assert not done.refinements
+    assert [done.spec.dims[n].max for n in "bhw"] == [4, 200, 200]
+
+
+def test_only_the_models_own_questions_are_heard() -> None:
+    def net(x):
+        y = torch.nn.functional.conv2d(x, torch.ones(1, 3, 3, 3)) if x.shape[2] > 3 else x
+        return y.flatten(1) @ torch.ones(1, 1) if max(x.shape[2], 5) == 4 else y
+
+    x = torch.zeros(2, 3, 70, 80)
+    shapes = ({2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
+    with listening() as asked:
+        torch.export.export(Net(net), (x,), dynamic_shapes=shapes)
+    before = torch.SymBool.__bool__
+    assert {a.line.rpartition(" in net: ")[2].split(" if ")[1] for a in asked} == {
+        "x.shape[2] > 3 else x",
+        "max(x.shape[2], 5) == 4 else y",
+    }
+    assert torch.SymBool.__bool__ is before
