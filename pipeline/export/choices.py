@@ -37,6 +37,7 @@ from pipeline.spec.dims import Dim, kept_rules
 _TORCH = torch.__file__  # has SymBool
 _LAYERS = str(Path(_TORCH).parent / "nn") + os.sep
 _ROWS = 1 << 14  # most sets of sizes from which the next is chosen
+_PAIRS = 200  # most sets of sizes that are tried for two choices at once
 _ELEMENTS = 1 << 21  # most input elements of a comparison on the other side of a choice
 
 Sizes = dict[str, int]
@@ -151,16 +152,24 @@ class _Side:
     """The other side of a choice.
 
     Args:
-        choice: the choice.
-        before: the choices that the model makes before it.
+        path: the choices that the model makes at `sizes`.
+        index: the choice's index in them.
         origin: the choice of the exported program behind whose other side it is.
-        seen_at: sizes at which the model makes it.
+        sizes: sizes at which the model makes the choice.
     """
 
-    choice: Choice
-    before: Sequence[Choice]
+    path: Sequence[Choice]
+    index: int
     origin: Choice
-    seen_at: Sizes
+    sizes: Sizes
+
+    @property
+    def choice(self) -> Choice:
+        return self.path[self.index]
+
+    def taken(self) -> list[tuple[Choice, bool]]:
+        """The choices up to this one, each with whether it holds on the other side of this one."""
+        return [*((choice, True) for choice in self.path[: self.index]), (self.choice, False)]
 
 
 @dataclass(frozen=True)
@@ -195,46 +204,64 @@ class SideSearch:
         known: set[str] = set()
         queue: list[_Side] = []
 
-        def add(found: Sequence[Choice], at: Sizes, origin: Choice | None = None) -> None:
-            for n, choice in enumerate(found):
+        def add(path: Sequence[Choice], at: Sizes, origin: Choice | None = None) -> None:
+            for index, choice in enumerate(path):
                 if choice.condition not in known:
                     known.add(choice.condition)
-                    queue.append(_Side(choice, found[:n], origin or choice, at))
+                    queue.append(_Side(path, index, origin or choice, at))
 
         add(choices, sizes)
         lines = self.lines_at(sizes) if queue else set()
-        traces = 0
+        traces = pairs = 0
         while queue:
             side = queue.pop(0)
-            rows = self.other_side(side)
+            rows = self.rows_of(side.taken(), side.sizes)
             if any(map(self.differs_at, rows)):
                 return side.origin
             if not rows:
                 continue
             more = self.lines_at(rows[0]) - lines
             lines |= more
+            # what the model chooses after it: a trace tells, otherwise the program's own choices
+            path, start, first = side.path, [(side.choice, False)], side.index + 1
             if more or traces < self.budget:
                 traces += not more
                 beyond = self.choices_at(rows[0])
                 if beyond is None:
                     return side.origin
                 add(beyond, rows[0], side.origin)
+                path, start = beyond, []
+                turned = [choice.condition == side.choice.condition for choice in path]
+                first = turned.index(True) + 1 if True in turned else 0
+            for index in range(first, len(path)):
+                before = [] if start else [(choice, True) for choice in path[:index]]
+                both = self.rows_of([*start, *before, (path[index], False)], rows[0])[-1:]
+                pairs += len(both)
+                if pairs <= _PAIRS and any(map(self.differs_at, both)):
+                    return side.origin
         return None
 
-    def other_side(self, side: _Side) -> list[Sizes]:
-        """A few sets of sizes on the other side of a choice, the smallest first."""
-        own, other = side.choice.guard.dims, side.choice.guard.sizes
+    def rows_of(self, wanted: Sequence[tuple[Choice, bool]], near: Sizes) -> list[Sizes]:
+        """A few sets of sizes at which these choices hold or do not hold, the smallest first.
+
+        Args:
+            wanted: choices, and whether each has to hold; the last one does not at `near`.
+            near: sizes from which as few as possible change.
+        """
+        choice, _ = wanted[-1]
+        own, other = choice.guard.dims, choice.guard.sizes
         rows = []
         for row in other[spread(len(other), 64)].tolist():
-            near = {**side.seen_at, **dict(zip((d.name for d in own), row, strict=True))}
-            rows += [near, *self._with_equal(near, own)]
-        found = self._kept(rows, side)
+            changed = {**near, **dict(zip((d.name for d in own), row, strict=True))}
+            rows += [changed, *self._with_equal(changed, own)]
+        found = self._kept(rows, wanted)
         if not found:
             every = size_grid(self.dims, self.rules)
-            every = every[~side.choice.holds(_columns(self.dims, every))]
+            every = every[~choice.holds(_columns(self.dims, every))]
+            every = every[spread(len(every), _ROWS)]
             names = [dim.name for dim in self.dims]
-            rows = [dict(zip(names, row, strict=True)) for row in every[:_ROWS].tolist()]
-            found = self._kept(rows, side)
+            rows = [dict(zip(names, row, strict=True)) for row in every.tolist()]
+            found = self._kept(rows, wanted)
         found.sort(key=self.elements)
         small = [row for row in found if self.elements(row) <= _ELEMENTS] or found[:1]
         chosen = {0, len(small) // 3, 2 * len(small) // 3, len(small) - 1}
@@ -247,18 +274,16 @@ class SideSearch:
             for dims in [fit, *([d] for d in fit)] if len(fit) > 1 else [fit]:
                 yield {**sizes, **dict.fromkeys((d.name for d in dims), size)}
 
-    def _kept(self, rows: Sequence[Sizes], side: _Side) -> list[Sizes]:
-        """Those of the sizes at which the model comes to the choice and takes the other side."""
-        rows = (
-            [row for n, row in enumerate(rows) if row not in rows[:n]] if len(rows) < 999 else rows
-        )
+    def _kept(self, rows: Sequence[Sizes], wanted: Sequence[tuple[Choice, bool]]) -> list[Sizes]:
+        """Those of the sizes at which the choices are as wanted, each once."""
+        rows = list({tuple(row[d.name] for d in self.dims): row for row in rows}.values())
         rows = [row for row in rows if kept_rules(self.rules, row)]
         if not rows:
             return []
         columns = {d.name: np.array([row[d.name] for row in rows]) for d in self.dims}
-        good = ~side.choice.holds(columns)
-        for choice in side.before:
-            good &= choice.holds(columns)
+        good = np.ones(len(rows), bool)
+        for choice, held in wanted:
+            good &= choice.holds(columns) == held
         return [row for row, kept in zip(rows, good, strict=True) if kept]
 
 

@@ -104,8 +104,12 @@ def _export_once(task: Task, skip: int) -> tuple[torch.export.ExportedProgram | 
     example_sizes = task.examples[skip:] or task.examples
     for sizes in example_sizes:
         without = cache(lambda sizes=sizes: _relaxed(task, sizes))
-        if first is None and _each_once(eager.inputs) and without()[0] is not None:
-            return without()
+        if first is None and _each_once(eager.inputs):
+            relaxed, broken = without()
+            if relaxed is not None:
+                return relaxed, broken
+            if broken and all(rule.refined is not None for rule in broken):
+                return None, find_baked(broken, eager, sizes, example_sizes)
         log = GuardLog(Path(TORCH))
         try:
             with task.watch("torch.export"), log:

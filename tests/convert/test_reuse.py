@@ -71,6 +71,13 @@ def again(place: Path, **changes: Any) -> tuple[Report, Heard]:
 class TestReuse:
     """What runs again after a change, on a copy of a finished artifact."""
 
+    def test_a_whole_comparison_stays_where_a_quick_one_is_asked_for(self, artifact: Path) -> None:
+        report, heard = again(artifact, quick=True)
+        assert report.unchanged and heard.stages == []
+        report, heard = again(artifact, quick=True, seed=1)
+        assert heard.stages == ["compare"]
+        assert "quick" in {note.kind for note in compared(report.manifest).notes}
+
     def test_nothing_changed(self, artifact: Path) -> None:
         report, heard = again(artifact)
         assert report.unchanged

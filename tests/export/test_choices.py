@@ -64,13 +64,18 @@ def chosen(x):
     return x * 3 if size == 131 else x * 2
 
 
+def both(x):
+    more = 1.0 if x.shape[3] == 137 else 0.0
+    return x * 2 + (more if x.shape[2] == 109 else 0.0)
+
+
 def multiples(x):
     if x.shape[2] % 32 == 0 and x.shape[3] == 137:
         return x * 3
     return x * 2
 
 
-HIDDEN = [single, at_the_end, one_image, as_wide_as_high, three, chosen, multiples]
+HIDDEN = [single, at_the_end, one_image, as_wide_as_high, three, chosen, both, multiples]
 
 
 @pytest.mark.parametrize("function", HIDDEN, ids=lambda f: f.__name__)

@@ -175,8 +175,9 @@ NESTED = {
     "loop": ["for d in (n, m):", "    if A and d == R: return x * 3", "return x * 2"],
     "tensor": ["y = x[:, :, : n // 2] if A else x", "if B: x = x + 1", "return x + y.sum() * 0"],
 }
-OUTER = ("m == 12", "m == 8", "m == 16", "b == 1", "b == 3", "m > 13", "m < 11", "m % 4 == 1",
-         "10 < m < 13", "m * 4 == n", "m == n", "b * m > 40", "m + n == 77")  # fmt: skip
+OUTER = ("m == 12", "m == 11", "m == 8", "m == 16", "b == 1", "b == 3", "m > 13", "m < 11",
+         "m % 4 == 1", "10 < m < 13", "m * 4 == n", "m == n", "b * m > 40",
+         "m + n == 77")  # fmt: skip
 INNER = ("n == R", "R - 6 < n < R + 6", "n > R", "n % 32 == R % 32", "n // 8 == R // 8",
          "n * b == R * 2", "n in (R, R + 3)", "R <= n * 2 <= R + 6", "max(n, m) == R")  # fmt: skip
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv, Max, Mod
 
 from pipeline.errors import ExportError
-from pipeline.export import torch_2_13, trace
+from pipeline.export import torch_2_13, torch_call
 from pipeline.export.export import export
 from pipeline.export.torch_2_13 import short_sizes as module
 from pipeline.export.torch_2_13.short_sizes import short_sizes, shorter
@@ -174,11 +174,11 @@ def test_a_wrong_one_would_show_in_the_numbers(monkeypatch) -> None:
     def differing_with(function) -> int:
         monkeypatch.setattr(module, "shorter", function)
         monkeypatch.setattr(module, "_LONG", 5)
-        program = trace._torch_export(
+        program = torch_call.torch_export(
             EagerModule(spec.inputs, spec.build(None).eval(), 0),
             {"b": 2, "h": 41, "w": 43},
             relaxed=True,
-        )
+        ).program
         return differing(spec, lambda x: program.module()(torch.from_numpy(x)).detach().numpy())
 
     assert differing_with(shorter) == 0
@@ -219,7 +219,7 @@ class Counted(torch.nn.Module):
 
 def test_what_only_the_data_decide_is_left_alone() -> None:
     eager = EagerModule((Input("x", (3, HIGH)),), Counted(), 0)
-    program = trace._torch_export(eager, {"h": 41})
+    program = torch_call.torch_export(eager, {"h": 41}).program
     (shape,) = (n.args[0][0].meta["val"].shape for n in program.graph.nodes if n.op == "output")
     assert "u0" in str(shape[0])
     assert str(shape[0].node.expr).count("//") == 3
@@ -234,7 +234,7 @@ def test_torch_alone_takes_many_times_longer(monkeypatch) -> None:
             monkeypatch.setattr(torch_2_13, "PIECES", pieces)
         start = time.process_time()
         with contextlib.suppress(ExportError if way == "torch" else ()):  # "not all values of h"
-            trace._torch_export(EagerModule(spec.inputs, net, 0), {"b": 2, "h": 41, "w": 38})
+            torch_call.torch_export(EagerModule(spec.inputs, net, 0), {"b": 2, "h": 41, "w": 38})
         seconds[way] = time.process_time() - start
     print(seconds)
     assert seconds["torch"] > 3 * seconds["short"], (

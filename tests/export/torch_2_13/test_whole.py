@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
 
 from pipeline.errors import ConstraintError, ExportError
-from pipeline.export import trace
+from pipeline.export import torch_call
 from pipeline.export.export import export
 from pipeline.export.torch_2_13 import whole as whole_module
 from pipeline.export.torch_2_13.quotients import whole_part
@@ -115,7 +115,7 @@ def test_swin(tmp_path, monkeypatch, size) -> None:
         without(monkeypatch)
         baked = r"b as dynamic but your code specialized it to be a constant \(3\)"
         with pytest.raises(ConstraintError, match=baked):
-            trace._torch_export(
+            torch_call.torch_export(
                 EagerModule(spec.inputs, done.module, 0), {"b": 3, "h": 12, "w": 20}
             )
 
