@@ -16,6 +16,7 @@ import torch
 from pipeline.export.choices import SideSearch, choices, lines_of
 from pipeline.export.guards import (
     Broken,
+    as_formula,
     broken_guards,
     excluded_ends,
     good_sizes,
@@ -28,11 +29,13 @@ from pipeline.export.torch_call import Task, Traced, choices_at
 from pipeline.export.torch_messages import GuardLog, of_rounding
 from pipeline.export.trace_rules import by_remainder
 from pipeline.probe.eager import quiet
+from pipeline.probe.evaluate import symbols_in
 from pipeline.probe.rules import fitted
 from pipeline.probe.sample_sizes import dims_of, elements
 from pipeline.probe.state import untouched
 from pipeline.spec.rules import Rule
 
+_TRACES = 16  # most traces on other sides, besides those for new lines
 _NODES = 1000  # of the graphs that are traced on other sides, besides those for new lines
 
 
@@ -115,6 +118,7 @@ def _behind(
     """A guard behind whose other side the model has a branch to another result."""
     inputs, rules = task.eager.inputs, task.spec.rules
     dims = tuple(dims_of(inputs).values())
+    symbols, guards = recorded(traced.program, inputs)
     search = SideSearch(
         dims,
         tuple(rules),
@@ -122,8 +126,9 @@ def _behind(
         lines_at=lambda sizes: lines_of(lambda: task.eager.runs_at(sizes)),
         differs_at=differs_at,
         elements=lambda sizes: elements(inputs, sizes),
-        budget=_NODES // len(traced.program.graph.nodes),
+        budget=min(_NODES // len(traced.program.graph.nodes), _TRACES),
+        known={as_formula(text, symbols) for text in guards if symbols_in(text) <= symbols.keys()},
     )
-    symbols, _ = recorded(traced.program, inputs)
-    found = search.first_hidden(choices(traced.asked, symbols, dims, rules), traced.sizes)
+    asked = [one for one in traced.asked if not one.fixed]
+    found = search.first_hidden(choices(asked, symbols, dims, rules), traced.sizes)
     return found.guard if found else None

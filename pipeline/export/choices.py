@@ -7,7 +7,8 @@ may serve both. But on that other side the model may have one more branch, on an
         if 110 < w < 150: ...
 
 torch has not seen that one, and left no guard for it. So the model is traced once more on the other
-side, and what it asks there is tried too.
+side, and what it asks there is tried too. So are the guards of torch's ops there, since a model may
+catch the error of an op.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,13 +31,13 @@ from torch.fx.experimental.sym_node import SymNode
 
 from pipeline.export.guards import Broken, Symbol, as_formula, in_dims
 from pipeline.probe.code_files import is_framework
-from pipeline.probe.evaluate import symbols_in, where_holds
+from pipeline.probe.evaluate import holds, symbols_in, where_holds
 from pipeline.probe.grid import size_grid, spread
 from pipeline.spec.dims import Dim, kept_rules
 
 _TORCH = torch.__file__  # has SymBool
 _LAYERS = str(Path(_TORCH).parent / "nn") + os.sep
-_ROWS = 1 << 14  # most sets of sizes from which the next is chosen
+_READ = 1 << 12  # most sizes at which a condition is evaluated one by one
 _PAIRS = 200  # most sets of sizes that are tried for two choices at once
 _ELEMENTS = 1 << 21  # most input elements of a comparison on the other side of a choice
 
@@ -45,17 +46,19 @@ Line = tuple[str, int]  # a file and a line's number
 
 
 class Asked(NamedTuple):
-    """A condition on symbolic sizes that the model's code evaluated.
+    """A condition on symbolic sizes that was evaluated, or a size that became a number.
 
     Args:
         condition: the condition, in torch's symbols.
         held: the condition or its opposite, whichever was true.
         line: the model's line, as ``file:line in function: code``.
+        fixed: True if it is not a condition, but ``size == number`` for a number made of a size.
     """
 
     condition: str
     held: str
-    line: str
+    line: str = ""
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,34 +75,89 @@ class Choice:
 
     def holds(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Where the model takes this side, at these sizes of the dims."""
-        dims = self.guard.dims
-        kept = where_holds(self.guard.formula, {d.name: columns[d.name] for d in dims})
-        return np.zeros(len(columns[dims[0].name]), bool) if kept is None else kept
+        own = {dim.name: columns[dim.name] for dim in self.guard.dims}
+        held: np.ndarray = _each_holds(self.guard.formula, own) == 1
+        return held
+
+
+def _each_holds(formula: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """1 where a condition holds, 0 where not, and -1 where it can't be evaluated.
+
+    A division by zero, say, may be behind another condition.
+    """
+    kept = where_holds(formula, columns)
+    if kept is not None:
+        return kept.astype(np.int8)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    found = [holds(formula, dict(zip(columns, row, strict=True))) for row in rows]
+    return np.array([-1 if one is None else int(one) for one in found], np.int8)
 
 
 _heard: ContextVar[list[Asked] | None] = ContextVar("_heard", default=None)
 _users: list[object] = []
 _nodes: Any = SymNode
-_bool: Callable[[Any], bool] = SymNode.bool_
+_torchs: dict[str, Callable[..., Any]] = {
+    name: getattr(SymNode, name) for name in ("bool_", "guard_int", "guard_float")
+}
 
 
 @contextmanager
 def listening() -> Iterator[list[Asked]]:
     """Records what the code of a model, or of a layer of torch.nn, asks about symbolic sizes.
 
-    Conditions that torch's ops evaluate are left out: they choose ways to the same result.
+    Conditions that torch's ops evaluate are left out: they choose ways to the same result, or fail.
     """
     heard: list[Asked] = []
     token = _heard.set(heard)
     _users.append(heard)
-    _nodes.bool_ = _listening
+    _nodes.bool_, _nodes.guard_int, _nodes.guard_float = _bool, _int, _float
     try:
         yield heard
     finally:
         _users.remove(heard)
         if not _users:
-            _nodes.bool_ = _bool
+            for name, own in _torchs.items():
+                setattr(_nodes, name, own)
         _heard.reset(token)
+
+
+def _bool(node: Any) -> bool:
+    """`SymNode.bool_`, which Python's ``if`` calls; torch's ops in C++ call another method."""
+    result: bool = _torchs["bool_"](node)
+    heard = _heard.get()
+    if heard is not None:
+        asking = frame = _outside(sys._getframe(1), _TORCH)
+        frame = _outside(frame, _LAYERS)
+        if frame is not None and (frame is not asking or _is_of_model(frame)):
+            held = node._expr if result else sympy.Not(node._expr)
+            heard.append(Asked(str(node._expr), str(held), _line_of(frame)))
+    return result
+
+
+def _int(node: Any, file: str, line: int) -> int:
+    """`SymNode.guard_int`, which makes a number of a size, for Python and for torch's ops."""
+    _hear_number(node)
+    return int(_torchs["guard_int"](node, file, line))
+
+
+def _float(node: Any, file: str, line: int) -> float:
+    """`SymNode.guard_float`."""
+    _hear_number(node)
+    return float(_torchs["guard_float"](node, file, line))
+
+
+def _hear_number(node: Any) -> None:
+    heard = _heard.get()
+    if heard is not None and not node.expr.is_number:
+        text = f"Eq({node.expr}, {node.hint})"
+        heard.append(Asked(text, text, fixed=True))
+
+
+def _outside(frame: FrameType | None, place: str) -> FrameType | None:
+    """The first caller whose file is not in a place."""
+    while frame is not None and frame.f_code.co_filename.startswith(place):
+        frame = frame.f_back
+    return frame
 
 
 def lines_of(call: Callable[[], object]) -> set[Line]:
@@ -184,6 +242,7 @@ class SideSearch:
         differs_at: whether the program's outputs differ from the model's at sizes.
         elements: the number of elements of the inputs at sizes.
         budget: the number of traces besides those for lines that did not run before.
+        known: the formulas of guards that were tried before.
     """
 
     dims: tuple[Dim, ...]
@@ -193,6 +252,7 @@ class SideSearch:
     differs_at: Callable[[Sizes], bool]
     elements: Callable[[Sizes], int]
     budget: int
+    known: Set[str] = frozenset()
 
     def first_hidden(self, choices: Sequence[Choice], sizes: Sizes) -> Choice | None:
         """The first choice of a program that hides another result; None if there is none.
@@ -206,11 +266,12 @@ class SideSearch:
 
         def add(path: Sequence[Choice], at: Sizes, origin: Choice | None = None) -> None:
             for index, choice in enumerate(path):
-                if choice.condition not in known:
-                    known.add(choice.condition)
+                if not known & {choice.condition, choice.guard.formula}:
+                    known.update((choice.condition, choice.guard.formula))
                     queue.append(_Side(path, index, origin or choice, at))
 
         add(choices, sizes)
+        known |= self.known
         lines = self.lines_at(sizes) if queue else set()
         traces = pairs = 0
         while queue:
@@ -220,22 +281,24 @@ class SideSearch:
                 return side.origin
             if not rows:
                 continue
-            more = self.lines_at(rows[0]) - lines
+            # torch makes a number of a size of 1, and then asks nothing
+            at = next((row for row in rows if min(row.values()) > 1), rows[0])
+            more = self.lines_at(at) - lines
             lines |= more
             # what the model chooses after it: a trace tells, otherwise the program's own choices
             path, start, first = side.path, [(side.choice, False)], side.index + 1
             if more or traces < self.budget:
                 traces += not more
-                beyond = self.choices_at(rows[0])
+                beyond = self.choices_at(at)
                 if beyond is None:
                     return side.origin
-                add(beyond, rows[0], side.origin)
+                add(beyond, at, side.origin)
                 path, start = beyond, []
                 turned = [choice.condition == side.choice.condition for choice in path]
                 first = turned.index(True) + 1 if True in turned else 0
             for index in range(first, len(path)):
                 before = [] if start else [(choice, True) for choice in path[:index]]
-                both = self.rows_of([*start, *before, (path[index], False)], rows[0])[-1:]
+                both = self.rows_of([*start, *before, (path[index], False)], at)[-1:]
                 pairs += len(both)
                 if pairs <= _PAIRS and any(map(self.differs_at, both)):
                     return side.origin
@@ -250,22 +313,39 @@ class SideSearch:
         """
         choice, _ = wanted[-1]
         own, other = choice.guard.dims, choice.guard.sizes
-        rows = []
-        for row in other[spread(len(other), 64)].tolist():
-            changed = {**near, **dict(zip((d.name for d in own), row, strict=True))}
-            rows += [changed, *self._with_equal(changed, own)]
-        found = self._kept(rows, wanted)
-        if not found:
+        names = [dim.name for dim in own]
+        chosen: list[Sizes] = []
+        for n, base in enumerate((near, *self._others(near))):
+            rows = []
+            for row in other[spread(len(other), 64)].tolist():
+                changed = {**base, **dict(zip(names, row, strict=True))}
+                rows += [changed, *(self._with_equal(changed, own) if n == 0 else ())]
+            found = self._affordable(self._kept(rows, wanted))
+            part = (0, len(found) // 2, len(found) - 1) if n == 0 else (n * len(found) // 5,)
+            chosen += [found[k] for k in part] if found else []
+        if not chosen:
             every = size_grid(self.dims, self.rules)
-            every = every[~choice.holds(_columns(self.dims, every))]
-            every = every[spread(len(every), _ROWS)]
-            names = [dim.name for dim in self.dims]
-            rows = [dict(zip(names, row, strict=True)) for row in every.tolist()]
-            found = self._kept(rows, wanted)
-        found.sort(key=self.elements)
-        small = [row for row in found if self.elements(row) <= _ELEMENTS] or found[:1]
-        chosen = {0, len(small) // 3, 2 * len(small) // 3, len(small) - 1}
-        return [small[k] for k in sorted(chosen)] if small else []
+            columns = _columns(self.dims, every)
+            for other_choice, held in wanted:
+                every = every[other_choice.holds(columns) == held]
+                columns = _columns(self.dims, every)
+            every = every[spread(len(every), 64)]
+            rows = [dict(zip(columns, row, strict=True)) for row in every.tolist()]
+            chosen = self._affordable(rows)[:: max(1, len(rows) // 4)]
+        unique = {tuple(row[d.name] for d in self.dims): row for row in chosen}
+        return sorted(unique.values(), key=self.elements)
+
+    def _affordable(self, rows: list[Sizes]) -> list[Sizes]:
+        """Those of few elements, the smallest first, or the smallest of all."""
+        rows = sorted(rows, key=self.elements)
+        return [row for row in rows if self.elements(row) <= _ELEMENTS] or rows[:1]
+
+    def _others(self, near: Sizes) -> list[Sizes]:
+        """Sizes that differ from these in every dim: the next ones, the opts, two at the top."""
+        following = {d.name: min(near[d.name] + d.multiple_of, d.max) for d in self.dims}
+        largest = {d.name: d.max for d in self.dims}
+        below = {d.name: max(d.max - d.multiple_of, d.min) for d in self.dims}
+        return [following, {d.name: d.opt for d in self.dims}, below, largest]
 
     def _with_equal(self, sizes: Sizes, changed: Sequence[Dim]) -> Iterator[Sizes]:
         """The sizes with other dims made equal to one that changed: the model may need that."""
@@ -295,7 +375,7 @@ def choices(
 ) -> list[Choice]:
     """The choices in what was asked.
 
-    A condition on a tensor's values is left out.
+    Left out are conditions on a tensor's values, and those that can't be evaluated at any size.
 
     Args:
         asked: from `listening`.
@@ -304,7 +384,7 @@ def choices(
         rules: the rules on sizes.
     """
     found = []
-    for condition, held, line in dict.fromkeys(asked):
+    for condition, held, line, _ in dict.fromkeys(asked):
         used = symbols_in(held)
         if not used or not used <= symbols.keys():
             continue
@@ -313,8 +393,12 @@ def choices(
         formula = as_formula(held, symbols)
         grid = size_grid(own, tuple(rules))
         kept = where_holds(formula, _columns(own, grid)) if len(grid) else None
-        if kept is not None and not kept.all():
-            guard = Broken(held, in_dims(held, symbols), own, grid[~kept], formula, line)
+        if kept is None and len(grid):
+            grid = grid[spread(len(grid), _READ)]
+            kept = _each_holds(formula, _columns(own, grid)) != 0
+        other = grid[~kept] if kept is not None else grid
+        if len(other):
+            guard = Broken(held, in_dims(held, symbols), own, other, formula, line)
             found.append(Choice(as_formula(condition, symbols), guard))
     return found
 

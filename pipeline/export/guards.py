@@ -169,11 +169,11 @@ def recorded(
                 factor = expr / root
                 if factor.is_Integer:
                     symbols.setdefault(str(root), Symbol(dim, int(factor)))
-            guards = [text for g in size.node.shape_env.guards for text in _parts(g.expr)]
+            guards = [text for g in size.node.shape_env.guards for text in guard_parts(g.expr)]
     return symbols, guards
 
 
-def _parts(guard: Any) -> list[str]:
+def guard_parts(guard: Any) -> list[str]:
     """The guard's text, or ``h >= 24`` and ``w >= 24`` for ``Min(h, w) >= 24``.
 
     A Dim can express each of the parts.

@@ -15,7 +15,7 @@ import torch
 
 from pipeline.errors import ConstraintError, ExportError, first_line
 from pipeline.export.choices import Asked, Choice, choices, listening
-from pipeline.export.guards import Symbol
+from pipeline.export.guards import Symbol, guard_parts
 from pipeline.export.torch_2_13 import mended
 from pipeline.export.torch_messages import advice, root_name
 from pipeline.machine.resources import Stopwatch
@@ -28,6 +28,7 @@ from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.tensors import Input
 
 LEAST = 3  # as the largest size: torch never takes 0 or 1, and a range of 2..2 is a constant
+_GUARDS = 64  # most guards of torch's ops that are tried for one trace
 TORCH = str(Path(torch.__file__).parent)
 
 
@@ -162,13 +163,13 @@ class _Enough(Exception):
 
 
 class _Heard(torch.nn.Module):
-    """Calls a module, tells torch's symbols of its inputs' sizes, and ends the trace."""
+    """Calls a module, tells torch's symbols of its inputs' sizes and its guards, and ends."""
 
     def __init__(
         self,
         module: torch.nn.Module,
         inputs: Sequence[Input],
-        tell: Callable[[str, Symbol], None],  # torch puts a dict that is an attribute back
+        tell: Callable[[dict[str, Symbol], list[str]], None],
     ) -> None:
         super().__init__()
         self.module = module
@@ -176,22 +177,29 @@ class _Heard(torch.nn.Module):
         self.tell = tell
 
     def forward(self, *args: torch.Tensor) -> None:
+        symbols: dict[str, Symbol] = {}
+        guards: list[str] = []
+        nodes: list[Any] = []
         for arg, declared in zip(args, self.inputs, strict=True):
             for size, dim in zip(arg.shape, declared.shape, strict=True):
                 if isinstance(size, torch.SymInt) and not isinstance(dim, int):
-                    self.tell(str(size.node._expr), Symbol(dim))
+                    symbols[str(size.node._expr)] = Symbol(dim)
+                    nodes.append(size.node)
         self.module(*args)
+        for node in nodes[:1]:
+            guards = [text for g in node.shape_env.guards for text in guard_parts(g.expr)]
+        self.tell(symbols, guards)
         raise _Enough
 
 
 def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
-    """The choices that the model makes at these sizes; None if torch can't trace it there.
+    """The choices of the model and of torch's ops at these sizes.
 
-    No size is a rule here: torch may make a number of one, as of a size of 1.
+    None if torch can't trace the model there, or only for one number in place of a size.
     """
     eager, module = task.eager, task.module
-    symbols: dict[str, Symbol] = {}
-    heard = _Heard(module, eager.inputs, symbols.__setitem__)
+    told: list[tuple[dict[str, Symbol], list[str]]] = []
+    heard = _Heard(module, eager.inputs, lambda *what: told.append(what))
     auto = torch.export.Dim.AUTO
     shapes: Any = (
         tuple(
@@ -211,5 +219,12 @@ def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
             pass
         except Exception:
             return None
+    ((symbols, guards),) = told
     dims = list(dims_of(eager.inputs).values())
-    return choices(asked, symbols, dims, task.spec.rules)
+    numbers = [one for one in asked if one.fixed]
+    if choices(numbers, symbols, dims, task.spec.rules):
+        return None
+    said = {one.held for one in asked}
+    more = [Asked(text, text) for text in dict.fromkeys(guards) if text not in said]
+    conditions = [one for one in asked if not one.fixed]
+    return choices([*conditions, *more[:_GUARDS]], symbols, dims, task.spec.rules)

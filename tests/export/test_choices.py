@@ -69,16 +69,68 @@ def both(x):
     return x * 2 + (more if x.shape[2] == 109 else 0.0)
 
 
+def known_before(x):
+    if x.shape[3] == 130:
+        x = x + 0
+    if x.shape[2] == 100:
+        return x * 3 if x.shape[3] == 130 else x * 2
+    return x * 2
+
+
+def odd_batches(x):
+    b, _, h, _ = x.shape
+    if b % 2 == 1:
+        return x * (3 if (b, h) == (3, 131) else 2)
+    return x * 2
+
+
+def a_loop(x):
+    if x.shape[2] == 100:
+        return x * 3 if len(range(x.shape[3])) == 130 else x * 2
+    return x * 2
+
+
+def caught(x):
+    if x.shape[2] == 100:
+        try:
+            return x.flatten(2).view(x.shape[0], 3, 100, -1, 13).flatten(3) * 3
+        except RuntimeError:
+            return x * 2
+    return x * 2
+
+
+def after_a_division(x):
+    w = x.shape[3]
+    if x.shape[2] == 100:
+        return x * 3 if w != 90 and 500 // (w - 90) == 15 else x * 2
+    return x * 2
+
+
+def odd_widths(x):
+    w = x.shape[3]
+    if x.shape[2] == 100:
+        return functional.pad(x[..., : w // 2 * 2], (0, w % 2)) * 2
+    return x * 2
+
+
 def multiples(x):
     if x.shape[2] % 32 == 0 and x.shape[3] == 137:
         return x * 3
     return x * 2
 
 
-HIDDEN = [single, at_the_end, one_image, as_wide_as_high, three, chosen, both, multiples]
+BEHIND = [single, at_the_end, one_image, as_wide_as_high, three, chosen, multiples]
+TOGETHER = [both, known_before, odd_batches, a_loop, caught, after_a_division, odd_widths]
 
 
-@pytest.mark.parametrize("function", HIDDEN, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", TOGETHER, ids=lambda f: f.__name__)
+def test_what_only_shows_on_the_other_side_is_found(tmp_path, function) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        export(make(function), None, tmp_path / "m.onnx")
+    assert f"in {function.__name__}: " in str(caught.value)
+
+
+@pytest.mark.parametrize("function", BEHIND, ids=lambda f: f.__name__)
 def test_a_branch_behind_another_is_found(tmp_path, monkeypatch, function) -> None:
     with pytest.raises(ConstraintError) as caught:
         export(make(function), None, tmp_path / "m.onnx")

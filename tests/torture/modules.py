@@ -168,6 +168,17 @@ NESTED = {
     "otherwise": ["if not (A): return x * 2", "return x * 3 if B else x * 2"],
     "and": ["return x * 3 if (A) and (B) else x * 2"],
     "in two steps": ["k = 3 if B else 2", "return x * (k if A else 2)"],
+    "known before": ["if B: x = x + 0", "if A: return x * 3 if B else x * 2", "return x * 2"],
+    "odd widths": [
+        "if not (A): return x * 2",
+        "y = torch.nn.functional.pad(x[..., : n // 2 * 2], (0, n % 2)) * 2",
+        "return y + R * 0",
+    ],
+    "caught": [
+        "if not (A): return x * 2",
+        "try: return x.view(b, m, -1, R % 7 + 5).flatten(2) * 3",
+        "except RuntimeError: return x * 2",
+    ],
     "three": ["if A:", "    if B:", "        if b == 3: return x * 3", "return x * 2"],
     "chosen": ["v = n if A else m", "return x * 3 if v == R else x * 2"],
     "larger": ["v = sorted([n, m + 60])[1]", "return x * 3 if v == R else x * 2"],
@@ -175,11 +186,13 @@ NESTED = {
     "loop": ["for d in (n, m):", "    if A and d == R: return x * 3", "return x * 2"],
     "tensor": ["y = x[:, :, : n // 2] if A else x", "if B: x = x + 1", "return x + y.sum() * 0"],
 }
-OUTER = ("m == 12", "m == 11", "m == 8", "m == 16", "b == 1", "b == 3", "m > 13", "m < 11",
-         "m % 4 == 1", "10 < m < 13", "m * 4 == n", "m == n", "b * m > 40",
+OUTER = ("m == 12", "m == 11", "m == 8", "m == 16", "b == 1", "b == 3", "b % 2 == 1", "m > 13",
+         "m < 11", "m % 4 == 1", "10 < m < 13", "m * 4 == n", "m == n", "b * m > 40",
          "m + n == 77")  # fmt: skip
 INNER = ("n == R", "R - 6 < n < R + 6", "n > R", "n % 32 == R % 32", "n // 8 == R // 8",
-         "n * b == R * 2", "n in (R, R + 3)", "R <= n * 2 <= R + 6", "max(n, m) == R")  # fmt: skip
+         "n * b == R * 2", "n in (R, R + 3)", "R <= n * 2 <= R + 6", "max(n, m) == R",
+         "len(range(n)) == R", "math.gcd(n, R) == R", "'%d' % n == str(R)", "round(n, -1) == 50",
+         "n != R - 9 and 9 // (n - R + 9) == 1")  # fmt: skip
 
 
 def _nested(form: str, outer: str, inner: str, rare: int) -> Hostile:

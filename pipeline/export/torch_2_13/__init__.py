@@ -22,6 +22,7 @@ from pipeline.export.torch_2_13 import (
     negative_divisors,
     plain_data,
     recurrent,
+    rounded,
     short_sizes,
     symbolic_steps,
     texts,
@@ -109,6 +110,12 @@ PIECES: tuple[Piece, ...] = (
         seen="2.13.0",
         without="A text made of a symbolic size, such as a table's key, is s77 for every size.",
         apply=lambda module, sizes: texts.true_texts(),  # noqa: ARG005
+    ),
+    Piece(
+        "rounded",
+        seen="2.13.0",
+        without="round(size, -1) is the size itself.",
+        apply=lambda module, sizes: rounded.true_rounding(),  # noqa: ARG005
     ),
     Piece(
         "plain_data",

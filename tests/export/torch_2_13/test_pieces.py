@@ -215,6 +215,9 @@ FAULTS: dict[str, dict[str, Case]] = {
             ("a float", lambda x: str(x.shape[1] / 2).replace("19.0", "38"), "Guard failed"),
         ]
     },
+    "rounded": {
+        "to tens": Case(lambda: Of(lambda x: x * round(x.shape[1], -1)), (3, W), refused=CONSTANT)
+    },
     "plain_data": {
         "a folded weight": Case(Folded, (2, 3, N, W), written=True),
         "a weight that is clamped": Case(Clamped, (2, 3, N, W), written=True),
