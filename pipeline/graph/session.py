@@ -57,6 +57,8 @@ def open_session(
     # a fusion or a folded constant could hide a wrong rewrite, or compute it away
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False  # frees the memory after each run
+    # idle threads wait without using the core: others may need it
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _FATAL  # the raised exception has the same text
     if one_thread:
         options.intra_op_num_threads = 1

@@ -80,6 +80,7 @@ def compare_op(
         near: the largest difference relative to the size of a value; 0 for equal values.
     """
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # the graphs are small
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(path), options)

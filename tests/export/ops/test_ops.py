@@ -73,6 +73,7 @@ def naive(function, path: Path, dtype=torch.float32) -> Path:
 def faults(path: Path, function, near: float = 1e-4, dtype=torch.float32) -> list[str]:
     """The differences from torch, size by size."""
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # the graphs are small
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(path), options)
     (name,) = (i.name for i in session.get_inputs())
