@@ -78,8 +78,8 @@ class Search:
         if self.bad:
             self._find_step(at)
             self._find_ends()
-            if (self.high - self.low) * 4 < self.legal[-1] - self.legal[0]:
-                # a narrow range may be one of many: 112..115, 140..143
+            if (self.high - self.low) * 4 < self.legal[-1] - self.legal[0] or self.outside():
+                # the range may be one of many: 112..115, 140..143
                 self._try(self.legal[max(at - _RUN, 0) : at + _RUN])
 
     def _try(self, sizes: Sequence[int] | Iterator[int]) -> None:

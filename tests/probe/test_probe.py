@@ -341,6 +341,19 @@ class Remainder(nn.Module):
         return x + self.table(torch.tensor((x.shape[2] + 11) % 32)).sum()
 
 
+def test_a_band_below_each_multiple_is_found_from_a_few_sizes() -> None:
+    """As in YOLO: the sizes of two levels round up to the same."""
+
+    def levels(x):
+        if 0 < x.shape[2] % 32 < 25:
+            raise ValueError("6 is not 5")
+        return x * 2
+
+    (rule,) = tried(levels, (1, 3, Dim("h", 64, 192, 320), 64)).rules
+    assert rule.refined is not None
+    assert (rule.refined.min, rule.refined.max, rule.refined.multiple_of) == (64, 320, 32)
+
+
 @pytest.mark.parametrize("brief", [False, True])
 def test_a_rare_remainder_is_found(brief: bool) -> None:
     def rare(x):
