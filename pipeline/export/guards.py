@@ -194,6 +194,7 @@ _ELEMENTS = 1 << 21  # most input elements of one try of a broken guard
 _TOGETHER = 1 << 22  # most input elements of all tries of a guard
 _FIRST = 1 << 23  # most input elements at the smallest sizes that break a guard
 _ROWS = 1 << 12  # most sizes from which those to try are chosen
+_ANY = 1 << 40  # larger than every size
 _CLOSE = 1e-4  # part of an output's largest value: a guard that changes more than this matters
 
 
@@ -300,15 +301,17 @@ def unguarded(
 
     Args:
         program: what torch exported.
-        inputs: its inputs as declared; needed only with `ends`.
+        inputs: its inputs as declared; given, a size that is an expression may be any.
         ends: ends of dims outside of these ranges, at which it runs too.
     """
     graph = program.module(check_guards=False)
-    symbols = recorded(program, inputs)[0] if ends else {}
+    symbols = recorded(program, inputs)[0] if inputs else {}
     spans = dict(program.range_constraints)
     for symbol, span in program.range_constraints.items():
         own = symbols.get(str(symbol))
         mine = [size // own.step for dim, size in ends if own is not None and own.size == dim]
+        if own is not None and isinstance(own.size, DimExpr):  # torch has no Dim for it
+            mine += [0, _ANY]
         spans[symbol] = ValueRanges(min([span.lower, *mine]), max([span.upper, *mine]))
     # the hook that checks the inputs reads it; torch types it as a submodule
     graph.range_constraints = spans  # type: ignore[assignment]
