@@ -71,9 +71,8 @@ def plan_conversion(config: Config) -> ConversionPlan:
     keys = stage_keys(config, spec, options, manifest.model.weights)
     old = None if config.force else previous(place)
     first = first_changed(old, keys)
-    if config.quick and STAGES[first:] == (
-        COMPARE,
-    ):  # a whole comparison says more than a quick one
+    # a whole comparison says more than a quick one
+    if config.quick and STAGES[first:] == (COMPARE,):
         whole = stage_options(replace(config, quick=False), target)
         first = first_changed(old, stage_keys(config, spec, whole, manifest.model.weights))
     if old is not None and first > 0:  # the earlier stages do not depend on tolerances

@@ -198,8 +198,8 @@ def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
     None if torch can't trace the model there, or only for one number in place of a size.
     """
     eager, module = task.eager, task.module
-    told: list[tuple[dict[str, Symbol], list[str]]] = []
-    heard = _Heard(module, eager.inputs, lambda *what: told.append(what))
+    traced: list[tuple[dict[str, Symbol], list[str]]] = []
+    heard = _Heard(module, eager.inputs, lambda *what: traced.append(what))
     auto = torch.export.Dim.AUTO
     shapes: Any = (
         tuple(
@@ -217,9 +217,9 @@ def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
             torch.export.export(heard, eager.args(sizes), dynamic_shapes=shapes, strict=False)
         except _Enough:
             pass
-        except Exception:
+        except Exception:  # of torch, or of the model without values
             return None
-    ((symbols, guards),) = told
+    ((symbols, guards),) = traced
     dims = list(dims_of(eager.inputs).values())
     numbers = [one for one in asked if one.fixed]
     if choices(numbers, symbols, dims, task.spec.rules):
