@@ -13,7 +13,8 @@ from functools import cache
 import numpy as np
 import torch
 
-from pipeline.export.choices import SideSearch, choices, lines_of
+from pipeline.export.asked import lines_of
+from pipeline.export.choices import Hidden, SideSearch, choices
 from pipeline.export.guards import (
     Broken,
     as_formula,
@@ -75,9 +76,11 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
         for guard in broken_guards(program, inputs, spec.rules)
         if (unread and not guard.formula) or differs(guard)
     ]
+    untraced = False
     if not broken:
         hidden = _behind(traced, task, differs_at)
-        broken = [hidden] if hidden is not None else []
+        if hidden is not None:
+            broken, untraced = [hidden.choice.guard], hidden.untraced
     rules = []
     for dim in dims_of(inputs).values():
         own = [guard for guard in broken if guard.dims == (dim,) and guard.formula]
@@ -96,7 +99,8 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
             if rule.kind == "guard" and good:
                 rule = by_remainder(dim, good) or rule
             baked = rule.kind in ("fixed", "range") and of_rounding(needed[0].text)
-            rules.append(replace(Rule("baked-in", dim.name) if baked else rule, line=line))
+            rule = Rule("baked-in", dim.name) if baked else rule
+            rules.append(replace(rule, line=line, untraced=untraced))
     if rules:
         return rules
     return [
@@ -106,6 +110,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
             tuple(others),
             formula=guard.words,
             line=guard.line or log.line_for(guard.text),
+            untraced=untraced,
         )
         for guard in broken
         for first, *others in [[dim.name for dim in guard.dims]]
@@ -114,8 +119,8 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
 
 def _behind(
     traced: Traced, task: Task, differs_at: Callable[[Mapping[str, int]], bool]
-) -> Broken | None:
-    """A guard behind whose other side the model has a branch to another result."""
+) -> Hidden | None:
+    """A choice of the program behind whose other side the model may have another result."""
     inputs, rules = task.eager.inputs, task.spec.rules
     dims = tuple(dims_of(inputs).values())
     symbols, guards = recorded(traced.program, inputs)
@@ -130,5 +135,5 @@ def _behind(
         known={as_formula(text, symbols) for text in guards if symbols_in(text) <= symbols.keys()},
     )
     asked = [one for one in traced.asked if not one.fixed]
-    found = search.first_hidden(choices(asked, symbols, dims, rules), traced.sizes)
-    return found.guard if found else None
+    found, _ = choices(asked, symbols, dims, rules)  # torch's guards have the others
+    return search.first_hidden(found, traced.sizes)

@@ -1,4 +1,4 @@
-"""What a model's code asks about its sizes while it is traced, and branches behind other branches.
+"""The choices that a model makes by its sizes, and branches behind other branches.
 
 torch.export follows one side of each branch. If the other side gives the same result, the program
 may serve both. But on that other side the model may have one more branch, on another dim::
@@ -13,52 +13,22 @@ catch the error of an op.
 
 from __future__ import annotations
 
-import linecache
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
 
 import numpy as np
-import sympy
-import torch
-from torch.fx.experimental.sym_node import SymNode
 
+from pipeline.export.asked import Asked, Line
 from pipeline.export.guards import Broken, Symbol, as_formula, in_dims
-from pipeline.probe.code_files import is_framework
 from pipeline.probe.evaluate import holds, symbols_in, where_holds
 from pipeline.probe.grid import size_grid, spread
 from pipeline.spec.dims import Dim, kept_rules
 
-_TORCH = torch.__file__  # has SymBool
-_LAYERS = str(Path(_TORCH).parent / "nn") + os.sep
 _READ = 1 << 12  # most sizes at which a condition is evaluated one by one
 _PAIRS = 200  # most sets of sizes that are tried for two choices at once
 _ELEMENTS = 1 << 21  # most input elements of a comparison on the other side of a choice
 
 Sizes = dict[str, int]
-Line = tuple[str, int]  # a file and a line's number
-
-
-class Asked(NamedTuple):
-    """A condition on symbolic sizes that was evaluated, or a size that became a number.
-
-    Args:
-        condition: the condition, in torch's symbols.
-        held: the condition or its opposite, whichever was true.
-        line: the model's line, as ``file:line in function: code``.
-        fixed: True if it is not a condition, but ``size == number`` for a number made of a size.
-    """
-
-    condition: str
-    held: str
-    line: str = ""
-    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +50,20 @@ class Choice:
         return held
 
 
+@dataclass(frozen=True)
+class Hidden:
+    """A choice behind whose other side the model may have another result.
+
+    Args:
+        choice: the choice, of the exported program.
+        untraced: True if torch can't trace the model on the other side, or if a condition there
+            can't be evaluated; False if a result differs.
+    """
+
+    choice: Choice
+    untraced: bool
+
+
 def _each_holds(formula: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """1 where a condition holds, 0 where not, and -1 where it can't be evaluated.
 
@@ -91,118 +75,6 @@ def _each_holds(formula: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     found = [holds(formula, dict(zip(columns, row, strict=True))) for row in rows]
     return np.array([-1 if one is None else int(one) for one in found], np.int8)
-
-
-_heard: ContextVar[list[Asked] | None] = ContextVar("_heard", default=None)
-_users: list[object] = []
-_nodes: Any = SymNode
-_torchs: dict[str, Callable[..., Any]] = {
-    name: getattr(SymNode, name) for name in ("bool_", "guard_int", "guard_float")
-}
-
-
-@contextmanager
-def listening() -> Iterator[list[Asked]]:
-    """Records what the code of a model, or of a layer of torch.nn, asks about symbolic sizes.
-
-    Conditions that torch's ops evaluate are left out: they choose ways to the same result, or fail.
-    """
-    heard: list[Asked] = []
-    token = _heard.set(heard)
-    _users.append(heard)
-    _nodes.bool_, _nodes.guard_int, _nodes.guard_float = _bool, _int, _float
-    try:
-        yield heard
-    finally:
-        _users.remove(heard)
-        if not _users:
-            for name, own in _torchs.items():
-                setattr(_nodes, name, own)
-        _heard.reset(token)
-
-
-def _bool(node: Any) -> bool:
-    """`SymNode.bool_`, which Python's ``if`` calls; torch's ops in C++ call another method."""
-    result: bool = _torchs["bool_"](node)
-    heard = _heard.get()
-    if heard is not None:
-        asking = frame = _outside(sys._getframe(1), _TORCH)
-        frame = _outside(frame, _LAYERS)
-        if frame is not None and (frame is not asking or _is_of_model(frame)):
-            held = node._expr if result else sympy.Not(node._expr)
-            heard.append(Asked(str(node._expr), str(held), _line_of(frame)))
-    return result
-
-
-def _int(node: Any, file: str, line: int) -> int:
-    """`SymNode.guard_int`, which makes a number of a size, for Python and for torch's ops."""
-    _hear_number(node)
-    return int(_torchs["guard_int"](node, file, line))
-
-
-def _float(node: Any, file: str, line: int) -> float:
-    """`SymNode.guard_float`."""
-    _hear_number(node)
-    return float(_torchs["guard_float"](node, file, line))
-
-
-def _hear_number(node: Any) -> None:
-    heard = _heard.get()
-    if heard is not None and not node.expr.is_number:
-        text = f"Eq({node.expr}, {node.hint})"
-        heard.append(Asked(text, text, fixed=True))
-
-
-def _outside(frame: FrameType | None, place: str) -> FrameType | None:
-    """The first caller whose file is not in a place."""
-    while frame is not None and frame.f_code.co_filename.startswith(place):
-        frame = frame.f_back
-    return frame
-
-
-def lines_of(call: Callable[[], object]) -> set[Line]:
-    """The lines of a model's code that run in a call."""
-    found: set[Line] = set()
-
-    def line(frame: FrameType, event: str, _: object) -> Any:
-        if event == "line":
-            found.add((frame.f_code.co_filename, frame.f_lineno))
-        return line
-
-    before = sys.gettrace()
-    sys.settrace(lambda frame, event, argument: line if _is_of_model(frame) else None)  # noqa: ARG005
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return found
-
-
-def _listening(node: Any) -> bool:
-    """`SymNode.bool_`, which Python's ``if`` calls; torch's ops in C++ call another method."""
-    result = _bool(node)
-    heard = _heard.get()
-    if heard is not None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename == _TORCH:
-            frame = frame.f_back
-        asking = frame
-        while frame is not None and frame.f_code.co_filename.startswith(_LAYERS):
-            frame = frame.f_back
-        if frame is not None and (frame is not asking or _is_of_model(frame)):
-            expr = node._expr
-            held = expr if result else sympy.Not(expr)
-            heard.append(Asked(str(expr), str(held), _line_of(frame)))
-    return result
-
-
-def _is_of_model(frame: FrameType) -> bool:
-    return not is_framework(frame.f_code.co_filename)
-
-
-def _line_of(frame: FrameType) -> str:
-    code = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}: {code}"
 
 
 @dataclass(frozen=True)
@@ -237,7 +109,8 @@ class SideSearch:
     Args:
         dims: the dims of the inputs.
         rules: the rules on sizes.
-        choices_at: traces the model at sizes, and returns its choices there; None if torch can't.
+        choices_at: traces the model at sizes, and returns its choices there; None if they can't be
+            known.
         lines_at: the lines of the model's code that run at sizes.
         differs_at: whether the program's outputs differ from the model's at sizes.
         elements: the number of elements of the inputs at sizes.
@@ -254,7 +127,7 @@ class SideSearch:
     budget: int
     known: Set[str] = frozenset()
 
-    def first_hidden(self, choices: Sequence[Choice], sizes: Sizes) -> Choice | None:
+    def first_hidden(self, choices: Sequence[Choice], sizes: Sizes) -> Hidden | None:
         """The first choice of a program that hides another result; None if there is none.
 
         Args:
@@ -278,7 +151,7 @@ class SideSearch:
             side = queue.pop(0)
             rows = self.rows_of(side.taken(), side.sizes)
             if any(map(self.differs_at, rows)):
-                return side.origin
+                return Hidden(side.origin, untraced=False)
             if not rows:
                 continue
             # torch makes a number of a size of 1, and then asks nothing
@@ -291,7 +164,7 @@ class SideSearch:
                 traces += not more
                 beyond = self.choices_at(at)
                 if beyond is None:
-                    return side.origin
+                    return Hidden(side.origin, untraced=True)
                 add(beyond, at, side.origin)
                 path, start = beyond, []
                 turned = [choice.condition == side.choice.condition for choice in path]
@@ -301,7 +174,7 @@ class SideSearch:
                 both = self.rows_of([*start, *before, (path[index], False)], at)[-1:]
                 pairs += len(both)
                 if pairs <= _PAIRS and any(map(self.differs_at, both)):
-                    return side.origin
+                    return Hidden(side.origin, untraced=False)
         return None
 
     def rows_of(self, wanted: Sequence[tuple[Choice, bool]], near: Sizes) -> list[Sizes]:
@@ -372,10 +245,10 @@ def choices(
     symbols: Mapping[str, Symbol],
     dims: Sequence[Dim],
     rules: Sequence[str],
-) -> list[Choice]:
-    """The choices in what was asked.
+) -> tuple[list[Choice], list[Asked]]:
+    """The choices in what was asked, and the conditions that can't be evaluated at any size.
 
-    Left out are conditions on a tensor's values, and those that can't be evaluated at any size.
+    Conditions on a tensor's values are left out.
 
     Args:
         asked: from `listening`.
@@ -383,24 +256,27 @@ def choices(
         dims: the dims of the inputs.
         rules: the rules on sizes.
     """
-    found = []
-    for condition, held, line, _ in dict.fromkeys(asked):
-        used = symbols_in(held)
+    found, unknown = [], []
+    for one in dict.fromkeys(asked):
+        used = symbols_in(one.held)
         if not used or not used <= symbols.keys():
             continue
         names = {name for symbol in used for name in symbols[symbol].names}
         own = tuple(dim for dim in dims if dim.name in names)
-        formula = as_formula(held, symbols)
+        formula = as_formula(one.held, symbols)
         grid = size_grid(own, tuple(rules))
         kept = where_holds(formula, _columns(own, grid)) if len(grid) else None
         if kept is None and len(grid):
             grid = grid[spread(len(grid), _READ)]
-            kept = _each_holds(formula, _columns(own, grid)) != 0
+            held = _each_holds(formula, _columns(own, grid))
+            if (held < 0).all():
+                unknown.append(one)
+            kept = held != 0
         other = grid[~kept] if kept is not None else grid
         if len(other):
-            guard = Broken(held, in_dims(held, symbols), own, other, formula, line)
-            found.append(Choice(as_formula(condition, symbols), guard))
-    return found
+            guard = Broken(one.held, in_dims(one.held, symbols), own, other, formula, one.line)
+            found.append(Choice(as_formula(one.condition, symbols), guard))
+    return found, unknown
 
 
 def _columns(dims: Sequence[Dim], rows: np.ndarray) -> dict[str, np.ndarray]:

@@ -14,7 +14,8 @@ from typing import Any, TypeGuard
 import torch
 
 from pipeline.errors import ConstraintError, ExportError, first_line
-from pipeline.export.choices import Asked, Choice, choices, listening
+from pipeline.export.asked import Asked, listening
+from pipeline.export.choices import Choice, choices
 from pipeline.export.guards import Symbol, guard_parts
 from pipeline.export.torch_2_13 import mended
 from pipeline.export.torch_messages import advice, root_name
@@ -195,7 +196,8 @@ class _Heard(torch.nn.Module):
 def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
     """The choices of the model and of torch's ops at these sizes.
 
-    None if torch can't trace the model there, or only for one number in place of a size.
+    None if torch can't trace the model there, or only for one number in place of a size, or if a
+    condition can't be evaluated.
     """
     eager, module = task.eager, task.module
     traced: list[tuple[dict[str, Symbol], list[str]]] = []
@@ -221,10 +223,10 @@ def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
             return None
     ((symbols, guards),) = traced
     dims = list(dims_of(eager.inputs).values())
-    numbers = [one for one in asked if one.fixed]
-    if choices(numbers, symbols, dims, task.spec.rules):
-        return None
     said = {one.held for one in asked}
     more = [Asked(text, text) for text in dict.fromkeys(guards) if text not in said]
     conditions = [one for one in asked if not one.fixed]
-    return choices([*conditions, *more[:_GUARDS]], symbols, dims, task.spec.rules)
+    found, unknown = choices([*conditions, *more[:_GUARDS]], symbols, dims, task.spec.rules)
+    numbers = [one for one in asked if one.fixed]
+    fixed, unread = choices(numbers, symbols, dims, task.spec.rules)
+    return None if fixed or unread or unknown else found

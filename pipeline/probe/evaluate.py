@@ -88,6 +88,7 @@ _WORDS: dict[str, Any] = {
     **{name: _each(getattr(math, name), float) for name in _UNARY},
     **{f"OpaqueUnaryFn_{name}": _each(getattr(math, name), float) for name in _UNARY},
 }
+_INT64 = 1 << 60  # above it, Python's numbers are used in place of int64
 SYMBOL_NAME = re.compile(r"\b[a-z]+\d+\b(?!\()")
 
 
@@ -147,11 +148,29 @@ def _compiled(guard: str) -> CodeType | None:
         return None
 
 
+@lru_cache(maxsize=4096)
+def _largest_number(text: str) -> int:
+    """The largest number in an expression; one that int64 can't hold for powers above squares."""
+    largest = 1
+    try:
+        nodes = list(ast.walk(ast.parse(text, mode="eval")))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return largest
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            largest = max(largest, node.value)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+            power = node.right
+            if not (isinstance(power, ast.Constant) and power.value in (0, 1, 2)):
+                return _INT64
+    return largest
+
+
 def where_holds(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Where a guard holds, as a bool array; None if it can't be evaluated everywhere."""
     (length,) = {len(v) for v in values.values()}
-    # uses Python's numbers if the squared product of the sizes might exceed int64
-    if math.prod(int(v.max()) for v in values.values()) > 1 << 25:
+    largest = math.prod(int(v.max()) for v in values.values())
+    if largest > 1 << 25 or largest**2 * _largest_number(text) > _INT64:
         values = {n: v.astype(object) for n, v in values.items()}
     result = result_of(text, values)
     return None if result is None else np.broadcast_to(np.asarray(result, bool), length)

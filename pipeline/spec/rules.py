@@ -114,6 +114,8 @@ class Rule:
         branch: A size outside of the rule at which the model takes another branch.
         opt: The declared opt, if the rule excludes it.
         padded: The padding of the dim, if the rule is on its padded size.
+        untraced: True if the rule is one side of a branch, and what the model does on the other
+            side can't be known.
     """
 
     kind: RuleKind
@@ -136,6 +138,7 @@ class Rule:
     branch: int | None = None
     opt: int | None = None
     padded: PaddedDim | None = None
+    untraced: bool = False
 
     def __str__(self) -> str:
         """The problem, its line in the model, and what to do."""
@@ -163,6 +166,8 @@ class Rule:
             what += f": {subject} fixes it"
         if self.branch is not None:
             what += f" in one export: {subject} takes another branch at {self._name}={self.branch}"
+        if self.untraced:
+            what += f" (torch can't trace all that {subject} does at other sizes)"
         if self.runs and self.kind in ("fixed", "range", "multiple"):
             what += f" ({subject} also runs at {self._name}={listed(self.runs)})"
         if self.failed is not None:

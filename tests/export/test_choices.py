@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional
 
 from pipeline.errors import ConstraintError
 from pipeline.export import broken_rules
-from pipeline.export.choices import listening
+from pipeline.export.asked import Asked, listening
+from pipeline.export.choices import choices
 from pipeline.export.export import export
+from pipeline.export.guards import Symbol
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output
 
@@ -176,3 +180,32 @@ def test_only_the_models_own_questions_are_heard() -> None:
         "max(x.shape[2], 5) == 4 else y",
     }
     assert torch.SymBool.__bool__ is before
+
+
+def on_values(x):
+    if x.shape[2] == 100:
+        return x * 2 if x.sum() * 0 == 0 else x * 3
+    return x * 2
+
+
+def unknown(x):
+    if x.shape[2] == 100:
+        return x * 3 if math.fmod(x.shape[3], 130.0) == 0.0 else x * 2
+    return x * 2
+
+
+@pytest.mark.parametrize("function", [on_values, unknown], ids=lambda f: f.__name__)
+def test_a_side_that_cant_be_known_is_refused(tmp_path, function) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        export(make(function), None, tmp_path / "m.onnx")
+    assert f"in {function.__name__}: " in str(caught.value)
+    assert "torch can't trace all that" in str(caught.value)
+
+
+@pytest.mark.parametrize("condition", ["other(s0) > 1", "s0//0 == 1"])
+def test_a_condition_that_cant_be_evaluated_is_unknown(condition) -> None:
+    asked = [Asked(condition, condition), Asked("s0 < 3", "s0 < 3"), Asked("u0 < 3", "u0 < 3")]
+    dim = Dim("h", 1, 2, 4)
+    found, unknown = choices(asked, {"s0": Symbol(dim)}, [dim], ())
+    assert unknown == asked[:1]
+    assert [one.guard.sizes.tolist() for one in found] == [[[3], [4]]]

@@ -69,6 +69,13 @@ def test_products_beyond_64_bits_are_right() -> None:
     assert kept.tolist() == [math.prod(map(int, row)) < 10**25 for row in sizes]
 
 
+@pytest.mark.parametrize("text", ["s0**7 > 10**20", "1000000007*s0*1000000007 > 4*10**20"])
+def test_powers_beyond_64_bits_are_right(text: str) -> None:
+    sizes = np.arange(1, 1001)
+    kept = guards.where_holds(text, {"s0": sizes})
+    assert kept.tolist() == [eval(text, {"s0": int(size)}) for size in sizes]
+
+
 def test_a_division_by_zero_cannot_be_told() -> None:
     assert result_of("s0//(s1 - 5) > 1", {"s0": np.arange(9), "s1": np.arange(9)}) is None
     assert guards.where_holds("s0//(s1 - 5) > 1", {"s0": np.arange(9), "s1": np.arange(9)}) is None

@@ -6,38 +6,16 @@ kernel, which computes shapes while a model is traced, refuses all but bfloat16 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import _meta_registrations
 
+from pipeline.export.exchange import Exchange
+
 _registrations: Any = _meta_registrations
 _common = _registrations._meta_grouped_mm_common
-_lock = threading.Lock()
-_users = 0  # of the exchanged function
-
-
-@contextmanager
-def every_dtype() -> Iterator[None]:
-    """While it is active, the fake kernel takes the dtypes that the real one takes.
-
-    The function is exchanged for all threads. The last user puts torch's own back.
-    """
-    _use(+1)
-    try:
-        yield
-    finally:
-        _use(-1)
-
-
-def _use(more: int) -> None:
-    global _users  # noqa: PLW0603
-    with _lock:
-        _users += more
-        _registrations._meta_grouped_mm_common = _of_every_dtype if _users else _common
 
 
 def _of_every_dtype(mat_a: torch.Tensor, mat_b: torch.Tensor, **options: Any) -> Any:
@@ -48,3 +26,11 @@ def _of_every_dtype(mat_a: torch.Tensor, mat_b: torch.Tensor, **options: Any) ->
     return _registrations._create_grouped_mm_output_tensor(
         mat_a, mat_b, options["offs"], options["out_dtype"]
     )
+
+
+_exchange = Exchange({(_meta_registrations, _common.__name__): _of_every_dtype})
+
+
+def every_dtype() -> AbstractContextManager[None]:
+    """While it is active, the fake kernel takes the dtypes that the real one takes."""
+    return _exchange.used()

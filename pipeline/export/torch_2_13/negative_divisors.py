@@ -11,40 +11,18 @@ ends: otherwise a wrong quotient of an earlier export would come back.
 from __future__ import annotations
 
 import inspect
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from sympy.core.cache import clear_cache
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.functions import FloorDiv
 
+from pipeline.export.exchange import Exchange
+
 _divisions: Any = FloorDiv
 _eval: Callable[..., Any] = _divisions.eval.__func__
-_lock = threading.Lock()
-_users = 0  # of the exchanged `FloorDiv.eval`
-
-
-@contextmanager
-def positive_divisors() -> Iterator[None]:
-    """Keeps divisions of sizes by negative numbers correct.
-
-    `FloorDiv.eval` is exchanged for all threads. The last user puts torch's own back.
-    """
-    _use(+1)
-    try:
-        yield
-    finally:
-        _use(-1)
-
-
-def _use(more: int) -> None:
-    global _users  # noqa: PLW0603
-    with _lock:
-        _users += more
-        _divisions.eval = classmethod(_positive if _users else _eval)
-        _forget()
 
 
 def _forget() -> None:
@@ -62,3 +40,11 @@ def _positive(cls: Any, base: Any, divisor: Any) -> Any:
     if divisor.is_Integer and divisor < 0:
         return cls(-base, -divisor)
     return _eval(cls, base, divisor)
+
+
+_exchange = Exchange({(FloorDiv, "eval"): classmethod(_positive)}, changed=_forget)
+
+
+def positive_divisors() -> AbstractContextManager[None]:
+    """Keeps divisions of sizes by negative numbers correct, for all threads."""
+    return _exchange.used()

@@ -7,33 +7,21 @@ number only.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-_lock = threading.Lock()
-_users: list[object] = []
-_round = torch.SymInt.__round__
-
-
-@contextmanager
-def true_rounding() -> Iterator[None]:
-    """Exchanges the rounding of symbolic sizes, for all threads."""
-    user = object()
-    with _lock:
-        _users.append(user)
-        torch.SymInt.__round__ = _rounded  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        with _lock:
-            _users.remove(user)
-            if not _users:
-                torch.SymInt.__round__ = _round  # type: ignore[method-assign]
+from pipeline.export.exchange import Exchange
 
 
 def _rounded(size: torch.SymInt, digits: int | None = None) -> Any:
     return size if digits is None or digits >= 0 else round(int(size), digits)
+
+
+_exchange = Exchange({(torch.SymInt, "__round__"): _rounded})
+
+
+def true_rounding() -> AbstractContextManager[None]:
+    """Exchanges the rounding of symbolic sizes, for all threads."""
+    return _exchange.used()

@@ -22,7 +22,6 @@ Short sizes make divisions by negative numbers more frequent, and torch merges t
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -35,6 +34,7 @@ import sympy
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.functions import FloorDiv
 
+from pipeline.export.exchange import Exchange
 from pipeline.export.guards import Symbol
 from pipeline.export.torch_2_13.sources import Sizes, Symbols, declared_size
 from pipeline.probe.evaluate import result_of
@@ -57,10 +57,7 @@ class _Shortened:
 
 
 _entered: ContextVar[_Shortened | None] = ContextVar("_entered", default=None)
-_lock = threading.Lock()
-_nodes: Any = SymNode
 _init: Callable[..., None] = SymNode.__init__
-_users = 0  # of the exchanged `SymNode.__init__`
 
 
 @contextmanager
@@ -75,19 +72,11 @@ def short_sizes(sizes: Sizes) -> Iterator[None]:
         sizes: the declared sizes, by the argument of the model's ``forward`` and the axis.
     """
     token = _entered.set(_Shortened(dict(sizes)))
-    _use(+1)
     try:
-        yield
+        with _exchange.used():
+            yield
     finally:
-        _use(-1)
         _entered.reset(token)
-
-
-def _use(more: int) -> None:
-    global _users  # noqa: PLW0603
-    with _lock:
-        _users += more
-        _nodes.__init__ = _short_init if _users else _init
 
 
 def _short_init(
@@ -101,6 +90,9 @@ def _short_init(
             here.known[key] = _known_shorter(expr, shape_env, here.sizes)
         expr = here.known[key]
     _init(node, expr, shape_env, pytype, *args, **kwargs)
+
+
+_exchange = Exchange({(SymNode, "__init__"): _short_init})
 
 
 def shorter(expr: Any, symbols: Symbols) -> Any:

@@ -14,15 +14,14 @@ import ast
 import linecache
 import re
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from types import FrameType
 from typing import Any
 
 import torch
 
+from pipeline.export.exchange import Exchange
 from pipeline.probe.code_files import is_model_file
 
 _MESSAGES = (
@@ -31,27 +30,7 @@ _MESSAGES = (
 )  # fmt: skip
 _WORDS = re.compile("[A-Z]?[a-z]+|[A-Z]+")
 _KINDS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_lock = threading.Lock()
-_users: list[object] = []
 _torchs = {kind: kind.__repr__ for kind in _KINDS}
-
-
-@contextmanager
-def true_texts() -> Iterator[None]:
-    """Exchanges the texts of symbolic numbers, for the model's own code."""
-    user = object()
-    with _lock:
-        _users.append(user)
-        for kind in _KINDS:
-            kind.__repr__ = _text  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        with _lock:
-            _users.remove(user)
-            if not _users:
-                for kind, own in _torchs.items():
-                    kind.__repr__ = own  # type: ignore[method-assign]
 
 
 def _text(number: Any) -> str:
@@ -91,3 +70,11 @@ def _only_says(inner: ast.stmt) -> bool:
         words = _WORDS.findall(getattr(name, "attr", getattr(name, "id", "")))
         return any(word.lower() in _MESSAGES for word in words)
     return isinstance(inner, (ast.Raise, ast.Assert))
+
+
+_exchange = Exchange({(kind, "__repr__"): _text for kind in _KINDS})
+
+
+def true_texts() -> AbstractContextManager[None]:
+    """Exchanges the texts of symbolic numbers, for the model's own code."""
+    return _exchange.used()

@@ -1,0 +1,133 @@
+"""Hears what a model's code asks about its sizes while torch traces it."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from torch.fx.experimental.sym_node import SymNode
+
+from pipeline.export.exchange import Exchange
+from pipeline.probe.code_files import is_framework
+
+_TORCH = torch.__file__  # has SymBool
+_LAYERS = str(Path(_TORCH).parent / "nn") + os.sep
+
+Line = tuple[str, int]  # a file and a line's number
+
+
+class Asked(NamedTuple):
+    """A condition on symbolic sizes that was evaluated, or a size that became a number.
+
+    Args:
+        condition: the condition, in torch's symbols.
+        held: the condition or its opposite, whichever was true.
+        line: the model's line, as ``file:line in function: code``.
+        fixed: True if it is not a condition, but ``size == number`` for a number made of a size.
+    """
+
+    condition: str
+    held: str
+    line: str = ""
+    fixed: bool = False
+
+
+_heard: ContextVar[list[Asked] | None] = ContextVar("_heard", default=None)
+_torchs: dict[str, Callable[..., Any]] = {
+    name: vars(SymNode)[name] for name in ("bool_", "guard_int", "guard_float")
+}
+
+
+def _bool(node: Any) -> bool:
+    """`SymNode.bool_`, which Python's ``if`` calls; torch's ops in C++ call another method."""
+    result: bool = _torchs["bool_"](node)
+    heard = _heard.get()
+    if heard is not None:
+        asking = frame = _outside(sys._getframe(1), _TORCH)
+        frame = _outside(frame, _LAYERS)
+        if frame is not None and (frame is not asking or _is_of_model(frame)):
+            held = node._expr if result else sympy.Not(node._expr)
+            heard.append(Asked(str(node._expr), str(held), _line_of(frame)))
+    return result
+
+
+def _int(node: Any, file: str, line: int) -> int:
+    """`SymNode.guard_int`, which makes a number of a size, for Python and for torch's ops."""
+    _hear_number(node)
+    return int(_torchs["guard_int"](node, file, line))
+
+
+def _float(node: Any, file: str, line: int) -> float:
+    """`SymNode.guard_float`."""
+    _hear_number(node)
+    return float(_torchs["guard_float"](node, file, line))
+
+
+def _hear_number(node: Any) -> None:
+    heard = _heard.get()
+    if heard is not None and not node.expr.is_number:
+        text = f"Eq({node.expr}, {node.hint})"
+        heard.append(Asked(text, text, fixed=True))
+
+
+_exchange = Exchange(
+    {(SymNode, "bool_"): _bool, (SymNode, "guard_int"): _int, (SymNode, "guard_float"): _float}
+)
+
+
+@contextmanager
+def listening() -> Iterator[list[Asked]]:
+    """Records what the code of a model, or of a layer of torch.nn, asks about symbolic sizes.
+
+    Conditions that torch's ops evaluate are left out: they choose ways to the same result, or fail.
+    """
+    heard: list[Asked] = []
+    token = _heard.set(heard)
+    try:
+        with _exchange.used():
+            yield heard
+    finally:
+        _heard.reset(token)
+
+
+def _outside(frame: FrameType | None, place: str) -> FrameType | None:
+    """The first caller whose file is not in a place."""
+    while frame is not None and frame.f_code.co_filename.startswith(place):
+        frame = frame.f_back
+    return frame
+
+
+def _is_of_model(frame: FrameType) -> bool:
+    return not is_framework(frame.f_code.co_filename)
+
+
+def _line_of(frame: FrameType) -> str:
+    code = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}: {code}"
+
+
+def lines_of(call: Callable[[], object]) -> set[Line]:
+    """The lines of a model's code that run in a call."""
+    found: set[Line] = set()
+
+    def line(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line":
+            found.add((frame.f_code.co_filename, frame.f_lineno))
+        return line
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, argument: line if _is_of_model(frame) else None)  # noqa: ARG005
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return found
