@@ -1,18 +1,22 @@
 """Gets output sizes from TensorRT's shape inference, without running the model.
 
-For each set of sizes, the input dims are made static and TensorRT parses the model. The output dims
-of the network are those of an engine. So this finds sizes that are baked in, or that a pass or the
-parser got wrong, also if a run needs too much memory. TensorRT-RTX does this on any machine. The
-other flavour needs a GPU to make a builder.
+TensorRT parses the model once, as for an engine. For each set of sizes, the network's inputs get
+these sizes, and TensorRT infers those of its outputs. If it leaves one open, or refuses the sizes,
+it parses the model again with static input dims: then it knows more, and says why it refuses. So
+this finds sizes that are baked in, or that a pass or the parser got wrong, also if a run needs too
+much memory. TensorRT-RTX does this on any machine. The other flavour needs a GPU to make a builder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import onnx
 
+from pipeline.build.network import OpenNetwork, open_network
 from pipeline.build.try_graph import static_sizes
 from pipeline.machine.child import Child, ChildDied, ChildFailed
 from pipeline.machine.gpu import why_not
@@ -54,11 +58,53 @@ def output_sizes(
     return found
 
 
-_models: dict[Path, onnx.ModelProto] = {}
+@dataclass
+class _Asked:
+    """A model in the child, which keeps it between calls."""
+
+    file: Path
+    target: Target
+
+    @cached_property
+    def model(self) -> onnx.ModelProto:
+        return onnx.load(self.file, load_external_data=False)
+
+    @cached_property
+    def network(self) -> OpenNetwork | None:
+        """The network with dynamic dims; None if TensorRT refuses it."""
+        opened = open_network(use(self.target), self.target)
+        return None if opened.parse_file(self.file) else opened
+
+    def sizes(self, shapes: Mapping[str, Sequence[int]]) -> Sizes | str:
+        found = self.inferred(shapes)
+        if found and all(size >= 0 for shape in found.values() for size in shape):
+            return found
+        return static_sizes(use(self.target), self.target, self.model, shapes, self.file)
+
+    def inferred(self, shapes: Mapping[str, Sequence[int]]) -> Sizes:
+        """The output sizes at these input shapes; empty if TensorRT refuses them."""
+        if self.network is None:
+            return {}
+        network = self.network.network
+        inputs = {
+            tensor.name: tensor for tensor in map(network.get_input, range(network.num_inputs))
+        }
+        if inputs.keys() != shapes.keys():
+            return {}
+        for name, shape in shapes.items():
+            inputs[name].shape = tuple(shape)
+        outputs = map(network.get_output, range(network.num_outputs))
+        try:
+            return {tensor.name: tuple(tensor.shape) for tensor in outputs}
+        except (RuntimeError, ValueError):  # no shape
+            return {}
+
+
+_asked: list[_Asked] = []
 
 
 def _sizes(model: Path, shapes: Mapping[str, Sequence[int]], target: Target) -> Sizes | str:
-    """Runs in the child, which keeps the model between calls."""
-    if model not in _models:
-        _models[model] = onnx.load(model, load_external_data=False)
-    return static_sizes(use(target), target, _models[model], shapes, model)
+    """Runs in the child."""
+    if not _asked or (_asked[0].file, _asked[0].target) != (model, target):
+        _asked[:] = [_Asked(model, target)]
+    return _asked[0].sizes(shapes)

@@ -33,7 +33,6 @@ from pipeline.probe.eager import quiet
 from pipeline.probe.evaluate import symbols_in
 from pipeline.probe.rules import fitted
 from pipeline.probe.sample_sizes import dims_of, elements
-from pipeline.probe.state import untouched
 from pipeline.spec.rules import Rule
 
 _TRACES = 16  # most traces on other sides, besides those for new lines
@@ -67,7 +66,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     def differs_at(sizes: Mapping[str, int]) -> bool:
         key = tuple(sizes[name] for name in names)
         if key not in tried:
-            with torch.no_grad(), quiet(), untouched(eager.module):
+            with torch.no_grad(), quiet(), eager.state.restored():
                 tried[key] = matters(graph(), eager.module, eager.args(sizes), tolerance)
         return tried[key]
 

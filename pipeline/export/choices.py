@@ -169,11 +169,15 @@ class SideSearch:
                 path, start = beyond, []
                 turned = [choice.condition == side.choice.condition for choice in path]
                 first = turned.index(True) + 1 if True in turned else 0
-            for index in range(first, len(path)):
+            # those of the model's own lines first: the others are of torch's ops
+            for index in sorted(range(first, len(path)), key=lambda k: not path[k].guard.line):
+                most = _PAIRS if path[index].guard.line else min(_PAIRS, 16 * self.budget)
+                if pairs >= most:
+                    break
                 before = [] if start else [(choice, True) for choice in path[:index]]
                 both = self.rows_of([*start, *before, (path[index], False)], at)[-1:]
                 pairs += len(both)
-                if pairs <= _PAIRS and any(map(self.differs_at, both)):
+                if any(map(self.differs_at, both)):
                     return Hidden(side.origin, untraced=False)
         return None
 

@@ -8,6 +8,7 @@ faults would pass, it gets no tolerance but an error.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ from pipeline.export.dtypes import computed_halves, in_dtype, run_widened
 from pipeline.export.module import flat_outputs
 from pipeline.probe.eager import example_args, quiet
 from pipeline.probe.sample_sizes import elements, examples
-from pipeline.probe.state import untouched
+from pipeline.probe.state import ModuleState, untouched
 from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.model import ModelSpec
@@ -44,14 +45,16 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
     odd: dict[str, Mapping[str, int]] = {}  # where an output was NaN or infinite
     samples: dict[str, list[Sample]] = {}
     how = ""
-    for sizes, args, plain in _runs(spec, module, seed):
+    runs = list(_runs(spec, module, seed))
+    wides = _in_float64(module, [args for _, args, _ in runs])
+    for (sizes, args, plain), wide in zip(runs, wides, strict=True):
         if len(plain) != len(spec.outputs):
             raise InputError(
                 f"model {spec.name}: it returns {len(plain)} tensors at "
                 f"{sizes_text(sizes)}, but "
                 f"{len(spec.outputs)} at other sizes: an engine has the same outputs at every size"
             )
-        exact = _exact(module, args, plain)
+        exact = _exact(module, args, plain, wide)
         how = exact.how
         for output, a, b in zip(spec.outputs, plain, exact.outputs, strict=True):
             if a.dtype.kind != "f":
@@ -140,14 +143,15 @@ def _apart(plain: np.ndarray, exact: np.ndarray) -> float:
 
 
 def _exact(
-    module: torch.nn.Module, args: Sequence[torch.Tensor], plain: Sequence[np.ndarray]
+    module: torch.nn.Module,
+    args: Sequence[torch.Tensor],
+    plain: Sequence[np.ndarray],
+    wide: list[np.ndarray] | None,
 ) -> _Exact:
-    """The outputs in a wider dtype, or with slightly changed inputs if the model can't run so."""
-    tensors = [*module.parameters(), *module.buffers()]  # state_dict() leaves some buffers out
-    narrow = all(t.dtype == torch.float32 or not t.dtype.is_floating_point for t in tensors)
-    wide = None
-    if narrow and sum(t.numel() for t in tensors) <= _WIDE:
-        wide = _in_float64(module, args)
+    """The outputs in a wider dtype, or with slightly changed inputs if the model can't run so.
+
+    `wide` has the outputs in float64.
+    """
     if wide is not None and not any(
         _apart(a, b) > _HALF_SHOWS
         for a, b in zip(plain, wide, strict=True)
@@ -155,19 +159,37 @@ def _exact(
     ):
         return _Exact(wide, "float32 rounding")
     return _in_float32(module, args) or (
-        _moved(module, args, tensors) if wide is None else _Exact(wide, "float32 rounding")
+        _moved(module, args) if wide is None else _Exact(wide, "float32 rounding")
     )
 
 
-def _in_float64(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> list[np.ndarray] | None:
-    """The outputs in float64; None if the model can't run so."""
-    wide = [a.double() if a.is_floating_point() else a.clone() for a in args]
-    try:
-        # a tensor that a run keeps would stay float64
-        with untouched(module), in_dtype(module, torch.float64), torch.no_grad(), quiet():
-            return _arrays(module(*wide))
-    except Exception:  # tensors that are no parameters, casts to float32
-        return None
+def _weights(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]  # state_dict() leaves some buffers out
+
+
+def _in_float64(
+    module: torch.nn.Module, inputs: Sequence[Sequence[torch.Tensor]]
+) -> list[list[np.ndarray] | None]:
+    """The outputs in float64, for each of the inputs; None if the model can't run so."""
+    found: list[list[np.ndarray] | None] = [None] * len(inputs)
+    tensors = _weights(module)
+    narrow = all(t.dtype == torch.float32 or not t.dtype.is_floating_point for t in tensors)
+    if not narrow or sum(t.numel() for t in tensors) > _WIDE:
+        return found
+    # a tensor that a run keeps would stay float64
+    with (
+        contextlib.suppress(Exception),  # tensors that are no parameters
+        untouched(module),
+        in_dtype(module, torch.float64),
+        torch.no_grad(),
+        quiet(),
+    ):
+        state = ModuleState(module)
+        for n, args in enumerate(inputs):
+            wide = [a.double() if a.is_floating_point() else a.clone() for a in args]
+            with contextlib.suppress(Exception), state.restored():  # casts to float32
+                found[n] = _arrays(module(*wide))
+    return found
 
 
 def _in_float32(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> _Exact | None:
@@ -183,15 +205,15 @@ def _in_float32(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> _Exact
         return None
 
 
-def _moved(
-    module: torch.nn.Module, args: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
-) -> _Exact:
+def _moved(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> _Exact:
     """The outputs with slightly changed inputs, or first weights if no input is a float."""
     moved = [_rounded(a) if a.is_floating_point() else a.clone() for a in args]
     if any(a.is_floating_point() for a in args):
         with torch.no_grad(), quiet(), untouched(module):
             return _Exact(_arrays(module(*moved)), "rounding of the inputs")
-    first = next(t for t in tensors if t.is_floating_point())  # of a language model: its embedding
+    first = next(
+        t for t in _weights(module) if t.is_floating_point()
+    )  # of a language model: its embedding
     saved = first.detach().clone()
     try:
         with torch.no_grad(), quiet(), untouched(module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -23,9 +23,9 @@ from pipeline.machine.resources import Stopwatch
 from pipeline.probe.eager import EagerModule, model_line, quiet
 from pipeline.probe.generic import generic_examples
 from pipeline.probe.sample_sizes import dims_of
-from pipeline.probe.state import untouched
 from pipeline.spec.dims import Dim, DimExpr, Size
 from pipeline.spec.model import ModelSpec, inner_inputs
+from pipeline.spec.rules import Rule
 from pipeline.spec.tensors import Input
 
 LEAST = 3  # as the largest size: torch never takes 0 or 1, and a range of 2..2 is a constant
@@ -35,14 +35,26 @@ TORCH = str(Path(torch.__file__).parent)
 
 @dataclass(frozen=True)
 class Task:
-    """One model to export: its spec, its module, and the clock for the seconds inside torch."""
+    """One model to export.
+
+    Args:
+        spec: its spec.
+        module: its module.
+        seed: the seed of the example inputs' values.
+        watch: the clock for the seconds inside torch.
+        relaxed: programs whose guards torch did not check, or the rules that they need, by the
+            sizes of the example.
+    """
 
     spec: ModelSpec
     module: torch.nn.Module
     seed: int
     watch: Stopwatch
+    relaxed: dict[
+        tuple[tuple[str, int], ...], tuple[torch.export.ExportedProgram | None, list[Rule]]
+    ] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def eager(self) -> EagerModule:
         return EagerModule(inner_inputs(self.spec), self.module, self.seed)
 
@@ -103,13 +115,7 @@ def torch_export(
         shapes = (*shapes[: len(fixed)], shapes[len(fixed) :])
     declared = declared_sizes(inputs, module)
     try:
-        with (
-            torch.no_grad(),
-            quiet(),
-            untouched(module),
-            mended(module, declared),
-            listening() as asked,
-        ):
+        with _tracing(eager, declared) as asked:
             program = torch.export.export(
                 module, eager.args(sizes), dynamic_shapes=shapes, strict=False
             )
@@ -128,6 +134,23 @@ def torch_export(
             what=f"torch.export failed: {first}",
             do=advice(text),
         ) from error
+
+
+@contextlib.contextmanager
+def _tracing(eager: EagerModule, declared: Mapping[tuple[str, int], Size]) -> Iterator[list[Asked]]:
+    """What a trace needs. Gives what the model's code asks about its sizes.
+
+    torch's cache of fake results is off: where sizes are symbolic, it takes longer than it saves.
+    """
+    with (
+        torch.no_grad(),
+        quiet(),
+        eager.state.restored(),
+        mended(eager.module, declared),
+        torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
+        listening() as asked,
+    ):
+        yield asked
 
 
 def declared_sizes(inputs: Sequence[Input], module: torch.nn.Module) -> dict[tuple[str, int], Size]:
@@ -210,11 +233,7 @@ def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
         ),
     )
     sources = declared_sizes(eager.inputs, heard)
-    with contextlib.ExitStack() as stack:
-        for context in (torch.no_grad(), quiet(), untouched(module), mended(module, sources)):
-            stack.enter_context(context)
-        stack.enter_context(task.watch("torch.export"))
-        asked = stack.enter_context(listening())
+    with task.watch("torch.export"), _tracing(eager, sources) as asked:
         try:
             torch.export.export(heard, eager.args(sizes), dynamic_shapes=shapes, strict=False)
         except _Enough:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -34,12 +33,12 @@ from pipeline.probe.apply import constraint_error, for_user, may_apply
 from pipeline.probe.eager import EagerModule, quiet
 from pipeline.probe.grid import legal_sizes
 from pipeline.probe.sample_sizes import dims_of
-from pipeline.probe.state import untouched
 from pipeline.spec.dims import Dim, DimExpr, sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.rules import Rule
 from pipeline.spec.tensors import Input
 
+_SIDES = 3  # most examples that may take another side of a branch
 _ROUNDS = 6  # most exports with narrowed dims: multiple, then range, then another dim
 
 
@@ -64,8 +63,11 @@ def trace(
     applied: list[Rule] = []
     for _ in range(_ROUNDS):
         task = Task(spec, module, seed, watch)
+        whole = _for_every_size(task)
+        if whole is not None:
+            return spec, whole, applied
         program, rules = _attempt(task)
-        for skip in (1, 2) if one_sided(rules, spec) else ():
+        for skip in range(1, _SIDES) if one_sided(rules, spec) else ():
             with contextlib.suppress(ExportError):  # then the first attempt's rules stay
                 rounder = _attempt(task, skip)
                 kept = keep_opt(rounder[1], spec)
@@ -88,6 +90,22 @@ def trace(
     )
 
 
+def _for_every_size(task: Task) -> torch.export.ExportedProgram | None:
+    """A program for every size, if one of the first examples takes a side that serves all.
+
+    torch itself is not asked for its rules: that takes as long as an export.
+    """
+    if not _each_once(task.eager.inputs):
+        return None
+    for sizes in task.examples[:_SIDES]:
+        program, rules = _relaxed(task, sizes)
+        if program is not None:
+            return program
+        if not one_sided([with_branch(rule, task.eager) for rule in rules], task.spec):
+            return None
+    return None
+
+
 def _attempt(task: Task, skip: int = 0) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
     """Calls `_export_once`. Rules that the model does not need itself get a `branch`."""
     program, rules = _export_once(task, skip)
@@ -103,9 +121,8 @@ def _export_once(task: Task, skip: int) -> tuple[torch.export.ExportedProgram | 
     first: ExportError | None = None
     example_sizes = task.examples[skip:] or task.examples
     for sizes in example_sizes:
-        without = cache(lambda sizes=sizes: _relaxed(task, sizes))
         if first is None and _each_once(eager.inputs):
-            relaxed, broken = without()
+            relaxed, broken = _relaxed(task, sizes)
             if relaxed is not None:
                 return relaxed, broken
             if broken and all(rule.refined is not None for rule in broken):
@@ -115,7 +132,7 @@ def _export_once(task: Task, skip: int) -> tuple[torch.export.ExportedProgram | 
             with task.watch("torch.export"), log:
                 traced = _exported(task, sizes)
         except ConstraintError as error:
-            relaxed, broken = without()
+            relaxed, broken = _relaxed(task, sizes)
             if relaxed is not None:
                 return relaxed, []
             rules = _explain(eager, str(error), log) or broken
@@ -131,7 +148,7 @@ def _export_once(task: Task, skip: int) -> tuple[torch.export.ExportedProgram | 
             first = first or error
             if not eager.runs_at(sizes):
                 continue
-            relaxed, broken = without()
+            relaxed, broken = _relaxed(task, sizes)
             if relaxed is None and not broken:  # the model runs, but torch can't export it
                 raise
             return relaxed, broken
@@ -171,7 +188,7 @@ def _exported(task: Task, sizes: Mapping[str, int]) -> Traced:
             for dim in short:  # torch may have made a number of it
                 for size in legal_sizes(dim, LEAST):
                     args = eager.args({**sizes, dim.name: size})
-                    with torch.no_grad(), quiet(), untouched(eager.module):
+                    with torch.no_grad(), quiet(), eager.state.restored():
                         if matters(graph, eager.module, args, tolerance):
                             raise error
         except ExportError:
@@ -206,12 +223,15 @@ def _relaxed(
     model. For example, ``x[:, : n // 2]`` counts as contiguous where n is 1 or odd. A guard that
     can't be evaluated is a rule here: only torch could have checked it.
     """
-    log = GuardLog(Path(TORCH))
-    with contextlib.suppress(ExportError), task.watch("torch.export"), log:
-        traced = torch_export(task.eager, sizes, relaxed=True)
-        rules = broken_rules(traced, task, log, unread=True)
-        return (None, rules) if rules else (traced.program, [])
-    return None, []
+    key = tuple(sizes.items())
+    if key not in task.relaxed:
+        task.relaxed[key] = (None, [])
+        log = GuardLog(Path(TORCH))
+        with contextlib.suppress(ExportError), task.watch("torch.export"), log:
+            traced = torch_export(task.eager, sizes, relaxed=True)
+            rules = broken_rules(traced, task, log, unread=True)
+            task.relaxed[key] = (None, rules) if rules else (traced.program, [])
+    return task.relaxed[key]
 
 
 def _explain(eager: EagerModule, text: str, log: GuardLog) -> list[Rule]:

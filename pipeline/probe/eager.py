@@ -10,13 +10,14 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.probe.code_files import is_model_file
 from pipeline.probe.sample_sizes import elements
-from pipeline.probe.state import untouched
+from pipeline.probe.state import ModuleState, untouched
 from pipeline.spec.dims import shape_at
 from pipeline.spec.tensors import Feed, Input
 
@@ -40,6 +41,11 @@ class EagerModule:
     module: torch.nn.Module
     seed: int
 
+    @cached_property
+    def state(self) -> ModuleState:
+        """What the module keeps when this is first read: recording it takes longer than a call."""
+        return ModuleState(self.module)
+
     def args(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
         """Random inputs at these dim sizes, in order."""
         return example_args(self.inputs, self.seed, sizes)
@@ -49,7 +55,7 @@ class EagerModule:
         import torch
 
         try:
-            with torch.no_grad(), quiet(), untouched(self.module):
+            with torch.no_grad(), quiet(), self.state.restored():
                 self.module(*self.args(sizes))
         except Exception:
             return False

@@ -15,6 +15,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 from pipeline.errors import InputError
@@ -283,7 +284,12 @@ def evaluate(size: Size | str, sizes: Mapping[str, int]) -> int:
     """The value of a number, a dim, an expression or its text at given dim sizes."""
     if isinstance(size, int):
         return size
-    return DimExpr(size_text(size)).value(sizes)
+    return _expression(size_text(size)).value(sizes)
+
+
+@lru_cache(maxsize=4096)
+def _expression(text: str) -> DimExpr:
+    return DimExpr(text)
 
 
 def read_size(size: Size | str, dims: Mapping[str, Dim]) -> Size:

@@ -9,9 +9,10 @@ import onnx.parser
 import pytest
 
 from pipeline.build.shape_inference import ORACLE, output_sizes, why_not_asked
+from pipeline.build.try_graph import static_sizes
 from pipeline.compare.plan import Job, plan_points
 from pipeline.compare.shape_oracle import check_sizes
-from pipeline.machine.target import TARGETS
+from pipeline.machine.target import TARGETS, use
 from pipeline.spec.dims import Dim, read_size
 from pipeline.spec.findings import Note
 from pipeline.spec.interface import Interface
@@ -67,6 +68,7 @@ def test_a_baked_size_is_found_and_sizes_that_do_not_fit_are_refused(tmp_path: P
     assert len(wrong) == len(points_of()) - 1  # all but opt
     assert {verdict.kind for verdict in wrong} == {"sizes-refused"}
     assert all(verdict.text.startswith("TensorRT refuses the sizes: ") for verdict in wrong)
+    assert all("reshape" in verdict.text.lower() for verdict in wrong)
     assert notes[0].facts["count"] == 1
 
 
@@ -76,6 +78,27 @@ def test_a_formula_that_is_wrong_at_some_sizes_is_found(tmp_path: Path) -> None:
     assert wrong
     assert {verdict.kind for verdict in wrong} == {"shape-differs"}
     assert all("its shape is [1, 3, " in verdict.text for verdict in wrong)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<int64[4] s = {1, 3, 8, 10}> { y = Reshape(x, s) }",
+        "<int64[3] s = {1, -1, 10}> { y = Reshape(x, s) }",
+        "<float[1,1,1,2] s = {1.0, 2.0}> { t = Add(x, s) y = ReduceSum<keepdims=1>(t) }",
+        "{ y = MaxPool<kernel_shape=[12,12]>(x) }",
+        "{ y = SpaceToDepth<blocksize=4>(x) }",
+        "<int64[1] two = {2}, int64[1] c = {3}> { h = Shape<start=2, end=3>(x) half = Div(h, two) "
+        "w = Shape<start=3, end=4>(x) n = Concat<axis=0>(c, half, two, w) y = Reshape(x, n) }",
+    ],
+)
+def test_one_parse_for_all_sizes_knows_what_a_parse_for_each_knows(tmp_path: Path, body) -> None:
+    path = save(tmp_path, body)
+    model, trt = onnx.load(path), use(RTX)
+    shapes = [{"x": (1, 3, h, w)} for h, w in [(8, 10), (9, 10), (8, 2), (20, 20), (40, 2), (4, 4)]]
+    each = [static_sizes(trt, RTX, model, shape, path) for shape in shapes]
+    assert output_sizes(path, shapes, RTX) == each
+    assert {isinstance(one, str) for one in each} == {True, False}
 
 
 def test_sizes_beyond_any_memory_are_asked_all_the_same(tmp_path: Path) -> None:
