@@ -20,7 +20,7 @@ class Exchange:
         self, new: Mapping[tuple[Any, str], Any], changed: Callable[[], object] = lambda: None
     ) -> None:
         self._new = dict(new)
-        self._own = {place: vars(place[0])[place[1]] for place in new}
+        self._own: dict[tuple[Any, str], Any] = {}
         self._changed = changed
         self._lock = threading.Lock()
         self._users = 0
@@ -36,7 +36,14 @@ class Exchange:
 
     def _use(self, more: int) -> None:
         with self._lock:
+            if not self._users:
+                self._own = {place: _value(*place) for place in self._new}
             self._users += more
             for (owner, name), value in (self._new if self._users else self._own).items():
                 setattr(owner, name, value)
             self._changed()
+
+
+def _value(owner: Any, name: str) -> Any:
+    """The attribute as it is stored: a class method, not its bound form."""
+    return vars(owner)[name] if name in vars(owner) else getattr(owner, name)

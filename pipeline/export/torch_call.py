@@ -7,7 +7,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,6 +16,7 @@ import torch
 from pipeline.errors import ConstraintError, ExportError, first_line
 from pipeline.export.asked import Asked, listening
 from pipeline.export.choices import Choice, choices
+from pipeline.export.exchange import Exchange
 from pipeline.export.guards import Symbol, guard_parts
 from pipeline.export.torch_2_13 import mended
 from pipeline.export.torch_messages import advice, root_name
@@ -136,6 +137,13 @@ def torch_export(
         ) from error
 
 
+@cache
+def _without_cache() -> Exchange:
+    from torch._dynamo import config
+
+    return Exchange({(config, "fake_tensor_cache_enabled"): False})
+
+
 @contextlib.contextmanager
 def _tracing(eager: EagerModule, declared: Mapping[tuple[str, int], Size]) -> Iterator[list[Asked]]:
     """What a trace needs. Gives what the model's code asks about its sizes.
@@ -147,7 +155,7 @@ def _tracing(eager: EagerModule, declared: Mapping[tuple[str, int], Size]) -> It
         quiet(),
         eager.state.restored(),
         mended(eager.module, declared),
-        torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
+        _without_cache().used(),
         listening() as asked,
     ):
         yield asked
