@@ -6,7 +6,7 @@ A guard that some declared sizes break is a rule only if the program is wrong th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -24,6 +24,7 @@ from pipeline.export.guards import (
     matters,
     recorded,
     tries,
+    tries_beside,
     unguarded,
 )
 from pipeline.export.torch_call import Task, Traced, choices_at
@@ -70,11 +71,21 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
                 tried[key] = matters(graph(), eager.module, eager.args(sizes), tolerance)
         return tried[key]
 
-    broken = [
-        guard
-        for guard in broken_guards(program, inputs, spec.rules)
-        if (unread and not guard.formula) or differs(guard)
-    ]
+    def differs_beside(guard: Broken, others: Sequence[Broken]) -> bool:
+        sets = tries_beside(inputs, guard, others, traced.sizes, spec.rules)
+        return any(map(differs_at, sets))
+
+    # Sizes that break one guard may break others too, and only one of them may matter. So the
+    # others are tried where it holds. What is left out here is tried again without these sizes.
+    every = broken_guards(program, inputs, spec.rules)
+    broken = [g for g in every if not g.formula and (unread or differs(g))]
+    for guard in sorted(every, key=lambda g: (len(g.dims), -len(g.sizes))):
+        if guard.formula and (differs_beside(guard, broken) if broken else differs(guard)):
+            broken.append(guard)
+    for guard in broken[:]:
+        rest = [other for other in broken if other is not guard]
+        if guard.formula and rest and not differs_beside(guard, rest):
+            broken = rest
     untraced = False
     if not broken:
         hidden = _behind(traced, task, differs_at)

@@ -75,15 +75,16 @@ def export(
         notes = tuple(placed(declared, module))
         spec, more = fit_dtypes(spec, module, seed)
         notes += more
+    brief: _Fitted | None = None
     try:
-        done = _fitted(spec, module, seed, watch, brief=True)
+        done = brief = _fitted(spec, module, seed, watch)
         again = bool(done.rules)
     except ConstraintError:
         if not any(spec.auto(name) for name in spec.dims):
             raise  # no size was tried, so a longer search finds nothing else
         again = True
     if again:
-        done = _fitted(spec, module, seed, watch, brief=False)
+        done = _fitted(spec, module, seed, watch, after=brief, brief=False)
     spec, module, program = done.spec, done.module, done.program
     notes += done.notes
     notes += tuple(sampled_guards(program, inner_inputs(spec), spec.rules))
@@ -132,8 +133,18 @@ def export(
 
 @dataclass(frozen=True)
 class _Fitted:
-    """A traced model: its spec with the dims narrowed by `rules`, and its module."""
+    """A traced model.
 
+    Args:
+        tried: its spec, with the dims narrowed to the sizes that run.
+        spec: its spec, with the dims narrowed by `rules`.
+        module: its module.
+        program: what torch exported.
+        rules: the rules that narrowed the dims.
+        notes: what else is known of it.
+    """
+
+    tried: ModelSpec
     spec: ModelSpec
     module: torch.nn.Module
     program: torch.export.ExportedProgram
@@ -142,20 +153,30 @@ class _Fitted:
 
 
 def _fitted(
-    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch, *, brief: bool
+    spec: ModelSpec,
+    module: torch.nn.Module,
+    seed: int,
+    watch: Stopwatch,
+    *,
+    brief: bool = True,
+    after: _Fitted | None = None,
 ) -> _Fitted:
     """Narrows the dims to the sizes that run, and traces the model.
 
     A brief search finds that most models take every size. What it misses, torch.export finds; but
-    its rules exclude more sizes than necessary, so the whole search comes before them.
+    its rules exclude more sizes than necessary, so the whole search comes before them. If that
+    finds the same sizes as the brief one, the result `after` the brief one stays.
     """
     with watch("trying sizes"):
         spec, narrower = fit_to_module(spec, module, seed, brief=brief)
+        if after and (spec.inputs, spec.rules) == (after.tried.inputs, after.tried.rules):
+            return after
+        tried = spec
         notes = kept_values(spec, module, inner(module), seed)
         spec, module = with_outputs(spec, module, seed)
         spec = with_tolerance(spec, module, seed)
     spec, program, rules = _traced(spec, module, seed, watch)
-    return _Fitted(spec, module, program, (*narrower, *rules), tuple(notes))
+    return _Fitted(tried, spec, module, program, (*narrower, *rules), tuple(notes))
 
 
 def _traced(

@@ -195,6 +195,7 @@ _TOGETHER = 1 << 22  # most input elements of all tries of a guard
 _FIRST = 1 << 23  # most input elements at the smallest sizes that break a guard
 _ROWS = 1 << 12  # most sizes from which those to try are chosen
 _ANY = 1 << 40  # larger than every size
+_BESIDE = 8  # most sizes that are tried for one guard while others hold
 _CLOSE = 1e-4  # part of an output's largest value: a guard that changes more than this matters
 
 
@@ -232,6 +233,36 @@ def tries(
     found = [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
     kept = [sizes for sizes in found if kept_rules(rules, sizes)]
     return _affordable(inputs, kept or _completed(guard, every, rules))
+
+
+def tries_beside(
+    inputs: Sequence[Input],
+    guard: Broken,
+    others: Sequence[Broken],
+    near: Mapping[str, int],
+    rules: Sequence[str] = (),
+) -> list[dict[str, int]]:
+    """A few sizes that break a guard and keep some others; the smallest first.
+
+    Args:
+        inputs: the inputs as declared.
+        guard: the guard to break.
+        others: the guards to keep. If one of them can't be evaluated, no sizes are left.
+        near: sizes at which all guards hold. Only the guard's own dims change.
+        rules: the rules on sizes.
+    """
+    names = [dim.name for dim in guard.dims]
+    rows = guard.sizes[spread(len(guard.sizes), _ROWS)].tolist()
+    sets = [_with_row(near, names, row) for row in rows]
+    kept = np.array([kept_rules(rules, sizes) for sizes in sets])
+    for other in others:
+        columns = {d.name: np.array([sizes[d.name] for sizes in sets]) for d in other.dims}
+        holding = where_holds(other.formula, columns)
+        kept &= False if holding is None else holding
+    sets = [sizes for sizes, good in zip(sets, kept, strict=True) if good]
+    small = [sizes for sizes in sets if elements(inputs, sizes) <= _ELEMENTS] or sets[:1]
+    few = [small[k] for k in spread(len(small), _BESIDE)]
+    return sorted(few, key=lambda sizes: elements(inputs, sizes))
 
 
 def _completed(

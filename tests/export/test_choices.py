@@ -165,6 +165,18 @@ def test_branches_to_the_same_result_keep_every_size(tmp_path, function) -> None
     assert [done.spec.dims[n].max for n in "bhw"] == [4, 200, 200]
 
 
+def windows(x):
+    y = functional.pad(x, (0, 0, 0, -x.shape[2] % 32))
+    y = y.flip(2).flip(2) if y.shape[2] % 64 == 0 else y  # the same
+    return (y * 3 if y.shape[2] > 128 else y * 2)[:, :, : x.shape[2]]
+
+
+def test_a_harmless_branch_beside_another_is_no_rule(tmp_path) -> None:
+    """Some sizes take both branches, and only one of them has another result."""
+    with pytest.raises(ConstraintError, match=r"h must be in 64\.\.128 .*else y \* 2"):
+        export(make(windows), None, tmp_path / "m.onnx")
+
+
 def test_only_the_models_own_questions_are_heard() -> None:
     def net(x):
         y = torch.nn.functional.conv2d(x, torch.ones(1, 3, 3, 3)) if x.shape[2] > 3 else x
