@@ -29,11 +29,12 @@ from pipeline.export.guards import (
 )
 from pipeline.export.torch_call import Task, Traced, choices_at
 from pipeline.export.torch_messages import GuardLog, of_rounding
-from pipeline.export.trace_rules import by_remainder
+from pipeline.export.trace_rules import by_one_size, by_remainder
 from pipeline.probe.eager import quiet
 from pipeline.probe.evaluate import symbols_in
 from pipeline.probe.rules import fitted
 from pipeline.probe.sample_sizes import dims_of, elements
+from pipeline.spec.dims import Dim
 from pipeline.spec.rules import Rule
 
 _TRACES = 16  # most traces on other sides, besides those for new lines
@@ -75,17 +76,9 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
         sets = tries_beside(inputs, guard, others, traced.sizes, spec.rules)
         return any(map(differs_at, sets))
 
-    # Sizes that break one guard may break others too, and only one of them may matter. So the
-    # others are tried where it holds. What is left out here is tried again without these sizes.
     every = broken_guards(program, inputs, spec.rules)
-    broken = [g for g in every if not g.formula and (unread or differs(g))]
-    for guard in sorted(every, key=lambda g: (len(g.dims), -len(g.sizes))):
-        if guard.formula and (differs_beside(guard, broken) if broken else differs(guard)):
-            broken.append(guard)
-    for guard in broken[:]:
-        rest = [other for other in broken if other is not guard]
-        if guard.formula and rest and not differs_beside(guard, rest):
-            broken = rest
+    unknown = [g for g in every if not g.formula and (unread or differs(g))]
+    broken = _blamed(unknown, [g for g in every if g.formula], differs, differs_beside)
     untraced = False
     if not broken:
         hidden = _behind(traced, task, differs_at)
@@ -103,14 +96,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
             if len(left) and (guard.line or differs(replace(guard, sizes=left))):
                 needed.append(guard)
         if needed:
-            line = needed[0].line or log.line_for(needed[0].text)
-            good = good_sizes(dim, needed)
-            rule = fitted(dim, good, needed[0].words)
-            if rule.kind == "guard" and good:
-                rule = by_remainder(dim, good) or rule
-            baked = rule.kind in ("fixed", "range") and of_rounding(needed[0].text)
-            rule = Rule("baked-in", dim.name) if baked else rule
-            rules.append(replace(rule, line=line, untraced=untraced))
+            rules.append(replace(_rule(dim, needed, log), untraced=untraced))
     if rules:
         return rules
     return [
@@ -125,6 +111,56 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
         for guard in broken
         for first, *others in [[dim.name for dim in guard.dims]]
     ]
+
+
+def _blamed(
+    unknown: Sequence[Broken],
+    known: Sequence[Broken],
+    differs: Callable[[Broken], bool],
+    differs_beside: Callable[[Broken, Sequence[Broken]], bool],
+) -> list[Broken]:
+    """The guards that matter.
+
+    Sizes that break one guard may break others too, and only one of them may matter. So the others
+    are tried where it holds. What is left out here is tried again without these sizes.
+
+    Args:
+        unknown: guards that can't be evaluated, and that matter.
+        known: the other guards.
+        differs: whether the model is wrong where a guard is broken.
+        differs_beside: whether it is wrong where a guard is broken and some others hold.
+    """
+    broken = list(unknown)
+    for guard in sorted(known, key=lambda g: (len(g.dims), -len(g.sizes))):
+        if differs_beside(guard, broken) if broken else differs(guard):
+            broken.append(guard)
+    for guard in broken[len(unknown) :]:
+        rest = [other for other in broken if other is not guard]
+        if rest and not differs_beside(guard, rest):
+            broken = rest
+    return broken
+
+
+def _rule(dim: Dim, needed: Sequence[Broken], log: GuardLog) -> Rule:
+    """The rule that keeps the sizes of a dim that no guard excludes.
+
+    If these are no range, no steps and not all but one, it is the rule of one of the guards. The
+    others follow, since torch then exports for the sizes that are left.
+    """
+    first: Rule | None = None
+    for guards in (needed, *([guard] for guard in needed)):
+        good = good_sizes(dim, guards)
+        rule = fitted(dim, good, guards[0].words)
+        if rule.kind == "guard" and good:
+            rule = by_remainder(dim, good) or by_one_size(dim, good) or rule
+        elif rule.kind in ("fixed", "range") and of_rounding(guards[0].text):
+            rule = Rule("baked-in", dim.name)
+        rule = replace(rule, line=guards[0].line or log.line_for(guards[0].text))
+        if rule.kind != "guard":
+            return rule
+        first = first or rule
+    assert first is not None
+    return first
 
 
 def _behind(

@@ -62,6 +62,25 @@ def by_remainder(dim: Dim, good: Sequence[int]) -> Rule | None:
     return banded(dim, *found)
 
 
+def by_one_size(dim: Dim, good: Sequence[int]) -> Rule | None:
+    """The rule that a size is not the only one that is missing, such as ``h != 100``.
+
+    None if more sizes are missing. If the dim's opt is missing, the longest range without it is a
+    suggestion.
+    """
+    legal = legal_sizes(dim, MOST_SIZES)
+    missing = sorted(set(legal) - set(good))
+    if len(missing) != 1:
+        return None
+    text = f"{dim.name} != {missing[0]}"
+    if dim.opt != missing[0]:
+        return Rule("relation", dim.name, size_rule=text)
+    at = legal.index(dim.opt)
+    longest = max(legal[:at], legal[at + 1 :], key=len)
+    other = replace(dim, min=longest[0], opt=longest[0], max=longest[-1])
+    return Rule("guard", dim.name, formula=text, obstacle="opt", suggested=other, opt=dim.opt)
+
+
 def with_branch(rule: Rule, eager: EagerModule) -> Rule:
     """Adds to a rule, as its `branch`, a size that it excludes and at which the model runs."""
     dim, new = dims_of(eager.inputs).get(rule.dim), rule.refined

@@ -35,7 +35,7 @@ RULE_KINDS: Mapping[RuleKind, str] = {
     "multiple": "The sizes have larger steps, perhaps with an offset.",
     "band": "The remainder of the size decides, such as h % 28 < 4.",
     "equal": "Two dims must be equal.",
-    "relation": "A bound or another comparison of several dims must hold.",
+    "relation": "A comparison of dims must hold, such as h*w <= 4096 or h != 100.",
     "expression": "The dim must be an expression of other dims, or of any number.",
     "guard": "A guard of torch.export must hold, and no Dim can express it.",
     "dependent": "Two dims depend on each other, and no formula was found.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -175,6 +176,34 @@ def test_a_harmless_branch_beside_another_is_no_rule(tmp_path) -> None:
     """Some sizes take both branches, and only one of them has another result."""
     with pytest.raises(ConstraintError, match=r"h must be in 64\.\.128 .*else y \* 2"):
         export(make(windows), None, tmp_path / "m.onnx")
+
+
+def holes(x):
+    y = x * 3 if x.shape[2] == 100 else x * 2
+    y = y * 5 if x.shape[2] > 180 else y
+    return y + 1 if x.shape[2] == 131 else y
+
+
+def test_single_sizes_become_rules_on_sizes(tmp_path) -> None:
+    spec = make(holes)
+    with pytest.raises(ConstraintError, match=r"h must be in 64\.\.180 .*y \* 5 if"):
+        export(spec, None, tmp_path / "m.onnx")
+    auto = tuple(replace(size, auto=True) if isinstance(size, Dim) else size for size in SIZES)
+    done = export(replace(spec, inputs=(Input("x", auto),)), None, tmp_path / "m.onnx")
+    assert sorted(done.spec.rules) == ["h != 100", "h != 131"]
+    assert [done.spec.dims[n].max for n in "bhw"] == [4, 180, 200]
+    lines = {rule.size_rule: rule.line for rule in done.refinements}
+    assert "== 131" in lines["h != 131"] and "== 100" in lines["h != 100"]
+
+
+def exact(x):
+    return x * 3 if x.shape[2] == 120 else x * 2
+
+
+def test_a_rule_that_excludes_the_opt_says_so(tmp_path) -> None:
+    words = r'h != 120 must hold .*Dim\("h", min=121, opt=121, max=200\), which excludes your opt'
+    with pytest.raises(ConstraintError, match=words):
+        export(make(exact), None, tmp_path / "m.onnx")
 
 
 def test_only_the_models_own_questions_are_heard() -> None:
