@@ -85,7 +85,7 @@ class Items:
     saved: tuple[Any, ...]
 
     def changes(self) -> Iterator[tuple[str, Any]]:
-        now = tuple(self.holder)
+        now = items_of(self.holder)
         if len(now) == len(self.saved) and all(map(operator.is_, now, self.saved)):
             return  # fast, for a list of a million numbers
         if len(now) != len(self.saved) or not all(map(_same, now, self.saved)):
@@ -93,8 +93,19 @@ class Items:
 
     def restore(self) -> None:
         for _ in self.changes():
-            self.holder.clear()
-            (self.holder.update if isinstance(self.holder, set) else self.holder.extend)(self.saved)
+            kind = _built_in(self.holder)
+            kind.clear(self.holder)
+            (kind.update if kind is set else kind.extend)(self.holder, self.saved)
+
+
+def _built_in(holder: Any) -> Any:
+    """The type whose methods touch only the items. A class of a user may do more in its own."""
+    return next(kind for kind in (list, deque, set, tuple) if isinstance(holder, kind))
+
+
+def items_of(holder: Any) -> tuple[Any, ...]:
+    """The items of a list, a deque, a set or a tuple, as they are stored."""
+    return tuple(_built_in(holder).__iter__(holder))
 
 
 @dataclass(frozen=True)

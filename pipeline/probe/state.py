@@ -12,11 +12,11 @@ import contextlib
 import dis
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from pipeline.probe.held_values import (
     StateChange,
     TensorContent,
     is_plain,
+    items_of,
     joined,
     storage_of,
     version_of,
@@ -108,12 +109,16 @@ class ModuleState:
         if isinstance(value, np.ndarray):
             return self._array(value, path)
         if isinstance(value, dict):
-            return self._names(path, lambda: dict(value), value.__setitem__, value.__delitem__)
+            # around __getitem__ and others, which may make objects, as transformers' ACT2FN does
+            kind = OrderedDict if isinstance(value, OrderedDict) else dict
+            write, delete = partial(kind.__setitem__, value), partial(kind.__delitem__, value)
+            return self._names(path, lambda: dict(kind.items(value)), write, delete)
         parts: list[tuple[Any, str]] = []
         if isinstance(value, (tuple, list, deque, set)):
+            items = items_of(value)
             if not isinstance(value, tuple):
-                self._holders.append(Items(path, value, tuple(value)))
-            parts = [(item, f"{path}[{n}]") for n, item in enumerate(value)]
+                self._holders.append(Items(path, value, items))
+            parts = [(item, f"{path}[{n}]") for n, item in enumerate(items)]
         elif isinstance(value, types.FunctionType):
             parts = self._variables(value) if is_own(value.__code__.co_filename) else []
         elif isinstance(value, types.MethodType):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
@@ -150,19 +151,67 @@ def test_a_deleted_submodule_is_put_back_in_its_place() -> None:
     assert list(module._modules) == ["0", "1"] and module[0] is first
 
 
-def test_one_object_that_cannot_be_written_does_not_keep_the_others_from_being_put_back() -> None:
-    class Sealed(list[int]):
-        def clear(self) -> None:
-            raise TypeError("sealed")
+class Sealing(type):
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise TypeError("sealed")
 
+
+class Sealed(metaclass=Sealing):
+    count = 1
+
+
+def test_one_object_that_cannot_be_written_does_not_keep_the_others_from_being_put_back() -> None:
     module = nn.Module()
-    module.sealed, module.sizes = Sealed([1]), [1]
+    module.sealed, module.sizes = Sealed(), [1]
     state = ModuleState(module)
-    module.sealed.append(2)
+    type.__setattr__(Sealed, "count", 2)
     module.sizes.append(2)
     with pytest.raises(TypeError, match="sealed"):
         state.restore()
     assert module.sizes == [1]
+
+
+class Table(dict[str, type]):
+    """Makes an object at each look."""
+
+    def __getitem__(self, name: str) -> object:
+        return super().__getitem__(name)()
+
+
+class OrderedTable(OrderedDict[str, type]):
+    """The same, as transformers' table of activations is."""
+
+    def __getitem__(self, name: str) -> object:
+        return super().__getitem__(name)()
+
+
+class Doubling(list[int]):
+    """Gives and takes other items than it holds."""
+
+    def __iter__(self):
+        return (2 * item for item in super().__iter__())
+
+    def extend(self, items) -> None:
+        super().extend(item // 2 for item in items)
+
+    def clear(self) -> None:
+        raise TypeError("never")
+
+
+@pytest.mark.parametrize("kind", [Table, OrderedTable])
+def test_what_a_container_holds_is_put_back_whatever_its_methods_do(kind) -> None:
+    module = nn.Module()
+    module.table, module.numbers = kind(relu=nn.ReLU, tanh=nn.Tanh), Doubling([1, 3])
+    state = ModuleState(module)
+    assert not state.changes()
+    dict.__setitem__(module.table, "relu", nn.SiLU)
+    module.table["more"] = nn.ELU
+    module.numbers.append(5)
+    assert state.changes()
+    state.restore()
+    assert not state.changes()
+    assert isinstance(module.table["relu"], nn.ReLU) and list(module.table) == ["relu", "tanh"]
+    assert list(module.numbers) == [2, 6]
 
 
 def test_every_tensor_of_a_large_model_is_watched() -> None:
