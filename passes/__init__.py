@@ -19,6 +19,7 @@ from pipeline.passes import (
     expand_dft,
     expand_functions,
     expand_hardmax,
+    expand_integer_ops,
     expand_one_hot,
     expand_resize,
     expand_scatter,
@@ -93,6 +94,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     expand_dft.PASS,
     expand_deform_conv.PASS,
     expand_bitwise.PASS,
+    expand_integer_ops.PASS,
     # Anywhere: it changes only equations.
     relabel_einsum.PASS,
     # Anywhere: it changes only Loops.
