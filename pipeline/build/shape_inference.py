@@ -59,7 +59,7 @@ def output_sizes(
 
 
 @dataclass
-class _Asked:
+class _Opened:
     """A model in the child, which keeps it between calls."""
 
     file: Path
@@ -100,11 +100,11 @@ class _Asked:
             return {}
 
 
-_asked: list[_Asked] = []
+_asked: list[_Opened] = []
 
 
 def _sizes(model: Path, shapes: Mapping[str, Sequence[int]], target: Target) -> Sizes | str:
     """Runs in the child."""
     if not _asked or (_asked[0].file, _asked[0].target) != (model, target):
-        _asked[:] = [_Asked(model, target)]
+        _asked[:] = [_Opened(model, target)]
     return _asked[0].sizes(shapes)

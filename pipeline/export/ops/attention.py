@@ -8,6 +8,7 @@ the values. It also refuses inputs that are not 4-D.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -19,16 +20,9 @@ from pipeline.export.ops.sizes import FLOAT, Value, floats, ints, op, rank
 aten: Any = torch.ops.aten
 
 
-def attention(  # noqa: PLR0913 - the exporter matches the parameters of torch's op by name
-    query: Value,
-    key: Value,
-    value: Value,
-    attn_mask: Value | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+@wraps(nn.aten_scaled_dot_product_attention)  # the exporter matches parameters by their names
+def attention(
+    query: Value, key: Value, value: Value, attn_mask: Value | None = None, *rest: Any, **more: Any
 ) -> Value:
     """``scaled_dot_product_attention``: [..., heads, length, channels], 3-D or 4-D.
 
@@ -39,9 +33,7 @@ def attention(  # noqa: PLR0913 - the exporter matches the parameters of torch's
         query, key, value = (_batched(t) for t in (query, key, value))
         if attn_mask is not None and rank(attn_mask) == 3:
             attn_mask = _batched(attn_mask)
-    out = nn.aten_scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+    out = nn.aten_scaled_dot_product_attention(query, key, value, attn_mask, *rest, **more)
     if attn_mask is not None and attn_mask.dtype == TensorProto.BOOL:
         # after the last product, so that TensorRT still finds the pattern of attention
         some = op.ReduceMax(op.Cast(attn_mask, to=FLOAT), ints(-1), keepdims=1)
