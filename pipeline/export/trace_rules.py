@@ -133,10 +133,10 @@ def one_sided(rules: Sequence[Rule], spec: ModelSpec) -> bool:
 
     def doubtful(rule: Rule) -> bool:
         new = rule.refined
-        if new is None:
-            return rule.kind in ("baked-in", "example-size")
         if rule.branch is not None:
             return True
+        if new is None:
+            return rule.kind in ("baked-in", "example-size")
         declared = spec.dims.get(rule.dim)
         offset = new.offset > 0 and spec.auto(rule.dim)
         return (new.static or offset) and (declared is None or declared.offset == 0)

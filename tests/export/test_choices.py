@@ -206,6 +206,23 @@ def test_a_rule_that_excludes_the_opt_says_so(tmp_path) -> None:
         export(make(exact), None, tmp_path / "m.onnx")
 
 
+def to_even(x):
+    """Resizes odd features, as MobileViT does. The side that resizes serves every size."""
+    y = x[:, :, ::8, ::8]
+    h, w = y.shape[2:]
+    even = h + h % 2, w + w % 2
+    odd = even != (h, w)
+    y = functional.interpolate(y, size=even, mode="bilinear") if odd else y
+    y = y.unflatten(2, (even[0] // 2, 2)).flip(3).flatten(2, 3)
+    return functional.interpolate(y, size=(h, w), mode="bilinear") if odd else y
+
+
+def test_the_side_that_serves_every_size_is_exported(tmp_path) -> None:
+    sizes = (1, 3, Dim("h", 64, 128, 200), 128)
+    spec = replace(make(to_even), inputs=(Input("x", sizes),))
+    assert not export(spec, None, tmp_path / "m.onnx").refinements
+
+
 def test_only_the_models_own_questions_are_heard() -> None:
     def net(x):
         y = torch.nn.functional.conv2d(x, torch.ones(1, 3, 3, 3)) if x.shape[2] > 3 else x
