@@ -3,7 +3,8 @@
 TensorRT 8.6's parser refuses both: "This version of TensorRT does not support the given operator
 with the given input data type", "Elementwise layer does not support the given inputs and
 operator". Models with relative positions have such nodes (DeBERTa). The results are the same
-numbers for every integer; products that are too large wrap around in both forms.
+numbers for every product that fits. A larger one wraps around, as in torch; ONNX Runtime's Pow
+gives the smallest integer instead.
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ def _blamed(
     """The guards that matter.
 
     Sizes that break one guard may break others too, and only one of them may matter. So the others
-    are tried where it holds. What is left out here is tried again without these sizes.
+    are tried where it holds, the one that most sizes break last. At the end, a guard stays only if
+    it matters where all others hold. What is left out is tried again without these sizes.
 
     Args:
         unknown: guards that can't be evaluated, and that matter.
@@ -131,7 +132,7 @@ def _blamed(
         differs_beside: whether it is wrong where a guard is broken and some others hold.
     """
     broken = list(unknown)
-    for guard in sorted(known, key=lambda g: (len(g.dims), -len(g.sizes))):
+    for guard in sorted(known, key=lambda g: (len(g.dims), len(g.sizes))):
         if differs_beside(guard, broken) if broken else differs(guard):
             broken.append(guard)
     for guard in broken[len(unknown) :]:

@@ -149,7 +149,9 @@ class SideSearch:
         traces = pairs = 0
         while queue:
             side = queue.pop(0)
+            # earlier choices may exclude it (h is odd, then h == 44), and still not matter to it
             rows = self.rows_of(side.taken(), side.sizes)
+            rows = rows or self.rows_of([(side.choice, False)], side.sizes)
             if any(map(self.differs_at, rows)):
                 return Hidden(side.origin, untraced=False)
             if not rows:

@@ -125,7 +125,7 @@ def _export_once(task: Task, skip: int) -> tuple[torch.export.ExportedProgram | 
             relaxed, broken = _relaxed(task, sizes)
             if relaxed is not None:
                 return relaxed, broken
-            if broken and all(rule.refined is not None for rule in broken):
+            if broken and all(rule.refined or rule.size_rule for rule in broken):
                 return None, find_baked(broken, eager, sizes, example_sizes)
         log = GuardLog(Path(TORCH))
         try:
@@ -136,7 +136,7 @@ def _export_once(task: Task, skip: int) -> tuple[torch.export.ExportedProgram | 
             if relaxed is not None:
                 return relaxed, []
             rules = _explain(eager, str(error), log) or broken
-            if any(rule.kind == "band" for rule in broken):  # torch suggests fewer sizes
+            if any(rule.size_rule for rule in broken):  # torch suggests fewer sizes
                 rules = broken
             if not rules:
                 lines = [line.strip(" -") for line in str(error).strip().splitlines()]

@@ -112,9 +112,12 @@ def without_opt(rule: Rule, dim: Dim | None) -> Rule:
 
 
 def keep_opt(rules: Sequence[Rule], spec: ModelSpec) -> bool:
-    """True if every rule leaves a range that has the dim's opt."""
+    """True if every rule keeps the dim's opt and more sizes."""
+    opts = {name: dim.opt for name, dim in spec.dims.items()}
     for rule in rules:
         dim, new = spec.dims.get(rule.dim), rule.refined
+        if rule.size_rule and not rule.obstacle and kept_rules([rule.size_rule], opts):
+            continue
         if dim is None or new is None or new.static:
             return False
         if dim.opt not in range(new.min, new.max + 1, new.multiple_of):

@@ -12,7 +12,7 @@ import contextlib
 import dis
 import sys
 import types
-from collections import OrderedDict, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 _MOST = 50_000  # objects that are walked; a module that holds a whole dataset is not its state
 _OF_A_MODULE = 32  # more for each submodule: its parameters, buffers and dicts of hooks
 _MADE_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)  # of the standard library's objects
+# of the standard library's objects
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap)
 _OF_GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME")
 
 

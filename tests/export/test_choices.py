@@ -206,6 +206,41 @@ def test_a_rule_that_excludes_the_opt_says_so(tmp_path) -> None:
         export(make(exact), None, tmp_path / "m.onnx")
 
 
+def even_then_one(x):
+    y = x * 2 if x.shape[2] % 2 == 0 else x + x  # the same
+    return y * 3 if x.shape[2] == 144 and x.shape[3] == 145 else y
+
+
+def wider_then_one(x):
+    y = x * 2 if x.shape[2] > x.shape[3] else x + x  # the same
+    return y * 3 if x.shape[2] == 141 and x.shape[3] == 136 else y
+
+
+@pytest.mark.parametrize("function", [even_then_one, wider_then_one], ids=lambda f: f.__name__)
+def test_a_choice_that_an_earlier_one_excludes_is_turned_too(tmp_path, function) -> None:
+    with pytest.raises(ConstraintError, match=r"return y \* 3 if x.shape"):
+        export(make(function), None, tmp_path / "m.onnx")
+
+
+def third_then_one(x):
+    y = x * 2 if x.shape[2] % 3 == 0 else x + x  # the same
+    return y + 1 if x.shape[2] == 99 else y
+
+
+def opt_beside_one(x):
+    y = x * 2 if x.shape[2] != 99 else x * 5
+    return y * 2 if x.shape[3] != 128 else y + y  # the same
+
+
+@pytest.mark.parametrize("function", [third_then_one, opt_beside_one], ids=lambda f: f.__name__)
+def test_only_the_size_that_matters_is_excluded(tmp_path, function) -> None:
+    auto = tuple(replace(size, auto=True) if isinstance(size, Dim) else size for size in SIZES)
+    spec = replace(make(function), inputs=(Input("x", auto),))
+    done = export(spec, None, tmp_path / "m.onnx")
+    assert done.spec.rules == ("h != 99",)
+    assert [done.spec.dims[n].max for n in "bhw"] == [4, 200, 200]
+
+
 def to_even(x):
     """Resizes odd features, as MobileViT does. The side that resizes serves every size."""
     y = x[:, :, ::8, ::8]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict, UserDict, UserList
 from collections.abc import Callable
 
 import pytest
@@ -202,16 +202,22 @@ class Doubling(list[int]):
 def test_what_a_container_holds_is_put_back_whatever_its_methods_do(kind) -> None:
     module = nn.Module()
     module.table, module.numbers = kind(relu=nn.ReLU, tanh=nn.Tanh), Doubling([1, 3])
+    module.user = UserList([1]), UserDict(a=1), ChainMap({"a": 1})
     state = ModuleState(module)
     assert not state.changes()
     dict.__setitem__(module.table, "relu", nn.SiLU)
     module.table["more"] = nn.ELU
     module.numbers.append(5)
-    assert state.changes()
+    module.user[0].append(2)
+    module.user[1]["b"] = module.user[2]["b"] = 2
+    assert {path.partition("[")[0].partition(".")[0] for path in state.changes()} == {
+        "table", "numbers", "user",
+    }  # fmt: skip
     state.restore()
     assert not state.changes()
     assert isinstance(module.table["relu"], nn.ReLU) and list(module.table) == ["relu", "tanh"]
     assert list(module.numbers) == [2, 6]
+    assert module.user == ([1], {"a": 1}, {"a": 1})
 
 
 def test_every_tensor_of_a_large_model_is_watched() -> None:
