@@ -183,6 +183,12 @@ NESTED = {
     "chosen": ["v = n if A else m", "return x * 3 if v == R else x * 2"],
     "larger": ["v = sorted([n, m + 60])[1]", "return x * 3 if v == R else x * 2"],
     "listed": ["v = [m, n][1 if A else 0]", "return x * 3 if v in (R, R + 1) else x * 2"],
+    "beside": ["x = x * 2 if m % 2 == 0 else x + x", "return x * 3 if (A) and (B) else x"],
+    "beside two": [
+        "x = x * 2 if m * 6 > n else x + x",
+        "x = x + 0 if n % 3 else x",
+        "return x * 3 if (A) and (B) else x",
+    ],
     "loop": ["for d in (n, m):", "    if A and d == R: return x * 3", "return x * 2"],
     "tensor": ["y = x[:, :, : n // 2] if A else x", "if B: x = x + 1", "return x + y.sum() * 0"],
 }
