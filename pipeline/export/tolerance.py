@@ -211,9 +211,8 @@ def _moved(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> _Exact:
     if any(a.is_floating_point() for a in args):
         with torch.no_grad(), quiet(), untouched(module):
             return _Exact(_arrays(module(*moved)), "rounding of the inputs")
-    first = next(
-        t for t in _weights(module) if t.is_floating_point()
-    )  # of a language model: its embedding
+    # the first weights of a language model are its embedding
+    first = next(t for t in _weights(module) if t.is_floating_point())
     saved = first.detach().clone()
     try:
         with torch.no_grad(), quiet(), untouched(module):

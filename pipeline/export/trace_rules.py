@@ -63,7 +63,7 @@ def by_remainder(dim: Dim, good: Sequence[int]) -> Rule | None:
 
 
 def by_one_size(dim: Dim, good: Sequence[int]) -> Rule | None:
-    """The rule that a size is not the only one that is missing, such as ``h != 100``.
+    """The rule that excludes the only missing size, such as ``h != 100``.
 
     None if more sizes are missing. If the dim's opt is missing, the longest range without it is a
     suggestion.
@@ -116,9 +116,11 @@ def keep_opt(rules: Sequence[Rule], spec: ModelSpec) -> bool:
     opts = {name: dim.opt for name, dim in spec.dims.items()}
     for rule in rules:
         dim, new = spec.dims.get(rule.dim), rule.refined
+        if dim is None:  # it is padded
+            return False
         if rule.size_rule and not rule.obstacle and kept_rules([rule.size_rule], opts):
             continue
-        if dim is None or new is None or new.static:
+        if new is None or new.static:
             return False
         if dim.opt not in range(new.min, new.max + 1, new.multiple_of):
             return False
