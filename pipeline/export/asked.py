@@ -29,16 +29,16 @@ class Asked(NamedTuple):
     """A condition on symbolic sizes that was evaluated, or a size that became a number.
 
     Args:
-        condition: the condition, in torch's symbols.
-        held: the condition or its opposite, whichever was true.
+        condition: the condition in torch's symbols, or what a number was made of.
+        held: the condition or its opposite, whichever was true; for a number ``size == number``.
         line: the model's line, as ``file:line in function: code``.
-        fixed: True if it is not a condition, but ``size == number`` for a number made of a size.
+        number: the number that was made of a size; None for a condition.
     """
 
     condition: str
     held: str
     line: str = ""
-    fixed: bool = False
+    number: float | None = None
 
 
 _heard: ContextVar[list[Asked] | None] = ContextVar("_heard", default=None)
@@ -75,8 +75,7 @@ def _float(node: Any, file: str, line: int) -> float:
 def _hear_number(node: Any) -> None:
     heard = _heard.get()
     if heard is not None and not node.expr.is_number:
-        text = f"Eq({node.expr}, {node.hint})"
-        heard.append(Asked(text, text, fixed=True))
+        heard.append(Asked(str(node.expr), f"Eq({node.expr}, {node.hint})", number=node.hint))
 
 
 _exchange = Exchange(

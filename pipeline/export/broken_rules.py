@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from pipeline.export.asked import lines_of
-from pipeline.export.choices import Hidden, SideSearch, choices
+from pipeline.export.choices import Choice, Hidden, SideSearch, choices, range_choices
 from pipeline.export.guards import (
     Broken,
     as_formula,
     broken_guards,
-    excluded_ends,
     good_sizes,
     matters,
     recorded,
@@ -59,7 +58,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
 
     @cache
     def graph() -> torch.nn.Module:
-        return unguarded(program, inputs, excluded_ends(program, inputs))
+        return unguarded(program)
 
     def differs(guard: Broken) -> bool:
         sets = tries(inputs, guard, program, spec.rules)
@@ -171,16 +170,26 @@ def _behind(
     inputs, rules = task.eager.inputs, task.spec.rules
     dims = tuple(dims_of(inputs).values())
     symbols, guards = recorded(traced.program, inputs)
+    traces: dict[tuple[int, ...], list[Choice] | None] = {}
+
+    def once(sizes: Mapping[str, int]) -> list[Choice] | None:
+        key = tuple(sizes[dim.name] for dim in dims)
+        if key not in traces:
+            traces[key] = choices_at(task, sizes)
+        return traces[key]
+
     search = SideSearch(
         dims,
         tuple(rules),
-        choices_at=lambda sizes: choices_at(task, sizes),
+        choices_at=once,
         lines_at=lambda sizes: lines_of(lambda: task.eager.runs_at(sizes)),
         differs_at=differs_at,
         elements=lambda sizes: elements(inputs, sizes),
         budget=min(_NODES // len(traced.program.graph.nodes), _TRACES),
         known={as_formula(text, symbols) for text in guards if symbols_in(text) <= symbols.keys()},
     )
-    asked = [one for one in traced.asked if not one.fixed]
+    asked = [one for one in traced.asked if one.number is None]
     found, _ = choices(asked, symbols, dims, rules)  # torch's guards have the others
-    return search.first_hidden(found, traced.sizes)
+    spans = {str(symbol): span for symbol, span in traced.program.range_constraints.items()}
+    concluded = range_choices(spans, symbols, dims, rules)
+    return search.first_hidden([*concluded, *found], traced.sizes)

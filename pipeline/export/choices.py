@@ -13,20 +13,24 @@ catch the error of an op.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from pipeline.export.asked import Asked, Line
 from pipeline.export.guards import Broken, Symbol, as_formula, in_dims
-from pipeline.probe.evaluate import holds, symbols_in, where_holds
-from pipeline.probe.grid import size_grid, spread
+from pipeline.probe.evaluate import holds, result_of, symbols_in, where_holds
+from pipeline.probe.grid import MOST_SIZES, size_grid, spread
 from pipeline.spec.dims import Dim, kept_rules
 
 _READ = 1 << 12  # most sizes at which a condition is evaluated one by one
 _PAIRS = 200  # most sets of sizes that are tried for two choices at once
 _ELEMENTS = 1 << 21  # most input elements of a comparison on the other side of a choice
+_VALUES = 32  # most values of a number that a model makes of a size
 
 Sizes = dict[str, int]
 
@@ -38,16 +42,25 @@ class Choice:
     Args:
         condition: the branch's condition in the dims.
         guard: the side that was taken, as a guard with the sizes that take the other side.
+        concluded: True if torch concluded it for all that follows. Then torch's ops leave no guards
+            that follow from it, so the other side is always traced.
     """
 
     condition: str
     guard: Broken
+    concluded: bool = False
 
     def holds(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Where the model takes this side, at these sizes of the dims."""
         own = {dim.name: columns[dim.name] for dim in self.guard.dims}
         held: np.ndarray = _each_holds(self.guard.formula, own) == 1
         return held
+
+    def fails(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Where the model takes the other side. Elsewhere the condition may be unknown."""
+        own = {dim.name: columns[dim.name] for dim in self.guard.dims}
+        failed: np.ndarray = _each_holds(self.guard.formula, own) == 0
+        return failed
 
 
 @dataclass(frozen=True)
@@ -162,8 +175,9 @@ class SideSearch:
             lines |= more
             # what the model chooses after it: a trace tells, otherwise the program's own choices
             path, start, first = side.path, [(side.choice, False)], side.index + 1
-            if more or traces < self.budget:
-                traces += not more
+            always = more or side.choice.concluded
+            if always or traces < self.budget:
+                traces += not always
                 beyond = self.choices_at(at)
                 if beyond is None:
                     return Hidden(side.origin, untraced=True)
@@ -283,6 +297,100 @@ def choices(
             guard = Broken(one.held, in_dims(one.held, symbols), own, other, formula, one.line)
             found.append(Choice(as_formula(one.condition, symbols), guard))
     return found, unknown
+
+
+def range_choices(
+    spans: Mapping[str, ValueRanges[Any]],
+    symbols: Mapping[str, Symbol],
+    dims: Sequence[Dim],
+    rules: Sequence[str],
+) -> list[Choice]:
+    """The choices that are ranges of sizes, as torch concluded them.
+
+    Args:
+        spans: the range of each symbol.
+        symbols, dims, rules: see `choices`.
+    """
+    asked = []
+    for symbol, span in spans.items():
+        least, above = f"{symbol} >= {span.lower}", f"{symbol} >= {span.upper + 1}"
+        if span.lower < span.upper:  # otherwise a condition says that they are equal
+            asked.append(Asked(above, f"Not({above})"))
+            asked += [Asked(least, least)] if span.lower > 2 else []  # torch never takes 0 or 1
+    found, _ = choices(asked, symbols, dims, rules)
+    return [replace(choice, concluded=True) for choice in found]
+
+
+def number_choices(
+    number: Asked,
+    before: Sequence[Choice],
+    symbols: Mapping[str, Symbol],
+    dims: Sequence[Dim],
+    rules: Sequence[str],
+) -> list[Choice] | None:
+    """A choice for each other value of a number that the model makes of a size.
+
+    The model may do anything with a number, and torch does not see it. So each value counts as a
+    side of a branch.
+
+    Args:
+        number: from `listening`.
+        before: the choices that were made before it. It has other values only where they hold.
+        symbols, dims, rules: see `choices`.
+
+    Returns:
+        The choices; None if the number has too many values, or if they can't be found.
+    """
+    used = symbols_in(number.held)
+    if not used <= symbols.keys():
+        return []
+    names = {name for symbol in used for name in symbols[symbol].names}
+    own = tuple(dim for dim in dims if dim.name in names)
+    rows = _rows_where(own, before, rules)
+    if rows is None:
+        return None
+    # Python's numbers are exact where int64 overflows
+    values = result_of(as_formula(number.condition, symbols), _columns(own, rows.astype(object)))
+    if values is None:
+        return None
+    values = np.broadcast_to(values, len(rows))
+    others = sorted({*values.tolist()} - {number.number})
+    if len(others) >= _VALUES:
+        return None
+    found = []
+    for value in others:
+        held = f"Ne({number.condition}, {value})"
+        formula = as_formula(held, symbols)
+        guard = Broken(held, in_dims(held, symbols), own, rows[values == value], formula)
+        found.append(Choice(formula, guard))
+    return found
+
+
+def _rows_where(
+    dims: tuple[Dim, ...], held: Sequence[Choice], rules: Sequence[str]
+) -> np.ndarray | None:
+    """All sizes of some dims that keep the rules and these choices; None if there are many.
+
+    Choices that have other dims too are left out.
+    """
+    every = []
+    for dim in dims:
+        sizes = np.array(_legal(dim))[: MOST_SIZES + 1]
+        for choice in held:
+            if choice.guard.dims == (dim,):
+                sizes = sizes[~choice.fails({dim.name: sizes})]
+        every.append(sizes)
+    if math.prod(map(len, every)) > _READ or max(map(len, every)) > MOST_SIZES:
+        return None
+    rows = np.stack([axis.ravel() for axis in np.meshgrid(*every)], axis=1)
+    for choice in held:
+        if set(choice.guard.dims) <= set(dims):
+            rows = rows[~choice.fails(_columns(dims, rows))]
+    for rule in rules:
+        kept = result_of(rule, _columns(dims, rows))  # None for a rule on other dims
+        rows = rows if kept is None else rows[kept]
+    found: np.ndarray = rows[np.argsort(rows.prod(axis=1), kind="stable")]
+    return found
 
 
 def _columns(dims: Sequence[Dim], rows: np.ndarray) -> dict[str, np.ndarray]:

@@ -223,7 +223,7 @@ def tries(
     rows = guard.sizes[spread(len(guard.sizes), _ROWS)].tolist()
     small = [row for row in rows if elements(inputs, _with_row(base, names, row)) <= _ELEMENTS]
     found = [] if small else [_with_row(base, names, rows[0])]
-    ends = (0, len(small) - 1)  # torch has no guards of later branches there, see `unguarded`
+    ends = (0, len(small) - 1)  # torch has no guards of later branches there
     for k, index in enumerate(spread(len(small), most)):
         found.append(_with_row(base, names, small[index]))
         for other in others if index in ends else [others[k % 4]]:
@@ -295,56 +295,14 @@ def _with_row(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]
     return {**sizes, **dict(zip(names, row, strict=True))}
 
 
-def excluded_ends(
-    program: torch.export.ExportedProgram, inputs: Sequence[Input]
-) -> list[tuple[Dim, int]]:
-    """The ends of dims, where the range that torch.export concluded lacks only this size.
-
-    From a ``!=`` in a branch, torch concludes a range if the size is at an end.
-
-    Args:
-        program: what torch exported.
-        inputs: its inputs as declared.
-    """
-    symbols, _ = recorded(program, inputs)
-    found = []
-    for symbol, span in program.range_constraints.items():
-        own = symbols.get(str(symbol))
-        if own is None or not isinstance(own.size, Dim) or own.size.static:
-            continue
-        dim, step = own.size, own.size.multiple_of
-        if dim.min // own.step < span.lower <= (dim.min + step) // own.step:
-            found.append((dim, dim.min))
-        if (dim.max - step) // own.step <= span.upper < dim.max // own.step:
-            found.append((dim, dim.max))
-    return found
-
-
-def unguarded(
-    program: torch.export.ExportedProgram,
-    inputs: Sequence[Input] = (),
-    ends: Sequence[tuple[Dim, int]] = (),
-) -> torch.nn.Module:
+def unguarded(program: torch.export.ExportedProgram) -> torch.nn.Module:
     """The program as a module that also runs at sizes that break a guard.
 
-    It still refuses sizes outside of the ranges that torch.export concluded. There, a later branch
-    has left no guard.
-
-    Args:
-        program: what torch exported.
-        inputs: its inputs as declared; given, a size that is an expression may be any.
-        ends: ends of dims outside of these ranges, at which it runs too.
+    It runs outside of the ranges that torch.export concluded too.
     """
     graph = program.module(check_guards=False)
-    symbols = recorded(program, inputs)[0] if inputs else {}
-    spans = dict(program.range_constraints)
-    for symbol, span in program.range_constraints.items():
-        own = symbols.get(str(symbol))
-        mine = [size // own.step for dim, size in ends if own is not None and own.size == dim]
-        if own is not None and isinstance(own.size, DimExpr):  # torch has no Dim for it
-            mine += [0, _ANY]
-        spans[symbol] = ValueRanges(min([span.lower, *mine]), max([span.upper, *mine]))
     # the hook that checks the inputs reads it; torch types it as a submodule
+    spans = dict.fromkeys(program.range_constraints, ValueRanges(0, _ANY))
     graph.range_constraints = spans  # type: ignore[assignment]
     return graph
 

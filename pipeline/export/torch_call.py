@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from pipeline.errors import ConstraintError, ExportError, first_line
 from pipeline.export.asked import Asked, listening
-from pipeline.export.choices import Choice, choices
+from pipeline.export.choices import Choice, choices, number_choices, range_choices
 from pipeline.export.exchange import Exchange
 from pipeline.export.guards import Symbol, guard_parts
 from pipeline.export.torch_2_13 import mended
@@ -194,45 +195,59 @@ class _Enough(Exception):
     """Ends a trace after the model's forward: a program is not needed."""
 
 
+@dataclass
+class _Told:
+    """What torch knows after a forward.
+
+    Args:
+        symbols: its symbols of the inputs' sizes.
+        spans: their ranges.
+        guards: the texts of its guards.
+    """
+
+    symbols: dict[str, Symbol] = field(default_factory=dict)
+    spans: dict[str, ValueRanges[Any]] = field(default_factory=dict)
+    guards: list[str] = field(default_factory=list)
+
+
 class _Heard(torch.nn.Module):
-    """Calls a module, tells torch's symbols of its inputs' sizes and its guards, and ends."""
+    """Calls a module, tells what torch knows then, and ends."""
 
     def __init__(
         self,
         module: torch.nn.Module,
         inputs: Sequence[Input],
-        tell: Callable[[dict[str, Symbol], list[str]], None],
+        told: _Told,
     ) -> None:
         super().__init__()
         self.module = module
         self.inputs = inputs
-        self.tell = tell
+        self.told = told
 
     def forward(self, *args: torch.Tensor) -> None:
-        symbols: dict[str, Symbol] = {}
-        guards: list[str] = []
-        nodes: list[Any] = []
+        nodes: dict[str, Any] = {}
         for arg, declared in zip(args, self.inputs, strict=True):
             for size, dim in zip(arg.shape, declared.shape, strict=True):
                 if isinstance(size, torch.SymInt) and not isinstance(dim, int):
-                    symbols[str(size.node._expr)] = Symbol(dim)
-                    nodes.append(size.node)
+                    self.told.symbols[str(size.node._expr)] = Symbol(dim)
+                    nodes[str(size.node._expr)] = size.node
         self.module(*args)
-        for node in nodes[:1]:
-            guards = [text for g in node.shape_env.guards for text in guard_parts(g.expr)]
-        self.tell(symbols, guards)
+        for name, node in nodes.items():
+            known = node.shape_env
+            self.told.spans[name] = known.var_to_range.get(node._expr, ValueRanges.unknown_int())
+            self.told.guards = [text for g in known.guards for text in guard_parts(g.expr)]
         raise _Enough
 
 
 def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
     """The choices of the model and of torch's ops at these sizes.
 
-    None if torch can't trace the model there, or only for one number in place of a size, or if a
-    condition can't be evaluated.
+    None if torch can't trace the model there, if the model makes a number of a size that has many
+    values there, or if a condition can't be evaluated.
     """
     eager, module = task.eager, task.module
-    traced: list[tuple[dict[str, Symbol], list[str]]] = []
-    heard = _Heard(module, eager.inputs, lambda *what: traced.append(what))
+    told = _Told()
+    heard = _Heard(module, eager.inputs, told)
     auto = torch.export.Dim.AUTO
     shapes: Any = (
         tuple(
@@ -248,12 +263,21 @@ def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
             pass
         except Exception:  # of torch, or of the model without values
             return None
-    ((symbols, guards),) = traced
+    symbols, rules = told.symbols, task.spec.rules
     dims = list(dims_of(eager.inputs).values())
+    found = range_choices(told.spans, symbols, dims, rules)
+    for one in dict.fromkeys(asked):
+        if one.number is None:
+            more, unknown = choices([one], symbols, dims, rules)
+            if unknown:
+                return None
+            found += more
+        else:
+            values = number_choices(one, found, symbols, dims, rules)
+            if values is None:
+                return None
+            found += values
     said = {one.held for one in asked}
-    more = [Asked(text, text) for text in dict.fromkeys(guards) if text not in said]
-    conditions = [one for one in asked if not one.fixed]
-    found, unknown = choices([*conditions, *more[:_GUARDS]], symbols, dims, task.spec.rules)
-    numbers = [one for one in asked if one.fixed]
-    fixed, unread = choices(numbers, symbols, dims, task.spec.rules)
-    return None if fixed or unread or unknown else found
+    others = [Asked(text, text) for text in dict.fromkeys(told.guards) if text not in said]
+    of_ops, unknown = choices(others[:_GUARDS], symbols, dims, rules)
+    return None if unknown else found + of_ops

@@ -15,10 +15,14 @@ from pipeline.export.asked import Asked, listening
 from pipeline.export.choices import choices
 from pipeline.export.export import export
 from pipeline.export.guards import Symbol
+from pipeline.export.torch_call import Task, torch_export
+from pipeline.machine.resources import Stopwatch
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output
 
 SIZES = (Dim("b", 1, 2, 4), 3, Dim("h", 64, 120, 200), Dim("w", 64, 128, 200))
+
+EXAMPLE = {"b": 2, "h": 130, "w": 132}
 
 
 class Net(torch.nn.Module):
@@ -256,6 +260,68 @@ def test_the_side_that_serves_every_size_is_exported(tmp_path) -> None:
     sizes = (1, 3, Dim("h", 64, 128, 200), 128)
     spec = replace(make(to_even), inputs=(Input("x", sizes),))
     assert not export(spec, None, tmp_path / "m.onnx").refinements
+
+
+def batch_as_a_number(x):
+    """Windows at their training size use a stored mask, and int() of a quotient, as SwinIR does."""
+    b, _, h, w = x.shape
+    y = functional.pad(x, (0, -w % 8, 0, -h % 8))
+    windows = y.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+    if y.shape[2:] == (72, 72):
+        n = 81
+        windows = windows.reshape(windows.shape[0] // n, n, 3, 8, 8) + torch.zeros(n, 1, 1, 1)
+        windows = windows.reshape(-1, 3, 8, 8)
+        b = int(windows.shape[0] / (y.shape[2] * y.shape[3] / 64))
+    y = windows.reshape(b, y.shape[2] // 8, y.shape[3] // 8, -1).sum(3)
+    return y.mean((1, 2))
+
+
+def test_a_number_of_few_values_on_the_other_side_is_no_rule(tmp_path) -> None:
+    assert not export(make(batch_as_a_number), None, tmp_path / "m.onnx").refinements
+
+
+def a_value_of_a_number(x):
+    if x.shape[2] == 100:
+        n = len([0] * x.shape[0])
+        return x * 3 if n == 3 and x.shape[3] == 131 else x * 2
+    return x * 2
+
+
+def many_values_of_a_number(x):
+    if x.shape[2] == 100:
+        n = len([0] * x.shape[3])
+        return x * 3 if n == 131 else x * 2
+    return x * 2
+
+
+@pytest.mark.parametrize("function", [a_value_of_a_number, many_values_of_a_number])
+def test_what_a_number_hides_is_found(tmp_path, function) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        export(make(function), None, tmp_path / "m.onnx")
+    assert f"in {function.__name__}: " in str(caught.value)
+
+
+def patches(x):
+    """torch concludes from unfold that there are at least two patches, as in MobileViTV2."""
+    y = functional.avg_pool2d(x, 32)
+    return functional.unfold(y, 2, stride=2).sum((1, 2)) * 1e-3
+
+
+def patches_then_one(x):
+    y = patches(x)
+    return y * 3 if x.shape[3] < 96 and x.shape[2] == 77 else y
+
+
+def test_a_range_that_torch_concludes_is_no_rule(tmp_path) -> None:
+    program = torch_export(Task(make(patches), Net(patches), 0, Stopwatch()).eager, EXAMPLE,
+                           relaxed=True).program  # fmt: skip
+    assert any(span.lower > 64 for span in program.range_constraints.values())
+    assert not export(make(patches), None, tmp_path / "m.onnx").refinements
+
+
+def test_what_is_outside_of_a_concluded_range_is_found(tmp_path) -> None:
+    with pytest.raises(ConstraintError):
+        export(make(patches_then_one), None, tmp_path / "m.onnx")
 
 
 def test_only_the_models_own_questions_are_heard() -> None:

@@ -189,16 +189,25 @@ NESTED = {
         "x = x + 0 if n % 3 else x",
         "return x * 3 if (A) and (B) else x",
     ],
+    "number": [
+        "if not (A): return x * 2",
+        "k = len([0] * (m // 4 * b))",
+        "return x * 3 if k in (4, 9) and B else x * 2",
+    ],
+    "concluded": [
+        "y = torch.nn.functional.unfold(x[:, None, :, : n // 8 * 8], (1, 8), stride=(1, 8))",
+        "return x * 3 + y.sum() * 0 if A and B else x * 2 + y.sum() * 0",
+    ],
     "loop": ["for d in (n, m):", "    if A and d == R: return x * 3", "return x * 2"],
     "tensor": ["y = x[:, :, : n // 2] if A else x", "if B: x = x + 1", "return x + y.sum() * 0"],
 }
 OUTER = ("m == 12", "m == 11", "m == 8", "m == 16", "b == 1", "b == 3", "b % 2 == 1", "m > 13",
          "m < 11", "m % 4 == 1", "10 < m < 13", "m * 4 == n", "m == n", "b * m > 40",
-         "m + n == 77")  # fmt: skip
+         "m + n == 77", "n < 12")  # fmt: skip
 INNER = ("n == R", "R - 6 < n < R + 6", "n > R", "n % 32 == R % 32", "n // 8 == R // 8",
          "n * b == R * 2", "n in (R, R + 3)", "R <= n * 2 <= R + 6", "max(n, m) == R",
          "len(range(n)) == R", "math.gcd(n, R) == R", "'%d' % n == str(R)", "round(n, -1) == 50",
-         "n != R - 9 and 9 // (n - R + 9) == 1")  # fmt: skip
+         "n != R - 9 and 9 // (n - R + 9) == 1", "m == 11", "m * b == 22")  # fmt: skip
 
 
 def _nested(form: str, outer: str, inner: str, rare: int) -> Hostile:
