@@ -26,7 +26,7 @@ from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
-from pipeline.spec.noise_parts import MOST, Sample, with_parts
+from pipeline.spec.noise_parts import MOST, Sample, measured
 
 _WIDE = 1 << 28  # most parameters of a model that is made float64 for a moment
 _HALF_SHOWS = 2.0**-15  # a relative difference that float32 rounding rarely makes; float16: 2**-11
@@ -79,11 +79,12 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
     for output in spec.outputs:
         where = f"model {spec.name}: output {output.name}"
         found = noise.get(output.name)
-        own = output.tolerance or (found.tolerance(where, how) if found else EQUAL)
-        seen = samples.get(output.name, ())
-        # a dynamic axis has another size in another run
-        if found and output.tolerance is None and (len(seen) > 1 or fixed):
-            own = with_parts(own, seen, where, how)
+        own = output.tolerance or EQUAL
+        if found and output.tolerance is None:
+            # a dynamic axis has another size in another run
+            seen = samples.get(output.name, ())
+            seen = seen if len(seen) > 1 or fixed else ()
+            own = measured(found, seen, where, how)
         outputs.append(replace(output, tolerance=own))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
     widest = replace(widest, axis=None, parts=())

@@ -32,56 +32,94 @@ def part_axes(rank: int) -> list[int]:
     return [n for n in sorted({1, rank - 1} if rank <= 3 else {1}) if 0 < n < rank]
 
 
-def with_parts(
-    whole: Tolerance,
+def measured(
+    noise: Noise,
     samples: Sequence[Sample],
     where: str,
     how: str,
     axes: Collection[int] | None = None,
 ) -> Tolerance:
-    """The tolerance with an atol for each index of an axis, if its indices differ in scale.
+    """The tolerance of an output, with an atol for each index of an axis whose scales differ.
 
     Args:
-        whole: The measured tolerance of the whole output.
-        samples: The pairs of results that it was measured on.
+        noise: The noise of the whole output.
+        samples: The pairs of results that it was measured on; none if no axis has a fixed size.
         where: The model and the output.
         how: What was rounded.
         axes: The axes of a fixed size; None if only such axes have one size in all samples.
+
+    Raises:
+        InputError: Rounding changes the output so much that a tolerance could hide a fault.
     """
-    rank = samples[0][0].ndim if samples else 0
-    for axis in part_axes(rank):
-        counts = {exact.shape[axis] for _, exact, _ in samples}
-        known = axes is None or axis in axes
-        if not known or len(counts) > 1 or not all(exact.size for _, exact, _ in samples):
-            continue
-        atols = np.full(counts.pop(), whole.atol)
-        for part in _scales(root_mean_square([exact for _, exact, _ in samples], axis)):
-            atols[part] = min(whole.atol, _atol(samples, axis, part, where, how))
+    try:
+        whole = noise.tolerance(where, how)
+    except InputError:
+        found = _of_largest_scale(samples, where, how, axes)
+        if found is None:
+            raise
+        whole = found
+    for axis in _part_axes(samples, axes):
+        atols = np.full(samples[0][1].shape[axis], whole.atol)
+        for part in _scales(root_mean_square([exact for _, exact, _ in samples], axis))[:-1]:
+            own = _tolerance(samples, axis, part, where, how)
+            atols[part] = min(whole.atol, _MARGIN * own.atol if own else np.inf)
         if (atols < _WORTH * whole.atol).any():
             return replace(whole, axis=axis, parts=tuple(atols.tolist()))
     return whole
 
 
+def _part_axes(samples: Sequence[Sample], axes: Collection[int] | None) -> list[int]:
+    """The axes of which an index can be a part: they have one size in all samples."""
+    if not samples or not all(exact.size for _, exact, _ in samples):
+        return []
+    return [
+        axis
+        for axis in part_axes(samples[0][0].ndim)
+        if (axes is None or axis in axes) and len({e.shape[axis] for _, e, _ in samples}) == 1
+    ]
+
+
+def _of_largest_scale(
+    samples: Sequence[Sample], where: str, how: str, axes: Collection[int] | None
+) -> Tolerance | None:
+    """The tolerance of an output's largest scale, for an output that has none as a whole.
+
+    Example: four box sides in pixels beside 80 scores near 1e-5. Most values are scores, so the
+    boxes' rounding seems to be larger than the output.
+
+    Returns:
+        The tolerance; None if no axis has several scales, or if one of them can't be measured.
+    """
+    for axis in _part_axes(samples, axes):
+        scales = _scales(root_mean_square([exact for _, exact, _ in samples], axis))
+        found = [_tolerance(samples, axis, part, where, how) for part in scales]
+        if len(found) > 1 and all(found):
+            return found[-1]
+    return None
+
+
 def _scales(size: np.ndarray) -> list[np.ndarray]:
-    """The indices of each scale but the largest one. Indices that are all zero are in none."""
+    """The indices of each scale, the largest last. Indices that are all zero are in none."""
     order = np.argsort(size)
     order = order[size[order] > 0]
     gaps = np.flatnonzero(size[order][1:] >= _GAP * size[order][:-1]) + 1
-    return [np.sort(part) for part in np.split(order, gaps)[:-1]]
+    return [np.sort(part) for part in np.split(order, gaps)]
 
 
-def _atol(samples: Sequence[Sample], axis: int, part: np.ndarray, where: str, how: str) -> float:
-    """The atol of some indices; infinite if none can be measured."""
+def _tolerance(
+    samples: Sequence[Sample], axis: int, part: np.ndarray, where: str, how: str
+) -> Tolerance | None:
+    """The tolerance of some indices; None if none can be measured."""
     noise: Noise | None = None
     for moved, exact, eps in samples:
         a, b = moved.take(part, axis), exact.take(part, axis)
         if a.size < _FEW:
-            return float("inf")
+            return None
         noise = Noise.between(a, b, eps).worst(noise)
     try:
-        return _MARGIN * noise.tolerance(where, how).atol if noise else float("inf")
+        return noise.tolerance(where, how) if noise else None
     except InputError:  # rounding moves this part too far
-        return float("inf")
+        return None
 
 
 def root_mean_square(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from pipeline.compare.weak_parts import weak_parts
 from pipeline.errors import InputError
 from pipeline.spec.closeness import Difference
 from pipeline.spec.noise import Noise
-from pipeline.spec.noise_parts import Sample, with_parts
+from pipeline.spec.noise_parts import Sample, measured
 from pipeline.spec.tensors import Tolerance
 
 F32 = np.float32
@@ -33,18 +33,18 @@ def rounded(exact: np.ndarray, seed: int, units: float = 2.0) -> np.ndarray:
     return (exact + random.uniform(-units, units, exact.shape) * EPS * scale).astype(F32)
 
 
-def measured(exact: list[np.ndarray]) -> Tolerance:
+def tolerance_of(exact: list[np.ndarray]) -> Tolerance:
     samples: list[Sample] = [(rounded(e, n), e, EPS) for n, e in enumerate(exact)]
     noise: Noise | None = None
     for moved, right, eps in samples:
         noise = Noise.between(moved, right, eps).worst(noise)
     assert noise is not None
-    return with_parts(noise.tolerance("y", "rounding"), samples, "y", "rounding")
+    return measured(noise, samples, "y", "rounding")
 
 
 @pytest.mark.parametrize("axis", [1, 2])
 def test_each_scale_has_its_own_atol(axis: int) -> None:
-    tolerance = measured([detections(300, 0, axis), detections(80, 1, axis)])
+    tolerance = tolerance_of([detections(300, 0, axis), detections(80, 1, axis)])
     assert tolerance.axis == axis and len(tolerance.parts) == 10
     assert set(tolerance.parts[:4]) == {tolerance.atol}
     (small,) = set(tolerance.parts[4:])
@@ -68,7 +68,7 @@ def faults(right: np.ndarray) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", ["scaled", "shifted", "one", "zeros", "boxes", "nan"])
 def test_a_planted_fault_fails(name: str) -> None:
-    tolerance = measured([detections(300, 0), detections(80, 1)])
+    tolerance = tolerance_of([detections(300, 0), detections(80, 1)])
     right = detections(200, 2).astype(F32)
     wrong = faults(right)[name]
     (found,) = judge("a", "b", {"y": right}, {"y": wrong}, tolerance)
@@ -81,7 +81,7 @@ def test_a_planted_fault_fails(name: str) -> None:
 
 
 def test_a_right_result_passes_at_any_size() -> None:
-    tolerance = measured([detections(300, 0), detections(80, 1)])
+    tolerance = tolerance_of([detections(300, 0), detections(80, 1)])
     for seed in range(2, 40):
         exact = detections(20 + 9 * seed, seed)
         right, other = exact.astype(F32), rounded(exact, seed, 20)
@@ -91,7 +91,7 @@ def test_a_right_result_passes_at_any_size() -> None:
 
 
 def test_parts_never_widen() -> None:
-    tolerance = measured([detections(300, 0), detections(80, 1)])
+    tolerance = tolerance_of([detections(300, 0), detections(80, 1)])
     assert max(tolerance.parts) <= tolerance.atol
     with pytest.raises(InputError, match="parts: must be from 0 to atol"):
         Tolerance(1e-4, 1e-5, "-", axis=1, parts=(1e-5, 2e-5))
@@ -124,7 +124,7 @@ def test_a_part_with_the_atol_zero_must_be_equal_or_within_rtol() -> None:
 def test_one_scale_has_one_atol() -> None:
     channels = np.geomspace(0.05, 1, 8)[:, None, None]
     exact = np.random.default_rng(0).uniform(-1, 1, (1, 8, 20, 20)) * channels
-    assert measured([exact]).parts == ()
+    assert tolerance_of([exact]).parts == ()
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,38 @@ def test_one_scale_has_one_atol() -> None:
     ],
 )
 def test_what_cannot_be_measured_keeps_the_whole_atol(exact: np.ndarray) -> None:
-    assert measured([exact]).parts == ()
+    assert tolerance_of([exact]).parts == ()
+
+
+def tiny_scores(seed: int) -> np.ndarray:
+    """(1, 84, 300) float64: four sides up to 640, and 80 scores near 1e-5, as YOLOv8 at random."""
+    random = np.random.default_rng(seed)
+    scores = np.exp(random.normal(-11, 1, (1, 80, 300)))
+    return np.concatenate([random.uniform(-20, 640, (1, 4, 300)), scores], 1)
+
+
+def test_an_output_of_mostly_tiny_values_is_measured_by_parts() -> None:
+    exact = [tiny_scores(0), tiny_scores(1)]
+    samples: list[Sample] = []
+    for n, e in enumerate(exact):
+        moved = np.where(e < 1, rounded(e, n), rounded(e, n, 200.0))
+        samples.append((moved, e, EPS))
+    noise = Noise.between(*samples[0])
+    with pytest.raises(InputError, match="no tolerance can be measured"):
+        noise.tolerance("y", "rounding")
+    found = measured(noise, samples, "y", "rounding")
+    assert found.axis == 1 and set(found.parts[:4]) == {found.atol}
+    assert 0.1 < found.atol < 6.4 and max(found.parts[4:]) < 1e-6
+    noisy = [(moved * np.where(exact < 1, 1.05, 1.0), exact, EPS) for moved, exact, _ in samples]
+    with pytest.raises(InputError, match="no tolerance can be measured"):  # no atol fits the scores
+        measured(noise, noisy, "y", "rounding")
 
 
 def test_an_axis_of_several_sizes_has_no_parts() -> None:
     shapes = [detections(300, 0, 1), detections(80, 1, 1)]
-    assert measured([shapes[0].transpose(0, 2, 1), shapes[1].transpose(0, 2, 1)]).axis == 2
+    assert tolerance_of([shapes[0].transpose(0, 2, 1), shapes[1].transpose(0, 2, 1)]).axis == 2
     odd = [np.repeat(s, n, 1) for n, s in enumerate(shapes, 1)]
-    assert measured(odd).parts == ()
+    assert tolerance_of(odd).parts == ()
 
 
 def test_a_part_with_much_noise_keeps_the_whole_atol_and_is_named() -> None:
@@ -152,8 +176,8 @@ def test_a_part_with_much_noise_keeps_the_whole_atol_and_is_named() -> None:
     moved = rounded(exact, 0)
     moved[..., 4:] *= F32(1.05)
     whole = Noise.between(moved, exact, EPS)
-    tolerance = Tolerance(1e-4, 3.0, "-")
-    assert with_parts(tolerance, [(moved, exact, EPS)], "y", "rounding").parts == ()
+    tolerance = measured(whole, [(moved, exact, EPS)], "y", "rounding")
+    assert tolerance.atol > 1 and tolerance.parts == ()
     assert whole.moved > 0.01
     (note,) = weak_parts([{"y": exact.astype(F32)}], {"y": tolerance})
     assert note.facts["count"] == 6
@@ -161,7 +185,7 @@ def test_a_part_with_much_noise_keeps_the_whole_atol_and_is_named() -> None:
 
 def test_parts_with_a_fitting_atol_are_not_named_as_weak() -> None:
     points = [{"y": detections(n, n).astype(F32)} for n in (200, 90)]
-    tolerance = measured([detections(300, 0), detections(80, 1)])
+    tolerance = tolerance_of([detections(300, 0), detections(80, 1)])
     whole = Tolerance(tolerance.rtol, tolerance.atol, "whole")
     assert weak_parts(points, {"y": tolerance}) == []
     assert Tolerance(1e-4, 1e-5, "-", axis=1, parts=(1e-5, 1e-6)).parts
@@ -170,7 +194,7 @@ def test_parts_with_a_fitting_atol_are_not_named_as_weak() -> None:
 
 
 def test_the_script_says_what_it_cannot_check() -> None:
-    tolerance = measured([detections(300, 0), detections(80, 1)])
+    tolerance = tolerance_of([detections(300, 0), detections(80, 1)])
     runs = [StoredRun("inputs.json", "torch.json")]
     words = "# Parts of an output have a smaller atol, which Polygraphy cannot check."
     assert words in reproduce_script(runs, {"y": tolerance}, flavour="tensorrt").splitlines()

@@ -9,7 +9,8 @@ b > 0
     floor(a / b) = max(a, 0) div b - (max(-a, 0) + b - 1) div b
     a mod b = (max(a, 0) + b - max(-a, 0) mod b) mod b
 
-Plain Div and Mod are used where torch knows that a can't be negative.
+Plain Div and Mod are used where torch knows that a can't be negative. A divisor that torch only
+knows to be 0 or more becomes at least 1: where it is 0, the model itself fails.
 
 ``operator.floordiv`` and ``operator.mod`` are the keys under which torch 2.13 dispatches them.
 """
@@ -35,9 +36,11 @@ def floordiv(a: Any, b: Any) -> Any:
     """``a // b`` of two sizes, int64 scalars; one of them may be a Python int.
 
     Raises:
-        ExportError: the divisor is not known to be positive or negative.
+        ExportError: the divisor may be negative, and is not a number.
     """
-    a, b = _positive_divisor(a, b)
+    if isinstance(b, int) and b < 0:
+        a, b = (-a if isinstance(a, int) else op.Neg(a)), -b
+    b = _positive(b, "//")
     if _least(a) >= 0:
         return op.Div(_scalar(a), _scalar(b))
     return _floor(_scalar(a), _scalar(b))
@@ -47,10 +50,9 @@ def mod(a: Any, b: Any) -> Any:
     """``a % b`` of two sizes, with the divisor's sign.
 
     Raises:
-        ExportError: the divisor is not known to be positive.
+        ExportError: the divisor may be negative.
     """
-    if _least(b) <= 0:
-        raise ExportError("% by a size that is not known to be positive")
+    b = _positive(b, "%")
     a, b, low = _scalar(a), _scalar(b), _least(a)
     return op.Mod(a, b) if low >= 0 else _mod(a, b, op.Constant(value_int=0))
 
@@ -75,12 +77,13 @@ def _floor(a: Value, b: Value) -> Value:
     return op.Sub(above, below)
 
 
-def _positive_divisor(a: Any, b: Any) -> tuple[Any, Any]:
-    if _least(b) > 0:
-        return a, b
-    if isinstance(b, int) and b < 0:
-        return (-a if isinstance(a, int) else op.Neg(a)), -b
-    raise ExportError("// by a size that is not known to be positive")
+def _positive(b: Any, sign: str) -> Any:
+    least = _least(b)
+    if least > 0:
+        return b
+    if least == 0 and not isinstance(b, int):
+        return op.Max(b, op.Constant(value_int=1))
+    raise ExportError(f"{sign} by a size that may be negative, as far as torch knows")
 
 
 def _scalar(value: Any) -> Value:

@@ -14,7 +14,7 @@ from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import kept_rules, sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
-from pipeline.spec.noise_parts import MOST, with_parts
+from pipeline.spec.noise_parts import MOST, measured
 from pipeline.spec.tensors import Feed
 
 _HOW = "rounding of the inputs"
@@ -52,7 +52,7 @@ def with_onnx_tolerance(
         a, b = plain[output.name], moved[output.name]
         where = f"model {spec.name}: output {output.name}"
         real = a.dtype.kind == "f"
-        measured = EQUAL
+        tolerance = EQUAL
         if output.tolerance is not None:
             outputs.append(output)
             continue
@@ -66,11 +66,10 @@ def with_onnx_tolerance(
             if not rounded:
                 noise = replace(noise, off=max(noise.off, _ASSUMED * noise.eps * noise.rms))
             how = _HOW if rounded else _NOTHING
-            measured = noise.tolerance(where, how)
-            if rounded and a.size <= MOST:
-                axes = [n for n, size in enumerate(shapes[output.name]) if isinstance(size, int)]
-                measured = with_parts(measured, [(b, a, noise.eps)], where, how, axes)
-        outputs.append(replace(output, tolerance=measured))
+            samples = [(b, a, noise.eps)] if rounded and a.size <= MOST else []
+            axes = [n for n, size in enumerate(shapes[output.name]) if isinstance(size, int)]
+            tolerance = measured(noise, samples, where, how, axes)
+        outputs.append(replace(output, tolerance=tolerance))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
     widest = replace(widest, axis=None, parts=())
     return replace(spec, outputs=tuple(outputs), tolerance=widest)

@@ -332,8 +332,18 @@ def test_a_divisor_of_unknown_sign_is_refused(tmp_path) -> None:
     def divides(x):
         return x.new_zeros(1, 100 + x.shape[2] // (x.shape[3] - 20))
 
-    with pytest.raises(ExportError, match="not known to be positive"):
+    with pytest.raises(ExportError, match="may be negative"):
         ours(divides, tmp_path / "m.onnx")
+
+
+def test_a_divisor_that_may_be_zero_elsewhere(tmp_path) -> None:
+    """torch knows that this remainder is 0 or more, and the model fails where it is 0."""
+
+    def divides(x):
+        n = x.shape[2] % 101 // 3  # at least 1 at these sizes
+        return x.new_zeros(1, 100 + x.shape[3] // n, 7 + x.shape[3] % n)
+
+    assert faults(ours(divides, tmp_path / "m.onnx"), divides) == []
 
 
 def test_nodes_say_where_they_come_from(tmp_path) -> None:
