@@ -18,10 +18,11 @@ _MARGIN_LEAST = 10  # the smallest factor, where `_MOST` leaves no larger one: s
 # A float32 engine (TensorRT 8.6.0, H200) differed by 5.0e-7, a share of 5.5e-6.
 _LEAST = 2e-5
 _ULPS = 4  # the smallest atol in units in the last place of the root mean square
-# the largest atol, as a share of the usual values' root mean square: a larger one hides faults
+# the largest atol, as a share of their root mean square: a larger one hides faults
 _MOST, _MOST_HALF = 1e-2, 5e-2
 _HALF = 1e-4  # a type with a larger eps is half precision
-_USUAL = 1e3  # times the median: larger values fill a mask or are saturated
+# times the value that a tenth of the distinct ones exceed: larger values fill a mask
+_USUAL = 1e3
 _WHOLE = 0.25  # the largest atol for whole numbers
 
 
@@ -33,8 +34,8 @@ class Noise:
         moved: The largest change of an element.
         off: The largest change of an element that a relative tolerance does not cover.
         usual: The median of the distinct absolute values, without zero.
-        rms: The root mean square of the usual values, those up to 1000 times the median. Larger
-            values, such as -1e9 in a mask, are left out.
+        rms: The root mean square without values such as -1e9 in a mask: those above 1000 times
+            the value that a tenth of the distinct ones exceed.
         eps: The machine epsilon of the output's type.
         whole: Whether all values are whole numbers that rounding does not change, and not all
             are zero.
@@ -60,7 +61,8 @@ class Noise:
         size = np.abs(b)
         different = np.unique(size[size > 0])
         usual = float(np.median(different)) if len(different) else 0.0
-        ordinary = size <= _USUAL * usual
+        large = float(np.percentile(different, 90)) if len(different) else 0.0
+        ordinary = size <= _USUAL * large
         with np.errstate(over="ignore", invalid="ignore"):
             off = np.abs(a - b)
             # -3.4e38 and -1.8e308 are the lowest numbers of two types, so they are not noise
