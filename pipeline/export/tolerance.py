@@ -30,7 +30,7 @@ from pipeline.spec.noise_parts import MOST, Sample, measured
 
 _WIDE = 1 << 28  # most parameters of a model that is made float64 for a moment
 _HALF_SHOWS = 2.0**-15  # a relative difference that float32 rounding rarely makes; float16: 2**-11
-_ELEMENTS = 1 << 18  # most input elements of a second, larger run
+_ELEMENTS = 1 << 17  # most input elements of all runs, if there are more than one
 
 
 def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> ModelSpec:
@@ -98,20 +98,20 @@ def _has_tolerance(spec: ModelSpec, name: str) -> bool:
 def _runs(
     spec: ModelSpec, module: torch.nn.Module, seed: int
 ) -> Iterator[tuple[Mapping[str, int], tuple[torch.Tensor, ...], list[np.ndarray]]]:
-    """Sizes, inputs and outputs: all small inputs, or else the first at which the module runs."""
+    """Sizes, inputs and outputs: of small inputs, or of the smallest that the module takes."""
+    total = 0
     every = examples(spec.inputs, spec.rules)
-    small = [s for s in every if elements(spec.inputs, s) <= _ELEMENTS]
-    ran = False
-    for sizes in [*small, *(s for s in every if s not in small)]:
-        if ran and sizes not in small:
-            return
+    for sizes in sorted(every, key=lambda sizes: elements(spec.inputs, sizes)):
+        count = elements(spec.inputs, sizes)
+        if total and total + count > _ELEMENTS:
+            continue
         args = example_args(spec.inputs, seed, sizes)
         try:
             with torch.no_grad(), quiet(), untouched(module):
                 plain = _arrays(module(*(a.clone() for a in args)))
         except Exception:  # the model does not run at these sizes
             continue
-        ran = True
+        total += count
         yield sizes, args, plain
 
 

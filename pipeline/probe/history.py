@@ -32,7 +32,7 @@ from pipeline.spec.tensors import Input
 if TYPE_CHECKING:
     import torch
 
-_ELEMENTS = 1 << 18  # input elements of the largest call, if smaller sizes run too
+_ELEMENTS = 1 << 18  # input elements of all first calls, if smaller sizes run too
 _SIZES = 5
 _ORDERED = 4  # calls that are made in every order, if the module changes itself
 _CLOSE = 1e-5  # of an output's largest value; a repeated call may add in another order
@@ -231,13 +231,15 @@ def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:
     for sizes in [*(s for s in ends if kept_rules(spec.rules, s)), *examples(inputs, spec.rules)]:
         every += [sizes] if sizes not in every else []
     found: list[_First] = []
-    for sizes in sorted(every, key=lambda sizes: elements(inputs, sizes)):
-        if found and elements(inputs, sizes) > _ELEMENTS:
-            break
-        one = runs.first(_Call(sizes, seed))
-        found += [] if one is None else [one]
-    most = sorted(every.index(dict(one.call.sizes)) for one in found)[:_SIZES]
-    found = [one for one in found if every.index(dict(one.call.sizes)) in most]
+    total = 0
+    smallest = min(every, key=lambda sizes: elements(inputs, sizes))
+    for sizes in [smallest, *(sizes for sizes in every if sizes != smallest)]:
+        count = elements(inputs, sizes)
+        if len(found) < _SIZES and (not found or total + count <= _ELEMENTS):
+            one = runs.first(_Call(sizes, seed))
+            found += [] if one is None else [one]
+            total += 0 if one is None else count
+    found.sort(key=lambda one: elements(inputs, one.call.sizes))
     more = runs.first(_Call(found[0].call.sizes, seed + 1)) if found else None
     return [*found, *([more] if more is not None else [])]
 

@@ -146,7 +146,7 @@ def probe_with(
     if base is None:
         return _done(runs, None, (), _nowhere(runs, dims))
     searches: dict[str, Search] = {}
-    brief = brief and not runs.quick
+    runs.brief = brief = brief and not runs.quick
     for k, (name, dim) in enumerate(dims.items()):
         runs.share(0.8 / (len(dims) - k + 1))
         searches[name] = _searched(runs, dim, base, brief=brief)

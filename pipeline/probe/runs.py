@@ -20,6 +20,7 @@ from pipeline.spec.tensors import Input
 _FIRST = 1 << 19  # most input elements of a first run with values
 _CHECKED = 3  # kinds of refusals that are compared with a run as shapes only
 _LONG = 1 / 80  # part of the time limit; longer runs use shapes only
+_LONG_BRIEF = 1 / 200  # the same in a brief search
 _SHORT = 0.005  # seconds of a run
 _NO_MEMORY = re.compile("bad_alloc|allocate memory|out of memory|BFCArena", re.IGNORECASE)
 _LONGEST = 160  # characters of a model's error
@@ -58,6 +59,9 @@ class SizeRuns:
         runner: Runs the model.
         rules: The rules on sizes; sizes that break one are not tried.
         seconds: The time limit; after it, nothing more is tried.
+
+    Attributes:
+        brief: Whether only short runs have values. False at first.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class SizeRuns:
         self.inputs, self.dims, self.rules = inputs, dims_of(inputs), rules
         self.results: dict[tuple[int, ...], bool] = {}
         self.refused: dict[tuple[int, ...], Refusal] = {}
+        self.brief = False
         self.with_values = 0
         self.out_of_time = False
         self._runner, self._seconds = runner, seconds
@@ -133,6 +138,8 @@ class SizeRuns:
         if not self._costs:
             return count <= _FIRST
         likely = min(s * max(1.0, count / n) ** 2 for n, s in self._costs)
+        if self.brief:
+            return likely <= self._seconds * _LONG_BRIEF
         return count <= self._costs[0][0] or likely <= max(self._seconds * _LONG, 0.05)
 
     def _with_values(self, sizes: Mapping[str, int]) -> bool | None:
