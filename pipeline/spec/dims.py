@@ -40,8 +40,7 @@ class Dim:
         name: An identifier that does not start with an underscore. The ONNX file uses it.
         min: The smallest legal size. By default 1, or the first size that fits `multiple_of`.
             0 is legal: an empty cache.
-        opt: The size that TensorRT tunes for. By default a round size near the geometric mean of
-            min and max.
+        opt: The size that TensorRT tunes for. By default the geometric mean of min and max.
         max: The largest legal size. It is required.
         multiple_of: Legal sizes are `offset` plus a multiple of this, from `min` to `max`.
         offset: 0 or more, and less than `multiple_of`.
@@ -112,22 +111,10 @@ class Dim:
             object.__setattr__(self, "min", self._up(1))
             said.append("min")
         if self.opt is None and 0 <= self.min <= self.max:
-            object.__setattr__(self, "opt", self._round_middle())
+            middle = round(math.sqrt(max(self.min, 1) * self.max))
+            object.__setattr__(self, "opt", self.legal(middle))
             said.append("opt")
         object.__setattr__(self, "defaulted", tuple(said))
-
-    def _round_middle(self) -> int:
-        """The roundest legal size between 0.8 and 1.25 times the geometric mean of min and max.
-
-        That is the multiple of the largest power of two. Models of images have branches on these.
-        """
-        middle = round(math.sqrt(max(self.min, 1) * self.max))
-        for power in reversed(range(middle.bit_length()) if self.offset == 0 else ()):
-            step = math.lcm(1 << power, self.multiple_of)
-            size = round(middle / step) * step
-            if self.min <= size <= self.max and 0.8 * middle <= size <= 1.25 * middle:
-                return size
-        return self.legal(middle)
 
     def __str__(self) -> str:
         step = f" in steps of {self.multiple_of}" if self.multiple_of > 1 else ""

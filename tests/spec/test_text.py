@@ -28,7 +28,7 @@ def facts(dim: Dim) -> tuple[int, ...]:
         ("h=:64", (1, 8, 64, 1, 0), ("min", "opt")),
         ("h=4:64", (4, 16, 64, 1, 0), ("opt",)),
         ("h=::64", (1, 8, 64, 1, 0), ("min", "opt")),
-        ("h=:64/8", (8, 24, 64, 8, 0), ("min", "opt")),
+        ("h=:64/8", (8, 16, 64, 8, 0), ("min", "opt")),
     ],
 )
 def test_dims(text: str, want: tuple[int, ...], defaulted: tuple[str, ...]) -> None:
