@@ -19,8 +19,8 @@ from torch.fx.experimental.sym_node import SymNode
 from pipeline.export.exchange import Exchange
 from pipeline.probe.code_files import is_framework
 
-_TORCH = torch.__file__  # has SymBool
-_LAYERS = str(Path(_TORCH).parent / "nn") + os.sep
+_ASKING = (torch.__file__, str(Path(__file__).with_name("select.py")))  # SymBool is in the first
+_LAYERS = str(Path(torch.__file__).parent / "nn") + os.sep
 
 Line = tuple[str, int]  # a file and a line's number
 
@@ -33,12 +33,14 @@ class Asked(NamedTuple):
         held: the condition or its opposite, whichever was true; for a number ``size == number``.
         line: the model's line, as ``file:line in function: code``.
         number: the number that was made of a size; None for a condition.
+        place: the model's file and line; None for a number.
     """
 
     condition: str
     held: str
     line: str = ""
     number: float | None = None
+    place: Line | None = None
 
 
 _heard: ContextVar[list[Asked] | None] = ContextVar("_heard", default=None)
@@ -52,12 +54,25 @@ def _bool(node: Any) -> bool:
     result: bool = _torchs["bool_"](node)
     heard = _heard.get()
     if heard is not None:
-        asking = frame = _outside(sys._getframe(1), _TORCH)
+        asking = frame = _outside(sys._getframe(1), _ASKING)
         frame = _outside(frame, _LAYERS)
         if frame is not None and (frame is not asking or _is_of_model(frame)):
-            held = node._expr if result else sympy.Not(node._expr)
-            heard.append(Asked(str(node._expr), str(held), _line_of(frame)))
+            heard.append(_asked(node, result, frame))
     return result
+
+
+def hear(condition: torch.SymBool) -> None:
+    """Records a condition that the model's code has as arithmetic, and not as a branch."""
+    heard = _heard.get()
+    frame = _outside(sys._getframe(1), _ASKING)
+    if heard is not None and frame is not None:
+        heard.append(_asked(condition.node, bool(condition.node.hint), frame))
+
+
+def _asked(node: Any, result: bool, frame: FrameType) -> Asked:
+    held = node._expr if result else sympy.Not(node._expr)
+    place = frame.f_code.co_filename, frame.f_lineno
+    return Asked(str(node._expr), str(held), _line_of(frame), place=place)
 
 
 def _int(node: Any, file: str, line: int) -> int:
@@ -87,6 +102,8 @@ _exchange = Exchange(
 def listening() -> Iterator[list[Asked]]:
     """Records what the code of a model, or of a layer of torch.nn, asks about symbolic sizes.
 
+    A condition that became arithmetic counts too: behind another branch, the model may not ask it.
+
     Conditions that torch's ops evaluate are left out: they choose ways to the same result, or fail.
     """
     heard: list[Asked] = []
@@ -98,9 +115,9 @@ def listening() -> Iterator[list[Asked]]:
         _heard.reset(token)
 
 
-def _outside(frame: FrameType | None, place: str) -> FrameType | None:
+def _outside(frame: FrameType | None, places: str | tuple[str, ...]) -> FrameType | None:
     """The first caller whose file is not in a place."""
-    while frame is not None and frame.f_code.co_filename.startswith(place):
+    while frame is not None and frame.f_code.co_filename.startswith(places):
         frame = frame.f_back
     return frame
 

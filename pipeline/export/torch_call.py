@@ -6,19 +6,23 @@ import contextlib
 import inspect
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
+from torch.fx.experimental.symbolic_shapes import DimConstraints
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from pipeline.errors import ConstraintError, ExportError, first_line
-from pipeline.export.asked import Asked, listening
+from pipeline.export.asked import Asked, Line, listening
 from pipeline.export.choices import Choice, choices, number_choices, range_choices
 from pipeline.export.exchange import Exchange
 from pipeline.export.guards import Symbol, guard_parts
+from pipeline.export.number_branches import selecting
 from pipeline.export.torch_2_13 import mended
 from pipeline.export.torch_messages import advice, root_name
 from pipeline.machine.resources import Stopwatch
@@ -44,6 +48,9 @@ class Task:
         module: its module.
         seed: the seed of the example inputs' values.
         watch: the clock for the seconds inside torch.
+        arithmetic: lines of the model whose branches are arithmetic while torch traces; see
+            `pipeline.export.number_branches`.
+        heard: the lines at which the model asked about its sizes, so far.
         relaxed: programs whose guards torch did not check, or the rules that they need, by the
             sizes of the example.
     """
@@ -52,6 +59,8 @@ class Task:
     module: torch.nn.Module
     seed: int
     watch: Stopwatch
+    arithmetic: frozenset[Line] = frozenset()
+    heard: set[Line] = field(default_factory=set)
     relaxed: dict[
         tuple[tuple[str, int], ...], tuple[torch.export.ExportedProgram | None, list[Rule]]
     ] = field(default_factory=dict)
@@ -82,7 +91,7 @@ class Traced:
 
 
 def torch_export(
-    eager: EagerModule,
+    task: Task,
     sizes: Mapping[str, int],
     *,
     relaxed: bool = False,
@@ -97,6 +106,7 @@ def torch_export(
         ConstraintError: torch refuses the sizes; the text is torch's own.
         ExportError: torch fails in another way; the text names the model's line.
     """
+    eager = task.eager
     inputs, module = eager.inputs, eager.module
     roots: dict[str, Any] = {}
 
@@ -117,7 +127,7 @@ def torch_export(
         shapes = (*shapes[: len(fixed)], shapes[len(fixed) :])
     declared = declared_sizes(inputs, module)
     try:
-        with _tracing(eager, declared) as asked:
+        with _tracing(task, declared) as asked, _unsolved() if relaxed else nullcontext():
             program = torch.export.export(
                 module, eager.args(sizes), dynamic_shapes=shapes, strict=False
             )
@@ -145,8 +155,29 @@ def _without_cache() -> Exchange:
     return Exchange({(config, "fake_tensor_cache_enabled"): False})
 
 
+_solves: ContextVar[bool] = ContextVar("_solves", default=True)
+_solve = DimConstraints.solve
+_exchange = Exchange(
+    {(DimConstraints, "solve"): lambda self: _solve(self) if _solves.get() else None}
+)
+
+
 @contextlib.contextmanager
-def _tracing(eager: EagerModule, declared: Mapping[tuple[str, int], Size]) -> Iterator[list[Asked]]:
+def _unsolved() -> Iterator[None]:
+    """torch does not solve its guards for the dims.
+
+    It fails at guards that no equation on one dim can express ("Expected an equality constraint").
+    """
+    token = _solves.set(False)
+    try:
+        with _exchange.used():
+            yield
+    finally:
+        _solves.reset(token)
+
+
+@contextlib.contextmanager
+def _tracing(task: Task, declared: Mapping[tuple[str, int], Size]) -> Iterator[list[Asked]]:
     """What a trace needs. Gives what the model's code asks about its sizes.
 
     torch's cache of fake results is off: where sizes are symbolic, it takes longer than it saves.
@@ -154,12 +185,16 @@ def _tracing(eager: EagerModule, declared: Mapping[tuple[str, int], Size]) -> It
     with (
         torch.no_grad(),
         quiet(),
-        eager.state.restored(),
-        mended(eager.module, declared),
+        task.eager.state.restored(),
+        mended(task.eager.module, declared),
         _without_cache().used(),
+        selecting(task.arithmetic),
         listening() as asked,
     ):
-        yield asked
+        try:
+            yield asked
+        finally:
+            task.heard.update(one.place for one in asked if one.place is not None)
 
 
 def declared_sizes(inputs: Sequence[Input], module: torch.nn.Module) -> dict[tuple[str, int], Size]:
@@ -256,7 +291,7 @@ def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
         ),
     )
     sources = declared_sizes(eager.inputs, heard)
-    with task.watch("torch.export"), _tracing(eager, sources) as asked:
+    with task.watch("torch.export"), _tracing(task, sources) as asked:
         try:
             torch.export.export(heard, eager.args(sizes), dynamic_shapes=shapes, strict=False)
         except _Enough:

@@ -8,15 +8,19 @@ torch's guards show the rules of the model.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from pipeline.errors import ConstraintError, ExportError
+from pipeline.export.asked import Line
 from pipeline.export.broken_rules import broken_rules
 from pipeline.export.guards import matters, unguarded
+from pipeline.export.number_branches import arithmetic_lines
 from pipeline.export.torch_call import (
     LEAST,
     TORCH,
@@ -26,19 +30,27 @@ from pipeline.export.torch_call import (
     torch_export,
 )
 from pipeline.export.torch_messages import GuardLog, find_rules, fixed_dims, of_rounding
-from pipeline.export.trace_rules import find_baked, keep_opt, one_sided, with_branch, without_opt
+from pipeline.export.trace_rules import (
+    excluded,
+    find_baked,
+    keep_opt,
+    one_sided,
+    with_branch,
+    without_opt,
+)
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import apply as narrowed_by
 from pipeline.probe.apply import constraint_error, for_user, may_apply
 from pipeline.probe.eager import EagerModule, quiet
 from pipeline.probe.grid import legal_sizes
 from pipeline.probe.sample_sizes import dims_of
-from pipeline.spec.dims import Dim, DimExpr, sizes_text
+from pipeline.spec.dims import Dim, DimExpr, kept_rules, sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.rules import Rule
 from pipeline.spec.tensors import Input
 
 _SIDES = 3  # most examples that may take another side of a branch
+_MOST = 1 << 12  # most sizes of a dim that are counted
 _ROUNDS = 6  # most exports with narrowed dims: multiple, then range, then another dim
 
 
@@ -61,25 +73,13 @@ def trace(
         ExportError: torch can't export the model for another reason.
     """
     applied: list[Rule] = []
+    arithmetic: frozenset[Line] = frozenset()
     for _ in range(_ROUNDS):
-        task = Task(spec, module, seed, watch)
-        whole = _for_every_size(task)
-        if whole is not None:
-            return spec, whole, applied
-        program, rules = _attempt(task)
-        for skip in range(1, _SIDES) if one_sided(rules, spec) else ():
-            with contextlib.suppress(ExportError):  # then the first attempt's rules stay
-                rounder = _attempt(task, skip)
-                kept = keep_opt(rounder[1], spec)
-                clear = not one_sided(rounder[1], spec) and (kept or not keep_opt(rules, spec))
-                if clear or (kept and not keep_opt(rules, spec)):
-                    program, rules = rounder
-                if clear:
-                    break
-        if program is not None and not rules:
-            return spec, program, applied
-        rules = [for_user(rule, spec) for rule in rules]
-        rules = [without_opt(rule, spec.dims.get(rule.dim)) for rule in rules]
+        task = Task(spec, module, seed, watch, arithmetic)
+        found = _with_arithmetic(_found(task))
+        arithmetic, rules = found.task.arithmetic, found.rules
+        if found.program is not None and not rules:
+            return spec, found.program, applied
         if not all(may_apply(spec, rule) for rule in rules):
             raise constraint_error(spec, rules)
         spec = narrowed_by(spec, rules).spec
@@ -88,6 +88,75 @@ def trace(
         f"model {spec.name}: torch.export asks for one more rule after {_ROUNDS} rounds: "
         + "; ".join(map(str, applied))
     )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the exports of a task gave.
+
+    Args:
+        task: the task.
+        program: a program that serves the sizes that keep the rules; None if there is none yet.
+        rules: the rules that the sizes have to keep.
+    """
+
+    task: Task
+    program: torch.export.ExportedProgram | None
+    rules: list[Rule]
+
+    @cached_property
+    def kept(self) -> int:
+        """The number of sets of sizes that the rules leave; 0 if they can't be applied."""
+        spec = self.task.spec
+        if not all(may_apply(spec, rule) for rule in self.rules):
+            return 0
+        new = narrowed_by(spec, self.rules).spec
+        return math.prod(
+            sum(kept_rules(new.rules, {dim.name: n}) for n in legal_sizes(dim, _MOST))
+            for dim in new.dims.values()
+        )
+
+
+def _found(task: Task) -> _Found:
+    """The first program that serves every size, or the rules of the best one."""
+    spec = task.spec
+    whole = _for_every_size(task)
+    if whole is not None:
+        return _Found(task, whole, [])
+    program, rules = _attempt(task)
+    whole = _from_the_other_side(task, rules)
+    if whole is not None:
+        return _Found(task, whole, [])
+    for skip in range(1, _SIDES) if one_sided(rules, spec) else ():
+        with contextlib.suppress(ExportError):  # then the first attempt's rules stay
+            rounder = _attempt(task, skip)
+            kept = keep_opt(rounder[1], spec)
+            clear = not one_sided(rounder[1], spec) and (kept or not keep_opt(rules, spec))
+            if clear or (kept and not keep_opt(rules, spec)):
+                program, rules = rounder
+            if clear:
+                break
+    rules = [for_user(rule, spec) for rule in rules]
+    return _Found(task, program, [without_opt(r, spec.dims.get(r.dim)) for r in rules])
+
+
+def _with_arithmetic(found: _Found) -> _Found:
+    """The same, or with branches that only choose numbers as arithmetic, if that keeps more sizes.
+
+    Such a branch may hide others, so this is done again while there are more.
+    """
+    while found.rules:
+        task = found.task
+        lines = task.arithmetic | arithmetic_lines(task.heard)
+        if lines == task.arithmetic:
+            break
+        with contextlib.suppress(ExportError):
+            other = _found(Task(task.spec, task.module, task.seed, task.watch, lines))
+            if other.kept > found.kept:
+                found = other
+                continue
+        break
+    return found
 
 
 def _for_every_size(task: Task) -> torch.export.ExportedProgram | None:
@@ -99,11 +168,22 @@ def _for_every_size(task: Task) -> torch.export.ExportedProgram | None:
         return None
     for sizes in task.examples[:_SIDES]:
         program, rules = _relaxed(task, sizes)
+        if program is None:
+            rules = [with_branch(rule, task.eager) for rule in rules]
+            program = _from_the_other_side(task, rules)
         if program is not None:
             return program
-        if not one_sided([with_branch(rule, task.eager) for rule in rules], task.spec):
+        if not one_sided(rules, task.spec):
             return None
     return None
+
+
+def _from_the_other_side(task: Task, rules: Sequence[Rule]) -> torch.export.ExportedProgram | None:
+    """A program for every size, exported at sizes that the rules of the first one exclude."""
+    if not one_sided(rules, task.spec):
+        return None
+    sizes = excluded(rules, task.eager, task.examples[0])
+    return None if sizes is None else _relaxed(task, sizes)[0]
 
 
 def _attempt(task: Task, skip: int = 0) -> tuple[torch.export.ExportedProgram | None, list[Rule]]:
@@ -177,13 +257,17 @@ def _exported(task: Task, sizes: Mapping[str, int]) -> Traced:
     eager, tolerance = task.eager, task.spec.tolerance
     assert tolerance is not None  # given or measured
     try:
-        return torch_export(eager, sizes)
+        return torch_export(task, sizes)
     except ConstraintError as error:
-        short = [dim for dim in dims_of(eager.inputs).values() if _enlarged(dim)]
+        short = [
+            dim
+            for dim in dims_of(eager.inputs).values()
+            if not dim.static and dim.max // dim.multiple_of < LEAST
+        ]
         if not short:
             raise
         try:
-            traced = torch_export(eager, sizes, least=0)
+            traced = torch_export(task, sizes, least=0)
             graph = unguarded(traced.program)
             for dim in short:  # torch may have made a number of it
                 for size in legal_sizes(dim, LEAST):
@@ -205,13 +289,8 @@ def _each_once(inputs: Sequence[Input]) -> bool:
     sizes = [size for i in inputs for size in i.shape if not isinstance(size, int)]
     names = [size.name for size in sizes if isinstance(size, Dim)]
     return len(set(names)) == len(sizes) and not any(
-        isinstance(size, DimExpr) or size.multiple_of > 1 or size.offset or _enlarged(size)
-        for size in sizes
+        isinstance(size, DimExpr) or size.multiple_of > 1 or size.offset for size in sizes
     )
-
-
-def _enlarged(dim: Dim) -> bool:
-    return not dim.static and dim.max // dim.multiple_of < LEAST
 
 
 def _relaxed(
@@ -228,7 +307,7 @@ def _relaxed(
         task.relaxed[key] = (None, [])
         log = GuardLog(Path(TORCH))
         with contextlib.suppress(ExportError), task.watch("torch.export"), log:
-            traced = torch_export(task.eager, sizes, relaxed=True)
+            traced = torch_export(task, sizes, relaxed=True)
             rules = broken_rules(traced, task, log, unread=True)
             task.relaxed[key] = (None, rules) if rules else (traced.program, [])
     return task.relaxed[key]

@@ -53,13 +53,17 @@ def find_baked(
 def by_remainder(dim: Dim, good: Sequence[int]) -> Rule | None:
     """The rule on the remainder of a size that keeps the good sizes, such as ``t % 64 != 20``.
 
-    None if there is no such rule, or if it excludes the dim's opt.
+    None if there is no such rule. If it excludes the dim's opt, another opt is a suggestion.
     """
     kept = set(good)
     found = residues({n: n in kept for n in legal_sizes(dim, MOST_SIZES)})
-    if found is None or dim.opt not in kept:
+    if found is None:
         return None
-    return banded(dim, *found)
+    rule = banded(dim, *found)
+    if dim.opt in kept:
+        return rule
+    other = replace(dim, opt=min(good, key=lambda n: abs(n - dim.opt)))
+    return replace(rule, refined=None, suggested=other, obstacle="opt", opt=dim.opt)
 
 
 def by_one_size(dim: Dim, good: Sequence[int]) -> Rule | None:
@@ -83,19 +87,37 @@ def by_one_size(dim: Dim, good: Sequence[int]) -> Rule | None:
 
 def with_branch(rule: Rule, eager: EagerModule) -> Rule:
     """Adds to a rule, as its `branch`, a size that it excludes and at which the model runs."""
-    dim, new = dims_of(eager.inputs).get(rule.dim), rule.refined
-    if dim is None or (new is None and not rule.size_rule):
-        return rule
-    legal = legal_sizes(dim, 1 << 12)
-    if rule.size_rule or new is None:
-        outside = (n for n in legal if not kept_rules([rule.size_rule], {dim.name: n}))
-    else:
-        inside = range(new.min, new.max + 1, new.multiple_of)
-        outside = (n for n in legal if n not in inside)
-    out = next(outside, None)
-    if out is None or not eager.runs_at({**examples(eager.inputs)[0], dim.name: out}):
+    dim = dims_of(eager.inputs).get(rule.dim)
+    out = next(iter(_outside(rule, dim)), None) if dim is not None else None
+    if out is None or not eager.runs_at({**examples(eager.inputs)[0], rule.dim: out}):
         return rule
     return replace(rule, branch=out)
+
+
+def excluded(
+    rules: Sequence[Rule], eager: EagerModule, sizes: Mapping[str, int]
+) -> dict[str, int] | None:
+    """Sizes close to these that break a rule on each dim that has rules.
+
+    None if no rule is on a single dim, or if the model does not run at the sizes.
+    """
+    found = dict(sizes)
+    for name, dim in dims_of(eager.inputs).items():
+        out = {n for rule in rules if rule.dim == name for n in _outside(rule, dim) if n > 1}
+        others = {size for other, size in found.items() if other != name}
+        if out - others:
+            found[name] = min(out - others, key=lambda n: (abs(n - sizes[name]), n))
+    return found if found != sizes and eager.runs_at(found) else None
+
+
+def _outside(rule: Rule, dim: Dim) -> list[int]:
+    """The legal sizes that a rule excludes; none if it does not name any."""
+    new, legal = rule.refined, legal_sizes(dim, 1 << 12)
+    if rule.size_rule or new is None:
+        known = bool(rule.size_rule)
+        return [n for n in legal if known and not kept_rules([rule.size_rule], {dim.name: n})]
+    inside = range(new.min, new.max + 1, new.multiple_of)
+    return [n for n in legal if n not in inside]
 
 
 def without_opt(rule: Rule, dim: Dim | None) -> Rule:

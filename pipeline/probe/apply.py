@@ -82,7 +82,7 @@ def may_apply(spec: ModelSpec, rule: Rule) -> bool:
 
     A range may become smaller, but not a single size: the user has to ask for that.
     """
-    if rule.refined is None and not rule.size_rule:
+    if rule.obstacle == "opt" or (rule.refined is None and not rule.size_rule):
         return False
     if rule.refined is not None and rule.refined.static and not rule.size_rule:
         return False

@@ -16,7 +16,7 @@ from pipeline.probe.sample_sizes import dims_of, examples
 from pipeline.spec.dims import Dim, kept_rules
 
 _Steps = list[tuple[str, tuple[int, ...]]]
-_MOVES = ("clone", "view", "_unsafe_view")
+_MOVES = ("clone", "view", "_unsafe_view", "alias", "slice", "constant_pad_nd")
 
 
 def generic_examples(eager: EagerModule, rules: Sequence[str]) -> list[dict[str, int]]:
@@ -76,7 +76,7 @@ def _is_like(found: _Steps, wanted: _Steps) -> bool:
 
 
 def _without_moves(steps: _Steps) -> _Steps:
-    """Without what only copies or renames memory: an axis of 1 often saves such a step."""
+    """Without what only copies, names, pads or crops memory: some sizes need no such step."""
     return [(op, shape) for op, shape in steps if op.split(".")[1] not in _MOVES]
 
 

@@ -260,7 +260,8 @@ class Rule:
             )
         if self.obstacle == "padding-empty" or new is None:
             return f"another range of {name}"
-        return f"{dim_text(new)}, which excludes your opt={self.opt}"
+        rules = f' with rules=("{self.size_rule}",)' if self.size_rule else ""
+        return f"{dim_text(new)}{rules}, which excludes your opt={self.opt}"
 
     def _inexpressible(self) -> str:
         """What to declare if no Dim expresses the rule."""

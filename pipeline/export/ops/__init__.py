@@ -25,6 +25,7 @@ from pipeline.export.ops import (
     recurrent,
     reductions,
     resize,
+    roll,
     scans,
     scatters,
     search,
@@ -39,6 +40,7 @@ Translation = Callable[..., Any]
 _TABLES: tuple[Mapping[Any, Translation], ...] = (
     pools.TRANSLATIONS,
     resize.TRANSLATIONS,
+    roll.TRANSLATIONS,
     taps.TRANSLATIONS,
     integers.TRANSLATIONS,
     attention.TRANSLATIONS,

@@ -227,6 +227,8 @@ UNEXPORTED = {
     "median, rows kept": lambda x: x.median(2, keepdim=True)[0],
     "cumprod": lambda x: (1 + 0.1 * x).cumprod(-1),
     "cumprod of rows": lambda x: (1 + 0.1 * x).cumprod(2),
+    "roll by a size": lambda x: torch.roll(x, (-(x.shape[2] // 3), 1), (2, 3)),
+    "roll of all by a size": lambda x: torch.roll(x, x.shape[3]),
     "attention without a batch": lambda x: functional.scaled_dot_product_attention(
         x[0], x[0], x[0]
     ),
@@ -304,6 +306,7 @@ def test_every_translation_is_tried() -> None:
         *("aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default"),
         "aten.adaptive_max_pool3d.default",
         *("aten.remainder.Scalar", "aten.median.dim", "aten.cumprod.default"),
+        "aten.roll.default",
         "aten.sort.stable",  # test_missing.py
         str(operator.mod),
         "trt_pipeline.correlation_lookup.default",  # tests/plugins

@@ -1,0 +1,37 @@
+"""roll by a shift that follows a size. torch's exporter writes only shifts that are numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from onnxscript.function_libs.torch_lib.ops import core  # the exporter's own; torch 2.13
+
+from pipeline.export.ops.sizes import Value, as_size, ints, op, rank, size, tensor
+
+aten: Any = torch.ops.aten
+
+
+def roll(x: Value, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Value:
+    """``roll``: the last `shifts` elements of each axis come first."""
+    if all(isinstance(shift, int) for shift in shifts):
+        return core.aten_roll(x, shifts, dims)
+    if not dims:
+        flat = op.Reshape(x, ints(-1))
+        return op.Reshape(_rolled(flat, shifts[0], 0, op.Shape(flat)), op.Shape(x), allowzero=1)
+    result = x
+    for shift, axis in zip(shifts, dims, strict=True):
+        result = _rolled(result, shift, axis % rank(x), tensor(size(x, axis)))
+    return result
+
+
+def _rolled(x: Value, shift: Any, axis: int, length: Value) -> Value:
+    back = ints(-shift) if isinstance(shift, int) else op.Neg(as_size(shift))
+    first = op.Mod(back, length)
+    return op.Concat(
+        op.Slice(x, first, length, ints(axis)), op.Slice(x, ints(0), first, ints(axis)), axis=axis
+    )
+
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {aten.roll.default: roll}

@@ -1,0 +1,250 @@
+"""Branches that only choose numbers become arithmetic, and everything else stays a branch."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.errors import ConstraintError
+from pipeline.export import trace
+from pipeline.export.export import export
+from pipeline.export.number_branches import arithmetic_lines, selecting
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output
+
+SIZES = (1, 2, Dim("h", 8, 20, 24), Dim("w", 8, 21, 24))
+
+
+class Net(torch.nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.forward = function  # type: ignore[method-assign]
+
+
+def lines_of(function) -> set[tuple[str, int]]:
+    code = function.__code__
+    return {(code.co_filename, n) for n in range(code.co_firstlineno, code.co_firstlineno + 30)}
+
+
+def check_every_size(spec: ModelSpec, path) -> None:
+    """Compares the ONNX file with the module at every set of sizes."""
+    module = spec.build(None)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    ranges = [[s] if isinstance(s, int) else range(s.min, s.max + 1) for s in spec.inputs[0].shape]
+    for shape in itertools.product(*ranges):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+        (got,) = session.run(None, {"x": x.numpy()})
+        want = module(x).numpy()
+        assert got.shape == want.shape, shape
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5, err_msg=str(shape))
+
+
+def skip_connection(x):
+    """The larger one of a pyramid's levels is padded to the smaller one's, as in MONAI's UNet."""
+    up = functional.interpolate(functional.avg_pool2d(x, 2), scale_factor=2)
+    pads = [0, 0, 0, 0]
+    for i in range(2):
+        if x.shape[-i - 1] != up.shape[-i - 1]:
+            pads[2 * i + 1] = 1
+    return x + functional.pad(up, pads, "replicate")
+
+
+def shifted_windows(x):
+    """A single window is not shifted, as in torchvision's Swin Transformer."""
+    b, c, h, w = x.shape
+    window, shift = [16, 16], [8, 8]
+    y = functional.pad(x, (0, -w % window[1], 0, -h % window[0]))
+    if window[0] >= y.shape[2]:
+        shift[0] = 0
+    if window[1] >= y.shape[3]:
+        shift[1] = 0
+    if sum(shift) > 0:
+        y = torch.roll(y, shifts=(-shift[0], -shift[1]), dims=(2, 3))
+    rows, columns = y.shape[2] // window[0], y.shape[3] // window[1]
+    y = y.view(b, c, rows, window[0], columns, window[1])
+    place = torch.arange(256.0).view(1, 1, 1, 16, 1, 16)
+    y = (y + place).reshape(b, c, rows * window[0], columns * window[1])
+    if sum(shift) > 0:
+        y = torch.roll(y, shifts=(shift[0], shift[1]), dims=(2, 3))
+    return y[:, :, :h, :w]
+
+
+def smaller_windows(x):
+    """A window is not larger than the image, as in MONAI's Swin UNETR."""
+    window = [16, 16]
+    for i in range(2):
+        if x.shape[2 + i] <= window[i]:  # noqa: PLR1730
+            window[i] = x.shape[2 + i]
+    return functional.pad(x, (0, -x.shape[3] % window[1], 0, -x.shape[2] % window[0])) * 2
+
+
+def conditional(x):
+    h, w = x.shape[2:]
+    more = 3 if h > 12 and not 15 < w <= 25 else w
+    return functional.pad(x, (0, 0, 0, more)) * 2
+
+
+def added(x):
+    more, less = 1, 3
+    if x.shape[2] > 15 or x.shape[3] % 2:
+        more += x.shape[3] // 4
+    else:
+        more, less = 2, 5
+    return functional.pad(x, (less, more)) * 2
+
+
+NUMBERS = [skip_connection, shifted_windows, smaller_windows, conditional, added]
+
+
+@pytest.mark.parametrize("function", NUMBERS, ids=lambda f: f.__name__)
+def test_branches_that_choose_numbers_keep_every_size(tmp_path, monkeypatch, function) -> None:
+    spec = ModelSpec("net", lambda _: Net(function), (Input("x", SIZES),), (Output("y"),))
+    done = export(spec, None, tmp_path / "m.onnx")
+    assert not done.refinements
+    check_every_size(spec, tmp_path / "m.onnx")
+    monkeypatch.setattr(trace, "arithmetic_lines", lambda lines: frozenset())  # noqa: ARG005
+    with pytest.raises(ConstraintError, match=rf"in {function.__name__}: "):
+        export(spec, None, tmp_path / "m.onnx")
+
+
+def tensors(x):
+    if x.shape[2] > 15:
+        x = x * 2
+    return x
+
+
+def floats(x):
+    scale = 1.0
+    if x.shape[2] > 15:
+        scale = 2.0
+    return x * scale
+
+
+def in_place(x):
+    y = x + 0
+    if x.shape[2] > 15:
+        y[:, 0] = 1
+    return y
+
+
+def one_side_only(x):
+    if x.shape[2] > 15:
+        more = 2
+        x = functional.pad(x, (0, more))
+    return x
+
+
+@pytest.mark.parametrize(
+    "function", [tensors, floats, in_place, one_side_only], ids=lambda f: f.__name__
+)
+def test_other_branches_stay(tmp_path, function) -> None:
+    spec = ModelSpec("net", lambda _: Net(function), (Input("x", SIZES),), (Output("y"),))
+    with pytest.raises(ConstraintError, match=rf"in {function.__name__}: "):
+        export(spec, None, tmp_path / "m.onnx")
+
+
+def at_the_top(x):
+    if x.shape[2] < 24:
+        return functional.pad(x, (0, 1))
+    more = 1 if 12 < x.shape[3] < 15 else 2  # not asked at smaller heights
+    return functional.pad(x, (0, more - 1))[..., :-1] + functional.pad(x, (0, 0))[..., -1:]
+
+
+def test_a_choice_of_numbers_behind_a_branch_is_found(tmp_path) -> None:
+    """The program from the other side would make the choice at every height."""
+    spec = ModelSpec("net", lambda _: Net(at_the_top), (Input("x", SIZES),), (Output("y"),))
+    with pytest.raises(ConstraintError, match="in at_the_top: "):
+        export(spec, None, tmp_path / "m.onnx")
+
+
+def every_form(h, w, s):
+    """Called with numbers and with sizes."""
+    out, k = [1, 2], 0
+    if h <= 7:
+        out[0] = h
+        if s is not None:
+            k = s
+    else:
+        out[0] = 7
+    if h > 3 and w != 5:
+        k += 1
+    sides = [0 if r <= 4 else r for r in (h, w)]
+    if not (2 < h < 6):
+        k = k + 10
+    if w != 6 and 12 // (w - 6) == 3:  # fails if both are evaluated
+        k = k + 100
+    far = (h, w) if h == w else (1, k)
+    if w:
+        k = k - 1
+    return [*out, k, *sides, *far]
+
+
+class Sums(torch.nn.Module):
+    def forward(self, x):
+        values = every_form(*x.shape, 3)
+        return torch.stack([torch.arange(value + 1)[-1] for value in values]) + 0 * x.sum().long()
+
+
+def test_arithmetic_is_the_branch_at_every_size() -> None:
+    free = torch.export.Dim.DYNAMIC
+    module, before = Sums(), every_form.__code__
+    with selecting(arithmetic_lines(lines_of(every_form))):
+        assert every_form.__code__ is not before
+        program = torch.export.export(
+            module, (torch.ones(9, 7),), dynamic_shapes=({0: free, 1: free},), strict=False
+        )
+        numbers = [every_form(h, w, None) for h in range(9) for w in range(9)]
+    assert every_form.__code__ is before
+    assert numbers == [every_form(h, w, None) for h in range(9) for w in range(9)]
+    graph = program.module(check_guards=False)
+    for h, w in itertools.product(range(2, 12), repeat=2):
+        if w != 6:
+            x = torch.ones(h, w)
+            assert graph(x).tolist() == module(x).tolist(), (h, w)
+
+
+def objects(n, log):
+    total = [0]
+    if n > 2:
+        log.append(n)
+    if n > 3:
+        total += [n]
+    if n > 4:
+        log.size = n
+    return total
+
+
+def test_a_branch_with_an_effect_is_not_meant() -> None:
+    """Neither a call nor an attribute; ``+=`` of a list is found out when it runs."""
+    found = {
+        line - objects.__code__.co_firstlineno for _, line in arithmetic_lines(lines_of(objects))
+    }
+    assert found & set(range(8)) == {4}
+    log = type("Log", (list,), {})()
+    results = []
+
+    def hear(x):
+        results.append(len(objects(x.shape[0], log)))
+        return x + 1
+
+    free = torch.export.Dim.DYNAMIC
+    with selecting(lines_of(objects)):
+        torch.export.export(
+            Net(hear), (torch.ones(9),), dynamic_shapes={"x": {0: free}}, strict=False
+        )
+    assert results == [2] and len(log) == 1
+
+
+def test_other_threads_run_the_same() -> None:
+    found: list[object] = []
+    with selecting(lines_of(every_form)):
+        other = threading.Thread(target=lambda: found.append(every_form(3, 6, 2)))
+        other.start()
+        other.join()
+    assert found == [every_form(3, 6, 2)]
