@@ -30,7 +30,8 @@ from pipeline.spec.noise_parts import MOST, Sample, measured
 
 _WIDE = 1 << 28  # most parameters of a model that is made float64 for a moment
 _HALF_SHOWS = 2.0**-15  # a relative difference that float32 rounding rarely makes; float16: 2**-11
-_ELEMENTS = 1 << 17  # most input elements of all runs, if there are more than one
+_ELEMENTS = 1 << 17  # most input elements of all runs, if there are more than two
+_TWO = 1 << 19  # most input elements of two runs: they show which axes of an output are dynamic
 
 
 def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> ModelSpec:
@@ -99,11 +100,11 @@ def _runs(
     spec: ModelSpec, module: torch.nn.Module, seed: int
 ) -> Iterator[tuple[Mapping[str, int], tuple[torch.Tensor, ...], list[np.ndarray]]]:
     """Sizes, inputs and outputs: of small inputs, or of the smallest that the module takes."""
-    total = 0
+    total = ran = 0
     every = examples(spec.inputs, spec.rules)
     for sizes in sorted(every, key=lambda sizes: elements(spec.inputs, sizes)):
         count = elements(spec.inputs, sizes)
-        if total and total + count > _ELEMENTS:
+        if ran and total + count > (_TWO if ran == 1 else _ELEMENTS):
             continue
         args = example_args(spec.inputs, seed, sizes)
         try:
@@ -112,6 +113,7 @@ def _runs(
         except Exception:  # the model does not run at these sizes
             continue
         total += count
+        ran += 1
         yield sizes, args, plain
 
 

@@ -37,6 +37,8 @@ class Noise:
         rms: The root mean square without values such as -1e9 in a mask: those above 1000 times
             the value that a tenth of the distinct ones exceed.
         eps: The machine epsilon of the output's type.
+        steep: The largest change of an element as a share of its value, times the margin, of those
+            that the largest legal atol does not cover.
         whole: Whether all values are whole numbers that rounding does not change, and not all
             are zero.
     """
@@ -47,6 +49,7 @@ class Noise:
     rms: float
     eps: float
     whole: bool
+    steep: float = math.inf
 
     @staticmethod
     def between(moved: np.ndarray, exact: np.ndarray, eps: float) -> Noise:
@@ -69,15 +72,19 @@ class Noise:
             same = (size > 1e37) & (np.abs(a) > 1e37) & (np.sign(a) == np.sign(b))
             margin = _MARGIN_HALF if eps > _HALF else _MARGIN
             covered = same | (margin * off <= max(_RTOL, _ULPS * eps) * size)
-        square = np.square(b[ordinary])
+        rms = float(np.sqrt(np.square(b[ordinary]).mean())) if ordinary.any() else 0.0
+        far = ~same & (margin * off > _most(eps) * rms)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = np.nan_to_num(margin * off[far] / size[far], nan=np.inf)
         whole = bool(size.any()) and np.array_equal(a, b) and np.array_equal(b, np.round(b))
         return Noise(
             float(off[~same].max(initial=0)),
             float(off[~covered].max(initial=0)),
             usual,
-            float(np.sqrt(square.mean())) if len(square) else 0.0,
+            rms,
             eps,
             whole,
+            float(shares.max(initial=0)),
         )
 
     def worst(self, other: Noise | None) -> Noise:
@@ -91,6 +98,7 @@ class Noise:
             max(self.rms, other.rms),
             max(self.eps, other.eps),
             self.whole and other.whole,
+            max(self.steep, other.steep),
         )
 
     def tolerance(self, where: str, how: str) -> Tolerance:
@@ -106,12 +114,16 @@ class Noise:
         if self.whole:
             atol = min(_WHOLE, _RTOL * self.usual)
             return Tolerance(0.0, atol, "measured: whole numbers, which must be equal")
-        half = self.eps > _HALF
-        margin, most = (_MARGIN_HALF, _MOST_HALF) if half else (_MARGIN, _MOST)
+        half, most = self.eps > _HALF, _most(self.eps)
+        margin = _MARGIN_HALF if half else _MARGIN
+        rtol = max(_RTOL, _ULPS * self.eps)
         wanted = margin * self.off
         if not half and wanted > most * self.rms >= _MARGIN_LEAST * self.off:
             wanted = most * self.rms
         atol = max(wanted, _LEAST * self.usual, _ULPS * self.eps * self.rms)
+        if atol > most * self.rms and rtol < self.steep <= most:
+            # most values are tiny, and rounding moves the others by a share of their value
+            rtol, atol = float(f"{1.05 * self.steep:.2g}"), most * self.rms
         if not math.isfinite(atol) or atol > most * self.rms:
             raise InputError(
                 f"{where}: {how} alone moves it by {self.off:.2g}, and its root mean square is "
@@ -119,7 +131,11 @@ class Noise:
                 "or tolerance= of the spec), or set the inputs' range (--range, or low= and high=)"
             )
         why = f"measured: {how} moves it by {self.moved:.2g}, its usual value is {self.usual:.2g}"
-        return Tolerance(max(_RTOL, _ULPS * self.eps), float(f"{atol:.2g}"), why)
+        return Tolerance(rtol, float(f"{atol:.2g}"), why)
+
+
+def _most(eps: float) -> float:
+    return _MOST_HALF if eps > _HALF else _MOST
 
 
 EQUAL = Tolerance(_RTOL, 0.0, "integers and booleans must be equal")

@@ -62,7 +62,8 @@ def measured(
         atols = np.full(samples[0][1].shape[axis], whole.atol)
         for part in _scales(root_mean_square([exact for _, exact, _ in samples], axis))[:-1]:
             own = _tolerance(samples, axis, part, where, how)
-            atols[part] = min(whole.atol, _MARGIN * own.atol if own else np.inf)
+            if own is not None and own.rtol <= whole.rtol:
+                atols[part] = min(whole.atol, _MARGIN * own.atol)
         if (atols < _WORTH * whole.atol).any():
             return replace(whole, axis=axis, parts=tuple(atols.tolist()))
     return whole
@@ -92,9 +93,10 @@ def _of_largest_scale(
     """
     for axis in _part_axes(samples, axes):
         scales = _scales(root_mean_square([exact for _, exact, _ in samples], axis))
-        found = [_tolerance(samples, axis, part, where, how) for part in scales]
-        if len(found) > 1 and all(found):
-            return found[-1]
+        every = [_tolerance(samples, axis, part, where, how) for part in scales]
+        found = [tolerance for tolerance in every if tolerance is not None]
+        if len(found) == len(every) > 1:
+            return replace(found[-1], rtol=max(tolerance.rtol for tolerance in found))
     return None
 
 

@@ -307,13 +307,33 @@ def test_a_warped_image_converts_at_large_sizes_and_a_shift_fails(tmp_path: Path
 
 @pytest.mark.parametrize(("off", "factor"), [(1e-4, 50), (4e-4, 25), (9e-4, 11.1), (1.1e-3, None)])
 def test_the_margin_shrinks_before_no_tolerance_is_given(off: float, factor: float | None) -> None:
-    noise = Noise(off, off, 0.5, 1.0, 1.2e-7, False)
+    noise = Noise(off, off, 0.5, 1.0, 1.2e-7, whole=False)
     if factor is None:
         with pytest.raises(InputError, match="no tolerance can be measured"):
             noise.tolerance("m", "rounding")
     else:
         tolerance = noise.tolerance("m", "rounding")
         assert tolerance.atol == pytest.approx(factor * off, rel=0.01) and tolerance.atol <= 1e-2
+
+
+def test_few_large_values_among_tiny_ones() -> None:
+    """Scores of a detector: rounding moves each by a share of it, and few are far from zero."""
+    exact = np.full((1, 6, 400), 1e-5)
+    exact[0, 0, :4] = 0.3
+    moved = exact * (1 + 8e-5)
+    tolerance = Noise.between(moved, exact, 1.2e-7).tolerance("m", "rounding")
+    assert 4e-3 < tolerance.rtol < 5e-3 and tolerance.atol < 2e-4
+    moved[0, 1, 0] += 2e-4  # of a tiny value: that is no share of it
+    with pytest.raises(InputError, match="no tolerance can be measured"):
+        Noise.between(moved, exact, 1.2e-7).tolerance("m", "rounding")
+
+
+def test_a_second_run_shows_the_dynamic_axes_of_large_inputs(tmp_path: Path) -> None:
+    height = Dim("h", 64, 128, 320, multiple_of=32)
+    spec = ModelSpec("m", seeded(Detector), (Input("x", (4, 3, height, 96)),))
+    done = export(spec, None, tmp_path / "m.onnx")
+    tolerance = done.spec.outputs[0].tolerance
+    assert tolerance is not None and tolerance.axis == 1
 
 
 def test_whole_numbers_have_to_be_equal() -> None:
