@@ -1,4 +1,6 @@
-"""cummax and cummin, which torch's exporter can't translate (torch 2.13).
+"""cummax and cummin, which torch's exporter can't translate, and logcumsumexp (torch 2.13).
+
+torch's exporter writes logcumsumexp with ``exp(x - max)``, which is 0 for values 104 below it.
 
 Step k compares each value with the one 2**k places before it, so log2(n) steps reach the whole
 axis. torch returns the last index of equal values. A NaN counts as the largest and as the smallest
@@ -8,6 +10,7 @@ value: from the first NaN on every value is NaN, with the index of the last NaN 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +18,8 @@ import torch
 from onnx import TensorProto
 
 from pipeline.errors import ExportError
-from pipeline.export.ops.axes import FLOATS
-from pipeline.export.ops.sizes import Value, ints, largest, op, rank, size, steps
+from pipeline.export.ops.axes import FLOATS, in_float32
+from pipeline.export.ops.sizes import Value, floats, ints, largest, op, rank, size, steps
 
 aten: Any = torch.ops.aten
 _LONGEST = 1 << 31
@@ -43,11 +46,7 @@ def _scan(x: Value, dim: int, beats: Callable[..., Value], name: str) -> tuple[V
         raise ExportError(f"{name} of {x.dtype.name} can't be exported; cast to float or int64")
     if rank(x) == 0:
         return op.Identity(x), op.Constant(value_int=0)
-    axis = dim % rank(x)
-    length = size(x, axis)
-    reach = length if isinstance(length, int) else min(largest(x, axis), _LONGEST)
-    places = steps(length)
-    column = op.Reshape(places, ints(-1, *[1] * (rank(x) - axis - 1)))
+    axis, reach, places, column = _along(x, dim)
     values, indices = x, op.Expand(column, op.Shape(x))
     step = 1
     while step < reach:
@@ -62,7 +61,34 @@ def _scan(x: Value, dim: int, beats: Callable[..., Value], name: str) -> tuple[V
     return values, indices
 
 
+def _along(x: Value, dim: int) -> tuple[int, int, Value, Value]:
+    """The axis, its largest size, its places, and the places along it for a broadcast."""
+    axis = dim % rank(x)
+    length = size(x, axis)
+    reach = length if isinstance(length, int) else min(largest(x, axis), _LONGEST)
+    places = steps(length)
+    return axis, reach, places, op.Reshape(places, ints(-1, *[1] * (rank(x) - axis - 1)))
+
+
+def logcumsumexp(x: Value, dim: int) -> Value:
+    """``logcumsumexp``: the logarithm of the sum of ``exp(x)`` so far."""
+    return op.Identity(x) if rank(x) == 0 else in_float32(x, lambda wide: _sums(wide, dim))
+
+
+def _sums(x: Value, dim: int) -> Value:
+    axis, reach, places, column = _along(x, dim)
+    step = 1
+    while step < reach:
+        before = op.Gather(x, op.Max(op.Sub(places, ints(step)), ints(0)), axis=axis)
+        before = op.Where(op.Less(column, ints(step)), floats(-math.inf), before)
+        apart = op.Where(op.Equal(before, x), floats(0.0), op.Abs(op.Sub(before, x)))
+        x = op.Add(op.Max(before, x), op.Log(op.Add(floats(1.0), op.Exp(op.Neg(apart)))))
+        step *= 2
+    return x
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.logcumsumexp.default: logcumsumexp,
     aten.cummax.default: cummax,
     aten.cummin.default: cummin,
 }

@@ -1,8 +1,11 @@
-"""erfinv, which torch's exporter can't translate (torch 2.13).
+"""erfinv, which torch's exporter can't translate, and logsigmoid (torch 2.13).
 
-The polynomials of M. Giles, "Approximating the erfinv function" (GPU Computing Gems, 2012): the
-largest relative error in float32 is about 4e-7. torch's CUDA kernel is of the same kind. torch's
-CPU kernel refines a rougher start by Newton steps, and loses digits where erf is close to 1.
+torch's exporter writes logsigmoid as ``log(sigmoid(x))``, which is -inf below -88.
+
+The polynomials of erfinv are those of M. Giles, "Approximating the erfinv function" (GPU Computing
+Gems, 2012): the largest relative error in float32 is about 4e-7. torch's CUDA kernel is of the same
+kind. torch's CPU kernel refines a rougher start by Newton steps, and loses digits where erf is
+close to 1.
 """
 
 from __future__ import annotations
@@ -51,4 +54,17 @@ def _polynomial(coefficients: tuple[float, ...], x: Value) -> Value:
     return total
 
 
-TRANSLATIONS: dict[Any, Callable[..., Any]] = {aten.erfinv.default: erfinv}
+def log_sigmoid(x: Value) -> Value:
+    """``logsigmoid``, as ``min(x, 0) - log(1 + exp(-abs(x)))``."""
+    return in_float32(x, _log_sigmoid)
+
+
+def _log_sigmoid(x: Value) -> Value:
+    below = op.Min(x, floats(0.0))
+    return op.Sub(below, op.Log(op.Add(floats(1.0), op.Exp(op.Neg(op.Abs(x))))))
+
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.erfinv.default: erfinv,
+    aten.log_sigmoid.default: log_sigmoid,
+}
