@@ -120,7 +120,9 @@ class Noise:
         wanted = margin * self.off
         if not half and wanted > most * self.rms >= _MARGIN_LEAST * self.off:
             wanted = most * self.rms
-        atol = max(wanted, _LEAST * self.usual, _ULPS * self.eps * self.rms)
+        # a few large values must not widen the tolerance of the usual ones
+        rms = min(self.rms, _USUAL * self.usual)
+        atol = max(wanted, _LEAST * self.usual, _ULPS * self.eps * rms)
         if atol > most * self.rms and rtol < self.steep <= most:
             # most values are tiny, and rounding moves the others by a share of their value
             rtol, atol = float(f"{1.05 * self.steep:.2g}"), most * self.rms

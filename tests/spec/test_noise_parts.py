@@ -183,6 +183,17 @@ def test_a_part_with_much_noise_keeps_the_whole_atol_and_is_named() -> None:
     assert note.facts["count"] == 6
 
 
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.9])
+def test_large_values_do_not_widen_the_tolerance_of_the_others(share: float) -> None:
+    """A flat output has no axis of parts."""
+    random = np.random.default_rng(0)
+    exact = random.standard_normal(2000) * np.where(np.arange(2000) < 2000 * share, 1.0, 1e6)
+    moved = exact.astype(F32)
+    tolerance = Noise.between(moved, exact, EPS).tolerance("y", "rounding")
+    limit = 1e-2 if share > 0.5 else 1e2
+    assert tolerance.atol < limit
+
+
 def test_parts_with_a_fitting_atol_are_not_named_as_weak() -> None:
     points = [{"y": detections(n, n).astype(F32)} for n in (200, 90)]
     tolerance = tolerance_of([detections(300, 0), detections(80, 1)])
