@@ -26,7 +26,8 @@ from pipeline.export.symbols import SymbolNames, apply_names, output_shapes
 from pipeline.export.tolerance import with_tolerance
 from pipeline.export.trace import trace
 from pipeline.graph.ceil_pools import with_true_pools
-from pipeline.graph.files import is_outside, lightened
+from pipeline.graph.files import is_outside, lightened, nodes_of
+from pipeline.graph.origin import called, origin_of
 from pipeline.machine.progress import Announce, silent
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import explain_by_running, fit_to_module
@@ -40,6 +41,10 @@ from pipeline.spec.rules import Rule
 
 OPSET = 18
 _AT = ("min", "opt", "max")
+_RANDOM = (
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+)  # fmt: skip
 
 
 def export(
@@ -100,9 +105,7 @@ def export(
     inner_shapes = [[plain_size(size, dims, spec.rules) for size in s] for s in inner_shapes]
     inner_shapes = true_shapes(spec, module, inner_shapes, seed)
     with watch("torch.onnx.export"):
-        _to_onnx(program, spec, path)
-    model = onnx.load(path, load_external_data=False)
-    add_functions(model)
+        model = _to_onnx(program, spec, path)
     named = dict(zip((o.name for o in spec.outputs), inner_shapes, strict=True))
     apply_names(model, names, named, spec.dims)
     shapes: dict[str, list[int | str]] = dict(
@@ -212,7 +215,8 @@ def reference(
     return PaddedModule(module, spec, [output_shapes[o.name] for o in spec.outputs])
 
 
-def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path) -> None:
+def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path) -> onnx.ModelProto:
+    """Writes the program, and returns it without its weights and with our plugins' functions."""
     try:
         with quiet():
             to_onnx(
@@ -230,6 +234,15 @@ def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path)
             f"model {spec.name}: torch.onnx.export: {cause}",
             detail=str(error),
         ) from error
+    model = onnx.load(path, load_external_data=False)
+    add_functions(model)
+    for node in nodes_of(model.graph):
+        if node.op_type in _RANDOM:  # calls may not show it, if it is for rare values
+            raise ExportError(
+                f"model {spec.name}: {called(node)}{origin_of(node)}: the model draws random "
+                "numbers. Pass them as an input"
+            )
+    return model
 
 
 def _not_in_outputs(spec: ModelSpec, shapes: Mapping[str, Sequence[int | str]]) -> tuple[str, ...]:

@@ -385,6 +385,14 @@ def test_looking_at_shapes_leaves_no_tensor_without_values_in_the_model() -> Non
     assert module.ramp is before[1]
 
 
+def test_random_numbers_at_rare_values_are_refused(tmp_path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.abs() > 9, torch.rand_like(x), x)
+
+    with pytest.raises(ExportError, match=r"RandomUniformLike .*test_export.py:\d+: .* random"):
+        export(make(function), None, tmp_path / "m.onnx")
+
+
 def test_bad_weights_are_input_errors(tmp_path) -> None:
     def build(weights):
         from pipeline.spec.weights import load_weights
