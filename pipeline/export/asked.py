@@ -14,12 +14,18 @@ from typing import Any, NamedTuple
 
 import sympy
 import torch
+from torch.fx.experimental import sym_node
 from torch.fx.experimental.sym_node import SymNode
 
 from pipeline.export.exchange import Exchange
+from pipeline.export.symbols import exact
 from pipeline.probe.code_files import is_framework
 
-_ASKING = (torch.__file__, str(Path(__file__).with_name("select.py")))  # SymBool is in the first
+_ASKING = (  # the first two have SymBool and its arithmetic
+    torch.__file__,
+    sym_node.__file__,
+    str(Path(__file__).with_name("select.py")),
+)
 _LAYERS = str(Path(torch.__file__).parent / "nn") + os.sep
 
 Line = tuple[str, int]  # a file and a line's number
@@ -72,7 +78,7 @@ def hear(condition: torch.SymBool) -> None:
 def _asked(node: Any, result: bool, frame: FrameType) -> Asked:
     held = node._expr if result else sympy.Not(node._expr)
     place = frame.f_code.co_filename, frame.f_lineno
-    return Asked(str(node._expr), str(held), _line_of(frame), place=place)
+    return Asked(exact(node._expr), exact(held), _line_of(frame), place=place)
 
 
 def _int(node: Any, file: str, line: int) -> int:
@@ -90,7 +96,8 @@ def _float(node: Any, file: str, line: int) -> float:
 def _hear_number(node: Any) -> None:
     heard = _heard.get()
     if heard is not None and not node.expr.is_number:
-        heard.append(Asked(str(node.expr), f"Eq({node.expr}, {node.hint})", number=node.hint))
+        made_of = exact(node.expr)
+        heard.append(Asked(made_of, f"Eq({made_of}, {node.hint})", number=node.hint))
 
 
 _exchange = Exchange(

@@ -14,7 +14,14 @@ import numpy as np
 import torch
 
 from pipeline.export.asked import lines_of
-from pipeline.export.choices import Choice, Hidden, SideSearch, choices, range_choices
+from pipeline.export.choices import (
+    Choice,
+    Hidden,
+    SideSearch,
+    choices,
+    range_choices,
+    small_choices,
+)
 from pipeline.export.guards import (
     Broken,
     as_formula,
@@ -78,11 +85,10 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     every = broken_guards(program, inputs, spec.rules)
     unknown = [g for g in every if not g.formula and (unread or differs(g))]
     broken = _blamed(unknown, [g for g in every if g.formula], differs, differs_beside)
-    untraced = False
-    if not broken:
-        hidden = _behind(traced, task, differs_at)
-        if hidden is not None:
-            broken, untraced = [hidden.choice.guard], hidden.untraced
+    hidden = None if broken else _behind(traced, task, differs_at)
+    if hidden is not None:
+        broken = [hidden.choice.guard]
+    untraced = hidden is not None and hidden.untraced
     rules = []
     for dim in dims_of(inputs).values():
         own = [guard for guard in broken if guard.dims == (dim,) and guard.formula]
@@ -92,7 +98,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
         for guard in own:
             good = good_sizes(dim, needed)
             left = guard.sizes[np.isin(guard.sizes[:, 0], good)]
-            if len(left) and (guard.line or differs(replace(guard, sizes=left))):
+            if len(left) and (hidden or guard.line or differs(replace(guard, sizes=left))):
                 needed.append(guard)
         if needed:
             rules.append(replace(_rule(dim, needed, log), untraced=untraced))
@@ -192,4 +198,5 @@ def _behind(
     found, _ = choices(asked, symbols, dims, rules)  # torch's guards have the others
     spans = {str(symbol): span for symbol, span in traced.program.range_constraints.items()}
     concluded = range_choices(spans, symbols, dims, rules)
-    return search.first_hidden([*concluded, *found], traced.sizes)
+    small = small_choices(symbols, dims, rules)
+    return search.first_hidden([*concluded, *found, *small], traced.sizes)

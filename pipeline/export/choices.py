@@ -169,8 +169,8 @@ class SideSearch:
                 return Hidden(side.origin, untraced=False)
             if not rows:
                 continue
-            # torch makes a number of a size of 1, and then asks nothing
-            at = next((row for row in rows if min(row.values()) > 1), rows[0])
+            # torch makes a number of a size of 0 or 1, and then asks nothing
+            at = min(rows, key=lambda row: sum(size < 2 for size in row.values()))
             more = self.lines_at(at) - lines
             lines |= more
             # what the model chooses after it: a trace tells, otherwise the program's own choices
@@ -316,9 +316,25 @@ def range_choices(
         least, above = f"{symbol} >= {span.lower}", f"{symbol} >= {span.upper + 1}"
         if span.lower < span.upper:  # otherwise a condition says that they are equal
             asked.append(Asked(above, f"Not({above})"))
-            asked += [Asked(least, least)] if span.lower > 2 else []  # torch never takes 0 or 1
+            asked += [Asked(least, least)] if span.lower > 2 else []  # see `small_choices`
     found, _ = choices(asked, symbols, dims, rules)
     return [replace(choice, concluded=True) for choice in found]
+
+
+def small_choices(
+    symbols: Mapping[str, Symbol], dims: Sequence[Dim], rules: Sequence[str]
+) -> list[Choice]:
+    """The choices of no size of 0 and of 1.
+
+    torch takes for granted that a size is at least 2. So its ops decide without a guard what
+    depends on a size of 1, and at 0 nothing is heard: ``past == 0`` is False at once.
+
+    Args:
+        symbols, dims, rules: see `choices`.
+    """
+    zeros, _ = choices([Asked(f"{s} >= 1", f"{s} >= 1") for s in symbols], symbols, dims, rules)
+    ones, _ = choices([Asked(f"Eq({s}, 1)", f"Ne({s}, 1)") for s in symbols], symbols, dims, rules)
+    return [*(replace(choice, concluded=True) for choice in zeros), *ones]
 
 
 def number_choices(

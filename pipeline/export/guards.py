@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from pipeline.export.symbols import exact
 from pipeline.probe.eager import flat_tensors
 from pipeline.probe.evaluate import SYMBOL_NAME, holds, result_of, symbols_in, where_holds
 from pipeline.probe.grid import MOST_SIZES, complete, evidence, legal_sizes, size_grid, spread
@@ -182,11 +183,11 @@ def guard_parts(guard: Any) -> list[str]:
     if turned is not None and turned.lhs.is_number:
         turned = turned.reversed
     if turned is None or not turned.rhs.is_number:
-        return [str(guard)]
+        return [exact(guard)]
     split = {("Min", ">="), ("Min", ">"), ("Max", "<="), ("Max", "<")}
     if (type(turned.lhs).__name__, turned.rel_op) not in split:
-        return [str(guard)]
-    return [str(turned.func(part, turned.rhs)) for part in turned.lhs.args]
+        return [exact(guard)]
+    return [exact(turned.func(part, turned.rhs)) for part in turned.lhs.args]
 
 
 _TRIES = 40  # most sizes that are tried for one guard, without those at other sizes of the rest

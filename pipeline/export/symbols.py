@@ -111,7 +111,7 @@ class SymbolNames:
         if name not in self.dims:  # also an expression of dims
             return expr
         sizes = np.array(legal_sizes(self.dims[name], _MOST)) // int(step or 1)
-        values = result_of(str(expr), {str(symbol): sizes})
+        values = result_of(exact(expr), {str(symbol): sizes})
         found = None if values is None else fit_quotient(sizes, values)
         if found is None:
             return expr
@@ -135,6 +135,19 @@ def _symbolic(text: str) -> Any:
     code = compile(text, "<size>", "eval")  # DimExpr allows only arithmetic, min and max
     words = {"min": sympy.Min, "max": sympy.Max}
     return eval(code, {"__builtins__": {}}, {**words, **names})
+
+
+class _Exact(StrPrinter):  # type: ignore[misc]
+    """Prints all digits of a float: sympy prints 15, and then ``n * (1/3) == 20`` never holds."""
+
+    def _print_Float(self, number: Any) -> str:
+        return repr(float(number))
+
+
+def exact(expression: Any) -> str:
+    """torch's text of a sympy expression, as `pipeline.probe.evaluate` reads it."""
+    text: str = _Exact().doprint(expression)
+    return text
 
 
 class SizePrinter(StrPrinter):  # type: ignore[misc]

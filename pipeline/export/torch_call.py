@@ -19,7 +19,13 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from pipeline.errors import ConstraintError, ExportError, first_line
 from pipeline.export.asked import Asked, Line, listening
-from pipeline.export.choices import Choice, choices, number_choices, range_choices
+from pipeline.export.choices import (
+    Choice,
+    choices,
+    number_choices,
+    range_choices,
+    small_choices,
+)
 from pipeline.export.exchange import Exchange
 from pipeline.export.guards import Symbol, guard_parts
 from pipeline.export.number_branches import selecting
@@ -315,4 +321,4 @@ def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
     said = {one.held for one in asked}
     others = [Asked(text, text) for text in dict.fromkeys(told.guards) if text not in said]
     of_ops, unknown = choices(others[:_GUARDS], symbols, dims, rules)
-    return None if unknown else found + of_ops
+    return None if unknown else found + of_ops + small_choices(symbols, dims, rules)

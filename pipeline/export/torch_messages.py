@@ -26,6 +26,7 @@ _RANGE = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)\Z")
 _MULTIPLE = re.compile(r"(\d+)\*(\w+)(?: ([+-]) (\d+))?\Z")
 _SYMBOL = re.compile(r"create_symbol (\w+) = .* for L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\]")
 _GUARD = re.compile(r"eval (.+?) \[guard added\]")
+_FLOAT = re.compile(r"\b\d+\.\d*(?:e[-+]?\d+)?|\b\d+e[-+]?\d+")
 
 
 def find_rules(message: str, dims: Mapping[str, Dim]) -> list[Rule]:
@@ -76,6 +77,11 @@ def fixed_dims(
 def root_name(dim: Dim) -> str:
     """The name of the torch Dim that `dim` is a multiple of, or the dim's own name."""
     return _root(dim)[0]
+
+
+def _short(guard: str) -> str:
+    """A guard with fewer digits of its floats than torch's log has."""
+    return _FLOAT.sub(lambda m: f"{float(m[0]):.12g}", guard)
 
 
 def _root(dim: Dim) -> tuple[str, int]:
@@ -215,7 +221,8 @@ class GuardLog:
 
     def line_for(self, guard: str) -> str:
         """The model's line that made the guard of this text, or an empty text."""
-        exact = next((line for text, line in self._guards if text == guard), "")
+        short = _short(guard)
+        exact = next((line for text, line in self._guards if _short(text) == short), "")
         return exact or next(  # it may be a part of ``Min(h, w) >= 24``
             (
                 line

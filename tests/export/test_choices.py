@@ -128,8 +128,21 @@ def multiples(x):
     return x * 2
 
 
+def arithmetic(x):
+    return x * (2 + (x.shape[2] == 131) * (x.shape[3] == 137))
+
+
 BEHIND = [single, at_the_end, one_image, as_wide_as_high, three, chosen, multiples]
-TOGETHER = [both, known_before, odd_batches, a_loop, caught, after_a_division, odd_widths]
+TOGETHER = [
+    both,
+    known_before,
+    odd_batches,
+    a_loop,
+    caught,
+    after_a_division,
+    odd_widths,
+    arithmetic,
+]
 
 
 @pytest.mark.parametrize("function", TOGETHER, ids=lambda f: f.__name__)
@@ -343,6 +356,58 @@ def test_a_range_that_torch_concludes_is_no_rule(tmp_path) -> None:
 def test_what_is_outside_of_a_concluded_range_is_found(tmp_path) -> None:
     with pytest.raises(ConstraintError):
         export(make(patches_then_one), None, tmp_path / "m.onnx")
+
+
+def alone(x):
+    return x * 3 if x.squeeze(0).dim() == 3 and x.shape[3] == 131 else x * 2
+
+
+def test_what_an_op_decides_by_a_size_of_1_is_found(tmp_path) -> None:
+    """torch takes it for granted that a batch is no 1, and leaves no guard."""
+    with pytest.raises(ConstraintError, match=r"b must be in 2\.\.4"):
+        export(make(alone), None, tmp_path / "m.onnx")
+
+
+def without_past(x, past):
+    y = x + past.sum(1, keepdim=True)
+    return y * 3 if past.shape[1] == 0 and x.shape[1] == 1131 else y * 2
+
+
+def with_any_past(x, past):
+    y = x + past.sum(1, keepdim=True)
+    return y * 2 if past.shape[1] or x.shape[1] % 177 else y * 3
+
+
+def without_a_difference(x, past):
+    y = x + past.sum(1, keepdim=True)
+    return y if past.shape[1] == 0 else y * (1.0 if x.shape[1] > 7 else 2.0)
+
+
+def with_past(function) -> ModelSpec:
+    b, n, past = Dim("b", 1, 2, 4), Dim("n", 8, 64, 2000), Dim("past", 0, 9, 1000)
+    inputs = (Input("x", (b, n, 4)), Input("past", (b, past, 4)))
+    return ModelSpec("net", lambda _: Net(function), inputs, (Output("y"),))
+
+
+@pytest.mark.parametrize("function", [without_past, with_any_past])
+def test_a_branch_behind_a_size_of_0_is_found(tmp_path, function) -> None:
+    """torch takes it for granted that no size is 0, so nothing is heard of ``past == 0``."""
+    with pytest.raises(ConstraintError, match=r"past must be in 1\.\.1000"):
+        export(with_past(function), None, tmp_path / "m.onnx")
+
+
+def test_a_size_of_0_is_kept_if_nothing_differs(tmp_path) -> None:
+    assert not export(with_past(without_a_difference), None, tmp_path / "m.onnx").refinements
+
+
+def a_third(x):
+    return x * 3 if x.shape[2] * x.shape[3] * (1 / 3) == 131 * 137 * (1 / 3) else x * 2
+
+
+def test_floats_keep_all_their_digits(tmp_path) -> None:
+    """sympy prints 15 digits of a third. With these, the condition never holds."""
+    with pytest.raises(ConstraintError, match=r"must hold \(\S+ in a_third: "):
+        export(make(a_third), None, tmp_path / "m.onnx")
 
 
 def test_only_the_models_own_questions_are_heard() -> None:
