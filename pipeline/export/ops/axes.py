@@ -22,7 +22,7 @@ def in_float32(x: Value, function: Callable[[Value], Value]) -> Value:
     """
     if x.dtype not in FLOATS:
         raise TypeError(
-            f"a tensor of {x.dtype.name} can't be resampled: use float32, float16 or bfloat16"
+            f"a tensor of {x.dtype.name} can't be computed: use float32, float16 or bfloat16"
         )
     if x.dtype not in _NARROW:
         return function(x)

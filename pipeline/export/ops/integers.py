@@ -65,6 +65,13 @@ def remainder(x: Value, other: float) -> Value:
     return _mod(x, divisor, zero)
 
 
+def div(x: Value, other: Value, rounding_mode: str | None = None) -> Value:
+    """``div`` of integer tensors with a rounding mode; torch's exporter divides in float32."""
+    if rounding_mode is None or x.dtype not in _INTEGERS:
+        return core.aten_div_mode(x, other, rounding_mode=rounding_mode)
+    return core.aten_floor_divide(x, other) if rounding_mode == "floor" else op.Div(x, other)
+
+
 def _mod(a: Value, b: Value, zero: Value) -> Value:
     below = op.Mod(op.Max(op.Neg(a), zero), b)
     return op.Mod(op.Add(op.Max(a, zero), op.Sub(b, below)), b)
@@ -116,10 +123,11 @@ def trunc(value: Any) -> Any:
 
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 # torch's exporter uses another op for a float tensor with an int operand
-OF_INTEGERS = (aten.remainder.Scalar,)
+OF_INTEGERS = (aten.remainder.Scalar, aten.div.Tensor_mode)
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     operator.floordiv: floordiv,
     operator.mod: mod,
     math.trunc: trunc,
     aten.remainder.Scalar: remainder,
+    aten.div.Tensor_mode: div,
 }

@@ -61,7 +61,7 @@ def _scan(x: Value, dim: int, beats: Callable[..., Value], name: str) -> tuple[V
     return values, indices
 
 
-def _along(x: Value, dim: int) -> tuple[int, int, Value, Value]:
+def _along(x: Value, dim: int) -> tuple[int, float, Value, Value]:
     """The axis, its largest size, its places, and the places along it for a broadcast."""
     axis = dim % rank(x)
     length = size(x, axis)

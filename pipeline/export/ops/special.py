@@ -1,6 +1,7 @@
-"""erfinv, which torch's exporter can't translate, and logsigmoid (torch 2.13).
+"""erfinv, which torch's exporter can't translate, and functions that it writes badly (torch 2.13).
 
-torch's exporter writes logsigmoid as ``log(sigmoid(x))``, which is -inf below -88.
+It writes logsigmoid as ``log(sigmoid(x))``, which is -inf below -88. It writes logaddexp with
+exponentials that are infinite above 88.
 
 The polynomials of erfinv are those of M. Giles, "Approximating the erfinv function" (GPU Computing
 Gems, 2012): the largest relative error in float32 is about 4e-7. torch's CUDA kernel is of the same
@@ -15,7 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from onnx import TensorProto
 
+from pipeline.errors import ExportError
 from pipeline.export.ops.axes import in_float32
 from pipeline.export.ops.sizes import Value, floats, op
 
@@ -64,7 +67,41 @@ def _log_sigmoid(x: Value) -> Value:
     return op.Sub(below, op.Log(op.Add(floats(1.0), op.Exp(op.Neg(op.Abs(x))))))
 
 
+def logaddexp(a: Value, b: Value) -> Value:
+    """``logaddexp``, as ``max(a, b) + log(1 + exp(-abs(a - b)))``."""
+    return _added(a, b, 1.0)
+
+
+def logaddexp2(a: Value, b: Value) -> Value:
+    """``logaddexp2``, the same with powers of two."""
+    return _added(a, b, math.log(2.0))
+
+
+def _added(a: Value, b: Value, unit: float) -> Value:
+    """The logarithm of a sum, to the base ``exp(unit)``."""
+    wide_b = op.Cast(b, to=TensorProto.FLOAT)
+
+    def added(wide: Value) -> Value:
+        equal = op.Equal(wide, wide_b)  # infinities too
+        apart = op.Where(equal, floats(0.0), op.Abs(op.Sub(wide, wide_b)))
+        more = op.Log(op.Add(floats(1.0), op.Exp(op.Mul(floats(-unit), apart))))
+        return op.Add(op.Max(wide, wide_b), op.Mul(floats(1.0 / unit), more))
+
+    return in_float32(a, added)
+
+
+def erfcx(x: Value) -> Value:
+    """Refuses ``erfcx``, which is also a part of ``log_ndtr``."""
+    raise ExportError(
+        "torch's exporter writes erfcx(x) as exp(x * x) * (1 - erf(x)), which has no right digit "
+        f"above 4 in {x.dtype.name}; write this step with other ops"
+    )
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.erfinv.default: erfinv,
+    aten.logaddexp.default: logaddexp,
+    aten.logaddexp2.default: logaddexp2,
+    aten.special_erfcx.default: erfcx,
     aten.log_sigmoid.default: log_sigmoid,
 }

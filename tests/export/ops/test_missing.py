@@ -123,6 +123,37 @@ def test_logsigmoid(tmp_path, dtype) -> None:
         compare_op(functional.logsigmoid, path, [x.to(dtype)], near=near)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("function", [torch.logaddexp, torch.logaddexp2])
+def test_logarithms_of_sums(tmp_path, function, dtype) -> None:
+    path, near = tmp_path / "m.onnx", 1e-6 if dtype == torch.float32 else 1e-3
+    export_op(function, [random(5).to(dtype), random(5).to(dtype)], path)
+    values = torch.cat([LARGE[:-2], torch.tensor([INF, -INF, NAN])]).to(dtype)
+    a, b = torch.cartesian_prod(values, values).T
+    compare_op(function, path, [a.contiguous(), b.contiguous()], near=near)
+
+
+@pytest.mark.parametrize("function", [torch.special.erfcx, torch.special.log_ndtr])
+def test_functions_without_right_digits_are_refused(tmp_path, function) -> None:
+    with pytest.raises(ExportError, match="no right digit above 4"):
+        export_op(function, [random(5)], tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+def test_division_of_large_integers(tmp_path, mode, dtype) -> None:
+    """Flat indices of a large image are above 2**24."""
+    path = tmp_path / "m.onnx"
+
+    def function(x, y):
+        return torch.div(x, y, rounding_mode=mode), torch.div(x, -7, rounding_mode=mode)
+
+    export_op(function, [ties(5).to(dtype) + 9, ties(5).to(dtype) + 9], path)
+    values = torch.tensor([0, 1, -1, 6, -7, 8, 16777217, -16777217, 50000001, 2**31 - 1, -(2**31)])
+    a, b = torch.cartesian_prod(values, torch.tensor([1, 2, -3, 7, 16777217])).to(dtype).T
+    compare_op(function, path, [a.contiguous(), b.contiguous()])
+
+
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_logcumsumexp(tmp_path, dim) -> None:
     path, function = tmp_path / "m.onnx", lambda x: torch.logcumsumexp(x, dim)
