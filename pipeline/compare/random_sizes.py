@@ -16,6 +16,7 @@ import numpy as np
 
 from pipeline.compare.plan import Job
 from pipeline.compare.verdict import judge, surely_agree
+from pipeline.errors import PipelineError
 from pipeline.probe.sample_sizes import elements
 from pipeline.spec.dims import Dim, kept_rules, shape_at
 from pipeline.spec.profiles import Point, Profile
@@ -88,6 +89,8 @@ def compare_random_sizes(
         found.compared += 1
         try:
             outputs = {name: next(run) for name, run in runs.items()}
+        except PipelineError:  # the model remembers earlier calls
+            raise
         except Exception:  # the caller repeats the run, and reports its error
             found.failed.append(Point("random", dict(sizes)))
             break

@@ -30,8 +30,10 @@ from pipeline.machine.polygraphy import collected
 from pipeline.machine.progress import Announce
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.eager import call_module
+from pipeline.probe.history import advice
 from pipeline.probe.state import ModuleState
 from pipeline.rewrite.half import write_rounded
+from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import shape_at, sizes_text
 from pipeline.spec.findings import Facts, Note, NoteKind, note
 from pipeline.spec.profiles import Point, Profile
@@ -41,6 +43,9 @@ from pipeline.spec.verdicts import ADVICE, Verdict
 
 if TYPE_CHECKING:
     import torch
+
+_CLOSE = 1e-5  # of an output's largest value
+_SHOWN = 3  # attributes in an error
 
 # name of a run -> one {output: array} for each point
 Runs = dict[str, Sequence[Feed]]
@@ -86,10 +91,12 @@ class TorchRunner:
     Args:
         module: The module in eval mode. It gets the inputs in their order.
         outputs: The names of its outputs, in order.
+        first: Whether only the module's first call counts, see `ModelSpec.state`.
     """
 
     module: torch.nn.Module
     outputs: Sequence[str]
+    first: bool = False
     name: str = TORCH
     precision: Precision = "fp32"
 
@@ -97,26 +104,57 @@ class TorchRunner:
         """Yields the outputs by name for each feed.
 
         Raises:
-            CompareError: The module does not return one tensor for each name.
+            CompareError: The module does not return one tensor for each name, or it remembers
+                earlier calls.
         """
         import torch
 
-        names = self.outputs
-        state = ModuleState(self.module)
+        from pipeline.export.module import inner
+
+        module = inner(self.module)
+        state = ModuleState(module)
+        used: ModuleState | None = None  # after the calls so far, if one of them left something
         for feed in feeds:
             # what the module keeps does not reach the next call
             with torch.inference_mode(), state.restored():
-                result = call_module(self.module, feed)
-                flat = result if isinstance(result, (tuple, list)) else (result,)
-                if len(flat) != len(names) or not all(isinstance(t, torch.Tensor) for t in flat):
-                    raise CompareError(
-                        f"the model returns {type(result).__name__}, but the spec names the "
-                        f"outputs {', '.join(names)}. Return one tensor for each, as a tensor or "
-                        "a tuple"
-                    )
-                # a crop is a view, and a tensor that the module keeps is put back
-                arrays = [t.detach().cpu().contiguous().numpy().copy() for t in flat]
-            yield dict(zip(names, arrays, strict=True))
+                arrays = self._called(feed)
+                if used is not None:
+                    used.restore()
+                    if not all(map(_close, self._called(feed), arrays)):
+                        raise _remembers(feed, [*state.changes()])
+                if used is not None or (state.changes() and not self.first):
+                    used = ModuleState(module)
+            yield dict(zip(self.outputs, arrays, strict=True))
+
+    def _called(self, feed: Feed) -> list[np.ndarray]:
+        import torch
+
+        result = call_module(self.module, feed)
+        flat = result if isinstance(result, (tuple, list)) else (result,)
+        if len(flat) != len(self.outputs) or not all(isinstance(t, torch.Tensor) for t in flat):
+            raise CompareError(
+                f"the model returns {type(result).__name__}, but the spec names the "
+                f"outputs {', '.join(self.outputs)}. Return one tensor for each, as a tensor or "
+                "a tuple"
+            )
+        # a crop is a view, and a tensor that the module keeps is put back
+        return [t.detach().cpu().contiguous().numpy().copy() for t in flat]
+
+
+def _close(got: np.ndarray, want: np.ndarray) -> bool:
+    """True if a later call gives what a first one gives; it may add in another order."""
+    if got.shape != want.shape:
+        return False
+    difference = Difference(want, got)
+    return difference.odd_alike and difference.largest_finite <= _CLOSE * difference.scale
+
+
+def _remembers(feed: Feed, paths: Sequence[str]) -> CompareError:
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+    return CompareError(
+        f"the torch model remembers earlier calls: with {shapes}, a later call gives other outputs "
+        f"than a first call. The model keeps {', '.join(paths[:_SHOWN])}. {advice(paths[:_SHOWN])}"
+    )
 
 
 def module_of(runner: Runner | None) -> torch.nn.Module | None:

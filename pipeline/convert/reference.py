@@ -67,7 +67,8 @@ def reference_runner(
     if spec.onnx is not None:
         return None
     found = reference_module(spec, manifest, weights, module)
-    return TorchRunner(found, [output.name for output in manifest.interface.outputs])
+    names = [output.name for output in manifest.interface.outputs]
+    return TorchRunner(found, names, first=bool(spec.state))
 
 
 def rebuilt(manifest: Manifest, how: Verify, where: str) -> Runner | None:

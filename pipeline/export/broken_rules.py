@@ -76,6 +76,8 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
         if key not in tried:
             with torch.no_grad(), quiet(), eager.state.restored():
                 tried[key] = matters(graph(), eager.module, eager.args(sizes), tolerance)
+                if changed := frozenset(eager.state.changes()):
+                    task.writes.setdefault(changed, sizes)
         return tried[key]
 
     def differs_beside(guard: Broken, others: Sequence[Broken]) -> bool:

@@ -17,6 +17,7 @@ import torch
 from pipeline.errors import ExportError, InputError, PipelineError, ended_run, first_line
 from pipeline.export.caches import cache_arguments, with_caches
 from pipeline.export.dtypes import fit_dtypes
+from pipeline.export.padding import PaddedModule
 from pipeline.probe.eager import example_args, quiet
 from pipeline.probe.sample_sizes import examples
 from pipeline.probe.state import untouched
@@ -99,6 +100,7 @@ def made(spec: ModelSpec, weights: Path | None) -> tuple[ModelSpec, torch.nn.Mod
 
 def inner(module: torch.nn.Module) -> torch.nn.Module:
     """The module that the spec's `build` returned."""
+    module = module.inner if isinstance(module, PaddedModule) else module
     return module.model if isinstance(module, FlatModule) else module
 
 

@@ -59,6 +59,7 @@ class Task:
         heard: the lines at which the model asked about its sizes, so far.
         relaxed: programs whose guards torch did not check, or the rules that they need, by the
             sizes of the example.
+        writes: sizes at which calls changed what the module keeps, by the paths that changed.
     """
 
     spec: ModelSpec
@@ -70,6 +71,11 @@ class Task:
     relaxed: dict[
         tuple[tuple[str, int], ...], tuple[torch.export.ExportedProgram | None, list[Rule]]
     ] = field(default_factory=dict)
+    writes: dict[frozenset[str], Mapping[str, int]] = field(default_factory=dict)
+
+    def with_arithmetic(self, lines: frozenset[Line]) -> Task:
+        """The same task with the branches at these lines as arithmetic."""
+        return Task(self.spec, self.module, self.seed, self.watch, lines, writes=self.writes)
 
     @cached_property
     def eager(self) -> EagerModule:

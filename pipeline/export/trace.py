@@ -20,6 +20,7 @@ from pipeline.errors import ConstraintError, ExportError
 from pipeline.export.asked import Line
 from pipeline.export.broken_rules import broken_rules
 from pipeline.export.guards import matters, unguarded
+from pipeline.export.module import inner
 from pipeline.export.number_branches import arithmetic_lines
 from pipeline.export.torch_call import (
     LEAST,
@@ -43,6 +44,7 @@ from pipeline.probe.apply import apply as narrowed_by
 from pipeline.probe.apply import constraint_error, for_user, may_apply
 from pipeline.probe.eager import EagerModule, quiet
 from pipeline.probe.grid import legal_sizes
+from pipeline.probe.history import kept_values
 from pipeline.probe.sample_sizes import dims_of
 from pipeline.spec.dims import Dim, DimExpr, kept_rules, sizes_text
 from pipeline.spec.model import ModelSpec
@@ -50,6 +52,7 @@ from pipeline.spec.rules import Rule
 from pipeline.spec.tensors import Input
 
 _SIDES = 3  # most examples that may take another side of a branch
+_WRITES = 4  # most sets of sizes at which the module keeps something, and is called once more
 _MOST = 1 << 12  # most sizes of a dim that are counted
 _ROUNDS = 6  # most exports with narrowed dims: multiple, then range, then another dim
 
@@ -70,7 +73,7 @@ def trace(
 
     Raises:
         ConstraintError: the model does not run at every size of a dim.
-        ExportError: torch can't export the model for another reason.
+        ExportError: torch can't export the model for another reason, or it remembers earlier calls.
     """
     applied: list[Rule] = []
     arithmetic: frozenset[Line] = frozenset()
@@ -79,6 +82,7 @@ def trace(
         found = _with_arithmetic(_found(task))
         arithmetic, rules = found.task.arithmetic, found.rules
         if found.program is not None and not rules:
+            _forgetful(found.task)
             return spec, found.program, applied
         if not all(may_apply(spec, rule) for rule in rules):
             raise constraint_error(spec, rules)
@@ -88,6 +92,13 @@ def trace(
         f"model {spec.name}: torch.export asks for one more rule after {_ROUNDS} rounds: "
         + "; ".join(map(str, applied))
     )
+
+
+def _forgetful(task: Task) -> None:
+    """Raises an error if the module remembers a call on another side of one of its branches."""
+    if task.writes:
+        most = list(task.writes.values())[:_WRITES]
+        kept_values(task.spec, task.module, inner(task.module), task.seed, most)
 
 
 @dataclass(frozen=True)
@@ -151,7 +162,7 @@ def _with_arithmetic(found: _Found) -> _Found:
         if lines == task.arithmetic:
             break
         with contextlib.suppress(ExportError):
-            other = _found(Task(task.spec, task.module, task.seed, task.watch, lines))
+            other = _found(task.with_arithmetic(lines))
             if other.kept > found.kept:
                 found = other
                 continue

@@ -110,7 +110,11 @@ class _Module:
 
 
 def kept_values(
-    spec: ModelSpec, module: torch.nn.Module, inner: torch.nn.Module, seed: int
+    spec: ModelSpec,
+    module: torch.nn.Module,
+    inner: torch.nn.Module,
+    seed: int,
+    also: Sequence[Mapping[str, int]] = (),
 ) -> list[str]:
     """Raises an error for a module that remembers earlier calls.
 
@@ -119,6 +123,7 @@ def kept_values(
         module: The module to call, with one tensor for each input.
         inner: The module that the spec builds, whose attributes are watched.
         seed: The seed of the inputs' values.
+        also: More sets of sizes at which to call the module.
 
     Returns:
         One note, if the module keeps something that changes no output.
@@ -128,7 +133,7 @@ def kept_values(
             module is random. The message names the attribute, and the line that writes it.
     """
     runs = _Module(inner_inputs(spec), module, inner)
-    firsts = _firsts(runs, spec, seed)
+    firsts = _firsts(runs, spec, seed, also)
     if not firsts:
         return []  # torch.export reports why the module does not run
     changed = {path: change for one in firsts for path, change in one.changes.items()}
@@ -153,7 +158,7 @@ def kept_values(
             where = runs.line(changed[other[0]], one.call)
             raise ExportError(
                 f"model {spec.name}: every call changes {other[0]}{where}, so a later call may "
-                f"give another output. {_advice(other)}"
+                f"give another output. {advice(other)}"
             )
     with runs.state.restored():
         same = _close(runs(firsts[0].call, random=1), firsts[0].outputs)
@@ -221,8 +226,10 @@ def _few(firsts: Sequence[_First]) -> list[_First]:
     return list({id(one): one for one in ends}.values())[:_ORDERED]
 
 
-def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:
-    """First calls at a few sizes, small ones first, and one with other values."""
+def _firsts(
+    runs: _Module, spec: ModelSpec, seed: int, also: Sequence[Mapping[str, int]]
+) -> list[_First]:
+    """First calls at `also` and a few other sizes, small ones first, and one with other values."""
     inputs = inner_inputs(spec)
     dims = dims_of(inputs)
     every: list[dict[str, int]] = []
@@ -230,12 +237,14 @@ def _firsts(runs: _Module, spec: ModelSpec, seed: int) -> list[_First]:
     ends = [{name: _part_way(dim, part) for name, dim in dims.items()} for part in parts]
     for sizes in [*(s for s in ends if kept_rules(spec.rules, s)), *examples(inputs, spec.rules)]:
         every += [sizes] if sizes not in every else []
-    found: list[_First] = []
-    total = 0
+    firsts = (runs.first(_Call(sizes, seed)) for sizes in also)
+    found = [one for one in firsts if one is not None]
+    every = [sizes for sizes in every if sizes not in also] or every
+    most, total = _SIZES + len(found), 0
     smallest = min(every, key=lambda sizes: elements(inputs, sizes))
     for sizes in [smallest, *(sizes for sizes in every if sizes != smallest)]:
         count = elements(inputs, sizes)
-        if len(found) < _SIZES and (not found or total + count <= _ELEMENTS):
+        if len(found) < most and (not total or total + count <= _ELEMENTS):
             one = runs.first(_Call(sizes, seed))
             found += [] if one is None else [one]
             total += 0 if one is None else count
@@ -265,10 +274,11 @@ def _remembers(
             "random numbers from its own generator. An engine does neither"
         )
     lines = [f"{path}{runs.line(changes[path], before.call)}" for path in own[:_SHOWN]]
-    return f"{text}, which changes {', '.join(lines)}. {_advice(own)}"
+    return f"{text}, which changes {', '.join(lines)}. {advice(own)}"
 
 
-def _advice(paths: Sequence[str]) -> str:
+def advice(paths: Sequence[str]) -> str:
+    """What to do about a module that keeps these attributes between calls."""
     options = " ".join(f"--state {path}" for path in paths)
     return (
         "An engine remembers nothing. Compute the value from the inputs, or make it an input and "

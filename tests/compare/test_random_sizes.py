@@ -13,6 +13,7 @@ import pytest
 from pipeline.compare.plan import Job
 from pipeline.compare.random_sizes import RandomSizes, compare_random_sizes
 from pipeline.convert.driver import Report
+from pipeline.errors import CompareError
 from pipeline.spec.dims import Dim, kept_rules
 from pipeline.spec.interface import Interface
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
@@ -61,6 +62,16 @@ def test_a_rare_size_is_found() -> None:
     assert {point.sizes["h"] for point in found.failed} == {122}
     assert [point.label for point in found.failed] == ["random"] * 2
     assert found.compared > 20
+
+
+def test_an_error_of_the_reference_is_not_repeated() -> None:
+    """A repeated run would not show that the model remembers an earlier call."""
+
+    def remember(x: np.ndarray) -> np.ndarray:
+        raise CompareError(f"remembers at {x.shape}")
+
+    with pytest.raises(CompareError, match="remembers"):
+        search(remember)
 
 
 def test_a_short_range_is_seen_whole() -> None:

@@ -379,6 +379,47 @@ def test_torch_is_put_into_inference_mode() -> None:
         run_once(compare.TorchRunner(Two(), ["a"]), {"x": np.ones((2, 2), F32)})
 
 
+def test_a_later_call_has_to_give_what_a_first_call_gives() -> None:
+    import torch
+
+    class Last(torch.nn.Module):
+        """Does something else after a call of three rows."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = torch.zeros(())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = -x if self.last == 3 else x
+            self.last = torch.tensor(float(len(x)))
+            return y
+
+    class Table(torch.nn.Module):
+        """Keeps a table for each size."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables: dict[int, torch.Tensor] = {}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.tables.setdefault(len(x), torch.arange(2.0))
+
+    feeds = [{"x": np.ones((n, 2), F32)} for n in (1, 2, 3, 1)]
+    module = Last()
+    run = compare.TorchRunner(module, ["y"]).run(feeds)
+    for _ in range(3):
+        next(run)
+    with pytest.raises(
+        CompareError, match=r"x \[1, 2\], a later call .* keeps last\..*--state last"
+    ):
+        next(run)
+    assert module.last == 0
+    assert len(list(compare.TorchRunner(module, ["y"], first=True).run(feeds))) == 4
+    table = Table()
+    assert len(list(compare.TorchRunner(table, ["y"]).run(feeds))) == 4
+    assert not table.tables
+
+
 def test_profile_of_a_point() -> None:
     profiles = [Profile("a", {"n": (1, 2, 3)}), Profile("b", {"n": (3, 4, 9)})]
     assert [profile_of(Point("p", {"n": n}), profiles) for n in (1, 3, 4, 10)] == [0, 0, 1, None]

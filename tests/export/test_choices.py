@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.errors import ConstraintError
+from pipeline.errors import ConstraintError, ExportError
 from pipeline.export import broken_rules
 from pipeline.export.asked import Asked, listening
 from pipeline.export.choices import choices
@@ -408,6 +408,25 @@ def test_floats_keep_all_their_digits(tmp_path) -> None:
     """sympy prints 15 digits of a third. With these, the condition never holds."""
     with pytest.raises(ConstraintError, match=r"must hold \(\S+ in a_third: "):
         export(make(a_third), None, tmp_path / "m.onnx")
+
+
+class Rarely(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = 2.0
+
+    def forward(self, x):
+        y = x * self.kept
+        if x.shape[2] == 131 and x.shape[3] > 180:
+            self.kept = 3.0
+        return y
+
+
+def test_what_a_model_remembers_of_a_rare_size_is_found(tmp_path) -> None:
+    spec = replace(make(None), build=lambda _: Rarely())
+    with pytest.raises(ExportError, match=r"h=131,w=\d+, which changes kept \(.*kept = 3\.0\)"):
+        export(spec, None, tmp_path / "m.onnx")
+    export(replace(spec, state=("kept",)), None, tmp_path / "m.onnx")
 
 
 def test_only_the_models_own_questions_are_heard() -> None:

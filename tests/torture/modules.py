@@ -98,6 +98,22 @@ RARE = {
     "round": "x + round(n * 0.37)",
     "range": "x + (1.0 if n in range(min(R), min(R) + 2) else 0.0)",
     "match": "x + at(n)",
+    "third": "x + (1.0 if n * (1 / 3) in [r * (1 / 3) for r in R] else 0.0)",
+    "random": "torch.where(x.abs() > 3.9, torch.rand_like(x), x) + (n in R) * 0.0",
+    "beside large": "torch.cat([x + (0.1 if n > R[0] else 0.0), x[..., : n // 8 + 1] * 1e6], 2)",
+}
+# what a call at rare sizes keeps shows only in a later call, whose result is Y
+SELDOM = {
+    "of one size": ["y = Y if OLD is not None else x", "if n == R:", "    W", "return y"],
+    "of large sizes": ["y = Y if OLD is not None else x", "if n > R:", "    W", "return y"],
+}
+# branches at a size of 0, with B as a condition on another size
+EMPTY = {
+    "and": "y * 3 if n == 0 and B else y * 2",
+    "or": "y * 2 if n or not (B) else y * 3",
+    "least": "y * 3 if max(n, 1) != n and B else y * 2",
+    "count": "y * 3 if x.numel() == 0 and B else y * 2",
+    "length": "y * 3 if not len(range(n)) and B else y * 2",
 }
 
 
@@ -162,6 +178,26 @@ def at(n):
                                                more), False)  # fmt: skip
 
 
+def _seldom(keep: str, form: str, effect: str, rare: int) -> Hostile:
+    init, read, write = KEPT[keep]
+    effects = {"sign": "-x", "plus": "x + 1"}
+    lines = [
+        line.replace("OLD", read).replace("W", write.replace("V", "n"))
+        .replace("Y", effects[effect])
+        for line in SELDOM[form]
+    ]  # fmt: skip
+    kind = f"keeps {form} in {keep}: {effect} with R = {rare}"
+    return Hostile(kind, _text(init, ["n = x.shape[-1]", f"R = {rare}", *lines]), True)
+
+
+def _empty(form: str, rare: int) -> Hostile:
+    lines = ["b, m, n = x.shape", "y = x.sum(2) + 1"]
+    lines.append(f"return {EMPTY[form].replace('B', f'm == {rare}')}")
+    kind = f"empty, {form}: m == {rare}"
+    dims = ("b=1:2:3", "m=8:12:96", "n=0:7:20")
+    return Hostile(kind, _text("pass", lines), False, ("b", "m", "n"), dims)
+
+
 # branches behind branches: A is a condition on a dim, B on others
 NESTED = {
     "inside": ["if A:", "    if B: return x * 3", "return x * 2"],
@@ -200,6 +236,9 @@ NESTED = {
     ],
     "loop": ["for d in (n, m):", "    if A and d == R: return x * 3", "return x * 2"],
     "tensor": ["y = x[:, :, : n // 2] if A else x", "if B: x = x + 1", "return x + y.sum() * 0"],
+    "product": ["return x * (2 + bool(A) * bool(B))"],
+    "symbols": ["return x * (2 + (n == R) * (m == 11))"],
+    "alone": ["return x * 3 if x.squeeze(0).dim() == 2 and B else x * 2"],
 }
 OUTER = ("m == 12", "m == 11", "m == 8", "m == 16", "b == 1", "b == 3", "b % 2 == 1", "m > 13",
          "m < 11", "m % 4 == 1", "10 < m < 13", "m * 4 == n", "m == n", "b * m > 40",
@@ -242,6 +281,9 @@ HOSTILE = st.one_of(
               st.lists(st.integers(8, 96), min_size=1, max_size=2, unique=True).map(tuple)),
     st.builds(_nested, st.sampled_from(sorted(NESTED)), st.sampled_from(OUTER),
               st.sampled_from(INNER), st.integers(18, 96)),
+    st.builds(_seldom, st.sampled_from(sorted(KEPT)), st.sampled_from(sorted(SELDOM)),
+              st.sampled_from(["sign", "plus"]), st.integers(8, 96)),
+    st.builds(_empty, st.sampled_from(sorted(EMPTY)), st.integers(8, 96)),
 )  # fmt: skip
 
 
@@ -328,3 +370,7 @@ def every() -> Iterator[Hostile]:
         yield _rare(kind, (61,))
     for form in NESTED:
         yield _nested(form, "m == 12", "n == R", 61)
+    for form in SELDOM:
+        yield _seldom("attribute", form, "sign", 61)
+    for form in EMPTY:
+        yield _empty(form, 61)
