@@ -190,8 +190,10 @@ class SideSearch:
                 most = _PAIRS if path[index].guard.line else min(_PAIRS, 16 * self.budget)
                 if pairs >= most:
                     break
-                before = [] if start else [(choice, True) for choice in path[:index]]
-                both = self.rows_of([*start, *before, (path[index], False)], at)[-1:]
+                before = start or [(choice, True) for choice in path[:index]]
+                last = (path[index], False)
+                both = self.rows_of([*before, last], at)
+                both = (both or self.rows_of([(side.choice, False), last], at))[-1:]
                 pairs += len(both)
                 if any(map(self.differs_at, both)):
                     return Hidden(side.origin, untraced=False)
