@@ -180,7 +180,9 @@ class _Rewrite:
         dims = dims_of(result)
         if dims is None or len(dims) != 4:
             return ""
-        layout = Layout(dims)
+        v = dims_of(self.v.tensor) if self.v.plan is None else self.v.plan.layout.dims()
+        layout = Layout([*dims[:-1], v[-1] if v else dims[-1]])
+        layout.sizes.learn(result, layout.dims())
         nodes, steps = self._after_result(layout)
         if not steps or sum(step.nodes for step in steps) >= len(nodes):
             return ""

@@ -125,6 +125,16 @@ CASES: tuple[Case, ...] = (
     _case("the root of a size",
           f"{_KT} n = Shape<start=3, end=4>(q) f = Cast<to=1>(n) r = Sqrt(f) "
           f"a = MatMul(q, kt) m = Div(a, r) {_P} {_Y}", "float unused = {0}"),
+    _case("the root of a size that only its Reshape tells",
+          "n = Shape(x) b0 = Slice(n, zero, one) s0 = Slice(n, one, two) c0 = Slice(n, two, three) "
+          "d0 = Div(c0, two) sizes = Concat<axis=0>(b0, s0, two, d0) h = Reshape(x, sizes) "
+          "q = Transpose<perm=[0,2,1,3]>(h) kt = Transpose<perm=[0,2,3,1]>(h) hn = Shape(h) "
+          "l = Slice(hn, three, four) f = Cast<to=1>(l) r = Sqrt(f) a = MatMul(q, kt) "
+          f"m = Div(a, r) {_P} y0 = MatMul(p, q) y1 = Transpose<perm=[0,2,1,3]>(y0) "
+          "y = Reshape(y1, join)",
+          f"{_INTS}, int64[1] three = {{3}}, int64[3] join = {{0, 0, 8}}",
+          inputs="float[b,s,8] x", outputs="float[b,s,8] y",
+          shapes=tuple({"x": (b, s, 8)} for b, s, _ in _SIZES)),
     _case("half", f"{_KT} {_FULL}", "float16 c = {14336}",
           inputs=_QKV.replace("float", "float16"), outputs="float16[b,2,s,4] y"),
     _case("a mask after the scale",

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
+import sympy
 
 from pipeline.passes.graph_ops import is_op, maker, values_of
-from pipeline.passes.lib.sizes import elements_of
+from pipeline.passes.lib.sizes import dims_of, elements_of
 
 _MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather", "Identity")
 _LONGEST = 40  # nodes of a chain
@@ -105,12 +106,26 @@ def number_of(tensor: gs.Tensor, depth: int = 0) -> float | None:
     if is_op(node, "Cast"):
         elements = elements_of(node.inputs[0])
         if elements is not None and len(elements.values) == 1:
-            return float(elements.values[0]) if elements.values[0].is_number else None
+            size = _reshaped(node.inputs[0], elements.values[0])
+            return float(size) if size.is_number else None
     if not any(is_op(node, op) for op in ("Cast", "Sqrt", "Reciprocal", "Identity", "Mul", "Div")):
         return None
     numbers = [number_of(given, depth + 1) for given in node.inputs]
     known = [number for number in numbers if number is not None]
     return _computed(node.op, known) if len(known) == len(numbers) else None
+
+
+def _reshaped(tensor: gs.Tensor, size: sympy.Expr) -> sympy.Expr:
+    """A size of the result of a Reshape to computed sizes, which shape inference does not know."""
+    while (node := maker(tensor)) is not None and not size.is_number:
+        tensor = node.inputs[0]
+        if is_op(node, "Shape"):
+            before = maker(tensor)
+            made = elements_of(before.inputs[1]) if before and is_op(before, "Reshape") else None
+            names = dims_of(tensor) or []
+            if made is not None and size in names and made.values[names.index(size)].is_positive:
+                return made.values[names.index(size)]
+    return size
 
 
 def _computed(op: str, numbers: Sequence[float]) -> float | None:
