@@ -12,7 +12,8 @@ px, and a rotary angle of 100 an error of 1/32. A variance overflows. So, for th
   attention, and TensorRT fuses it only as a whole. Inside, its kernels sum in float32.
 * All other ops compute in float32: sums, means, exponentials, divisions, softmax, sampling.
 * An op with a constant that half precision cannot hold computes in float32: -3.4e38 would become
-  -inf, and 1e-7 would become 0. A tensor fits if its largest magnitude does.
+  -inf, and 1e-7 would become 0. A tensor fits if its largest magnitude does. `half_masks` makes
+  the masks of attention fit before.
 * Values that become a sampling grid, an integer, an angle or the scale of a resize stay float32
   (`_STEER`). So do sampled values, and values that custom ops and the bodies of If, Loop and Scan
   read. This rule goes back to convolutions, whose results are cast to float32, and to matrix
