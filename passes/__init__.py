@@ -42,6 +42,7 @@ from pipeline.passes import (
     replace_nonzero,
     scale_resize,
     select_additive_mask,
+    shape_attention,
     slice_shape,
     spread_deconv,
     widen_mean_square,
@@ -88,6 +89,9 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     # the opset may be lowered below 17, where LayerNormalization began.
     fuse_layer_norm.PASS,
     widen_mean_square.PASS,
+    # After fold_constants, which makes sizes and scales constant. After select_additive_mask, which
+    # follows the masks to the scores. Before slice_shape: K^T may be computed from a Shape.
+    shape_attention.PASS,
     # Anywhere before the opset is lowered: ops that TensorRT lacks.
     expand_scatter.PASS,
     expand_col2im.PASS,

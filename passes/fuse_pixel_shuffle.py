@@ -23,9 +23,8 @@ from pipeline.machine.target import Versions
 from pipeline.passes.graph_ops import drop_unused, is_op, label, values_of, walk
 from pipeline.passes.infra import Change, Pass, PassResult
 from pipeline.passes.lib.chain import Chain
-from pipeline.passes.lib.sizes import dims_of, elements_of
+from pipeline.passes.lib.sizes import ChainSizes, Dims, dims_of
 
-Dims = list[sympy.Expr]
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
 _SHUFFLES: dict[tuple[int, ...], str] = {(0, 1, 4, 2, 5, 3): "CRD", (0, 3, 4, 1, 5, 2): "DCR"}
 _UNSHUFFLES: dict[tuple[int, ...], str] = {(0, 1, 3, 5, 2, 4): "CRD", (0, 3, 5, 1, 2, 4): "DCR"}
@@ -50,7 +49,7 @@ def _rewrite(root: gs.Graph, graph: gs.Graph, transpose: gs.Node) -> Change | No
     perm = tuple(int(axis) for axis in transpose.attrs.get("perm", ()))
     if perm not in _SHUFFLES and perm not in _UNSHUFFLES:
         return None
-    sizes = _ChainSizes()
+    sizes = ChainSizes()
     above = _views_above(transpose)
     start = above[0].inputs[0] if above else transpose.inputs[0]
     if start.dtype not in (np.float32, np.float16):
@@ -115,7 +114,7 @@ def _views_above(transpose: gs.Node) -> list[gs.Node]:
 
 
 def _views_below(
-    graph: gs.Graph, transpose: gs.Node, dims: Dims, sizes: _ChainSizes
+    graph: gs.Graph, transpose: gs.Node, dims: Dims, sizes: ChainSizes
 ) -> tuple[gs.Node, Dims | None]:
     """The last reshape after the Transpose, and its dims if they are of rank 4.
 
@@ -171,58 +170,6 @@ def _block(perm: tuple[int, ...], before: Dims, split: Dims, after: Dims) -> int
 def _same(found: sympy.Expr, wanted: sympy.Expr) -> bool:
     """True if equal, or rounded down from it (see the module's docstring)."""
     return bool(found == sympy.floor(wanted) or sympy.simplify(found - wanted) == 0)
-
-
-class _ChainSizes:
-    """Dims along a chain of reshapes, in terms of the dims of the chain's input."""
-
-    def __init__(self) -> None:
-        self.known: dict[sympy.Symbol, sympy.Expr] = {}
-
-    def learn(self, tensor: gs.Tensor, dims: Dims | None) -> Dims | None:
-        """Records which expressions the tensor's names for its dims stand for."""
-        names = dims_of(tensor)
-        if names is not None and dims is not None and len(names) == len(dims):
-            for name, value in zip(names, dims, strict=True):
-                if name.is_Symbol and name not in value.free_symbols:
-                    self.known.setdefault(name, value)
-        return dims
-
-    def after(self, view: gs.Node, dims: Dims | None) -> Dims | None:
-        """The dims after a reshape of these dims; None if they cannot be followed."""
-        if dims is None:
-            return None
-        if view.op == "Reshape":
-            return self.learn(view.outputs[0], self._reshaped(view, dims))
-        given = view.attrs.get("axes") if len(view.inputs) < 2 else values_of(view.inputs[1])
-        if given is None:
-            return None
-        axes = [int(axis) for axis in np.ravel(given)]
-        if view.op == "Squeeze":
-            drop = {axis % len(dims) for axis in axes}
-            dims = [size for axis, size in enumerate(dims) if axis not in drop]
-        else:
-            rank = len(dims) + len(axes)
-            rest = iter(dims)
-            ones = {axis % rank for axis in axes}
-            dims = [sympy.Integer(1) if axis in ones else next(rest) for axis in range(rank)]
-        return self.learn(view.outputs[0], dims)
-
-    def _reshaped(self, view: gs.Node, dims: Dims) -> Dims | None:
-        followed = elements_of(view.inputs[1])
-        if followed is None:
-            return None
-        sizes = [value.subs(self.known) for value in followed.values]
-        for axis, size in enumerate(sizes):
-            if size == 0:
-                if view.attrs.get("allowzero", 0) or axis >= len(dims):
-                    return None
-                sizes[axis] = dims[axis]
-        if sizes.count(sympy.Integer(-1)) == 1:
-            place = sizes.index(sympy.Integer(-1))
-            others = sympy.prod([size for axis, size in enumerate(sizes) if axis != place])
-            sizes[place] = sympy.cancel(sympy.prod(dims) / others)
-        return sizes
 
 
 PASS = Pass(

@@ -58,8 +58,8 @@ class Pass:
         evidence: issue links and measured cases that show the need.
         tolerable: True if TensorRT may compute a refused node correctly. A refusal is then a
             warning; otherwise it ends the conversion.
-        clean_up: True for a pass that fixes nothing. It makes the engine smaller or the build
-            faster.
+        clean_up: True for a pass that fixes nothing. It makes the engine smaller or faster, or
+            the build faster.
         level: what `run` gets.
         own: True for a user-supplied pass. The contract that tests check for the other passes
             is checked each time that it runs.

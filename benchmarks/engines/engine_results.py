@@ -21,6 +21,7 @@ from typing import Any
 
 from compact_json import compact
 from gpu_rates import RATES, RATES_OF
+from torch_baselines import VARIANTS
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import sizes_text
@@ -28,8 +29,9 @@ from pipeline.spec.dims import sizes_text
 KEY = ("model", "options", "sizes", "runner", "precision", "gpu")
 # a part of the norm of torch's outputs; a larger difference means a fault or other weights
 APART = 0.05
-# torch.compile's modes with CUDA graphs; the default mode, `compile`, has none
-WITH_GRAPHS = ("graphs", "autotune")
+# torch.compile's modes with CUDA graphs; the default mode has none
+WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+NAIVE = "naive "
 # characters of a line; a record has one line, and a floor has a few
 WIDTH = 1000
 Record = dict[str, Any]
@@ -242,12 +244,27 @@ def apart(record: Mapping[str, Any]) -> bool:
     return bool(record.get("error_why")) or (error is not None and not error <= APART)
 
 
-def best_compiled(
+def fastest(records: Iterable[Record | None]) -> Record | None:
+    """The fastest of these records, without those that compute something else, if any is left."""
+    found = [record for record in records if record is not None]
+    right = [record for record in found if not apart(record)]
+    return min(right or found, key=lambda r: float(r["median_ms"]), default=None)
+
+
+def fastest_torch(
     records: Sequence[Record], precision: str, sizes: Mapping[str, int]
 ) -> Record | None:
-    """torch.compile's fastest time at this precision, in any mode."""
-    found = [
-        find(records, runner=f"torch {kind}-{precision}", sizes=sizes)
-        for kind in ("compile", *WITH_GRAPHS)
-    ]
-    return min(filter(None, found), key=lambda r: float(r["median_ms"]), default=None)
+    """torch's fastest right way at this precision: any mode, and in half both ways to be half."""
+    return fastest(
+        find(records, runner=f"torch {name}", sizes=sizes)
+        for name, variant in VARIANTS.items()
+        if variant.precision == precision
+    )
+
+
+def fastest_naive(
+    records: Sequence[Record], precision: str, sizes: Mapping[str, int], artifact: Whose
+) -> Record | None:
+    """The fastest right naive engine of the artifact, of any exporter."""
+    found = (r for r in records if r["runner"].startswith(NAIVE) and r["precision"] == precision)
+    return fastest(r for r in found if find([r], artifact, sizes=sizes))

@@ -16,11 +16,14 @@ from typing import Any
 import floors
 from engine_results import (
     APART,
+    NAIVE,
     WITH_GRAPHS,
     Record,
     apart,
     artifacts_of,
-    best_compiled,
+    fastest,
+    fastest_naive,
+    fastest_torch,
     find,
     floor_of,
     groups,
@@ -29,6 +32,7 @@ from engine_results import (
     sizes_of,
     whose,
 )
+from torch_baselines import KINDS, VARIANTS
 
 from pipeline.spec.dims import sizes_text
 
@@ -36,13 +40,12 @@ from pipeline.spec.dims import sizes_text
 SAME_PRECISION = {
     "fp32": "torch in float32, tf32 off",
     "tf32": "torch with tf32 on",
-    "fp16": "torch under autocast to float16 (the engine: `--precision fp16`)",
+    "fp16": "torch in float16, by autocast or `.half()` (the engine: `--precision fp16`)",
 }
 OURS = ("engine graph", "engine")
-COLUMNS = ("eager", "compile", *WITH_GRAPHS)
 RUNNERS = (
-    *OURS, "naive ONNX graph", "naive ONNX", "onnxruntime CUDA",
-    "torch eager", "torch compile", "torch graphs", "torch autotune",
+    *OURS, NAIVE, "onnxruntime CUDA",
+    *(f"torch {half}{kind}" for half in ("", "half-") for kind in KINDS),
 )  # fmt: skip
 ORT_CLOCK = (
     "onnxruntime's times are by a wall clock around calls that wait for their results; the "
@@ -94,12 +97,18 @@ def _speed(
     precision: str,
     rates: Mapping[str, Any] | None,
 ) -> tuple[str, bool]:
-    """The table of times, with the ratio to torch.compile's best, and whether it has a floor."""
+    """The table of times, with the ratios to torch's fastest way and to the naive engine.
+
+    A column of torch has the faster of autocast and `.half()`.
+
+    Returns:
+        The table, and whether it has a floor.
+    """
     header = (
-        "sizes", "artifact", "floor", "engine, CUDA graph", "engine", "naive ONNX",
+        "sizes", "artifact", "floor", "engine, CUDA graph", "engine", "naive engine",
         "onnxruntime", "torch eager", "torch.compile, no CUDA graphs",
-        "torch.compile, CUDA graphs", "max-autotune",
-        "best torch.compile / engine", "engine / floor",
+        "torch.compile, CUDA graphs", "max-autotune", "torch's fastest",
+        "torch's fastest / engine", "naive / engine", "engine / floor",
     )  # fmt: skip
     rows, floored, slow = [], False, False
     for sizes in sizes_of(records):
@@ -112,18 +121,20 @@ def _speed(
             )
             floored |= floor is not None
             made = [find(records, runner=r, **of) for r in OURS]
-            mine, best = next(filter(None, made), None), best_compiled(records, precision, sizes)
-            naive = [find(records, runner=f"naive ONNX{more}", **of) for more in (" graph", "")]
-            torch = [find(records, runner=f"torch {k}-{precision}", sizes=sizes) for k in COLUMNS]
+            mine, best = next(filter(None, made), None), fastest_torch(records, precision, sizes)
+            naive = fastest_naive(records, precision, sizes, artifact)
+            torch = {kind: _of_kind(records, kind, precision, sizes) for kind in KINDS}
             ort = find(records, runner="onnxruntime CUDA", **of)
             ratio = _ratio(best, mine)
-            slow |= ratio != "-" and not any(torch[COLUMNS.index(k)] for k in WITH_GRAPHS)
-            others = [next(filter(None, naive), None), ort, *torch]
+            graphs = [torch[kind] for kind, (_, mode) in KINDS.items() if mode in WITH_GRAPHS]
+            slow |= ratio != "-" and not any(graphs)
+            others = [naive, ort, *torch.values()]
             rows.append(
                 (
                     sizes_text(sizes) or "fixed", text, _number(floor),
                     *map(_median, [*made, *others]),
-                    ratio,
+                    best["runner"].removeprefix("torch ") if best else "-",
+                    ratio, _ratio(naive, mine),
                     f"{mine['median_ms'] / floor:.1f}"
                     if mine and floor and not apart(mine) else "-",
                 )
@@ -131,15 +142,23 @@ def _speed(
     return _markdown(header, rows) + (f"\n\n{NO_GRAPHS_NOTE}" if slow else ""), floored
 
 
+def _of_kind(
+    records: Sequence[Record], kind: str, precision: str, sizes: Mapping[str, int]
+) -> Record | None:
+    """torch's record of this kind, in half precision the faster of the two ways."""
+    names = [f"{half}{kind}-{precision}" for half in ("", "half-")]
+    return fastest(find(records, runner=f"torch {n}", sizes=sizes) for n in names if n in VARIANTS)
+
+
 def _ratio(best: Record | None, mine: Record | None) -> str:
-    """torch.compile's time divided by the engine's, if both compute the same."""
+    """The other's time divided by the engine's, if both compute the same."""
     if best is None or mine is None:
         return "-"
-    for record, name in ((mine, ""), (best, "torch.compile ")):
+    for record, name in ((mine, ""), (best, f"{best['runner'].split()[0]} ")):
         if apart(record):
             error = record.get("error")
             return f"{name}{record.get('error_why') or f'off by {error:.1e}'}"
-    ratio = f"{best['median_ms'] / mine['median_ms']:.2f}"
+    ratio = _number(best["median_ms"] / mine["median_ms"])
     known = all(r.get("error") is not None for r in (mine, best))
     return f"**{ratio}**" if known else f"{ratio} (outputs not compared)"
 

@@ -15,7 +15,9 @@ each. `table` and `plot.py` join several files.
 - ``torch``: benchmarks/engines/torch_baselines.py, run by --torch-python, for a model of the zoo:
   eager-fp32, and by default the variants of the artifact's precision
 - ``engine``: `pipeline bench`, with CUDA graphs and without
-- ``naive``: the same for the exported ONNX, built without the passes
+- ``naive``: the same for the engine of a plain torch.onnx.export, by both exporters, with
+  TensorRT's defaults (benchmarks/engines/naive_engine.py); --naive DIR has files exported before,
+  ``MODEL-dynamo.onnx`` and ``MODEL-torchscript.onnx``
 - ``ort``: ONNX Runtime's CUDA provider on model.onnx, if it is installed
 
 Each part runs alone in a child process. Nothing else should use the GPU. A part that fails, or
@@ -43,15 +45,17 @@ import floors
 from children import lines, other_python
 from engine_results import Results, join
 from engine_tables import tables
+from naive_engine import EXPORTERS
 from references import as_written, option_texts
 from torch_baselines import VARIANTS
 
-from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.artifact import Artifact, finish
 from pipeline.commands.bench.measure import Method
 from pipeline.errors import PipelineError
 from pipeline.machine.gpu import find_gpu
 from pipeline.models import MODELS
 from pipeline.spec.dims import sizes_text
+from pipeline.spec.file_names import PLAN
 from pipeline.spec.profiles import sizes_to_time
 
 HERE = Path(__file__).resolve().parent
@@ -148,25 +152,46 @@ def run_engine(part: Part) -> None:
 
 
 def run_naive(part: Part) -> None:
-    """The exported model without the target's passes, built like the engine."""
-    passes = part.manifest.rewrite.passes if part.manifest.rewrite else ()
-    skip = [p.name for p in passes if p.needed]
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "naive"
-        shutil.copytree(part.place, copy)
-        pipeline = [sys.executable, "-m", "pipeline"]
-        rewrite = [*pipeline, "rewrite", str(copy), "--target", part.manifest.target.name]
-        rewrite += [word for name in skip for word in ("--skip", name)]
-        build = [*pipeline, "build", str(copy)]
-        level = part.manifest.build.optimization_level if part.manifest.build else None
-        build += [] if level is None else ["--optimization-level", str(level)]
-        for command in (rewrite, build):
-            why = lines(command, lambda _: None, limit=part.arguments.time_limit)
-            if why:
-                part.failed("naive ONNX", why.replace(f"{copy}: ", ""))
-                return
-        built = Artifact.open(copy).manifest.build
-        _engine(part, copy, "naive ONNX", built.seconds if built else None)
+    """The engine of a plain torch.onnx.export, by both exporters. See naive_engine.py."""
+    if part.manifest.model.source not in MODELS:
+        part.failed("naive", f"{part.manifest.model.source} is not a model of the zoo")
+        return
+    for exporter in EXPORTERS:
+        with tempfile.TemporaryDirectory() as folder:
+            why = _naive(part, exporter, Path(folder))
+        if why:
+            part.failed(f"naive {exporter}", why.replace(f"{folder}/", ""))
+
+
+def _naive(part: Part, exporter: str, folder: Path) -> str:
+    """Exports, builds and measures. Returns the reason of a failure."""
+    arguments, model, copy = part.arguments, folder / "naive.onnx", folder / "naive"
+    script = str(HERE / "naive_engine.py")
+    export = [*arguments.torch_python, script, "export", part.name, "--exporter", exporter]
+    export += [word for option in part.options for word in ("--option", option)]
+    export += ["--weights", str(arguments.weights)] if arguments.weights else []
+    stored = arguments.naive and arguments.naive / f"{part.name}-{exporter}.onnx"
+    if stored and stored.is_file():
+        model = stored
+    else:
+        env = other_python(arguments.torch_path)
+        why = lines(
+            [*export, "--out", str(model)], lambda _: None, limit=arguments.time_limit, env=env
+        )
+        if why:
+            return why
+    shutil.copytree(part.place, copy)
+    seconds: list[float] = []
+    why = lines(
+        [sys.executable, script, "build", str(model), str(part.place), "--out", str(copy / PLAN)],
+        lambda record: seconds.append(record["seconds"]),
+        limit=arguments.time_limit,
+    )
+    if why:
+        return why
+    finish(copy, part.manifest)  # with the hash of the naive plan
+    _engine(part, copy, f"naive {exporter}", seconds[0])
+    return ""
 
 
 def _engine(part: Part, place: Path, runner: str, seconds: float | None) -> None:
@@ -288,6 +313,10 @@ def main() -> int:
     running.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda",
         help="the device of torch; use cpu to try the script (default: cuda)",
+    )  # fmt: skip
+    running.add_argument(
+        "--naive", type=Path, metavar="DIR",
+        help="a folder with plain exports; others are made by --torch-python",
     )  # fmt: skip
     running.add_argument("--weights", type=Path, help="for torch: the weights of the artifact")
     running.add_argument(

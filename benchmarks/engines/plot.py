@@ -42,14 +42,17 @@ from pipeline.errors import InputError, PipelineError
 from pipeline.spec.dims import sizes_text
 
 COLOURS = {
-    "engine graph": "C0", "engine": "C9", "naive ONNX graph": "C4", "naive ONNX": "C6",
-    "onnxruntime CUDA": "C5", "torch eager": "C7", "torch compile": "C1",
-    "torch graphs": "C2", "torch autotune": "C3",
+    "engine graph": "C0", "engine": "C9", "naive dynamo graph": "C4",
+    "naive torchscript graph": "C6", "onnxruntime CUDA": "C5", "torch eager": "C7",
+    "torch compile": "C1", "torch graphs": "C2", "torch autotune": "C3", "torch half-graphs": "C8",
 }  # fmt: skip
 WORDS = {
     "engine graph": "engine, CUDA graph", "torch compile": "torch.compile, no CUDA graphs",
     "torch graphs": "torch.compile, CUDA graphs",
-    "torch autotune": "torch.compile, max-autotune", "naive ONNX graph": "naive ONNX, CUDA graph",
+    "torch autotune": "torch.compile, max-autotune",
+    "torch half-graphs": "torch.compile, CUDA graphs, .half()",
+    "naive dynamo graph": "naive engine, CUDA graph",
+    "naive torchscript graph": "naive engine (older exporter), CUDA graph",
 }  # fmt: skip
 MARKERS = "os^Dv*"
 

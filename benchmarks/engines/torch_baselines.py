@@ -16,6 +16,7 @@ minutes. If a variant fails, the others still run. Each size is compiled separat
 | compile-... | ``torch.compile(dynamic=False)`` of the same: without CUDA graphs |
 | graphs-... | ``torch.compile(mode="reduce-overhead")``: with CUDA graphs |
 | autotune-... | ``torch.compile(mode="max-autotune")``: with CUDA graphs and Triton's products |
+| half-...-fp16 | the same four after ``.half()``, without autocast: weights and inputs in half |
 
 Under autocast, the weights of matrix products and convolutions are stored in float16 beforehand
 (see `torch_module.store_half`). This gives the same numbers, and no call casts a weight.
@@ -26,7 +27,7 @@ the outputs of eager-fp32 for the first inputs. ``error`` is the distance to the
 ||out - ref|| / ||ref||.
 
 Memory is the peak of torch's allocator on the GPU, without the inputs. The free memory of the GPU
-would also change with other processes. On a CPU, to try the script, autocast is to bfloat16.
+would also change with other processes. On a CPU, to try the script, half precision is bfloat16.
 """
 
 from __future__ import annotations
@@ -55,26 +56,34 @@ from pipeline.spec.profiles import Profile, sizes_to_time
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a model in torch. `mode` is the mode of torch.compile; None is eager."""
+    """One way to run a model in torch.
+
+    Args:
+        precision: The precision of the engines that it is compared with.
+        compiled: Whether torch.compile compiles it.
+        mode: The mode of torch.compile.
+        pure: Whether all is float16 (``.half()``). Otherwise autocast chooses.
+    """
 
     precision: str
     compiled: bool = False
     mode: str | None = None
+    pure: bool = False
 
 
+KINDS: dict[str, tuple[bool, str | None]] = {
+    "eager": (False, None),
+    "compile": (True, None),
+    "graphs": (True, "reduce-overhead"),
+    "autotune": (True, "max-autotune"),
+}
 VARIANTS: dict[str, Variant] = {
-    "eager-fp32": Variant("fp32"),
-    "eager-tf32": Variant("tf32"),
-    "eager-fp16": Variant("fp16"),
-    "compile-fp32": Variant("fp32", True),
-    "compile-tf32": Variant("tf32", True),
-    "compile-fp16": Variant("fp16", True),
-    "graphs-fp32": Variant("fp32", True, "reduce-overhead"),
-    "graphs-tf32": Variant("tf32", True, "reduce-overhead"),
-    "graphs-fp16": Variant("fp16", True, "reduce-overhead"),
-    "autotune-fp32": Variant("fp32", True, "max-autotune"),
-    "autotune-tf32": Variant("tf32", True, "max-autotune"),
-    "autotune-fp16": Variant("fp16", True, "max-autotune"),
+    **{
+        f"{kind}-{precision}": Variant(precision, *how)
+        for kind, how in KINDS.items()
+        for precision in ("fp32", "tf32", "fp16")
+    },
+    **{f"half-{kind}-fp16": Variant("fp16", *how, pure=True) for kind, how in KINDS.items()},
 }
 
 
@@ -104,7 +113,7 @@ def main() -> int:
                 file.write(f"{line}\n")
 
     try:
-        points = _points(_spec(arguments), arguments.shape)
+        points = _points(spec_of(arguments), arguments.shape)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -141,7 +150,7 @@ def run_variant(
         tell({**_record(arguments, variant, sizes), **told})
 
 
-def _spec(arguments: argparse.Namespace) -> Any:
+def spec_of(arguments: argparse.Namespace) -> Any:
     from pipeline.source.zoo import find_spec
 
     options: dict[str, Any] = {}
@@ -187,10 +196,13 @@ def _child(arguments: argparse.Namespace) -> int:
     torch.backends.cuda.matmul.allow_tf32 = variant.precision != "fp32"
     torch.backends.cudnn.allow_tf32 = variant.precision != "fp32"
     torch.backends.cudnn.benchmark = True
-    spec = _spec(arguments)
+    spec = spec_of(arguments)
     module = module_of(spec, arguments.weights)
-    if variant.precision == "fp16":
-        store_half(module, half_type(arguments.device))
+    half = half_type(arguments.device)
+    if variant.pure:
+        module = module.to(half)
+    elif variant.precision == "fp16":
+        store_half(module, half)
     for sizes in _points(spec, arguments.shape):
         record = _record(arguments, name, sizes)
         try:
@@ -213,10 +225,13 @@ def _measured(
     import torch
 
     on_gpu = arguments.device == "cuda"
+    half = half_type(arguments.device)
     sets = [
         [torch.from_numpy(one[i.name]).to(arguments.device) for i in spec.inputs]
         for one in input_sets(spec.inputs, sizes)
     ]
+    if variant.pure:
+        sets = [[t.to(half) if t.is_floating_point() else t for t in one] for one in sets]
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -238,8 +253,8 @@ def _measured(
         stack.enter_context(torch.no_grad())
         if on_gpu:
             stack.enter_context(torch.cuda.stream(clock.stream))
-        if variant.precision == "fp16":
-            stack.enter_context(torch.autocast(arguments.device, half_type(arguments.device)))
+        if variant.precision == "fp16" and not variant.pure:
+            stack.enter_context(torch.autocast(arguments.device, half))
         start = time.perf_counter()
         outputs = [t.float().cpu().numpy() for t in flat(call(0))]
         first = time.perf_counter() - start

@@ -17,6 +17,7 @@ class Chain:
 
     `op` returns the new node's only output, so that calls nest:
     ``c.op("Mul", c.op("Sub", x, mean), gain)``. `finish` replaces the old node by the new nodes.
+    `insert` keeps the old node, after the new ones.
 
     Args:
         graph: the graph (or body of If, Loop, Scan) that holds the node.
@@ -103,6 +104,11 @@ class Chain:
         for (maker, n), output in zip(places, old, strict=False):
             maker.outputs[n] = output
         self.graph.nodes[index : index + 1] = self.nodes
+
+    def insert(self) -> None:
+        """Puts the new nodes before the node, which stays."""
+        index = next(i for i, other in enumerate(self.graph.nodes) if other is self.node)
+        self.graph.nodes[index:index] = self.nodes
 
     def _unique(self, short: str) -> str:
         count = self._taken[short] = self._taken.get(short, -1) + 1

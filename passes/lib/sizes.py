@@ -39,6 +39,9 @@ _CALLS: dict[str, Callable[..., sympy.Expr]] = {
 }
 
 
+Dims = list[sympy.Expr]
+
+
 @dataclass(frozen=True)
 class Elements:
     """The elements of a tensor of rank 0 or 1."""
@@ -48,7 +51,7 @@ class Elements:
     floating: bool = False
 
 
-def dims_of(tensor: gs.Tensor) -> list[sympy.Expr] | None:
+def dims_of(tensor: gs.Tensor) -> Dims | None:
     """The tensor's dims, or None if its rank is not known."""
     if tensor.shape is None:
         return None
@@ -81,6 +84,59 @@ def elements_of(tensor: gs.Tensor) -> Elements | None:
             return None
         inputs.append(elements)
     return _apply(node, inputs) if inputs else None
+
+
+class ChainSizes:
+    """Dims along a chain of reshapes, in terms of the dims of the chain's input."""
+
+    def __init__(self) -> None:
+        self.known: dict[sympy.Symbol, sympy.Expr] = {}
+
+    def learn(self, tensor: gs.Tensor, dims: Dims | None) -> Dims | None:
+        """Records which expressions the tensor's names for its dims stand for."""
+        names = dims_of(tensor)
+        if names is not None and dims is not None and len(names) == len(dims):
+            for name, value in zip(names, dims, strict=True):
+                if name.is_Symbol and name not in value.free_symbols:
+                    self.known.setdefault(name, value)
+        return dims
+
+    def after(self, view: gs.Node, dims: Dims | None) -> Dims | None:
+        """The dims after a reshape of these dims; None if they cannot be followed."""
+        if dims is None:
+            return None
+        if view.op == "Reshape":
+            return self.learn(view.outputs[0], self.reshaped(view, dims))
+        given = view.attrs.get("axes") if len(view.inputs) < 2 else values_of(view.inputs[1])
+        if given is None:
+            return None
+        axes = [int(axis) for axis in np.ravel(given)]
+        if view.op == "Squeeze":
+            drop = {axis % len(dims) for axis in axes}
+            dims = [size for axis, size in enumerate(dims) if axis not in drop]
+        else:
+            rank = len(dims) + len(axes)
+            rest = iter(dims)
+            ones = {axis % rank for axis in axes}
+            dims = [sympy.Integer(1) if axis in ones else next(rest) for axis in range(rank)]
+        return self.learn(view.outputs[0], dims)
+
+    def reshaped(self, view: gs.Node, dims: Dims) -> Dims | None:
+        """The dims after a Reshape of these dims; None if they cannot be followed."""
+        followed = elements_of(view.inputs[1])
+        if followed is None:
+            return None
+        sizes = [value.subs(self.known) for value in followed.values]
+        for axis, size in enumerate(sizes):
+            if size == 0:
+                if view.attrs.get("allowzero", 0) or axis >= len(dims):
+                    return None
+                sizes[axis] = dims[axis]
+        if sizes.count(sympy.Integer(-1)) == 1:
+            place = sizes.index(sympy.Integer(-1))
+            others = sympy.prod([size for axis, size in enumerate(sizes) if axis != place])
+            sizes[place] = sympy.cancel(sympy.prod(dims) / others)
+        return sizes
 
 
 def _constants(values: np.ndarray) -> Elements | None:

@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.graph.files import infer_shapes, inner_nodes, nodes_of, save_model
+from pipeline.rewrite.half_masks import fit_masks
 from pipeline.rewrite.half_rules import HalfPlan, plan
 
 _SIZES = ("Shape", "Size")
@@ -69,6 +70,14 @@ def in_half(model: onnx.ModelProto) -> int:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
             tensors[node.output[0]] = node.attribute[0].t
     tensors = {n: t for n, t in tensors.items() if t.data_type == TensorProto.FLOAT}
+
+    def value_of(name: str) -> np.ndarray | None:
+        one = name in tensors and all(size == 1 for size in tensors[name].dims)
+        return numpy_helper.to_array(tensors[name]) if one else None
+
+    if fit_masks(graph, value_of):
+        new = {t.name: t for t in graph.initializer if t.data_type == TensorProto.FLOAT}
+        tensors.update({n: t for n, t in new.items() if n not in given})
     made = plan(
         graph.node,
         _dtypes(graph),

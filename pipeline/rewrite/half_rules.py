@@ -8,9 +8,12 @@ px, and a rotary angle of 100 an error of 1/32. A variance overflows. So, for th
 * Ops that only move or gate values (`_FOLLOW`) compute in half if all their inputs are half.
   Constant numbers and the biases of products become half too. A larger constant makes the result
   float32, as a float32 parameter does under autocast. Example: the grid that a detector adds.
+* A Softmax computes in half if its input is half and only half products read its result. This is
+  attention, and TensorRT fuses it only as a whole. Inside, its kernels sum in float32.
 * All other ops compute in float32: sums, means, exponentials, divisions, softmax, sampling.
 * An op with a constant that half precision cannot hold computes in float32: -3.4e38 would become
-  -inf, and 1e-7 would become 0.
+  -inf, and 1e-7 would become 0. A tensor fits if its largest magnitude does. `half_masks` makes
+  the masks of attention fit before.
 * Values that become a sampling grid, an integer, an angle or the scale of a resize stay float32
   (`_STEER`). So do sampled values, and values that custom ops and the bodies of If, Loop and Scan
   read. This rule goes back to convolutions, whose results are cast to float32, and to matrix
@@ -45,11 +48,11 @@ _FOLLOW = frozenset(
 )  # fmt: skip
 # ops of `_FOLLOW` that compute with all their inputs in the same way
 _ARITHMETIC = frozenset({"Add", "Max", "Min", "Mul", "Sub"})
-# ops that only move values: their result is constant if their inputs are
+# ops that only move or choose values: constants in, constants out
 _MOVE = frozenset(
     {
         "Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze",
-        "Tile", "Transpose", "Unsqueeze",
+        "Tile", "Transpose", "Unsqueeze", "Where",
     }
 )  # fmt: skip
 # ops whose inputs, and all tensors that these are computed from, stay float32
@@ -134,18 +137,19 @@ def plan(
         own = [name in half for name in node.inputs if name not in values.made]
         follows = node.op in _FOLLOW and not _squares(node)
         follows = follows and not values.promotes(node, made_by)
-        fits = node.fits and all(values.fits(name, node.op in _HALF) for name in node.inputs)
+        fits = node.fits and all(map(values.fits, node.inputs))
+        # the weights of attention
+        handed = node.op == "Softmax" and not fed.isdisjoint(node.outputs)
         computes = (
             fits
             and bool(node.inputs)
-            and (node.op in _HALF or (follows and bool(own) and all(own)))
+            and (node.op in _HALF or ((follows or handed) and bool(own) and all(own)))
         )
         if not steered.isdisjoint(node.outputs) and node.op not in _CONVERTS:
             computes = False
         if computes:
             found.add(place)
         # a tensor that products read in half is also half for `_FOLLOW` ops
-        handed = node.op == "Softmax" and not fed.isdisjoint(node.outputs)
         read = follows and fits and _read_in_half(node, users, products)
         if computes or handed or read:
             half.update(name for name in node.outputs if name not in steered)
@@ -159,7 +163,7 @@ class _Constants:
         self._read = constants
         self.made = set(constants)
         self._sources: dict[str, tuple[str, ...]] = {name: (name,) for name in constants}
-        self._bounds: dict[str, tuple[float, float]] = {}
+        self._bounds: dict[str, float] = {}
 
     def follow(self, node: _Node) -> bool:
         """True for a node that makes a constant. Its outputs then count as constants."""
@@ -173,14 +177,11 @@ class _Constants:
             self._sources[name] = sources
         return True
 
-    def fits(self, name: str, weight: bool) -> bool:
-        """True if half precision can hold the tensor. Weights may lose digits of small values, as
-        under autocast."""
-        for source in self._sources.get(name, ()):
-            low, high = self._bound(source)
-            if high > _LARGEST or (not weight and low < _SMALLEST) or 0 < high < _SMALLEST:
-                return False
-        return True
+    def fits(self, name: str) -> bool:
+        """True if half precision can hold the tensor. Small values beside large ones may lose
+        digits, as under autocast: the error is below 2**-24, and the others' is larger."""
+        highs = [self._largest(source) for source in self._sources.get(name, ())]
+        return all(high == 0 or _SMALLEST <= high <= _LARGEST for high in highs)
 
     def promotes(self, node: _Node, products: Mapping[str, str]) -> bool:
         """True if the node computes with a constant of several elements that is not a bias.
@@ -206,15 +207,14 @@ class _Constants:
         shape = self._read[name]().shape
         axis = len(shape) - 1 if op in ("MatMul", "Gemm") else len(shape) - 3
         others = [size for n, size in enumerate(shape) if n != axis]
-        return axis >= 0 and set(others) <= {1} and self._bound(name)[1] <= _BIAS
+        return axis >= 0 and set(others) <= {1} and self._largest(name) <= _BIAS
 
-    def _bound(self, name: str) -> tuple[float, float]:
-        """The smallest magnitude that is not 0, and the largest."""
+    def _largest(self, name: str) -> float:
+        """The largest magnitude. Infinity does not count: half precision has it."""
         if name not in self._bounds:
             magnitudes = np.abs(self._read[name]())
-            some = magnitudes[magnitudes > 0]
-            low = float(some.min()) if some.size else np.inf
-            self._bounds[name] = (low, float(magnitudes.max()) if magnitudes.size else 0.0)
+            some = magnitudes[~np.isinf(magnitudes)]
+            self._bounds[name] = float(some.max()) if some.size else 0.0
         return self._bounds[name]
 
 

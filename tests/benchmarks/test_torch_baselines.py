@@ -46,6 +46,15 @@ def test_torch_runs_every_size_and_is_its_own_reference(tmp_path: Path) -> None:
     assert all(r["median_ms"] > 0 and r["options"] == ["channels=4"] for r in found)
 
 
+def test_pure_half_has_no_autocast(tmp_path: Path) -> None:
+    words = ("linear", "--shape", "batch=2", "--reference", tmp_path)
+    variants = ("eager-fp32", "eager-fp16", "half-eager-fp16")
+    found = baseline(*words, *(word for name in variants for word in ("--variant", name)))
+    assert [r["runner"] for r in found] == [f"torch {name}" for name in variants]
+    assert [r["precision"] for r in found] == ["fp32", "fp16", "fp16"]
+    assert all(1e-4 < r["error"] < 0.1 for r in found[1:])
+
+
 def test_a_variant_that_is_not_done_in_time_says_so() -> None:
     words = ("linear", "--shape", "batch=1", "--shape", "batch=2", "--time-limit", "0.2")
     found = baseline(*words, "--variant", "eager-fp32")

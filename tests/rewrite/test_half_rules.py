@@ -145,10 +145,37 @@ def test_a_residual_that_a_mean_reads_too_stays_float32() -> None:
     assert found["s"] == "float"
 
 
-def test_a_softmax_is_float32_and_its_probabilities_half() -> None:
+def test_the_softmax_of_attention_is_half() -> None:
     found = computed("a = MatMul(x, x) s = Softmax(a) m = Mul(s, two) y = MatMul(m, x)")
+    assert found["a"] == found["s"] == found["m"] == "half"
+
+
+def test_attention_with_its_scale_and_mask_is_half() -> None:
+    body = """z = Constant<value = float {0}>() low = Constant<value = float {-inf}>()
+        k = MatMul(x, x) q = Mul(k, two) a = MatMul(q, k) on = Greater(x, z)
+        m = Where(on, z, low) b = Add(a, m) s = Softmax(b) y = MatMul(s, k)"""
+    found = computed(body)
+    assert [found[name] for name in "kqabs"] == ["half"] * 5
+
+
+def test_a_softmax_of_float32_values_hands_on_half() -> None:
+    found = computed("e = Exp(x) s = Softmax(e) m = Mul(s, two) y = MatMul(m, x)")
     assert found["s"] == "float,half"
     assert found["m"] == "half"
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ("1, 2, 3, 1e-9", "half,float"),
+        ("1e-9, 1e-8, 1e-7, 0", "float"),
+        ("0, 0, 0, 0", "half,float"),
+    ],
+)
+def test_a_small_value_keeps_no_bias_in_float32(values: str, told: str) -> None:
+    constant = f"k = Constant<value = float[4] {{{values}}}>()"
+    found = computed(f"{constant} a = MatMul(x, x) b = Add(a, k) y = Exp(b)", "float[n,4,4,4] x")
+    assert found["b"] == told
 
 
 def test_a_product_that_is_sampled_computes_in_float32() -> None:

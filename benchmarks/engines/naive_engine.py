@@ -1,0 +1,132 @@
+"""The naive engine: what a user gets without pipeline. benchmarks/engines/engines.py starts it.
+
+    python3 benchmarks/engines/naive_engine.py export MODEL --exporter dynamo --out naive.onnx
+    python benchmarks/engines/naive_engine.py build naive.onnx ARTIFACT --out naive.plan
+
+``export`` needs a Python with torch, and the repository on PYTHONPATH. It calls torch.onnx.export
+once, with the model's dims and names, at the exporter's default opset. ``build`` needs the
+artifact's TensorRT. It builds with the artifact's profiles and the flags of its precision. All
+else is TensorRT's default: no pass, no type of a layer, no tactic source is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torch_baselines import spec_of
+
+from pipeline.artifact.artifact import Artifact
+from pipeline.errors import PipelineError
+from pipeline.spec.dims import Dim, Size
+
+EXPORTERS = ("dynamo", "torchscript")
+_FLAGS = {"fp32": (), "tf32": ("TF32",), "fp16": ("TF32", "FP16")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    exporting = commands.add_parser("export")
+    exporting.add_argument("model")
+    exporting.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
+    exporting.add_argument("--weights", type=Path)
+    exporting.add_argument("--exporter", choices=EXPORTERS, required=True)
+    exporting.add_argument("--out", type=Path, required=True)
+    building = commands.add_parser("build")
+    building.add_argument("model", type=Path)
+    building.add_argument("artifact", type=Path)
+    building.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    try:
+        if arguments.command == "export":
+            export(arguments)
+        else:
+            print(json.dumps({"seconds": build(arguments)}))
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """Writes the file of a plain torch.onnx.export, with external data if the exporter makes it."""
+    import torch
+    from torch_module import module_of
+
+    spec = spec_of(arguments)
+    module = module_of(spec, arguments.weights)
+    sizes = {name: dim.legal(dim.opt) for name, dim in spec.dims.items()}
+    example = tuple(torch.from_numpy(i.sample(sizes, 0)) for i in spec.inputs)
+    names = [i.name for i in spec.inputs]
+    outputs = [o.name for o in spec.outputs]
+    free = [
+        {n: str(size) for n, size in enumerate(i.shape) if not _fixed(size)} for i in spec.inputs
+    ]
+    more: dict[str, Any]
+    if arguments.exporter == "dynamo":
+        dynamic: tuple[Any, ...]
+        dynamic = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in free)
+        parameters = inspect.signature(module.forward).parameters.values()
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            dynamic = (dynamic,)
+        more = {"dynamo": True, "dynamic_shapes": dynamic}
+    else:
+        # in its fast path torch calls an op that this exporter does not know
+        torch.backends.mha.set_fastpath_enabled(False)
+        more = {"dynamo": False, "dynamic_axes": dict(zip(names, free, strict=True))}
+    with torch.no_grad():
+        torch.onnx.export(
+            module, example, str(arguments.out), input_names=names, output_names=outputs, **more
+        )
+
+
+def _fixed(size: Size) -> bool:
+    return isinstance(size, int) or (isinstance(size, Dim) and size.static)
+
+
+def build(arguments: argparse.Namespace) -> float:
+    """Builds the plan with the flags of the artifact's precision. Returns the seconds.
+
+    Raises:
+        PipelineError: TensorRT lacks a flag, or refuses the model.
+    """
+    from pipeline.build.network import open_network
+    from pipeline.machine.target import find_target, use
+
+    manifest = Artifact.open(arguments.artifact, check=False).manifest
+    target = find_target(manifest.target.name)
+    trt = use(target)
+    start = time.perf_counter()
+    made = open_network(trt, target, trt.Logger(trt.Logger.ERROR))
+    errors = made.parse_file(arguments.model)
+    if errors:
+        raise PipelineError(f"the parser refuses it: {errors[0].text}")
+    config = made.builder.create_builder_config()
+    for name in _FLAGS[manifest.precision]:
+        if not hasattr(trt.BuilderFlag, name):
+            raise PipelineError(f"{target} has no flag {name}")
+        config.set_flag(getattr(trt.BuilderFlag, name))
+    if manifest.precision == "fp32":
+        config.clear_flag(trt.BuilderFlag.TF32)
+    interface = manifest.interface
+    for profile in interface.profiles:
+        ranges = made.builder.create_optimization_profile()
+        for name, shapes in profile.shapes(interface.input_shapes).items():
+            ranges.set_shape(name, *shapes)
+        if config.add_optimization_profile(ranges) < 0:
+            raise PipelineError("TensorRT refuses a profile")
+    plan = made.builder.build_serialized_network(made.network, config)
+    if plan is None:
+        raise PipelineError("TensorRT builds no engine")
+    arguments.out.write_bytes(memoryview(plan))
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The plain exports behind the naive engine. Building one needs a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "engines"
+sys.path.append(str(BENCHMARKS))
+
+import children  # noqa: E402
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_a_plain_export_has_the_names_and_dims_of_the_model(tmp_path: Path, exporter: str) -> None:
+    place = tmp_path / "naive.onnx"
+    command = [sys.executable, str(BENCHMARKS / "naive_engine.py"), "export", "unet_sr"]
+    command += ["--option", "channels=4", "--exporter", exporter, "--out", str(place)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=children.other_python([])
+    )
+    assert done.returncode == 0, done.stderr
+    graph = onnx.load(place).graph
+    (image,) = graph.input
+    dims = [d.dim_param or d.dim_value for d in image.type.tensor_type.shape.dim]
+    assert dims[1] == 3 and all(isinstance(dims[n], str) for n in (0, 2, 3))
+    assert len(graph.output) == 1
