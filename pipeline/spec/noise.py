@@ -73,7 +73,7 @@ class Noise:
             margin = _MARGIN_HALF if eps > _HALF else _MARGIN
             covered = same | (margin * off <= max(_RTOL, _ULPS * eps) * size)
         rms = float(np.sqrt(np.square(b[ordinary]).mean())) if ordinary.any() else 0.0
-        far = ~same & (margin * off > _most(eps) * rms)
+        far = ~same & (margin * off > _most(eps) * min(rms, usual))
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = np.nan_to_num(margin * off[far] / size[far], nan=np.inf)
         whole = bool(size.any()) and np.array_equal(a, b) and np.array_equal(b, np.round(b))
@@ -125,7 +125,7 @@ class Noise:
         atol = max(wanted, _LEAST * self.usual, _ULPS * self.eps * rms)
         if atol > most * self.rms and rtol < self.steep <= most:
             # most values are tiny, and rounding moves the others by a share of their value
-            rtol, atol = float(f"{1.05 * self.steep:.2g}"), most * self.rms
+            rtol, atol = float(f"{1.05 * self.steep:.2g}"), most * min(self.rms, self.usual)
         if not math.isfinite(atol) or atol > most * self.rms:
             raise InputError(
                 f"{where}: {how} alone moves it by {self.off:.2g}, and its root mean square is "
