@@ -298,12 +298,53 @@ STRANGERS = (
     _image("vit_pytorch_simple", "vit-pytorch", "classification", "img", sides=(32, 128)),
     _image("sam_encoder", "segment-anything", "segmentation", sides=(64, 256), batch=2),
     _image("hf_convnextv2", "transformers", "backbone", "pixel_values", sides=(32, 256)),
+    # of more families
+    _image("timm_fastvit_t8", "timm", "classification"),
+    _image("timm_efficientvit_b0", "timm", "classification"),
+    _image("torchvision_fcn", "torchvision", "segmentation"),
+    _image("hf_yolos", "transformers", "detection", "pixel_values"),
+    _other("hf_clip_text", "transformers", "text", IDS, b=(1, 4), t=(2, 77)),
+    _other(
+        "hf_gemma_cache",
+        "transformers",
+        "decoder",
+        IDS,
+        _cache(2, 1, 16),
+        b=(1, 4),
+        t=(1, 32),
+        past=(1, 64),
+    ),
+    _other(
+        "hf_olmo2_cache",
+        "transformers",
+        "decoder",
+        IDS,
+        _cache(2, 4, 8),
+        b=(1, 4),
+        t=(1, 32),
+        past=(1, 64),
+    ),
+    _image("diffusers_taesd", "diffusers", "generation"),
+    _image("spandrel_span", "spandrel", "super-resolution", sides=(24, 128)),
+    _image("spandrel_plksr", "spandrel", "super-resolution", sides=(24, 128)),
+    _image("monai_dynunet", "monai", "medical", "x", channels=1),
+    _other(
+        "pyg_gin",
+        "torch_geometric",
+        "graphs",
+        "x:{n}x16",
+        "edge_index:2x{e}:int64:0..n-1",
+        n=(2, 64),
+        e=(1, 128),
+    ),
+    _other("snac_decoder", "snac", "sound", "x:{b}x32x{t}", b=(1, 4), t=(4, 256)),
+    _other("kornia_hardnet", "kornia", "features", "input:{b}x1x32x32", b=(1, 64)),
 )
 
 
 def module_of(stranger: Stranger) -> str:
     """The Python module with the model's factory."""
-    for name in ("strangers_models", "strangers_more_models", "strangers_other_models"):
-        if f"def {stranger.name}(" in (HERE / f"{name}.py").read_text():
-            return name
+    for name in ("models", "more_models", "other_models", "later_models"):
+        if f"def {stranger.name}(" in (HERE / f"strangers_{name}.py").read_text():
+            return f"strangers_{name}"
     raise SystemExit(f"{stranger.name}: no such factory")
