@@ -15,6 +15,7 @@ from pipeline.spec.rules import Refusal, Rule
 
 _SIDE = 6  # sizes of each of two dims that are combined
 _COMBINATIONS = 16
+_FEW = 4  # the same in a brief search
 _LARGEST_MODULUS = 256
 _EQUAL = 4  # fewest equal sizes that must run for a rule that two dims are equal
 _ROUND = 6  # most products that are tried as a bound
@@ -64,7 +65,7 @@ def combinations(
     every += [
         # more small sizes, since their runs are faster
         {n: taken[n][int(seed.random() ** 3 * len(taken[n]))] for n in names}
-        for _ in range(_COMBINATIONS)
+        for _ in range(_FEW if runs.brief else _COMBINATIONS)
     ]
     found: list[tuple[str, ...]] = []
     for sizes in every:

@@ -20,7 +20,8 @@ from pipeline.export import torch_2_13, torch_call
 from pipeline.export.export import export
 from pipeline.export.torch_2_13 import short_sizes as module
 from pipeline.export.torch_2_13.short_sizes import short_sizes, shorter
-from pipeline.probe.eager import EagerModule
+from pipeline.export.torch_call import Task
+from pipeline.machine.resources import Stopwatch
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
@@ -175,7 +176,7 @@ def test_a_wrong_one_would_show_in_the_numbers(monkeypatch) -> None:
         monkeypatch.setattr(module, "shorter", function)
         monkeypatch.setattr(module, "_LONG", 5)
         program = torch_call.torch_export(
-            EagerModule(spec.inputs, spec.build(None).eval(), 0),
+            Task(spec, spec.build(None).eval(), 0, Stopwatch()),
             {"b": 2, "h": 41, "w": 43},
             relaxed=True,
         ).program
@@ -218,8 +219,10 @@ class Counted(torch.nn.Module):
 
 
 def test_what_only_the_data_decide_is_left_alone() -> None:
-    eager = EagerModule((Input("x", (3, HIGH)),), Counted(), 0)
-    program = torch_call.torch_export(eager, {"h": 41}).program
+    inputs, outputs = (Input("x", (3, HIGH)),), (Output("y"),)
+    spec = ModelSpec("m", lambda _: Counted(), inputs, outputs, Tolerance(1e-4, 1e-5, "a test"))
+    task = Task(spec, Counted(), 0, Stopwatch())
+    program = torch_call.torch_export(task, {"h": 41}).program
     (shape,) = (n.args[0][0].meta["val"].shape for n in program.graph.nodes if n.op == "output")
     assert "u0" in str(shape[0])
     assert str(shape[0].node.expr).count("//") == 3
@@ -234,7 +237,7 @@ def test_torch_alone_takes_many_times_longer(monkeypatch) -> None:
             monkeypatch.setattr(torch_2_13, "PIECES", pieces)
         start = time.process_time()
         with contextlib.suppress(ExportError if way == "torch" else ()):  # "not all values of h"
-            torch_call.torch_export(EagerModule(spec.inputs, net, 0), {"b": 2, "h": 41, "w": 38})
+            torch_call.torch_export(Task(spec, net, 0, Stopwatch()), {"b": 2, "h": 41, "w": 38})
         seconds[way] = time.process_time() - start
     print(seconds)
     assert seconds["torch"] > 3 * seconds["short"], (

@@ -23,7 +23,8 @@ from pipeline.export.export import export
 from pipeline.export.torch_2_13 import whole as whole_module
 from pipeline.export.torch_2_13.quotients import whole_part
 from pipeline.export.torch_2_13.whole import _Int, whole_numbers
-from pipeline.probe.eager import EagerModule
+from pipeline.export.torch_call import Task
+from pipeline.machine.resources import Stopwatch
 from pipeline.probe.fit import plain_size
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
@@ -115,9 +116,8 @@ def test_swin(tmp_path, monkeypatch, size) -> None:
         without(monkeypatch)
         baked = r"b as dynamic but your code specialized it to be a constant \(3\)"
         with pytest.raises(ConstraintError, match=baked):
-            torch_call.torch_export(
-                EagerModule(spec.inputs, done.module, 0), {"b": 3, "h": 12, "w": 20}
-            )
+            task = Task(spec, done.module, 0, Stopwatch())
+            torch_call.torch_export(task, {"b": 3, "h": 12, "w": 20})
 
 
 def test_swin_that_pads(tmp_path) -> None:
