@@ -157,6 +157,11 @@ class SizePrinter(StrPrinter):  # type: ignore[misc]
         top, bottom = sympy.fraction(sympy.together(expr.args[0]))
         return f"(({self._print(top)})//({self._print(bottom)}))"
 
+    def _print_Pow(self, expr: Any, rational: bool = False) -> str:
+        if not expr.exp.is_Integer or expr.exp < 0:
+            return str(super()._print_Pow(expr, rational))
+        return f"({'*'.join([f'({self._print(expr.base)})'] * int(expr.exp))})"
+
     def _print_FloorDiv(self, expr: Any) -> str:
         top, bottom = sympy.fraction(sympy.together(expr.args[0] / expr.args[1]))
         return f"(({self._print(top)})//({self._print(bottom)}))"

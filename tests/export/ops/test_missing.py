@@ -154,6 +154,15 @@ def test_division_of_large_integers(tmp_path, mode, dtype) -> None:
     compare_op(function, path, [a.contiguous(), b.contiguous()])
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_remainder_of_integers(tmp_path, dtype) -> None:
+    """torch's exporter turns the 3 of ``x % 3`` into a tensor if x is int32."""
+    path, function = tmp_path / "m.onnx", lambda x: (x % 3, x % -4, torch.remainder(x, 7), x // 3)
+    export_op(function, [ties(5).to(dtype)], path)
+    values = torch.tensor([*range(-9, 10), 16777217, 2**31 - 1, -(2**31) + 1])
+    compare_op(function, path, [values.to(dtype)])
+
+
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_logcumsumexp(tmp_path, dim) -> None:
     path, function = tmp_path / "m.onnx", lambda x: torch.logcumsumexp(x, dim)

@@ -188,6 +188,18 @@ CASES = {
         lambda x: x.new_zeros(1, -(-x.shape[3] // 8) * 8),
         {operator.floordiv},
     ),
+    "columns repeated by a size": (
+        lambda x: x[:, 0, :9].repeat_interleave(x.shape[3] // 9, dim=-1),
+        {aten.repeat_interleave.self_int},
+    ),
+    "rows repeated by a size or never": (
+        lambda x: x.repeat_interleave(x.shape[3] - 9, dim=2),
+        {aten.repeat_interleave.self_int},
+    ),
+    "all repeated by a size": (
+        lambda x: x[0, 0, :8].repeat_interleave(x.shape[3] // 8),
+        {aten.repeat_interleave.self_int},
+    ),
     "half of a difference": (shifted, {operator.floordiv}),
     "rows that attend to nothing": (
         masked_attention,
