@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from onnxscript.function_libs.torch_lib.ops import core  # the exporter's own; torch 2.13
 
-from pipeline.export.ops.sizes import Size, Value, as_size, ints, op, rank, size, tensor
+from pipeline.export.ops.sizes import Size, Value, as_shape, as_size, ints, op, rank, size, tensor
 
 aten: Any = torch.ops.aten
 
@@ -30,13 +30,9 @@ def repeat_interleave(
     times = as_size(repeats)
     copies: list[Size] = [1] * (len(sizes) + 1)
     copies[axis + 1] = times
-    wide = op.Expand(op.Unsqueeze(x, ints(axis + 1)), _shape(copies))
+    wide = op.Expand(op.Unsqueeze(x, ints(axis + 1)), as_shape(*copies))
     sizes[axis] = op.Mul(tensor(sizes[axis]), times)
-    return op.Reshape(wide, _shape(sizes), allowzero=1)
-
-
-def _shape(sizes: list[Size]) -> Value:
-    return op.Concat(*map(tensor, sizes), axis=0)
+    return op.Reshape(wide, as_shape(*sizes), allowzero=1)
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {

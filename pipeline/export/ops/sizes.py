@@ -60,9 +60,14 @@ def tensor(value: Size) -> Value:
     return ints(value) if isinstance(value, int) else value
 
 
+def as_shape(*sizes: Size) -> Value:
+    """A shape as a tensor [len(sizes)] int64."""
+    return op.Concat(*map(tensor, sizes), axis=0)
+
+
 def reshaped(x: Value, *sizes: Size) -> Value:
     """A tensor in another shape; one size may be -1."""
-    return op.Reshape(x, op.Concat(*map(tensor, sizes), axis=0))
+    return op.Reshape(x, as_shape(*sizes))
 
 
 def as_float(value: Size) -> Value:
