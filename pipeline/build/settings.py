@@ -19,6 +19,7 @@ from pipeline.machine.files import write_whole
 from pipeline.machine.target import Target
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort
 from pipeline.spec.interface import Interface
+from pipeline.spec.precision import HALVES
 from pipeline.spec.tensors import Precision
 
 _CUDNN = "libcudnn_ops_infer.so.8"
@@ -30,8 +31,8 @@ class BuildOptions:
 
     Args:
         target: The TensorRT that builds.
-        precision: ``fp32`` forbids TF32. ``tf32`` allows TF32. ``fp16`` allows TF32, and computes
-            convolutions, matrix products and what follows them in half precision
+        precision: ``fp32`` forbids TF32. ``tf32`` allows TF32. ``fp16`` and ``bf16`` allow TF32,
+            and compute convolutions, matrix products and what follows them in half precision
             (`pipeline.rewrite.half_rules`).
         effort: The builder's effort, and the file of its timings.
         plugins: Libraries, Python files, or names in `pipeline.plugins.PLUGINS`.
@@ -100,8 +101,8 @@ def _classic_config(
     config = builder.create_builder_config()
     for made in ranges:
         config.add_optimization_profile(made.fill_defaults(network).to_trt(builder, network))
-    if precision == "fp16":
-        layer_types.apply(trt, config, network)
+    if precision in HALVES:
+        layer_types.apply(trt, config, network, precision)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if target.version < (9,):
         # Tactics of cuBLAS and cuDNN need these libraries. Convolutions that are compiled in the

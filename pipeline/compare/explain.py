@@ -108,7 +108,7 @@ def _located(
 ) -> str:
     model = folder / MODEL
     if pair[1] == HALF:
-        return first_overflow(model, feed)
+        return first_overflow(model, feed) if manifest.precision == "fp16" else ""
     return locate(
         pair,
         feed,

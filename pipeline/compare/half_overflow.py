@@ -1,4 +1,4 @@
-"""Finds the first value of a model beyond 65504, the largest half, and its node."""
+"""Finds the first value of a model beyond 65504, the largest float16, and its node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 
 def first_overflow(model: Path, feed: Feed) -> str:
-    """Returns the first value that half precision cannot hold, in one line; empty if not found.
+    """Returns the first value that float16 cannot hold, in one line; empty if not found.
 
     Runs the model once, and keeps only the largest magnitude of each value.
 
@@ -31,7 +31,7 @@ def first_overflow(model: Path, feed: Feed) -> str:
     with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         path = Path(folder) / model.name
         try:
-            write_rounded(model, path, plain=True)
+            write_rounded(model, path, plain="fp16")
             proto = onnx.load(path)
             values = _watch(proto.graph)
             save_model(proto, path, external=any(path.parent.glob(f"{path.name}.*")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.compare import explain, run_names
@@ -15,8 +16,9 @@ from pipeline.graph.session import OnnxRunner
 from pipeline.machine.files import hash_file
 from pipeline.spec.file_names import EXPORTED, HALF, MODEL
 from pipeline.spec.findings import Note, note
+from pipeline.spec.precision import HALVES
 from pipeline.spec.runner import Runner
-from pipeline.spec.tensors import Feed
+from pipeline.spec.tensors import Feed, Precision
 
 Pairs = list[tuple[str, str]]
 
@@ -68,11 +70,12 @@ class ModelRuns:
                 pairs += dict.fromkeys(
                     [(run_names.EXPORTED, run_names.REWRITTEN), (base, run_names.REWRITTEN)]
                 )
-            if self.manifest.precision == "fp16" and self._model.is_file():
-                half = self.folder / HALF
-                if not half.is_file():
+            if self.manifest.precision in HALVES and self._model.is_file():
+                half, precision = self.folder / HALF, cast(Precision, self.manifest.precision)
+                built = half.is_file()
+                if not built:
                     notes.append(note("half-not-built"))
-                runner = HalfRunner(half if half.is_file() else self._model, not half.is_file())
+                runner = HalfRunner(half if built else self._model, precision, not built)
                 runs[run_names.HALF] = ground.collect(runner)
                 pairs.append((base, run_names.HALF))
         except RunFailed as error:

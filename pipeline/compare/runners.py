@@ -170,19 +170,20 @@ class HalfRunner:
 
     Args:
         model: The ONNX file.
+        precision: ``fp16`` or ``bf16``.
         plain: True if the file is not in half precision yet.
     """
 
     model: Path
-    plain: bool
+    precision: Precision
+    plain: bool = False
     name: str = HALF
-    precision: Precision = "fp16"
 
     def run(self, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
         """Yields the outputs by name for each feed."""
         with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
             path = Path(folder) / self.model.name
-            write_rounded(self.model, path, plain=self.plain)
+            write_rounded(self.model, path, self.precision if self.plain else None)
             yield from run_onnx(path, feeds)
 
 

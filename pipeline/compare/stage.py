@@ -105,7 +105,7 @@ def compare_artifact(
     announce: Announce,
     place: Path | None = None,
 ) -> Compared:
-    """Compares torch, exported.onnx, model.onnx, half.onnx (fp16), and the engine if a GPU runs it.
+    """Compares torch, exported.onnx, model.onnx, half.onnx, and the engine if a GPU runs it.
 
     Args:
         folder: The artifact's folder; it gets the inputs and outputs.

@@ -114,9 +114,10 @@ def _workspace(plan: ConversionPlan, announce: Announce) -> AbstractContextManag
 def run_export(config: Config, announce: Announce = silent) -> Report:
     """Runs the export stage alone. The new artifact contains exported.onnx and a manifest."""
     spec = find_source(config)
-    check_precision(config.precision)
+    target = find_target(config.target)
+    check_precision(config.precision, target)
     profiles = chosen_profiles(config, spec)
-    options = stage_options(config, find_target(config.target))
+    options = stage_options(config, target)
     place, manifest = config.place(spec), initial_manifest(config, spec)
     with left_as_given(spec) as spec, new_artifact(place, manifest, announce) as work:
         if not config.force:
@@ -192,7 +193,7 @@ def run_build(
     target = find_target(artifact.manifest.target.name)
     require(target)
     options = BuildOptions(target, precision or stated, effort, tuple(plugins))
-    check_precision(options.precision)
+    check_precision(options.precision, target)
     check_effort(effort, target)
     with opened_artifact(artifact, announce) as work:
         for name in drop_damaged(work.folder, work.manifest):

@@ -58,7 +58,7 @@ def plan_conversion(config: Config) -> ConversionPlan:
     spec = find_source(config)
     target = find_target(config.target)
     require(target)
-    check_precision(config.precision)
+    check_precision(config.precision, target)
     check_effort(config.effort, target)
     profiles = chosen_profiles(config, spec)
     for text in config.shapes:

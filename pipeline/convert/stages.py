@@ -176,7 +176,7 @@ class BuiltEngine:
 
 
 def build(folder: Path, interface: Interface, options: BuildOptions) -> BuiltEngine:
-    """Builds engine.plan from model.onnx, and writes half.onnx for fp16.
+    """Builds engine.plan from model.onnx, and writes half.onnx for fp16 and bf16.
 
     Args:
         folder: The artifact's folder.

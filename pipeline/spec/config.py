@@ -37,7 +37,7 @@ class Config:
             accepts one. Without it the weights are random, from a seed.
         target: A name in `pipeline.machine.target.TARGETS`.
         profiles: Profiles in place of the spec's, as objects or as text (``h=135:440:2160``).
-        precision: ``fp32``, ``tf32``, or ``fp16``.
+        precision: ``fp32``, ``tf32``, ``fp16`` or ``bf16``.
         shapes: More sizes to compare at, as text (``h=441,w=1023``).
         memory_limit: The largest estimated memory of one run in the comparison, in bytes. By
             default half of the free memory, at most 6 GiB.

@@ -105,7 +105,7 @@ def check(config: Config, announce: Announce) -> CheckReport:
     """
     spec = find_source(config)
     target = find_target(config.target)
-    check_precision(config.precision)
+    check_precision(config.precision, target)
     chosen_profiles(config, spec)
     for text in config.shapes:
         check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")

@@ -45,7 +45,7 @@ from pipeline.spec.tensors import Feed, Output, Precision
 Distances = Callable[[Sequence[str] | None], Mapping[str, float]]
 _AT_ONCE = 24  # further outputs of one engine
 # The largest distance from rounding in a precision, as a share of a value's norm
-NOISE: Mapping[str, float] = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2}
+NOISE: Mapping[str, float] = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 0.2}
 _ZERO = 1e-6  # a norm below this counts as zero
 _PART = 10  # a value is wrong if its distance is above a tenth of the worst output's
 _FLOATS: Mapping[int, str] = {
