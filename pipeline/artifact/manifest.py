@@ -30,7 +30,7 @@ from pipeline.spec.rules import AppliedRule, merged_dims
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Check, Verdict
 
-SCHEMA = 6
+SCHEMA = 7
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool
@@ -174,6 +174,8 @@ class PointInfo:
 class ComparisonInfo:
     """All points, including those left out, with the checks and the notes.
 
+    `engine_tolerances` is the measured tolerance of each output of an engine in half precision, by
+    its name. It is empty if the spec states one.
     `passed` is true if every verdict and every check passes, and no note has a kind that fails.
     """
 
@@ -181,6 +183,7 @@ class ComparisonInfo:
     points: tuple[PointInfo, ...]
     notes: tuple[Note, ...] = ()
     checks: tuple[Check, ...] = ()
+    engine_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     passed: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -255,9 +258,11 @@ class Manifest:
             ArtifactError: An output has none.
         """
         try:
-            return self.interface.engine_tolerances(self.precision)
+            found = self.interface.engine_tolerances(self.precision)
         except InputError as error:
             raise ArtifactError(f"{error}; export the model again") from error
+        measured = self.comparison.engine_tolerances if self.comparison is not None else {}
+        return {**found, **measured}
 
     @property
     def merged(self) -> Mapping[str, str]:

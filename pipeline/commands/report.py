@@ -192,17 +192,24 @@ def _check_line(check: Check) -> str:
 
 def _tolerances(manifest: Manifest) -> list[str]:
     """Returns one line for each tolerance. Several tolerances are listed with their outputs."""
+    lines = _tolerance_lines("tolerance", manifest.tolerances())
+    engine, own = "tolerance of the engine", manifest.interface.engine_tolerance
+    if manifest.precision in own:
+        lines.append(f"{engine}: {own[manifest.precision]}")
+    elif manifest.comparison is not None:
+        lines += _tolerance_lines(engine, manifest.comparison.engine_tolerances)
+    return lines
+
+
+def _tolerance_lines(head: str, tolerances: Mapping[str, Tolerance]) -> list[str]:
     outputs: dict[Tolerance, list[str]] = {}
-    for name, tolerance in manifest.tolerances().items():
+    for name, tolerance in tolerances.items():
         outputs.setdefault(tolerance, []).append(name)
     lines = []
     for t, names in outputs.items():
         whose = f" of {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "")
         whose = whose if len(outputs) > 1 else ""
-        lines.append(f"tolerance{whose}: {t}")
-    own = manifest.interface.engine_tolerance.get(manifest.precision)
-    if own is not None:
-        lines.append(f"tolerance of the engine: {own}")
+        lines.append(f"{head}{whose}: {t}")
     return lines
 
 

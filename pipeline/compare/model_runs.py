@@ -9,6 +9,7 @@ from typing import cast
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.compare import explain, run_names
+from pipeline.compare.half_tolerance import half_tolerances
 from pipeline.compare.plan import ComparisonPlan, Job, plan_points
 from pipeline.compare.random_sizes import agree, compare_random_sizes
 from pipeline.compare.runners import Ground, HalfRunner, RunFailed, Runs, module_of
@@ -18,7 +19,7 @@ from pipeline.spec.file_names import EXPORTED, HALF, MODEL
 from pipeline.spec.findings import Note, note
 from pipeline.spec.precision import HALVES
 from pipeline.spec.runner import Runner
-from pipeline.spec.tensors import Feed, Precision
+from pipeline.spec.tensors import Feed, Precision, Tolerance
 
 Pairs = list[tuple[str, str]]
 
@@ -88,6 +89,21 @@ class ModelRuns:
                 self.seed,
             ) from error
         return pairs, notes
+
+    def measured(self, ground: Ground, runs: Runs) -> dict[str, Tolerance]:
+        """Measures the tolerance of an engine in half precision; see `half_tolerances`.
+
+        Returns:
+            The tolerance of each output by name; empty if the spec states one.
+
+        Raises:
+            CompareError: The run with simulated rounding failed.
+        """
+        precision, interface = cast(Precision, self.manifest.precision), self.manifest.interface
+        if run_names.HALF not in runs or precision in interface.engine_tolerance:
+            return {}
+        plain = runs[run_names.REWRITTEN]
+        return half_tolerances(self._model, interface, precision, ground, plain)
 
     def run_at_random_sizes(
         self, job: Job, plan: ComparisonPlan, ground: Ground, runs: Runs

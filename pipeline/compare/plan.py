@@ -28,23 +28,27 @@ class Job:
         points: The sizes.
         memory_limit: The largest estimated memory of one run, in bytes.
         precision: The engine's precision.
+        measured: The measured tolerance of each output of an engine in half precision, by name;
+            empty if one is stated.
     """
 
     interface: Interface
     points: Sequence[Point]
     memory_limit: int
     precision: str = "fp32"
+    measured: Mapping[str, Tolerance] = field(default_factory=dict)
 
     def tolerances(self, run: str) -> Mapping[str, Tolerance]:
         """Returns the tolerance of each output of a run, by name."""
         if in_precision(run):
-            return self.interface.engine_tolerances(self.precision)
+            return {**self.interface.engine_tolerances(self.precision), **self.measured}
         return self.interface.tolerances()
 
     @property
     def untold(self) -> bool:
-        """True if no tolerance is stated for an engine of this precision."""
-        return self.precision != "fp32" and self.precision not in self.interface.engine_tolerance
+        """True if no tolerance is stated or measured for an engine of this precision."""
+        stated = self.precision in self.interface.engine_tolerance
+        return self.precision != "fp32" and not stated and not self.measured
 
     def symbols(self, point: Point) -> dict[str, int]:
         """Returns the sizes of all names in the ONNX file: the dims, and the padded dims."""

@@ -39,7 +39,7 @@ from pipeline.spec.findings import Facts, Note, NoteKind, note
 from pipeline.spec.profiles import Point, Profile
 from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed, Precision
-from pipeline.spec.verdicts import ADVICE, Verdict
+from pipeline.spec.verdicts import ADVICE, AdviceKind, Verdict
 
 if TYPE_CHECKING:
     import torch
@@ -250,7 +250,7 @@ def conclude(
             infos.append(replace(info, results=tuple(results)))
         index += ran
     infos, near_zero = settled(infos)
-    if job.untold and len(plan.run) > 1:
+    if (job.untold or job.measured) and len(plan.run) > 1:
         infos = with_worst(infos)
     notes = [
         *plan.notes,
@@ -263,7 +263,9 @@ def conclude(
         notes += weak_parts(runs[pairs[0][0]], job.interface.tolerances())
     if job.untold and any(in_precision(run) for run in runs):
         notes.append(note("no-engine-tolerance", precision=job.precision))
-    return ComparisonInfo(job.memory_limit, tuple(infos), tuple(notes))
+    return ComparisonInfo(
+        job.memory_limit, tuple(infos), tuple(notes), engine_tolerances=job.measured
+    )
 
 
 def _advised(result: Verdict, job: Job) -> Verdict:
@@ -273,9 +275,10 @@ def _advised(result: Verdict, job: Job) -> Verdict:
         return result
     if job.precision == "fp16" and result.facts.get("whose") == run:
         return result.knowing(advice="fp16-overflow", clean=result.pair[0])
-    if job.untold and result.max_rel is not None:
-        return result.knowing(advice="state-engine-tolerance", precision=job.precision)
-    return result
+    if result.max_rel is None or not (job.untold or job.measured):
+        return result
+    advice: AdviceKind = "state-engine-tolerance" if job.untold else "beyond-rounding"
+    return result.knowing(advice=advice, precision=job.precision)
 
 
 def _other_than_declared(job: Job, info: PointInfo, runs: Runs, index: int) -> list[Verdict]:

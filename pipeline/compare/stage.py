@@ -151,8 +151,11 @@ def compare_artifact(
     ground = Ground(plan.run, feeds, announce, watch)
     models = ModelRuns(folder, manifest, reference, options.seed)
     pairs, notes = models.run(ground, runs)
-    notes += input_notes(manifest.interface)
-    notes += _quick(options) or models.run_at_random_sizes(job, plan, ground, runs)
+    job = replace(job, measured=models.measured(ground, runs))
+    notes += [
+        *input_notes(manifest.interface),
+        *(_quick(options) or models.run_at_random_sizes(job, plan, ground, runs)),
+    ]
     with watch("batch rows"):
         batch, checks, forgiven, unasked = _rows_of_models(
             folder, manifest, plan, job, reference, options.seed
@@ -171,7 +174,7 @@ def compare_artifact(
     if not info.passed:
         info = explain.disagreement(info, folder, manifest, module_of(reference), feeds, announce)
     with watch("polygraphy store"):
-        left = _store(folder, manifest, plan.run, feeds, runs, later)
+        left = _store(folder, manifest, job, plan.run, feeds, runs, later)
     info = replace(info, checks=tuple(checks), notes=(*info.notes, *left))
     return Compared(
         info,
@@ -250,6 +253,7 @@ def _groups(
 def _store(
     folder: Path,
     manifest: Manifest,
+    job: Job,
     run: Sequence[Point],
     feeds: Sequence[Feed],
     runs: Runs,
@@ -293,7 +297,7 @@ def _store(
         flavour=manifest.target.flavour,
         models=[name for name in (EXPORTED, MODEL) if (folder / name).is_file()],
         plan=PLAN if (folder / PLAN).is_file() else None,
-        engine_tolerances=manifest.engine_tolerances(),
+        engine_tolerances=job.tolerances(run_names.ENGINE),
     )
     script = fresh(folder / REPRODUCE)
     script.write_text(text)

@@ -12,6 +12,7 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest, now
 from pipeline.build.settings import BuildOptions
 from pipeline.compare.regression import regression
+from pipeline.compare.run_names import in_precision
 from pipeline.compare.runners import failures
 from pipeline.compare.stage import CompareOptions
 from pipeline.convert.options import STORED, RewriteOptions, Verify, stage_options
@@ -23,7 +24,13 @@ from pipeline.convert.plan import (
     with_profiles,
 )
 from pipeline.convert.reference import rebuilt, reference_runner
-from pipeline.convert.reuse import drop_damaged, keep_timings, refuse_other, sizes_compared
+from pipeline.convert.reuse import (
+    drop_damaged,
+    keep_timings,
+    previous,
+    refuse_other,
+    sizes_compared,
+)
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
 from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
 from pipeline.errors import CompareError, InputError
@@ -38,7 +45,7 @@ from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.spec.findings import Note
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.precision import check_precision
+from pipeline.spec.precision import HALVES, check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
 from pipeline.spec.tensors import Precision
 
@@ -79,6 +86,9 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
         The report. `Report.unchanged` is True if the artifact was up to date.
 
     Raises:
+        CompareError: Results differ beyond the tolerance. If only half precision does, the
+            artifact is written, and its manifest says that the comparison failed. It does not
+            replace an artifact whose comparison passed.
         PipelineError: See `pipeline.errors`. The old artifact stays. It is an `InputError` if the
             old artifact was made from another source and `Config.force` is not set.
     """
@@ -99,9 +109,16 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
         module = exported.module if exported is not None else None
         reference = reference_runner(spec, work.manifest, options.export.weights, module)
         work.do(COMPARE, work.manifest, reference, options.compare, announce)
-        _raise_disagreement(work)
+        failed = _disagreement(work)
+        if failed is not None and not failed.kept:
+            raise failed
         announce("package")
-        return Report(plan.place, work.finish(keys=plan.keys, created=now()))
+        # without its key, the comparison runs again in the next conversion
+        keys = {name: key for name, key in plan.keys.items() if not failed or name != COMPARE.name}
+        report = Report(plan.place, work.finish(keys=keys, created=now()))
+    if failed is not None:
+        raise failed
+    return report
 
 
 def _workspace(plan: ConversionPlan, announce: Announce) -> AbstractContextManager[Workspace]:
@@ -253,16 +270,44 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = silent) -
     return Report(place, done, regressions=found.worse, notes=found.notes)
 
 
-def _raise_disagreement(work: Workspace) -> None:
-    """Raises `CompareError` if the comparison failed."""
+class _Disagreement(CompareError):
+    """The comparison failed.
+
+    Args:
+        kept: Whether the artifact is written, marked as failed.
+    """
+
+    def __init__(self, message: str, detail: str, *, kept: bool) -> None:
+        super().__init__(message, detail=detail)
+        self.kept = kept
+
+
+def _disagreement(work: Workspace) -> _Disagreement | None:
+    """Returns the error of a failed comparison, or None if it passed."""
     manifest, place = work.manifest, work.place
     assert manifest.comparison is not None
     if manifest.comparison.passed:
-        return
+        return None
     lines = failures(manifest.comparison)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    raise CompareError(
-        f"model {manifest.name}: {lines[0]}{more}; {place} "
-        + ("is unchanged" if place.exists() else "was not written"),
-        detail="\n".join(lines),
-    )
+    kept, outcome = False, "was not written"
+    if place.exists():
+        outcome = "is unchanged"
+    if _only_half_failed(manifest):
+        old = previous(place)
+        kept = old is None or old.manifest.comparison is None or not old.manifest.comparison.passed
+        outcome = "is kept, marked as failed"
+        if not kept:
+            outcome = "has a result that passed, and is unchanged: pass another folder with --out"
+    text = f"model {manifest.name}: {lines[0]}{more}; {place} {outcome}"
+    return _Disagreement(text, "\n".join(lines), kept=kept)
+
+
+def _only_half_failed(manifest: Manifest) -> bool:
+    """True if all failures are of runs in half precision."""
+    info = manifest.comparison
+    assert info is not None
+    others = any(note.fails for note in info.notes) or any(not c.passed for c in info.checks)
+    failed = [r for point in info.points for r in point.results if not r.passed]
+    half = manifest.precision in HALVES and all(in_precision(r.pair[1]) for r in failed)
+    return half and not others
