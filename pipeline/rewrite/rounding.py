@@ -42,7 +42,8 @@ class Rounding:
         self._mark = "/rounding"
         while any(self._mark in name for name in taken):
             self._mark += "_"
-        self._factor, self._large = f"factor{self._mark}", f"large{self._mark}"
+        # a tensor may be called "factor"
+        self._factor, self._large = f"{self._mark}/factor", f"{self._mark}/large"
         factor = 2.0 ** (_DIGITS - digits) + 1
         for name, value in ((self._factor, factor), (self._large, _LARGE)):
             graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))

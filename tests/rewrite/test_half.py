@@ -204,9 +204,11 @@ def test_a_case_in_half_is_near(case: Case) -> None:
 # without the cases that the parser is known to refuse, or that a pass refuses
 TRIED = [c for c in CASES if half_of(c)[2] and c.kind != "refusal"]
 PARSED = [c for c in TRIED if c.fails.get("rtx-1.7") != "parse"]
+# bfloat16 leaves some ops in float32
+IN_BFLOAT16 = [c for c in PARSED if in_half(c.model(), "bf16")]
 
 
-@pytest.mark.parametrize("case", PARSED[::8], ids=str)
+@pytest.mark.parametrize("case", IN_BFLOAT16[::8], ids=str)
 def test_the_parser_reads_bfloat16(case: Case) -> None:
     trt = use(TARGETS["rtx-1.7"])
     logger = trt.Logger(trt.Logger.INTERNAL_ERROR)

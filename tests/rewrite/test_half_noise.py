@@ -62,3 +62,14 @@ def test_a_model_without_products_stays_as_it_is() -> None:
     model = onnx.parser.parse_model(text)
     assert round_products(model, "fp16") == 0
     assert [node.op_type for node in model.graph.node] == ["Exp"]
+
+
+@pytest.mark.parametrize("name", ["factor", "large"])
+def test_a_tensor_may_have_the_name_of_a_constant_that_rounds(name: str) -> None:
+    text = NET.replace("b =", f"{name} =").replace("(b,", f"({name},")
+    model, x = net(text), np.random.default_rng(1).standard_normal((8, 64))
+    assert round_products(model, "fp16") == 2
+    onnx.checker.check_model(model, full_check=True)
+    other = net()
+    round_products(other, "fp16")
+    np.testing.assert_array_equal(outputs(model, x), outputs(other, x))
