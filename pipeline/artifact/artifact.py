@@ -35,13 +35,14 @@ from pipeline.spec.file_names import (
     MANIFEST,
     MODEL,
     PLAN,
+    RECIPE,
     REPRODUCE,
     TIMING,
 )
 
 _AGAIN = "; convert again"
 _HINT = "pass the folder that a conversion wrote"
-_BUILT = (PLAN, TIMING, REPRODUCE)
+_BUILT = (PLAN, TIMING, REPRODUCE, RECIPE)
 _ATTEMPTS = 10
 T = TypeVar("T")
 

@@ -26,11 +26,12 @@ from pipeline.machine.target import Flavour
 from pipeline.rewrite.record import PassRecord
 from pipeline.spec.findings import Note
 from pipeline.spec.interface import Interface
+from pipeline.spec.recipe import HalfInfo
 from pipeline.spec.rules import AppliedRule, merged_dims
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Check, Verdict
 
-SCHEMA = 7
+SCHEMA = 8
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool
@@ -136,6 +137,7 @@ class BuildInfo:
         optimization_level: The builder's level; None for TensorRT's default.
         timing_cache: How the timing cache was used, as text.
         gpu: The name of the GPU of the build; empty without one.
+        half: How a recipe was applied, see `pipeline.spec.recipe`; None without a recipe.
     """
 
     seconds: float
@@ -149,6 +151,7 @@ class BuildInfo:
     timing_cache: str = "none"
     gpu: str = ""
     plugin_hashes: Mapping[str, str] = field(default_factory=dict)
+    half: HalfInfo | None = None
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,8 @@ def _build_here(job: _BuildJob) -> Built | _NoEngine:
         said: list[str] = []
         if job.source != job.model:
             doing("half precision")
-            if not write_in_half(job.model, job.source, job.options.precision):
+            half = write_in_half(job.model, job.source, job.options.precision, job.options.recipe)
+            if not half:
                 said.append("no node computes in half precision: half.onnx equals model.onnx")
         version = require(job.target)
         trt = use(job.target)

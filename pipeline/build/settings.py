@@ -20,6 +20,7 @@ from pipeline.machine.target import Target
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort
 from pipeline.spec.interface import Interface
 from pipeline.spec.precision import HALVES
+from pipeline.spec.recipe import Recipe
 from pipeline.spec.tensors import Precision
 
 _CUDNN = "libcudnn_ops_infer.so.8"
@@ -36,12 +37,16 @@ class BuildOptions:
             (`pipeline.rewrite.half_rules`).
         effort: The builder's effort, and the file of its timings.
         plugins: Libraries, Python files, or names in `pipeline.plugins.PLUGINS`.
+        recipe: For fp16 and bf16: which nodes compute in half precision, in place of the rules.
+        auto: Whether to search for the recipe first (`pipeline.convert.recipe`).
     """
 
     target: Target
     precision: Precision = "fp32"
     effort: Effort = DEFAULT_EFFORT
     plugins: tuple[str, ...] = ()
+    recipe: Recipe | None = None
+    auto: bool = False
 
 
 def configure(

@@ -17,6 +17,7 @@ from pipeline.compare.problems import problems
 from pipeline.compare.runners import failures
 from pipeline.spec.dims import size_text, sizes_text
 from pipeline.spec.model import ModelSpec, Tolerance
+from pipeline.spec.recipe import HalfInfo
 from pipeline.spec.verdicts import Check
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def _passes(manifest: Manifest) -> str:
             f"engine: {built.plan_bytes / 2**20:.1f} MiB, {built.layers} layers before fusion, "
             f"{built.validity}"
         )
+        lines += _half(built.half)
         where = f"on {built.gpu} ({manifest.target.compute_capability})" if built.gpu else ""
         level = built.optimization_level
         effort = [where] if where else []
@@ -149,6 +151,13 @@ def _passes(manifest: Manifest) -> str:
         lines += [f"built {', '.join(effort)}"] if effort else []
         lines += [f"load plugin {name} before you load the engine" for name in built.plugins]
     return "\n".join(lines)
+
+
+def _half(half: HalfInfo | None) -> list[str]:
+    if half is None:
+        return []
+    islands = [f"float32: {island.pattern} ({island.text})" for island in half.islands]
+    return [f"recipe: {half.text}", *islands]
 
 
 def _comparison(manifest: Manifest) -> str:

@@ -9,15 +9,17 @@ from typing import cast
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.compare import explain, run_names
+from pipeline.compare.half_runner import HalfRunner
 from pipeline.compare.half_tolerance import half_tolerances
 from pipeline.compare.plan import ComparisonPlan, Job, plan_points
 from pipeline.compare.random_sizes import agree, compare_random_sizes
-from pipeline.compare.runners import Ground, HalfRunner, RunFailed, Runs, module_of
+from pipeline.compare.runners import Ground, RunFailed, Runs, module_of
 from pipeline.graph.session import OnnxRunner
 from pipeline.machine.files import hash_file
 from pipeline.spec.file_names import EXPORTED, HALF, MODEL
 from pipeline.spec.findings import Note, note
 from pipeline.spec.precision import HALVES
+from pipeline.spec.recipe import stored_recipe
 from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed, Precision, Tolerance
 
@@ -77,6 +79,8 @@ class ModelRuns:
                 if not built:
                     notes.append(note("half-not-built"))
                 runner = HalfRunner(half if built else self._model, precision, not built)
+                if not built:
+                    runner = replace(runner, recipe=stored_recipe(self.folder))
                 runs[run_names.HALF] = ground.collect(runner)
                 pairs.append((base, run_names.HALF))
         except RunFailed as error:

@@ -14,6 +14,7 @@ from pipeline.artifact.stored import StoredRuns, stored_runs
 from pipeline.compare import run_names
 from pipeline.compare import runners as compare
 from pipeline.compare.engine_runs import WithinMemory, opened, why_not_run
+from pipeline.compare.half_runner import HalfRunner
 from pipeline.compare.run_names import is_engine
 from pipeline.compare.verdict import judge
 from pipeline.errors import ArtifactError, InputError
@@ -154,7 +155,7 @@ def _half(
     if HALF not in artifact.manifest.files or before.precision != precision:
         return
     feeds, points = [each.stored.feed for each in usable], [each.point for each in usable]
-    runner = compare.HalfRunner(artifact.path / HALF, cast(Precision, precision), name="new half")
+    runner = HalfRunner(artifact.path / HALF, cast(Precision, precision), name="new half")
     outputs = compare.collect(runner, feeds, points, announce, Stopwatch())
     tolerance = before.engine_tolerances()
     for each, output in zip(usable, outputs, strict=True):

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest, now
 from pipeline.build.settings import BuildOptions
+from pipeline.compare.plan import CompareOptions
 from pipeline.compare.regression import regression
 from pipeline.compare.run_names import in_precision
 from pipeline.compare.runners import failures
-from pipeline.compare.stage import CompareOptions
 from pipeline.convert.options import STORED, RewriteOptions, Verify, stage_options
 from pipeline.convert.plan import (
     ConversionPlan,
@@ -23,6 +22,7 @@ from pipeline.convert.plan import (
     plan_conversion,
     with_profiles,
 )
+from pipeline.convert.recipe import Search, precision_and_recipe
 from pipeline.convert.reference import rebuilt, reference_runner
 from pipeline.convert.reuse import (
     drop_damaged,
@@ -45,9 +45,8 @@ from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.spec.findings import Note
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.precision import HALVES, check_precision
+from pipeline.spec.precision import AUTO, HALVES, Asked, check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
-from pipeline.spec.tensors import Precision
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,9 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
                 keep_timings(plan.place, work.folder)
         exported = work.do(EXPORT, spec, options.export, announce)
         work.do(REWRITE, options.rewrite)
-        work.do(BUILD, with_profiles(work.manifest, plan.spec.profiles), options.build)
+        declared = with_profiles(work.manifest, plan.spec.profiles)
+        search = Search(replace(work.manifest, interface=declared), options.compare, announce)
+        work.do(BUILD, search, options.build)
         module = exported.module if exported is not None else None
         reference = reference_runner(spec, work.manifest, options.export.weights, module)
         work.do(COMPARE, work.manifest, reference, options.compare, announce)
@@ -129,10 +130,17 @@ def _workspace(plan: ConversionPlan, announce: Announce) -> AbstractContextManag
 
 
 def run_export(config: Config, announce: Announce = silent) -> Report:
-    """Runs the export stage alone. The new artifact contains exported.onnx and a manifest."""
+    """Runs the export stage alone. The new artifact contains exported.onnx and a manifest.
+
+    Raises:
+        PipelineError: See `pipeline.errors`. It is an `InputError` for a recipe, or a search for
+            one: these belong to the build.
+    """
+    if config.recipe is not None or config.precision == AUTO:
+        raise InputError("the build applies a recipe. Pass precision auto or a recipe to run_build")
     spec = find_source(config)
     target = find_target(config.target)
-    check_precision(config.precision, target)
+    check_precision(config.engine_precision, target)
     profiles = chosen_profiles(config, spec)
     options = stage_options(config, target)
     place, manifest = config.place(spec), initial_manifest(config, spec)
@@ -180,10 +188,11 @@ def run_rewrite(
 def run_build(
     place: Path,
     profiles: Sequence[str] = (),
-    precision: Precision | None = None,
+    precision: Asked | None = None,
     announce: Announce = silent,
     plugins: Sequence[str] = (),
     effort: Effort = DEFAULT_EFFORT,
+    recipe: Path | None = None,
 ) -> Report:
     """Runs the build stage alone, for the target of the artifact's rewrite.
 
@@ -193,10 +202,12 @@ def run_build(
     Args:
         place: The artifact's folder.
         profiles: Profiles as text, in place of the artifact's.
-        precision: The engine's precision; the artifact's by default.
+        precision: The engine's precision; ``auto`` searches for a recipe. By default the
+            artifact's precision, with its recipe.
         announce: Called with the name of the stage, and with each removed file.
         plugins: The plugins that TensorRT loads first; see `pipeline.plugins.loading`.
         effort: The builder's effort, and a timing cache to share.
+        recipe: A recipe's file (`pipeline.spec.recipe`), in place of `precision`.
     """
     artifact = Artifact.open(place, built=False)
     check_models(place, artifact.manifest.files, artifact.manifest.interface)
@@ -206,16 +217,18 @@ def run_build(
         interface = with_profiles(artifact.manifest, parsed)
     for profile in interface.profiles:
         profile.resolve(interface.dims)
-    stated: Any = artifact.manifest.precision
     target = find_target(artifact.manifest.target.name)
     require(target)
-    options = BuildOptions(target, precision or stated, effort, tuple(plugins))
+    chosen, lines = precision_and_recipe(artifact, precision, recipe)
+    auto = precision == AUTO
+    options = BuildOptions(target, chosen, effort, tuple(plugins), lines, auto)
     check_precision(options.precision, target)
     check_effort(effort, target)
     with opened_artifact(artifact, announce) as work:
         for name in drop_damaged(work.folder, work.manifest):
             announce(f"removed {name}: the file was changed or damaged")
-        work.do(BUILD, interface, options)
+        manifest = replace(work.manifest, interface=interface)
+        work.do(BUILD, Search(manifest, CompareOptions(), announce), options)
         return Report(place, work.finish(keys={}))
 
 

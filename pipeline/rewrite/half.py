@@ -17,43 +17,54 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.graph.files import infer_shapes, inner_nodes, nodes_of, save_model
+from pipeline.rewrite.half_islands import Choices, choices_of
 from pipeline.rewrite.half_masks import fit_masks
 from pipeline.rewrite.half_rules import HalfPlan, plan
 from pipeline.rewrite.rounding import Rounding
 from pipeline.spec.precision import HALVES
+from pipeline.spec.recipe import Recipe
 
 _SIZES = ("Shape", "Size")
 TYPES: Mapping[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 UNROUNDED = "/unrounded"
 
 
-def write_in_half(source: Path, destination: Path, precision: str = "fp16") -> int:
+def write_in_half(
+    source: Path, destination: Path, precision: str = "fp16", recipe: Recipe | None = None
+) -> int:
     """Writes a copy of a model that computes in half precision where this is safe.
 
     Args:
         source: an ONNX file, with its external data beside it.
         destination: in an existing folder.
         precision: ``fp16`` or ``bf16``.
+        recipe: which nodes compute in half precision; by default, the rules decide.
 
     Returns:
         How many nodes compute in half precision.
+
+    Raises:
+        InputError: a line of the recipe matches no node.
     """
     model, outside = loaded(source)
-    count = in_half(model, precision)
+    count = in_half(model, precision, recipe)
     save_model(model, destination, external=outside)
     return count
 
 
-def write_rounded(source: Path, destination: Path, plain: str | None = None) -> None:
+def write_rounded(
+    source: Path, destination: Path, plain: str | None = None, recipe: Recipe | None = None
+) -> None:
     """Writes the result of `rounded` for a model.
 
     Args:
         source: the file that `write_in_half` wrote, or the model before it.
         plain: the precision, if the source is the model before `write_in_half`.
+        recipe: as for `write_in_half`, with `plain`.
     """
     model, outside = loaded(source)
     if plain is not None:
-        in_half(model, plain)
+        in_half(model, plain, recipe)
     save_model(rounded(model), destination, external=outside)
 
 
@@ -64,8 +75,38 @@ def loaded(path: Path) -> tuple[onnx.ModelProto, bool]:
     return onnx.load(path) if outside else light, outside
 
 
-def in_half(model: onnx.ModelProto, precision: str = "fp16") -> int:
+def in_half(model: onnx.ModelProto, precision: str = "fp16", recipe: Recipe | None = None) -> int:
     """Changes a model in place, with its weights in memory. Returns the number of half nodes."""
+    tensors = _prepared(model, precision)
+    if recipe is None:
+        made = plan_of(model.graph, tensors, precision)
+    else:
+        made = _choices(model, tensors, precision).plan(recipe)
+    if made.half:
+        _Writer(model.graph, tensors, made, TYPES[precision]).write()
+    return len(made.half)
+
+
+def choices_in(model: onnx.ModelProto, precision: str) -> tuple[Choices, frozenset[int]]:
+    """The nodes that may compute in half precision, and those that do so by the rules.
+
+    Args:
+        model: the model before half precision, with its weights in memory. Its types and masks
+            change as in `in_half`.
+        precision: ``fp16`` or ``bf16``.
+    """
+    tensors = _prepared(model, precision)
+    half = plan_of(model.graph, tensors, precision).half
+    return _choices(model, tensors, precision), half
+
+
+def _choices(model: onnx.ModelProto, tensors: Mapping[str, TensorProto], precision: str) -> Choices:
+    readers = {name: _reader(tensor) for name, tensor in tensors.items()}
+    return choices_of(model, dtypes_of(model.graph), readers, precision)
+
+
+def _prepared(model: onnx.ModelProto, precision: str) -> dict[str, TensorProto]:
+    """Adds the types to a model and fits its masks. Returns its float32 constants."""
     infer_shapes(model)
     graph, kind = model.graph, HALVES[precision]
     tensors = float_constants(graph)
@@ -76,10 +117,7 @@ def in_half(model: onnx.ModelProto, precision: str = "fp16") -> int:
 
     if fit_masks(graph, value_of, -kind.largest):
         tensors = float_constants(graph)
-    made = plan_of(graph, tensors, precision)
-    if made.half:
-        _Writer(graph, tensors, made, TYPES[precision]).write()
-    return len(made.half)
+    return tensors
 
 
 def float_constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:

@@ -36,7 +36,7 @@ import onnx
 from pipeline.graph.files import inner_nodes
 from pipeline.spec.precision import HALVES, HalfType
 
-_STANDARD = ("", "ai.onnx")
+STANDARD = ("", "ai.onnx")
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 # ops of `PRODUCTS` that may compute in half if their result must be float32
 _CONVERTS = frozenset({"Conv", "ConvTranspose"})
@@ -94,15 +94,23 @@ class HalfPlan:
 
 
 @dataclass(frozen=True)
-class _Node:
-    """A node for the rules: only the float32 tensors that it reads and makes."""
+class Node:
+    """A node for the rules: only the float32 tensors that it reads and makes.
+
+    Args:
+        op: The op, with its domain if this is not ONNX's own.
+        inputs, outputs: The names of the tensors.
+        slots: The indices of the inputs.
+        steers: The inputs that stay float32, with all tensors that they are computed from.
+        fits: Whether half precision can hold the numbers in the attributes.
+    """
 
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     slots: tuple[int, ...]
-    steers: frozenset[str]  # inputs that stay float32, with all tensors that they are computed from
-    fits: bool  # half precision can hold the numbers in its attributes
+    steers: frozenset[str]
+    fits: bool
 
 
 def plan(
@@ -120,13 +128,13 @@ def plan(
         constants: the float32 initializers and outputs of Constant nodes.
         kind: the type of half precision.
     """
-    seen = [_view(node, dtypes, kind) for node in nodes]
+    seen = [view(node, dtypes, kind) for node in nodes]
     steered = _steer(seen, frozenset(constants))
-    users: dict[str, list[_Node]] = {}
+    users: dict[str, list[Node]] = {}
     for node in seen:
         for name in node.inputs:
             users.setdefault(name, []).append(node)
-    values = _Constants(constants, kind)
+    values = Constants(constants, kind)
     products = frozenset(
         name
         for node in seen
@@ -162,7 +170,7 @@ def plan(
     return HalfPlan(frozenset(found), {place: seen[place].slots for place in found})
 
 
-class _Constants:
+class Constants:
     """Constants, and tensors that ops of `_MOVE` make from them."""
 
     def __init__(self, constants: Mapping[str, Callable[[], np.ndarray]], kind: HalfType) -> None:
@@ -171,7 +179,7 @@ class _Constants:
         self._sources: dict[str, tuple[str, ...]] = {name: (name,) for name in constants}
         self._bounds: dict[str, float] = {}
 
-    def follow(self, node: _Node) -> bool:
+    def follow(self, node: Node) -> bool:
         """True for a node that makes a constant. Its outputs then count as constants."""
         if all(name in self.made for name in node.outputs):
             return True
@@ -186,10 +194,14 @@ class _Constants:
     def fits(self, name: str) -> bool:
         """True if half precision can hold the tensor. Small values beside large ones may lose
         digits, as under autocast: the error is below 2**-24, and the others' is larger."""
-        highs = [self._largest(source) for source in self._sources.get(name, ())]
-        return all(_fits(high, self._kind) for high in highs)
+        return all(_fits(high, self._kind) for high in self.magnitudes(name))
 
-    def promotes(self, node: _Node, products: Mapping[str, str]) -> bool:
+    def magnitudes(self, name: str) -> list[float]:
+        """The largest magnitude of each constant that the tensor is made from. Empty for a tensor
+        that is no constant."""
+        return [self._largest(source) for source in self._sources.get(name, ())]
+
+    def promotes(self, node: Node, products: Mapping[str, str]) -> bool:
         """True if the node computes with a constant of several elements that is not a bias.
 
         Args:
@@ -229,11 +241,13 @@ def _fits(magnitude: float, kind: HalfType) -> bool:
     return not magnitude or kind.smallest <= magnitude <= kind.largest
 
 
-def _view(node: onnx.NodeProto, dtypes: Mapping[str, int], kind: HalfType) -> _Node:
+def view(node: onnx.NodeProto, dtypes: Mapping[str, int], kind: HalfType) -> Node:
+    """A node with the float32 tensors that it reads and makes."""
+
     def is_float(name: str) -> bool:
         return dtypes.get(name) == onnx.TensorProto.FLOAT
 
-    op = node.op_type if node.domain in _STANDARD else f"{node.domain}.{node.op_type}"
+    op = node.op_type if node.domain in STANDARD else f"{node.domain}.{node.op_type}"
     fixed = _FIXED.get(op, frozenset())
     slots = tuple(n for n, name in enumerate(node.input) if is_float(name) and n not in fixed)
     outputs = tuple(name for name in node.output if is_float(name))
@@ -248,23 +262,23 @@ def _view(node: onnx.NodeProto, dtypes: Mapping[str, int], kind: HalfType) -> _N
         steers.update(name for name in read if is_float(name))
     numbers = [abs(a.f) for a in node.attribute if a.type == onnx.AttributeProto.FLOAT]
     fits = all(_fits(number, kind) for number in numbers)
-    return _Node(op, tuple(node.input[n] for n in slots), outputs, slots, frozenset(steers), fits)
+    return Node(op, tuple(node.input[n] for n in slots), outputs, slots, frozenset(steers), fits)
 
 
 def _is_steering(node: onnx.NodeProto) -> bool:
-    if node.domain not in _STANDARD:
+    if node.domain not in STANDARD:
         return True
     to = next((a.i for a in node.attribute if a.name == "to"), 0)
     return node.op_type in _STEER or (node.op_type == "Cast" and to in _INTEGERS)
 
 
-def _squares(node: _Node) -> bool:
+def _squares(node: Node) -> bool:
     """True for x * x, which overflows from 256 on."""
     return node.op == "Mul" and len(set(node.inputs)) == 1
 
 
 def _read_in_half(
-    node: _Node, users: Mapping[str, Sequence[_Node]], products: frozenset[str]
+    node: Node, users: Mapping[str, Sequence[Node]], products: frozenset[str]
 ) -> bool:
     """True if a half product reads the result, and all other readers only move or gate it. A sum
     stays float32, as under autocast."""
@@ -276,7 +290,7 @@ def _read_in_half(
     )
 
 
-def _feeding(nodes: Sequence[_Node], products: frozenset[str]) -> frozenset[str]:
+def _feeding(nodes: Sequence[Node], products: frozenset[str]) -> frozenset[str]:
     """The tensors that half products read, directly or through `_FOLLOW` ops alone."""
     found: set[str] = set()
     other: set[str] = set()
@@ -291,7 +305,7 @@ def _feeding(nodes: Sequence[_Node], products: frozenset[str]) -> frozenset[str]
     return frozenset(found)
 
 
-def _steer(nodes: Sequence[_Node], constants: Collection[str]) -> frozenset[str]:
+def _steer(nodes: Sequence[Node], constants: Collection[str]) -> frozenset[str]:
     """The tensors from which inputs of steering ops are computed, back to products with weights."""
     found: set[str] = set()
     for node in reversed(nodes):

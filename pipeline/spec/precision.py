@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.errors import InputError
 from pipeline.machine.target import Target
 from pipeline.spec.tensors import Precision
 
+# `--precision auto` searches for a recipe (`pipeline.spec.recipe`) of this half precision
+AUTO: Literal["auto"] = "auto"
+FOR_AUTO: Precision = "fp16"
+Asked = Literal["fp32", "tf32", "fp16", "bf16", "auto"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16")
 
 

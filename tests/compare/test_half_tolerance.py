@@ -10,8 +10,9 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
+from pipeline.compare.half_runner import HalfRunner
 from pipeline.compare.half_tolerance import half_tolerances
-from pipeline.compare.runners import Ground, HalfRunner
+from pipeline.compare.runners import Ground
 from pipeline.graph.session import run_onnx
 from pipeline.machine.progress import silent
 from pipeline.machine.resources import Stopwatch

@@ -39,6 +39,7 @@ from pipeline.spec.effort import DEFAULT_EFFORT
 from pipeline.spec.file_names import MODEL, PLAN
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import parse_sizes
+from pipeline.spec.recipe import stored_recipe
 from pipeline.spec.tensors import Feed, Output, Precision
 
 # builds an engine with these values as further outputs, and measures all differences
@@ -219,7 +220,7 @@ class Engines:
         declared = manifest.interface
         options = BuildOptions(
             target, cast(Precision, manifest.precision), replace(DEFAULT_EFFORT, level=level),
-            tuple(self.plugins),
+            tuple(self.plugins), stored_recipe(self.place),
         )  # fmt: skip
         build(folder / MODEL, folder / PLAN, declared, options)
         more = tuple(
