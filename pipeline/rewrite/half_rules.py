@@ -66,8 +66,12 @@ _STEER = frozenset(
     }
 )  # fmt: skip
 # ops that TensorRT-RTX 1.7 does not take in bfloat16, and does in float16. ConvTranspose: "Myelin
-# ([type.cpp:186: infer_type] Could not infer output types"; HardSwish: the parser's check of types
-_NOT_IN_BFLOAT16 = frozenset({"ConvTranspose", "HardSwish"})
+# ([type.cpp:186: infer_type] Could not infer output types"; the others: the parser's check of types
+_NOT_IN_BFLOAT16 = frozenset(
+    {
+        "ConvTranspose", "GlobalLpPool", "HardSwish", "LpNormalization", "LpPool", "Mish", "Shrink",
+    }
+)  # fmt: skip
 # inputs that always stay float32, by op
 _FIXED: Mapping[str, frozenset[int]] = {"Resize": frozenset({1, 2})}
 _INTEGERS = frozenset(

@@ -172,10 +172,27 @@ def test_a_case_in_half_is_valid_and_runs(case: Case) -> None:
         }
 
 
-@pytest.mark.parametrize("case", PARSED[1::6], ids=str)
-def test_the_parser_reads_it(case: Case) -> None:
+def parsed(model: onnx.ModelProto) -> bool:
+    """Whether the parser of TensorRT-RTX takes the model."""
     trt = use(TARGETS["rtx-1.7"])
     logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
     network = trt.Builder(logger).create_network(0)
+    return bool(trt.OnnxParser(network, logger).parse(model.SerializeToString()))
+
+
+@pytest.mark.parametrize("case", PARSED[1::6], ids=str)
+def test_the_parser_reads_it(case: Case) -> None:
     half, _ = half_of(case)
-    assert trt.OnnxParser(network, logger).parse(half.SerializeToString())
+    assert parsed(half)
+
+
+@pytest.mark.parametrize(
+    "op", ["Mish", "LpNormalization", "GlobalLpPool", "Shrink", "LpPool<kernel_shape = [2, 2]>"]
+)
+def test_what_the_parser_has_in_float16_only(op: str) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[2,4,8,8] x) => (float[2,4,n,m] y) {{ a = Relu(x) b = {op}(a) y = Abs(b) }}"""
+    for precision, count in (("fp16", 3), ("bf16", 2)):
+        model = onnx.parser.parse_model(text)
+        assert in_half(model, precision, Recipe((("*", precision),))) == count  # type: ignore[arg-type]
+        assert parsed(model)
