@@ -104,5 +104,8 @@ def precision_and_recipe(
     try:
         found = parse_recipe(artifact.read(RECIPE).decode("utf-8"), f"recipe {path}")
     except ArtifactError as error:
-        raise ArtifactError(f"{path}: was changed. Pass it with --recipe {path}") from error
+        raise ArtifactError(
+            f"{path}: is missing or was changed. Apply a recipe with --recipe FILE, or pass "
+            "--precision"
+        ) from error
     return found.precision, found

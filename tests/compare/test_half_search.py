@@ -10,14 +10,17 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
+from pipeline.artifact.manifest import PointInfo
 from pipeline.compare.half_runner import HalfRunner
-from pipeline.compare.half_search import Searched, search
+from pipeline.compare.half_search import Searched, few_of, search
 from pipeline.compare.half_trials import MOST, share_of
+from pipeline.compare.plan import ComparisonPlan
 from pipeline.compare.runners import Ground
 from pipeline.graph.session import run_onnx
 from pipeline.machine.progress import silent
 from pipeline.machine.resources import Stopwatch
 from pipeline.spec.dims import Dim
+from pipeline.spec.findings import note
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Point
 from pipeline.spec.recipe import Recipe
@@ -145,6 +148,21 @@ def test_at_its_limit_the_result_still_holds(tmp_path: Path) -> None:
     assert found.info.stopped and "fewer islands may do" in found.info.text
     assert len(found.info.islands) > 1
     assert found.info.share is not None and found.info.share <= MOST
+
+
+def test_recipes_are_tried_at_min_opt_and_an_odd_size_of_the_first_profile() -> None:
+    labels = ("few: min", "few: max", "few: opt", "few: odd, below opt", "many: min", "many: opt")
+    plan = ComparisonPlan(run=[Point(label, {"n": n}) for n, label in enumerate(labels)])
+    needs = [10, 90, 20, 15, 5, 6]
+    plan.infos = [
+        PointInfo(
+            "too large", {"n": 99}, 100, left_out=note("too-large", need_bytes=2, limit_bytes=1)
+        )
+    ]
+    plan.infos += [PointInfo(p.label, p.sizes, n) for p, n in zip(plan.run, needs, strict=True)]
+    assert few_of(plan) == [0, 3, 2]
+    plan.run, plan.infos = [Point("asked for", {"n": 1})], [PointInfo("asked for", {"n": 1}, 1)]
+    assert few_of(plan) == [0]
 
 
 def test_a_stated_tolerance_decides(tmp_path: Path) -> None:

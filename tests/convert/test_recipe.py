@@ -145,7 +145,7 @@ def test_a_changed_recipe_in_the_artifact_is_refused_unless_you_pass_it(tmp_path
     place = converted(tmp_path, precision="auto").path
     recipe = place / "half.recipe"
     recipe.write_text("* = bf16\n")
-    with pytest.raises(ArtifactError, match=r"half\.recipe: .* Pass it with --recipe"):
+    with pytest.raises(ArtifactError, match=r"half\.recipe: .* was changed\. Apply"):
         run_build(place)
     assert run_build(place, recipe=recipe).manifest.precision == "bf16"
 
