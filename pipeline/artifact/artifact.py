@@ -3,7 +3,7 @@
     engine.plan      the bare engine, for any TensorRT runtime and trtexec
     model.onnx       the rewritten model (large weights are in model.onnx.data)
     exported.onnx    the model as it was exported
-    half.onnx        only in fp16: model.onnx in half precision, as it was built
+    half.onnx        only in fp16 and bf16: model.onnx in half precision, as it was built
     comparison/      compared inputs and outputs, in Polygraphy's JSON
     reproduce.sh     repeats the comparison with Polygraphy's commands
     inputs.npz       the user's values of inputs, if there are any
@@ -35,13 +35,14 @@ from pipeline.spec.file_names import (
     MANIFEST,
     MODEL,
     PLAN,
+    RECIPE,
     REPRODUCE,
     TIMING,
 )
 
 _AGAIN = "; convert again"
 _HINT = "pass the folder that a conversion wrote"
-_BUILT = (PLAN, TIMING, REPRODUCE)
+_BUILT = (PLAN, TIMING, REPRODUCE, RECIPE)
 _ATTEMPTS = 10
 T = TypeVar("T")
 

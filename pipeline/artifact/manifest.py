@@ -26,11 +26,12 @@ from pipeline.machine.target import Flavour
 from pipeline.rewrite.record import PassRecord
 from pipeline.spec.findings import Note
 from pipeline.spec.interface import Interface
+from pipeline.spec.recipe import HalfInfo
 from pipeline.spec.rules import AppliedRule, merged_dims
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Check, Verdict
 
-SCHEMA = 6
+SCHEMA = 8
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool
@@ -136,6 +137,7 @@ class BuildInfo:
         optimization_level: The builder's level; None for TensorRT's default.
         timing_cache: How the timing cache was used, as text.
         gpu: The name of the GPU of the build; empty without one.
+        half: How a recipe was applied, see `pipeline.spec.recipe`; None without a recipe.
     """
 
     seconds: float
@@ -149,6 +151,7 @@ class BuildInfo:
     timing_cache: str = "none"
     gpu: str = ""
     plugin_hashes: Mapping[str, str] = field(default_factory=dict)
+    half: HalfInfo | None = None
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,8 @@ class PointInfo:
 class ComparisonInfo:
     """All points, including those left out, with the checks and the notes.
 
+    `engine_tolerances` is the measured tolerance of each output of an engine in half precision, by
+    its name. It is empty if the spec states one.
     `passed` is true if every verdict and every check passes, and no note has a kind that fails.
     """
 
@@ -181,6 +186,7 @@ class ComparisonInfo:
     points: tuple[PointInfo, ...]
     notes: tuple[Note, ...] = ()
     checks: tuple[Check, ...] = ()
+    engine_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     passed: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -255,9 +261,11 @@ class Manifest:
             ArtifactError: An output has none.
         """
         try:
-            return self.interface.engine_tolerances(self.precision)
+            found = self.interface.engine_tolerances(self.precision)
         except InputError as error:
             raise ArtifactError(f"{error}; export the model again") from error
+        measured = self.comparison.engine_tolerances if self.comparison is not None else {}
+        return {**found, **measured}
 
     @property
     def merged(self) -> Mapping[str, str]:

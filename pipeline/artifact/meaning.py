@@ -108,6 +108,8 @@ def _in_numbers(manifest: Manifest) -> Iterator[tuple[str, str]]:
         numbers[f"stages[{n}].peak_bytes"] = stage.peak_bytes
     if manifest.build is not None:
         numbers["build.plan_bytes"] = manifest.build.plan_bytes
+        if (half := manifest.build.half) is not None:
+            numbers |= {"build.half.half": half.half, "build.half.seconds": half.seconds}
     if manifest.comparison is not None:
         for n, point in enumerate(manifest.comparison.points):
             numbers[f"comparison.points[{n}].estimate_bytes"] = point.estimate_bytes

@@ -29,7 +29,7 @@ from pipeline.rewrite.half import write_in_half
 from pipeline.spec.effort import check_effort
 from pipeline.spec.file_names import HALF
 from pipeline.spec.interface import Interface
-from pipeline.spec.precision import check_precision
+from pipeline.spec.precision import HALVES, check_precision
 
 _MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
 _PHASE, _PARSING, _LAYERS, _UNIT = "phase ", "parsing ", "layers ", "\x1f"
@@ -84,8 +84,8 @@ class _BuildJob:
 
     @property
     def source(self) -> Path:
-        """The model to build: for fp16, the copy in half precision."""
-        return self.plan.with_name(HALF) if self.options.precision == "fp16" else self.model
+        """The model to build: for fp16 and bf16, the copy in half precision."""
+        return self.plan.with_name(HALF) if self.options.precision in HALVES else self.model
 
     @property
     def spare(self) -> Path:
@@ -110,19 +110,20 @@ def build(
 
     Args:
         model: The ONNX file, with its external data in the same folder.
-        plan: The path of the plan. For fp16, the half-precision model is written to ``half.onnx``
-            in the same folder.
+        plan: The path of the plan. For fp16 and bf16, the half-precision model is written to
+            ``half.onnx`` in the same folder.
         interface: The shapes of the inputs, and one or more profiles with a range for every dim.
         options: The target, the precision, and the other options.
 
     Raises:
         TargetMissing: The target's TensorRT is not installed.
-        InputError: The ONNX model is not valid, or a plugin does not exist or does not load.
+        InputError: The ONNX model is not valid, the target does not have the precision, or a
+            plugin does not exist or does not load.
         BuildError: TensorRT refused the model or crashed, or a custom op has no plugin. The message
             comes from `pipeline.build.refusal.explain`; ``detail`` has TensorRT's own text.
     """
     target, effort = options.target, options.effort
-    check_precision(options.precision)
+    check_precision(options.precision, target)
     check_effort(effort, target)
     require(target)
     asked = find_plugins(options.plugins, target)
@@ -189,7 +190,8 @@ def _build_here(job: _BuildJob) -> Built | _NoEngine:
         said: list[str] = []
         if job.source != job.model:
             doing("half precision")
-            if not write_in_half(job.model, job.source):
+            half = write_in_half(job.model, job.source, job.options.precision, job.options.recipe)
+            if not half:
                 said.append("no node computes in half precision: half.onnx equals model.onnx")
         version = require(job.target)
         trt = use(job.target)

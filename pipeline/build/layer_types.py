@@ -1,7 +1,7 @@
 """Sets the types of the layers in a weakly typed network (TensorRT 8.6, 10) as in its graph.
 
-With the FP16 flag alone, TensorRT ignores the graph's Casts and chooses a type for each layer by
-speed, also for coordinates and normalisations. So each layer gets its type in the graph
+With the FP16 or BF16 flag alone, TensorRT ignores the graph's Casts and chooses a type for each
+layer by speed, also for coordinates and normalisations. So each layer gets its type in the graph
 (`pipeline/rewrite/half.py` writes it), and the builder must obey.
 """
 
@@ -50,9 +50,16 @@ def types_of(layers: Sequence[Layer], half_inputs: frozenset[str]) -> list[bool 
     return types
 
 
-def layers_of(trt: Any, network: Any) -> list[Layer]:
-    """Returns the network's layers for `types_of`."""
-    floats = {trt.float32, trt.float16}
+def layers_of(trt: Any, network: Any, half_type: Any = None) -> list[Layer]:
+    """Returns the network's layers for `types_of`.
+
+    Args:
+        trt: The target's TensorRT.
+        network: Its network.
+        half_type: TensorRT's type of half precision; ``trt.float16`` by default.
+    """
+    half_type = trt.float16 if half_type is None else half_type
+    floats = {trt.float32, half_type}
     layers = []
     for number in range(network.num_layers):
         layer = network.get_layer(number)
@@ -63,10 +70,10 @@ def layers_of(trt: Any, network: Any) -> list[Layer]:
         own = None
         if outs and kind == "CONSTANT":
             layer.__class__ = trt.IConstantLayer  # the bindings return the base class
-            own = np.asarray(layer.weights).dtype == np.float16
+            own = _are_half(trt, layer.weights, half_type)
         elif outs and kind == "CAST":
             layer.__class__ = getattr(trt, "ICastLayer", trt.ILayer)
-            own = getattr(layer, "to_type", outs[0].dtype) == trt.float16
+            own = getattr(layer, "to_type", outs[0].dtype) == half_type
         layers.append(
             Layer(
                 kind,
@@ -78,31 +85,46 @@ def layers_of(trt: Any, network: Any) -> list[Layer]:
     return layers
 
 
-def apply(trt: Any, config: Any, network: Any) -> Counter[str]:
+def _are_half(trt: Any, weights: Any, half_type: Any) -> bool:
+    """Whether a constant's weights are of this type. numpy has no bfloat16, so TensorRT returns
+    its own object for these."""
+    if half_type == trt.float16:
+        return bool(np.asarray(weights).dtype == np.float16)
+    return bool(getattr(weights, "dtype", None) == half_type)
+
+
+def apply(trt: Any, config: Any, network: Any, precision: str) -> Counter[str]:
     """Allows half precision and sets the type of every layer, in a weakly typed network only.
 
     Half layers get an output type, but no precision. With a precision, TensorRT 8.6.0 finds no
     implementation for some regions ("[verify_output_type] Mismatched type for tensor ..., f32 vs.
     expected type:f16"; docs/results/h200.md).
 
+    Args:
+        trt: The target's TensorRT.
+        config: The builder's configuration.
+        network: The parsed network.
+        precision: ``fp16`` or ``bf16``.
+
     Returns:
         The number of layers of each type.
     """
-    config.set_flag(trt.BuilderFlag.FP16)
+    half_type = trt.float16 if precision == "fp16" else trt.bfloat16
+    config.set_flag(trt.BuilderFlag.FP16 if precision == "fp16" else trt.BuilderFlag.BF16)
     config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
     inputs = [network.get_input(n) for n in range(network.num_inputs)]
-    layers = layers_of(trt, network)
-    types = types_of(layers, frozenset(t.name for t in inputs if t.dtype == trt.float16))
+    layers = layers_of(trt, network, half_type)
+    types = types_of(layers, frozenset(t.name for t in inputs if t.dtype == half_type))
     done: Counter[str] = Counter()
     for number, (half, seen) in enumerate(zip(types, layers, strict=True)):
         if half is None:
             continue
         done["half" if half else "float32"] += 1
-        layer, kind = network.get_layer(number), trt.float16 if half else trt.float32
+        layer, kind = network.get_layer(number), half_type if half else trt.float32
         if not half or seen.own is not None:
             layer.precision = kind
         for place in range(layer.num_outputs):
             tensor = layer.get_output(place)
-            if tensor is not None and tensor.dtype in (trt.float32, trt.float16):
+            if tensor is not None and tensor.dtype in (trt.float32, half_type):
                 layer.set_output_type(place, kind)
     return done

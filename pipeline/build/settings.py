@@ -19,6 +19,8 @@ from pipeline.machine.files import write_whole
 from pipeline.machine.target import Target
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort
 from pipeline.spec.interface import Interface
+from pipeline.spec.precision import HALVES
+from pipeline.spec.recipe import Recipe
 from pipeline.spec.tensors import Precision
 
 _CUDNN = "libcudnn_ops_infer.so.8"
@@ -30,17 +32,21 @@ class BuildOptions:
 
     Args:
         target: The TensorRT that builds.
-        precision: ``fp32`` forbids TF32. ``tf32`` allows TF32. ``fp16`` allows TF32, and computes
-            convolutions, matrix products and what follows them in half precision
+        precision: ``fp32`` forbids TF32. ``tf32`` allows TF32. ``fp16`` and ``bf16`` allow TF32,
+            and compute convolutions, matrix products and what follows them in half precision
             (`pipeline.rewrite.half_rules`).
         effort: The builder's effort, and the file of its timings.
         plugins: Libraries, Python files, or names in `pipeline.plugins.PLUGINS`.
+        recipe: For fp16 and bf16: which nodes compute in half precision, in place of the rules.
+        auto: Whether to search for the recipe first (`pipeline.convert.recipe`).
     """
 
     target: Target
     precision: Precision = "fp32"
     effort: Effort = DEFAULT_EFFORT
     plugins: tuple[str, ...] = ()
+    recipe: Recipe | None = None
+    auto: bool = False
 
 
 def configure(
@@ -100,8 +106,8 @@ def _classic_config(
     config = builder.create_builder_config()
     for made in ranges:
         config.add_optimization_profile(made.fill_defaults(network).to_trt(builder, network))
-    if precision == "fp16":
-        layer_types.apply(trt, config, network)
+    if precision in HALVES:
+        layer_types.apply(trt, config, network, precision)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if target.version < (9,):
         # Tactics of cuBLAS and cuDNN need these libraries. Convolutions that are compiled in the

@@ -24,10 +24,11 @@ from pipeline.machine.polygraphy import collected
 from pipeline.machine.target import Target, use
 from pipeline.rewrite.half import in_half
 from pipeline.spec.closeness import Difference
+from pipeline.spec.precision import HALVES
 from pipeline.spec.tensors import Feed, Precision
 
 # the allowed error after several products in half precision, as a share of the largest value
-_HALF = 2e-2
+_NEAR: Mapping[str, float] = {"fp16": 2e-2, "bf16": 0.16}
 Verdict = Literal["parse", "build", "crash", "sizes", "numbers", "builds", "right"]
 
 
@@ -63,11 +64,12 @@ def attempt(
         model: The graph.
         feeds: The inputs at the sizes to compare. The profile spans all; the last is its opt.
         target: The installed TensorRT.
-        precision: ``fp32`` or ``fp16``, as in `pipeline.build.build`.
+        precision: ``fp32``, ``fp16`` or ``bf16``, as in `pipeline.build.build`.
     """
-    half = precision == "fp16"
     try:
-        verdict, detail = child.call(_attempt, model.SerializeToString(), list(feeds), target, half)
+        verdict, detail = child.call(
+            _attempt, model.SerializeToString(), list(feeds), target, precision
+        )
     except ChildDied as died:
         return Outcome("crash", f"{died.how}: {died.words.splitlines()[-1] if died.words else ''}")
     return Outcome(verdict, detail)
@@ -108,15 +110,15 @@ def static_sizes(
 
 
 def _attempt(
-    model_bytes: bytes, feeds: Sequence[Feed], target: Target, half: bool
+    model_bytes: bytes, feeds: Sequence[Feed], target: Target, precision: Precision
 ) -> tuple[Verdict, str]:
     """Runs in the child."""
     trt = use(target)
     model = onnx.load_from_string(model_bytes)
     parsed = model_bytes
-    if half:
+    if precision in HALVES:
         copy = onnx.load_from_string(model_bytes)
-        in_half(copy)
+        in_half(copy, precision)
         parsed = copy.SerializeToString()
     logger = _last_error_log(trt)
     opened = open_network(trt, target, logger)
@@ -142,8 +144,8 @@ def _attempt(
         profile.set_shape(tensor.name, *(tuple(s) for s in (sizes.min(0), sizes[-1], sizes.max(0))))
     if config.add_optimization_profile(profile) < 0:
         return "build", "TensorRT refuses the profile"
-    if half and not target.strongly_typed:
-        layer_types.apply(trt, config, network)
+    if precision in HALVES and not target.strongly_typed:
+        layer_types.apply(trt, config, network, precision)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         return "build", logger.last
@@ -152,7 +154,8 @@ def _attempt(
     if wrong:
         return "sizes", wrong
     why = why_not(target)
-    return ("builds", why) if why else _numbers(bytes(plan), feeds, expected, half)
+    near = _NEAR.get(precision)
+    return ("builds", why) if why else _numbers(bytes(plan), feeds, expected, near)
 
 
 def _inputs(network: Any) -> list[Any]:
@@ -177,7 +180,7 @@ def _wrong_sizes(
 
 
 def _numbers(
-    plan: bytes, feeds: Sequence[Feed], expected: Sequence[Feed], half: bool
+    plan: bytes, feeds: Sequence[Feed], expected: Sequence[Feed], near: float | None
 ) -> tuple[Verdict, str]:
     from polygraphy.backend.trt import EngineFromBytes, TrtRunner
 
@@ -186,7 +189,7 @@ def _numbers(
         for feed, want in zip(feeds, expected, strict=True):
             got = runner.infer({k: v.astype(metadata[k].dtype) for k, v in feed.items()})
             for name, array in want.items():
-                why = differs(np.array(got[name]), array, _HALF if half else None)
+                why = differs(np.array(got[name]), array, near)
                 if why:
                     return "numbers", f"{name} {why} at {_words(feed)}"
     return "right", ""

@@ -37,7 +37,7 @@ _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # options of ``convert`` that fit one model only
 _OF_ONE = (
     "weights", "option", "input", "inputs", "dim", "range", "exact_dims", "dtype", "tolerance",
-    "engine_tolerance", "reference", "profile", "shape", "plugin",
+    "engine_tolerance", "reference", "profile", "recipe", "shape", "plugin",
 )  # fmt: skip
 
 

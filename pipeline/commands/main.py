@@ -217,7 +217,7 @@ def command_parser() -> argparse.ArgumentParser:
             "--target", default=DEFAULT_TARGET, metavar="TARGET",
             help=f"Set the TensorRT version: {', '.join(TARGETS)} (default: {DEFAULT_TARGET})",
         )  # fmt: skip
-        cli_options.profiles(sub, artifact=False)
+        cli_options.profiles(sub, artifact=False, builds=sub is convert)
         cli_passes.choice(sub, only=False)
         cli_options.plugins(sub)
         sub.add_argument(
@@ -265,7 +265,7 @@ def command_parser() -> argparse.ArgumentParser:
     for sub in (build, verify, inspect):
         sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
     cli_passes.rewrite_options(rewrite)
-    cli_options.profiles(build, artifact=True)
+    cli_options.profiles(build, artifact=True, builds=True)
     cli_options.effort(build)
     for sub in (rewrite, build, verify):
         cli_options.plugins(sub)
@@ -326,7 +326,7 @@ def _build(arguments: argparse.Namespace, progress: Progress) -> int:
 
     report = run_build(
         arguments.artifact, arguments.profile, arguments.precision, progress, arguments.plugin,
-        cli_options.chosen_effort(arguments),
+        cli_options.chosen_effort(arguments), arguments.recipe,
     )  # fmt: skip
     return _show(report, arguments)
 
@@ -389,6 +389,7 @@ def _config(arguments: argparse.Namespace) -> Any:
         target=arguments.target,
         profiles=tuple(arguments.profile),
         precision=arguments.precision or "fp32",
+        recipe=getattr(arguments, "recipe", None),
         effort=cli_options.chosen_effort(arguments),
         shapes=tuple(getattr(arguments, "shape", ())),
         memory_limit=getattr(arguments, "memory_limit", None),

@@ -8,7 +8,12 @@ from typing import Any
 
 from pipeline.plugins import PLUGINS
 from pipeline.spec.effort import Effort
-from pipeline.spec.precision import PRECISIONS
+from pipeline.spec.precision import AUTO, PRECISIONS
+
+_AUTO = (
+    ". auto: compute in fp16 where the tolerance allows, and search for the nodes that must stay "
+    "in float32"
+)
 
 
 def sizes(sub: Any) -> None:
@@ -24,17 +29,29 @@ def sizes(sub: Any) -> None:
     )  # fmt: skip
 
 
-def profiles(sub: Any, *, artifact: bool) -> None:
-    """Adds the options on the engine. `artifact`: the defaults come from the artifact."""
+def profiles(sub: Any, *, artifact: bool, builds: bool) -> None:
+    """Adds the options on the engine.
+
+    Args:
+        sub: The command.
+        artifact: Whether the defaults come from the artifact.
+        builds: Whether the command builds, so that it can search for a recipe and apply it.
+    """
     ranges, precision = ("the artifact's",) * 2 if artifact else ("the source's", "fp32")
     sub.add_argument(
         "--profile", action="append", default=[], metavar="DIM=MIN:OPT:MAX,...",
         help=f"Add an optimisation profile. Repeat for more (default: {ranges})",
     )  # fmt: skip
     sub.add_argument(
-        "--precision", choices=PRECISIONS,
-        help=f"Set the engine's precision (default: {precision})",
+        "--precision", choices=(*PRECISIONS, AUTO) if builds else PRECISIONS,
+        help=f"Set the engine's precision{_AUTO if builds else ''} (default: {precision})",
     )  # fmt: skip
+    if builds:
+        sub.add_argument(
+            "--recipe", type=Path, metavar="FILE",
+            help="Write half precision as this recipe says, such as the half.recipe of an artifact "
+            "(default: the rules of --precision)",
+        )  # fmt: skip
 
 
 def effort(sub: Any) -> None:

@@ -17,6 +17,7 @@ from pipeline.compare.problems import problems
 from pipeline.compare.runners import failures
 from pipeline.spec.dims import size_text, sizes_text
 from pipeline.spec.model import ModelSpec, Tolerance
+from pipeline.spec.recipe import HalfInfo
 from pipeline.spec.verdicts import Check
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def _passes(manifest: Manifest) -> str:
             f"engine: {built.plan_bytes / 2**20:.1f} MiB, {built.layers} layers before fusion, "
             f"{built.validity}"
         )
+        lines += _half(built.half)
         where = f"on {built.gpu} ({manifest.target.compute_capability})" if built.gpu else ""
         level = built.optimization_level
         effort = [where] if where else []
@@ -149,6 +151,13 @@ def _passes(manifest: Manifest) -> str:
         lines += [f"built {', '.join(effort)}"] if effort else []
         lines += [f"load plugin {name} before you load the engine" for name in built.plugins]
     return "\n".join(lines)
+
+
+def _half(half: HalfInfo | None) -> list[str]:
+    if half is None:
+        return []
+    islands = [f"float32: {island.pattern} ({island.text})" for island in half.islands]
+    return [f"recipe: {half.text}", *islands]
 
 
 def _comparison(manifest: Manifest) -> str:
@@ -192,17 +201,24 @@ def _check_line(check: Check) -> str:
 
 def _tolerances(manifest: Manifest) -> list[str]:
     """Returns one line for each tolerance. Several tolerances are listed with their outputs."""
+    lines = _tolerance_lines("tolerance", manifest.tolerances())
+    engine, own = "tolerance of the engine", manifest.interface.engine_tolerance
+    if manifest.precision in own:
+        lines.append(f"{engine}: {own[manifest.precision]}")
+    elif manifest.comparison is not None:
+        lines += _tolerance_lines(engine, manifest.comparison.engine_tolerances)
+    return lines
+
+
+def _tolerance_lines(head: str, tolerances: Mapping[str, Tolerance]) -> list[str]:
     outputs: dict[Tolerance, list[str]] = {}
-    for name, tolerance in manifest.tolerances().items():
+    for name, tolerance in tolerances.items():
         outputs.setdefault(tolerance, []).append(name)
     lines = []
     for t, names in outputs.items():
         whose = f" of {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "")
         whose = whose if len(outputs) > 1 else ""
-        lines.append(f"tolerance{whose}: {t}")
-    own = manifest.interface.engine_tolerance.get(manifest.precision)
-    if own is not None:
-        lines.append(f"tolerance of the engine: {own}")
+        lines.append(f"{head}{whose}: {t}")
     return lines
 
 

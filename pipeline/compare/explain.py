@@ -16,6 +16,7 @@ from pipeline.compare.runners import RunFailed
 from pipeline.errors import CompareError, ConstraintError
 from pipeline.probe.probe import probe
 from pipeline.spec.file_names import EXPORTED, MODEL
+from pipeline.spec.recipe import stored_recipe
 from pipeline.spec.tensors import Feed
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def _located(
 ) -> str:
     model = folder / MODEL
     if pair[1] == HALF:
-        return first_overflow(model, feed)
+        recipe = stored_recipe(folder)
+        return first_overflow(model, feed, recipe) if manifest.precision == "fp16" else ""
     return locate(
         pair,
         feed,

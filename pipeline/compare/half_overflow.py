@@ -1,4 +1,4 @@
-"""Finds the first value of a model beyond 65504, the largest half, and its node."""
+"""Finds the first value of a model beyond 65504, the largest float16, and its node."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from pipeline.graph.origin import called, origin_of
 from pipeline.graph.session import run_onnx
 from pipeline.machine.polygraphy import collected
 from pipeline.rewrite.half import UNROUNDED, write_rounded
+from pipeline.spec.recipe import Recipe
 from pipeline.spec.tensors import Feed
 
 _LARGEST = float(np.finfo(np.float16).max)
 
 
-def first_overflow(model: Path, feed: Feed) -> str:
-    """Returns the first value that half precision cannot hold, in one line; empty if not found.
+def first_overflow(model: Path, feed: Feed, recipe: Recipe | None = None) -> str:
+    """Returns the first value that float16 cannot hold, in one line; empty if not found.
 
     Runs the model once, and keeps only the largest magnitude of each value.
 
     Args:
         model: The model before half precision.
         feed: The inputs by name.
+        recipe: Which nodes compute in half precision; by default, the rules decide.
     """
     with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         path = Path(folder) / model.name
         try:
-            write_rounded(model, path, plain=True)
+            write_rounded(model, path, plain="fp16", recipe=recipe)
             proto = onnx.load(path)
             values = _watch(proto.graph)
             save_model(proto, path, external=any(path.parent.glob(f"{path.name}.*")))

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.compare import explain, run_names
+from pipeline.compare.half_runner import HalfRunner
+from pipeline.compare.half_tolerance import half_tolerances
 from pipeline.compare.plan import ComparisonPlan, Job, plan_points
 from pipeline.compare.random_sizes import agree, compare_random_sizes
-from pipeline.compare.runners import Ground, HalfRunner, RunFailed, Runs, module_of
+from pipeline.compare.runners import Ground, RunFailed, Runs, module_of
 from pipeline.graph.session import OnnxRunner
 from pipeline.machine.files import hash_file
 from pipeline.spec.file_names import EXPORTED, HALF, MODEL
 from pipeline.spec.findings import Note, note
+from pipeline.spec.precision import HALVES
+from pipeline.spec.recipe import stored_recipe
 from pipeline.spec.runner import Runner
-from pipeline.spec.tensors import Feed
+from pipeline.spec.tensors import Feed, Precision, Tolerance
 
 Pairs = list[tuple[str, str]]
 
@@ -68,11 +73,14 @@ class ModelRuns:
                 pairs += dict.fromkeys(
                     [(run_names.EXPORTED, run_names.REWRITTEN), (base, run_names.REWRITTEN)]
                 )
-            if self.manifest.precision == "fp16" and self._model.is_file():
-                half = self.folder / HALF
-                if not half.is_file():
+            if self.manifest.precision in HALVES and self._model.is_file():
+                half, precision = self.folder / HALF, cast(Precision, self.manifest.precision)
+                built = half.is_file()
+                if not built:
                     notes.append(note("half-not-built"))
-                runner = HalfRunner(half if half.is_file() else self._model, not half.is_file())
+                runner = HalfRunner(half if built else self._model, precision, not built)
+                if not built:
+                    runner = replace(runner, recipe=stored_recipe(self.folder))
                 runs[run_names.HALF] = ground.collect(runner)
                 pairs.append((base, run_names.HALF))
         except RunFailed as error:
@@ -85,6 +93,21 @@ class ModelRuns:
                 self.seed,
             ) from error
         return pairs, notes
+
+    def measured(self, ground: Ground, runs: Runs) -> dict[str, Tolerance]:
+        """Measures the tolerance of an engine in half precision; see `half_tolerances`.
+
+        Returns:
+            The tolerance of each output by name; empty if the spec states one.
+
+        Raises:
+            CompareError: The run with simulated rounding failed.
+        """
+        precision, interface = cast(Precision, self.manifest.precision), self.manifest.interface
+        if run_names.HALF not in runs or precision in interface.engine_tolerance:
+            return {}
+        plain = runs[run_names.REWRITTEN]
+        return half_tolerances(self._model, interface, precision, ground, plain)
 
     def run_at_random_sizes(
         self, job: Job, plan: ComparisonPlan, ground: Ground, runs: Runs

@@ -6,16 +6,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.artifact.manifest import PointInfo
+from pipeline.artifact.manifest import Manifest, PointInfo
 from pipeline.compare.run_names import TORCH, in_precision
 from pipeline.compare.verdict import other_shape
 from pipeline.graph.memory import Estimator
+from pipeline.machine.resources import default_limit
 from pipeline.spec.dims import shape_at
 from pipeline.spec.findings import Facts, Note, note
 from pipeline.spec.interface import Interface
 from pipeline.spec.padding import padded_name
-from pipeline.spec.profiles import Point
-from pipeline.spec.tensors import Tolerance
+from pipeline.spec.profiles import Point, parse_sizes, points
+from pipeline.spec.tensors import Feed, Tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """The options of a comparison.
+
+    Args:
+        memory_limit: The largest estimated memory of one run, in bytes. None for the default, which
+            depends on the free memory.
+        seed: The seed of the inputs' values.
+        shapes: Further sizes, as text; only with the torch reference.
+        quick: Compare at few sizes of each profile, and at no random sizes.
+        plugins: Files that the engine may load; see `pipeline.load`.
+    """
+
+    memory_limit: int | None = None
+    seed: int = 0
+    shapes: tuple[str, ...] = ()
+    quick: bool = False
+    plugins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -28,23 +49,27 @@ class Job:
         points: The sizes.
         memory_limit: The largest estimated memory of one run, in bytes.
         precision: The engine's precision.
+        measured: The measured tolerance of each output of an engine in half precision, by name;
+            empty if one is stated.
     """
 
     interface: Interface
     points: Sequence[Point]
     memory_limit: int
     precision: str = "fp32"
+    measured: Mapping[str, Tolerance] = field(default_factory=dict)
 
     def tolerances(self, run: str) -> Mapping[str, Tolerance]:
         """Returns the tolerance of each output of a run, by name."""
         if in_precision(run):
-            return self.interface.engine_tolerances(self.precision)
+            return {**self.interface.engine_tolerances(self.precision), **self.measured}
         return self.interface.tolerances()
 
     @property
     def untold(self) -> bool:
-        """True if no tolerance is stated for an engine of this precision."""
-        return self.precision != "fp32" and self.precision not in self.interface.engine_tolerance
+        """True if no tolerance is stated or measured for an engine of this precision."""
+        stated = self.precision in self.interface.engine_tolerance
+        return self.precision != "fp32" and not stated and not self.measured
 
     def symbols(self, point: Point) -> dict[str, int]:
         """Returns the sizes of all names in the ONNX file: the dims, and the padded dims."""
@@ -56,6 +81,23 @@ class Job:
     def shapes(self, point: Point) -> dict[str, tuple[int, ...]]:
         shapes = self.interface.input_shapes
         return {name: shape_at(shape, point.sizes) for name, shape in shapes.items()}
+
+
+def job_of(manifest: Manifest, options: CompareOptions, stored: Sequence[Feed] = ()) -> Job:
+    """Returns the task: the sizes of the profiles, the given and stored sizes, and those of the
+    user's values."""
+    manifest.tolerances()  # raises an error for outputs without a tolerance
+    declared = manifest.interface
+    merged = manifest.merged
+    extra: list[Mapping[str, int]] = [
+        parse_sizes(text, declared.dims, merged) for text in options.shapes
+    ]
+    for feed in stored:
+        extra.append(declared.sizes_of({name: array.shape for name, array in feed.items()}))
+    if own := declared.sizes_of_values():
+        extra.append(own)
+    where = points(declared.dims, declared.profiles, extra, declared.rules, few=options.quick)
+    return Job(declared, where, options.memory_limit or default_limit(), manifest.precision)
 
 
 @dataclass

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.artifact.manifest import PointInfo
-from pipeline.spec.verdicts import Verdict
+from pipeline.spec.verdicts import AdviceKind, Verdict
 
 Cause = tuple[str, str, str]  # output, kind of the verdict, run
+_TOLERANCE: tuple[AdviceKind, ...] = ("state-engine-tolerance", "beyond-rounding")
 
 
 @dataclass
@@ -72,7 +73,7 @@ def with_worst(points: Sequence[PointInfo]) -> list[PointInfo]:
 
     def known(result: Verdict) -> Verdict:
         far, share = worst.get((result.pair[1], result.output), (0.0, 0.0))
-        if result.facts.get("advice") != "state-engine-tolerance" or not far:
+        if result.facts.get("advice") not in _TOLERANCE or not far:
             return result
         return result.knowing(worst_abs=far, worst_rel=share)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from pipeline.artifact.stored import StoredRuns, stored_runs
 from pipeline.compare import run_names
 from pipeline.compare import runners as compare
 from pipeline.compare.engine_runs import WithinMemory, opened, why_not_run
+from pipeline.compare.half_runner import HalfRunner
 from pipeline.compare.run_names import is_engine
 from pipeline.compare.verdict import judge
 from pipeline.errors import ArtifactError, InputError
@@ -25,7 +27,7 @@ from pipeline.spec.dims import shape_texts, solve_sizes
 from pipeline.spec.file_names import HALF, MODEL
 from pipeline.spec.findings import Facts, Note, NoteKind, note
 from pipeline.spec.profiles import Point
-from pipeline.spec.tensors import Feed, Input, Output, Tolerance
+from pipeline.spec.tensors import Feed, Input, Output, Precision, Tolerance
 from pipeline.spec.verdicts import Verdict
 
 # An error within the tolerance is worse if it is above this share of the tolerance, and this many
@@ -69,10 +71,10 @@ def regression(
 ) -> Regression:
     """Finds what got worse from `old` to `artifact`.
 
-    The new model, half.onnx in fp16, and the new engine (if it runs here) run on the old stored
-    inputs that the new model accepts. The new outputs are compared with the stored ones. The error
-    of each run against the old reference is compared with the old error. All comparisons use the
-    old tolerance. Inputs, outputs, dims, profiles and tolerances are compared too.
+    The new model, half.onnx (in fp16 and bf16) and the new engine (if it runs here) run on the old
+    stored inputs that the new model accepts. The new outputs are compared with the stored ones. The
+    error of each run against the old reference is compared with the old error. All comparisons use
+    the old tolerance. Inputs, outputs, dims, profiles and tolerances are compared too.
 
     Args:
         artifact: The new artifact.
@@ -148,11 +150,12 @@ def _usable(new: Manifest, old: Artifact) -> tuple[list[_Old], list[str]]:
 def _half(
     artifact: Artifact, before: Manifest, usable: Sequence[_Old], announce: Announce
 ) -> Iterator[Note]:
-    """Yields what got worse in half.onnx, if both artifacts are fp16."""
-    if HALF not in artifact.manifest.files or before.precision != "fp16":
+    """Yields what got worse in half.onnx, if both artifacts have the same half precision."""
+    precision = artifact.manifest.precision
+    if HALF not in artifact.manifest.files or before.precision != precision:
         return
     feeds, points = [each.stored.feed for each in usable], [each.point for each in usable]
-    runner = compare.HalfRunner(artifact.path / HALF, plain=False, name="new half")
+    runner = HalfRunner(artifact.path / HALF, cast(Precision, precision), name="new half")
     outputs = compare.collect(runner, feeds, points, announce, Stopwatch())
     tolerance = before.engine_tolerances()
     for each, output in zip(usable, outputs, strict=True):

@@ -9,10 +9,8 @@ ONNX Runtime runs without graph optimisations, because they could hide a fault o
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,25 +19,23 @@ from pipeline.artifact.manifest import ComparisonInfo, PointInfo
 from pipeline.compare.near_zero import settled
 from pipeline.compare.plan import ComparisonPlan, Job
 from pipeline.compare.problems import Problem, problems, with_worst
-from pipeline.compare.run_names import EXPORTED, HALF, TORCH, in_precision
+from pipeline.compare.run_names import EXPORTED, TORCH, in_precision
 from pipeline.compare.verdict import judge, origins_of, other_shape
 from pipeline.compare.weak_parts import weak_parts
 from pipeline.errors import CompareError, PipelineError, first_line
-from pipeline.graph.session import run_onnx
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.progress import Announce
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.eager import call_module
 from pipeline.probe.history import advice
 from pipeline.probe.state import ModuleState
-from pipeline.rewrite.half import write_rounded
 from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import shape_at, sizes_text
 from pipeline.spec.findings import Facts, Note, NoteKind, note
 from pipeline.spec.profiles import Point, Profile
 from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed, Precision
-from pipeline.spec.verdicts import ADVICE, Verdict
+from pipeline.spec.verdicts import ADVICE, AdviceKind, Verdict
 
 if TYPE_CHECKING:
     import torch
@@ -162,30 +158,6 @@ def module_of(runner: Runner | None) -> torch.nn.Module | None:
     return runner.module if isinstance(runner, TorchRunner) else None
 
 
-@dataclass(frozen=True)
-class HalfRunner:
-    """Runs a model in half precision on the CPU, with the rounding of a GPU.
-
-    See `pipeline.rewrite.half.rounded`, and `pipeline.spec.runner.Runner`.
-
-    Args:
-        model: The ONNX file.
-        plain: True if the file is not in half precision yet.
-    """
-
-    model: Path
-    plain: bool
-    name: str = HALF
-    precision: Precision = "fp16"
-
-    def run(self, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the outputs by name for each feed."""
-        with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
-            path = Path(folder) / self.model.name
-            write_rounded(self.model, path, plain=self.plain)
-            yield from run_onnx(path, feeds)
-
-
 def collect(
     runner: Runner,
     feeds: Iterable[Feed],
@@ -193,7 +165,18 @@ def collect(
     announce: Announce,
     watch: Stopwatch,
 ) -> list[Feed]:
-    """Returns the runner's outputs at all points.
+    """Returns the runner's outputs at all points; see `outputs`."""
+    return list(outputs(runner, feeds, points, announce, watch))
+
+
+def outputs(
+    runner: Runner,
+    feeds: Iterable[Feed],
+    points: Sequence[Point],
+    announce: Announce,
+    watch: Stopwatch,
+) -> Iterator[Feed]:
+    """Yields the runner's outputs at each point.
 
     Args:
         runner: Computes the outputs.
@@ -206,12 +189,11 @@ def collect(
         RunFailed: The run failed at a point. The message names the run and the sizes.
     """
     name, results = runner.name, runner.run(feeds)
-    done: list[Feed] = []
-    for point in points:
+    for number, point in enumerate(points):
         announce(f"{name} at {point}")
         try:
             with watch(name), collected() as messages:
-                done.append(next(results))
+                found = next(results)
         except PipelineError:
             raise
         except Exception as error:  # any library error: the message needs the sizes
@@ -219,8 +201,8 @@ def collect(
             text = "\n".join([*messages.errors, str(error)])
             hint = f". {ADVICE['limit-inputs']}" if name == TORCH else ""
             message = f"{name} fails at {point}: {first}{hint}"
-            raise RunFailed(message, run=name, point=len(done), detail=text) from error
-    return done
+            raise RunFailed(message, run=name, point=number, detail=text) from error
+        yield found
 
 
 def conclude(
@@ -249,7 +231,7 @@ def conclude(
             infos.append(replace(info, results=tuple(results)))
         index += ran
     infos, near_zero = settled(infos)
-    if job.untold and len(plan.run) > 1:
+    if (job.untold or job.measured) and len(plan.run) > 1:
         infos = with_worst(infos)
     notes = [
         *plan.notes,
@@ -262,7 +244,9 @@ def conclude(
         notes += weak_parts(runs[pairs[0][0]], job.interface.tolerances())
     if job.untold and any(in_precision(run) for run in runs):
         notes.append(note("no-engine-tolerance", precision=job.precision))
-    return ComparisonInfo(job.memory_limit, tuple(infos), tuple(notes))
+    return ComparisonInfo(
+        job.memory_limit, tuple(infos), tuple(notes), engine_tolerances=job.measured
+    )
 
 
 def _advised(result: Verdict, job: Job) -> Verdict:
@@ -272,9 +256,10 @@ def _advised(result: Verdict, job: Job) -> Verdict:
         return result
     if job.precision == "fp16" and result.facts.get("whose") == run:
         return result.knowing(advice="fp16-overflow", clean=result.pair[0])
-    if job.untold and result.max_rel is not None:
-        return result.knowing(advice="state-engine-tolerance", precision=job.precision)
-    return result
+    if result.max_rel is None or not (job.untold or job.measured):
+        return result
+    advice: AdviceKind = "state-engine-tolerance" if job.untold else "beyond-rounding"
+    return result.knowing(advice=advice, precision=job.precision)
 
 
 def _other_than_declared(job: Job, info: PointInfo, runs: Runs, index: int) -> list[Verdict]:

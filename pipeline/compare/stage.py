@@ -16,7 +16,7 @@ from pipeline.compare import runners as compare
 from pipeline.compare.engine_runs import engine_name, opened, run_engine, why_not_run
 from pipeline.compare.input_notes import equal_rows, input_notes
 from pipeline.compare.model_runs import ModelRuns
-from pipeline.compare.plan import ComparisonPlan, Job, plan_points
+from pipeline.compare.plan import CompareOptions, ComparisonPlan, Job, job_of, plan_points
 from pipeline.compare.rows import (
     Batch,
     Part,
@@ -33,7 +33,7 @@ from pipeline.machine.files import fresh, hash_file
 from pipeline.machine.gpu import Gpu, find_gpu
 from pipeline.machine.libraries import versions
 from pipeline.machine.progress import Announce
-from pipeline.machine.resources import Stopwatch, default_limit
+from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import bind_polygraphy, find_target
 from pipeline.spec.file_names import (
     COMPARISON,
@@ -45,7 +45,7 @@ from pipeline.spec.file_names import (
     REPRODUCE,
 )
 from pipeline.spec.findings import Facts, Note, note
-from pipeline.spec.profiles import Point, Profile, parse_sizes, points
+from pipeline.spec.profiles import Point, Profile
 from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed
 from pipeline.spec.verdicts import Check
@@ -54,26 +54,6 @@ _NEEDS = {  # what computes other outputs than the stored ones
     run_names.TORCH: "torch model. Pass --torch too",
     run_names.REFERENCE: "reference file. Convert again with these sizes (--shape)",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions:
-    """The options of a comparison.
-
-    Args:
-        memory_limit: The largest estimated memory of one run, in bytes. None for the default, which
-            depends on the free memory.
-        seed: The seed of the inputs' values.
-        shapes: Further sizes, as text; only with the torch reference.
-        quick: Compare at few sizes of each profile, and at no random sizes.
-        plugins: Files that the engine may load; see `pipeline.load`.
-    """
-
-    memory_limit: int | None = None
-    seed: int = 0
-    shapes: tuple[str, ...] = ()
-    quick: bool = False
-    plugins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,7 +85,7 @@ def compare_artifact(
     announce: Announce,
     place: Path | None = None,
 ) -> Compared:
-    """Compares torch, exported.onnx, model.onnx, half.onnx (fp16), and the engine if a GPU runs it.
+    """Compares torch, exported.onnx, model.onnx, half.onnx, and the engine if a GPU runs it.
 
     Args:
         folder: The artifact's folder; it gets the inputs and outputs.
@@ -134,7 +114,7 @@ def compare_artifact(
     stored = stored_points(folder, base, place) if only_stored else []
     # for an ONNX source, only the sizes count: the values are made again
     again = stored_feeds(folder) if own else [point.feed for point in stored]
-    job = _job(manifest, options, again)
+    job = job_of(manifest, options, again)
     plan = plan_points(job, folder / EXPORTED)
     watch = Stopwatch()
     if (folder / MODEL).is_file():
@@ -151,8 +131,11 @@ def compare_artifact(
     ground = Ground(plan.run, feeds, announce, watch)
     models = ModelRuns(folder, manifest, reference, options.seed)
     pairs, notes = models.run(ground, runs)
-    notes += input_notes(manifest.interface)
-    notes += _quick(options) or models.run_at_random_sizes(job, plan, ground, runs)
+    job = replace(job, measured=models.measured(ground, runs))
+    notes += [
+        *input_notes(manifest.interface),
+        *(_quick(options) or models.run_at_random_sizes(job, plan, ground, runs)),
+    ]
     with watch("batch rows"):
         batch, checks, forgiven, unasked = _rows_of_models(
             folder, manifest, plan, job, reference, options.seed
@@ -171,7 +154,7 @@ def compare_artifact(
     if not info.passed:
         info = explain.disagreement(info, folder, manifest, module_of(reference), feeds, announce)
     with watch("polygraphy store"):
-        left = _store(folder, manifest, plan.run, feeds, runs, later)
+        left = _store(folder, manifest, job, plan.run, feeds, runs, later)
     info = replace(info, checks=tuple(checks), notes=(*info.notes, *left))
     return Compared(
         info,
@@ -183,27 +166,6 @@ def compare_artifact(
         ),  # this machine may not be the one of the export
         dict(watch.seconds),
     )
-
-
-def _job(
-    manifest: Manifest,
-    options: CompareOptions,
-    stored: Sequence[Feed],
-) -> Job:
-    """Returns the task: the sizes of the profiles, the given and stored sizes, and those of the
-    user's values."""
-    manifest.tolerances()  # raises an error for outputs without a tolerance
-    declared = manifest.interface
-    merged = manifest.merged
-    extra: list[Mapping[str, int]] = [
-        parse_sizes(text, declared.dims, merged) for text in options.shapes
-    ]
-    for feed in stored:
-        extra.append(declared.sizes_of({name: array.shape for name, array in feed.items()}))
-    if own := declared.sizes_of_values():
-        extra.append(own)
-    where = points(declared.dims, declared.profiles, extra, declared.rules, few=options.quick)
-    return Job(declared, where, options.memory_limit or default_limit(), manifest.precision)
 
 
 def _quick(options: CompareOptions) -> list[Note]:
@@ -250,6 +212,7 @@ def _groups(
 def _store(
     folder: Path,
     manifest: Manifest,
+    job: Job,
     run: Sequence[Point],
     feeds: Sequence[Feed],
     runs: Runs,
@@ -293,7 +256,7 @@ def _store(
         flavour=manifest.target.flavour,
         models=[name for name in (EXPORTED, MODEL) if (folder / name).is_file()],
         plan=PLAN if (folder / PLAN).is_file() else None,
-        engine_tolerances=manifest.engine_tolerances(),
+        engine_tolerances=job.tolerances(run_names.ENGINE),
     )
     script = fresh(folder / REPRODUCE)
     script.write_text(text)

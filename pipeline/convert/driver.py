@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest, now
 from pipeline.build.settings import BuildOptions
+from pipeline.compare.plan import CompareOptions
 from pipeline.compare.regression import regression
+from pipeline.compare.run_names import in_precision
 from pipeline.compare.runners import failures
-from pipeline.compare.stage import CompareOptions
 from pipeline.convert.options import STORED, RewriteOptions, Verify, stage_options
 from pipeline.convert.plan import (
     ConversionPlan,
@@ -22,8 +22,15 @@ from pipeline.convert.plan import (
     plan_conversion,
     with_profiles,
 )
+from pipeline.convert.recipe import Search, precision_and_recipe
 from pipeline.convert.reference import rebuilt, reference_runner
-from pipeline.convert.reuse import drop_damaged, keep_timings, refuse_other, sizes_compared
+from pipeline.convert.reuse import (
+    drop_damaged,
+    keep_timings,
+    previous,
+    refuse_other,
+    sizes_compared,
+)
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
 from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
 from pipeline.errors import CompareError, InputError
@@ -38,9 +45,8 @@ from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.spec.findings import Note
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.precision import check_precision
+from pipeline.spec.precision import AUTO, HALVES, Asked, check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
-from pipeline.spec.tensors import Precision
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,9 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
         The report. `Report.unchanged` is True if the artifact was up to date.
 
     Raises:
+        CompareError: Results differ beyond the tolerance. If only half precision does, the
+            artifact is written, and its manifest says that the comparison failed. It does not
+            replace an artifact whose comparison passed.
         PipelineError: See `pipeline.errors`. The old artifact stays. It is an `InputError` if the
             old artifact was made from another source and `Config.force` is not set.
     """
@@ -95,13 +104,22 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
                 keep_timings(plan.place, work.folder)
         exported = work.do(EXPORT, spec, options.export, announce)
         work.do(REWRITE, options.rewrite)
-        work.do(BUILD, with_profiles(work.manifest, plan.spec.profiles), options.build)
+        declared = with_profiles(work.manifest, plan.spec.profiles)
+        search = Search(replace(work.manifest, interface=declared), options.compare, announce)
+        work.do(BUILD, search, options.build)
         module = exported.module if exported is not None else None
         reference = reference_runner(spec, work.manifest, options.export.weights, module)
         work.do(COMPARE, work.manifest, reference, options.compare, announce)
-        _raise_disagreement(work)
+        failed = _disagreement(work)
+        if failed is not None and not failed.kept:
+            raise failed
         announce("package")
-        return Report(plan.place, work.finish(keys=plan.keys, created=now()))
+        # without its key, the comparison runs again in the next conversion
+        keys = {name: key for name, key in plan.keys.items() if not failed or name != COMPARE.name}
+        report = Report(plan.place, work.finish(keys=keys, created=now()))
+    if failed is not None:
+        raise failed
+    return report
 
 
 def _workspace(plan: ConversionPlan, announce: Announce) -> AbstractContextManager[Workspace]:
@@ -112,11 +130,19 @@ def _workspace(plan: ConversionPlan, announce: Announce) -> AbstractContextManag
 
 
 def run_export(config: Config, announce: Announce = silent) -> Report:
-    """Runs the export stage alone. The new artifact contains exported.onnx and a manifest."""
+    """Runs the export stage alone. The new artifact contains exported.onnx and a manifest.
+
+    Raises:
+        PipelineError: See `pipeline.errors`. It is an `InputError` for a recipe, or a search for
+            one: these belong to the build.
+    """
+    if config.recipe is not None or config.precision == AUTO:
+        raise InputError("the build applies a recipe. Pass precision auto or a recipe to run_build")
     spec = find_source(config)
-    check_precision(config.precision)
+    target = find_target(config.target)
+    check_precision(config.engine_precision, target)
     profiles = chosen_profiles(config, spec)
-    options = stage_options(config, find_target(config.target))
+    options = stage_options(config, target)
     place, manifest = config.place(spec), initial_manifest(config, spec)
     with left_as_given(spec) as spec, new_artifact(place, manifest, announce) as work:
         if not config.force:
@@ -162,10 +188,11 @@ def run_rewrite(
 def run_build(
     place: Path,
     profiles: Sequence[str] = (),
-    precision: Precision | None = None,
+    precision: Asked | None = None,
     announce: Announce = silent,
     plugins: Sequence[str] = (),
     effort: Effort = DEFAULT_EFFORT,
+    recipe: Path | None = None,
 ) -> Report:
     """Runs the build stage alone, for the target of the artifact's rewrite.
 
@@ -175,10 +202,12 @@ def run_build(
     Args:
         place: The artifact's folder.
         profiles: Profiles as text, in place of the artifact's.
-        precision: The engine's precision; the artifact's by default.
+        precision: The engine's precision; ``auto`` searches for a recipe. By default the
+            artifact's precision, with its recipe.
         announce: Called with the name of the stage, and with each removed file.
         plugins: The plugins that TensorRT loads first; see `pipeline.plugins.loading`.
         effort: The builder's effort, and a timing cache to share.
+        recipe: A recipe's file (`pipeline.spec.recipe`), in place of `precision`.
     """
     artifact = Artifact.open(place, built=False)
     check_models(place, artifact.manifest.files, artifact.manifest.interface)
@@ -188,16 +217,18 @@ def run_build(
         interface = with_profiles(artifact.manifest, parsed)
     for profile in interface.profiles:
         profile.resolve(interface.dims)
-    stated: Any = artifact.manifest.precision
     target = find_target(artifact.manifest.target.name)
     require(target)
-    options = BuildOptions(target, precision or stated, effort, tuple(plugins))
-    check_precision(options.precision)
+    chosen, lines = precision_and_recipe(artifact, precision, recipe)
+    auto = precision == AUTO
+    options = BuildOptions(target, chosen, effort, tuple(plugins), lines, auto)
+    check_precision(options.precision, target)
     check_effort(effort, target)
     with opened_artifact(artifact, announce) as work:
         for name in drop_damaged(work.folder, work.manifest):
             announce(f"removed {name}: the file was changed or damaged")
-        work.do(BUILD, interface, options)
+        manifest = replace(work.manifest, interface=interface)
+        work.do(BUILD, Search(manifest, CompareOptions(), announce), options)
         return Report(place, work.finish(keys={}))
 
 
@@ -252,16 +283,44 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = silent) -
     return Report(place, done, regressions=found.worse, notes=found.notes)
 
 
-def _raise_disagreement(work: Workspace) -> None:
-    """Raises `CompareError` if the comparison failed."""
+class _Disagreement(CompareError):
+    """The comparison failed.
+
+    Args:
+        kept: Whether the artifact is written, marked as failed.
+    """
+
+    def __init__(self, message: str, detail: str, *, kept: bool) -> None:
+        super().__init__(message, detail=detail)
+        self.kept = kept
+
+
+def _disagreement(work: Workspace) -> _Disagreement | None:
+    """Returns the error of a failed comparison, or None if it passed."""
     manifest, place = work.manifest, work.place
     assert manifest.comparison is not None
     if manifest.comparison.passed:
-        return
+        return None
     lines = failures(manifest.comparison)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    raise CompareError(
-        f"model {manifest.name}: {lines[0]}{more}; {place} "
-        + ("is unchanged" if place.exists() else "was not written"),
-        detail="\n".join(lines),
-    )
+    kept, outcome = False, "was not written"
+    if place.exists():
+        outcome = "is unchanged"
+    if _only_half_failed(manifest):
+        old = previous(place)
+        kept = old is None or old.manifest.comparison is None or not old.manifest.comparison.passed
+        outcome = "is kept, marked as failed"
+        if not kept:
+            outcome = "has a result that passed, and is unchanged: pass another folder with --out"
+    text = f"model {manifest.name}: {lines[0]}{more}; {place} {outcome}"
+    return _Disagreement(text, "\n".join(lines), kept=kept)
+
+
+def _only_half_failed(manifest: Manifest) -> bool:
+    """True if all failures are of runs in half precision."""
+    info = manifest.comparison
+    assert info is not None
+    others = any(note.fails for note in info.notes) or any(not c.passed for c in info.checks)
+    failed = [r for point in info.points for r in point.results if not r.passed]
+    half = manifest.precision in HALVES and all(in_precision(r.pair[1]) for r in failed)
+    return half and not others

@@ -15,7 +15,7 @@ import json
 import platform
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -68,6 +68,10 @@ def stage_keys(
 ) -> dict[str, str]:
     """Returns the key of every stage, in order."""
     tolerances = [spec.tolerance, *(output.tolerance for output in spec.outputs)]
+    held_to = [content_of(tolerances), content_of(spec.engine_tolerance)]
+    # the search for a recipe is never quick
+    sizes = replace(options.compare, quick=False)
+    searched = [held_to, content_of(sizes), versions(_PACKAGES["compare"])]
     more: dict[str, object] = {
         "export": {
             "pipeline": pipeline_hash(),
@@ -85,8 +89,9 @@ def stage_keys(
             installed_version(options.build.target),
             _built_for(options.build.target),
             content_of(spec.profiles),
+            searched if options.build.auto else None,
         ],
-        "compare": [content_of(tolerances), content_of(spec.engine_tolerance)],
+        "compare": held_to,
     }
     keys: dict[str, str] = {}
     before = platform.python_version()

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.build.settings import BuildOptions
-from pipeline.compare.stage import CompareOptions
+from pipeline.compare.plan import CompareOptions
 from pipeline.machine.target import Target
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.precision import AUTO
 from pipeline.spec.tensors import Tolerance
 
 
@@ -74,7 +75,14 @@ def stage_options(config: Config, target: Target) -> StageOptions:
             skip=tuple(config.skip),
             plugins=tuple(config.plugins),
         ),
-        BuildOptions(target, config.precision, config.effort, tuple(config.plugins)),
+        BuildOptions(
+            target,
+            config.engine_precision,
+            config.effort,
+            tuple(config.plugins),
+            config.stored_recipe,
+            config.precision == AUTO,
+        ),
         CompareOptions(
             memory_limit=config.memory_limit,
             seed=config.seed,

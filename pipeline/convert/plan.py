@@ -58,7 +58,7 @@ def plan_conversion(config: Config) -> ConversionPlan:
     spec = find_source(config)
     target = find_target(config.target)
     require(target)
-    check_precision(config.precision)
+    check_precision(config.engine_precision, target)
     check_effort(config.effort, target)
     profiles = chosen_profiles(config, spec)
     for text in config.shapes:
@@ -100,7 +100,7 @@ def initial_manifest(config: Config, spec: ModelSpec) -> Manifest:
         ),
         interface=spec.interface,
         target=TargetInfo(target.name, target.flavour, None),
-        precision=config.precision,
+        precision=config.engine_precision,
         versions={"python": platform.python_version()},
     )
 

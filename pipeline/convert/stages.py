@@ -26,6 +26,7 @@ from pipeline.compare import run_names
 from pipeline.compare.stage import compare_artifact, record
 from pipeline.convert.keys import STAGES
 from pipeline.convert.options import ExportOptions, RewriteOptions
+from pipeline.convert.recipe import Search, decided
 from pipeline.convert.reuse import remove_half
 from pipeline.convert.workspace import Stage
 from pipeline.errors import ArtifactError
@@ -46,6 +47,7 @@ from pipeline.spec.effort import check_effort
 from pipeline.spec.file_names import EXPORTED, MODEL, PLAN, TIMING
 from pipeline.spec.interface import Interface
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.recipe import HalfInfo
 
 if TYPE_CHECKING:
     from pipeline.export.exported import Exported
@@ -155,6 +157,7 @@ class BuiltEngine:
         plugin_hashes: sha256 of each plugin file that the plan needs.
         gpu: The name of the GPU that the plan was built on; empty for a portable plan.
         compute_capability: The compute capability of that GPU (``9.0``); None for a portable plan.
+        half: What the recipe of half precision does; None without a recipe.
     """
 
     plan: Built
@@ -163,11 +166,13 @@ class BuiltEngine:
     plugin_hashes: dict[str, str] = field(default_factory=dict)
     gpu: str = ""
     compute_capability: str | None = None
+    half: HalfInfo | None = None
 
     @property
     def library_seconds(self) -> dict[str, float]:
-        """Seconds in TensorRT and Polygraphy."""
-        return dict(self.plan.library_seconds)
+        """Seconds in TensorRT and Polygraphy, and in the search for a recipe."""
+        searched = {"search": self.half.seconds} if self.half and self.half.runs else {}
+        return {**searched, **self.plan.library_seconds}
 
     @property
     def peak_memory(self) -> int:
@@ -175,12 +180,14 @@ class BuiltEngine:
         return self.plan.peak_memory
 
 
-def build(folder: Path, interface: Interface, options: BuildOptions) -> BuiltEngine:
-    """Builds engine.plan from model.onnx, and writes half.onnx for fp16.
+def build(folder: Path, search: Search, options: BuildOptions) -> BuiltEngine:
+    """Builds engine.plan from model.onnx, and writes half.onnx for fp16 and bf16.
+
+    With a recipe, given or found by a search, writes half.recipe too.
 
     Args:
         folder: The artifact's folder.
-        interface: The interface of the exported model, with the profiles to build.
+        search: The manifest, with the profiles to build, and what a search for a recipe needs.
         options: The options of the build. A given timing cache replaces the artifact's own cache,
             and gets the new timings afterwards.
 
@@ -189,7 +196,7 @@ def build(folder: Path, interface: Interface, options: BuildOptions) -> BuiltEng
         PipelineError: See `pipeline.build.build.build`.
     """
     _need(folder, MODEL, "rewrite")
-    target, effort = options.target, options.effort
+    target, effort, interface = options.target, options.effort, search.manifest.interface
     shared, own = effort.timing_cache, folder / TIMING
     check_effort(effort, target)
     if shared is not None and shared.is_file():
@@ -204,11 +211,13 @@ def build(folder: Path, interface: Interface, options: BuildOptions) -> BuiltEng
     options = replace(options, effort=replace(effort, timing_cache=kept))
     profiles = tuple(profile.resolve(interface.dims) for profile in interface.profiles)
     interface = replace(interface, profiles=profiles)
+    manifest = replace(search.manifest, interface=interface)
+    options, half = decided(folder, options, replace(search, manifest=manifest))
     plan = building.build(folder / MODEL, fresh(folder / PLAN), interface, options)
     if shared is not None and own.is_file():
         write_whole(shared, own.read_bytes())
     needed = {name: hashes[name] for name in plan.plugins if name in hashes}
-    return BuiltEngine(plan, interface, options, needed, *_built_on(target))
+    return BuiltEngine(plan, interface, options, needed, *_built_on(target), half)
 
 
 def _built_on(target: Target) -> tuple[str, str | None]:
@@ -241,6 +250,7 @@ def record_build(manifest: Manifest, done: BuiltEngine) -> Manifest:
             timing_cache=plan.timing_cache,
             gpu=done.gpu,
             plugin_hashes=done.plugin_hashes,
+            half=done.half,
         ),
         versions={**manifest.versions, target.flavour: plan.version},
     )

@@ -22,17 +22,19 @@ def origin_of(node: onnx.NodeProto) -> str:
 
 def source_of(node: onnx.NodeProto) -> str:
     """``module ... at file:line`` from the exporter's metadata; empty if there is none."""
-    parts = []
-    if scopes := metadata_of(node).get("pkg.torch.onnx.name_scopes"):
-        names = re.findall(r"'([^']*)'", scopes)
-        parts.append(f"module {names[-2] or '(top)'}" if len(names) > 1 else "")
-    frames = _frames(node)
-    frames = [
-        f for f in frames if "/torch/nn/" not in f[0]
-    ] or frames  # the code that called the layer
-    if frames:
-        parts.append(f"at {frames[-1][0]}:{frames[-1][1]}")
+    module, (file, line) = module_of(node), model_line_of(node)
+    parts = [f"module {module}" if module else "", f"at {file}:{line}" if file else ""]
     return " ".join(part for part in parts if part)
+
+
+TOP = "(top)"
+
+
+def module_of(node: onnx.NodeProto) -> str:
+    """The path of the module that made the node; `TOP` for the whole model, empty if unknown."""
+    scopes = metadata_of(node).get("pkg.torch.onnx.name_scopes", "")
+    names = re.findall(r"'([^']*)'", scopes)
+    return (names[-2] or TOP) if len(names) > 1 else ""
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -44,6 +46,12 @@ NOWHERE = ("", 0)
 def line_of(node: onnx.NodeProto) -> tuple[str, int]:
     """The innermost frame of the node's stack trace, as (file, line)."""
     return next(reversed(_frames(node)), NOWHERE)
+
+
+def model_line_of(node: onnx.NodeProto) -> tuple[str, int]:
+    """As `line_of`, but the code that called the layer, not the code of torch's own layers."""
+    frames = _frames(node)
+    return next((f for f in reversed(frames) if "/torch/nn/" not in f[0]), line_of(node))
 
 
 def metadata_of(node: onnx.NodeProto) -> dict[str, str]:

@@ -44,6 +44,11 @@ class Target:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it computes in bfloat16: TensorRT from version 9 on, and TensorRT-RTX."""
+        return self.flavour == "tensorrt_rtx" or self.version >= (9,)
+
 
 # 8.6 documents opset 17, and silently misreads newer ones (onnx-tensorrt 8.6 ModelImporter: axes
 # as inputs of Reduce*-18). 10 and later read 18 correctly. GridSample-20 is wrong up to 11.1

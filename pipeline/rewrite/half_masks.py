@@ -3,8 +3,8 @@
 Exporters write a boolean mask as ``x + Where(mask, 0, -3.4e38)``, and passes as
 ``Where(mask, x, x - 3.4e38)``. Half precision cannot hold -3.4e38, so such attention would stay
 float32. Only a Softmax reads the sum, and for every score that half precision can hold,
-``x - 3.4e38`` is -3.4e38 exactly. So ``Where(mask, x, -65504)`` gives the same weights: 0 for
-masked keys, and equal weights in a row where all keys are masked.
+``x - 3.4e38`` is -3.4e38 exactly. So ``Where(mask, x, lowest)`` gives the same weights: 0 for
+masked keys, and equal weights in a row where all keys are masked. The lowest float16 is -65504.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from onnx import numpy_helper
 from pipeline.graph.files import inner_nodes
 
 _LOW = -1e30  # a mask is at most this; adding a score does not change it
-_LOWEST = float(np.finfo(np.float16).min)
 _LONGEST = 8  # nodes between a mask and its Softmax
 
 
-def fit_masks(graph: onnx.GraphProto, value_of: Callable[[str], np.ndarray | None]) -> int:
+def fit_masks(
+    graph: onnx.GraphProto, value_of: Callable[[str], np.ndarray | None], lowest: float
+) -> int:
     """Changes masks of float32 scores in place, on the top level of a graph.
 
     Left alone: masks that something else than a Softmax reads, masks of several values, and a mask
@@ -30,18 +31,22 @@ def fit_masks(graph: onnx.GraphProto, value_of: Callable[[str], np.ndarray | Non
 
     Args:
         value_of: the value of a constant of one element by its name; None for other tensors.
+        lowest: the lowest number of the half precision.
 
     Returns:
         How many masks were changed.
     """
-    return _Masks(graph, value_of).fit()
+    return _Masks(graph, value_of, lowest).fit()
 
 
 class _Masks:
     def __init__(
-        self, graph: onnx.GraphProto, value_of: Callable[[str], np.ndarray | None]
+        self,
+        graph: onnx.GraphProto,
+        value_of: Callable[[str], np.ndarray | None],
+        lowest: float,
     ) -> None:
-        self._graph, self._value_of = graph, value_of
+        self._graph, self._value_of, self._low = graph, value_of, lowest
         self._makers = {name: node for node in graph.node for name in node.output}
         self._readers: dict[str, list[onnx.NodeProto]] = {}
         for node in graph.node:
@@ -93,7 +98,7 @@ class _Masks:
 
     def _is_low(self, name: str) -> bool:
         value = self._number(name)
-        return value is not None and -np.inf < value <= _LOW
+        return value is not None and -np.inf < value <= _LOW and value != self._low
 
     def _is_zero(self, name: str) -> bool:
         return self._number(name) == 0
@@ -129,7 +134,7 @@ class _Masks:
         name = f"{node.name or node.output[0]}/lowest"
         while name in taken:
             name += "_"
-        value = np.array(_LOWEST, np.float32)
+        value = np.array(self._low, np.float32)
         self._graph.initializer.append(numpy_helper.from_array(value, name))
         return name
 

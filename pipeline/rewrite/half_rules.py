@@ -12,12 +12,14 @@ px, and a rotary angle of 100 an error of 1/32. A variance overflows. So, for th
   attention, and TensorRT fuses it only as a whole. Inside, its kernels sum in float32.
 * All other ops compute in float32: sums, means, exponentials, divisions, softmax, sampling.
 * An op with a constant that half precision cannot hold computes in float32: -3.4e38 would become
-  -inf, and 1e-7 would become 0. A tensor fits if its largest magnitude does. `half_masks` makes
-  the masks of attention fit before.
+  -inf, and in float16 1e-7 would become 0. A tensor fits if its largest magnitude does.
+  `half_masks` makes the masks of attention fit before.
 * Values that become a sampling grid, an integer, an angle or the scale of a resize stay float32
   (`_STEER`). So do sampled values, and values that custom ops and the bodies of If, Loop and Scan
   read. This rule goes back to convolutions, whose results are cast to float32, and to matrix
   products with weights, which compute in float32. It continues through products without weights.
+
+The rules are the same for float16 and bfloat16. What fits differs, and bfloat16 lacks some ops.
 
 Source of the lists: torch/csrc/autocast (https://pytorch.org/docs/stable/amp.html,
 "CUDA Op-Specific Behavior").
@@ -32,10 +34,11 @@ import numpy as np
 import onnx
 
 from pipeline.graph.files import inner_nodes
+from pipeline.spec.precision import HALVES, HalfType
 
-_STANDARD = ("", "ai.onnx")
-_HALF = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-# ops of `_HALF` that may compute in half if their result must be float32
+STANDARD = ("", "ai.onnx")
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+# ops of `PRODUCTS` that may compute in half if their result must be float32
 _CONVERTS = frozenset({"Conv", "ConvTranspose"})
 _FOLLOW = frozenset(
     {
@@ -62,6 +65,13 @@ _STEER = frozenset(
         "NonMaxSuppression", "RoiAlign", "Round", "Sin", "Tan",
     }
 )  # fmt: skip
+# ops that TensorRT-RTX 1.7 does not take in bfloat16, and does in float16. ConvTranspose: "Myelin
+# ([type.cpp:186: infer_type] Could not infer output types"; the others: the parser's check of types
+_NOT_IN_BFLOAT16 = frozenset(
+    {
+        "ConvTranspose", "GlobalLpPool", "HardSwish", "LpNormalization", "LpPool", "Mish", "Shrink",
+    }
+)  # fmt: skip
 # inputs that always stay float32, by op
 _FIXED: Mapping[str, frozenset[int]] = {"Resize": frozenset({1, 2})}
 _INTEGERS = frozenset(
@@ -71,9 +81,7 @@ _INTEGERS = frozenset(
         onnx.TensorProto.UINT32, onnx.TensorProto.UINT64,
     }
 )  # fmt: skip
-_LARGEST = float(np.finfo(np.float16).max)
-_BIAS = 64.0  # above this, the error of half precision exceeds 1/64
-_SMALLEST = float(np.finfo(np.float16).tiny)  # below this, half precision loses digits
+_BIAS = 1 / 16  # times 1 / eps: above this, a bias has an error of more than 1/32
 
 
 @dataclass(frozen=True)
@@ -90,21 +98,30 @@ class HalfPlan:
 
 
 @dataclass(frozen=True)
-class _Node:
-    """A node for the rules: only the float32 tensors that it reads and makes."""
+class Node:
+    """A node for the rules: only the float32 tensors that it reads and makes.
+
+    Args:
+        op: The op, with its domain if this is not ONNX's own.
+        inputs, outputs: The names of the tensors.
+        slots: The indices of the inputs.
+        steers: The inputs that stay float32, with all tensors that they are computed from.
+        fits: Whether half precision can hold the numbers in the attributes.
+    """
 
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     slots: tuple[int, ...]
-    steers: frozenset[str]  # inputs that stay float32, with all tensors that they are computed from
-    fits: bool  # half precision can hold the numbers in its attributes
+    steers: frozenset[str]
+    fits: bool
 
 
 def plan(
     nodes: Sequence[onnx.NodeProto],
     dtypes: Mapping[str, int],
     constants: Mapping[str, Callable[[], np.ndarray]],
+    kind: HalfType = HALVES["fp16"],
 ) -> HalfPlan:
     """The nodes of a graph that compute in half precision.
 
@@ -113,22 +130,23 @@ def plan(
         dtypes: known dtypes of the tensors (`onnx.TensorProto.DataType`). Tensors of unknown dtype
             do not change.
         constants: the float32 initializers and outputs of Constant nodes.
+        kind: the type of half precision.
     """
-    seen = [_view(node, dtypes) for node in nodes]
+    seen = [view(node, dtypes, kind) for node in nodes]
     steered = _steer(seen, frozenset(constants))
-    users: dict[str, list[_Node]] = {}
+    users: dict[str, list[Node]] = {}
     for node in seen:
         for name in node.inputs:
             users.setdefault(name, []).append(node)
-    values = _Constants(constants)
+    values = Constants(constants, kind)
     products = frozenset(
         name
         for node in seen
-        if node.op in _CONVERTS or (node.op in _HALF and steered.isdisjoint(node.outputs))
+        if node.op in _CONVERTS or (node.op in PRODUCTS and steered.isdisjoint(node.outputs))
         for name in node.outputs
     )
     fed = _feeding(seen, products)
-    made_by = {name: node.op for node in seen if node.op in _HALF for name in node.outputs}
+    made_by = {name: node.op for node in seen if node.op in PRODUCTS for name in node.outputs}
     half: set[str] = set()  # tensors that exist in half precision
     found: set[int] = set()
     for place, node in enumerate(seen):
@@ -143,7 +161,7 @@ def plan(
         computes = (
             fits
             and bool(node.inputs)
-            and (node.op in _HALF or ((follows or handed) and bool(own) and all(own)))
+            and (node.op in PRODUCTS or ((follows or handed) and bool(own) and all(own)))
         )
         if not steered.isdisjoint(node.outputs) and node.op not in _CONVERTS:
             computes = False
@@ -156,16 +174,16 @@ def plan(
     return HalfPlan(frozenset(found), {place: seen[place].slots for place in found})
 
 
-class _Constants:
+class Constants:
     """Constants, and tensors that ops of `_MOVE` make from them."""
 
-    def __init__(self, constants: Mapping[str, Callable[[], np.ndarray]]) -> None:
-        self._read = constants
+    def __init__(self, constants: Mapping[str, Callable[[], np.ndarray]], kind: HalfType) -> None:
+        self._read, self._kind = constants, kind
         self.made = set(constants)
         self._sources: dict[str, tuple[str, ...]] = {name: (name,) for name in constants}
         self._bounds: dict[str, float] = {}
 
-    def follow(self, node: _Node) -> bool:
+    def follow(self, node: Node) -> bool:
         """True for a node that makes a constant. Its outputs then count as constants."""
         if all(name in self.made for name in node.outputs):
             return True
@@ -180,10 +198,14 @@ class _Constants:
     def fits(self, name: str) -> bool:
         """True if half precision can hold the tensor. Small values beside large ones may lose
         digits, as under autocast: the error is below 2**-24, and the others' is larger."""
-        highs = [self._largest(source) for source in self._sources.get(name, ())]
-        return all(high == 0 or _SMALLEST <= high <= _LARGEST for high in highs)
+        return all(_fits(high, self._kind) for high in self.magnitudes(name))
 
-    def promotes(self, node: _Node, products: Mapping[str, str]) -> bool:
+    def magnitudes(self, name: str) -> list[float]:
+        """The largest magnitude of each constant that the tensor is made from. Empty for a tensor
+        that is no constant."""
+        return [self._largest(source) for source in self._sources.get(name, ())]
+
+    def promotes(self, node: Node, products: Mapping[str, str]) -> bool:
         """True if the node computes with a constant of several elements that is not a bias.
 
         Args:
@@ -207,7 +229,8 @@ class _Constants:
         shape = self._read[name]().shape
         axis = len(shape) - 1 if op in ("MatMul", "Gemm") else len(shape) - 3
         others = [size for n, size in enumerate(shape) if n != axis]
-        return axis >= 0 and set(others) <= {1} and self._largest(name) <= _BIAS
+        largest = _BIAS / self._kind.eps
+        return axis >= 0 and set(others) <= {1} and self._largest(name) <= largest
 
     def _largest(self, name: str) -> float:
         """The largest magnitude. Infinity does not count: half precision has it."""
@@ -218,40 +241,48 @@ class _Constants:
         return self._bounds[name]
 
 
-def _view(node: onnx.NodeProto, dtypes: Mapping[str, int]) -> _Node:
+def _fits(magnitude: float, kind: HalfType) -> bool:
+    return not magnitude or kind.smallest <= magnitude <= kind.largest
+
+
+def view(node: onnx.NodeProto, dtypes: Mapping[str, int], kind: HalfType) -> Node:
+    """A node with the float32 tensors that it reads and makes."""
+
     def is_float(name: str) -> bool:
         return dtypes.get(name) == onnx.TensorProto.FLOAT
 
-    op = node.op_type if node.domain in _STANDARD else f"{node.domain}.{node.op_type}"
+    op = node.op_type if node.domain in STANDARD else f"{node.domain}.{node.op_type}"
     fixed = _FIXED.get(op, frozenset())
     slots = tuple(n for n, name in enumerate(node.input) if is_float(name) and n not in fixed)
     outputs = tuple(name for name in node.output if is_float(name))
-    if op in _HALF | _FOLLOW and any(n and n not in dtypes for n in (*node.input, *node.output)):
+    if op in PRODUCTS | _FOLLOW and any(n and n not in dtypes for n in (*node.input, *node.output)):
         op = f"{op} of unknown type"
+    if kind == HALVES["bf16"] and op in _NOT_IN_BFLOAT16:
+        op = f"{op} in float32"
     inside = list(inner_nodes(node))
     steers = {name for n, name in enumerate(node.input) if n in fixed and is_float(name)}
     if _is_steering(node) or inside:
         read = (*node.input, *(name for each in inside for name in each.input))
         steers.update(name for name in read if is_float(name))
     numbers = [abs(a.f) for a in node.attribute if a.type == onnx.AttributeProto.FLOAT]
-    fits = all(not number or _SMALLEST <= number <= _LARGEST for number in numbers)
-    return _Node(op, tuple(node.input[n] for n in slots), outputs, slots, frozenset(steers), fits)
+    fits = all(_fits(number, kind) for number in numbers)
+    return Node(op, tuple(node.input[n] for n in slots), outputs, slots, frozenset(steers), fits)
 
 
 def _is_steering(node: onnx.NodeProto) -> bool:
-    if node.domain not in _STANDARD:
+    if node.domain not in STANDARD:
         return True
     to = next((a.i for a in node.attribute if a.name == "to"), 0)
     return node.op_type in _STEER or (node.op_type == "Cast" and to in _INTEGERS)
 
 
-def _squares(node: _Node) -> bool:
+def _squares(node: Node) -> bool:
     """True for x * x, which overflows from 256 on."""
     return node.op == "Mul" and len(set(node.inputs)) == 1
 
 
 def _read_in_half(
-    node: _Node, users: Mapping[str, Sequence[_Node]], products: frozenset[str]
+    node: Node, users: Mapping[str, Sequence[Node]], products: frozenset[str]
 ) -> bool:
     """True if a half product reads the result, and all other readers only move or gate it. A sum
     stays float32, as under autocast."""
@@ -263,7 +294,7 @@ def _read_in_half(
     )
 
 
-def _feeding(nodes: Sequence[_Node], products: frozenset[str]) -> frozenset[str]:
+def _feeding(nodes: Sequence[Node], products: frozenset[str]) -> frozenset[str]:
     """The tensors that half products read, directly or through `_FOLLOW` ops alone."""
     found: set[str] = set()
     other: set[str] = set()
@@ -278,12 +309,12 @@ def _feeding(nodes: Sequence[_Node], products: frozenset[str]) -> frozenset[str]
     return frozenset(found)
 
 
-def _steer(nodes: Sequence[_Node], constants: Collection[str]) -> frozenset[str]:
+def _steer(nodes: Sequence[Node], constants: Collection[str]) -> frozenset[str]:
     """The tensors from which inputs of steering ops are computed, back to products with weights."""
     found: set[str] = set()
     for node in reversed(nodes):
         found.update(node.steers)
-        weighs = node.op in _HALF and (
+        weighs = node.op in PRODUCTS and (
             node.op != "MatMul" or any(name in constants for name in node.inputs)
         )
         if not weighs and not found.isdisjoint(node.outputs):

@@ -60,7 +60,7 @@ def find_source(config: Config) -> ModelSpec:
     spec = _with_output_names(_found(config), config)
     spec = with_stated(spec, config)
     if config.engine_tolerance is not None:
-        of_engine = {**spec.engine_tolerance, str(config.precision): config.engine_tolerance}
+        of_engine = {**spec.engine_tolerance, str(config.engine_precision): config.engine_tolerance}
         spec = replace(spec, engine_tolerance=of_engine)
     if config.dtype is not None:
         if spec.onnx is not None:

@@ -11,7 +11,9 @@ from pipeline.errors import InputError
 from pipeline.machine.target import DEFAULT_TARGET
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.precision import FOR_AUTO, Asked
 from pipeline.spec.profiles import Profile
+from pipeline.spec.recipe import Recipe, read_recipe
 from pipeline.spec.tensors import Precision, Tolerance
 
 Option = int | float | str | bool
@@ -22,10 +24,10 @@ class Config:
     """One conversion.
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
-    `profiles`, `precision`, `shapes`, `seed`, `quick`, `passes`, `skip`, `plugins`, `inputs`,
-    `dims`, `ranges`, `values`, `output_names`, `tolerance`, `output_tolerances`, `reference`,
-    `engine_tolerance`, the level of `effort`, `exact`, `state`, `dtype`, and `memory_limit` if you
-    set it. `out`, `force` and `trust` do not.
+    `profiles`, `precision`, `recipe`, `shapes`, `seed`, `quick`, `passes`, `skip`, `plugins`,
+    `inputs`, `dims`, `ranges`, `values`, `output_names`, `tolerance`, `output_tolerances`,
+    `reference`, `engine_tolerance`, the level of `effort`, `exact`, `state`, `dtype`, and
+    `memory_limit` if you set it. `out`, `force` and `trust` do not.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -37,7 +39,10 @@ class Config:
             accepts one. Without it the weights are random, from a seed.
         target: A name in `pipeline.machine.target.TARGETS`.
         profiles: Profiles in place of the spec's, as objects or as text (``h=135:440:2160``).
-        precision: ``fp32``, ``tf32``, or ``fp16``.
+        precision: ``fp32``, ``tf32``, ``fp16`` or ``bf16``; ``auto`` for fp16 with a recipe that a
+            search finds (`pipeline.compare.half_search`).
+        recipe: A recipe's file (`pipeline.spec.recipe`). It states the precision, in place of
+            `precision`.
         shapes: More sizes to compare at, as text (``h=441,w=1023``).
         memory_limit: The largest estimated memory of one run in the comparison, in bytes. By
             default half of the free memory, at most 6 GiB.
@@ -79,7 +84,8 @@ class Config:
     weights: Path | str | None = None
     target: str = DEFAULT_TARGET
     profiles: tuple[Profile | str, ...] = ()
-    precision: Precision = "fp32"
+    precision: Asked = "fp32"
+    recipe: Path | str | None = None
     shapes: tuple[str, ...] = ()
     memory_limit: int | None = None
     seed: int = 0
@@ -116,6 +122,23 @@ class Config:
             raise InputError(
                 f"seed {self.seed}: works only with random inputs. Leave out --seed or --inputs"
             )
+
+    @property
+    def stored_recipe(self) -> Recipe | None:
+        """The recipe of the given file. Raises `InputError` if it is not valid."""
+        return None if self.recipe is None else read_recipe(Path(self.recipe))
+
+    @property
+    def engine_precision(self) -> Precision:
+        """The precision of the engine: that of the recipe, if there is one."""
+        recipe = self.stored_recipe
+        if recipe is not None:
+            if self.precision not in ("fp32", recipe.precision):
+                raise InputError(
+                    f"recipe {self.recipe}: states the precision. Leave out --precision"
+                )
+            return recipe.precision
+        return FOR_AUTO if self.precision == "auto" else self.precision
 
     @property
     def weights_path(self) -> Path | None:

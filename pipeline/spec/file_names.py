@@ -14,6 +14,9 @@ EXPORTED = "exported.onnx"
 HALF = "half.onnx"
 
 
+RECIPE = "half.recipe"
+
+
 COMPARISON = "comparison"
 
 

@@ -1,14 +1,54 @@
-"""The precisions of an engine."""
+"""The precisions of an engine, and the 16-bit types of half precision."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
 from pipeline.errors import InputError
+from pipeline.machine.target import Target
 from pipeline.spec.tensors import Precision
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16")
+# `--precision auto` searches for a recipe (`pipeline.spec.recipe`) of this half precision
+AUTO: Literal["auto"] = "auto"
+FOR_AUTO: Precision = "fp16"
+Asked = Literal["fp32", "tf32", "fp16", "bf16", "auto"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16")
 
 
-def check_precision(precision: str) -> None:
-    """Raises `InputError` unless an engine can be built in that precision."""
+@dataclass(frozen=True)
+class HalfType:
+    """A 16-bit floating-point type.
+
+    Args:
+        digits: The bits of the significand, with the leading one that is not stored.
+        largest: The largest number.
+        smallest: The smallest number with all digits.
+    """
+
+    digits: int
+    largest: float
+    smallest: float
+
+    @property
+    def eps(self) -> float:
+        """The machine epsilon: the distance of 1 to the next number."""
+        return 2.0 ** (1 - self.digits)
+
+
+# the precisions in which a graph is written in half precision (`pipeline.rewrite.half`)
+HALVES: Mapping[str, HalfType] = {
+    "fp16": HalfType(11, 65504.0, 2.0**-14),
+    "bf16": HalfType(8, 2.0**128 - 2.0**120, 2.0**-126),
+}
+
+
+def check_precision(precision: str, target: Target | None = None) -> None:
+    """Raises `InputError` unless an engine can be built in that precision, for that target."""
     if precision not in PRECISIONS:
         raise InputError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
+    if precision == "bf16" and target is not None and not target.has_bf16:
+        raise InputError(
+            f"target {target}: this TensorRT has no bf16. Use --precision fp16, or another --target"
+        )

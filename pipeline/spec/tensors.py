@@ -13,7 +13,7 @@ from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr, Size, evaluate, shape_at, size_text
 from pipeline.spec.values import Values
 
-Precision = Literal["fp32", "tf32", "fp16"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 End = float | Dim | DimExpr  # of a range of values
 Pattern = Literal["", "prefix", "causal", "all"]
 

@@ -52,16 +52,23 @@ VERDICTS: Mapping[VerdictKind, Kind] = {
 }
 
 # advice on a verdict, in addition to that of its kind
-AdviceKind = Literal["limit-inputs", "fp16-overflow", "state-engine-tolerance"]
+AdviceKind = Literal["limit-inputs", "fp16-overflow", "state-engine-tolerance", "beyond-rounding"]
 ADVICE: Mapping[AdviceKind, str] = {
     "limit-inputs": (
         "If the input values cause this, limit them: --range NAME=LOW..HIGH, or low= and high= of "
         "the Input"
     ),
-    "fp16-overflow": "fp16 overflows beyond 65504: build the engine with --precision tf32",
+    "fp16-overflow": (
+        "fp16 overflows beyond 65504: build the engine with --precision bf16 or tf32"
+    ),
     "state-engine-tolerance": (
         "No tolerance is stated for {precision}: state one (engine_tolerance in the spec, or "
         "--engine-tolerance RTOL,ATOL)"
+    ),
+    "beyond-rounding": (
+        "{precision} is too coarse for this output, or its conversion is wrong: build the engine "
+        "with --precision tf32. If you can accept the difference, allow it with "
+        "--engine-tolerance RTOL,ATOL"
     ),
 }
 _TIES = (

@@ -48,6 +48,7 @@ from pipeline.spec.findings import Facts, note
 from pipeline.spec.interface import Interface
 from pipeline.spec.padding import Padding
 from pipeline.spec.profiles import Profile
+from pipeline.spec.recipe import HalfInfo, Island
 from pipeline.spec.rules import AppliedRule
 from pipeline.spec.tensors import Input, Output, Tolerance
 from pipeline.spec.verdicts import Check, RowChange, Verdict
@@ -124,6 +125,7 @@ FULL = dataclasses.replace(
         "h200.cache, 0 bytes before",
         "NVIDIA H200",
         {"foo.so": "0" * 64},
+        HalfInfo(70, (Island("norm", 2, "module norm at model.py:3"),), 9, 1.5, 0.4),
     ),
     comparison=ComparisonInfo(
         1 << 30,
@@ -389,7 +391,7 @@ def at(content: Any, path: list[str | int]) -> Any:
         (["interface", "dims", 0, "min"], "136", "interface.dims[0].min: expected an integer"),
         (["export"], 3, "export: expected an object"),
         (["schema"], "1", "schema: expected an integer"),
-        (["schema"], 2, "schema 2 is not supported; this version reads 6"),
+        (["schema"], 2, "schema 2 is not supported; this version reads 8"),
         (["name"], "other", "was changed after it was written"),
         (["manifest_sha256"], "0" * 64, "was changed after it was written"),
         (["manifest_sha256"], None, "manifest_sha256: is missing"),
@@ -409,7 +411,7 @@ def test_an_artifact_of_an_older_schema_has_to_be_converted_again(place: Path) -
     content["schema"] = 2
     del content["engine_gpu"]
     (place / MANIFEST).write_text(json.dumps(content))
-    assert refusal(place).endswith("schema 2 is not supported; this version reads 6; convert again")
+    assert refusal(place).endswith("schema 2 is not supported; this version reads 8; convert again")
 
 
 def test_missing_and_unknown_fields_are_named() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import tiny
 from helpers import refinish
 from on_gpu import save_net
 
 from pipeline.artifact.artifact import Artifact
+from pipeline.commands.report import report_text
 from pipeline.convert.driver import Report, run, run_build, run_export, run_rewrite, run_verify
 from pipeline.convert.options import Verify
 from pipeline.errors import CompareError
@@ -52,12 +56,105 @@ def test_what_was_built_is_kept_and_compared(net: Path) -> None:
         assert held["exported", "half"].max_abs > 0  # type: ignore[operator]
 
 
-def test_without_a_tolerance_of_its_own_it_is_held_to_that_of_fp32(net: Path) -> None:
-    with pytest.raises(
-        CompareError,
-        match=r"half against .* No tolerance is stated for fp16.* Over all sizes.*by up to \d",
-    ):
-        converted(net)
+def broken(artifact: Path, factor: float) -> None:
+    """Multiplies the weights of the second convolution in half.onnx."""
+    half = onnx.load(artifact / "half.onnx")
+    for tensor in half.graph.initializer:
+        if tensor.name == "second/half":
+            weights = onnx.numpy_helper.to_array(tensor) * np.float16(factor)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(weights, tensor.name))
+    onnx.save(half, artifact / "half.onnx")
+    refinish(artifact)
+
+
+def test_without_a_tolerance_it_is_measured(net: Path) -> None:
+    report = converted(net)
+    info = report.manifest.comparison
+    assert report.ok and info is not None
+    assert not any(note.kind == "no-engine-tolerance" for note in info.notes)
+    assert report.manifest.engine_tolerances() == info.engine_tolerances
+    for name, tolerance in info.engine_tolerances.items():
+        off = [
+            r.max_abs for p in info.points for r in p.results
+            if r.pair == ("exported", "half") and r.output == name and r.max_abs is not None
+        ]  # fmt: skip
+        assert max(off) < tolerance.atol < 10 * max(off)
+        assert tolerance.is_wider_than(report.manifest.tolerances()[name])
+        assert "measured: simulated fp16 rounding moves it by" in tolerance.why
+    assert "tolerance of the engine of y: rtol 0.00195" in report_text(report)
+    # the next comparison measures the same
+    assert run_verify(report.path).manifest.engine_tolerances() == info.engine_tolerances
+
+
+def test_a_fault_is_beyond_the_measured_tolerance(net: Path) -> None:
+    place = converted(net).path
+    broken(place, 1.02)
+    report = run_verify(place)
+    assert not report.ok
+    text = report_text(report)
+    assert "fp16 is too coarse for this output, or its conversion is wrong: build the" in text
+    assert re.search(r"y of half against exported at .*--precision tf32.*--engine-tol.*by up", text)
+
+
+def test_what_exceeds_the_measured_tolerance_is_kept_and_marked(
+    net: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
+) -> None:
+    def too_narrow(*_: object) -> dict[str, Tolerance]:
+        return {"y": Tolerance(1e-6, 1e-6, "narrow"), "mean": WIDE}
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.compare.model_runs.half_tolerances", too_narrow)
+        kept = r"y of half against .*fp16 is too coarse .*net is kept, marked as failed"
+        with pytest.raises(CompareError, match=kept) as caught:
+            converted(net)
+    assert caught.value.exit_code == 1
+    manifest = Artifact.open(net / "net").manifest
+    assert manifest.comparison is not None and not manifest.comparison.passed
+    assert (net / "net" / "engine.plan").is_file()
+    code, out, _ = cli("inspect", net / "net")
+    assert code == 1 and "the comparison FAILED" in out
+    # only the comparison runs again, and a result that passed is not replaced
+    again = converted(net)
+    assert again.ok and again.manifest.created != ""
+    assert again.manifest.build == manifest.build
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.compare.model_runs.half_tolerances", too_narrow)
+        passed = r"has a result that passed, and is unchanged: pass another folder with --out"
+        with pytest.raises(CompareError, match=passed):
+            converted(net, precision="bf16")
+    assert Artifact.open(net / "net").manifest == again.manifest
+
+
+def doubled(x: Any) -> Any:
+    import torch
+
+    return x * 2 if torch.compiler.is_exporting() else x * 2 + 0.01
+
+
+def test_a_difference_in_float32_is_not_kept(tmp_path: Path) -> None:
+    why = r"y of exported against torch at .*differs by up to 0\.01.* was not written"
+    with pytest.raises(CompareError, match=why):
+        run(Config(tiny.of(doubled), out=tmp_path / "a", precision="fp16"))
+    assert not (tmp_path / "a").exists()
+
+
+def test_bfloat16_is_compared_too(net: Path) -> None:
+    report = converted(net, precision="bf16")
+    info = report.manifest.comparison
+    assert report.ok and info is not None and report.manifest.precision == "bf16"
+    assert "half.onnx" in report.manifest.files
+    assert 0.01 < info.engine_tolerances["y"].rtol < 0.02
+    types = {t.data_type for t in onnx.load(report.path / "half.onnx").graph.initializer}
+    assert onnx.TensorProto.BFLOAT16 in types and onnx.TensorProto.FLOAT16 not in types
+
+
+def test_a_target_without_bfloat16_refuses_it(net: Path, cli: Any) -> None:
+    code, _, err = cli(
+        "export", net / "net.onnx", "--out", net / "net", "--precision", "bf16",
+        "--target", "tensorrt-8.6", "--dim", "b=1:3", "--dim", "h=8:16", "--dim", "w=8:16",
+    )  # fmt: skip
+    assert code == 2
+    assert "target tensorrt-8.6: this TensorRT has no bf16. Use --precision fp16, or " in err
 
 
 def test_an_overflow_shows_without_a_gpu(net: Path) -> None:
@@ -67,10 +164,13 @@ def test_an_overflow_shows_without_a_gpu(net: Path) -> None:
         { a = Conv(x, k) b = Relu(a) y = Mul(b, tenth) }"""
     onnx.save(onnx.parser.parse_model(text), net / "net.onnx")
     assert converted(net, precision="fp32").ok
+    shutil.rmtree(net / "net")  # a result that passed is not replaced
     overflow = r"half has NaN .*\. First overflow in half precision: the "
     overflow += r"Conv node .*: a reaches 1\.\d+e\+05\. fp16 overflows beyond 65504"
-    with pytest.raises(CompareError, match=overflow):
-        converted(net, WIDE)
+    with pytest.raises(CompareError, match=overflow + ".*is kept, marked as failed"):
+        converted(net)
+    # bfloat16 has the range of float32
+    assert converted(net, precision="bf16").ok
 
 
 def test_it_is_compared_before_it_is_built(net: Path) -> None:
@@ -93,13 +193,7 @@ def test_what_got_worse_is_told_without_a_gpu(net: Path) -> None:
     old = converted(net, WIDE).path
     new = Path(shutil.copytree(old, net / "new"))
     assert run_verify(new, Verify(against=old)).ok
-    half = onnx.load(new / "half.onnx")
-    for tensor in half.graph.initializer:
-        if tensor.name == "second/half":
-            weights = onnx.numpy_helper.to_array(tensor) * np.float16(1.02)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(weights, tensor.name))
-    onnx.save(half, new / "half.onnx")
-    refinish(new)
+    broken(new, 1.02)
     found = run_verify(new, Verify(against=old)).regressions
     assert found
     assert all(one.facts["run"] == "half" for one in found)

@@ -132,6 +132,7 @@ def test_the_form_in_which_forward_gets_its_inputs() -> None:
     ("change", "stage"),
     [
         ({"precision": "tf32"}, "build"),
+        ({"precision": "auto"}, "build"),
         ({"shapes": ("h=6",)}, "compare"),
         ({"seed": 1}, "compare"),
         ({"memory_limit": 10**9}, "compare"),
@@ -139,6 +140,32 @@ def test_the_form_in_which_forward_gets_its_inputs() -> None:
 )
 def test_config(change: dict[str, Any], stage: str) -> None:
     assert first_difference(stage_keys(Config("tiny", **change), SPEC, RTX, PROFILES)) == stage
+
+
+def test_a_search_depends_on_the_sizes_and_the_tolerances() -> None:
+    def keys(spec: ModelSpec = SPEC, **more: Any) -> dict[str, str]:
+        return stage_keys(Config("tiny", precision="auto", **more), spec, RTX, PROFILES)
+
+    before = keys()
+    for change in ({"seed": 1}, {"shapes": ("h=6",)}, {"memory_limit": 10**9}):
+        assert first_difference(keys(**change), before) == "build"
+    stated = dataclasses.replace(SPEC, engine_tolerance={"fp16": Tolerance(1e-2, 1e-3, "half")})
+    assert first_difference(keys(stated), before) == "build"
+    # the search is never quick
+    assert first_difference(keys(quick=True), before) == "compare"
+
+
+def test_a_recipe_counts_by_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "recipe"
+
+    def keys(text: str) -> dict[str, str]:
+        path.write_text(text)
+        return stage_keys(Config("tiny", recipe=path), SPEC, RTX, PROFILES)
+
+    before = keys("* = fp16\n")
+    assert first_difference(keys("# words\n* = fp16\n"), before) is None
+    assert first_difference(keys("* = fp16\nnorm = fp32\n"), before) == "build"
+    assert first_difference(before) == "build"
 
 
 def test_target_and_profiles() -> None:

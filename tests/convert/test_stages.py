@@ -15,13 +15,16 @@ from helpers import files_under, refinish
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest
 from pipeline.build.settings import BuildOptions
+from pipeline.compare.plan import CompareOptions
 from pipeline.convert import stages
 from pipeline.convert.driver import Report, run_rewrite
 from pipeline.convert.options import RewriteOptions
+from pipeline.convert.recipe import Search
 from pipeline.convert.reuse import forget
 from pipeline.convert.workspace import Stage, Workspace
 from pipeline.errors import ArtifactError, RewriteError
 from pipeline.machine.gpu import Gpu
+from pipeline.machine.progress import silent
 from pipeline.machine.resources import Stopwatch, peak_memory, reset_peak_memory
 from pipeline.machine.target import TARGETS
 from pipeline.spec.dims import Dim
@@ -98,7 +101,8 @@ def test_a_stage_needs_the_one_before(artifact: Path) -> None:
     manifest = Artifact.open(artifact).manifest
     (artifact / "model.onnx").unlink()
     with pytest.raises(ArtifactError, match=r"no model\.onnx\. Run `pipeline rewrite` first"):
-        stages.build(artifact, manifest.interface, BuildOptions(RTX))
+        search = Search(manifest, CompareOptions(), silent)
+        stages.build(artifact, search, BuildOptions(RTX))
     (artifact / "exported.onnx").unlink()
     with pytest.raises(ArtifactError, match=r"no exported\.onnx\. Run `pipeline export` first"):
         stages.rewrite(artifact, RewriteOptions(target=RTX))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 
+from pipeline.build.try_graph import attempt
+from pipeline.machine.child import Child
+from pipeline.machine.target import TARGETS
 from pipeline.rewrite.half import in_half
 
 WEIGHTS = "<float[4,4,1,1] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}, float[1] two = {2}>"
@@ -209,3 +213,51 @@ def test_a_resize_keeps_its_scales() -> None:
     body = """a = Conv(x, w) r = Constant<value = float[0] {}>()
         s = Constant<value = float[4] {1, 1, 2, 2}>() b = Resize(a, r, s) y = Conv(b, w)"""
     assert computed(body)["b"] == "half"
+
+
+def test_bfloat16_holds_large_and_small_numbers() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,2] x) => (float[n,2] y)
+        <float[2,2] k = {1e6, 1e6, 1e-9, 1e-9}, float[2,2] small = {1e-9, 1e-9, 1e-9, 1e-9},
+        float[2,2] most = {-3.4028234663852886e38, 1, 1, 1}>
+        { a = MatMul(x, k) b = MatMul(a, small) c = MatMul(b, most) y = Exp(c) }"""
+    found = []
+    for precision in ("fp16", "bf16"):
+        model = onnx.parser.parse_model(text)
+        in_half(model, precision)
+        found.append([n.output[0] for n in model.graph.node if n.op_type == "MatMul"])
+    assert found == [["a", "b", "c"], ["a/half", "b/half", "c"]]
+
+
+@pytest.mark.parametrize(("value", "half"), [(7.0, "b/half"), (9.0, "b")])
+def test_a_bias_in_bfloat16_is_smaller(value: float, half: str) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n,2] x) => (float[n,2] y)
+        <float[2,2] k = {{1, 1, 1, 1}}, float[2] bias = {{1, {value}}}>
+        {{ a = MatMul(x, k) b = Add(a, bias) y = Exp(b) }}"""
+    model = onnx.parser.parse_model(text)
+    in_half(model, "bf16")
+    assert half in [n.output[0] for n in model.graph.node if n.op_type == "Add"]
+
+
+@pytest.mark.parametrize(
+    ("body", "in_bf16"),
+    [
+        ("a = ConvTranspose(x, w) b = Relu(a) c = Conv(b, w) y = Exp(c)", ["c"]),
+        ("a = Conv(x, w) b = HardSwish(a) c = Conv(b, w) y = Exp(c)", ["a", "c"]),
+    ],
+)
+def test_ops_that_tensorrt_lacks_in_bfloat16_stay_float32(body: str, in_bf16: list[str]) -> None:
+    """And what TensorRT-RTX builds in float16 otherwise, it builds in bfloat16."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n,4,h,v] x) => (float[n,4,p,q] y)
+        <float[4,4,1,1] w = {{{", ".join(["0.5"] * 16)}}}> {{ {body} }}"""
+    half: dict[str, list[str]] = {}
+    for precision in ("fp16", "bf16"):
+        model = onnx.parser.parse_model(text)
+        in_half(model, precision)
+        nodes = [n for n in model.graph.node if n.op_type != "Cast"]
+        made = [n.output[0].removesuffix("/half") for n in nodes if n.output[0].endswith("/half")]
+        half[precision] = made
+    assert half == {"fp16": ["a", "b", "c"], "bf16": in_bf16}
+    feeds = [{"x": np.zeros((n, 4, 8, 8), np.float32)} for n in (1, 2)]
+    with Child() as child:
+        found = attempt(child, onnx.parser.parse_model(text), feeds, TARGETS["rtx-1.7"], "bf16")
+    assert not found.failed, found.detail

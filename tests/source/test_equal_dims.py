@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from pipeline.artifact.manifest import Manifest
+from pipeline.compare.plan import CompareOptions
 from pipeline.compare.runners import TorchRunner
-from pipeline.compare.stage import CompareOptions, compare_artifact, record
+from pipeline.compare.stage import compare_artifact, record
 from pipeline.convert.options import ExportOptions
 from pipeline.convert.plan import initial_manifest
 from pipeline.convert.stages import export, record_export

@@ -23,8 +23,9 @@ from pipeline.commands.check.findings import (
     shortened,
 )
 from pipeline.commands.check.nodes import check_nodes
+from pipeline.compare.plan import CompareOptions
 from pipeline.compare.problems import Problem, problems
-from pipeline.compare.stage import CompareOptions, compare_artifact
+from pipeline.compare.stage import compare_artifact
 from pipeline.convert import stages
 from pipeline.convert.options import ExportOptions
 from pipeline.convert.plan import chosen_profiles, initial_manifest
@@ -105,7 +106,7 @@ def check(config: Config, announce: Announce) -> CheckReport:
     """
     spec = find_source(config)
     target = find_target(config.target)
-    check_precision(config.precision)
+    check_precision(config.engine_precision, target)
     chosen_profiles(config, spec)
     for text in config.shapes:
         check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")

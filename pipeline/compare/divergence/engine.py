@@ -39,13 +39,14 @@ from pipeline.spec.effort import DEFAULT_EFFORT
 from pipeline.spec.file_names import MODEL, PLAN
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import parse_sizes
+from pipeline.spec.recipe import stored_recipe
 from pipeline.spec.tensors import Feed, Output, Precision
 
 # builds an engine with these values as further outputs, and measures all differences
 Distances = Callable[[Sequence[str] | None], Mapping[str, float]]
 _AT_ONCE = 24  # further outputs of one engine
 # The largest distance from rounding in a precision, as a share of a value's norm
-NOISE: Mapping[str, float] = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2}
+NOISE: Mapping[str, float] = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 0.2}
 _ZERO = 1e-6  # a norm below this counts as zero
 _PART = 10  # a value is wrong if its distance is above a tenth of the worst output's
 _FLOATS: Mapping[int, str] = {
@@ -219,7 +220,7 @@ class Engines:
         declared = manifest.interface
         options = BuildOptions(
             target, cast(Precision, manifest.precision), replace(DEFAULT_EFFORT, level=level),
-            tuple(self.plugins),
+            tuple(self.plugins), stored_recipe(self.place),
         )  # fmt: skip
         build(folder / MODEL, folder / PLAN, declared, options)
         more = tuple(

@@ -1,0 +1,127 @@
+"""Measures the tolerance for an engine in half precision, if the spec states none.
+
+model.onnx runs twice: as it is, and with the rounding that half precision cannot avoid
+(`pipeline.rewrite.half_noise`). The difference of the outputs, times a factor, is the tolerance. A
+fault of half.onnx or of the engine is in neither run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.compare.runners import Ground
+from pipeline.graph.session import run_onnx
+from pipeline.rewrite.half_noise import write_noisy
+from pipeline.spec.interface import Interface
+from pipeline.spec.noise import Noise
+from pipeline.spec.noise_parts import MOST, measured
+from pipeline.spec.precision import HALVES
+from pipeline.spec.tensors import Feed, Precision, Tolerance
+
+_MARGIN = 4  # the factor on the share of integers that differ, as in `pipeline.spec.noise`
+_MOST_DIFFERING = 0.1  # `Tolerance` allows no larger share
+
+
+@dataclass
+class _NoiseRunner:
+    """Runs a model with simulated rounding; see `pipeline.spec.runner.Runner`.
+
+    Args:
+        model: The ONNX file before half precision.
+        precision: ``fp16`` or ``bf16``.
+    """
+
+    model: Path
+    precision: Precision
+    products: int = 0  # that round, known after the first run
+
+    @property
+    def name(self) -> str:
+        return f"simulated {self.precision} rounding"
+
+    def run(self, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
+        """Yields the outputs by name for each feed."""
+        with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+            path = Path(folder) / self.model.name
+            self.products = write_noisy(self.model, path, self.precision)
+            yield from run_onnx(path, feeds)
+
+
+def half_tolerances(
+    model: Path, interface: Interface, precision: Precision, ground: Ground, plain: Sequence[Feed]
+) -> dict[str, Tolerance]:
+    """Measures the tolerance of every output of an engine in half precision, by its name.
+
+    No tolerance is narrower than the one for fp32, because rounding of fp32 comes on top.
+
+    Args:
+        model: The ONNX file before half precision.
+        interface: The outputs, with their tolerances for fp32.
+        precision: ``fp16`` or ``bf16``.
+        ground: The sizes and the inputs.
+        plain: The outputs of `model` for these inputs.
+
+    Raises:
+        CompareError: The run with simulated rounding failed.
+    """
+    runner = _NoiseRunner(model, precision)
+    noisy = ground.collect(runner)
+    own = interface.tolerances()
+    if not runner.products:
+        return own
+    found = {}
+    for output in interface.outputs:
+        pairs = [(a[output.name], b[output.name]) for a, b in zip(noisy, plain, strict=True)]
+        fixed = [n for n, size in enumerate(output.shape or ()) if isinstance(size, int)]
+        found[output.name] = _tolerance(pairs, own[output.name], precision, fixed)
+    return found
+
+
+def _tolerance(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+    own: Tolerance,
+    precision: Precision,
+    fixed: Sequence[int],
+) -> Tolerance:
+    """The tolerance of an output.
+
+    Args:
+        pairs: The output with rounding and without, at each size.
+        own: The tolerance for fp32.
+        precision: ``fp16`` or ``bf16``.
+        fixed: The axes with a fixed size.
+    """
+    how = f"simulated {precision} rounding"
+    if pairs and pairs[0][1].dtype.kind != "f":
+        return _integers(pairs, own, how)
+    eps, noise = HALVES[precision].eps, None
+    pairs = [pair for pair in pairs if pair[1].size and np.isfinite(pair[1]).all()]
+    for moved, exact in pairs:
+        noise = Noise.between(moved, exact, eps, simulated=True).worst(noise)
+    if noise is None:
+        return own
+    samples = [(moved, exact, eps) for moved, exact in pairs if exact.size <= MOST]
+    return _at_least(own, measured(noise, samples, "", how, fixed))
+
+
+def _at_least(own: Tolerance, found: Tolerance) -> Tolerance:
+    wide = found if found.atol >= own.atol else own
+    return replace(wide, rtol=max(own.rtol, found.rtol), why=found.why)
+
+
+def _integers(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]], own: Tolerance, how: str
+) -> Tolerance:
+    """The tolerance of integers or booleans: the share that may differ."""
+    count = sum(int((moved != exact).sum()) for moved, exact in pairs)
+    size = sum(exact.size for _, exact in pairs)
+    if not count:
+        return own
+    share = float(f"{min(_MARGIN * count / size, _MOST_DIFFERING):.2g}")
+    why = f"measured: {how} changes {count} of {size}"
+    return replace(own, differing=max(own.differing, share), why=why)

@@ -1,0 +1,183 @@
+"""Plans half precision everywhere, but for the islands that a recipe keeps in float32.
+
+Some nodes have no choice and stay float32 in every recipe: nodes of custom ops, nodes with bodies
+(If, Loop, Scan), recurrent layers, ops without this type in ONNX, nodes that only make constants,
+and nodes with a constant that half precision cannot hold at all. `pipeline.rewrite.half_rules` has
+the rules for half precision without a recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import onnx
+
+from pipeline.errors import InputError
+from pipeline.graph.files import inner_nodes
+from pipeline.graph.origin import TOP, model_line_of, module_of, source_of
+from pipeline.rewrite.half_rules import STANDARD, Constants, HalfPlan, Node, view
+from pipeline.spec.precision import HALVES, HalfType
+from pipeline.spec.recipe import EVERYTHING, HalfInfo, Island, Recipe, matches
+
+# also for bfloat16: before opset 22, ONNX's Conv has no bfloat16, and TensorRT's has
+_HALF = "tensor(float16)"
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+
+
+@dataclass(frozen=True)
+class Address:
+    """The names of a node in a recipe.
+
+    Args:
+        group: The module of the node. In the whole model's own code, the line ``model.py:12``.
+            Without either, the name of the node.
+        part: The group with the op: ``encoder.norm/Pow``.
+        names: All names that a pattern can match.
+    """
+
+    group: str
+    part: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The nodes of a graph that may compute in half precision.
+
+    Args:
+        addresses: The address of each such node, by its index in the graph.
+        slots: The indices of the inputs that such a node reads in half, by its index.
+        sources: ``module ... at file:line`` by index.
+    """
+
+    addresses: Mapping[int, Address]
+    slots: Mapping[int, tuple[int, ...]]
+    sources: Mapping[int, str]
+
+    def wide(self, recipe: Recipe) -> dict[int, str]:
+        """The nodes that stay float32, with the pattern that decides: empty if none does."""
+        found: dict[int, str] = {}
+        for place, address in self.addresses.items():
+            pattern, precision = recipe.decide(address.names) or ("", "")
+            if precision != recipe.precision:
+                found[place] = pattern
+        return found
+
+    def islands(self, recipe: Recipe) -> list[Island]:
+        """The islands in float32, in the order of the graph."""
+        places: dict[str, list[int]] = {}
+        for place, pattern in self.wide(recipe).items():
+            places.setdefault(pattern, []).append(place)
+        return [
+            Island(pattern or "no line", len(found), self.sources[found[0]])
+            for pattern, found in places.items()
+        ]
+
+    def info(self, recipe: Recipe) -> HalfInfo:
+        """What a recipe does; see `plan` for the errors."""
+        half = len(self.plan(recipe).half)
+        return HalfInfo(half, tuple(self.islands(recipe)))
+
+    def plan(self, recipe: Recipe) -> HalfPlan:
+        """The nodes that compute in half precision under a recipe.
+
+        Raises:
+            InputError: A pattern matches no node.
+        """
+        for pattern, _ in recipe.lines:
+            if pattern != EVERYTHING and not any(
+                matches(pattern, address.names) for address in self.addresses.values()
+            ):
+                raise InputError(
+                    f"recipe: {pattern!r} matches no node that could be in half precision. "
+                    "Correct or remove the line"
+                )
+        half = frozenset(self.addresses.keys() - self.wide(recipe).keys())
+        return HalfPlan(half, {place: self.slots[place] for place in half})
+
+
+def choices_of(
+    model: onnx.ModelProto,
+    dtypes: Mapping[str, int],
+    constants: Mapping[str, Callable[[], np.ndarray]],
+    precision: str,
+) -> Choices:
+    """The nodes of a model that may compute in half precision.
+
+    Args:
+        model: The model, after `pipeline.rewrite.half_masks`.
+        dtypes: The known dtypes of its tensors.
+        constants: The float32 initializers and outputs of Constant nodes.
+        precision: ``fp16`` or ``bf16``.
+    """
+    kind = HALVES[precision]
+    opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
+    values = Constants(constants, kind)
+    addresses, slots, sources = {}, {}, {}
+    for place, node in enumerate(model.graph.node):
+        seen = view(node, dtypes, kind)
+        if not seen.outputs or not seen.inputs or values.follow(seen):
+            continue
+        typed = all(name in dtypes for name in (*node.input, *node.output) if name)
+        if not typed or seen.op in _RECURRENT or any(True for _ in inner_nodes(node)):
+            continue
+        if _has_half(node, seen, opset) and _holds(node, seen, values, kind):
+            addresses[place], slots[place] = address_of(node), seen.slots
+            sources[place] = source_of(node)
+    return Choices(addresses, slots, sources)
+
+
+def address_of(node: onnx.NodeProto) -> Address:
+    """The names of a node in a recipe."""
+    name = node.name or next(iter(node.output))
+    module, (file, line) = module_of(node), model_line_of(node)
+    at = f"{PurePath(file).name}:{line}" if file else ""
+    if not module and "/" in name.strip("/"):
+        module = name.rpartition("/")[0]  # torch.onnx's older names have the module
+    module = module or (TOP if at else "")
+    group = at if at and module == TOP else module or name
+    part = f"{group}/{node.op_type}" if group != name else name
+    more = (f"{each}/{node.op_type}" for each in (module, at) if each)
+    names = dict.fromkeys(each for each in (name, group, part, module, at, *more) if each)
+    return Address(group, part, tuple(names))
+
+
+def _has_half(node: onnx.NodeProto, seen: Node, opset: int) -> bool:
+    """True if ONNX has the node with all the tensors of `seen` in float16."""
+    if seen.op != node.op_type:  # another domain, or an op that stays float32 in this type
+        return False
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return False
+    allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
+    read = [_formal(schema.inputs, slot).type_str for slot in seen.slots]
+    made = [
+        _formal(schema.outputs, slot).type_str
+        for slot, name in enumerate(node.output)
+        if name in seen.outputs
+    ]
+    # an output with a type of its own gets it from an attribute
+    return set(made) <= set(read) and all(_HALF in allowed.get(name, ()) for name in (*read, *made))
+
+
+def _formal(formals: Sequence[Any], slot: int) -> Any:
+    return formals[min(slot, len(formals) - 1)]  # the last one may stand for several
+
+
+def _holds(node: onnx.NodeProto, seen: Node, values: Constants, kind: HalfType) -> bool:
+    """True if half precision can hold the node's constants. Small ones may lose digits, but a
+    divisor of 1e-12 must not become 0."""
+    numbers = [abs(a.f) for a in node.attribute if a.type == onnx.AttributeProto.FLOAT]
+    if any(number > kind.largest for number in numbers if number != float("inf")):
+        return False
+    least = kind.smallest * kind.eps / 2  # this and less becomes 0
+    return all(
+        not magnitude or least < magnitude <= kind.largest
+        for name in seen.inputs
+        for magnitude in values.magnitudes(name)
+    )

@@ -1,0 +1,75 @@
+"""The rounding that half precision cannot avoid, from which its tolerance is measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from pipeline.graph.session import run_reference
+from pipeline.rewrite.half_noise import round_products
+from pipeline.rewrite.rounding import rounded_array
+
+DIGITS = {"fp16": 11, "bf16": 8}
+NET = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,64] x) => (float[n,64] y)
+    { a = MatMul(x, k) b = Relu(a) c = MatMul(b, k) d = Exp(c) y = Div(c, d) }"""
+
+
+def net(text: str = NET, scale: float = 0.1) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(text)
+    weights = np.random.default_rng(0).standard_normal((64, 64)) * scale
+    model.graph.initializer.append(numpy_helper.from_array(weights.astype(np.float32), "k"))
+    return model
+
+
+def outputs(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    (found,) = run_reference(model.SerializeToString(), [{"x": x.astype(np.float32)}])
+    return found["y"]
+
+
+@pytest.mark.parametrize("precision", DIGITS)
+def test_operands_and_results_of_products_are_rounded(precision: str) -> None:
+    model, x = net(), np.random.default_rng(1).standard_normal((8, 64))
+    assert round_products(model, precision) == 2
+    onnx.checker.check_model(model, full_check=True)
+    assert len({node.name for node in model.graph.node if node.name}) == len(model.graph.node) - 5
+    digits = DIGITS[precision]
+    k = rounded_array(numpy_helper.to_array(model.graph.initializer[0]), digits).astype(float)
+    a = rounded_array(rounded_array(x.astype(np.float32), digits) @ k, digits)
+    c = rounded_array(rounded_array(np.maximum(a, 0), digits) @ k, digits)
+    # nothing else is rounded
+    np.testing.assert_allclose(outputs(model, x), c / np.exp(c), rtol=3 * 2.0**-digits, atol=1e-6)
+    plain = outputs(net(), x)
+    far = np.abs(outputs(model, x) - plain).max() / np.abs(plain).max()
+    assert 2.0 ** -(digits + 3) < far < 2.0 ** -(digits - 3)
+
+
+def test_an_overflow_is_no_noise() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,64] x) => (float[n,64] y)
+        { a = MatMul(x, k) y = Relu(a) }"""
+    model, x = net(text, 1e4), np.full((2, 64), 100.0)
+    assert round_products(model, "fp16") == 1
+    plain = outputs(net(text, 1e4), x)
+    assert plain.max() > 65504
+    np.testing.assert_allclose(outputs(model, x), plain, rtol=1e-2, atol=1e-3 * plain.max())
+
+
+def test_a_model_without_products_stays_as_it_is() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,64] x) => (float[n,64] y)
+        { y = Exp(x) }"""
+    model = onnx.parser.parse_model(text)
+    assert round_products(model, "fp16") == 0
+    assert [node.op_type for node in model.graph.node] == ["Exp"]
+
+
+@pytest.mark.parametrize("name", ["factor", "large"])
+def test_a_tensor_may_have_the_name_of_a_constant_that_rounds(name: str) -> None:
+    text = NET.replace("b =", f"{name} =").replace("(b,", f"({name},")
+    model, x = net(text), np.random.default_rng(1).standard_normal((8, 64))
+    assert round_products(model, "fp16") == 2
+    onnx.checker.check_model(model, full_check=True)
+    other = net()
+    round_products(other, "fp16")
+    np.testing.assert_array_equal(outputs(model, x), outputs(other, x))
