@@ -18,6 +18,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from pipeline.export.torch_2_13 import (
+    decompose,
     group_dtypes,
     negative_divisors,
     plain_data,
@@ -129,6 +130,14 @@ PIECES: tuple[Piece, ...] = (
         without="grouped_mm of float32 or float16, as in a mixture of experts, can't be traced.",
         apply=lambda module, sizes: group_dtypes.every_dtype(),  # noqa: ARG005
         during=("torch.export.export", "torch.onnx.export"),
+    ),
+    Piece(
+        "decompose",
+        seen="2.13.0",
+        without="torch.onnx.export traces the whole program three times more, which takes longer "
+        "than the first trace.",
+        apply=lambda module, sizes: decompose.op_by_op(),  # noqa: ARG005
+        during=("torch.onnx.export",),
     ),
 )
 

@@ -18,6 +18,7 @@ from torch import _meta_registrations
 from torch._decomp import global_decomposition_table
 from torch.fx.experimental.sym_node import SymNode
 from torch.nn import functional
+from torch.onnx._internal.exporter import _fx_passes
 from torch.torch_version import TorchVersion
 from torch.utils._sympy.functions import FloorDiv
 
@@ -128,6 +129,26 @@ def at(size, symbols, numbers) -> int:
     return int(size.node.expr.xreplace(values))
 
 
+@dataclass(frozen=True)
+class TracedAgain(Case):
+    """A module that torch.onnx.export traces again as a whole."""
+
+    written: bool = True
+
+    def fault(self) -> str:
+        again = []
+        own = torch.export.ExportedProgram.run_decompositions
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            again.append(1)
+            return own(*args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.export.ExportedProgram, "run_decompositions", noted)
+            other = super().fault()
+        return other or ("the program is traced again" if again else "")
+
+
 class SamePadding(torch.nn.Module):
     """Convolutions with TensorFlow's padding."""
 
@@ -223,6 +244,7 @@ FAULTS: dict[str, dict[str, Case]] = {
         "a weight that is clamped": Case(Clamped, (2, 3, N, W), written=True),
     },
     "group_dtypes": {"float32": Case(Experts, (N, 8))},
+    "decompose": {"a norm": TracedAgain(lambda: torch.nn.BatchNorm2d(3), (2, 3, N, W))},
 }
 EVERY = [(name, what) for name, cases in FAULTS.items() for what in cases]
 
@@ -272,6 +294,7 @@ def exchanged() -> dict[str, Any]:
         "FloorDiv.eval": FloorDiv.__dict__["eval"].__func__,
         "int": NAMES.get("int"),
         "grouped_mm": _meta_registrations._meta_grouped_mm_common,
+        "decompositions of a program": _fx_passes.decompose_with_registry,
         "modes": torch._C._len_torch_function_stack(),
         **{str(op): dict(op.py_kernels) for op in RECURRENT},
         "decompositions": {

@@ -1,0 +1,267 @@
+"""Lets torch.onnx.export decompose a program op by op, instead of tracing all of it again.
+
+torch.onnx.export calls ``run_decompositions``, which runs the whole program twice with symbolic
+sizes, and then once more to find ops that mix types. The sizes of a deep convolution network are
+long expressions, and these three runs take longer than the first trace. Most ops need nothing: they
+have a translation to ONNX. So here only the other ops are traced, each one alone, and the rest is
+taken over with the types and sizes that the program has.
+
+A program goes torch's own way if it has branches or loops, changes its inputs or buffers, has sizes
+that depend on data, or changes a tensor in place that another name still shows.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._export.utils import _is_cia_op, _special_op_to_preserve_cia
+from torch.export import _trace
+from torch.export import exported_program as _exported
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.onnx._internal.exporter import _decomp, _fx_passes
+from torch.onnx._internal.fx.passes import type_promotion
+from torch.utils import _pytree as pytree
+
+from pipeline.export.exchange import Exchange
+from pipeline.export.torch_2_13.writes import NotSimpleError, without_writes
+
+_aten = torch.ops.aten
+_Table = Mapping[Any, Callable[..., Any]]
+# what an op inherits from the op that it comes from
+_META = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn", "from_node", "custom")
+_ASSERTIONS = {
+    _aten.sym_constrain_range_for_size.default, _aten._assert_async.default,
+    _aten._assert_async.msg, _aten._assert_scalar.default, _aten._assert_tensor_metadata.default,
+}  # fmt: skip
+_INPUTS = {
+    InputKind.USER_INPUT, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR,
+}  # fmt: skip
+_interpreter: Any = type_promotion._TypePromotionInterpreter
+_own_decomposition = _fx_passes.decompose_with_registry
+_own_run_node = _interpreter.run_node
+
+
+def _decomposed(program: torch.export.ExportedProgram, registry: Any) -> Any:
+    """`decompose_with_registry`: a program whose ops all have translations."""
+    registered = set(_decomp.get_onnx_implemented_overloads(registry))
+    table = _decomp.create_onnx_friendly_decomposition_table(registered)
+    try:
+        return _by_ops(program, table)
+    except NotSimpleError:
+        return _own_decomposition(program, registry)
+
+
+def _by_ops(program: torch.export.ExportedProgram, table: _Table) -> torch.export.ExportedProgram:
+    _check(program)
+    targets, instead = without_writes(program.graph)
+    composite, other = _exported._split_decomp_table_to_cia_and_python_decomp(dict(table))
+    graph = Graph()
+    made: dict[Node, Any] = {}
+    with ExitStack() as stack:
+        tracer = _Tracer(graph, composite, other, stack)
+        for node in program.graph.nodes:
+            if node.target in _ASSERTIONS:
+                continue
+            args, kwargs = _read(node, instead, made)
+            target = targets.get(node, node.target)
+            if node.op != "call_function":
+                made[node] = _copied(graph, node, node.target, args, kwargs)
+            elif target is operator.getitem and not isinstance(args[0], Node):
+                made[node] = args[0][args[1]]
+            elif _has_translation(target, composite, other):
+                made[node] = _copied(graph, node, target, args, kwargs)
+            else:
+                made[node] = tracer.inlined(node, target, args, kwargs)
+    graph.eliminate_dead_code()
+    return torch.export.ExportedProgram(
+        root=program.graph_module,
+        graph=graph,
+        graph_signature=_signature(program, graph),
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+    )
+
+
+def _check(program: torch.export.ExportedProgram) -> None:
+    """Raises `NotSimpleError` for a program that only torch's own way handles."""
+    signature = program.graph_signature
+    simple = (
+        all(spec.kind in _INPUTS for spec in signature.input_specs)
+        and all(spec.kind is OutputKind.USER_OUTPUT for spec in signature.output_specs)
+        and all(map(_is_simple, program.graph.nodes))
+    )
+    if not simple:
+        raise NotSimpleError
+
+
+def _is_simple(node: Node) -> bool:
+    if node.op != "call_function":
+        return node.op in ("placeholder", "output")
+    if node.meta.get("unbacked_bindings"):
+        return False
+    module = getattr(node.target, "__module__", "")
+    return isinstance(node.target, torch._ops.OpOverload) or module in (
+        operator.__name__, operator.add.__module__, math.__name__, "torch",
+    )  # fmt: skip
+
+
+def _has_translation(target: Any, composite: _Table, other: _Table) -> bool:
+    """True for an op that is not decomposed, and for arithmetic of sizes."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    if target in composite:
+        return composite[target] is _special_op_to_preserve_cia
+    return target not in other and not _is_cia_op(target)
+
+
+def _copied(
+    graph: Graph, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Node:
+    new = graph.create_node(node.op, target, args, kwargs, node.name, node.type)
+    new.meta = copy.copy(node.meta)
+    return new
+
+
+class _Tracer:
+    """Writes the ops that stand for one op.
+
+    Args:
+        graph: gets the ops.
+        composite: the functions of the ops that torch itself composes of others.
+        other: the functions of other ops.
+        stack: closes what tracing needs.
+    """
+
+    def __init__(self, graph: Graph, composite: _Table, other: _Table, stack: ExitStack) -> None:
+        self._graph, self._other = graph, dict(other)
+        self._needs: tuple[AbstractContextManager[Any], ...] = (
+            torch.no_grad(),
+            _trace._ignore_backend_decomps(),
+            _exported._override_composite_implicit_decomp(composite),
+        )
+        self._stack = stack
+        self._open = False
+
+    def inlined(
+        self, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The nodes of the graph that give what the node gives, in its structure."""
+        if target is _aten.batch_norm.default and _is_plain_norm(args):
+            return self._batch_norm(node, args)
+        if not self._open:
+            self._open = True
+            for need in self._needs:
+                self._stack.enter_context(need)
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        places = [n for n, value in enumerate(flat) if isinstance(value, Node)]
+
+        def call(*values: Any) -> Any:
+            every = list(flat)
+            for place, value in zip(places, values, strict=True):
+                every[place] = value
+            own_args, own_kwargs = pytree.tree_unflatten(every, spec)
+            return target(*own_args, **own_kwargs)
+
+        values = [flat[place].meta["val"] for place in places]
+        mode = torch._guards.detect_fake_mode(values)
+        if mode is None:
+            raise NotSimpleError
+        with mode, enable_python_dispatcher():
+            traced = make_fx(call, decomposition_table=self._other)(*values)
+        return self._inserted(traced, [flat[place] for place in places], node)
+
+    def _inserted(self, traced: GraphModule, given: list[Node], origin: Node) -> Any:
+        targets, instead = without_writes(traced.graph)
+        made: dict[Node, Any] = {}
+        inputs = iter(given)
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                made[node] = next(inputs)
+                continue
+            args, kwargs = _read(node, instead, made)
+            if node.op == "output":
+                return args[0]
+            if not _is_simple(node):
+                raise NotSimpleError
+            new = self._graph.call_function(targets.get(node, node.target), args, kwargs)
+            new.meta = {name: origin.meta[name] for name in _META if name in origin.meta}
+            new.meta["val"] = node.meta["val"]
+            made[node] = new
+        raise AssertionError("a graph without an output")
+
+    def _batch_norm(self, node: Node, args: tuple[Any, ...]) -> Node:
+        """What torch makes of ``batch_norm`` in eval mode, without the shapes of its steps."""
+        source, weight, bias, mean, variance, _, momentum, eps, *_ = args
+        target = _aten._native_batch_norm_legit_no_training.default
+        value = node.meta["val"]
+        norm = self._graph.call_function(
+            target, (source, weight, bias, mean, variance, momentum, eps)
+        )
+        norm.meta = {name: node.meta[name] for name in _META if name in node.meta}
+        norm.meta["val"] = (value, value.new_empty(0), value.new_empty(0))
+        return _copied(self._graph, node, operator.getitem, (norm, 0), {})
+
+
+def _is_plain_norm(args: tuple[Any, ...]) -> bool:
+    """True for ``batch_norm`` in eval mode, with its statistics, in one type."""
+    if len(args) < 8 or args[5] or None in args[3:5]:
+        return False
+    return len({a.meta["val"].dtype for a in args[:5] if isinstance(a, Node)}) == 1
+
+
+def _read(node: Node, instead: Mapping[Node, Mapping[Node, Node]], made: Mapping[Node, Any]) -> Any:
+    """What the node reads in the new graph: its arguments, and those by name."""
+    other = instead.get(node, {})
+    return torch.fx.map_arg((node.args, node.kwargs), lambda name: made[other.get(name, name)])
+
+
+def _signature(program: torch.export.ExportedProgram, graph: Graph) -> Any:
+    """The program's signature, with the names of the new outputs."""
+    signature = copy.deepcopy(program.graph_signature)
+    outputs = next(iter(reversed(graph.nodes))).args[0]
+    for spec, node in zip(signature.output_specs, outputs, strict=True):
+        if isinstance(node, Node):
+            spec.arg.name = node.name
+    return signature
+
+
+def _promoted(self: Any, node: Node) -> Any:
+    """`_TypePromotionInterpreter.run_node`, which computes only after the first change."""
+    count = len(self.module.graph.nodes)
+    rule = type_promotion.get_type_promotion_rule(node, self.type_promotion_table)
+    known = "val" in node.meta and node.op == "call_function"
+    if not known or getattr(self, "changed", False):
+        return _own_run_node(self, node)
+    if rule:
+        before = (node.target, node.args, node.kwargs)
+        with self._set_current_node(node):
+            self._maybe_promote_node(node, rule)
+        if (node.target, node.args, node.kwargs) != before or count != len(self.module.graph.nodes):
+            self.changed = True
+            return Interpreter.run_node(self, node)
+    return node.meta["val"]
+
+
+_exchange = Exchange(
+    {
+        (_fx_passes, _own_decomposition.__name__): _decomposed,
+        (_interpreter, _own_run_node.__name__): _promoted,
+    }
+)
+
+
+def op_by_op() -> AbstractContextManager[None]:
+    """While it is active, torch.onnx.export traces only ops without a translation."""
+    return _exchange.used()
