@@ -2,20 +2,24 @@
 
 ``torch.linspace(a, b, steps)`` accepts no symbolic number of steps (its schema says ``int``), and
 ``affine_grid`` calls it. ``cdist`` uses another algorithm above 25 rows, and the result of
-``chunk`` can't be exported (torch 2.13). Under `SymbolicSteps` they are traced as arange,
-differences and slices, but only for symbolic sizes. The output sizes of adaptive max pools and of
-``adaptive_avg_pool1d`` must be numbers too: these are traced as an op of ours, and as a 2-D pool.
+``chunk`` can't be exported; ``tensor_split`` has the example's pieces (torch 2.13). Under
+`SymbolicSteps` they are traced as arange, differences and slices, but only for symbolic sizes. The
+output sizes of adaptive max pools and of ``adaptive_avg_pool1d`` must be numbers too: these are
+traced as an op of ours, and as a 2-D pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from pipeline.errors import ExportError
 from pipeline.export.ops.pools import sized_max_pool
 
 Size = Any  # int or torch.SymInt
@@ -81,18 +85,39 @@ def _cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: Any =
 
 
 def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
-    """``chunk`` if the number of pieces is fixed: 2 pieces, or an exact division."""
+    """``chunk`` if the number of pieces is the same at every size."""
     size = x.shape[dim]
     if not isinstance(size, torch.SymInt):
         return NotImplemented
-    low = size.node.shape_env.bound_sympy(size.node.expr).lower
-    exact = (size.node.expr % chunks).is_zero
-    if not (exact or (chunks == 2 and low >= 2)):
-        return NotImplemented
     step = (size + chunks - 1) // chunks
-    ends = [*(step * n for n in range(1, chunks)), size]
-    starts = [0, *ends[:-1]]
-    return tuple(x.narrow(dim, a, b - a) for a, b in zip(starts, ends, strict=True))
+    least = (chunks - 1) ** 2 + 1  # chunk(3) of 4 elements gives 2 pieces
+    always = (size.node.expr % chunks).is_zero or _low(size) >= least
+    # the declared sizes may say more: `short_sizes` evaluates the condition at all of them
+    if not (always or statically_known_true((size + step - 1) // step == chunks)):
+        raise ExportError(
+            f"chunk({chunks}) of an axis whose size follows an input can give fewer than {chunks} "
+            f"pieces: declare a range in which this size is at least {least}, or use "
+            f"torch.tensor_split, which always gives {chunks}"
+        )
+    return _pieces(x, dim, [*(step * n for n in range(chunks)), size])
+
+
+def _tensor_split(x: torch.Tensor, sections: Any = None, dim: int = 0, indices: Any = None) -> Any:
+    """``tensor_split`` into a number of pieces; the first ones may be longer by one."""
+    size = x.shape[dim]
+    if indices is not None or not isinstance(sections, int) or not isinstance(size, torch.SymInt):
+        return NotImplemented
+    sizes = ((size + sections - 1 - n) // sections for n in range(sections))
+    return _pieces(x, dim, [*accumulate(sizes, initial=0)])
+
+
+def _low(size: torch.SymInt) -> Any:
+    """The smallest value that a size can have."""
+    return size.node.shape_env.bound_sympy(size.node.expr).lower
+
+
+def _pieces(x: torch.Tensor, dim: int, ends: Sequence[Size]) -> tuple[torch.Tensor, ...]:
+    return tuple(x.narrow(dim, a, b - a) for a, b in pairwise(ends))
 
 
 def _adaptive_avg_pool1d(x: torch.Tensor, output_size: Any) -> Any:
@@ -150,6 +175,8 @@ _OTHERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cdist: _cdist,
     torch.chunk: _chunk,
     torch.Tensor.chunk: _chunk,
+    torch.tensor_split: _tensor_split,
+    torch.Tensor.tensor_split: _tensor_split,
     torch.adaptive_avg_pool1d: _adaptive_avg_pool1d,
     functional.adaptive_max_pool1d: _adaptive_max_pool1d,
     functional.adaptive_max_pool2d: _adaptive_max_pool,
