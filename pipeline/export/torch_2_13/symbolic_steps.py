@@ -23,10 +23,14 @@ from pipeline.errors import ExportError
 from pipeline.export.ops.pools import sized_max_pool
 
 Size = Any  # int or torch.SymInt
+_NUMPYS = {"axis": "dim", "x": "input"}  # numpy's names of arguments, which torch takes too
 
 
 class SymbolicSteps(TorchFunctionMode):
-    """While it is active, these functions keep symbolic sizes."""
+    """While it is active, these functions keep symbolic sizes.
+
+    The parameters of our functions have torch's names: a model may pass each by name.
+    """
 
     def __torch_function__(
         self,
@@ -39,7 +43,8 @@ class SymbolicSteps(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         other = _OTHERS.get(func)
-        result = NotImplemented if other is None else other(*args, **kwargs)
+        named = {_NUMPYS.get(name, name): value for name, value in kwargs.items()}
+        result = NotImplemented if other is None else other(*args, **named)
         return func(*args, **kwargs) if result is NotImplemented else result
 
 
@@ -74,19 +79,19 @@ def _affine_grid(
     return affine_grid(theta, size, align_corners)
 
 
-def _cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: Any = None) -> Any:
-    """``cdist`` by differences; needs memory for [..., rows of x, rows of y, channels]."""
+def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: Any = None) -> Any:
+    """``cdist`` by differences; needs memory for [..., rows of x1, rows of x2, channels]."""
     del compute_mode
-    rows = (x.shape[-2], y.shape[-2])
+    rows = (x1.shape[-2], x2.shape[-2])
     if p not in (1, 2) or not any(isinstance(s, torch.SymInt) for s in rows):
         return NotImplemented
-    difference = x.unsqueeze(-2) - y.unsqueeze(-3)
+    difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     return difference.abs().sum(-1) if p == 1 else difference.square().sum(-1).sqrt()
 
 
-def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
+def _chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Any:
     """``chunk`` if the number of pieces is the same at every size."""
-    size = x.shape[dim]
+    size = input.shape[dim]
     if not isinstance(size, torch.SymInt):
         return NotImplemented
     step = (size + chunks - 1) // chunks
@@ -99,16 +104,16 @@ def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
             f"pieces: declare a range in which this size is at least {least}, or use "
             f"torch.tensor_split, which always gives {chunks}"
         )
-    return _pieces(x, dim, [*(step * n for n in range(chunks)), size])
+    return _pieces(input, dim, [*(step * n for n in range(chunks)), size])
 
 
-def _tensor_split(x: torch.Tensor, sections: Any = None, dim: int = 0, indices: Any = None) -> Any:
+def _tensor_split(input: torch.Tensor, sections: Any = None, dim: int = 0, **indices: Any) -> Any:
     """``tensor_split`` into a number of pieces; the first ones may be longer by one."""
-    size = x.shape[dim]
-    if indices is not None or not isinstance(sections, int) or not isinstance(size, torch.SymInt):
+    size = input.shape[dim]
+    if indices or not isinstance(sections, int) or not isinstance(size, torch.SymInt):
         return NotImplemented
     sizes = ((size + sections - 1 - n) // sections for n in range(sections))
-    return _pieces(x, dim, [*accumulate(sizes, initial=0)])
+    return _pieces(input, dim, [*accumulate(sizes, initial=0)])
 
 
 def _low(size: torch.SymInt) -> Any:
@@ -120,25 +125,27 @@ def _pieces(x: torch.Tensor, dim: int, ends: Sequence[Size]) -> tuple[torch.Tens
     return tuple(x.narrow(dim, a, b - a) for a, b in pairwise(ends))
 
 
-def _adaptive_avg_pool1d(x: torch.Tensor, output_size: Any) -> Any:
+def _adaptive_avg_pool1d(input: torch.Tensor, output_size: Any) -> Any:
     (length,) = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
     if not isinstance(length, torch.SymInt):
         return NotImplemented
     size: Any = (1, length)
-    return functional.adaptive_avg_pool2d(x.unsqueeze(-2), size).squeeze(-2)
+    return functional.adaptive_avg_pool2d(input.unsqueeze(-2), size).squeeze(-2)
 
 
-def _adaptive_max_pool(x: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
+def _adaptive_max_pool(input: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
     listed = output_size if isinstance(output_size, (tuple, list)) else ()
     if return_indices or not any(isinstance(s, torch.SymInt) for s in listed):
         return NotImplemented
-    pairs = zip(listed, x.shape[-len(listed) :], strict=True)
-    return sized_max_pool(x, [before if new is None else new for new, before in pairs])
+    pairs = zip(listed, input.shape[-len(listed) :], strict=True)
+    return sized_max_pool(input, [before if new is None else new for new, before in pairs])
 
 
-def _adaptive_max_pool1d(x: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
+def _adaptive_max_pool1d(
+    input: torch.Tensor, output_size: Any, return_indices: bool = False
+) -> Any:
     listed = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
-    return _adaptive_max_pool(x, listed, return_indices)
+    return _adaptive_max_pool(input, listed, return_indices)
 
 
 def affine_grid(

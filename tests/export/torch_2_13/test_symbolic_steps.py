@@ -149,6 +149,42 @@ def test_tensor_split_keeps_no_piece_of_the_example(tmp_path, monkeypatch) -> No
     assert differing(export(spec, None, tmp_path / "n.onnx").path)
 
 
+CALLS = {
+    "torch.chunk": lambda x: torch.chunk(x, 3, 2),
+    "torch.chunk by name": lambda x: torch.chunk(input=x, chunks=3, dim=2),
+    "torch.chunk by numpy's names": lambda x: torch.chunk(x=x, chunks=3, axis=2),
+    "Tensor.chunk": lambda x: x.chunk(3, -1),
+    "Tensor.chunk by name": lambda x: x.chunk(chunks=3, dim=2),
+    "Tensor.chunk of another axis": lambda x: x.transpose(0, 2).chunk(chunks=3),
+    "torch.tensor_split": lambda x: torch.tensor_split(x, 3, 2),
+    "torch.tensor_split by name": lambda x: torch.tensor_split(input=x, sections=3, dim=2),
+    "torch.tensor_split by indices": lambda x: torch.tensor_split(input=x, indices=[2, 4], dim=2),
+    "Tensor.tensor_split": lambda x: x.tensor_split(3, -1),
+    "Tensor.tensor_split by name": lambda x: x.tensor_split(sections=3, dim=2),
+    "Tensor.tensor_split of another axis": lambda x: x.transpose(0, 2).tensor_split(sections=3),
+    "torch.cdist by name": lambda x: [torch.cdist(x1=x.mT, x2=x.mT + 1, p=1.0)],
+    "adaptive_avg_pool1d by name": lambda x: [
+        torch.adaptive_avg_pool1d(input=x, output_size=x.shape[2] // 2)
+    ],
+    "adaptive_max_pool1d by name": lambda x: [
+        functional.adaptive_max_pool1d(input=x, output_size=x.shape[2] // 2)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_positional_and_keyword_arguments(tmp_path, name) -> None:
+    def function(x):
+        return sum(c.sum((0, 1, 2)) * n for n, c in enumerate(CALLS[name](x), 1))
+
+    done = export(spec_of(function, (1, 3, Dim("w", 5, 20, 40))), None, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(done.path))
+    for size in (5, 7, 12, 39, 40):
+        x = done.spec.sample({"w": size}, 3)["x"]
+        want = function(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 10, 255, 1024])
 def test_linspace_is_torchs(steps) -> None:
     for start, end in ((-1.0, 1.0), (0.0, 0.3), (5.0, -2.0)):
