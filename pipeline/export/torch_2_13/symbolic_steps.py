@@ -1,11 +1,11 @@
 """Replaces torch functions that turn a symbolic size into a number while a model is traced.
 
 ``torch.linspace(a, b, steps)`` accepts no symbolic number of steps (its schema says ``int``), and
-``affine_grid`` calls it. ``cdist`` uses another algorithm above 25 rows, and the result of
-``chunk`` can't be exported; ``tensor_split`` has the example's pieces (torch 2.13). Under
-`SymbolicSteps` they are traced as arange, differences and slices, but only for symbolic sizes. The
-output sizes of adaptive max pools and of ``adaptive_avg_pool1d`` must be numbers too: these are
-traced as an op of ours, and as a 2-D pool.
+``affine_grid`` calls it. ``cdist`` uses another algorithm above 25 rows, and the results of
+``chunk``, and of ``split`` by a size, can't be exported; ``tensor_split`` has the example's pieces
+(torch 2.13). Under `SymbolicSteps` they are traced as arange, differences and slices, but only for
+symbolic sizes. The output sizes of adaptive max pools and of ``adaptive_avg_pool1d`` must be
+numbers too: these are traced as an op of ours, and as a 2-D pool.
 """
 
 from __future__ import annotations
@@ -116,6 +116,18 @@ def _tensor_split(input: torch.Tensor, sections: Any = None, dim: int = 0, **ind
     return _pieces(input, dim, [*accumulate(sizes, initial=0)])
 
 
+def _split(tensor: torch.Tensor, sizes: Any, dim: int = 0) -> Any:
+    """``split`` into pieces of one size; the last may be shorter.
+
+    torch's exporter fails at a symbolic size of the pieces.
+    """
+    size = tensor.shape[dim]
+    if not isinstance(sizes, torch.SymInt):
+        return NotImplemented
+    number = max(int((size + sizes - 1) // sizes), 1)  # the branch that torch takes too
+    return _pieces(tensor, dim, [*(sizes * n for n in range(number)), size])
+
+
 def _low(size: torch.SymInt) -> Any:
     """The smallest value that a size can have."""
     return size.node.shape_env.bound_sympy(size.node.expr).lower
@@ -182,8 +194,12 @@ _OTHERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cdist: _cdist,
     torch.chunk: _chunk,
     torch.Tensor.chunk: _chunk,
+    torch.unsafe_chunk: _chunk,
+    torch.Tensor.unsafe_chunk: _chunk,
     torch.tensor_split: _tensor_split,
     torch.Tensor.tensor_split: _tensor_split,
+    torch.split: _split,
+    torch.Tensor.split: _split,
     torch.adaptive_avg_pool1d: _adaptive_avg_pool1d,
     functional.adaptive_max_pool1d: _adaptive_max_pool1d,
     functional.adaptive_max_pool2d: _adaptive_max_pool,

@@ -60,6 +60,16 @@ CASES = {
         lambda x: torch.cat([c.mean(3) * n for n, c in enumerate(x.chunk(3, 3), 1)], 1),
         (1, 3, H, W),
     ),
+    "split by half a size": (
+        lambda x: torch.stack([c.mean(3) for c in x.split((x.shape[3] + 1) // 2, 3)]),
+        (1, 3, H, W),
+    ),
+    "split by a size": (
+        lambda x: sum(
+            c * n for n, c in enumerate(torch.split(torch.cat([x, x + 1], 3), x.shape[3], dim=3))
+        ),
+        (1, 3, H, W),
+    ),
     "affine_grid of a volume": (volume, (1, 3, D, H, W)),
     "adaptive max, 1d": (
         lambda x: functional.adaptive_max_pool1d(x[0], x.shape[3] // 2 + 1),
@@ -149,6 +159,35 @@ def test_tensor_split_keeps_no_piece_of_the_example(tmp_path, monkeypatch) -> No
     assert differing(export(spec, None, tmp_path / "n.onnx").path)
 
 
+SPLITS = {
+    "hsplit": lambda x: torch.hsplit(torch.cat([x, x * 2], 1), 2),
+    "vsplit": lambda x: torch.cat([x.T, x.T * 2]).vsplit(2),
+    "split into given sizes": lambda x: x.split([x.shape[1] // 3, x.shape[1] - x.shape[1] // 3], 1),
+    "split by a size": lambda x: x.split(split_size=x.shape[1] // 2 + 1, dim=1),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_splits_of_a_dynamic_axis(tmp_path, name) -> None:
+    def function(x):
+        return sum(c.sum() * n for n, c in enumerate(SPLITS[name](x), 1))
+
+    done = export(spec_of(function, (3, Dim("w", 5, 20, 40))), None, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(done.path))
+    for size in (5, 7, 12, 39, 40):
+        x = done.spec.sample({"w": size}, 3)["x"]
+        want = function(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-5, atol=1e-5)
+
+
+def test_another_number_of_pieces_is_refused_with_the_sizes_of_one(tmp_path) -> None:
+    def function(x):
+        return torch.stack([c.amax(1) for c in x.split(x.shape[1] // 2, 1)])
+
+    with pytest.raises(ExportError, match="w must be a multiple of 2"):
+        export(spec_of(function, (3, Dim("w", 5, 20, 40))), None, tmp_path / "m.onnx")
+
+
 CALLS = {
     "torch.chunk": lambda x: torch.chunk(x, 3, 2),
     "torch.chunk by name": lambda x: torch.chunk(input=x, chunks=3, dim=2),
@@ -156,6 +195,7 @@ CALLS = {
     "Tensor.chunk": lambda x: x.chunk(3, -1),
     "Tensor.chunk by name": lambda x: x.chunk(chunks=3, dim=2),
     "Tensor.chunk of another axis": lambda x: x.transpose(0, 2).chunk(chunks=3),
+    "Tensor.unsafe_chunk": lambda x: x.unsafe_chunk(3, 2),
     "torch.tensor_split": lambda x: torch.tensor_split(x, 3, 2),
     "torch.tensor_split by name": lambda x: torch.tensor_split(input=x, sections=3, dim=2),
     "torch.tensor_split by indices": lambda x: torch.tensor_split(input=x, indices=[2, 4], dim=2),
