@@ -4,17 +4,21 @@ The model runs in float32 and in float64, and the difference shows its rounding.
 float16 weights runs as it is and in float32. The outputs of a correct conversion differ about as
 much, since it adds the same sums in another order. If a model amplifies rounding so much that
 faults would pass, it gets no tolerance but an error.
+
+A model may compute something else in float64 (``if x.dtype == torch.float64:``). Then it calls
+other functions of torch, and runs with slightly changed inputs instead.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from pipeline.errors import InputError
 from pipeline.export.dtypes import computed_halves, in_dtype, run_widened
@@ -47,8 +51,9 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
     samples: dict[str, list[Sample]] = {}
     how = ""
     runs = list(_runs(spec, module, seed))
-    wides = _in_float64(module, [args for _, args, _ in runs])
-    for (sizes, args, plain), wide in zip(runs, wides, strict=True):
+    wides = _in_float64(module, runs)
+    for run, wide in zip(runs, wides, strict=True):
+        sizes, args, plain = run.sizes, run.args, run.outputs
         if len(plain) != len(spec.outputs):
             raise InputError(
                 f"model {spec.name}: it returns {len(plain)} tensors at "
@@ -96,10 +101,38 @@ def _has_tolerance(spec: ModelSpec, name: str) -> bool:
     return any(o.name == name and o.tolerance is not None for o in spec.outputs)
 
 
-def _runs(
-    spec: ModelSpec, module: torch.nn.Module, seed: int
-) -> Iterator[tuple[Mapping[str, int], tuple[torch.Tensor, ...], list[np.ndarray]]]:
-    """Sizes, inputs and outputs: of small inputs, or of the smallest that the module takes."""
+@dataclass(frozen=True)
+class _Run:
+    """One run of the model: its sizes, inputs and outputs, and the functions that it called."""
+
+    sizes: Mapping[str, int]
+    args: tuple[torch.Tensor, ...]
+    outputs: list[np.ndarray]
+    called: list[Callable[..., Any]]
+
+
+class _Calls(TorchFunctionMode):
+    """Collects the functions of torch that are called, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[Callable[..., Any]] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Called by torch for each function of its API."""
+        del types
+        self.called.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _runs(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Iterator[_Run]:
+    """Runs with small inputs, or with the smallest that the module takes."""
     total = ran = 0
     every = examples(spec.inputs, spec.rules)
     for sizes in sorted(every, key=lambda sizes: elements(spec.inputs, sizes)):
@@ -107,14 +140,20 @@ def _runs(
         if ran and total + count > (_TWO if ran == 1 else _ELEMENTS):
             continue
         args = example_args(spec.inputs, seed, sizes)
+        calls = _Calls()
         try:
             with torch.no_grad(), quiet(), untouched(module):
-                plain = _arrays(module(*(a.clone() for a in args)))
+                plain = _arrays(_called(module, [a.clone() for a in args], calls))
         except Exception:  # the model does not run at these sizes
             continue
         total += count
         ran += 1
-        yield sizes, args, plain
+        yield _Run(sizes, args, plain, calls.called)
+
+
+def _called(module: torch.nn.Module, args: Sequence[torch.Tensor], calls: _Calls) -> Any:
+    with calls:
+        return module(*args)
 
 
 @dataclass(frozen=True)
@@ -153,7 +192,7 @@ def _exact(
 ) -> _Exact:
     """The outputs in a wider dtype, or with slightly changed inputs if the model can't run so.
 
-    `wide` has the outputs in float64.
+    `wide` has the outputs in float64, if they are of the same computation.
     """
     if wide is not None and not any(
         _apart(a, b) > _HALF_SHOWS
@@ -170,11 +209,12 @@ def _weights(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]  # state_dict() leaves some buffers out
 
 
-def _in_float64(
-    module: torch.nn.Module, inputs: Sequence[Sequence[torch.Tensor]]
-) -> list[list[np.ndarray] | None]:
-    """The outputs in float64, for each of the inputs; None if the model can't run so."""
-    found: list[list[np.ndarray] | None] = [None] * len(inputs)
+def _in_float64(module: torch.nn.Module, runs: Sequence[_Run]) -> list[list[np.ndarray] | None]:
+    """The outputs in float64, for each run; None if the model can't run so or computes another way.
+
+    A run that called other functions of torch took another branch, such as one on the dtype.
+    """
+    found: list[list[np.ndarray] | None] = [None] * len(runs)
     tensors = _weights(module)
     narrow = all(t.dtype == torch.float32 or not t.dtype.is_floating_point for t in tensors)
     if not narrow or sum(t.numel() for t in tensors) > _WIDE:
@@ -188,10 +228,12 @@ def _in_float64(
         quiet(),
     ):
         state = ModuleState(module)
-        for n, args in enumerate(inputs):
-            wide = [a.double() if a.is_floating_point() else a.clone() for a in args]
+        for n, run in enumerate(runs):
+            wide = [a.double() if a.is_floating_point() else a.clone() for a in run.args]
+            calls = _Calls()
             with contextlib.suppress(Exception), state.restored():  # casts to float32
-                found[n] = _arrays(module(*wide))
+                outputs = _arrays(_called(module, wide, calls))
+                found[n] = outputs if calls.called == run.called else None
     return found
 
 

@@ -217,6 +217,33 @@ def test_what_a_module_keeps_is_not_changed() -> None:
             assert module(torch.rand(1, 3, h, h)).dtype == torch.float32
 
 
+class Branches(torch.nn.Module):
+    """Computes something else in float64."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.layer, self.where = torch.nn.Conv2d(3, 3, 1), where
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.layer(x)
+        wide = x.dtype == torch.float64
+        if self.where == "more":
+            return {"y": y * 1.001 if wide else y}
+        if self.where == "less":
+            return {"y": y if wide else y * 1.001}
+        return {"y": y.tanh() if wide else y.sigmoid()}
+
+
+@pytest.mark.parametrize("where", ["more", "less", "other"])
+def test_a_branch_on_the_dtype_is_not_rounding(where: str, tmp_path: Path) -> None:
+    """float32 and float64 runs that call other functions are no measure of each other."""
+    done = export(spec_of(lambda: Branches(where)), None, tmp_path / "m.onnx")
+    tolerance = done.spec.outputs[0].tolerance
+    assert tolerance is not None and tolerance.atol < 1e-4
+    assert "rounding of the inputs" in tolerance.why
+    assert passes(done, done.path, {"h": 13})
+
+
 class _Filled(torch.nn.Module):
     """Half of the logits have the value of masked logits."""
 

@@ -77,8 +77,8 @@ PIECES: tuple[Piece, ...] = (
     Piece(
         "symbolic_steps",
         seen="2.13.0",
-        without="linspace, affine_grid, cdist, chunk and adaptive pools make a constant of a "
-        "symbolic size, or fail at it.",
+        without="linspace, affine_grid, cdist, chunk, split, tensor_split and adaptive pools make "
+        "a constant of a symbolic size, or fail at it.",
         apply=lambda module, sizes: symbolic_steps.SymbolicSteps(),  # noqa: ARG005
         threads=(
             "https://github.com/pytorch/pytorch/pull/184939",  # linspace

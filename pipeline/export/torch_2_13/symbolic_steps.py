@@ -1,28 +1,36 @@
 """Replaces torch functions that turn a symbolic size into a number while a model is traced.
 
 ``torch.linspace(a, b, steps)`` accepts no symbolic number of steps (its schema says ``int``), and
-``affine_grid`` calls it. ``cdist`` uses another algorithm above 25 rows, and the result of
-``chunk`` can't be exported (torch 2.13). Under `SymbolicSteps` they are traced as arange,
-differences and slices, but only for symbolic sizes. The output sizes of adaptive max pools and of
-``adaptive_avg_pool1d`` must be numbers too: these are traced as an op of ours, and as a 2-D pool.
+``affine_grid`` calls it. ``cdist`` uses another algorithm above 25 rows, and the results of
+``chunk``, and of ``split`` by a size, can't be exported; ``tensor_split`` has the example's pieces
+(torch 2.13). Under `SymbolicSteps` they are traced as arange, differences and slices, but only for
+symbolic sizes. The output sizes of adaptive max pools and of ``adaptive_avg_pool1d`` must be
+numbers too: these are traced as an op of ours, and as a 2-D pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from pipeline.errors import ExportError
 from pipeline.export.ops.pools import sized_max_pool
 
 Size = Any  # int or torch.SymInt
+_NUMPYS = {"axis": "dim", "x": "input"}  # numpy's names of arguments, which torch takes too
 
 
 class SymbolicSteps(TorchFunctionMode):
-    """While it is active, these functions keep symbolic sizes."""
+    """While it is active, these functions keep symbolic sizes.
+
+    The parameters of our functions have torch's names: a model may pass each by name.
+    """
 
     def __torch_function__(
         self,
@@ -35,7 +43,8 @@ class SymbolicSteps(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         other = _OTHERS.get(func)
-        result = NotImplemented if other is None else other(*args, **kwargs)
+        named = {_NUMPYS.get(name, name): value for name, value in kwargs.items()}
+        result = NotImplemented if other is None else other(*args, **named)
         return func(*args, **kwargs) if result is NotImplemented else result
 
 
@@ -70,50 +79,85 @@ def _affine_grid(
     return affine_grid(theta, size, align_corners)
 
 
-def _cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: Any = None) -> Any:
-    """``cdist`` by differences; needs memory for [..., rows of x, rows of y, channels]."""
+def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: Any = None) -> Any:
+    """``cdist`` by differences; needs memory for [..., rows of x1, rows of x2, channels]."""
     del compute_mode
-    rows = (x.shape[-2], y.shape[-2])
+    rows = (x1.shape[-2], x2.shape[-2])
     if p not in (1, 2) or not any(isinstance(s, torch.SymInt) for s in rows):
         return NotImplemented
-    difference = x.unsqueeze(-2) - y.unsqueeze(-3)
+    difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     return difference.abs().sum(-1) if p == 1 else difference.square().sum(-1).sqrt()
 
 
-def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
-    """``chunk`` if the number of pieces is fixed: 2 pieces, or an exact division."""
-    size = x.shape[dim]
+def _chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Any:
+    """``chunk`` if the number of pieces is the same at every size."""
+    size = input.shape[dim]
     if not isinstance(size, torch.SymInt):
         return NotImplemented
-    low = size.node.shape_env.bound_sympy(size.node.expr).lower
-    exact = (size.node.expr % chunks).is_zero
-    if not (exact or (chunks == 2 and low >= 2)):
-        return NotImplemented
     step = (size + chunks - 1) // chunks
-    ends = [*(step * n for n in range(1, chunks)), size]
-    starts = [0, *ends[:-1]]
-    return tuple(x.narrow(dim, a, b - a) for a, b in zip(starts, ends, strict=True))
+    least = (chunks - 1) ** 2 + 1  # chunk(3) of 4 elements gives 2 pieces
+    always = (size.node.expr % chunks).is_zero or _low(size) >= least
+    # the declared sizes may say more: `short_sizes` evaluates the condition at all of them
+    if not (always or statically_known_true((size + step - 1) // step == chunks)):
+        raise ExportError(
+            f"chunk({chunks}) of an axis whose size follows an input can give fewer than {chunks} "
+            f"pieces: declare a range in which this size is at least {least}, or use "
+            f"torch.tensor_split, which always gives {chunks}"
+        )
+    return _pieces(input, dim, [*(step * n for n in range(chunks)), size])
 
 
-def _adaptive_avg_pool1d(x: torch.Tensor, output_size: Any) -> Any:
+def _tensor_split(input: torch.Tensor, sections: Any = None, dim: int = 0, **indices: Any) -> Any:
+    """``tensor_split`` into a number of pieces; the first ones may be longer by one."""
+    size = input.shape[dim]
+    if indices or not isinstance(sections, int) or not isinstance(size, torch.SymInt):
+        return NotImplemented
+    sizes = ((size + sections - 1 - n) // sections for n in range(sections))
+    return _pieces(input, dim, [*accumulate(sizes, initial=0)])
+
+
+def _split(tensor: torch.Tensor, sizes: Any, dim: int = 0) -> Any:
+    """``split`` into pieces of one size; the last may be shorter.
+
+    torch's exporter fails at a symbolic size of the pieces.
+    """
+    size = tensor.shape[dim]
+    if not isinstance(sizes, torch.SymInt):
+        return NotImplemented
+    number = max(int((size + sizes - 1) // sizes), 1)  # the branch that torch takes too
+    return _pieces(tensor, dim, [*(sizes * n for n in range(number)), size])
+
+
+def _low(size: torch.SymInt) -> Any:
+    """The smallest value that a size can have."""
+    return size.node.shape_env.bound_sympy(size.node.expr).lower
+
+
+def _pieces(x: torch.Tensor, dim: int, ends: Sequence[Size]) -> tuple[torch.Tensor, ...]:
+    return tuple(x.narrow(dim, a, b - a) for a, b in pairwise(ends))
+
+
+def _adaptive_avg_pool1d(input: torch.Tensor, output_size: Any) -> Any:
     (length,) = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
     if not isinstance(length, torch.SymInt):
         return NotImplemented
     size: Any = (1, length)
-    return functional.adaptive_avg_pool2d(x.unsqueeze(-2), size).squeeze(-2)
+    return functional.adaptive_avg_pool2d(input.unsqueeze(-2), size).squeeze(-2)
 
 
-def _adaptive_max_pool(x: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
+def _adaptive_max_pool(input: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
     listed = output_size if isinstance(output_size, (tuple, list)) else ()
     if return_indices or not any(isinstance(s, torch.SymInt) for s in listed):
         return NotImplemented
-    pairs = zip(listed, x.shape[-len(listed) :], strict=True)
-    return sized_max_pool(x, [before if new is None else new for new, before in pairs])
+    pairs = zip(listed, input.shape[-len(listed) :], strict=True)
+    return sized_max_pool(input, [before if new is None else new for new, before in pairs])
 
 
-def _adaptive_max_pool1d(x: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
+def _adaptive_max_pool1d(
+    input: torch.Tensor, output_size: Any, return_indices: bool = False
+) -> Any:
     listed = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
-    return _adaptive_max_pool(x, listed, return_indices)
+    return _adaptive_max_pool(input, listed, return_indices)
 
 
 def affine_grid(
@@ -150,6 +194,12 @@ _OTHERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cdist: _cdist,
     torch.chunk: _chunk,
     torch.Tensor.chunk: _chunk,
+    torch.unsafe_chunk: _chunk,
+    torch.Tensor.unsafe_chunk: _chunk,
+    torch.tensor_split: _tensor_split,
+    torch.Tensor.tensor_split: _tensor_split,
+    torch.split: _split,
+    torch.Tensor.split: _split,
     torch.adaptive_avg_pool1d: _adaptive_avg_pool1d,
     functional.adaptive_max_pool1d: _adaptive_max_pool1d,
     functional.adaptive_max_pool2d: _adaptive_max_pool,

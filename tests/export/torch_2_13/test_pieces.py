@@ -212,6 +212,9 @@ FAULTS: dict[str, dict[str, Case]] = {
         "cdist": Case(lambda: Of(lambda x: torch.cdist(x, x + 1)), (W, 4)),
         "torch.chunk": Case(lambda: Of(lambda x: torch.chunk(x, 2, 1)[0]), (3, W), written=True),
         "Tensor.chunk": Case(lambda: Of(lambda x: x.chunk(2, 1)[1]), (3, W), written=True),
+        "Tensor.split": Case(
+            lambda: Of(lambda x: x.split((x.shape[1] + 1) // 2, 1)[1]), (3, W), written=True
+        ),
     },
     "whole": {
         "half a size": Case(lambda: Of(lambda x: x.new_zeros(int(x.shape[1] / 2))), (3, W)),

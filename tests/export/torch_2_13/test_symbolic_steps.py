@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -54,6 +56,20 @@ CASES = {
     "cdist": (lambda x: torch.cdist(x[0], x[0] + 1), (1, 3, H, 4)),
     "cdist, p=1": (lambda x: torch.cdist(x[0], x[0] + 1, 1), (1, 3, H, 4)),
     "chunk in two": (lambda x: torch.cat([c.mean(3) for c in x.chunk(2, 3)], 1), (1, 3, H, W)),
+    "chunk in three": (
+        lambda x: torch.cat([c.mean(3) * n for n, c in enumerate(x.chunk(3, 3), 1)], 1),
+        (1, 3, H, W),
+    ),
+    "split by half a size": (
+        lambda x: torch.stack([c.mean(3) for c in x.split((x.shape[3] + 1) // 2, 3)]),
+        (1, 3, H, W),
+    ),
+    "split by a size": (
+        lambda x: sum(
+            c * n for n, c in enumerate(torch.split(torch.cat([x, x + 1], 3), x.shape[3], dim=3))
+        ),
+        (1, 3, H, W),
+    ),
     "affine_grid of a volume": (volume, (1, 3, D, H, W)),
     "adaptive max, 1d": (
         lambda x: functional.adaptive_max_pool1d(x[0], x.shape[3] // 2 + 1),
@@ -93,6 +109,120 @@ def test_sizes_stay_symbolic(tmp_path, monkeypatch, name) -> None:
     monkeypatch.setattr(symbolic_steps, "_OTHERS", {})
     with pytest.raises(ExportError):
         export(spec, None, tmp_path / "n.onnx")
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 4, 5])
+def test_chunk_always_gives_the_same_number_of_pieces_or_is_refused(tmp_path, chunks) -> None:
+    def function(x):
+        return sum(c.sum(1) * n for n, c in enumerate(x.chunk(chunks, 1), 1))
+
+    least = (chunks - 1) ** 2 + 1
+    assert all(len(torch.empty(n).chunk(chunks)) == chunks for n in range(least, 200))
+    assert len(torch.empty(least - 1).chunk(chunks)) < chunks
+    done = export(spec_of(function, (3, Dim("w", least, 30, 60))), None, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(done.path))
+    for size in range(least, 61):
+        x = done.spec.sample({"w": size}, 3)["x"]
+        want = function(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-5, atol=1e-5)
+
+    if chunks > 2:  # torch's own trace takes sizes above 1 for granted
+        with pytest.raises(ExportError, match=f"at least {least}, or use torch.tensor_split"):
+            export(spec_of(function, (3, Dim("w", 2, 30, 60))), None, tmp_path / "n.onnx")
+
+
+def test_tensor_split_keeps_no_piece_of_the_example(tmp_path, monkeypatch) -> None:
+    """Where an axis has fewer elements than pieces, some pieces are empty."""
+
+    def function(x):
+        first, *_ = x.tensor_split(3, -1)
+        split = torch.tensor_split(x, sections=4, dim=1)
+        return first, torch.stack([c.sum(1) * n for n, c in enumerate(split, 1)])
+
+    def differing(path) -> list[int]:
+        session = onnxruntime.InferenceSession(str(path))
+        found = []
+        for size in range(1, 61):
+            x = spec.sample({"w": size}, 3)["x"]
+            want = [y.numpy() for y in function(torch.from_numpy(x))]
+            got = session.run(None, {"x": x})
+            if not all(
+                a.shape == b.shape and np.allclose(a, b, 1e-5, 1e-5)
+                for a, b in zip(got, want, strict=True)
+            ):
+                found.append(size)
+        return found
+
+    spec = replace(spec_of(function, (3, Dim("w", 1, 30, 60))), outputs=(Output("y"), Output("z")))
+    assert differing(export(spec, None, tmp_path / "m.onnx").path) == []
+    monkeypatch.setattr(symbolic_steps, "_OTHERS", {})
+    assert differing(export(spec, None, tmp_path / "n.onnx").path)
+
+
+SPLITS = {
+    "hsplit": lambda x: torch.hsplit(torch.cat([x, x * 2], 1), 2),
+    "vsplit": lambda x: torch.cat([x.T, x.T * 2]).vsplit(2),
+    "split into given sizes": lambda x: x.split([x.shape[1] // 3, x.shape[1] - x.shape[1] // 3], 1),
+    "split by a size": lambda x: x.split(split_size=x.shape[1] // 2 + 1, dim=1),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_splits_of_a_dynamic_axis(tmp_path, name) -> None:
+    def function(x):
+        return sum(c.sum() * n for n, c in enumerate(SPLITS[name](x), 1))
+
+    done = export(spec_of(function, (3, Dim("w", 5, 20, 40))), None, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(done.path))
+    for size in (5, 7, 12, 39, 40):
+        x = done.spec.sample({"w": size}, 3)["x"]
+        want = function(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-5, atol=1e-5)
+
+
+def test_another_number_of_pieces_is_refused_with_the_sizes_of_one(tmp_path) -> None:
+    def function(x):
+        return torch.stack([c.amax(1) for c in x.split(x.shape[1] // 2, 1)])
+
+    with pytest.raises(ExportError, match="w must be a multiple of 2"):
+        export(spec_of(function, (3, Dim("w", 5, 20, 40))), None, tmp_path / "m.onnx")
+
+
+CALLS = {
+    "torch.chunk": lambda x: torch.chunk(x, 3, 2),
+    "torch.chunk by name": lambda x: torch.chunk(input=x, chunks=3, dim=2),
+    "torch.chunk by numpy's names": lambda x: torch.chunk(x=x, chunks=3, axis=2),
+    "Tensor.chunk": lambda x: x.chunk(3, -1),
+    "Tensor.chunk by name": lambda x: x.chunk(chunks=3, dim=2),
+    "Tensor.chunk of another axis": lambda x: x.transpose(0, 2).chunk(chunks=3),
+    "Tensor.unsafe_chunk": lambda x: x.unsafe_chunk(3, 2),
+    "torch.tensor_split": lambda x: torch.tensor_split(x, 3, 2),
+    "torch.tensor_split by name": lambda x: torch.tensor_split(input=x, sections=3, dim=2),
+    "torch.tensor_split by indices": lambda x: torch.tensor_split(input=x, indices=[2, 4], dim=2),
+    "Tensor.tensor_split": lambda x: x.tensor_split(3, -1),
+    "Tensor.tensor_split by name": lambda x: x.tensor_split(sections=3, dim=2),
+    "Tensor.tensor_split of another axis": lambda x: x.transpose(0, 2).tensor_split(sections=3),
+    "torch.cdist by name": lambda x: [torch.cdist(x1=x.mT, x2=x.mT + 1, p=1.0)],
+    "adaptive_avg_pool1d by name": lambda x: [
+        torch.adaptive_avg_pool1d(input=x, output_size=x.shape[2] // 2)
+    ],
+    "adaptive_max_pool1d by name": lambda x: [
+        functional.adaptive_max_pool1d(input=x, output_size=x.shape[2] // 2)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_positional_and_keyword_arguments(tmp_path, name) -> None:
+    def function(x):
+        return sum(c.sum((0, 1, 2)) * n for n, c in enumerate(CALLS[name](x), 1))
+
+    done = export(spec_of(function, (1, 3, Dim("w", 5, 20, 40))), None, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(done.path))
+    for size in (5, 7, 12, 39, 40):
+        x = done.spec.sample({"w": size}, 3)["x"]
+        want = function(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 10, 255, 1024])
