@@ -18,7 +18,6 @@ from torch import _meta_registrations
 from torch._decomp import global_decomposition_table
 from torch.fx.experimental.sym_node import SymNode
 from torch.nn import functional
-from torch.onnx._internal.exporter import _fx_passes
 from torch.torch_version import TorchVersion
 from torch.utils._sympy.functions import FloorDiv
 
@@ -297,7 +296,6 @@ def exchanged() -> dict[str, Any]:
         "FloorDiv.eval": FloorDiv.__dict__["eval"].__func__,
         "int": NAMES.get("int"),
         "grouped_mm": _meta_registrations._meta_grouped_mm_common,
-        "decompositions of a program": _fx_passes.decompose_with_registry,
         "modes": torch._C._len_torch_function_stack(),
         **{str(op): dict(op.py_kernels) for op in RECURRENT},
         "decompositions": {
