@@ -8,6 +8,7 @@
     reproduce.sh     repeats the comparison with Polygraphy's commands
     inputs.npz       the user's values of inputs, if there are any
     timing.cache     the builder's timings, for the next build (TensorRT-RTX has none)
+    tuning.json      the engines that `tune` tried, and their times (tuning.svg: a plot)
     manifest.json    dims, versions, results, and the hash of every other file
 
 Each stage can run alone, so any file except the manifest may be missing. The manifest states which
@@ -38,11 +39,13 @@ from pipeline.spec.file_names import (
     RECIPE,
     REPRODUCE,
     TIMING,
+    TUNING,
+    TUNING_PLOT,
 )
 
 _AGAIN = "; convert again"
 _HINT = "pass the folder that a conversion wrote"
-_BUILT = (PLAN, TIMING, REPRODUCE, RECIPE)
+_BUILT = (PLAN, TIMING, REPRODUCE, RECIPE, TUNING, TUNING_PLOT)
 _ATTEMPTS = 10
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from pipeline.build.refused_node import BuildFailure, NodeIndex, find
 from pipeline.build.settings import BuildOptions, TimingCache, configure
 from pipeline.errors import BuildError
 from pipeline.graph.files import check_model
-from pipeline.machine.child import Child, ChildDied, ChildFailed
+from pipeline.machine.child import Child, ChildDied, ChildFailed, ChildLate
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import Target, require, use
@@ -29,7 +29,7 @@ from pipeline.rewrite.half import write_in_half
 from pipeline.spec.effort import check_effort
 from pipeline.spec.file_names import HALF
 from pipeline.spec.interface import Interface
-from pipeline.spec.precision import HALVES, check_precision
+from pipeline.spec.precision import check_precision
 
 _MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
 _PHASE, _PARSING, _LAYERS, _UNIT = "phase ", "parsing ", "layers ", "\x1f"
@@ -37,6 +37,12 @@ _PHASE, _PARSING, _LAYERS, _UNIT = "phase ", "parsing ", "layers ", "\x1f"
 # node: X [Op]", "ForeignNode {...} metadata: [ONNX Layer: a][ONNX Layer: b]"
 _AT_NODE = re.compile(r"arsing node: (?P<name>.*) \[\w+\]$")
 _LAYER = re.compile(r"\[ONNX Layer: (?P<name>[^\]]*)\]")
+
+
+_NOTES = {
+    "libraries": "tactics of cuBLAS and cuDNN were allowed",
+    "plain": "built with TensorRT's defaults; the types of layers were TensorRT's choice",
+}
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class _BuildJob:
     @property
     def source(self) -> Path:
         """The model to build: for fp16 and bf16, the copy in half precision."""
-        return self.plan.with_name(HALF) if self.options.precision in HALVES else self.model
+        return self.plan.with_name(HALF) if self.options.in_half else self.model
 
     @property
     def spare(self) -> Path:
@@ -156,9 +162,11 @@ def build(
 
 def _in_child(env: Mapping[str, str], job: _BuildJob) -> tuple[Built | BuildFailure, int]:
     """Runs a job in a child. Returns the result, and the child's peak memory in bytes."""
-    with Child(env) as child:
+    with Child(env, time_limit=job.options.time_limit) as child:
         try:
             made: Built | BuildFailure | _NoEngine = child.call(_build_here, job)
+        except ChildLate as late:
+            raise BuildError(f"target {job.target}: the build {late.how}") from None
         except ChildDied as died:
             made = BuildFailure(died.words, died.how)
         except ChildFailed as failed:
@@ -187,7 +195,7 @@ def _build_here(job: _BuildJob) -> Built | _NoEngine:
             trail.write(f"{_PHASE}{phase}\n")
 
         check_model(job.model)
-        said: list[str] = []
+        said = [text for name, text in _NOTES.items() if getattr(job.options, name)]
         if job.source != job.model:
             doing("half precision")
             half = write_in_half(job.model, job.source, job.options.precision, job.options.recipe)

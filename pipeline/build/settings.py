@@ -39,6 +39,11 @@ class BuildOptions:
         plugins: Libraries, Python files, or names in `pipeline.plugins.PLUGINS`.
         recipe: For fp16 and bf16: which nodes compute in half precision, in place of the rules.
         auto: Whether to search for the recipe first (`pipeline.convert.recipe`).
+        libraries: Whether TensorRT 8.6 may use tactics of cuBLAS and cuDNN. An engine with such a
+            tactic needs the library where it runs.
+        plain: Whether to build as TensorRT does by default. In fp16 and bf16, TensorRT then chooses
+            the type of each layer by its speed; half.onnx and `recipe` are not used.
+        time_limit: The longest time of the build in seconds; None for no limit.
     """
 
     target: Target
@@ -47,6 +52,14 @@ class BuildOptions:
     plugins: tuple[str, ...] = ()
     recipe: Recipe | None = None
     auto: bool = False
+    libraries: bool = False
+    plain: bool = False
+    time_limit: float | None = None
+
+    @property
+    def in_half(self) -> bool:
+        """True if the graph is written in half precision before the build."""
+        return self.precision in HALVES and not self.plain
 
 
 def configure(
@@ -69,7 +82,7 @@ def configure(
     """
     from polygraphy.backend.trt import Profile as PolygraphyProfile
 
-    target, precision = options.target, options.precision
+    target = options.target
     ranges = []
     for profile in interface.profiles:
         made = PolygraphyProfile()
@@ -81,7 +94,7 @@ def configure(
 
         config = CreateConfigRTX(profiles=ranges)(builder, network)
     else:
-        config = _classic_config(trt, target, builder, network, ranges, precision)
+        config = _classic_config(trt, builder, network, ranges, options)
     # For a profile that contradicts the network, add_optimization_profile returns -1 and raises
     # nothing. Polygraphy does not check the result.
     if config.num_optimization_profiles != len(interface.profiles):
@@ -89,14 +102,14 @@ def configure(
             f"target {target}: TensorRT refuses a profile. Give the profile other ranges"
         )
     # CreateConfig clears TF32 by default, and CreateConfigRTX does not: set or clear it always
-    (config.clear_flag if precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)
+    (config.clear_flag if options.precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)
     if options.effort.level is not None:
         config.builder_optimization_level = options.effort.level
     return config
 
 
 def _classic_config(
-    trt: Any, target: Target, builder: Any, network: Any, ranges: Sequence[Any], precision: str
+    trt: Any, builder: Any, network: Any, ranges: Sequence[Any], options: BuildOptions
 ) -> Any:
     """Makes the config for a TensorRT that is not RTX, without Polygraphy's CreateConfig.
 
@@ -106,13 +119,17 @@ def _classic_config(
     config = builder.create_builder_config()
     for made in ranges:
         config.add_optimization_profile(made.fill_defaults(network).to_trt(builder, network))
-    if precision in HALVES:
+    target, precision = options.target, options.precision
+    if options.in_half:
         layer_types.apply(trt, config, network, precision)
+    elif precision in HALVES:
+        config.set_flag(getattr(trt.BuilderFlag, precision.upper()))
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if target.version < (9,):
         # Tactics of cuBLAS and cuDNN need these libraries. Convolutions that are compiled in the
         # build take much of its time (docs/results/build-cost.md). Not measured after 8.6.
-        config.set_tactic_sources(0)
+        if not (options.libraries or options.plain):
+            config.set_tactic_sources(0)
         # every captured graph has its own context; later versions always allow this
         config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
     return config

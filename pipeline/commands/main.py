@@ -24,6 +24,7 @@ from pipeline.commands import source_options as cli_source
 from pipeline.commands.bench import command as cli_bench
 from pipeline.commands.check import command as cli_check
 from pipeline.commands.output import show
+from pipeline.commands.tune import command as cli_tune
 from pipeline.errors import InputError, PipelineError, ended_run
 from pipeline.machine import interrupts
 from pipeline.machine.program import StdoutError
@@ -271,6 +272,7 @@ def command_parser() -> argparse.ArgumentParser:
         cli_options.plugins(sub)
     cli_passes.add_commands(add)
     cli_bench.add_command(add)
+    cli_tune.add_command(add)
     cli_locate.add_command(add)
     cli_options.sizes(verify)
     cli_check.verify_options(verify)

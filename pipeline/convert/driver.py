@@ -211,25 +211,42 @@ def run_build(
     """
     artifact = Artifact.open(place, built=False)
     check_models(place, artifact.manifest.files, artifact.manifest.interface)
-    interface = artifact.manifest.interface
-    if profiles:
-        parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles)]
-        interface = with_profiles(artifact.manifest, parsed)
-    for profile in interface.profiles:
-        profile.resolve(interface.dims)
+    parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles)]
     target = find_target(artifact.manifest.target.name)
     require(target)
     chosen, lines = precision_and_recipe(artifact, precision, recipe)
     auto = precision == AUTO
     options = BuildOptions(target, chosen, effort, tuple(plugins), lines, auto)
-    check_precision(options.precision, target)
-    check_effort(effort, target)
+    return build_artifact(artifact, options, parsed, announce)
+
+
+def build_artifact(
+    artifact: Artifact,
+    options: BuildOptions,
+    profiles: Sequence[Profile] = (),
+    announce: Announce = silent,
+) -> Report:
+    """Runs the build stage alone; see `run_build`.
+
+    Args:
+        artifact: The artifact, opened without its built files.
+        options: The options of the build.
+        profiles: Profiles in place of the artifact's; none to keep these.
+        announce: Called with the name of the stage, and with each removed file.
+    """
+    interface = artifact.manifest.interface
+    if profiles:
+        interface = with_profiles(artifact.manifest, profiles)
+    for profile in interface.profiles:
+        profile.resolve(interface.dims)
+    check_precision(options.precision, options.target)
+    check_effort(options.effort, options.target)
     with opened_artifact(artifact, announce) as work:
         for name in drop_damaged(work.folder, work.manifest):
             announce(f"removed {name}: the file was changed or damaged")
         manifest = replace(work.manifest, interface=interface)
         work.do(BUILD, Search(manifest, CompareOptions(), announce), options)
-        return Report(place, work.finish(keys={}))
+        return Report(artifact.path, work.finish(keys={}))
 
 
 def run_verify(place: Path, how: Verify = STORED, announce: Announce = silent) -> Report:

@@ -48,6 +48,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("ExportOptions", "weights"): "its content counts, see weights_info",
     ("ExportOptions", "seed"): "the sizes that a model accepts do not depend on values",
     ("Effort", "timing_cache"): "it only makes a build faster",
+    ("BuildOptions", "time_limit"): "a build that takes longer fails",
     ("ModelSpec", "build"): "the file that defines it counts, see _source",
     ("ModelSpec", "onnx"): "its content counts, see _source",
     ("ModelSpec", "reference"): "its content counts, see _source",

@@ -13,7 +13,17 @@ from pipeline.artifact.manifest import Manifest
 from pipeline.convert.keys import STAGES
 from pipeline.errors import ArtifactError, InputError
 from pipeline.machine.files import write_whole
-from pipeline.spec.file_names import COMPARISON, HALF, MANIFEST, MODEL, PLAN, REPRODUCE, TIMING
+from pipeline.spec.file_names import (
+    COMPARISON,
+    HALF,
+    MANIFEST,
+    MODEL,
+    PLAN,
+    REPRODUCE,
+    TIMING,
+    TUNING,
+    TUNING_PLOT,
+)
 
 
 def refuse_other(place: Path, source: str) -> None:
@@ -125,7 +135,7 @@ def forget(folder: Path, manifest: Manifest, *, after: str) -> Manifest:
         manifest = replace(manifest, rewrite=None)
     if "build" in stale:
         (folder / PLAN).unlink(missing_ok=True)
-        remove_half(folder)
+        remove_built(folder)
         unbuilt = replace(manifest.target, compute_capability=None)
         manifest = replace(manifest, build=None, target=unbuilt)
     if "compare" in stale:
@@ -146,10 +156,10 @@ def forget(folder: Path, manifest: Manifest, *, after: str) -> Manifest:
     )
 
 
-def remove_half(folder: Path) -> None:
-    """Removes half.onnx and its external data."""
-    for path in folder.glob(f"{HALF}*"):
-        path.unlink()
+def remove_built(folder: Path) -> None:
+    """Removes what belongs to an earlier plan: half.onnx with its data, and the table of `tune`."""
+    for path in (*folder.glob(f"{HALF}*"), folder / TUNING, folder / TUNING_PLOT):
+        path.unlink(missing_ok=True)
 
 
 def keep_timings(place: Path, folder: Path) -> None:

@@ -27,7 +27,7 @@ from pipeline.compare.stage import compare_artifact, record
 from pipeline.convert.keys import STAGES
 from pipeline.convert.options import ExportOptions, RewriteOptions
 from pipeline.convert.recipe import Search, decided
-from pipeline.convert.reuse import remove_half
+from pipeline.convert.reuse import remove_built
 from pipeline.convert.workspace import Stage
 from pipeline.errors import ArtifactError
 from pipeline.machine.files import fresh, hash_file, write_whole
@@ -207,7 +207,7 @@ def build(folder: Path, search: Search, options: BuildOptions) -> BuiltEngine:
         for name in options.plugins
         if name not in PLUGINS and Path(name).is_file()
     }
-    remove_half(folder)
+    remove_built(folder)
     options = replace(options, effort=replace(effort, timing_cache=kept))
     profiles = tuple(profile.resolve(interface.dims) for profile in interface.profiles)
     interface = replace(interface, profiles=profiles)

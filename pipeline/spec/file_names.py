@@ -26,6 +26,12 @@ REPRODUCE = "reproduce.sh"
 TIMING = "timing.cache"
 
 
+TUNING = "tuning.json"
+
+
+TUNING_PLOT = "tuning.svg"
+
+
 INPUTS = "inputs.npz"
 
 
