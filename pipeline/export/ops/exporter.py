@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def to_onnx(
     called: set[Any] = set()
     table = {target: _noting(f, target, called) for target, f in translation_table().items()}
     try:
-        with mended(program.graph_module, {}, during="torch.onnx.export"):
+        with mended(program.graph_module, {}, during="torch.onnx.export"), _unguarded(program):
             onnx_program = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -64,6 +65,21 @@ def to_onnx(
     assert onnx_program is not None
     _check_called(program, table.keys() - called)
     onnx_program.save(path)
+
+
+@contextlib.contextmanager
+def _unguarded(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """The exporter does not run the program's guards: what held at the example's sizes.
+
+    torch 2.13 would take them for true at every size. It would leave out the slice of ``x[:8]`` if
+    the example has fewer than 8 elements. A branch that gives another result has narrowed the dims.
+    """
+    guards = program._guards_code
+    program._guards_code = []
+    try:
+        yield
+    finally:
+        program._guards_code = guards
 
 
 def add_functions(model: onnx.ModelProto) -> None:

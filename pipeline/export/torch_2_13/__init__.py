@@ -25,6 +25,7 @@ from pipeline.export.torch_2_13 import (
     recurrent,
     rounded,
     short_sizes,
+    slices,
     symbolic_steps,
     texts,
     whole,
@@ -99,6 +100,13 @@ PIECES: tuple[Piece, ...] = (
         without="Expressions of padded sizes grow with each layer, and the guards on them take "
         "minutes.",
         apply=lambda module, sizes: short_sizes.short_sizes(sizes),  # noqa: ARG005
+    ),
+    Piece(
+        "slices",
+        seen="2.13.0",
+        without="x[:8] of a dynamic axis has 8 elements at every size, or all, as at the example.",
+        apply=lambda module, sizes: slices.open_slices(),  # noqa: ARG005
+        during=("torch.export.export", "torch.onnx.export"),
     ),
     Piece(
         "negative_divisors",

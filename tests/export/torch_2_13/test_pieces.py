@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import _meta_registrations
 from torch._decomp import global_decomposition_table
+from torch._subclasses import fake_impls
 from torch.fx.experimental.sym_node import SymNode
 from torch.nn import functional
 from torch.torch_version import TorchVersion
@@ -220,6 +221,10 @@ FAULTS: dict[str, dict[str, Case]] = {
         "a size": Case(lambda: Of(lambda x: x.new_zeros(int(x.shape[1]))), (3, W)),
     },
     "short_sizes": {"same padding": Case(SamePadding, (1, 3, W))},
+    "slices": {
+        "the first": Case(lambda: Of(lambda x: x[:, :30] * 2), (3, W), written=True),
+        "the last": Case(lambda: Of(lambda x: x[:, -30:] * 2), (3, W), written=True),
+    },
     "negative_divisors": {
         "half, rounded up": Case(
             lambda: Of(lambda x: x.new_zeros(-(x.shape[1] // 2 // -2))), (3, W)
@@ -295,6 +300,7 @@ def exchanged() -> dict[str, Any]:
         "SymInt.__repr__": torch.SymInt.__repr__,
         "FloorDiv.eval": FloorDiv.__dict__["eval"].__func__,
         "int": NAMES.get("int"),
+        "slice": fake_impls._compute_slice_index,
         "grouped_mm": _meta_registrations._meta_grouped_mm_common,
         "modes": torch._C._len_torch_function_stack(),
         **{str(op): dict(op.py_kernels) for op in RECURRENT},

@@ -1,0 +1,89 @@
+"""Slices that end within an axis at some sizes, and beyond its end at others.
+
+``x[:8]`` of an axis with 2 to 40 elements has ``min(8, size)`` elements. torch 2.13 compares 8 with
+the example's size, and takes the answer for every size (`_compute_slice_index`). It has the
+``min(8, size)`` itself, but only for sizes that depend on the data. Under `open_slices` it takes it
+wherever both answers are possible in torch's ranges of the sizes.
+
+The node of the slice keeps its numbers: ONNX cuts a slice at the end of the axis, as Python does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses import fake_impls
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from pipeline.export.exchange import Exchange
+from pipeline.export.symbols import exact
+from pipeline.probe.evaluate import where_holds
+
+Size = Any  # int or torch.SymInt
+Range = tuple[str, int, int]  # a symbol, its smallest and its largest value
+
+_MOST = 1 << 14  # most combinations of sizes at which a condition is evaluated
+_LARGEST = 1 << 16  # of a size without a largest value
+_own: Callable[[Size, Size], Any] = fake_impls._compute_slice_index
+_least: Callable[[Size, Size], Any] = torch.sym_min
+_most: Callable[[Size, Size], Any] = torch.sym_max
+
+
+def _index(size: Size, index: Size) -> Any:
+    """Where a slice begins or ends in an axis of this size."""
+    if isinstance(size, torch.SymInt) or isinstance(index, torch.SymInt):
+        if statically_known_true(index >= 0) and _open(index <= size):
+            return _least(index, size)
+        if statically_known_true(index < 0) and _open(index >= -size):
+            return _most(index + size, 0)
+    return _own(size, index)
+
+
+def _open(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition holds at some sizes, and not at others."""
+    if not isinstance(condition, torch.SymBool) or statically_known_true(condition):
+        return False
+    env, expr = condition.node.shape_env, condition.node.expr
+    ranges = []
+    for symbol in sorted(expr.free_symbols, key=str):
+        found = env.var_to_range.get(symbol)
+        if symbol not in env.backed_var_to_val or found is None:
+            return False  # torch does what is right for a size that depends on the data
+        low = int(found.lower)
+        high = int(found.upper) if found.upper.is_Integer else max(low, _LARGEST)
+        ranges.append((str(symbol), low, high))
+    return bool(ranges) and _both(exact(expr), tuple(ranges))
+
+
+@lru_cache(maxsize=4096)
+def _both(condition: str, ranges: tuple[Range, ...]) -> bool:
+    """Whether a condition holds at some of the sizes, and not at others."""
+    each = max(2, int(_MOST ** (1 / len(ranges))))
+    lines = [_spread(low, high, each) for _, low, high in ranges]
+    if math.prod(map(len, lines)) > _MOST:
+        return False
+    meshes = np.meshgrid(*lines, indexing="ij")
+    values = {name: m.ravel() for (name, _, _), m in zip(ranges, meshes, strict=True)}
+    held = where_holds(condition, values)
+    return held is not None and bool(held.any()) and not held.all()
+
+
+def _spread(low: int, high: int, most: int) -> np.ndarray:
+    """Whole numbers from the smallest to the largest."""
+    if high - low < most:
+        return np.arange(low, high + 1, dtype=np.int64)
+    return np.unique(np.linspace(low, high, most).astype(np.int64))
+
+
+_exchange = Exchange({(fake_impls, "_compute_slice_index"): _index})
+
+
+def open_slices() -> AbstractContextManager[None]:
+    """Gives slices their size at every size of the axis, for all threads."""
+    return _exchange.used()

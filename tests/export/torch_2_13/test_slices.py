@@ -1,0 +1,124 @@
+"""Slices that end within a dynamic axis at some sizes, and beyond its end at others."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from itertools import product
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.errors import ConstraintError, ExportError
+from pipeline.export import torch_2_13
+from pipeline.export.export import export
+from pipeline.export.ops import exporter
+from pipeline.export.torch_2_13 import slices
+from pipeline.spec.dims import Dim
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+
+W, H, B = Dim("w", 2, 16, 40), Dim("h", 5, 30, 50), Dim("b", 1, 4, 16)
+
+
+class Wrap(torch.nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def spec_of(function, shape) -> ModelSpec:
+    return ModelSpec(
+        "m", lambda _: Wrap(function), (Input("x", shape),), (Output("y"),),
+        Tolerance(1e-5, 1e-5, "a test"),
+    )  # fmt: skip
+
+
+def differing(function, shape, path) -> list[dict[str, int]]:
+    """The sizes at which the exported function differs, or does not run.
+
+    Raises:
+        ExportError: the export is refused.
+    """
+    done = export(spec_of(function, shape), None, path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(done.path))
+    dims, found = done.spec.dims, []
+    steps = (range(d.min, d.max + 1, max(1, 3 * (len(dims) - 1))) for d in dims.values())
+    for values in product(*steps):
+        sizes = dict(zip(dims, values, strict=True))
+        x = done.spec.sample(sizes, 3)["x"]
+        want = function(torch.from_numpy(x)).numpy()
+        try:
+            (got,) = session.run(None, {"x": x})
+        except Exception:
+            found.append(sizes)
+            continue
+        if got.shape != want.shape or not np.allclose(got, want, 1e-5, 1e-5):
+            found.append(sizes)
+    return found
+
+
+CASES = {
+    "the first": (lambda x: x[..., :8] * 2, (3, W)),
+    "the last": (lambda x: x[..., -8:] * 2, (3, W)),
+    "all but the last": (lambda x: x[..., :-8] * 2, (3, H)),
+    "from the third to the eighth": (lambda x: x[..., 3:8] * 2, (3, H)),
+    "every second": (lambda x: x[..., :9:2] * 2, (3, W)),
+    "of all elements": (lambda x: x.reshape(-1)[:8] * 2, (3, W)),
+    "of the batch": (lambda x: x[:8].flatten() * 2, (B, 3)),
+    "of two axes": (lambda x: x[:, :8, :6].flatten(1) * 2, (3, W, H)),
+    "of a table": (lambda x: torch.arange(30.0)[: x.shape[-1]] * x.mean(), (3, W)),
+    "behind a convolution": (
+        lambda x: functional.conv1d(x, torch.ones(4, 3, 2))[..., :12].transpose(1, 2).flatten(1),
+        (1, 3, H),
+    ),
+    "divided by its size": (lambda x: x[..., :8] / x[..., :8].shape[-1], (3, W)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_slice_has_its_size_at_every_size_of_the_axis(tmp_path, monkeypatch, name) -> None:
+    function, shape = CASES[name]
+    assert differing(function, shape, tmp_path) == []
+    pieces = tuple(p for p in torch_2_13.PIECES if p.name != "slices")
+    monkeypatch.setattr(torch_2_13, "PIECES", pieces)
+    monkeypatch.setattr(exporter, "_unguarded", nullcontext)
+    try:
+        wrong = differing(function, shape, tmp_path)
+    except ExportError:
+        return
+    assert wrong
+
+
+ENDS = {
+    "sym_min": lambda x: x.reshape(-1)[: torch.sym_min(8, x.numel())] * 2,
+    "sym_min of a half": lambda x: x.reshape(-1)[: torch.sym_min(x.numel() // 2, 8)] * 2,
+    "min": lambda x: x.reshape(-1)[: min(8, x.numel())] * 2,
+    "another size": lambda x: x[:, :, : x.shape[1]] * 2,
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_end_that_is_a_size(tmp_path, name) -> None:
+    assert differing(ENDS[name], (3, W, H), tmp_path) == []
+
+
+def test_a_size_that_the_rest_of_the_model_needs_is_a_rule(tmp_path) -> None:
+    with pytest.raises(ConstraintError, match=r"w must be in 8\.\.40"):
+        export(spec_of(lambda x: x[..., :8] + torch.arange(8.0), (3, W)), None, tmp_path / "m.onnx")
+
+
+def test_both_answers_are_possible() -> None:
+    both = slices._both
+    assert both("s0 <= 8", (("s0", 2, 40),))
+    assert not both("s0 <= 40", (("s0", 2, 40),))
+    assert not both("s0 <= 1", (("s0", 2, 40),))
+    assert not both("s0 <= 8*((s0 + 7)//8)", (("s0", 2, 65536),))
+    assert both("s0 <= s1", (("s0", 2, 40), ("s1", 5, 50)))
+    assert not both("s0 <= s0 + s1", (("s0", 2, 65536), ("s1", 2, 65536)))
+    many = tuple((f"s{n}", 2, 3) for n in range(20))
+    assert not both("s0 <= 2", many)  # too many sizes: torch decides
