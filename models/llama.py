@@ -110,7 +110,7 @@ def llama(  # noqa: PLR0913 - these are the names of --option
             "past": [{"key": Input(shape=cache), "value": Input(shape=cache)}] * count,
         },
         outputs=(
-            Output("logits", (batch, seq, sizes["vocab_size"])),
+            Output("logits", (batch, seq, sizes["vocab_size"]), metric="top-1"),
             *(Output(f"present_{n}_{w}", grown) for n in range(count) for w in ("key", "value")),
         ),
         tolerance=_TOLERANCE if weights is None and options == _DEFAULTS else None,

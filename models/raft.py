@@ -98,7 +98,7 @@ def _spec(
         name=name,
         build=build,
         inputs=(Input("image1", (1, 3, h, w)), Input("image2", (1, 3, h, w))),
-        outputs=(Output("flow", (1, 2, h, w)),),
+        outputs=(Output("flow", (1, 2, h, w), metric="end-point-error"),),
         tolerance=tolerance,
         engine_tolerance=engine_tolerance,
         padding=Padding({"h": 8, "w": 8}, mode="replicate", align="center"),

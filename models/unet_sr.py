@@ -53,7 +53,7 @@ def unet_sr(*, channels: int = 16) -> ModelSpec:
         name="unet_sr",
         build=build,
         inputs=(Input("image", (batch, 3, h, w), low=0.0, high=1.0),),
-        outputs=(Output("large", (batch, 3, 2 * h, 2 * w)),),
+        outputs=(Output("large", (batch, 3, 2 * h, 2 * w), metric="psnr"),),
         tolerance=_TOLERANCE,
         engine_tolerance=_ENGINE,
         libraries=("torch",),

@@ -65,7 +65,7 @@ def _spec(name: str, layers: int, image: Input, *, any_size: bool) -> ModelSpec:
         name=name,
         build=build,
         inputs=(image,),
-        outputs=(Output("logits", (image.shape[0], _CLASSES)),),
+        outputs=(Output("logits", (image.shape[0], _CLASSES), metric="top-1"),),
         tolerance=_TOLERANCE,
         engine_tolerance={} if any_size else _ENGINE,
         libraries=("torch", "torchvision"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.artifact.manifest import (
     ComparisonInfo,
@@ -16,6 +16,7 @@ from pipeline.commands.table import table
 from pipeline.compare.problems import problems
 from pipeline.compare.runners import failures
 from pipeline.spec.dims import size_text, sizes_text
+from pipeline.spec.metrics import METRICS, Metric, metric_text, worst
 from pipeline.spec.model import ModelSpec, Tolerance
 from pipeline.spec.recipe import HalfInfo
 from pipeline.spec.verdicts import Check
@@ -171,6 +172,7 @@ def _comparison(manifest: Manifest) -> str:
     lines = [
         table(rows),
         *_errors(manifest.reference, comparison),
+        *_metrics(manifest.reference, comparison),
         *_tolerances(manifest),
         *(note.text for note in comparison.notes if not note.fails),
         *(_check_line(check) for check in comparison.checks if check.passed),
@@ -192,6 +194,22 @@ def _errors(reference: str, comparison: ComparisonInfo) -> list[str]:
             text = f"{result.max_abs:.2e}{part} ({result.output} at {sizes_text(info.sizes)})"
             worst[run] = max(worst.get(run, (-1.0, "")), (result.max_abs, text))
     return [f"error of {run} against {reference}: {text}" for run, (_, text) in worst.items()]
+
+
+def _metrics(reference: str, comparison: ComparisonInfo) -> list[str]:
+    """Returns one line for each run and output with a metric: its worst value over all sizes."""
+    values: dict[tuple[str, str, Metric], list[float]] = {}
+    for info in comparison.points:
+        for result in info.results:
+            metric, value = result.facts.get("metric"), result.facts.get("measured")
+            if result.pair[0] == reference and metric in METRICS and isinstance(value, float):
+                key = result.output, result.pair[1], cast(Metric, metric)
+                values.setdefault(key, []).append(value)
+    return [
+        f"{output} of {run} against {reference}: {metric_text(metric, worst(metric, found))}"
+        f"{' at worst' if len(found) > 1 else ''}"
+        for (output, run, metric), found in values.items()
+    ]
 
 
 def _check_line(check: Check) -> str:

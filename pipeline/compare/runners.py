@@ -32,6 +32,7 @@ from pipeline.probe.state import ModuleState
 from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import shape_at, sizes_text
 from pipeline.spec.findings import Facts, Note, NoteKind, note
+from pipeline.spec.metrics import measured
 from pipeline.spec.profiles import Point, Profile
 from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed, Precision
@@ -225,7 +226,8 @@ def conclude(
                 left, right = runs[first][index], runs[second][index]
                 if left and right:  # an engine's profile may not cover the point
                     judged = judge(first, second, left, right, job.tolerances(second), origins)
-                    results += [_advised(result, job) for result in judged]
+                    advised = [_advised(result, job) for result in judged]
+                    results += [_with_metric(result, job, left, right) for result in advised]
             if ran:
                 results += _other_than_declared(job, info, runs, index)
             infos.append(replace(info, results=tuple(results)))
@@ -260,6 +262,17 @@ def _advised(result: Verdict, job: Job) -> Verdict:
         return result
     advice: AdviceKind = "state-engine-tolerance" if job.untold else "beyond-rounding"
     return result.knowing(advice=advice, precision=job.precision)
+
+
+def _with_metric(result: Verdict, job: Job, left: Feed, right: Feed) -> Verdict:
+    """Adds the output's metric to the facts, if the output has one."""
+    name = result.output
+    metric = next((o.metric for o in job.interface.outputs if o.name == name), None)
+    if metric is None or result.max_abs is None:
+        return result
+    value = measured(metric, left[name], right[name])
+    facts = {**result.facts, "metric": metric, "measured": value}
+    return result if value is None else replace(result, facts=facts)
 
 
 def _other_than_declared(job: Job, info: PointInfo, runs: Runs, index: int) -> list[Verdict]:

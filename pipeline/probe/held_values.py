@@ -45,10 +45,8 @@ class Entries:
 
     def changes(self) -> Iterator[tuple[str, Any]]:
         now = self.read()
-        if now.keys() == self.saved.keys() and all(
-            map(operator.is_, map(now.get, self.saved), self.saved.values())
-        ):
-            return  # fast, as almost nothing changes
+        if self._is(now):
+            return
         changed = [
             key
             for key in {**self.saved, **now}
@@ -61,6 +59,8 @@ class Entries:
 
     def restore(self) -> None:
         now = self.read()
+        if self._is(now):
+            return
         for key in {**self.saved, **now}:
             old = self.saved.get(key, _MISSING)
             if _same(old, now.get(key, _MISSING)):
@@ -74,6 +74,15 @@ class Entries:
             for key, old in self.saved.items():
                 self.delete(key)
                 self.write(key, old)
+
+    def _is(self, now: dict[Any, Any]) -> bool:
+        """True if these are the saved objects, in the same order: fast, for almost nothing changes.
+        """
+        return (
+            len(now) == len(self.saved)
+            and all(map(operator.is_, now.values(), self.saved.values()))
+            and all(map(operator.is_, now, self.saved))
+        )
 
 
 @dataclass(frozen=True)

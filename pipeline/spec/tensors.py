@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr, Size, evaluate, shape_at, size_text
+from pipeline.spec.metrics import METRICS, Metric
 from pipeline.spec.values import Values
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -277,14 +278,22 @@ class Output:
             output has one.
         tolerance: The tolerance of this output, in place of the spec's.
         dtype: A numpy dtype name; None until the model is exported.
+        metric: A measure of the error for the summary, beside the tolerance (`METRICS`).
+
+    Raises:
+        InputError: The dtype or the metric is unknown.
     """
 
     name: str
     shape: tuple[Size, ...] | None = None
     tolerance: Tolerance | None = None
     dtype: str | None = None
+    metric: Metric | None = None
 
     def __post_init__(self) -> None:
+        if self.metric is not None and self.metric not in METRICS:
+            known = ", ".join(METRICS)
+            raise InputError(f"output {self.name}: unknown metric {self.metric!r}; known: {known}")
         if self.dtype is None:
             return
         try:

@@ -80,6 +80,20 @@ def test_what_failed_and_what_was_left_out(converted: Report) -> None:
     assert not opt.endswith("ok")
 
 
+def test_metrics_are_the_worst_of_all_sizes(converted: Report) -> None:
+    def point(w: int, value: float, pair: tuple[str, str] = ("torch", "half")) -> PointInfo:
+        facts: Facts = {"metric": "psnr", "measured": value}
+        return PointInfo("odd", {"w": w}, 1, (Verdict("agrees", pair, "y", 0.1, 0.1, facts),))
+
+    points = (point(1, 40.0), point(2, 31.5), point(3, 20.0, ("exported", "half")))
+    shown = dataclasses.replace(
+        converted.manifest, comparison=ComparisonInfo(1 << 30, points)
+    )
+    text = report_text(dataclasses.replace(converted, manifest=shown))
+    assert "y of half against torch: peak signal-to-noise ratio 31.5 dB at worst" in text
+    assert "20.0 dB" not in text
+
+
 def test_how_the_engine_was_built(converted: Report) -> None:
     manifest = converted.manifest
     assert manifest.build is not None

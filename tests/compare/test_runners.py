@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,19 @@ def test_conclusion_takes_every_pair_at_every_point(model: Path) -> None:
         "y of c against a at opt (n=10): differs by up to 1 at index [0, 0]; the largest value is 1"
     ]
     assert [len(p.results) for p in info.points] == [2, 2, 0]
+
+
+def test_the_metric_of_an_output_stands_beside_its_verdict(model: Path) -> None:
+    asked = job()
+    outputs = (replace(asked.interface.outputs[0], metric="top-1"),)
+    asked = replace(asked, interface=replace(asked.interface, outputs=outputs))
+    want = [{"y": np.tile(np.array([1, 2, 3, 4], F32), (n, 1))} for n in (1, 10)]
+    got = [want[0], {"y": want[1]["y"].copy()}]
+    got[1]["y"][:2] = got[1]["y"][:2, ::-1]
+    info = conclude(plan_points(asked, model), {"a": want, "b": got}, [("a", "b")], asked)
+    facts = [result.facts for point in info.points for result in point.results]
+    assert [(one["metric"], one["measured"]) for one in facts] == [("top-1", 1.0), ("top-1", 0.8)]
+    assert [result.passed for point in info.points for result in point.results] == [True, False]
 
 
 def test_one_nan_is_one_problem(model: Path) -> None:

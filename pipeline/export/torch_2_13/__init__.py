@@ -21,6 +21,7 @@ from pipeline.export.torch_2_13 import (
     decompose,
     group_dtypes,
     negative_divisors,
+    norms,
     plain_data,
     recurrent,
     rounded,
@@ -146,6 +147,13 @@ PIECES: tuple[Piece, ...] = (
         "than the first trace.",
         apply=lambda module, sizes: decompose.op_by_op(),  # noqa: ARG005
         during=("torch.onnx.export",),
+    ),
+    Piece(
+        "norms",
+        seen="2.13.0",
+        without="The shape of batch_norm in eval mode is found by tracing ten operations.",
+        apply=lambda module, sizes: norms.from_input(),  # noqa: ARG005
+        during=("torch.export.export", "torch.onnx.export"),
     ),
 )
 

@@ -15,8 +15,8 @@ import onnxruntime
 import pytest
 import torch
 from torch import _meta_registrations
-from torch._decomp import global_decomposition_table
-from torch._subclasses import fake_impls
+from torch._decomp import decompositions, global_decomposition_table
+from torch._subclasses import fake_impls, fake_tensor
 from torch.fx.experimental.sym_node import SymNode
 from torch.nn import functional
 from torch.torch_version import TorchVersion
@@ -130,23 +130,29 @@ def at(size, symbols, numbers) -> int:
 
 
 @dataclass(frozen=True)
-class TracedAgain(Case):
-    """A module that torch.onnx.export traces again as a whole."""
+class Spared(Case):
+    """A module for which torch calls a function that takes long.
 
+    Args:
+        owner, name: The function, as an attribute.
+    """
+
+    owner: Any = torch.export.ExportedProgram
+    name: str = "run_decompositions"
     written: bool = True
 
     def fault(self) -> str:
-        again = []
-        own = torch.export.ExportedProgram.run_decompositions
+        calls = []
+        own = getattr(self.owner, self.name)
 
         def noted(*args: Any, **kwargs: Any) -> Any:
-            again.append(1)
+            calls.append(1)
             return own(*args, **kwargs)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.export.ExportedProgram, "run_decompositions", noted)
+            patch.setattr(self.owner, self.name, noted)
             other = super().fault()
-        return other or ("the program is traced again" if again else "")
+        return other or (f"{self.name} is called" if calls else "")
 
 
 class SamePadding(torch.nn.Module):
@@ -251,7 +257,13 @@ FAULTS: dict[str, dict[str, Case]] = {
         "a weight that is clamped": Case(Clamped, (2, 3, N, W), written=True),
     },
     "group_dtypes": {"float32": Case(Experts, (N, 8))},
-    "decompose": {"a norm": TracedAgain(lambda: torch.nn.BatchNorm2d(3), (2, 3, N, W))},
+    "decompose": {"a norm": Spared(lambda: torch.nn.BatchNorm2d(3), (2, 3, N, W))},
+    "norms": {
+        "a batch norm": Spared(
+            lambda: torch.nn.BatchNorm2d(3), (2, 3, N, W),
+            owner=decompositions, name="native_batch_norm_helper",
+        )  # fmt: skip
+    },
 }
 EVERY = [(name, what) for name, cases in FAULTS.items() for what in cases]
 
@@ -301,6 +313,7 @@ def exchanged() -> dict[str, Any]:
         "FloorDiv.eval": FloorDiv.__dict__["eval"].__func__,
         "int": NAMES.get("int"),
         "slice": fake_impls._compute_slice_index,
+        "kernels": fake_tensor.get_fast_op_impls,
         "grouped_mm": _meta_registrations._meta_grouped_mm_common,
         "modes": torch._C._len_torch_function_stack(),
         **{str(op): dict(op.py_kernels) for op in RECURRENT},
