@@ -27,6 +27,7 @@ from pipeline.commands.output import show
 from pipeline.commands.tune import command as cli_tune
 from pipeline.errors import InputError, PipelineError, ended_run
 from pipeline.machine import interrupts
+from pipeline.machine.libraries import versions
 from pipeline.machine.program import StdoutError
 from pipeline.machine.target import DEFAULT_TARGET, TARGETS
 from pipeline.models import MODELS
@@ -53,6 +54,15 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}. Run `{self.prog} --help` to list the options")
+
+
+class _Version(argparse.Action):
+    """Prints the versions, and ends. They are looked up only then."""
+
+    def __call__(self, *_: object) -> None:
+        found = versions(("trt-pipeline", "tensorrt-rtx", "tensorrt", "torch", "onnx"))
+        show("\n".join(f"{name} {version}" for name, version in found.items()))
+        raise _HelpPrinted(0)
 
 
 class Progress:
@@ -165,7 +175,12 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     Raises:
         InputError: An argument is unknown, missing or wrong.
     """
-    arguments, unknown = command_parser().parse_known_args(words)
+    parser = command_parser()
+    if not words:
+        parser.print_help()
+        raise _HelpPrinted(0)
+    _check_command(parser, words)
+    arguments, unknown = parser.parse_known_args(words)
     if unknown:
         command: _Parser = arguments.parser
         options = [flag for action in command._actions for flag in action.option_strings]
@@ -174,6 +189,17 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         hint = f" (did you mean {close[0]}?)" if close else ""
         command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return arguments
+
+
+def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Raises `InputError` for an unknown command, with the most similar one."""
+    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    name = next((word for word in words if not word.startswith("-")), None)
+    if name is None or name in commands.choices:
+        return
+    close = difflib.get_close_matches(name, commands.choices, 1)
+    hint = f"Did you mean {close[0]}?" if close else f"Known: {', '.join(commands.choices)}"
+    raise InputError(f"unknown command {name!r}. {hint}")
 
 
 def _fail(text: str, code: int) -> int:
@@ -202,6 +228,9 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--debug", action="store_true", help="Show a traceback if the command fails"
+    )
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="Print the versions of pipeline and TensorRT"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 

@@ -18,8 +18,9 @@ from pipeline.machine.target import TARGETS, installed_version
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ([], ["COMMAND"]),
-        (["dance"], ["dance", "convert", "verify"]),
+        (["--debug"], ["COMMAND"]),
+        (["dance"], ["unknown command 'dance'. Known: convert, ", "verify"]),
+        (["convrt", "raft"], ["unknown command 'convrt'. Did you mean convert?"]),
         (["convert"], ["no SOURCE"]),
         (["convert", "rfat"], ["unknown model 'rfat'", "did you mean raft?", "raft_small"]),
         (["convert", "resnet"], ["unknown model 'resnet'", "known: linear, llama, raft"]),

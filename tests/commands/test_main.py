@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import json
 import os
@@ -18,7 +19,7 @@ from pipeline.commands.main import Progress
 from pipeline.convert.driver import Report
 from pipeline.models import MODELS
 
-COMMANDS = ("convert", "export", "rewrite", "build", "verify", "inspect", "models")
+COMMANDS = ("convert", "export", "rewrite", "build", "verify", "tune", "inspect", "models")
 
 
 def test_convert_prints_tables_and_progress(cli: Run, tmp_path: Path) -> None:
@@ -114,6 +115,18 @@ def test_help(cli: Run, verb: str) -> None:
         assert all(name in output for name in COMMANDS)
     else:
         assert "--json" in output
+
+
+def test_without_a_command_it_prints_the_help(cli: Run) -> None:
+    assert cli() == cli("--help")
+
+
+def test_version(cli: Run) -> None:
+    code, output, errors = cli("--version")
+    assert (code, errors) == (0, "")
+    found = dict(line.split() for line in output.splitlines())
+    assert found["trt-pipeline"] == importlib.metadata.version("trt-pipeline")
+    assert found["onnx"] == importlib.metadata.version("onnx")
 
 
 def test_models(cli: Run) -> None:
