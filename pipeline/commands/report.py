@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pipeline.artifact.manifest import (
     ComparisonInfo,
@@ -203,7 +203,7 @@ def _metrics(reference: str, comparison: ComparisonInfo) -> list[str]:
         for result in info.results:
             metric, value = result.facts.get("metric"), result.facts.get("measured")
             if result.pair[0] == reference and metric in METRICS and isinstance(value, float):
-                key = result.output, result.pair[1], cast(Metric, metric)
+                key = result.output, result.pair[1], metric
                 values.setdefault(key, []).append(value)
     return [
         f"{output} of {run} against {reference}: {metric_text(metric, worst(metric, found))}"

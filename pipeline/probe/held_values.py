@@ -76,8 +76,7 @@ class Entries:
                 self.write(key, old)
 
     def _is(self, now: dict[Any, Any]) -> bool:
-        """True if these are the saved objects, in the same order: fast, for almost nothing changes.
-        """
+        """True if these are the saved objects, in order: fast, because almost nothing changes."""
         return (
             len(now) == len(self.saved)
             and all(map(operator.is_, now.values(), self.saved.values()))

@@ -28,7 +28,8 @@ class _Rule:
 
 def _off(want: np.ndarray, got: np.ndarray) -> np.ndarray:
     """The difference; that of half precision is computed in float32."""
-    return np.subtract(got, want, dtype=np.result_type(want, got, np.float32))
+    off: np.ndarray = np.subtract(got, want, dtype=np.result_type(want, got, np.float32))
+    return off
 
 
 def _end_point_error(want: np.ndarray, got: np.ndarray) -> float:

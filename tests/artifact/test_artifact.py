@@ -241,6 +241,7 @@ def test_the_keys_are_the_documented_ones() -> None:
     }  # fmt: skip
     assert declared["outputs"][0] == {
         "name": "flow", "shape": [1, 2, "h", "8 * (w // 8)"], "tolerance": None, "dtype": "float32",
+        "metric": None,
     }  # fmt: skip
     assert declared["padding"] == {"multiples": {"h": 8}, "mode": "replicate", "align": "center"}
     assert declared["tolerance"] == {

@@ -18,7 +18,6 @@ from pipeline.machine.target import TARGETS, installed_version
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--debug"], ["COMMAND"]),
         (["dance"], ["unknown command 'dance'. Known: convert, ", "verify"]),
         (["convrt", "raft"], ["unknown command 'convrt'. Did you mean convert?"]),
         (["convert"], ["no SOURCE"]),

@@ -86,9 +86,7 @@ def test_metrics_are_the_worst_of_all_sizes(converted: Report) -> None:
         return PointInfo("odd", {"w": w}, 1, (Verdict("agrees", pair, "y", 0.1, 0.1, facts),))
 
     points = (point(1, 40.0), point(2, 31.5), point(3, 20.0, ("exported", "half")))
-    shown = dataclasses.replace(
-        converted.manifest, comparison=ComparisonInfo(1 << 30, points)
-    )
+    shown = dataclasses.replace(converted.manifest, comparison=ComparisonInfo(1 << 30, points))
     text = report_text(dataclasses.replace(converted, manifest=shown))
     assert "y of half against torch: peak signal-to-noise ratio 31.5 dB at worst" in text
     assert "20.0 dB" not in text

@@ -63,9 +63,7 @@ class Change:
         return replace(start, **{**self.fields, "name": self.name, "text": self.text, "skip": skip})
 
 
-def as_it_is(
-    manifest: Manifest, profiles: tuple[Profile, ...], recipe: Recipe | None
-) -> Candidate:
+def as_it_is(manifest: Manifest, profiles: tuple[Profile, ...], recipe: Recipe | None) -> Candidate:
     """The build that made the artifact.
 
     Args:
@@ -168,9 +166,10 @@ def _forms(manifest: Manifest) -> list[Change]:
     before = tuple(record.name for record in records if record.skipped)
     return [
         Change(
-            f"no {record.name}", f"without the pass {record.name}",
+            f"no {record.name}",
+            f"without the pass {record.name}",
             {"skip": (*before, record.name)},
-        )  # fmt: skip
+        )
         for record in records
         if record.clean_up and record.rewritten and record.name != _NO_SPEED
     ]

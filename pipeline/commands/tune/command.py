@@ -83,7 +83,9 @@ def report_text(done: tuning.Tuning, place: Path) -> str:
     lines = [head, "milliseconds of one call on the GPU, with a CUDA graph where there is one", ""]
     lines += [table(rows), "", _outcome(done, place)]
     if not done.complete:
-        lines.append("The time was over before everything was tried. Run the command again to go on")
+        lines.append(
+            "The time was over before everything was tried. Run the command again to go on"
+        )
     return "\n".join(lines)
 
 

@@ -94,7 +94,8 @@ class Bench:
             time_limit: The longest time of the build in seconds.
         """
         start = time.monotonic()
-        build_s, times, why = None, (), ""
+        build_s, why = None, ""
+        times: tuple[Time, ...] = ()
         try:
             manifest = self._built(candidate, folder, time_limit)
             build_s = manifest.build.seconds if manifest.build is not None else None

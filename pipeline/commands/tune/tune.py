@@ -225,7 +225,8 @@ def _work_folder(place: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise InputError(f"{place}: another tune of it is running. Wait until it ends") from error
+            text = f"{place}: another tune of it is running. Wait until it ends"
+            raise InputError(text) from error
         yield folder
 
 

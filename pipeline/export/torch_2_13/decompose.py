@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -55,28 +55,34 @@ def _decomposed(program: torch.export.ExportedProgram, registry: Any) -> Any:
     registered = set(_decomp.get_onnx_implemented_overloads(registry))
     table = _decomp.create_onnx_friendly_decomposition_table(registered)
     try:
-        return _by_ops(program, table)
+        return _by_ops(program, table, registered)
     except NotSimpleError:
         return _own_decomposition(program, registry)
 
 
-def _by_ops(program: torch.export.ExportedProgram, table: _Table) -> torch.export.ExportedProgram:
+def _by_ops(
+    program: torch.export.ExportedProgram, table: _Table, registered: Collection[Any]
+) -> torch.export.ExportedProgram:
     _check(program)
     targets, instead = without_writes(program.graph)
     composite, other = _exported._split_decomp_table_to_cia_and_python_decomp(dict(table))
     graph = Graph()
     made: dict[Node, Any] = {}
     with ExitStack() as stack:
-        tracer = _Tracer(graph, composite, other, stack)
+        tracer = _Tracer(graph, composite, other, registered, stack)
         for node in program.graph.nodes:
             if node.target in _ASSERTIONS:
                 continue
             args, kwargs = _read(node, instead, made)
             target = targets.get(node, node.target)
+            if _is_unknown(target, registered):
+                raise NotSimpleError
             if node.op != "call_function":
                 made[node] = _copied(graph, node, node.target, args, kwargs)
             elif target is operator.getitem and not isinstance(args[0], Node):
                 made[node] = args[0][args[1]]
+            elif target is _aten.sym_numel.default:
+                made[node] = _numel(graph, node, args[0])
             elif _has_translation(target, composite, other):
                 made[node] = _copied(graph, node, target, args, kwargs)
             else:
@@ -117,6 +123,14 @@ def _is_simple(node: Node) -> bool:
     )  # fmt: skip
 
 
+def _is_unknown(target: Any, registered: Collection[Any]) -> bool:
+    """True for a function of sizes without a translation. torch's own way may not need it."""
+    if isinstance(target, str) or target in (operator.getitem, _aten.sym_numel.default):
+        return False
+    of_sizes = not isinstance(target, torch._ops.OpOverload) or ".sym_" in str(target)
+    return of_sizes and target not in registered
+
+
 def _has_translation(target: Any, composite: _Table, other: _Table) -> bool:
     """True for an op that is not decomposed, and for arithmetic of sizes."""
     if not isinstance(target, torch._ops.OpOverload):
@@ -131,7 +145,27 @@ def _copied(
 ) -> Node:
     new = graph.create_node(node.op, target, args, kwargs, node.name, node.type)
     new.meta = copy.copy(node.meta)
+    if node.op == "placeholder":
+        new.name = node.name  # the signature has it, also a name of Python such as `input`
     return new
+
+
+def _numel(graph: Graph, node: Node, source: Node) -> Any:
+    """The product of a tensor's sizes: the number of elements has no translation."""
+    total: Any = 1
+    value: Any = 1
+    for axis, size in enumerate(source.meta["val"].shape):
+        part: Any = size
+        if not isinstance(size, int):
+            part = graph.call_function(_aten.sym_size.int, (source, axis))
+            part.meta = {**copy.copy(node.meta), "val": size}
+        value = value * size
+        if isinstance(total, Node) or isinstance(part, Node):
+            total = graph.call_function(operator.mul, (total, part))
+            total.meta = {**copy.copy(node.meta), "val": value}
+        else:
+            total = value
+    return total
 
 
 class _Tracer:
@@ -141,11 +175,19 @@ class _Tracer:
         graph: gets the ops.
         composite: the functions of the ops that torch itself composes of others.
         other: the functions of other ops.
+        registered: the functions with a translation.
         stack: closes what tracing needs.
     """
 
-    def __init__(self, graph: Graph, composite: _Table, other: _Table, stack: ExitStack) -> None:
-        self._graph, self._other = graph, dict(other)
+    def __init__(
+        self,
+        graph: Graph,
+        composite: _Table,
+        other: _Table,
+        registered: Collection[Any],
+        stack: ExitStack,
+    ) -> None:
+        self._graph, self._other, self._registered = graph, dict(other), registered
         self._needs: tuple[AbstractContextManager[Any], ...] = (
             torch.no_grad(),
             _trace._ignore_backend_decomps(),
@@ -193,8 +235,11 @@ class _Tracer:
             args, kwargs = _read(node, instead, made)
             if node.op == "output":
                 return args[0]
-            if not _is_simple(node):
+            if not _is_simple(node) or _is_unknown(node.target, self._registered):
                 raise NotSimpleError
+            if node.target is _aten.sym_numel.default:
+                made[node] = _numel(self._graph, origin, args[0])
+                continue
             new = self._graph.call_function(targets.get(node, node.target), args, kwargs)
             new.meta = {name: origin.meta[name] for name in _META if name in origin.meta}
             new.meta["val"] = node.meta["val"]

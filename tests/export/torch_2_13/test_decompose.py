@@ -152,6 +152,8 @@ OP_BY_OP = {
     "unflattened": lambda m, x: m.conv(x).unflatten(1, (2, 2)).expand(-1, -1, 2, -1, -1),
     "input returned": lambda m, x: (x, m.conv(x)),
     "a number": lambda m, x: m.conv(x) * x.shape[-1],
+    "the number of elements": lambda m, x: m.conv(x) / x.numel(),
+    "the smaller size": lambda m, x: m.conv(x)[..., : torch.sym_min(x.shape[-1], 8)],
 }
 TORCHS_WAY = {
     "view before a change": _view_before,

@@ -260,9 +260,11 @@ FAULTS: dict[str, dict[str, Case]] = {
     "decompose": {"a norm": Spared(lambda: torch.nn.BatchNorm2d(3), (2, 3, N, W))},
     "norms": {
         "a batch norm": Spared(
-            lambda: torch.nn.BatchNorm2d(3), (2, 3, N, W),
-            owner=decompositions, name="native_batch_norm_helper",
-        )  # fmt: skip
+            lambda: torch.nn.BatchNorm2d(3),
+            (2, 3, N, W),
+            owner=decompositions,
+            name="native_batch_norm_helper",
+        )
     },
 }
 EVERY = [(name, what) for name, cases in FAULTS.items() for what in cases]
