@@ -43,6 +43,11 @@ def _other_software(target: Target, manifest: Manifest) -> str:
         return f"{target.flavour} is not installed here; {target.get}"
     if built != here:
         return f"the engine was built with {target.flavour} {built}, but {here} is installed"
+    return why_no_runtime()
+
+
+def why_no_runtime() -> str:
+    """Returns why no engine can run on this machine's GPU; empty if the libraries are there."""
     if not all(_found(name) for name in ("cuda.bindings", "cuda.core")):
         return "cuda-python is not installed here; pip install 'trt-pipeline[runtime]'"
     return ""

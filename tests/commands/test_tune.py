@@ -17,13 +17,11 @@ from pipeline.artifact.manifest import Manifest
 from pipeline.commands.tune.candidates import (
     AS_IT_IS,
     NAIVE,
-    TOGETHER,
     Candidate,
     Change,
     as_it_is,
     changes,
     naive,
-    together,
 )
 from pipeline.commands.tune.command import report_text
 from pipeline.commands.tune.plot import write_plot
@@ -81,15 +79,16 @@ class Engines:
         return None if found.kept is None else found.kept.name
 
 
-def test_good_changes_are_tried_together_and_the_fastest_stays() -> None:
+def test_each_change_is_tried_on_top_of_the_good_ones() -> None:
     engines = Engines(
-        {AS_IT_IS: (10, 20), "level 5": (9, 18), "no form": (8, 20), "worse": (11, 20),
-         "libraries": (10, 20), TOGETHER: (7, 18)}
+        {AS_IT_IS: (10, 20), "level 5": (9, 18), "level 5 + no form": (8, 16),
+         "level 5 + no form + worse": (11, 20), "level 5 + no form + libraries": (8, 16)}
     )  # fmt: skip
-    assert engines.kept(LEVEL, FORM, WORSE, LIBRARIES) == TOGETHER
-    both = engines.tried[-1]
-    assert (both.level, both.skip, both.libraries) == (5, ("form",), False)
-    assert engines.again_tried == [AS_IT_IS, TOGETHER]
+    assert engines.kept(LEVEL, FORM, WORSE, LIBRARIES) == "level 5 + no form"
+    best = next(one for one in engines.tried if one.name == "level 5 + no form")
+    assert (best.level, best.skip, best.libraries) == (5, ("form",), False)
+    assert best.text == "optimisation level 5; without the pass form"
+    assert engines.again_tried == [AS_IT_IS, "level 5 + no form"]
 
 
 def test_each_size_counts_the_same() -> None:
@@ -120,7 +119,7 @@ def test_the_naive_engine_is_kept_if_it_is_right_and_the_fastest() -> None:
     fast = {AS_IT_IS: (10,), NAIVE: (8,), "level 5": (9,)}
     engines = Engines(fast)
     assert engines.kept(LEVEL, others=(plain,)) == NAIVE
-    assert sorted(engines.again_tried) == sorted([AS_IT_IS, NAIVE])
+    assert sorted(engines.again_tried) == sorted([AS_IT_IS, NAIVE, "level 5"])
     wrong = Engines({**fast, NAIVE: "y differs"})
     assert wrong.kept(LEVEL, others=(plain,)) == "level 5"
 
@@ -130,12 +129,6 @@ def test_no_naive_engine_in_half_precision_where_the_graph_has_the_types() -> No
     assert naive(half, find_target("rtx-1.7")) is None
     assert naive(half, find_target("tensorrt-8.6")) is not None
     assert naive(START, find_target("rtx-1.7")) is not None
-
-
-def test_the_first_of_two_changes_of_a_field_counts() -> None:
-    merged = together(START, [WORSE, LEVEL, FORM])
-    assert merged.level == 1
-    assert merged.text == "worse, level 5, no form"
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +248,7 @@ def test_the_table_says_what_was_kept_and_why_not_the_others() -> None:
     assert "not kept: y of engine against torch" in text
     assert "kept: level 5, 2.00 times as fast as the engine before. a/tuning.json" in text
     late = Trial("libraries", "", why=OUT_OF_TIME)
-    assert "Run the command again to go on" in report_text(done(FIRST, late), Path("a"))
+    assert "To try more: --minutes" in report_text(done(FIRST, late), Path("a"))
     assert "no engine was right" in report_text(done(third, kept=""), Path("a"))
 
 

@@ -23,9 +23,9 @@ MODEL = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float[b, 256] x) => (float[b, 256] y) {
     a = MatMul (x, k)
-    c = Gelu_like (a)
+    c = Tanh (a)
     y = MatMul (c, k)
-}""".replace("Gelu_like", "Tanh")
+}"""
 
 
 @pytest.fixture
@@ -51,7 +51,8 @@ def test_the_kept_engine_is_right_and_not_slower(cli: Run, products: Path) -> No
     assert json.loads((products / "tuning.json").read_text()) == done
     assert not products.with_name("p.tune").exists()
     trials = {trial["name"]: trial for trial in done["trials"]}
-    assert {"as it is", "all half", "own profiles", "level 5"} <= trials.keys()
+    assert {"as it is", "all half"} <= trials.keys()
+    assert {name.rpartition(" + ")[2] for name in trials} >= {"own profiles", "level 5"}
     kept, first = trials[done["kept"]], trials["as it is"]
     assert kept["times"] and not kept["why"]
     assert [time["sizes"] for time in kept["times"]] == [{"b": 1}, {"b": 64}]
@@ -78,5 +79,5 @@ def test_no_time_leaves_the_artifact_as_it_is(cli: Run, products: Path) -> None:
     before = Artifact.open(products).manifest
     code, output, errors = cli("tune", products, "--minutes", "0.0001")
     assert code == 1, errors
-    assert "Run the command again to go on" in output
+    assert "To try more: --minutes" in output
     assert Artifact.open(products).manifest == before

@@ -16,7 +16,7 @@ from pipeline.spec.profiles import Point, Profile
 from pipeline.spec.recipe import EVERYTHING, Recipe
 from pipeline.spec.tensors import Precision
 
-AS_IT_IS, NAIVE, TOGETHER = "as it is", "naive", "together"
+AS_IT_IS, NAIVE = "as it is", "naive"
 # NVIDIA: level 4 and 5 try more tactics; 5 is the highest. 3 is the default.
 _LEVEL = 5
 _WITH_TACTIC_SOURCES = (9,)  # below this version, the pipeline turns cuBLAS and cuDNN off
@@ -60,7 +60,10 @@ class Change:
     def of(self, start: Candidate) -> Candidate:
         """The candidate with this change. Passes to leave out are added to those of `start`."""
         skip = tuple(dict.fromkeys((*start.skip, *self.fields.get("skip", ()))))
-        return replace(start, **{**self.fields, "name": self.name, "text": self.text, "skip": skip})
+        first = start.name == AS_IT_IS
+        name = self.name if first else f"{start.name} + {self.name}"
+        text = self.text if first else f"{start.text}; {self.text}"
+        return replace(start, **{**self.fields, "name": name, "text": text, "skip": skip})
 
 
 def as_it_is(manifest: Manifest, profiles: tuple[Profile, ...], recipe: Recipe | None) -> Candidate:
@@ -92,7 +95,7 @@ def naive(start: Candidate, target: Target) -> Candidate | None:
 def changes(
     manifest: Manifest, target: Target, start: Candidate, points: Sequence[Point]
 ) -> tuple[Change, ...]:
-    """The single changes to try; those that build fast come first.
+    """The changes to try, in this order; those that take long to build come last.
 
     Args:
         manifest: The artifact's manifest.
@@ -106,15 +109,6 @@ def changes(
     if start.level != _LEVEL:
         found.append(Change(f"level {_LEVEL}", "optimisation level 5", {"level": _LEVEL}))
     return tuple(found)
-
-
-def together(start: Candidate, better: Sequence[Change]) -> Candidate:
-    """All changes at once. Where two set the same field, the first one counts."""
-    merged = start
-    for change in reversed(better):
-        merged = change.of(merged)
-    text = ", ".join(change.name for change in better)
-    return replace(merged, name=TOGETHER, text=text)
 
 
 def _recipes(start: Candidate) -> list[Change]:

@@ -37,8 +37,8 @@ def add_command(add: Callable[..., Any]) -> None:
     )  # fmt: skip
     sub.add_argument(
         "--minutes", type=float, default=30.0, metavar="N",
-        help="Begin no build after N minutes, and stop one that still runs. Run the command again "
-        "to go on (default: 30)",
+        help="Begin no build after N minutes, stop one that still runs, and keep the best so far "
+        "(default: 30)",
     )  # fmt: skip
     sub.add_argument(
         "--repeat", type=int, default=30, metavar="N",
@@ -83,9 +83,7 @@ def report_text(done: tuning.Tuning, place: Path) -> str:
     lines = [head, "milliseconds of one call on the GPU, with a CUDA graph where there is one", ""]
     lines += [table(rows), "", _outcome(done, place)]
     if not done.complete:
-        lines.append(
-            "The time was over before everything was tried. Run the command again to go on"
-        )
+        lines.append("the time was over before everything was tried. To try more: --minutes")
     return "\n".join(lines)
 
 

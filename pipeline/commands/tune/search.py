@@ -1,4 +1,4 @@
-"""Which candidate is kept: single changes first, then the good ones together."""
+"""Which candidate is kept: each change is tried on top of those that made the engine faster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.commands.tune.candidates import Candidate, Change, together
+from pipeline.commands.tune.candidates import Candidate, Change
 from pipeline.commands.tune.trial import Trial
 
 # A smaller gain counts as noise: repeated medians of one engine on an H200 differ by up to 0.6 %.
@@ -35,7 +35,7 @@ def search(
     attempt: Attempt,
     again: Attempt,
 ) -> Found:
-    """Tries the artifact's own build, the others, each change alone, and the good ones together.
+    """Tries the artifact's own build, the others, and then each change of the best build so far.
 
     The best one, the artifact's own and the others are timed once more at the end, one directly
     after the other, and the fastest is kept. The artifact's own stays unless another one is at
@@ -44,37 +44,33 @@ def search(
     Args:
         start: The artifact's own build.
         others: Candidates to compare with, such as the naive engine.
-        changes: Changes of `start`.
+        changes: Changes of a build.
         attempt: Builds, checks and times a candidate.
         again: Times a candidate once more.
     """
     tried = {one.name: (one, attempt(one)) for one in (start, *others)}
-    better: list[tuple[float, Change]] = []
-    base = score(tried[start.name][1])
+    best = start
     for change in changes:
-        candidate = change.of(start)
+        candidate = change.of(best)
         trial = attempt(candidate)
         tried[candidate.name] = candidate, trial
-        if score(trial) < base - GAIN:
-            better.append((score(trial), change))
-    if len(better) > 1:
-        fastest_first = [change for _, change in sorted(better, key=lambda one: one[0])]
-        candidate = together(start, fastest_first)
-        tried[candidate.name] = candidate, attempt(candidate)
-    right = [name for name, (_, trial) in tried.items() if trial.times]
-    if not right:
-        return Found(tuple(tried.values()), None)
-    best = min(right, key=lambda name: score(tried[name][1]))
-    last = [name for name in right if name in (start.name, best, *(one.name for one in others))]
-    if len(last) > 1:
-        for name in last:
+        if score(trial) < score(tried[best.name][1]) - GAIN:
+            best = candidate
+    finalists = [
+        name
+        for name in dict.fromkeys((start.name, *(one.name for one in others), best.name))
+        if tried[name][1].times
+    ]
+    if len(finalists) > 1:
+        for name in finalists:
             tried[name] = tried[name][0], again(tried[name][0])
-    scores = {name: score(tried[name][1]) for name in last}
-    kept = min(scores, key=lambda name: scores[name])
-    if scores.get(start.name, math.inf) <= scores[kept] + GAIN and math.isfinite(scores[kept]):
-        kept = start.name
-    if not math.isfinite(scores[kept]):
+    scores = {name: score(tried[name][1]) for name in finalists}
+    least = min(scores.values(), default=math.inf)
+    if not math.isfinite(least):
         return Found(tuple(tried.values()), None)
+    kept = min(scores, key=lambda name: scores[name])
+    if scores.get(start.name, math.inf) <= least + GAIN:
+        kept = start.name
     return Found(tuple(tried.values()), tried[kept][0])
 
 

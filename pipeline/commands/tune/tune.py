@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from pipeline.commands.tune.candidates import Candidate, as_it_is, changes, naiv
 from pipeline.commands.tune.plot import write_plot
 from pipeline.commands.tune.search import search
 from pipeline.commands.tune.trial import Bench, Trial
+from pipeline.compare.engine_runs import why_no_runtime
 from pipeline.convert.keys import content_of, pipeline_hash
 from pipeline.convert.recipe import precision_and_recipe
 from pipeline.convert.workspace import opened_artifact
@@ -97,7 +99,7 @@ def tune(
         place: The artifact's folder.
         shapes: The sizes to be fast at, as text (``h=440,w=1024``). By default min, opt and max of
             every profile. Each counts the same.
-        minutes: No build begins after this time, and none goes on.
+        minutes: No build begins after this time, and none goes on. The best engine so far is kept.
         method: How often calls are repeated.
         plugins: Plugins that the engine needs; see `pipeline.plugins.loading`.
         announce: Called with each step that begins.
@@ -105,7 +107,7 @@ def tune(
     Raises:
         ArtifactError, InputError: There is no artifact, a size is not legal, or another ``tune`` of
             this artifact is running.
-        EngineError: No GPU here can run the target's engines.
+        EngineError: No GPU here can run the target's engines, or a library for that is missing.
     """
     artifact = Artifact.open(place)
     manifest, declared = artifact.manifest, artifact.manifest.interface
@@ -113,7 +115,7 @@ def tune(
     check_models(place, manifest.files, declared)
     target = find_target(manifest.target.name)
     require(target)
-    why, gpu = why_not(target), find_gpu()
+    why, gpu = why_not(target) or why_no_runtime(), find_gpu()
     if why or isinstance(gpu, str):
         raise EngineError(f"{place}: tune needs a GPU that runs the engine: {why or gpu}")
     profiles = tuple(profile.resolve(declared.dims) for profile in declared.profiles)
@@ -144,8 +146,7 @@ def tune(
         )  # fmt: skip
         if found.kept is not None:
             _keep(artifact, tries.folder(found.kept), done, announce)
-        if done.complete:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     return done
 
 
@@ -165,7 +166,7 @@ class _Tries:
 
     def folder(self, candidate: Candidate) -> Path:
         """The folder of a candidate's artifact."""
-        return self._work / candidate.name.replace(" ", "-")
+        return self._work / re.sub(r"\W+", "-", candidate.name)
 
     def attempt(self, candidate: Candidate) -> Trial:
         """See `Bench.attempt`. Nothing is built after the end of the time."""

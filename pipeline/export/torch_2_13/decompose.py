@@ -27,6 +27,7 @@ from torch.export import exported_program as _exported
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import NodeSource
 from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.onnx._internal.fx.passes import type_promotion
 from torch.utils import _pytree as pytree
@@ -37,7 +38,7 @@ from pipeline.export.torch_2_13.writes import NotSimpleError, without_writes
 _aten = torch.ops.aten
 _Table = Mapping[Any, Callable[..., Any]]
 # what an op inherits from the op that it comes from
-_META = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn", "from_node", "custom")
+_META = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn", "custom")
 _ASSERTIONS = {
     _aten.sym_constrain_range_for_size.default, _aten._assert_async.default,
     _aten._assert_async.msg, _aten._assert_scalar.default, _aten._assert_tensor_metadata.default,
@@ -241,7 +242,7 @@ class _Tracer:
                 made[node] = _numel(self._graph, origin, args[0])
                 continue
             new = self._graph.call_function(targets.get(node, node.target), args, kwargs)
-            new.meta = {name: origin.meta[name] for name in _META if name in origin.meta}
+            new.meta = _inherited(origin)
             new.meta["val"] = node.meta["val"]
             made[node] = new
         raise AssertionError("a graph without an output")
@@ -254,9 +255,15 @@ class _Tracer:
         norm = self._graph.call_function(
             target, (source, weight, bias, mean, variance, momentum, eps)
         )
-        norm.meta = {name: node.meta[name] for name in _META if name in node.meta}
+        norm.meta = _inherited(node)
         norm.meta["val"] = (value, value.new_empty(0), value.new_empty(0))
         return _copied(self._graph, node, operator.getitem, (norm, 0), {})
+
+
+def _inherited(origin: Node) -> dict[str, Any]:
+    """What an op inherits from the op that it comes from; errors name that op."""
+    found = {name: origin.meta[name] for name in _META if name in origin.meta}
+    return {**found, "from_node": [NodeSource(origin)]}
 
 
 def _is_plain_norm(args: tuple[Any, ...]) -> bool:
