@@ -6,17 +6,19 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.bench.measure import Method
 from pipeline.commands.options import plugins
 from pipeline.commands.output import show
 from pipeline.commands.table import table
-from pipeline.commands.tune import tune as tuning
 from pipeline.errors import InputError
 from pipeline.machine.progress import Announce
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.file_names import TUNING
+
+if TYPE_CHECKING:
+    from pipeline.commands.tune.tune import Tuning
 
 _WIDTH = 60  # characters of a reason in the table
 
@@ -49,6 +51,8 @@ def add_command(add: Callable[..., Any]) -> None:
 
 def tune(arguments: argparse.Namespace, announce: Announce) -> int:
     """Runs ``tune``. Returns 0 if a right engine was kept, 1 if none was right."""
+    from pipeline.commands.tune import tune as tuning
+
     if arguments.repeat < 1:
         raise InputError(f"--repeat {arguments.repeat} is too small. Pass 1 or more")
     if not 0 < arguments.minutes < math.inf:
@@ -65,7 +69,7 @@ def tune(arguments: argparse.Namespace, announce: Announce) -> int:
     return 0 if done.ok else 1
 
 
-def report_text(done: tuning.Tuning, place: Path) -> str:
+def report_text(done: Tuning, place: Path) -> str:
     """The table, and below it what was kept."""
     right = [trial for trial in done.trials if trial.times]
     version = f" {done.version}" if done.version else ""
@@ -87,7 +91,7 @@ def report_text(done: tuning.Tuning, place: Path) -> str:
     return "\n".join(lines)
 
 
-def _outcome(done: tuning.Tuning, place: Path) -> str:
+def _outcome(done: Tuning, place: Path) -> str:
     if not done.kept:
         return f"no engine was right, so {place} is unchanged. {TUNING} was not written"
     kept = next(trial for trial in done.trials if trial.name == done.kept)
