@@ -57,7 +57,7 @@ def _decomposed(program: torch.export.ExportedProgram, registry: Any) -> Any:
     table = _decomp.create_onnx_friendly_decomposition_table(registered)
     try:
         return _by_ops(program, table, registered)
-    except NotSimpleError:
+    except Exception:  # `NotSimpleError`, or a value that torch has not noted
         return _own_decomposition(program, registry)
 
 

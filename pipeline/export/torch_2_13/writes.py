@@ -42,6 +42,8 @@ def without_writes(graph: Graph) -> tuple[dict[Node, Any], dict[Node, dict[Node,
         if node.op != "call_function" or not writes(node.target):
             continue
         targets[node] = _giving(node)
+        if node not in shown.of(node.args[0]):
+            raise NotSimpleError  # a loaded program does not tell who shares memory
         whole = {node, *shown.whole(node.args[0], targets)}
         for other in shown.of(node.args[0]):
             later = [user for user in other.users if place[user] > place[node]]
@@ -93,12 +95,15 @@ def _giving(node: Node) -> Any:
         NotSimpleError: There is none, or its result could have another type.
     """
     target: Any = node.target
-    name = target._schema.name.removeprefix("aten::").removesuffix("_")
+    full = target._schema.name
+    name = full.removeprefix("aten::").removesuffix("_")
     first = node.args[0] if node.args else None
     if name not in _SAME_TYPE or not isinstance(first, Node):
         raise NotSimpleError
     overload = getattr(getattr(torch.ops.aten, name), target._overloadname, None)
-    own, other = ([a.name for a in op._schema.arguments] if op else [] for op in (target, overload))
+    if overload is None or overload._schema.is_mutable or not full.endswith("_"):
+        raise NotSimpleError
+    own, other = ([a.name for a in op._schema.arguments] for op in (target, overload))
     values = [a.meta.get("val") for a in node.all_input_nodes]
     types = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     if own != other or len(types) != 1 or not types.pop().is_floating_point:

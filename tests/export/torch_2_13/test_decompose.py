@@ -212,6 +212,26 @@ def test_the_graph_is_that_of_torchs_own_way(monkeypatch: pytest.MonkeyPatch, wh
     assert all(right) == (what != "dropout that gives its input")
 
 
+def _changed_input(m: Any, x: torch.Tensor) -> torch.Tensor:
+    v = x[:, :1]
+    v.relu_()
+    return m.conv(x)
+
+
+@pytest.mark.parametrize("what", [_view_before, _view_changed, _changed_input, _residual])
+def test_a_loaded_program_does_not_tell_who_shares_memory(what: Any) -> None:
+    module = Of(what).eval()
+    file = io.BytesIO()
+    torch.export.save(exported(module), file)
+    file.seek(0)
+    with op_by_op():
+        found = written(torch.export.load(file))
+    for n, h, w in SIZES:
+        x = torch.randn(n, 3, h, w)
+        want = module(x.clone()).detach().numpy()
+        np.testing.assert_allclose(run_on(found, x)[-1], want, rtol=1e-4, atol=1e-5)
+
+
 def run_on(file: bytes, x: torch.Tensor) -> list[np.ndarray]:
     session = onnxruntime.InferenceSession(file)
     return session.run(None, {session.get_inputs()[0].name: x.numpy()})
