@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.bench.measure import Method
+from pipeline.errors import InputError
 from pipeline.plugins import PLUGINS
 from pipeline.spec.effort import Effort
 from pipeline.spec.precision import AUTO, PRECISIONS
@@ -70,6 +72,27 @@ def chosen_effort(arguments: argparse.Namespace) -> Effort:
     """Returns the parsed options of `effort`; the default for a command without them."""
     level = getattr(arguments, "optimization_level", None)
     return Effort(level, getattr(arguments, "timing_cache", None))
+
+
+def timing(sub: Any, purpose: str) -> None:
+    """Adds the artifact, and the options of commands that time its engine; `method` reads them."""
+    sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
+    sub.add_argument(
+        "--shape", action="append", default=[], metavar="DIM=SIZE,...",
+        help=f"{purpose} at these sizes. Dims that you leave out use their opt. Repeat for more "
+        "(default: min, opt and max of every profile)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--repeat", type=int, default=30, metavar="N",
+        help="Time at least N calls at each size, for at least one second (default: 30)",
+    )  # fmt: skip
+
+
+def method(arguments: argparse.Namespace) -> Method:
+    """Returns how often calls are repeated. Raises `InputError` if they are not."""
+    if arguments.repeat < 1:
+        raise InputError(f"--repeat {arguments.repeat} is too small. Pass 1 or more")
+    return Method(repeat=arguments.repeat)
 
 
 def plugins(sub: Any) -> None:

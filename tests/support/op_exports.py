@@ -13,6 +13,8 @@ import torch
 
 from pipeline.export.ops import exporter
 from pipeline.export.torch_2_13 import mended
+from pipeline.spec.dims import Size
+from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
 
 class Of(torch.nn.Module):
@@ -24,6 +26,14 @@ class Of(torch.nn.Module):
 
     def forward(self, *args: torch.Tensor) -> Any:
         return self.function(*args)
+
+
+def spec_of(function: Callable[..., Any], shape: tuple[Size, ...]) -> ModelSpec:
+    """A spec of a function of one tensor `x`, whose result is `y`."""
+    return ModelSpec(
+        "m", lambda _: Of(function), (Input("x", shape),), (Output("y"),),
+        Tolerance(1e-5, 1e-5, "a test"),
+    )  # fmt: skip
 
 
 def export_op(

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.bench import bench as measuring
-from pipeline.commands.bench.measure import Method
-from pipeline.commands.options import plugins
+from pipeline.commands.options import method, plugins, timing
 from pipeline.commands.output import show
 from pipeline.errors import InputError
 
@@ -23,16 +22,7 @@ def add_command(add: Callable[..., Any]) -> None:
         bench,
         "Measure the speed and memory of an artifact's engine on this machine's GPU.",
     )
-    sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
-    sub.add_argument(
-        "--shape", action="append", default=[], metavar="DIM=SIZE,...",
-        help="Measure at these sizes. Dims that you leave out use their opt. Repeat for more "
-        "(default: min, opt and max of every profile)",
-    )  # fmt: skip
-    sub.add_argument(
-        "--repeat", type=int, default=30, metavar="N",
-        help="Time at least N calls at each size, for at least one second (default: 30)",
-    )  # fmt: skip
+    timing(sub, "Measure")
     sub.add_argument(
         "--graph", action=argparse.BooleanOptionalAction, default=True,
         help="Also measure with a CUDA graph (default: --graph)",
@@ -46,8 +36,7 @@ def add_command(add: Callable[..., Any]) -> None:
 def bench(arguments: argparse.Namespace, announce: Announce) -> int:
     """Runs ``bench``. Returns 0 if every size was measured, 1 if one was not."""
 
-    if arguments.repeat < 1:
-        raise InputError(f"--repeat {arguments.repeat} is too small. Pass 1 or more")
+    how = method(arguments)
     out: Path | None = arguments.out
     if out is not None and not out.absolute().parent.is_dir():
         raise InputError(
@@ -56,7 +45,7 @@ def bench(arguments: argparse.Namespace, announce: Announce) -> int:
     report = measuring.bench(
         arguments.artifact,
         shapes=arguments.shape,
-        method=Method(repeat=arguments.repeat),
+        method=how,
         graph=arguments.graph,
         announce=announce,
         plugins=arguments.plugin,

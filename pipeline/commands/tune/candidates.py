@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.machine.target import Target
 from pipeline.passes import DEFAULT_PASSES
 from pipeline.runtime.sizes import best_profile
+from pipeline.spec.effort import LEVELS
 from pipeline.spec.precision import HALVES
 from pipeline.spec.profiles import Point, Profile
 from pipeline.spec.recipe import EVERYTHING, Recipe
 from pipeline.spec.tensors import Precision
 
 AS_IT_IS, NAIVE = "as it is", "naive"
-# NVIDIA: level 4 and 5 try more tactics; 5 is the highest. 3 is the default.
-_LEVEL = 5
+_LEVEL = max(LEVELS)
 _WITH_TACTIC_SOURCES = (9,)  # below this version, the pipeline turns cuBLAS and cuDNN off
 _NO_SPEED = "fold_constants"  # other passes need it
 
@@ -55,7 +54,7 @@ class Change:
 
     name: str
     text: str
-    fields: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    fields: Mapping[str, Any]
 
     def of(self, start: Candidate) -> Candidate:
         """The candidate with this change. Passes to leave out are added to those of `start`."""
@@ -107,7 +106,8 @@ def changes(
     if target.flavour == "tensorrt" and target.version < _WITH_TACTIC_SOURCES:
         found.append(Change("libraries", "tactics of cuBLAS and cuDNN", {"libraries": True}))
     if start.level != _LEVEL:
-        found.append(Change(f"level {_LEVEL}", "optimisation level 5", {"level": _LEVEL}))
+        text = f"optimisation level {_LEVEL}"
+        found.append(Change(f"level {_LEVEL}", text, {"level": _LEVEL}))
     return tuple(found)
 
 

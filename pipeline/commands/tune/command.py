@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.bench.measure import Method
-from pipeline.commands.options import plugins
+from pipeline.commands.options import method, plugins, timing
 from pipeline.commands.output import show
 from pipeline.commands.table import table
 from pipeline.errors import InputError
@@ -31,20 +30,11 @@ def add_command(add: Callable[..., Any]) -> None:
         "Try other builds of an artifact's engine on this machine's GPU, and keep the fastest one "
         "whose results are right.",
     )
-    sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
-    sub.add_argument(
-        "--shape", action="append", default=[], metavar="DIM=SIZE,...",
-        help="Be fast at these sizes. Dims that you leave out use their opt. Repeat for more "
-        "(default: min, opt and max of every profile)",
-    )  # fmt: skip
+    timing(sub, "Be fast")
     sub.add_argument(
         "--minutes", type=float, default=30.0, metavar="N",
         help="Begin no build after N minutes, stop one that still runs, and keep the best so far "
         "(default: 30)",
-    )  # fmt: skip
-    sub.add_argument(
-        "--repeat", type=int, default=30, metavar="N",
-        help="Time at least N calls at each size, for at least one second (default: 30)",
     )  # fmt: skip
     plugins(sub)
 
@@ -53,15 +43,14 @@ def tune(arguments: argparse.Namespace, announce: Announce) -> int:
     """Runs ``tune``. Returns 0 if a right engine was kept, 1 if none was right."""
     from pipeline.commands.tune import tune as tuning
 
-    if arguments.repeat < 1:
-        raise InputError(f"--repeat {arguments.repeat} is too small. Pass 1 or more")
+    how = method(arguments)
     if not 0 < arguments.minutes < math.inf:
         raise InputError(f"--minutes {arguments.minutes:g} is not a positive number of minutes")
     done = tuning.tune(
         arguments.artifact,
         shapes=arguments.shape,
         minutes=arguments.minutes,
-        method=Method(repeat=arguments.repeat),
+        method=how,
         plugins=arguments.plugin,
         announce=announce,
     )

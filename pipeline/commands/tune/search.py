@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pipeline.commands.tune.candidates import Candidate, Change
 from pipeline.commands.tune.trial import Trial
 
-# A smaller gain counts as noise: repeated medians of one engine on an H200 differ by up to 0.6 %.
-GAIN = 0.01
+GAIN = 0.01  # a smaller gain counts as noise
 
 Attempt = Callable[[Candidate], Trial]
 

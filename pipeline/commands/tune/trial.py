@@ -14,11 +14,11 @@ from pipeline.build.settings import BuildOptions
 from pipeline.commands.bench.bench import bench
 from pipeline.commands.bench.measure import Method
 from pipeline.commands.tune.candidates import AS_IT_IS, Candidate
+from pipeline.compare.engine_runs import why_not_run
 from pipeline.compare.runners import failures
 from pipeline.convert.driver import build_artifact, run_rewrite, run_verify
 from pipeline.convert.options import Verify
 from pipeline.errors import EngineError, PipelineError, first_line
-from pipeline.machine.gpu import find_gpu
 from pipeline.machine.progress import Announce
 from pipeline.machine.swap_folder import LINK_FROM_BYTES
 from pipeline.machine.target import Target
@@ -138,7 +138,8 @@ class Bench:
 
         if candidate.skip:
             run_rewrite(folder, announce=announce, skip=candidate.skip, plugins=self.plugins)
-        if candidate.name != AS_IT_IS or not self._runs_here():
+        own = self.artifact
+        if candidate.name != AS_IT_IS or why_not_run(own.path, self.target, own.manifest):
             options = BuildOptions(
                 self.target, candidate.precision, Effort(candidate.level), self.plugins,
                 candidate.recipe, libraries=candidate.libraries, plain=candidate.plain,
@@ -148,14 +149,6 @@ class Bench:
             build_artifact(opened, options, candidate.profiles, announce)
         run_verify(folder, Verify(plugins=self.plugins), announce)
         return Artifact.open(folder).manifest
-
-    def _runs_here(self) -> bool:
-        """True if the artifact has an engine that was built for this GPU, or for any."""
-        manifest, gpu = self.artifact.manifest, find_gpu()
-        if manifest.build is None or isinstance(gpu, str):
-            return False
-        built_for = manifest.target.compute_capability
-        return built_for is None or built_for == "{}.{}".format(*gpu.capability)
 
 
 def why_wrong(manifest: Manifest) -> str:

@@ -151,7 +151,7 @@ PIECES: tuple[Piece, ...] = (
     Piece(
         "norms",
         seen="2.13.0",
-        without="The shape of batch_norm in eval mode is found by tracing ten operations.",
+        without="The shape of batch_norm in eval mode is found by tracing its arithmetic.",
         apply=lambda module, sizes: norms.from_input(),  # noqa: ARG005
         during=("torch.export.export", "torch.onnx.export"),
     ),

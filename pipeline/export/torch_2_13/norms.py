@@ -1,7 +1,7 @@
 """Takes the result's shape of batch_norm in eval mode from its input, instead of computing it.
 
-torch finds the shape by tracing ten operations with symbolic sizes, in each run of a module. The
-sizes of a deep convolution network are long expressions, so this takes a fifth of an export.
+torch finds the shape by computing with symbolic sizes, in each run of a module. The sizes of a deep
+convolution network are long expressions, so this takes long.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ INPUTS = {
 }
 
 
-def told(x: torch.Tensor, channels: DimDynamic = DimDynamic.STATIC) -> tuple[Any, list[str]]:
+def known_of(x: torch.Tensor, channels: DimDynamic = DimDynamic.STATIC) -> tuple[Any, list[str]]:
     """What torch knows of the results: shape, strides, type; and its guards."""
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
@@ -42,18 +42,18 @@ def told(x: torch.Tensor, channels: DimDynamic = DimDynamic.STATIC) -> tuple[Any
 
 @pytest.mark.parametrize("what", INPUTS)
 def test_the_result_is_that_of_torch(what: str) -> None:
-    own, asked = told(INPUTS[what])
+    own, asked = known_of(INPUTS[what])
     with from_input():
-        found, guards = told(INPUTS[what])
+        found, guards = known_of(INPUTS[what])
     assert found == own
     assert set(guards) <= set(asked)
 
 
 def test_a_dynamic_number_of_channels_is_left_to_torch() -> None:
     """torch then has to learn that it equals the number of weights."""
-    own, asked = told(IMAGE, DimDynamic.DYNAMIC)
+    own, asked = known_of(IMAGE, DimDynamic.DYNAMIC)
     with from_input():
-        assert told(IMAGE, DimDynamic.DYNAMIC) == (own, asked)
+        assert known_of(IMAGE, DimDynamic.DYNAMIC) == (own, asked)
     assert asked
 
 
@@ -61,4 +61,4 @@ def test_wrong_weights_are_left_to_torch() -> None:
     x = torch.randn(2, 5, 6, 10)
     for _ in range(2):
         with pytest.raises(RuntimeError), from_input():
-            told(x)
+            known_of(x)

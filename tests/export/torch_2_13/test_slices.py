@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from op_exports import spec_of
 from torch.nn import functional
 
 from pipeline.errors import ConstraintError, ExportError
@@ -17,25 +18,8 @@ from pipeline.export.export import export
 from pipeline.export.ops import exporter
 from pipeline.export.torch_2_13 import slices
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
 W, H, B = Dim("w", 2, 16, 40), Dim("h", 5, 30, 50), Dim("b", 1, 4, 16)
-
-
-class Wrap(torch.nn.Module):
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
-def spec_of(function, shape) -> ModelSpec:
-    return ModelSpec(
-        "m", lambda _: Wrap(function), (Input("x", shape),), (Output("y"),),
-        Tolerance(1e-5, 1e-5, "a test"),
-    )  # fmt: skip
 
 
 def differing(function, shape, path) -> list[dict[str, int]]:

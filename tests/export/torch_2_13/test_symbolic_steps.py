@@ -8,31 +8,16 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from op_exports import spec_of
 from torch.nn import functional
 
 from pipeline.errors import ExportError
 from pipeline.export.export import export
 from pipeline.export.torch_2_13 import symbolic_steps
 from pipeline.spec.dims import Dim
-from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
+from pipeline.spec.model import Output
 
 H, W, D = Dim("h", 2, 24, 61), Dim("w", 5, 32, 67), Dim("d", 3, 4, 9)
-
-
-class Wrap(torch.nn.Module):
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
-def spec_of(function, shape) -> ModelSpec:
-    return ModelSpec(
-        "m", lambda _: Wrap(function), (Input("x", shape),), (Output("y"),),
-        Tolerance(1e-5, 1e-5, "a test"),
-    )  # fmt: skip
 
 
 def grid(align):
