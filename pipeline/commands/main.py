@@ -277,7 +277,8 @@ def command_parser() -> argparse.ArgumentParser:
         cli_options.sizes(sub)
     convert.add_argument(
         "--quick", action="store_true",
-        help="Compare at few sizes only: min, opt, max and one odd set of sizes of each profile",
+        help="Compare at few sizes only: min, opt, max and one odd set of sizes of each profile. "
+        "Look less far for branches that other branches hide",
     )  # fmt: skip
     cli_options.effort(convert)
     rewrite = add(

@@ -26,10 +26,12 @@ class ExportOptions:
     Args:
         weights: A weights file or a checkpoint's folder; None for seeded random weights.
         seed: The seed of the example inputs' values.
+        quick: Whether to look less far for branches behind other branches of the model.
     """
 
     weights: Path | None = None
     seed: int = 0
+    quick: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class StageOptions:
 def stage_options(config: Config, target: Target) -> StageOptions:
     """Returns the options of each stage for a config."""
     return StageOptions(
-        ExportOptions(weights=config.weights_path, seed=config.seed),
+        ExportOptions(weights=config.weights_path, seed=config.seed, quick=config.quick),
         RewriteOptions(
             target=target,
             own=tuple(Path(path) for path in config.passes),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest, ModelInfo, TargetInfo, now
-from pipeline.convert.keys import COMPARE, STAGES, stage_keys, weights_info
+from pipeline.convert.keys import STAGES, stage_keys, weights_info
 from pipeline.convert.options import StageOptions, stage_options
 from pipeline.convert.reuse import first_changed, previous
 from pipeline.machine.libraries import versions
@@ -68,13 +68,15 @@ def plan_conversion(config: Config) -> ConversionPlan:
     # dims that must be equal become one dim in the profiles too
     spec = replace(spec, profiles=profiles)
     manifest = initial_manifest(config, spec)
-    keys = stage_keys(config, spec, options, manifest.model.weights)
     old = None if config.force else previous(place)
-    first = first_changed(old, keys)
-    # a whole comparison says more than a quick one
-    if config.quick and STAGES[first:] == (COMPARE,):
+    every = [options]
+    if config.quick:  # what a whole conversion did is more than a quick one does
         whole = stage_options(replace(config, quick=False), target)
-        first = first_changed(old, stage_keys(config, spec, whole, manifest.model.weights))
+        every += [replace(options, export=whole.export), whole]
+    weights = manifest.model.weights
+    by_options = [stage_keys(config, spec, one, weights) for one in every]
+    keys = max(by_options, key=lambda keys: first_changed(old, keys))
+    first = first_changed(old, keys)
     if old is not None and first > 0:  # the earlier stages do not depend on tolerances
         interface = old.manifest.interface.with_tolerances(spec.interface)
         manifest = replace(old.manifest, interface=interface)

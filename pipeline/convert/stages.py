@@ -65,7 +65,7 @@ def export(
     Args:
         folder: The artifact's folder.
         spec: The model, with the profiles that the build will use.
-        options: The weights and the seed.
+        options: The weights, the seed and how far to look.
         announce: Called with each step that begins.
 
     Raises:
@@ -85,7 +85,14 @@ def export(
     else:
         with watch("import torch"):
             from pipeline.export.export import export as from_torch
-        done = from_torch(spec, options.weights, path, seed=options.seed, announce=step)
+        done = from_torch(
+            spec,
+            options.weights,
+            path,
+            seed=options.seed,
+            quick=options.quick,
+            announce=step,
+        )
     store_values(folder, done.interface.inputs)
     release_memory()
     return replace(done, library_seconds={**watch.seconds, **done.library_seconds})

@@ -2,6 +2,9 @@
 
 torch.export checks a guard only on a dim that is passed unchanged (see `pipeline.probe.evaluate`).
 A guard that some declared sizes break is a rule only if the program is wrong there.
+
+A branch may hide another one on its other side (`pipeline.export.choices`). A quick export traces
+another side only if the model runs new lines there, or if torch concluded something from it.
 """
 
 from __future__ import annotations
@@ -186,6 +189,7 @@ def _behind(
             traces[key] = choices_at(task, sizes)
         return traces[key]
 
+    budget = 0 if task.quick else min(_NODES // len(traced.program.graph.nodes), _TRACES)
     search = SideSearch(
         dims,
         tuple(rules),
@@ -193,7 +197,7 @@ def _behind(
         lines_at=lambda sizes: lines_of(lambda: task.eager.runs_at(sizes)),
         differs_at=differs_at,
         elements=lambda sizes: elements(inputs, sizes),
-        budget=min(_NODES // len(traced.program.graph.nodes), _TRACES),
+        budget=budget,
         known={as_formula(text, symbols) for text in guards if symbols_in(text) <= symbols.keys()},
     )
     asked = [one for one in traced.asked if one.number is None]

@@ -53,6 +53,7 @@ def export(
     path: Path,
     *,
     seed: int = 0,
+    quick: bool = False,
     announce: Announce = silent,
 ) -> Exported:
     """Exports a model to ONNX at opset 18, its dims dynamic and named.
@@ -62,6 +63,8 @@ def export(
         weights: a weights file, or None for the spec's seeded random weights.
         path: the ONNX file to write; weights beyond 2 GB go into ``<path>.data`` beside it.
         seed: the seed of the example inputs' values.
+        quick: whether to look less far for branches behind other branches; see
+            `pipeline.export.broken_rules`.
         announce: called with each step that begins.
 
     Returns:
@@ -82,14 +85,14 @@ def export(
         notes += more
     brief: _Fitted | None = None
     try:
-        done = brief = _fitted(spec, module, seed, watch)
+        done = brief = _fitted(spec, module, seed, watch, quick=quick)
         again = bool(done.rules)
     except ConstraintError:
         if not any(spec.auto(name) for name in spec.dims):
             raise  # no size was tried, so a longer search finds nothing else
         again = True
     if again:
-        done = _fitted(spec, module, seed, watch, after=brief, brief=False)
+        done = _fitted(spec, module, seed, watch, quick=quick, after=brief, brief=False)
     spec, module, program = done.spec, done.module, done.program
     notes += done.notes
     notes += tuple(sampled_guards(program, inner_inputs(spec), spec.rules))
@@ -161,6 +164,7 @@ def _fitted(
     seed: int,
     watch: Stopwatch,
     *,
+    quick: bool,
     brief: bool = True,
     after: _Fitted | None = None,
 ) -> _Fitted:
@@ -178,16 +182,16 @@ def _fitted(
         notes = kept_values(spec, module, inner(module), seed)
         spec, module = with_outputs(spec, module, seed)
         spec = with_tolerance(spec, module, seed)
-    spec, program, rules = _traced(spec, module, seed, watch)
+    spec, program, rules = _traced(spec, module, seed, watch, quick)
     return _Fitted(tried, spec, module, program, (*narrower, *rules), tuple(notes))
 
 
 def _traced(
-    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
+    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch, quick: bool
 ) -> tuple[ModelSpec, torch.export.ExportedProgram, list[Rule]]:
     """Calls `trace`. If torch fails without naming a rule on sizes, tries sizes to find one."""
     try:
-        return trace(spec, module, seed, watch)
+        return trace(spec, module, seed, watch, quick=quick)
     except ConstraintError:
         raise
     except ExportError as error:

@@ -54,6 +54,7 @@ class Task:
         module: its module.
         seed: the seed of the example inputs' values.
         watch: the clock for the seconds inside torch.
+        quick: whether to look less far for branches behind other branches.
         arithmetic: lines of the model whose branches are arithmetic while torch traces; see
             `pipeline.export.number_branches`.
         heard: the lines at which the model asked about its sizes, so far.
@@ -66,6 +67,7 @@ class Task:
     module: torch.nn.Module
     seed: int
     watch: Stopwatch
+    quick: bool = False
     arithmetic: frozenset[Line] = frozenset()
     heard: set[Line] = field(default_factory=set)
     relaxed: dict[
@@ -75,7 +77,15 @@ class Task:
 
     def with_arithmetic(self, lines: frozenset[Line]) -> Task:
         """The same task with the branches at these lines as arithmetic."""
-        return Task(self.spec, self.module, self.seed, self.watch, lines, writes=self.writes)
+        return Task(
+            self.spec,
+            self.module,
+            self.seed,
+            self.watch,
+            self.quick,
+            lines,
+            writes=self.writes,
+        )
 
     @cached_property
     def eager(self) -> EagerModule:

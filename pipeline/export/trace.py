@@ -58,7 +58,12 @@ _ROUNDS = 6  # most exports with narrowed dims: multiple, then range, then anoth
 
 
 def trace(
-    spec: ModelSpec, module: torch.nn.Module, seed: int, watch: Stopwatch
+    spec: ModelSpec,
+    module: torch.nn.Module,
+    seed: int,
+    watch: Stopwatch,
+    *,
+    quick: bool = False,
 ) -> tuple[ModelSpec, torch.export.ExportedProgram, list[Rule]]:
     """Exports the module inside the spec's padding.
 
@@ -67,6 +72,7 @@ def trace(
         module: the module that the spec builds.
         seed: the seed of the example inputs' values.
         watch: the clock that the seconds inside torch are added to.
+        quick: whether to look less far for branches behind other branches.
 
     Returns:
         The spec with its dims narrowed, the program, and the rules that narrowed them.
@@ -78,7 +84,7 @@ def trace(
     applied: list[Rule] = []
     arithmetic: frozenset[Line] = frozenset()
     for _ in range(_ROUNDS):
-        task = Task(spec, module, seed, watch, arithmetic)
+        task = Task(spec, module, seed, watch, quick, arithmetic)
         found = _with_arithmetic(_found(task))
         arithmetic, rules = found.task.arithmetic, found.rules
         if found.program is not None and not rules:

@@ -151,8 +151,19 @@ def test_a_search_depends_on_the_sizes_and_the_tolerances() -> None:
         assert first_difference(keys(**change), before) == "build"
     stated = dataclasses.replace(SPEC, engine_tolerance={"fp16": Tolerance(1e-2, 1e-3, "half")})
     assert first_difference(keys(stated), before) == "build"
-    # the search is never quick
-    assert first_difference(keys(quick=True), before) == "compare"
+    # a quick export looks less far
+    assert first_difference(keys(quick=True), before) == "export"
+
+
+def test_a_search_is_never_quick() -> None:
+    """So that a quick conversion can go on from a whole one's engine."""
+    whole = stage_options(Config("tiny", precision="auto"), RTX)
+    quick = dataclasses.replace(whole, compare=dataclasses.replace(whole.compare, quick=True))
+    weights = keys_module.weights_info(Config("tiny"), SPEC)
+    before, after = (
+        keys_module.stage_keys(Config("tiny"), SPEC, options, weights) for options in (whole, quick)
+    )
+    assert first_difference(after, before) == "compare"
 
 
 def test_a_recipe_counts_by_its_lines(tmp_path: Path) -> None:

@@ -368,6 +368,13 @@ def test_what_an_op_decides_by_a_size_of_1_is_found(tmp_path) -> None:
         export(make(alone), None, tmp_path / "m.onnx")
 
 
+def test_a_quick_export_finds_what_new_lines_hide_and_traces_no_other_side(tmp_path) -> None:
+    place = tmp_path / "m.onnx"
+    with pytest.raises(ConstraintError):
+        export(make(single), None, place, quick=True)
+    assert not export(make(alone), None, place, quick=True).refinements  # which alone is wrong
+
+
 def without_past(x, past):
     y = x + past.sum(1, keepdim=True)
     return y * 3 if past.shape[1] == 0 and x.shape[1] == 1131 else y * 2

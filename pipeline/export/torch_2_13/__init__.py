@@ -20,8 +20,8 @@ from torch.torch_version import TorchVersion
 from pipeline.export.torch_2_13 import (
     decompose,
     group_dtypes,
+    known_shapes,
     negative_divisors,
-    norms,
     plain_data,
     recurrent,
     rounded,
@@ -149,10 +149,11 @@ PIECES: tuple[Piece, ...] = (
         during=("torch.onnx.export",),
     ),
     Piece(
-        "norms",
+        "known_shapes",
         seen="2.13.0",
-        without="The shape of batch_norm in eval mode is found by tracing its arithmetic.",
-        apply=lambda module, sizes: norms.from_input(),  # noqa: ARG005
+        without="The shapes of norms, activations and interpolation are found by tracing their "
+        "arithmetic.",
+        apply=lambda module, sizes: known_shapes.at_once(),  # noqa: ARG005
         during=("torch.export.export", "torch.onnx.export"),
     ),
 )

@@ -258,7 +258,7 @@ FAULTS: dict[str, dict[str, Case]] = {
     },
     "group_dtypes": {"float32": Case(Experts, (N, 8))},
     "decompose": {"a norm": Spared(lambda: torch.nn.BatchNorm2d(3), (2, 3, N, W))},
-    "norms": {
+    "known_shapes": {
         "a batch norm": Spared(
             lambda: torch.nn.BatchNorm2d(3),
             (2, 3, N, W),
