@@ -197,8 +197,8 @@ NOTES: Mapping[NoteKind, Kind] = {
         "{count} more sets of sizes were compared, chosen at random",
     ),
     "quick": Kind(
-        "Only a few sizes were compared, because you passed `--quick`. Branches that the model takes "
-        "only behind other branches were looked for less far.",
+        "Only a few sizes were compared, because you passed `--quick`. Branches of the model that "
+        "other branches hide were looked for less far.",
         "compared only at min, opt, max and one odd set of sizes of each profile, because of "
         "--quick. Before you use the engine, convert without --quick",
     ),
