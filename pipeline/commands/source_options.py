@@ -60,6 +60,17 @@ def add_options(sub: Any) -> None:
         "narrowed to the sizes that the model accepts",
     )
     sub.add_argument(
+        "--allow-narrow",
+        action="store_true",
+        help="Convert even if the model accepts only one size of a --dim. By default, that is an "
+        "error",
+    )
+    sub.add_argument(
+        "--search-seconds", type=float, metavar="N",
+        help="Try sizes for N seconds of CPU time, to find which ones the model accepts (default: "
+        "20)",
+    )  # fmt: skip
+    sub.add_argument(
         "--state", action="append", default=[], metavar="NAME",
         help="Allow calls of the model to change this attribute, e.g. encoder.seen. The conversion "
         "is of a first call. Repeat for more",
@@ -126,6 +137,8 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "dims": tuple(arguments.dim),
         "ranges": tuple(arguments.range),
         "exact": arguments.exact_dims,
+        "allow_narrow": arguments.allow_narrow,
+        "search_seconds": arguments.search_seconds,
         "state": tuple(arguments.state),
         "dtype": arguments.dtype,
         "output_names": tuple(arguments.output_name),

@@ -24,10 +24,11 @@ from pipeline.errors import InputError
 from pipeline.export.dtypes import computed_halves, in_dtype, run_widened
 from pipeline.export.module import flat_outputs
 from pipeline.probe.eager import example_args, quiet
+from pipeline.probe.grid import legal_sizes
 from pipeline.probe.sample_sizes import elements, examples
 from pipeline.probe.state import ModuleState, untouched
 from pipeline.spec.closeness import Difference
-from pipeline.spec.dims import sizes_text
+from pipeline.spec.dims import kept_rules, sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
 from pipeline.spec.noise_parts import MOST, Sample, measured
@@ -36,6 +37,10 @@ _WIDE = 1 << 28  # most parameters of a model that is made float64 for a moment
 _HALF_SHOWS = 2.0**-15  # a relative difference that float32 rounding rarely makes; float16: 2**-11
 _ELEMENTS = 1 << 17  # most input elements of all runs, if there are more than two
 _TWO = 1 << 19  # most input elements of two runs: they show which axes of an output are dynamic
+_MANY = 1 << 12  # most sizes of a dim among which the largest is chosen
+_LARGE = 1 << 21  # most input elements of a run that shows how rounding grows with the sizes
+# rounding of a coordinate grows with the size of the image
+_SAMPLERS = ("affine_grid", "grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 
 
 def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> ModelSpec:
@@ -131,24 +136,84 @@ class _Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+# made in float64, so that they are without the rounding of float32
+_MADE = frozenset(
+    getattr(torch, name)
+    for name in ("arange", "eye", "full", "linspace", "logspace", "ones", "zeros")
+)
+
+
+class _Wide(_Calls):
+    """The same for a run in float64. Tensors that the model makes without a dtype are float64.
+
+    The numbers of ``torch.tensor([0.9])`` stay those of the model, rounded to float32.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        made = super().__torch_function__(func, types, args, given)
+        if given.get("dtype") is not None or not (func in _MADE or func is torch.tensor):
+            return made
+        if made.dtype != torch.float32:
+            return made
+        return made.double() if func is torch.tensor else func(*args, **given, dtype=torch.float64)
+
+
 def _runs(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Iterator[_Run]:
-    """Runs with small inputs, or with the smallest that the module takes."""
+    """Runs with small inputs, or with the smallest that the module takes.
+
+    A model that samples an image at coordinates runs at large sizes too.
+    """
     total = ran = 0
+    samples = False
     every = examples(spec.inputs, spec.rules)
     for sizes in sorted(every, key=lambda sizes: elements(spec.inputs, sizes)):
         count = elements(spec.inputs, sizes)
         if ran and total + count > (_TWO if ran == 1 else _ELEMENTS):
             continue
-        args = example_args(spec.inputs, seed, sizes)
-        calls = _Calls()
-        try:
-            with torch.no_grad(), quiet(), untouched(module):
-                plain = _arrays(_called(module, [a.clone() for a in args], calls))
-        except Exception:  # the model does not run at these sizes
+        run = _run_at(spec, module, seed, sizes)
+        if run is None:  # the model does not run at these sizes
             continue
         total += count
         ran += 1
-        yield _Run(sizes, args, plain, calls.called)
+        samples |= any(getattr(f, "__name__", "") in _SAMPLERS for f in run.called)
+        yield run
+    large = _large(spec) if samples else None
+    run = _run_at(spec, module, seed, large) if large is not None else None
+    if run is not None:
+        yield run
+
+
+def _run_at(
+    spec: ModelSpec, module: torch.nn.Module, seed: int, sizes: Mapping[str, int]
+) -> _Run | None:
+    """One run; None if the model fails."""
+    args = example_args(spec.inputs, seed, sizes)
+    calls = _Calls()
+    try:
+        with torch.no_grad(), quiet(), untouched(module):
+            plain = _arrays(_called(module, [a.clone() for a in args], calls))
+    except Exception:
+        return None
+    return _Run(sizes, args, plain, calls.called)
+
+
+def _large(spec: ModelSpec) -> dict[str, int] | None:
+    """The largest sizes whose inputs are not too large, each the same part of its range."""
+    for part in (1.0, 0.7, 0.5, 0.35, 0.25):
+        sizes = {
+            name: max((n for n in legal_sizes(dim, _MANY) if n <= part * dim.max), default=dim.min)
+            for name, dim in spec.dims.items()
+        }
+        if kept_rules(spec.rules, sizes) and elements(spec.inputs, sizes) <= _LARGE:
+            return sizes
+    return None
 
 
 def _called(module: torch.nn.Module, args: Sequence[torch.Tensor], calls: _Calls) -> Any:
@@ -230,7 +295,7 @@ def _in_float64(module: torch.nn.Module, runs: Sequence[_Run]) -> list[list[np.n
         state = ModuleState(module)
         for n, run in enumerate(runs):
             wide = [a.double() if a.is_floating_point() else a.clone() for a in run.args]
-            calls = _Calls()
+            calls = _Wide()
             with contextlib.suppress(Exception), state.restored():  # casts to float32
                 outputs = _arrays(_called(module, wide, calls))
                 found[n] = outputs if calls.called == run.called else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConstraintError, ExportError, InputError
-from pipeline.probe.probe import Probed, probe
+from pipeline.probe.probe import SECONDS, Probed, probe
 from pipeline.probe.rules import by_values
 from pipeline.spec.dims import Dim, DimExpr, Size, SizeRule, kept_rules
 from pipeline.spec.model import ModelSpec, inner_inputs
@@ -80,11 +80,12 @@ def apply(spec: ModelSpec, rules: Sequence[Rule], *, bands: bool = False) -> App
 def may_apply(spec: ModelSpec, rule: Rule) -> bool:
     """True if a Dim or a size rule expresses the rule, and the spec allows narrowing its dims.
 
-    A range may become smaller, but not a single size: the user has to ask for that.
+    A range may become smaller, but not a single size, unless the spec allows that.
     """
     if rule.obstacle == "opt" or (rule.refined is None and not rule.size_rule):
         return False
-    if rule.refined is not None and rule.refined.static and not rule.size_rule:
+    single = rule.refined is not None and rule.refined.static and not rule.size_rule
+    if single and not spec.allow_narrow:
         return False
     names = SizeRule(rule.size_rule).names if rule.size_rule else {rule.dim}
     if rule.size_rule and not names <= spec.dims.keys():  # a rule on padded sizes
@@ -289,7 +290,9 @@ def fit_to_module(
     """
     if not any(spec.auto(name) for name in spec.dims):
         return spec, []
-    found = probe(inner_inputs(spec), module, seed, spec.rules, brief=brief)
+    found = probe(
+        inner_inputs(spec), module, seed, spec.rules, spec.search_seconds or SECONDS, brief=brief
+    )
     rules = [for_user(rule, spec) for rule in found.rules]
     if found.base is None:
         if not rules:
@@ -342,7 +345,7 @@ def explain_by_running(
 
     Returns None if the model runs at all of these sizes, or at none.
     """
-    found = probe(inner_inputs(spec), module, seed, spec.rules)
+    found = probe(inner_inputs(spec), module, seed, spec.rules, spec.search_seconds or SECONDS)
     rules = [for_user(rule, spec) for rule in found.rules]
     if found.base is None:
         return None

@@ -26,8 +26,9 @@ from pipeline.spec.tensors import Input
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Probe", "Probed", "probe", "probe_with"]
+__all__ = ["SECONDS", "Probe", "Probed", "probe", "probe_with"]
 
+SECONDS = 20.0  # of CPU time for trying sizes
 _ROUND = (64, 32, 16, 8, 4, 2)
 # common sizes of image models
 _COMMON = (
@@ -101,7 +102,7 @@ def probe(
     module: torch.nn.Module,
     seed: int,
     rules: Sequence[str] = (),
-    budget_seconds: float = 20.0,
+    budget_seconds: float = SECONDS,
     *,
     brief: bool = False,
 ) -> Probed:

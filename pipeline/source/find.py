@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -70,6 +71,13 @@ def find_source(config: Config) -> ModelSpec:
         spec = with_reference(spec, Path(config.reference))
     if config.state:
         spec = replace(spec, state=(*spec.state, *config.state))
+    if config.allow_narrow:
+        spec = replace(spec, allow_narrow=True)
+    if config.search_seconds is not None:
+        if not 0 < config.search_seconds < math.inf:
+            text = f"{config.search_seconds:g} is no number of seconds"
+            raise InputError(f"search_seconds: {text}. Pass more than 0")
+        spec = replace(spec, search_seconds=config.search_seconds)
     spec = _with_ranges(spec, config)
     return spec if config.values is None else with_values(spec, config.values)
 
@@ -188,7 +196,7 @@ def _from_factory(config: Config, dims: Mapping[str, Any], factory: SourceFactor
 
 
 def name_for(source: str, options: Mapping[str, Any]) -> str:
-    """A name for a model and its artifact: ``create_model-resnet18``."""
+    """A name for a model and its artifact: ``create_model-small``."""
     last = source.rpartition(":")[2]
     name = Path(last).name if is_hub(source) else last.split(".")[-1]
     words = [str(v) for v in options.values() if isinstance(v, str)]

@@ -26,8 +26,9 @@ class Config:
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `recipe`, `shapes`, `seed`, `quick`, `passes`, `skip`, `plugins`,
     `inputs`, `dims`, `ranges`, `values`, `output_names`, `tolerance`, `output_tolerances`,
-    `reference`, `engine_tolerance`, the level of `effort`, `exact`, `state`, `dtype`, and
-    `memory_limit` if you set it. `out`, `force` and `trust` do not.
+    `reference`, `engine_tolerance`, the level of `effort`, `exact`, `allow_narrow`,
+    `search_seconds`, `state`, `dtype`, and `memory_limit` if you set it. `out`, `force` and
+    `trust` do not.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -63,6 +64,8 @@ class Config:
         effort: How hard the builder tries, and a file to share its timings.
         exact: Whether to fail if such a source does not accept every size of `dims`. Otherwise the
             dims are narrowed to the sizes that it accepts.
+        allow_narrow: Whether a range may become a single size. Otherwise that is an error.
+        search_seconds: Seconds of CPU time for trying sizes; None for the default.
         state: Names of attributes that calls of the model change; see `ModelSpec.state`.
         dtype: ``float32`` converts the module to float32 first; see `ModelSpec.dtype`.
         values: The user's values of inputs, in place of random ones: a ``.npz`` or ``.pt`` file, or
@@ -101,6 +104,8 @@ class Config:
     ranges: tuple[str, ...] = ()
     effort: Effort = DEFAULT_EFFORT
     exact: bool = False
+    allow_narrow: bool = False
+    search_seconds: float | None = None
     state: tuple[str, ...] = ()
     dtype: Literal["float32"] | None = None
     trust: bool = False

@@ -52,6 +52,8 @@ class ModelSpec:
         padding: Padding round the model, see `Padding`.
         refine_dims: Whether the pipeline may narrow every dim to sizes that the model accepts (a
             multiple, a smaller range) instead of failing. It is `Dim.auto` for all dims.
+        allow_narrow: Whether such a dim may become a single size. Otherwise that is an error.
+        search_seconds: Seconds of CPU time for trying sizes; None for the default.
         libraries: The packages whose version changes the model, for the cache key.
         key: Text that changes whenever `build` does, for a spec that you pass as an object.
             Without it, such a spec is converted again each time, because a changed function
@@ -84,6 +86,8 @@ class ModelSpec:
     profiles: tuple[Profile, ...] = ()
     padding: Padding | None = None
     refine_dims: bool = False
+    allow_narrow: bool = False
+    search_seconds: float | None = None
     libraries: tuple[str, ...] = ()
     key: str | None = None
     seed: int | None = None

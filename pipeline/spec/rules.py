@@ -192,7 +192,10 @@ class Rule:
         if self.kind == "band":
             return f'{dim_text(self.refined)}, or rules=("{self.size_rule}",)'
         if self.refined.static:
-            return f"the number {self.refined.min} in place of {self._plain}"
+            return (
+                f"the number {self.refined.min} in place of {self._plain}, or pass --allow-narrow "
+                "(allow_narrow=True)"
+            )
         return dim_text(self.refined)
 
     @staticmethod

@@ -47,7 +47,7 @@ def is_cache(kind: type) -> bool:
 def _layers(cache: Any) -> list[tuple[str | int, Any]]:
     """The layers of a cache, each a pair of keys and values. An encoder's layers have four parts.
 
-    A layer that holds more than keys and values is a leaf: the state of a Mamba layer, or the
+    A layer that holds more than keys and values is a leaf: the state of a recurrent layer, or the
     number of tokens that a sliding window has seen.
     """
     inner = getattr(cache, "self_attention_cache", None)

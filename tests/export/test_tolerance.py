@@ -332,6 +332,30 @@ def test_a_warped_image_converts_at_large_sizes_and_a_shift_fails(tmp_path: Path
     assert not passes(done, tmp_path / "wrong.onnx", {"h": 77})
 
 
+class WarpedBatch(torch.nn.Module):
+    """The same transform for each image of a batch."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        theta = torch.tensor([[[0.9, 0.1, 0.05], [-0.1, 1.0, 0.0]]]).expand(x.shape[0], 2, 3)
+        grid = torch.nn.functional.affine_grid(theta, x.shape, align_corners=False)
+        return {"y": torch.nn.functional.grid_sample(x, grid, align_corners=False)}
+
+
+def test_a_warped_batch_keeps_every_size_where_max_is_far_above_opt(tmp_path: Path) -> None:
+    """Rounding that was measured at small sizes is too small, and excluded a batch of 1."""
+    dims = Dim("b", 1, 2, 4), 3, Dim("h", 16, 40, 90), Dim("w", 16, 33, 90)
+    done = export(
+        ModelSpec("m", seeded(WarpedBatch), (Input("x", dims),)), None, tmp_path / "m.onnx"
+    )
+    assert not done.refinements
+    for sizes in (
+        {"b": 1, "h": 90, "w": 90},
+        {"b": 4, "h": 90, "w": 90},
+        {"b": 1, "h": 16, "w": 16},
+    ):
+        assert passes(done, done.path, sizes)
+
+
 @pytest.mark.parametrize(("off", "factor"), [(1e-4, 50), (4e-4, 25), (9e-4, 11.1), (1.1e-3, None)])
 def test_the_margin_shrinks_before_no_tolerance_is_given(off: float, factor: float | None) -> None:
     noise = Noise(off, off, 0.5, 1.0, 1.2e-7, whole=False)

@@ -245,6 +245,18 @@ def test_a_range_never_becomes_one_size_by_itself(tmp_path) -> None:
     assert list(done.spec.dims) == ["h"]
 
 
+def test_a_range_becomes_one_size_if_that_is_allowed(tmp_path) -> None:
+    spec = dataclasses.replace(make(fixed, refine_dims=True), allow_narrow=True)
+    done = export(spec, None, tmp_path / "m.onnx")
+    w = done.spec.dims["w"]
+    assert (w.min, w.opt, w.max) == (440, 440, 440)
+    assert [rule.kind for rule in done.refinements] == ["fixed"]
+    feed = done.spec.sample({"h": 100, "w": 440}, 0)
+    got = onnxruntime.InferenceSession(str(done.path)).run(None, feed)[0]
+    want = done.module(*map(torch.from_numpy, feed.values()))
+    np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("function", [tied, square])
 def test_dims_that_must_be_equal_become_one_with_refine_dims(tmp_path, function) -> None:
     shapes = ((1, 3, H, W), (1, 3, H2, W2)) if function is tied else ()

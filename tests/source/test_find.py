@@ -126,6 +126,26 @@ def test_dims_are_narrowed_unless_they_are_exact(cli: Run, nets: Path) -> None:
     assert not (nets.parent / "b").exists()
 
 
+def test_a_range_becomes_one_size_only_if_that_is_allowed(cli: Run, nets: Path) -> None:
+    words = ("nets_of_a_test.py:net", "--input", "input:1x{c}x16x16", "--dim", "c=2:3:4")
+    code, output, errors = cli("export", *words, "--out", "a")
+    assert (code, output) == (1, "")
+    assert "c must be 3" in errors and "--allow-narrow" in errors
+    code, output, errors = cli("export", *words, "--out", "a", "--allow-narrow")
+    assert code == 0, errors
+    assert "fewer sizes than you asked for: c" in output.splitlines()[-1]
+    (c,) = Artifact.open(nets.parent / "a").manifest.interface.dims.values()
+    assert (c.min, c.max) == (3, 3)
+
+
+def test_the_time_for_trying_sizes_is_the_users(cli: Run, nets: Path) -> None:
+    del nets
+    words = ("export", "nets_of_a_test.py:plain", *LINEAR, "--out", "a", "--search-seconds")
+    assert cli(*words, "5")[0] == 0
+    code, _, errors = cli(*words, "0")
+    assert code == 2 and "0 is no number of seconds" in errors
+
+
 def test_a_spec_of_ones_own(cli: Run, nets: Path) -> None:
     code, _, errors = cli("export", "nets_of_a_test.py:spec", "--out", "a", "--option", "size=5")
     assert code == 0, errors

@@ -10,7 +10,7 @@ from pipeline.commands.check.findings import Finding, rule_finding, shortened
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import Applied, apply, equal_dims, for_user, may_apply, with_dims
 from pipeline.probe.history import kept_values
-from pipeline.probe.probe import probe
+from pipeline.probe.probe import SECONDS, probe
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.rules import AppliedRule, Rule
@@ -48,7 +48,8 @@ def tried(
     """
     if all(dim.static for dim in spec.dims.values()):
         return [], Applied(spec, ()), {}
-    probed = probe(inner_inputs(spec), module, seed, spec.rules)
+    seconds = spec.search_seconds or SECONDS
+    probed = probe(inner_inputs(spec), module, seed, spec.rules, seconds)
     rules = [for_user(rule, spec) for rule in probed.rules]
     found = [Finding("dims", f"sizes tried on the model: {probed.words}", "tried")]
     done = apply(spec, rules)

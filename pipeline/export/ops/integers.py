@@ -2,7 +2,7 @@
 
 torch's exporter writes ``a // b`` of two sizes as ONNX's integer Div, which truncates: at w = 9
 ``-(-w // 8) * 8`` gives 8 instead of 16. ONNX's Mod has the sign of the divisor, as in Python. But
-TensorRT-RTX's builder assumes that the result may be negative, and fails for a RAFT-small that
+TensorRT-RTX's builder assumes that the result may be negative, and fails for a model that
 pads itself (``Resize shape dims should be non-negative``). So no operand here is negative. For
 b > 0
 

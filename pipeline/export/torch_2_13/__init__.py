@@ -90,8 +90,8 @@ PIECES: tuple[Piece, ...] = (
     Piece(
         "whole",
         seen="2.13.0",
-        without="int() of a quotient of sizes, as in Swin Transformer, bakes the example's size "
-        "in.",
+        without="int() of a quotient of sizes, as in attention over windows, bakes the example's "
+        "size in.",
         apply=whole.whole_numbers,
         threads=("https://github.com/microsoft/Swin-Transformer/pull/257",),
     ),

@@ -1,10 +1,10 @@
 """Sizes kept short while a model is traced.
 
-torch 2.13 spends minutes on sizes that grow. A convolution with TensorFlow's "same" padding (timm's
-``tf_`` models, mixnet, efficientnet_pytorch) turns a size s into
+torch 2.13 spends minutes on sizes that grow. A convolution with TensorFlow's "same" padding turns a
+size s into
 ``(s + max(0, 2*ceil(s/2) + 1 - s) - 3)//2 + 1``. That is ``(s + 1)//2``, but torch's sympy does not
 simplify it. Five nested ones need 120 s, nearly all in the guards. Windows that are padded in each
-stage (Swin) do the same. Under `short_sizes` a long expression of sizes becomes a short one. A long
+stage do the same. Under `short_sizes` a long expression of sizes becomes a short one. A long
 condition becomes True or False. Both must be equal at every declared size:
 
 - The sizes are those of the declared dims, not torch's conclusions about them.

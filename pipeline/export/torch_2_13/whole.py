@@ -1,6 +1,6 @@
 """Keeps ``int(size)`` and ``int(size / size)`` symbolic while a model is traced.
 
-Window attention in most of the Swin family computes
+Attention over windows often computes
 ``B = int(windows.shape[0] / (H * W / window_size / window_size))``. Python's ``int`` must return a
 number, so torch.export bakes the batch in. Under `whole_numbers` the name ``int`` in the model's
 own modules is a type that keeps a symbolic size symbolic. Of a quotient of sizes it takes the whole

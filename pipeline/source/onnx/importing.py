@@ -67,6 +67,8 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
         )
         model.ir_version = newest
         write_model(model, path)
+    if spec.search_seconds is not None:
+        budget = 3 * spec.search_seconds  # a third of it is for trying sizes
     runs = OnnxProbe(path, spec, seed, budget)
     applied, base = fit_to_file(spec, runs, budget / 3)
     spec = applied.spec
