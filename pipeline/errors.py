@@ -12,9 +12,14 @@ from typing import Any
 
 
 class PipelineError(Exception):
-    """Base of all errors that the pipeline raises on purpose."""
+    """Base of all errors that the pipeline raises on purpose.
+
+    Attributes:
+        more: Lines to print below the message; empty if there are none.
+    """
 
     exit_code = 1
+    more = ""
 
     def __init__(self, message: str, *, detail: str = "") -> None:
         super().__init__(message)

@@ -25,7 +25,7 @@ from pipeline.commands.bench import command as cli_bench
 from pipeline.commands.check import command as cli_check
 from pipeline.commands.output import show
 from pipeline.commands.tune import command as cli_tune
-from pipeline.errors import InputError, PipelineError, ended_run
+from pipeline.errors import ConstraintError, InputError, PipelineError, ended_run
 from pipeline.machine import interrupts
 from pipeline.machine.libraries import versions
 from pipeline.machine.program import StdoutError
@@ -144,7 +144,10 @@ def _failed(error: Exception, debug: bool) -> int:
     if debug and error.detail:
         show(error.detail, sys.stderr)
     hint = " (--debug shows the full text)" if error.detail and not debug else ""
-    return _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
+    code = _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
+    if error.more:
+        show(error.more, sys.stderr)
+    return code
 
 
 def _stdout_failed(error: OSError, code: int) -> int:
@@ -319,7 +322,13 @@ def _convert(arguments: argparse.Namespace, progress: Progress) -> int:
 
     if arguments.time_limit:
         raise InputError("--time-limit works only with --all. Remove --time-limit, or add --all")
-    return _show(run(_config(arguments), progress), arguments)
+    config = _config(arguments)
+    try:
+        report = run(config, progress)
+    except ConstraintError as error:  # it hides what comes after it
+        cli_check.add_everything(error, config, progress)
+        raise
+    return _show(report, arguments)
 
 
 def _export(arguments: argparse.Namespace, progress: Progress) -> int:

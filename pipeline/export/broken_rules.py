@@ -18,6 +18,7 @@ import torch
 
 from pipeline.export.asked import lines_of
 from pipeline.export.choices import (
+    PAIRS,
     Choice,
     Hidden,
     SideSearch,
@@ -47,6 +48,7 @@ from pipeline.spec.dims import Dim
 from pipeline.spec.rules import Rule
 
 _TRACES = 16  # most traces on other sides, besides those for new lines
+_QUICK_PAIRS = 20  # sets of sizes for two choices at once, in a quick export
 _NODES = 1000  # of the graphs that are traced on other sides, besides those for new lines
 
 
@@ -198,6 +200,7 @@ def _behind(
         differs_at=differs_at,
         elements=lambda sizes: elements(inputs, sizes),
         budget=budget,
+        pairs=_QUICK_PAIRS if task.quick else PAIRS,
         known={as_formula(text, symbols) for text in guards if symbols_in(text) <= symbols.keys()},
     )
     asked = [one for one in traced.asked if one.number is None]

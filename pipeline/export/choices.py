@@ -28,7 +28,7 @@ from pipeline.probe.grid import MOST_SIZES, size_grid, spread
 from pipeline.spec.dims import Dim, kept_rules
 
 _READ = 1 << 12  # most sizes at which a condition is evaluated one by one
-_PAIRS = 200  # most sets of sizes that are tried for two choices at once
+PAIRS = 200  # see `SideSearch.pairs`
 _ELEMENTS = 1 << 21  # most input elements of a comparison on the other side of a choice
 _VALUES = 32  # most values of a number that a model makes of a size
 
@@ -128,6 +128,7 @@ class SideSearch:
         differs_at: whether the program's outputs differ from the model's at sizes.
         elements: the number of elements of the inputs at sizes.
         budget: the number of traces besides those for lines that did not run before.
+        pairs: the number of sets of sizes that are tried for two choices at once.
         known: the formulas of guards that were tried before.
     """
 
@@ -138,6 +139,7 @@ class SideSearch:
     differs_at: Callable[[Sizes], bool]
     elements: Callable[[Sizes], int]
     budget: int
+    pairs: int = PAIRS
     known: Set[str] = frozenset()
 
     def first_hidden(self, choices: Sequence[Choice], sizes: Sizes) -> Hidden | None:
@@ -187,7 +189,7 @@ class SideSearch:
                 first = turned.index(True) + 1 if True in turned else 0
             # those of the model's own lines first: the others are of torch's ops
             for index in sorted(range(first, len(path)), key=lambda k: not path[k].guard.line):
-                most = _PAIRS if path[index].guard.line else min(_PAIRS, 16 * self.budget)
+                most = self.pairs if path[index].guard.line else min(self.pairs, 16 * self.budget)
                 if pairs >= most:
                     break
                 before = start or [(choice, True) for choice in path[:index]]

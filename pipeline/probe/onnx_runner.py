@@ -61,7 +61,7 @@ class OnnxProbe:
         path: The file.
         spec: The spec of the file, for its inputs, its rules, and the file's name in messages.
         seed: The seed of the inputs' values.
-        budget: Seconds after which `over` is True, so that optional runs stop.
+        budget: Seconds of CPU time after which `over` is True, so that optional runs stop.
 
     Raises:
         InputError: ONNX Runtime does not load the file. Each method that runs it raises `LateRun`
@@ -79,13 +79,13 @@ class OnnxProbe:
         self._seen: dict[Shapes, Shapes | Failure] = {}  # by the shapes of the inputs
         self._sizes: dict[tuple[tuple[str, int], ...], Shapes] = {}
         self._first: tuple[int, float] | None = None  # elements and seconds of the first run
-        self._ends = time.monotonic() + budget
+        self._ends = time.process_time() + budget
         self.seconds = 0.0
 
     @property
     def over(self) -> bool:
         """True if the time is up."""
-        return time.monotonic() > self._ends
+        return time.process_time() > self._ends
 
     def narrow(self, spec: ModelSpec) -> None:
         """Replaces the inputs and rules by those of a spec with narrower dims."""
@@ -99,10 +99,10 @@ class OnnxProbe:
         if key not in self._seen:
             if not self._affordable(sizes):
                 return None
-            start = time.perf_counter()
+            start = self.clock()
             self.with_values([i.sample(sizes, self.seed) for i in self.inputs])
             if self._first is None:
-                self._first = max(self._elements(sizes), 1), time.perf_counter() - start
+                self._first = max(self._elements(sizes), 1), self.clock() - start
         found = self._seen[key]
         if isinstance(found, Failure):
             return replace(found, sizes=dict(sizes))
@@ -134,7 +134,7 @@ class OnnxProbe:
             raise RuntimeError(found.reason)
 
     def clock(self) -> float:
-        return time.perf_counter()  # ONNX Runtime computes in threads of its own
+        return time.process_time()  # with ONNX Runtime's threads, whatever else the machine does
 
     def shapes(self, sizes: Sizes) -> None:
         """None: ONNX Runtime needs values."""

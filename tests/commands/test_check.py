@@ -410,3 +410,44 @@ def test_json_and_exit_code(cli: Run) -> None:
 def test_bad_input(cli: Run, words: tuple[str, ...], part: str) -> None:
     code, output, errors = cli("check", *words)
     refused((code, output, errors.splitlines()[-1] + "\n"), part)
+
+
+MANY = '''
+import torch
+
+
+class Many(torch.nn.Module):
+    """Takes one width only, and calls an op without a translation."""
+
+    def forward(self, x):
+        y = torch.kthvalue(x, 2, -1).values
+        return y, x * torch.ones(1, 1, 1, 24)
+
+
+class One(torch.nn.Module):
+    def forward(self, x):
+        return x * torch.ones(1, 1, 1, 24)
+'''
+
+
+def test_a_conversion_lists_everything_that_blocks_it(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "many.py").write_text(MANY)
+    words = ("--input", "x:1x3x{h}x{w}", "--dim", "h=16:40", "--dim", "w=16:24:40", "--out", "a")
+    code, output, errors = cli("convert", "many.py:Many", *words)
+    assert (code, output) == (1, "")
+    error, _, rest = errors.partition("error: ")[2].partition("\n")
+    assert "w must be 24" in error and "kthvalue" not in error
+    lines = rest.splitlines()
+    assert lines[0] == "2 findings block the conversion:"
+    assert [line[:2] for line in lines].count("! ") == 2
+    assert "w must be 24" in lines[1] and "at: " in lines[2] and "in forward" in lines[2]
+    assert any(line.startswith("! aten.kthvalue") for line in lines)
+    assert not (tmp_path / "a").exists()
+
+
+def test_one_finding_is_not_listed_twice(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(MANY)
+    words = ("--input", "x:1x3x{h}x{w}", "--dim", "h=16:40", "--dim", "w=16:24:40", "--out", "a")
+    code, _, errors = cli("convert", "one.py:One", *words)
+    assert code == 1
+    assert errors.splitlines()[-1].startswith("error: ")

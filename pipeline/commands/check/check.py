@@ -76,9 +76,7 @@ class CheckReport:
             lines += ["", section]
             for finding in self.findings:
                 if finding.section == section:
-                    lines.append(f"{'!' if finding.blocks else ' '} {finding.what}")
-                    lines += [f"    at: {finding.where}"] if finding.where else []
-                    lines += [f"    do: {finding.do}"] if finding.do else []
+                    lines += finding.lines()
         count = sum(finding.blocks for finding in self.findings)
         things = "1 finding blocks" if count == 1 else f"{count or 'No'} findings block"
         return "\n".join([*lines, "", f"{things} a conversion"])

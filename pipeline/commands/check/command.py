@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.output import show
 from pipeline.commands.source_options import engine_tolerance
+from pipeline.errors import PipelineError
 from pipeline.machine.progress import Announce
 
 if TYPE_CHECKING:
@@ -36,6 +38,22 @@ def verify_options(sub: Any) -> None:
         "source. Models that come with pipeline need no --trust",
     )  # fmt: skip
     engine_tolerance(sub)
+
+
+def add_everything(error: PipelineError, config: Config, announce: Announce) -> None:
+    """Adds lines to an error: all that stops the conversion, as ``check`` lists it.
+
+    A conversion ends at the first thing that stops it. Nothing is added if there is no more.
+    """
+    from pipeline.commands.check.check import check as checked
+
+    announce("look for everything that stops the conversion")
+    with contextlib.suppress(PipelineError):
+        report = checked(config, announce)
+        stops = [finding for finding in report.findings if finding.blocks]
+        if len(stops) > 1:
+            lines = [line for finding in stops for line in finding.lines()]
+            error.more = "\n".join([f"{len(stops)} findings block the conversion:", *lines])
 
 
 def check(config: Config, arguments: argparse.Namespace, announce: Announce) -> int:

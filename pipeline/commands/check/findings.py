@@ -66,6 +66,12 @@ class Finding:
     dim: str = ""
     node: str = ""
 
+    def lines(self) -> list[str]:
+        """The finding as text. An exclamation mark shows a finding that blocks."""
+        at = [f"    at: {self.where}"] if self.where else []
+        do = [f"    do: {self.do}"] if self.do else []
+        return [f"{'!' if self.blocks else ' '} {self.what}", *at, *do]
+
 
 def shortened(text: str) -> str:
     """Returns a message as one line of at most 400 characters."""

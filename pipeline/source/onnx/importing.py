@@ -34,7 +34,7 @@ def import_onnx(spec: ModelSpec, path: Path, *, seed: int = 0, budget: float = 6
         spec: A spec made by `onnx_spec`.
         path: The file to write, in an existing folder.
         seed: The seed of the inputs' values.
-        budget: The time for the runs in seconds. The comparison tries the other sizes.
+        budget: The CPU time for the runs in seconds. The comparison tries the other sizes.
 
     Raises:
         InputError: The file is not usable (see `open_onnx`), or ONNX Runtime does not load it.

@@ -28,7 +28,7 @@ def fit_to_file(
     Args:
         spec: The spec of the file.
         runner: Runs the file. Afterwards it uses the narrowed spec.
-        budget: The time for trying sizes, in seconds.
+        budget: The CPU time for trying sizes, in seconds.
 
     Returns:
         The spec with the rules that narrowed it, and sizes at which the file runs.
