@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from pipeline.probe.eager import model_line
 from pipeline.probe.probe import Probed, probe
 from pipeline.probe.sample_sizes import examples
+from pipeline.probe.search import Search
 from pipeline.probe.torch_runner import TorchProbe
 from pipeline.spec.dims import Dim, kept_rules
 from pipeline.spec.tensors import Input
@@ -379,3 +380,20 @@ def test_a_run_as_shapes_leaves_the_next_one_alone() -> None:
 
     runner = TorchProbe([Input("x", (Dim("n", 1, 8, 32),))], Grows(), 0)
     assert [runner.shapes({"n": n}) for n in (8, 16, 8, 3)] == [True] * 4
+
+
+@pytest.mark.parametrize("step", [8, 14, 32])
+def test_common_multiples_are_tried_before_their_neighbours(step: int) -> None:
+    tried: list[int] = []
+
+    def takes(size: int) -> bool:
+        tried.append(size)
+        return size % step == 0
+
+    base = 7 * step
+    search = Search(range(1, 1025), base, takes)
+    search.explore()
+    assert search.step == step
+    first = next(size for size in tried if size != base and size % step == 0 and size > step)
+    before = tried[: tried.index(first)]
+    assert not {base + 5, base + 6, base + 7} & set(before)  # neighbours that are no multiple

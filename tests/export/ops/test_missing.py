@@ -478,3 +478,17 @@ def test_deformable_convolution(tmp_path, options) -> None:
     export_op(function, args(2, 9, 11), path, [[0, 2, 3]] * 3)
     for sizes in ((1, 3, 2), (3, 5, 8), (2, 20, 31)):
         compare_op(function, path, args(*sizes), near=2e-5)
+
+
+def frames_by_strides(x):
+    """Overlapping windows of 16 samples, one after each 8 samples."""
+    b, t = x.shape
+    return x.as_strided((b, (t - 16) // 8 + 1, 16), (t, 8, 1)) * 2
+
+
+@pytest.mark.parametrize("function", [frames_by_strides, lambda x: x.unfold(1, 16, 8) * 2])
+def test_overlapping_windows(tmp_path, function) -> None:
+    path = tmp_path / "m.onnx"
+    export_op(function, [random(3, 50)], path)
+    for b, t in ((1, 17), (2, 24), (4, 111), (3, 160)):
+        compare_op(function, path, [random(b, t)])
