@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pipeline.commands.main import command_parser
+from pipeline.commands.parser import EXAMPLES, command_parser
 from pipeline.spec.findings import FAILING, NOTES
 from pipeline.spec.rules import RULE_KINDS
 from pipeline.spec.verdicts import CHECKS, GOOD_CHECKS, ROW_CHANGES, VERDICTS
@@ -77,6 +77,8 @@ def _part(name: str, parser: argparse.ArgumentParser) -> str:
     usage = " ".join(["pipeline", name, "[OPTIONS]", *map(str, places)])
     rows = "".join(_rows(parser))
     text = f"## {name}\n\n{parser.description}\n\n```\n{usage}\n```\n\n"
+    examples = "\n".join(EXAMPLES[name])
+    text += f"For example:\n\n```\n{examples}\n```\n\n"
     return f"{text}| argument | meaning |\n|---|---|\n{rows}\n"
 
 

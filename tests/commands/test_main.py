@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 from helpers import HERE, Run, command, files_under, perturb, refused
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.commands.main import Progress
+from pipeline.commands.parser import EXAMPLES, GROUPS, command_parser
+from pipeline.commands.progress import Progress
 from pipeline.convert.driver import Report
 from pipeline.models import MODELS
 
@@ -213,3 +216,33 @@ def test_the_steps_of_an_export_are_announced(cli: Run) -> None:
     assert steps[:2] == ["export", "export: import torch"]
     assert len(set(steps)) == len(steps)
     assert {"export: trying sizes", "export: torch.export"} <= set(steps)
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    (found,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def test_every_command_has_examples_that_can_be_parsed() -> None:
+    parser = command_parser()
+    assert EXAMPLES.keys() == commands_of(parser).keys()
+    assert len(EXAMPLES["convert"]) == 3
+    for name, texts in EXAMPLES.items():
+        for text in texts:
+            words = shlex.split(text)
+            assert words[:2] == ["pipeline", name]
+            parser.parse_args(words[1:])
+
+
+def test_the_help_has_groups_and_ends_with_examples(cli: Run) -> None:
+    code, output, _ = cli("convert", "--help")
+    assert code == 0
+    titles = [line[:-1] for line in output.splitlines() if line.endswith(":") and line[0] != " "]
+    assert titles == ["positional arguments", *GROUPS, "other options", "examples"]
+    assert output.splitlines()[0] == "usage: pipeline convert [OPTIONS] SOURCE"
+    assert output.rstrip().endswith(EXAMPLES["convert"][-1])
+    for sub in commands_of(command_parser()).values():
+        shown = [a for g in sub._action_groups for a in g._group_actions]
+        assert len(shown) == len(sub._actions) and set(shown) == set(sub._actions)
+    options = {a.dest for sub in commands_of(command_parser()).values() for a in sub._actions}
+    assert {name for names in GROUPS.values() for name in names} <= options

@@ -15,7 +15,7 @@ import pytest
 from readme_commands import COMMANDS, PAGES, ROOT, SNIPPETS, Done, blocks, run_make
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.commands import main as cli
+from pipeline.commands import parser as cli
 from pipeline.machine.target import TARGETS
 from pipeline.rewrite.choose import all_passes
 from pipeline.rewrite.rewrite import rewrite

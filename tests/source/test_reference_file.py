@@ -12,7 +12,7 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
-from pipeline.commands.main import command_parser
+from pipeline.commands.parser import command_parser
 from pipeline.commands.source_options import config_fields
 from pipeline.convert.driver import run, run_verify
 from pipeline.convert.options import Verify

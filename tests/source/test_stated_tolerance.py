@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import pytest
 
-from pipeline.commands.main import command_parser
+from pipeline.commands.parser import command_parser
 from pipeline.commands.source_options import config_fields
 from pipeline.convert.driver import run_export
 from pipeline.convert.keys import stage_keys, weights_info

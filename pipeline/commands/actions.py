@@ -1,0 +1,149 @@
+"""What each command of the command line does, with its parsed arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from pipeline.artifact.artifact import Artifact
+from pipeline.commands import options as cli_options
+from pipeline.commands import passes as cli_passes
+from pipeline.commands import source_options as cli_source
+from pipeline.commands.check import command as cli_check
+from pipeline.commands.output import show
+from pipeline.commands.progress import Progress
+from pipeline.errors import ConstraintError, InputError
+from pipeline.models import MODELS
+from pipeline.source.zoo import find_spec
+from pipeline.spec.config import Config
+
+
+def convert(arguments: argparse.Namespace, progress: Progress) -> int:
+    if arguments.whole_zoo:
+        from pipeline.commands import convert_all
+
+        return convert_all.command(arguments, _config, progress)
+    from pipeline.convert.driver import run
+
+    if arguments.time_limit:
+        raise InputError("--time-limit works only with --all. Remove --time-limit, or add --all")
+    config = _config(arguments)
+    try:
+        report = run(config, progress)
+    except ConstraintError as error:  # it hides what comes after it
+        cli_check.add_everything(error, config, progress)
+        raise
+    return _show(report, arguments)
+
+
+def export(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.convert.driver import run_export
+
+    return _show(run_export(_config(arguments), progress), arguments)
+
+
+def check(arguments: argparse.Namespace, progress: Progress) -> int:
+    return cli_check.check(_config(arguments), arguments, progress)
+
+
+def rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.convert.driver import run_rewrite
+
+    if arguments.source.suffix == ".onnx" or arguments.source.is_file():
+        return cli_passes.rewrite_file(arguments, progress)
+    if arguments.diff or arguments.out:
+        raise InputError(
+            f"{arguments.source} is a folder: --diff and --out need an ONNX file. Pass the file"
+        )
+    report = run_rewrite(
+        arguments.source,
+        arguments.target,
+        progress,
+        own=arguments.own,
+        only=arguments.only,
+        skip=arguments.skip,
+        plugins=arguments.plugin,
+    )
+    return _show(report, arguments)
+
+
+def build(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.convert.driver import run_build
+
+    report = run_build(
+        arguments.artifact, arguments.profile, arguments.precision, progress, arguments.plugin,
+        cli_options.chosen_effort(arguments), arguments.recipe,
+    )  # fmt: skip
+    return _show(report, arguments)
+
+
+def verify(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.convert.driver import run_verify
+    from pipeline.convert.options import Verify
+
+    report = run_verify(
+        arguments.artifact,
+        Verify(
+            against=arguments.against,
+            torch_model=arguments.torch,
+            weights=arguments.weights,
+            trust=arguments.trust,
+            shapes=arguments.shape,
+            memory_limit=arguments.memory_limit,
+            engine_tolerance=arguments.engine_tolerance,
+            plugins=arguments.plugin,
+        ),
+        announce=progress,
+    )
+    return _show(report, arguments)
+
+
+def inspect(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.convert.driver import Report
+
+    del progress
+    artifact = Artifact.open(arguments.artifact)
+    return _show(Report(artifact.path, artifact.manifest), arguments)
+
+
+def models(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.commands import report as summary
+
+    del progress
+    specs = {name: find_spec(name, {}) for name in MODELS}
+    if arguments.json:
+        show(json.dumps({name: summary.spec_facts(spec) for name, spec in specs.items()}, indent=2))
+    else:
+        show(summary.models_table(specs))
+    return 0
+
+
+def _show(report: Any, arguments: argparse.Namespace) -> int:
+    from pipeline.commands import report as summary
+
+    if arguments.json:
+        show(summary.report_json(report))
+    else:
+        show(summary.report_text(report))
+    return 0 if report.ok else 1
+
+
+def _config(arguments: argparse.Namespace) -> Any:
+    return Config(
+        **cli_source.config_fields(arguments),
+        out=getattr(arguments, "out", None),
+        target=arguments.target,
+        profiles=tuple(arguments.profile),
+        precision=arguments.precision or "fp32",
+        recipe=getattr(arguments, "recipe", None),
+        effort=cli_options.chosen_effort(arguments),
+        shapes=tuple(getattr(arguments, "shape", ())),
+        memory_limit=getattr(arguments, "memory_limit", None),
+        seed=arguments.seed,
+        quick=getattr(arguments, "quick", False),
+        passes=tuple(arguments.own),
+        skip=tuple(arguments.skip),
+        plugins=tuple(arguments.plugin),
+        force=getattr(arguments, "force", False),
+    )
