@@ -33,13 +33,12 @@ from pipeline.export.guards import (
     good_sizes,
     matters,
     recorded,
-    tries,
-    tries_beside,
     unguarded,
 )
 from pipeline.export.torch_call import Task, Traced, choices_at
 from pipeline.export.torch_messages import GuardLog, of_rounding
 from pipeline.export.trace_rules import by_one_size, by_remainder
+from pipeline.export.tries import affordable_elements, tries, tries_beside
 from pipeline.probe.eager import quiet
 from pipeline.probe.evaluate import symbols_in
 from pipeline.probe.rules import fitted
@@ -50,6 +49,7 @@ from pipeline.spec.rules import Rule
 _TRACES = 16  # most traces on other sides, besides those for new lines
 _QUICK_PAIRS = 20  # sets of sizes for two choices at once, in a quick export
 _NODES = 1000  # of the graphs that are traced on other sides, besides those for new lines
+_PAIR_NODES = 60_000  # of the graphs that run at sets of sizes for two choices at once
 
 
 def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = False) -> list[Rule]:
@@ -72,8 +72,14 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     def graph() -> torch.nn.Module:
         return unguarded(program)
 
+    @cache
+    def together() -> int:
+        with quiet():
+            return affordable_elements(graph(), eager.args(traced.sizes))
+
     def differs(guard: Broken) -> bool:
-        sets = tries(inputs, guard, program, spec.rules)
+        done = [dict(zip(names, key, strict=True)) for key, wrong in tried.items() if not wrong]
+        sets = tries(inputs, guard, program, spec.rules, together=together(), tried=done)
         return not sets or any(map(differs_at, sets))  # a guard that can't be tried matters
 
     def differs_at(sizes: Mapping[str, int]) -> bool:
@@ -92,7 +98,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     every = broken_guards(program, inputs, spec.rules)
     unknown = [g for g in every if not g.formula and (unread or differs(g))]
     broken = _blamed(unknown, [g for g in every if g.formula], differs, differs_beside)
-    hidden = None if broken else _behind(traced, task, differs_at)
+    hidden = None if broken else _behind(traced, task, differs_at, together())
     if hidden is not None:
         broken = [hidden.choice.guard]
     untraced = hidden is not None and hidden.untraced
@@ -177,7 +183,7 @@ def _rule(dim: Dim, needed: Sequence[Broken], log: GuardLog) -> Rule:
 
 
 def _behind(
-    traced: Traced, task: Task, differs_at: Callable[[Mapping[str, int]], bool]
+    traced: Traced, task: Task, differs_at: Callable[[Mapping[str, int]], bool], together: int
 ) -> Hidden | None:
     """A choice of the program behind whose other side the model may have another result."""
     inputs, rules = task.eager.inputs, task.spec.rules
@@ -191,7 +197,8 @@ def _behind(
             traces[key] = choices_at(task, sizes)
         return traces[key]
 
-    budget = 0 if task.quick else min(_NODES // len(traced.program.graph.nodes), _TRACES)
+    nodes = len(traced.program.graph.nodes)
+    budget = 0 if task.quick else min(_NODES // nodes, _TRACES)
     search = SideSearch(
         dims,
         tuple(rules),
@@ -200,7 +207,8 @@ def _behind(
         differs_at=differs_at,
         elements=lambda sizes: elements(inputs, sizes),
         budget=budget,
-        pairs=_QUICK_PAIRS if task.quick else PAIRS,
+        pairs=min(_QUICK_PAIRS if task.quick else PAIRS, _PAIR_NODES // nodes),
+        together=together,
         known={as_formula(text, symbols) for text in guards if symbols_in(text) <= symbols.keys()},
     )
     asked = [one for one in traced.asked if one.number is None]

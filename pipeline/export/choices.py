@@ -30,6 +30,7 @@ from pipeline.spec.dims import Dim, kept_rules
 _READ = 1 << 12  # most sizes at which a condition is evaluated one by one
 PAIRS = 200  # see `SideSearch.pairs`
 _ELEMENTS = 1 << 21  # most input elements of a comparison on the other side of a choice
+_COSTLY = 10  # as many times the affordable elements may all sets of sizes for two choices have
 _VALUES = 32  # most values of a number that a model makes of a size
 
 Sizes = dict[str, int]
@@ -129,6 +130,7 @@ class SideSearch:
         elements: the number of elements of the inputs at sizes.
         budget: the number of traces besides those for lines that did not run before.
         pairs: the number of sets of sizes that are tried for two choices at once.
+        together: the number of input elements that several comparisons may have together.
         known: the formulas of guards that were tried before.
     """
 
@@ -140,6 +142,7 @@ class SideSearch:
     elements: Callable[[Sizes], int]
     budget: int
     pairs: int = PAIRS
+    together: int = 2 * _ELEMENTS
     known: Set[str] = frozenset()
 
     def first_hidden(self, choices: Sequence[Choice], sizes: Sizes) -> Hidden | None:
@@ -161,7 +164,7 @@ class SideSearch:
         add(choices, sizes)
         known |= self.known
         lines = self.lines_at(sizes) if queue else set()
-        traces = pairs = 0
+        traces = pairs = spent = 0
         while queue:
             side = queue.pop(0)
             # earlier choices may exclude it (h is odd, then h == 44), and still not matter to it
@@ -190,14 +193,19 @@ class SideSearch:
             # those of the model's own lines first: the others are of torch's ops
             for index in sorted(range(first, len(path)), key=lambda k: not path[k].guard.line):
                 most = self.pairs if path[index].guard.line else min(self.pairs, 16 * self.budget)
-                if pairs >= most:
+                if pairs >= most or spent > _COSTLY * self.together:
                     break
                 before = start or [(choice, True) for choice in path[:index]]
                 last = (path[index], False)
                 both = self.rows_of([*before, last], at)
-                both = (both or self.rows_of([(side.choice, False), last], at))[-1:]
-                pairs += len(both)
-                if any(map(self.differs_at, both)):
+                both = both or self.rows_of([(side.choice, False), last], at)
+                if not both:
+                    continue
+                share = _COSTLY * self.together // PAIRS
+                cheap = [row for row in both if self.elements(row) <= share]
+                sizes = cheap[-1] if cheap else both[0]
+                pairs, spent = pairs + 1, spent + self.elements(sizes)
+                if self.differs_at(sizes):
                     return Hidden(side.origin, untraced=False)
         return None
 
@@ -235,7 +243,8 @@ class SideSearch:
     def _affordable(self, rows: list[Sizes]) -> list[Sizes]:
         """Those of few elements, the smallest first, or the smallest of all."""
         rows = sorted(rows, key=self.elements)
-        return [row for row in rows if self.elements(row) <= _ELEMENTS] or rows[:1]
+        most = min(_ELEMENTS, self.together // 2)
+        return [row for row in rows if self.elements(row) <= most] or rows[:1]
 
     def _others(self, near: Sizes) -> list[Sizes]:
         """Sizes that differ from these in every dim: the next ones, the opts, two at the top."""

@@ -13,10 +13,9 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from pipeline.export.symbols import exact
 from pipeline.probe.eager import flat_tensors
 from pipeline.probe.evaluate import SYMBOL_NAME, holds, result_of, symbols_in, where_holds
-from pipeline.probe.grid import MOST_SIZES, complete, evidence, legal_sizes, size_grid, spread
-from pipeline.probe.sample_sizes import dims_of, elements, examples
+from pipeline.probe.grid import MOST_SIZES, complete, evidence, legal_sizes, size_grid
 from pipeline.spec.closeness import Difference
-from pipeline.spec.dims import Dim, DimExpr, Size, kept_rules, size_text
+from pipeline.spec.dims import Dim, DimExpr, Size, size_text
 from pipeline.spec.tensors import Input, Tolerance
 
 
@@ -190,110 +189,9 @@ def guard_parts(guard: Any) -> list[str]:
     return [exact(turned.func(part, turned.rhs)) for part in turned.lhs.args]
 
 
-_TRIES = 40  # most sizes that are tried for one guard, without those at other sizes of the rest
-_ELEMENTS = 1 << 21  # most input elements of one try of a broken guard
-_TOGETHER = 1 << 22  # most input elements of all tries of a guard
 _FIRST = 1 << 23  # most input elements at the smallest sizes that break a guard
-_ROWS = 1 << 12  # most sizes from which those to try are chosen
 _ANY = 1 << 40  # larger than every size
-_BESIDE = 8  # most sizes that are tried for one guard while others hold
 _CLOSE = 1e-4  # part of an output's largest value: a guard that changes more than this matters
-
-
-def tries(
-    inputs: Sequence[Input],
-    guard: Broken,
-    program: torch.export.ExportedProgram,
-    rules: Sequence[str] = (),
-) -> list[dict[str, int]]:
-    """Sizes of all dims at which to try a broken guard.
-
-    They include the smallest sizes that break it, and others up to the largest affordable run.
-    The other dims are both small and large.
-    """
-    most = min(max(4000 // len(program.graph.nodes), 8), _TRIES)
-    names = [dim.name for dim in guard.dims]
-    every = dims_of(inputs)
-    base = examples(inputs, rules)[0]
-    others = [
-        base,
-        {name: dim.max for name, dim in every.items()},
-        {name: dim.opt for name, dim in every.items()},
-        {name: dim.min for name, dim in every.items()},
-    ]
-    rows = guard.sizes[spread(len(guard.sizes), _ROWS)].tolist()
-    small = [row for row in rows if elements(inputs, _with_row(base, names, row)) <= _ELEMENTS]
-    found = [] if small else [_with_row(base, names, rows[0])]
-    ends = (0, len(small) - 1)  # torch has no guards of later branches there
-    for k, index in enumerate(spread(len(small), most)):
-        found.append(_with_row(base, names, small[index]))
-        for other in others if index in ends else [others[k % 4]]:
-            sizes = _with_row(other, names, small[index])
-            if elements(inputs, sizes) <= _ELEMENTS:
-                found.append(sizes)
-    found = [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
-    kept = [sizes for sizes in found if kept_rules(rules, sizes)]
-    return _affordable(inputs, kept or _completed(guard, every, rules))
-
-
-def tries_beside(
-    inputs: Sequence[Input],
-    guard: Broken,
-    others: Sequence[Broken],
-    near: Mapping[str, int],
-    rules: Sequence[str] = (),
-) -> list[dict[str, int]]:
-    """A few sizes that break a guard and keep some others; the smallest first.
-
-    Args:
-        inputs: the inputs as declared.
-        guard: the guard to break.
-        others: the guards to keep. If one of them can't be evaluated, no sizes are left.
-        near: sizes at which all guards hold. Only the guard's own dims change.
-        rules: the rules on sizes.
-    """
-    names = [dim.name for dim in guard.dims]
-    rows = guard.sizes[spread(len(guard.sizes), _ROWS)].tolist()
-    sets = [_with_row(near, names, row) for row in rows]
-    kept = np.array([kept_rules(rules, sizes) for sizes in sets])
-    for other in others:
-        columns = {d.name: np.array([sizes[d.name] for sizes in sets]) for d in other.dims}
-        holding = where_holds(other.formula, columns)
-        kept &= False if holding is None else holding
-    sets = [sizes for sizes, good in zip(sets, kept, strict=True) if good]
-    small = [sizes for sizes in sets if elements(inputs, sizes) <= _ELEMENTS] or sets[:1]
-    few = [small[k] for k in spread(len(small), _BESIDE)]
-    return sorted(few, key=lambda sizes: elements(inputs, sizes))
-
-
-def _completed(
-    guard: Broken, every: Mapping[str, Dim], rules: Sequence[str]
-) -> list[dict[str, int]]:
-    """Some sizes that break a guard, with sizes of the other dims that keep the rules."""
-    names = list(every)
-    columns = [names.index(dim.name) for dim in guard.dims]
-    grid = size_grid(tuple(every.values()), tuple(rules))
-    broken = {tuple(row) for row in guard.sizes.tolist()}
-    rows = [row for row in grid.tolist() if tuple(row[k] for k in columns) in broken]
-    return [dict(zip(names, rows[k], strict=True)) for k in spread(len(rows), 16)]
-
-
-def _affordable(inputs: Sequence[Input], sets: Sequence[dict[str, int]]) -> list[dict[str, int]]:
-    """The smallest of these sets of sizes that are affordable together, and the largest of all.
-
-    At least 8 are kept.
-    """
-    ranked = sorted(sets, key=lambda sizes: elements(inputs, sizes))
-    total = 0
-    for n, sizes in enumerate(ranked):
-        total += elements(inputs, sizes)
-        if n >= 8 and total > _TOGETHER:
-            return [*ranked[:n], ranked[-1]]
-    return ranked
-
-
-def _with_row(sizes: Mapping[str, int], names: Sequence[str], row: Sequence[int]) -> dict[str, int]:
-    return {**sizes, **dict(zip(names, row, strict=True))}
 
 
 def unguarded(program: torch.export.ExportedProgram) -> torch.nn.Module:

@@ -43,7 +43,9 @@ def products(tmp_path: Path) -> Path:
     return run(config).path
 
 
-def test_the_kept_engine_is_right_and_not_slower(cli: Run, products: Path) -> None:
+def test_the_kept_engine_is_right_and_its_table_goes_with_the_next_build(
+    cli: Run, products: Path
+) -> None:
     words = ("--shape", "b=1", "--shape", "b=64", "--repeat", "10", "--json")
     code, output, errors = cli("tune", products, *words)
     assert code == 0, errors
@@ -66,11 +68,6 @@ def test_the_kept_engine_is_right_and_not_slower(cli: Run, products: Path) -> No
     with load(products) as engine:
         x = np.random.default_rng(1).normal(size=(5, 256)).astype(np.float32)
         assert engine({"x": x})["y"].shape == (5, 256)
-
-
-def test_the_table_goes_with_the_next_build(cli: Run, products: Path) -> None:
-    assert cli("tune", products, "--repeat", "5")[0] == 0
-    assert (products / "tuning.json").is_file()
     assert cli("build", products)[0] == 0
     assert not (products / "tuning.json").exists()
 

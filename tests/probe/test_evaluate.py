@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.export.guards import Broken, broken_guards, matters, tries, unguarded
+from pipeline.export.guards import Broken, broken_guards, matters, unguarded
+from pipeline.export.tries import tries
 from pipeline.probe import evaluate as guards
 from pipeline.probe import grid
 from pipeline.probe.evaluate import result_of
