@@ -10,7 +10,7 @@ import numpy as np
 import onnx.parser
 import pytest
 from helpers import Run
-from on_gpu import TARGET, WHY
+from on_gpu import ALONE, TARGET, WHY
 from onnx import numpy_helper
 
 from pipeline.convert.driver import run
@@ -44,6 +44,7 @@ def convolution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(config).path
 
 
+@ALONE
 def test_bench_measures_the_corners(cli: Run, convolution: Path, tmp_path: Path) -> None:
     place = tmp_path / "b.json"
     code, output, errors = cli("bench", convolution, "--repeat", "40", "--out", place)

@@ -24,7 +24,7 @@ from gpu_engines import (
 )
 from gpu_nets import WIDE
 from helpers import refinish
-from on_gpu import TARGET, WHY
+from on_gpu import ALONE, TARGET, WHY
 
 import pipeline
 from pipeline import EngineError, InputError, OutOfMemory
@@ -34,6 +34,7 @@ from pipeline.errors import ArtifactError, TargetMissing
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(TARGET is None, reason=WHY)]
 
 
+@ALONE
 def test_memory_stays(loaded: Loaded) -> None:
     from pipeline.runtime import cuda as _cuda
 
@@ -118,6 +119,7 @@ def test_activations_too_large_for_the_gpu(loaded: Loaded, reference: References
     same(engine(x=x), right(x=x))
 
 
+@ALONE
 def test_closing_gives_the_memory_back(built: Built) -> None:
     from pipeline.runtime import cuda as _cuda
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.export.guards import Broken, broken_guards, matters, unguarded
-from pipeline.export.tries import tries
+from pipeline.export.tries import affordable_elements, tries
 from pipeline.probe import evaluate as guards
 from pipeline.probe import grid
 from pipeline.probe.evaluate import result_of
@@ -92,6 +92,43 @@ def test_tries_reach_from_the_smallest_to_the_largest_that_fits() -> None:
     assert heights <= set(range(21, 512, 7)) and {21, 28, 511} <= heights and len(heights) == 40
     assert {s["w"] for s in sizes} > {21, W.opt}
     assert all(elements([IMAGE], s) <= 1 << 21 for s in sizes)
+
+
+def test_sizes_tried_before_stand_for_those_near_them() -> None:
+    program = traced(lambda x: x * 2 if x.shape[2] % 7 == 0 else x)
+    (guard,) = broken_guards(program, [IMAGE])
+    first = tries([IMAGE], guard, program)
+    again = tries([IMAGE], guard, program, tried=first)
+    ends = {s["h"] for s in first[:1]} | {max(s["h"] for s in first)}
+    assert {s["h"] for s in again} == ends  # the ends are tried with other sizes of w too
+    others = [{"h": 16 + 7 * n + 1, "w": 21} for n in range(9)]  # none breaks the guard
+    assert tries([IMAGE], guard, program, tried=others) == first
+
+
+def test_a_model_with_more_work_is_tried_at_smaller_sizes() -> None:
+    class Deep(torch.nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inside = torch.nn.Sequential(
+                torch.nn.Conv2d(3, width, 3, padding=1), torch.nn.Conv2d(width, 3, 3, padding=1)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inside(x) if x.shape[2] % 7 else x
+
+    dims = {a + 2: torch.export.Dim.DYNAMIC(min=d.min, max=d.max) for a, d in enumerate((H, W))}
+    x, found = torch.rand(1, 3, 17, 21), []
+    for width in (4, 4096):
+        program = torch.export.export(Deep(width), (x,), dynamic_shapes=(dims,), strict=False)
+        (guard,) = broken_guards(program, [IMAGE])
+        most = affordable_elements(unguarded(program), [x])
+        # two products of 3 * width * 9 for each pixel, which has three elements
+        assert most == min(1 << 22, 10**11 // (2 * 2 * width * 9))
+        found.append(tries([IMAGE], guard, program, together=most))
+    light, heavy = found
+    assert len(heavy) < len(light)
+    assert sum(elements([IMAGE], s) for s in heavy[:-1]) <= most
+    assert heavy[-1] == light[-1]  # the largest is tried all the same
 
 
 def test_what_matters() -> None:

@@ -5,6 +5,7 @@ These tests run on machines without torch, so they and this file do not import i
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,10 @@ def runnable() -> tuple[Target | None, str]:
 
 
 TARGET, WHY = runnable()
+ALONE = pytest.mark.skipif(
+    int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1,
+    reason="measures memory or time, so nothing else may use the GPU: run it without -n",
+)
 needs_gpu = pytest.mark.skipif(TARGET is None, reason=WHY)
 _NET = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[b,3,h,w] x) => (float[b,8,h,w] y, float[b,8,1,1] mean)
