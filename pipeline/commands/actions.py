@@ -24,6 +24,7 @@ def convert(arguments: argparse.Namespace, progress: Progress) -> int:
         from pipeline.commands import convert_all
 
         return convert_all.command(arguments, _config, progress)
+    from pipeline.commands.verdict import verdict
     from pipeline.convert.driver import run
 
     if arguments.time_limit:
@@ -34,7 +35,13 @@ def convert(arguments: argparse.Namespace, progress: Progress) -> int:
     except ConstraintError as error:  # it hides what comes after it
         cli_check.add_everything(error, config, progress)
         raise
-    return _show(report, arguments)
+    if arguments.json or report.unchanged:
+        return _show(report, arguments)
+    show(verdict(report))
+    if arguments.details:
+        show("")
+        return _show(report, arguments)
+    return 0 if report.ok else 1
 
 
 def export(arguments: argparse.Namespace, progress: Progress) -> int:

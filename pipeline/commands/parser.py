@@ -37,7 +37,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "shape", "quick", "tolerance", "engine_tolerance", "reference", "memory_limit", "seed",
         "against", "torch",
     ),
-    "the output": ("out", "force", "diff", "json"),
+    "the output": ("out", "force", "diff", "details", "json"),
 }  # fmt: skip
 # commands to copy, the simplest one first
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
@@ -191,6 +191,10 @@ def command_parser() -> argparse.ArgumentParser:
         "--quick", action="store_true",
         help="Compare at few sizes only: min, opt, max and one odd set of sizes of each profile. "
         "Look less far for branches that other branches hide",
+    )  # fmt: skip
+    convert.add_argument(
+        "--details", action="store_true",
+        help="Print all that is known of the conversion after the verdict, as inspect does",
     )  # fmt: skip
     cli_options.effort(convert)
     rewrite = add(

@@ -266,6 +266,14 @@ class Rule:
         rules = f' with rules=("{self.size_rule}",)' if self.size_rule else ""
         return f"{dim_text(new)}{rules}, which excludes your opt={self.opt}"
 
+    @property
+    def _symbolic(self) -> str:
+        """How to keep a size symbolic in the model's line."""
+        for code, instead in _NUMBERS.items():
+            if code in self.line:
+                return f"write {instead}"
+        return "keep it symbolic"
+
     def _inexpressible(self) -> str:
         """What to declare if no Dim expresses the rule."""
         name = self._plain
@@ -282,12 +290,20 @@ class Rule:
             "dependent": f"ranges of {both} in which every pair runs: no Dim can express the rule",
             "irregular": f"a range of {name} in which all sizes run: no Dim can express this rule",
             "unsettled": f"a smaller range of {name}",
-            "baked-in": f"a number in place of {name}, or keep it symbolic in that line",
+            "baked-in": f"a number in place of {name}, or {self._symbolic} in that line",
             "example-size": f"the sizes of {name} that run (auto=True finds them)",
-            "nowhere": "other fixed sizes (such as channels), axes or dtypes of the inputs, or "
-            "ranges with sizes at which the model runs",
+            "nowhere": "other fixed sizes (such as channels), axes or dtypes of the inputs, their "
+            "values (--range), or ranges with sizes at which the model runs",
         }
         return texts.get(self.kind, f"only such sizes of {name}: no Dim can express this rule")
+
+
+# Python code that makes a number of a size of any torch tensor, and what torch keeps symbolic
+_NUMBERS = {
+    "len(": "x.shape[0] in place of len(x)",
+    "shape.numel()": "x.numel() in place of x.shape.numel()",
+    "size().numel()": "x.numel() in place of x.size().numel()",
+}
 
 
 @dataclass(frozen=True)

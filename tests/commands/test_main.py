@@ -26,7 +26,9 @@ COMMANDS = ("convert", "export", "rewrite", "build", "verify", "tune", "inspect"
 
 
 def test_convert_prints_tables_and_progress(cli: Run, tmp_path: Path) -> None:
-    code, output, errors = cli("convert", "tiny", "--out", "a", "--option", "channels=2")
+    code, output, errors = cli(
+        "convert", "tiny", "--out", "a", "--option", "channels=2", "--details"
+    )
     assert code == 0, errors
     assert all(line.startswith("[") for line in errors.splitlines())
     for stage in ("export", "rewrite", "build", "compare", "package"):

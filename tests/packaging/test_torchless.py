@@ -52,7 +52,7 @@ def test_an_onnx_file_is_converted_without_torch(tmp_path: Path) -> None:
     g (float[b,4] x) => (float[b,8] y) { t = Tanh(x)  y = Concat<axis=1>(t, x) }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
     for words in (
-        ("convert", "net.onnx", "--dim", "b=1:2:5", "--out", "a"),
+        ("convert", "net.onnx", "--dim", "b=1:2:5", "--out", "a", "--details"),
         ("verify", "a"),
         ("inspect", "a"),
     ):

@@ -65,6 +65,16 @@ def baked(x):
     return x * x.shape[2].__index__()  # the line of baked
 
 
+def by_length(x):
+    return x.reshape(len(x), -1)  # the line of by_length
+
+
+def by_number_of_elements(x):
+    if x.shape.numel() == 0:
+        return x
+    return x * 2
+
+
 def scaled(x):
     return x[..., : int(x.shape[3] * 0.37) + 1]  # the line of scaled
 
@@ -115,6 +125,7 @@ def make(function, *shapes, **options) -> ModelSpec:
     )  # fmt: skip
 
 
+BAKED = (baked, scaled, by_length, by_number_of_elements)
 HINT = "or set refine_dims=True"
 CASES = [
     (eight, (), ["h must be a multiple of 8", "eight's line", "max=512, multiple_of=8)", HINT]),
@@ -131,6 +142,16 @@ CASES = [
     (square, (), ["w must equal h", "line of square"]),
     (baked, (), ["h is baked in", "line of baked", "a number in place of h"]),
     (scaled, (), ["w is baked in", "line of scaled", "a number in place of w"]),
+    (
+        by_length,
+        ((H, 3, 4, 4),),
+        ["h is baked in", "line of by_length", "or write x.shape[0] in place of len(x)"],
+    ),
+    (
+        by_number_of_elements,
+        (),
+        ["h is baked in", "or write x.numel() in place of x.shape.numel() in that line"],
+    ),
     (odd, (), ["h must be odd", "line of odd", "max=511, multiple_of=2, offset=1)", HINT]),
     (
         five_of_eight,
@@ -155,7 +176,7 @@ def test_a_violation_names_dim_rule_line_and_remedy(tmp_path, function, shapes, 
     for word in (*words, "test_rules.py:", "model m:"):
         assert word in text
     assert "\n" not in text
-    assert (HINT in text) == (function not in (tied, square, baked, area, fixed, scaled))
+    assert (HINT in text) == (function not in (tied, square, area, fixed, *BAKED))
     assert not (tmp_path / "m.onnx").exists()
 
 

@@ -90,7 +90,9 @@ LINEAR = ("--input", "input:{n}x7", "--dim", "n=1:3:9")
 
 @pytest.mark.parametrize("form", ["nets_of_a_test:plain", "nets_of_a_test.py:plain"])
 def test_a_module_of_ones_own(cli: Run, nets: Path, form: str) -> None:
-    code, output, errors = cli("convert", form, *LINEAR, "--out", "a", "--option", "out=5")
+    code, output, errors = cli(
+        "convert", form, *LINEAR, "--out", "a", "--option", "out=5", "--details"
+    )
     assert code == 0, errors
     manifest = Artifact.open(nets.parent / "a").manifest
     assert manifest.model.source == form

@@ -51,7 +51,7 @@ def sizes_in(path: Path) -> dict[str, list[int | str]]:
 
 def test_the_profile_and_the_comparison_follow_the_expression(cli: Run, tmp_path: Path) -> None:
     written(tmp_path, CACHE)
-    code, output, errors = cli("convert", "model.onnx", *RANGES, "--dim", "t=past+seq")
+    code, output, errors = cli("convert", "model.onnx", *RANGES, "--dim", "t=past+seq", "--details")
     assert code == 0, errors
     assert "mask: float32 [b, past+seq]" in output
     artifact = Artifact.open(tmp_path / "artifacts" / "model")

@@ -1,0 +1,137 @@
+"""The verdict of a conversion: at most eight lines, the result first."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.compare.runners import failures
+from pipeline.spec.dims import sizes_text
+
+if TYPE_CHECKING:
+    from pipeline.artifact.manifest import ComparisonInfo, Manifest
+    from pipeline.convert.driver import Report
+
+WIDTH = 80  # columns
+_FAILURES = 10  # most failures that are listed
+_HEAD = 10  # columns before the text of a line
+_RUNS = {
+    "exported": "exported.onnx", "rewritten": "model.onnx", "half": "half.onnx",
+    "engine": "the engine",
+}  # fmt: skip
+# notes on what is always so, or that another line says
+_USUAL = (
+    "random-sizes", "model-unchanged", "shape-inference-agrees", "source-is-onnx", "no-batch-dim",
+)  # fmt: skip
+
+
+def verdict(report: Report) -> str:
+    """Returns what came out of a conversion, as lines of `WIDTH` columns if names allow it.
+
+    The first line has the result, the model, and the place of the artifact. Then come the sizes,
+    how closely the results agree, what was not done, and what to do next. Failures are listed one
+    by one, and their texts are whole.
+    """
+    manifest, path = report.manifest, str(report.path)
+    seconds = sum(stage.seconds for stage in manifest.stages)
+    facts = f"{manifest.target.name}, {manifest.precision}, {seconds:.0f} s"
+    word = "converted" if report.ok else "FAILED"
+    lines = [
+        f"{word}: {manifest.name} ({facts}) -> {path}",
+        *_line("sizes", _sizes(manifest)),
+        *_line("compared", _compared(manifest), most=2),
+    ]
+    if not manifest.engine_compared:
+        lines += _line("not done", f"the engine was not compared: {manifest.engine_compared_why}")
+    notes = _notes(report)
+    if notes:
+        more = f" (and {len(notes) - 1} more)" if notes[1:] else ""
+        lines += _line("note", notes[0], more)
+    bad = [*(note.text for note in report.regressions)]
+    bad += failures(manifest.comparison) if manifest.comparison else []
+    for text in bad[:_FAILURES]:
+        lines += textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ")
+    if bad[_FAILURES:]:
+        lines.append(f"- and {len(bad) - _FAILURES} more")
+    lines.append(f"{'next:':{_HEAD}}{_next(report)}")
+    return "\n".join([*lines, *_line("narrowed", *_narrowed(manifest))])
+
+
+def _line(head: str, text: str, more: str = "", most: int = 1) -> list[str]:
+    """A line with a head; a text that needs more than `most` lines ends with dots."""
+    if not text:
+        return []
+    room = WIDTH - _HEAD
+    wrapped = textwrap.wrap(
+        text + more, room, max_lines=most, placeholder=f" ...{more}", break_long_words=True
+    )
+    first, *rest = wrapped
+    return [f"{head + ':':{_HEAD}}{first}", *(" " * _HEAD + line for line in rest)]
+
+
+def _sizes(manifest: Manifest) -> str:
+    dims = manifest.interface.dims.values()
+    texts = [str(dim) for dim in dims]
+    return ", ".join([*texts, *manifest.interface.rules]) or "all fixed"
+
+
+def _compared(manifest: Manifest) -> str:
+    comparison = manifest.comparison
+    if comparison is None:
+        return ""
+    done = [point for point in comparison.points if point.results]
+    runs = dict.fromkeys(run for point in done for result in point.results for run in result.pair)
+    results = [result for point in done for result in point.results]
+    errors = [(result.max_rel, result.output) for result in results if result.max_rel is not None]
+    if not results:
+        return "nothing"
+    names = _and([_RUNS.get(run, run) for run in runs])
+    text = f"{names} at {_count(len(done), 'set')} of sizes{_random(comparison)}"
+    if errors:
+        error, output = max(errors)
+        text += f". The largest error is {error:.1e} of {output}'s largest value"
+    left = [point for point in comparison.points if point.left_out is not None]
+    if left:
+        text += f". {len(left)} not compared, such as {sizes_text(left[0].sizes)}"
+    return text
+
+
+def _random(comparison: ComparisonInfo) -> str:
+    counts = [note.facts.get("count") for note in comparison.notes if note.kind == "random-sizes"]
+    return f" and {counts[0]} random ones" if counts else ""
+
+
+def _notes(report: Report) -> list[str]:
+    manifest = report.manifest
+    texts: list[str] = []
+    texts += manifest.export.notes if manifest.export is not None else ()
+    texts += manifest.rewrite.warnings if manifest.rewrite is not None else ()
+    if manifest.comparison is not None:
+        found = manifest.comparison.notes
+        texts += [note.text for note in found if not note.fails and note.kind not in _USUAL]
+    return texts
+
+
+def _narrowed(manifest: Manifest) -> tuple[str, str]:
+    """Which sizes the model does not take, and the model's line."""
+    rules = manifest.export.refinements if manifest.export is not None else ()
+    texts = dict.fromkeys(rule.text.partition(": ")[0] for rule in rules)
+    lines = [found[1] for rule in rules if (found := re.search(r"([^/\s]+:\d+) in ", rule.line))]
+    return "; ".join(texts), f" ({lines[0]})" if lines else ""
+
+
+def _next(report: Report) -> str:
+    details = f"`pipeline inspect {report.path}` shows the details"
+    if report.ok and not report.manifest.engine_compared:
+        details = f"`pipeline verify {report.path}` on the GPU. --details shows more"
+    return details
+
+
+def _and(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,75 @@
+"""The verdict of `convert`: few short lines, the result first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers import Run
+
+from pipeline.commands.verdict import verdict
+from pipeline.convert.driver import Report
+from pipeline.spec.findings import note
+
+MODEL = """
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.pixel_unshuffle(x, 4)
+
+def net():
+    return Net().eval()
+"""
+
+
+def short(text: str) -> list[str]:
+    lines = text.splitlines()
+    assert len(lines) <= 8
+    assert all(len(line) <= 80 for line in lines), lines
+    return lines
+
+
+def test_convert_ends_with_a_verdict(cli: Run) -> None:
+    code, output, errors = cli("convert", "tiny", "--out", "a")
+    assert code == 0, errors
+    lines = short(output)
+    assert lines[0].startswith("converted: tiny (rtx-1.7, fp32, ") and lines[0].endswith("-> a")
+    assert lines[1].startswith("sizes:    h in ")
+    assert lines[2].startswith("compared: torch") and "exported.onnx" in output
+    assert "random ones. The largest error is" in " ".join(output.split())
+    assert "not done: the engine was not compared: no NVIDIA driver" in output
+    assert lines[-1] == "next:     `pipeline verify a` on the GPU. --details shows more"
+
+
+def test_details_follow_the_verdict(cli: Run) -> None:
+    code, output, errors = cli("convert", "tiny", "--out", "a", "--details")
+    assert code == 0, errors
+    first, _, rest = output.partition("\n\n")
+    short(first)
+    assert rest == cli("inspect", "a")[1]
+
+
+def test_the_last_line_names_what_was_narrowed_and_where(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    words = ("net.py:net", "--input", "x:1x3x{h}x{w}", "--dim", "h=64:256", "--dim", "w=64:256")
+    code, output, errors = cli("convert", *words, "--quick")
+    assert code == 0, errors
+    lines = short(output)
+    assert lines[-1] == (
+        "narrowed: h must be a multiple of 4; w must be a multiple of 4 (net.py:6)"
+    )
+    assert "sizes:    h in 64..256 in steps of 4, w in 64..256 in steps of 4" in lines
+    assert any(line.startswith("note:     compared only at min, opt, max") for line in lines)
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_what_got_worse_is_listed_whole(converted: Report, count: int) -> None:
+    facts = {"name": "y", "was": "float32 [b, 3]", "now": "float32 [b, 4], " + "long " * 40}
+    worse = [note("output-changed", **facts)] * count
+    text = verdict(Report(converted.path, converted.manifest, regressions=worse))
+    assert text.startswith("FAILED: tiny (")
+    assert " ".join(worse[0].text.split()) in " ".join(text.split())
+    assert text.count("\n- ") == min(count, 10) + (count > 10)
+    assert ("- and 2 more" in text) == (count > 10)
+    assert "`pipeline inspect" in text
