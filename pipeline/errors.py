@@ -15,7 +15,7 @@ class PipelineError(Exception):
     """Base of all errors that the pipeline raises on purpose.
 
     Attributes:
-        more: Lines to print below the message; empty if there are none.
+        more: Lines to print in place of the message, with all of it; empty if there are none.
     """
 
     exit_code = 1

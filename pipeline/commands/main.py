@@ -64,11 +64,10 @@ def _failed(error: Exception, debug: bool) -> int:
         return _fail(f"{place}{_reason(error)}. {_sentence(interrupts.outcome())}", code)
     if debug and error.detail:
         show(error.detail, sys.stderr)
+    if error.more:  # it has the error's own text too
+        return _fail(error.more, error.exit_code)
     hint = " (--debug shows the full text)" if error.detail and not debug else ""
-    code = _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
-    if error.more:
-        show(error.more, sys.stderr)
-    return code
+    return _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
 
 
 def _stdout_failed(error: OSError, code: int) -> int:

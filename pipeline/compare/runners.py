@@ -198,7 +198,7 @@ def outputs(
         except PipelineError:
             raise
         except Exception as error:  # any library error: the message needs the sizes
-            first = first_line(error)
+            first = first_line(error).rstrip(".")
             text = "\n".join([*messages.errors, str(error)])
             hint = f". {ADVICE['limit-inputs']}" if name == TORCH else ""
             message = f"{name} fails at {point}: {first}{hint}"

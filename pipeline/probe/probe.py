@@ -333,6 +333,14 @@ def _rule(dim: Dim, search: Search, refused: Sequence[Refusal]) -> Rule | None:
         return Rule("unsettled", name, fails=fails, counts=counts, failed=failed, line=failed.line)
     if len(outside) <= max(1, _FEW * len(search.good)):
         rule = fitted(dim, search.run())
+        if rule.kind == "multiple":  # 65 fails for each of several reasons, 80 for the last one
+            failed = min(
+                refused,
+                key=lambda r: (
+                    -math.gcd(r.sizes[name] - rule.offset, rule.multiple),
+                    abs(r.sizes[name] - search.base),
+                ),
+            )
         return replace(rule, runs=tuple(outside), failed=failed, line=failed.line)
     if found := search.residues():
         return replace(banded(dim, *found), failed=failed, line=failed.line)

@@ -277,6 +277,21 @@ def test_values_are_what_counts() -> None:
     assert "index out of range" in rule.text()
 
 
+def test_the_size_that_is_named_fails_for_the_last_reason() -> None:
+    """80 is a multiple of 16, so it shows why a size must be a multiple of 32."""
+
+    def halves(x):
+        if x.shape[2] % 16:
+            raise ValueError("not divisible by 16")
+        most = x[:, :, ::16]
+        return most + most[:, :, ::2].repeat_interleave(2, 2)
+
+    (rule,) = tried(halves).rules
+    assert rule.kind == "multiple" and rule.multiple == 32
+    assert rule.failed is not None and rule.failed.sizes["h"] % 32 == 16
+    assert "must match" in rule.text() and "divisible by 16" not in rule.text()
+
+
 def test_a_module_that_never_runs_is_said_so() -> None:
     found = tried(never)
     (rule,) = found.rules

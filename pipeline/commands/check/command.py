@@ -41,9 +41,9 @@ def verify_options(sub: Any) -> None:
 
 
 def add_everything(error: PipelineError, config: Config, announce: Announce) -> None:
-    """Adds lines to an error: all that stops the conversion, as ``check`` lists it.
+    """Lists in an error all that stops the conversion, as ``check`` does.
 
-    A conversion ends at the first thing that stops it. Nothing is added if there is no more.
+    A conversion ends at the first thing that stops it.
     """
     from pipeline.commands.check.check import check as checked
 
@@ -51,9 +51,16 @@ def add_everything(error: PipelineError, config: Config, announce: Announce) -> 
     with contextlib.suppress(PipelineError):
         report = checked(config, announce)
         stops = [finding for finding in report.findings if finding.blocks]
-        if len(stops) > 1:
+        if stops:
             lines = [line for finding in stops for line in finding.lines()]
-            error.more = "\n".join([f"{len(stops)} findings block the conversion:", *lines])
+            many = f"{len(stops)} findings block" if stops[1:] else "1 finding blocks"
+            own = " ".join(str(error).split())
+            if any(finding.what.partition(": ")[0] in own for finding in stops):
+                first, _, _ = own.partition(": ")
+                many = f"{first}: {many}" if first.startswith("model ") else many
+            else:
+                many = f"{own}\n{many}"
+            error.more = "\n".join([f"{many} the conversion:", *lines])
 
 
 def check(config: Config, arguments: argparse.Namespace, announce: Announce) -> int:
