@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pipeline.commands.check.module import check
     from pipeline.convert import Convert
     from pipeline.convert.driver import Report, run
+    from pipeline.convert.driver import run_verify as verify
     from pipeline.runtime.engine import Engine, load
     from pipeline.spec.config import Config
     from pipeline.spec.dims import Dim
@@ -60,6 +61,7 @@ _MODULES = {
     "check": "commands.check.module",
     "load": "runtime.engine",
     "run": "convert.driver",
+    "verify": "convert.driver",
 }
 
 __all__ = [
@@ -89,18 +91,31 @@ __all__ = [
     "convert",
     "load",
     "run",
+    "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name == "convert":  # the package, which can be called
         return importlib.import_module("pipeline.convert")
+    if name == "__version__":
+        return _version()
     if name not in _MODULES:
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"pipeline.{_MODULES[name]}"), name)
+    own = "run_verify" if name == "verify" else name
+    value = getattr(importlib.import_module(f"pipeline.{_MODULES[name]}"), own)
     globals()[name] = value
     return value
 
 
+def _version() -> str:
+    """The version; ``unknown`` if pipeline is a folder on the path, and not installed."""
+    metadata = importlib.import_module("importlib.metadata")
+    try:
+        return str(metadata.version("trt-pipeline"))
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

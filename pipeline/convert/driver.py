@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest, now
@@ -249,7 +250,9 @@ def build_artifact(
         return Report(artifact.path, work.finish(keys={}))
 
 
-def run_verify(place: Path, how: Verify = STORED, announce: Announce = silent) -> Report:
+def run_verify(
+    place: Path | str, how: Verify = STORED, announce: Announce = silent, **fields: Any
+) -> Report:
     """Runs the comparison alone, also for an artifact from another machine.
 
     Writes the result into the artifact, also if the comparison fails.
@@ -258,10 +261,12 @@ def run_verify(place: Path, how: Verify = STORED, announce: Announce = silent) -
         place: The artifact's folder.
         how: The reference, the sizes, and the other artifact to compare with.
         announce: Called with each step that begins.
+        **fields: Fields of `how` that are other than in it, such as ``against``.
 
     Raises:
         PipelineError: See `pipeline.errors`.
     """
+    place, how = Path(place), replace(how, **fields)
     artifact = Artifact.open(place)
     check_models(place, artifact.manifest.files, artifact.manifest.interface)
     stated = artifact.manifest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,16 @@ except pipeline.InputError as error:
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert "call pipeline.run(...)" in done.stdout
+
+
+def test_verify_takes_its_options_by_name(artifact: Path) -> None:
+    report = pipeline.verify(artifact, against=artifact)
+    assert report.ok and not report.regressions
+    assert [note.kind for note in report.notes] == ["no-regression-without-engine"]
+    with pytest.raises(TypeError, match="againts"):
+        pipeline.verify(artifact, againts=artifact)
+
+
+def test_the_version() -> None:
+    assert pipeline.__version__ == importlib.metadata.version("trt-pipeline")
+    assert "__version__" in dir(pipeline) and "verify" in dir(pipeline)

@@ -10,8 +10,11 @@ from typing import get_args
 import pytest
 from readme_commands import PAGES, ROOT
 
+import pipeline
 from pipeline.artifact.manifest import SCHEMA, Manifest
+from pipeline.convert.options import Verify
 from pipeline.machine.python_file import run_python_file
+from pipeline.spec.config import Config
 from pipeline.spec.rules import RULE_KINDS, RuleKind
 
 GENERATOR = "docs/reference/generate.py"
@@ -57,3 +60,12 @@ def test_the_floors_are_those_of_the_import_contract() -> None:
     assert layers and drawn
     names = re.findall(r'"([^"]+)"', layers[1])
     assert [line.split("  ")[0] for line in drawn[1].splitlines()] == names
+
+
+def test_the_page_of_the_package_names_every_field_and_attribute() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    config = page.partition("## Config")[2].partition("## Report")[0]
+    assert [f.name for f in fields(Config) if f"`{f.name}`" not in config] == []
+    verify = page.partition("## verify")[2].partition("## Config")[0]
+    assert [f.name for f in fields(Verify) if f.name not in verify] == []
+    assert [name for name in pipeline.__all__ if name not in page] == []
