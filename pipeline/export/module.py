@@ -182,8 +182,7 @@ def first_result(
             error = error or caught
     assert error is not None
     raise ExportError(
-        f"model {spec.name} runs at none of the sizes that were tried: at {words}: "
-        f"{first_line(error)}",
+        f"model {spec.name} runs at none of the example sizes: at {words}: {first_line(error)}",
         detail="".join(traceback.format_exception(error)),
     ) from error
 

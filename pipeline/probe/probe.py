@@ -93,7 +93,11 @@ class Probed:
         alone = self.tried - self.with_values
         text = f"{self.tried} sets of sizes tried in {self.seconds:.1f} s"
         text += f", {alone} of them as shapes only" if alone else ""
-        text += "" if self.complete else ", and time ran out before all were tried"
+        text += (
+            ""
+            if self.complete
+            else ", and time ran out before all were tried: --search-seconds N gives more"
+        )
         return text if self.rules else f"every size that was tried runs: {text}"
 
 
@@ -344,4 +348,7 @@ def _rule(dim: Dim, search: Search, refused: Sequence[Refusal]) -> Rule | None:
         return replace(rule, runs=tuple(outside), failed=failed, line=failed.line)
     if found := search.residues():
         return replace(banded(dim, *found), failed=failed, line=failed.line)
-    return Rule("irregular", name, fails=fails, counts=counts, failed=failed, line=failed.line)
+    return Rule(
+        "irregular", name, runs=tuple(sorted(search.good)), fails=fails, counts=counts,
+        failed=failed, line=failed.line,
+    )  # fmt: skip

@@ -107,7 +107,7 @@ class Rule:
         offset: The remainder of the sizes by `multiple`.
         failed: A run that failed.
         line: ``file:line in function: code`` of the model; empty if it is unknown.
-        runs: Sizes of the dim that break the rule, but ran.
+        runs: Sizes of the dim that break the rule, but ran. For an irregular rule: all that ran.
         fails: Sizes of the dim that failed.
         counts: The number of sets of sizes that failed, and the number that were tried.
         example: Sizes that ran.
@@ -228,7 +228,7 @@ class Rule:
             "expression": f"{name} must be {self.formula}",
             "guard": f"{self.formula} must hold",
             "irregular": f"{name} can't be {listed(self.fails)}: {failed} of the {tried} sizes "
-            "that were tried fail",
+            f"that were tried fail{self._running}",
             "unsettled": f"{name} can't be {listed(self.fails)}, and the time ran out before a "
             "rule was found",
             "dependent": f"{both} depend on each other: {tried - failed} of the {tried} pairs that "
@@ -267,6 +267,20 @@ class Rule:
         return f"{dim_text(new)}{rules}, which excludes your opt={self.opt}"
 
     @property
+    def _running(self) -> str:
+        return f", and {listed(self.runs)} run" if self.runs else ""
+
+    @property
+    def _stretch(self) -> str:
+        """The longest run of neighbouring sizes that ran, as an example of a range."""
+        ran, best = {*self.runs}, range(0)
+        for size in self.runs:
+            if size - 1 not in ran:
+                end = next(n for n in range(size + 1, size + len(ran) + 1) if n not in ran)
+                best = max(best, range(size, end), key=len)
+        return f", such as {best[0]}..{best[-1]}" if len(best) > 1 else ""
+
+    @property
     def _symbolic(self) -> str:
         """How to keep a size symbolic in the model's line."""
         for code, instead in _NUMBERS.items():
@@ -288,7 +302,8 @@ class Rule:
         texts: dict[RuleKind, str] = {
             "guard": f"ranges of {both} that keep this rule: no Dim can express it",
             "dependent": f"ranges of {both} in which every pair runs: no Dim can express the rule",
-            "irregular": f"a range of {name} in which all sizes run: no Dim can express this rule",
+            "irregular": f"a range of {name} in which all sizes run{self._stretch}: no Dim can "
+            "express this rule, or try more sizes (--search-seconds N)",
             "unsettled": f"a smaller range of {name}",
             "baked-in": f"a number in place of {name}, or {self._symbolic} in that line",
             "example-size": f"the sizes of {name} that run (auto=True finds them)",

@@ -203,7 +203,7 @@ def test_the_rule_quotes_the_models_first_line_and_where_it_is() -> None:
     rule = tried(patches).rules[0]
     assert rule.kind == "multiple"
     assert rule.text() == (
-        "h must be a multiple of 16: the model fails at h=63: the image is no multiple of 16"
+        "h must be a multiple of 16: the model fails at h=56: the image is no multiple of 16"
     )
     assert "\n" not in str(rule)
     assert "the line of patches" in rule.line
@@ -234,7 +234,10 @@ def test_sizes_between_that_fail() -> None:
     assert (rule.kind, rule.refined, rule.size_rule) == ("irregular", None, "")
     assert "h can't be 1, 4, 9, " in rule.text()
     assert "of the" in rule.text()
-    assert "sizes that were tried fail" in rule.text()
+    assert "sizes that were tried fail, and 2, 3, 5, 6, " in rule.text()
+    assert "all sizes run, such as " in rule.advice() and "--search-seconds N" in rule.advice()
+    low, high = map(int, rule.advice().partition("such as ")[2].partition(":")[0].split(".."))
+    assert high > low and not {n % 11 for n in range(low, high + 1)} & {1, 4, 9}
 
 
 @pytest.mark.parametrize(
