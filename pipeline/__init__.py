@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     convert: Convert
 
 # Imported on first use: converting needs onnx, and running an engine must not need onnx.
+# A name after the colon is the object's own, if it is another one.
 _MODULES = {
     "Artifact": "artifact.artifact",
     "Config": "spec.config",
@@ -61,7 +62,7 @@ _MODULES = {
     "check": "commands.check.module",
     "load": "runtime.engine",
     "run": "convert.driver",
-    "verify": "convert.driver",
+    "verify": "convert.driver:run_verify",
 }
 
 __all__ = [
@@ -99,22 +100,15 @@ def __getattr__(name: str) -> Any:
     if name == "convert":  # the package, which can be called
         return importlib.import_module("pipeline.convert")
     if name == "__version__":
-        return _version()
+        libraries = importlib.import_module("pipeline.machine.libraries")
+        found = libraries.versions(("trt-pipeline",))
+        return found.get("trt-pipeline", "unknown")  # a folder on the path, and not installed
     if name not in _MODULES:
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-    own = "run_verify" if name == "verify" else name
-    value = getattr(importlib.import_module(f"pipeline.{_MODULES[name]}"), own)
+    module, _, own = _MODULES[name].partition(":")
+    value = getattr(importlib.import_module(f"pipeline.{module}"), own or name)
     globals()[name] = value
     return value
-
-
-def _version() -> str:
-    """The version; ``unknown`` if pipeline is a folder on the path, and not installed."""
-    metadata = importlib.import_module("importlib.metadata")
-    try:
-        return str(metadata.version("trt-pipeline"))
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def __dir__() -> list[str]:

@@ -98,7 +98,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     every = broken_guards(program, inputs, spec.rules)
     unknown = [g for g in every if not g.formula and (unread or differs(g))]
     broken = _blamed(unknown, [g for g in every if g.formula], differs, differs_beside)
-    hidden = None if broken else _behind(traced, task, differs_at, together())
+    hidden = None if broken else _behind(traced, task, differs_at, together)
     if hidden is not None:
         broken = [hidden.choice.guard]
     untraced = hidden is not None and hidden.untraced
@@ -183,7 +183,10 @@ def _rule(dim: Dim, needed: Sequence[Broken], log: GuardLog) -> Rule:
 
 
 def _behind(
-    traced: Traced, task: Task, differs_at: Callable[[Mapping[str, int]], bool], together: int
+    traced: Traced,
+    task: Task,
+    differs_at: Callable[[Mapping[str, int]], bool],
+    together: Callable[[], int],
 ) -> Hidden | None:
     """A choice of the program behind whose other side the model may have another result."""
     inputs, rules = task.eager.inputs, task.spec.rules
@@ -197,6 +200,14 @@ def _behind(
             traces[key] = choices_at(task, sizes)
         return traces[key]
 
+    asked = [one for one in traced.asked if one.number is None]
+    found, _ = choices(asked, symbols, dims, rules)  # torch's guards have the others
+    spans = {str(symbol): span for symbol, span in traced.program.range_constraints.items()}
+    concluded = range_choices(spans, symbols, dims, rules)
+    small = small_choices(symbols, dims, rules)
+    made = [*concluded, *found, *small]
+    if not made:
+        return None
     nodes = len(traced.program.graph.nodes)
     budget = 0 if task.quick else min(_NODES // nodes, _TRACES)
     search = SideSearch(
@@ -208,12 +219,7 @@ def _behind(
         elements=lambda sizes: elements(inputs, sizes),
         budget=budget,
         pairs=min(_QUICK_PAIRS if task.quick else PAIRS, _PAIR_NODES // nodes),
-        together=together,
+        together=together(),
         known={as_formula(text, symbols) for text in guards if symbols_in(text) <= symbols.keys()},
     )
-    asked = [one for one in traced.asked if one.number is None]
-    found, _ = choices(asked, symbols, dims, rules)  # torch's guards have the others
-    spans = {str(symbol): span for symbol, span in traced.program.range_constraints.items()}
-    concluded = range_choices(spans, symbols, dims, rules)
-    small = small_choices(symbols, dims, rules)
-    return search.first_hidden([*concluded, *found, *small], traced.sizes)
+    return search.first_hidden(made, traced.sizes)
