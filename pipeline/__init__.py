@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from pipeline.artifact.artifact import Artifact
     from pipeline.commands.check.module import check
     from pipeline.convert import Convert
-    from pipeline.convert.driver import Report, run
-    from pipeline.convert.driver import run_verify as verify
+    from pipeline.convert.driver import Report, run, verify
     from pipeline.runtime.engine import Engine, load
     from pipeline.spec.config import Config
     from pipeline.spec.dims import Dim
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     convert: Convert
 
 # Imported on first use: converting needs onnx, and running an engine must not need onnx.
-# A name after the colon is the object's own, if it is another one.
 _MODULES = {
     "Artifact": "artifact.artifact",
     "Config": "spec.config",
@@ -62,7 +60,7 @@ _MODULES = {
     "check": "commands.check.module",
     "load": "runtime.engine",
     "run": "convert.driver",
-    "verify": "convert.driver:run_verify",
+    "verify": "convert.driver",
 }
 
 __all__ = [
@@ -105,8 +103,7 @@ def __getattr__(name: str) -> Any:
         return found.get("trt-pipeline", "unknown")  # a folder on the path, and not installed
     if name not in _MODULES:
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-    module, _, own = _MODULES[name].partition(":")
-    value = getattr(importlib.import_module(f"pipeline.{module}"), own or name)
+    value = getattr(importlib.import_module(f"pipeline.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -86,10 +86,10 @@ def build(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def verify(arguments: argparse.Namespace, progress: Progress) -> int:
-    from pipeline.convert.driver import run_verify
+    from pipeline.convert.driver import verify
     from pipeline.convert.options import Verify
 
-    report = run_verify(
+    report = verify(
         arguments.artifact,
         Verify(
             against=arguments.against,

@@ -250,7 +250,7 @@ def build_artifact(
         return Report(artifact.path, work.finish(keys={}))
 
 
-def run_verify(
+def verify(
     place: Path | str, how: Verify = STORED, announce: Announce = silent, **fields: Any
 ) -> Report:
     """Runs the comparison alone, also for an artifact from another machine.

@@ -88,7 +88,7 @@ def rebuilt(manifest: Manifest, how: Verify, where: str) -> Runner | None:
     if spec is None and info.source.startswith("spec:"):
         raise InputError(
             f"this artifact was made from a spec object, {info.source}. Pass the same spec in "
-            "Python: pipeline.convert.driver.run_verify(place, Verify(torch_model=True, "
+            "Python: pipeline.verify(place, Verify(torch_model=True, "
             "spec=spec)). For a module, make it again: "
             "spec = pipeline.source.module.module_spec(module, inputs, dims)"
         )

@@ -22,11 +22,10 @@ from helpers import perturb, refinish
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest
 from pipeline.commands.report import report_json, report_text
-from pipeline.compare import engine_runs, regression
-from pipeline.compare import stage as verify
+from pipeline.compare import engine_runs, regression, stage
 from pipeline.compare.engine_runs import OpenedEngine, opened, why_not_run
 from pipeline.compare.runners import failures
-from pipeline.convert.driver import Report, run, run_verify
+from pipeline.convert.driver import Report, run, verify
 from pipeline.convert.options import Verify
 from pipeline.errors import CompareError, OutOfMemory
 from pipeline.graph.session import run_onnx
@@ -70,10 +69,10 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
             del plugins
             yield OpenedEngine(Stand(folder / "model.onnx", fault), manifest.interface.profiles)
 
-        for module in (verify, regression):
+        for module in (stage, regression):
             monkeypatch.setattr(module, "opened", opened)
             monkeypatch.setattr(module, "why_not_run", lambda *_: "")
-        monkeypatch.setattr(verify, "find_gpu", lambda: GPU)
+        monkeypatch.setattr(stage, "find_gpu", lambda: GPU)
 
     return put
 
@@ -96,7 +95,7 @@ def test_what_the_manifest_and_the_summary_say(
     artifact: Path, stand: Callable[[Fault], None]
 ) -> None:
     stand(none)
-    report = run_verify(artifact)
+    report = verify(artifact)
     assert report.ok
     manifest = report.manifest
     assert manifest.engine_compared and manifest.engine_gpu == "some GPU"
@@ -134,7 +133,7 @@ def test_a_check_that_fails_fails_verify(artifact: Path, stand: Callable[[Fault]
             outputs["y"] += 0.1 * (stand.calls % 2)
 
     stand(chance)
-    report = run_verify(artifact)
+    report = verify(artifact)
     assert not report.ok
     assert not checks(report)["engine", "determinism"].passed
     assert any(line.startswith("determinism of engine (h=") for line in failed(report))
@@ -170,7 +169,7 @@ def test_rows_that_an_engine_mixes(tmp_path: Path, stand: Callable[[Fault], None
     assert checks(good)["exported", "batch rows"].sizes == {"b": 2, "w": 4}  # the cheapest
     before = len(checks(good))
     stand(mix)
-    report = run_verify(tmp_path / "a")
+    report = verify(tmp_path / "a")
     assert len(checks(report)) == before
     bad = checks(report)["engine", "batch rows"]
     assert not bad.passed and bad.kind == "rows-depend" and "a row changes with" in bad.text
@@ -185,9 +184,7 @@ def test_overflow_of_an_fp16_engine(artifact: Path, stand: Callable[[Fault], Non
 
     stand(overflow)
     refinish(artifact, precision="fp16")
-    (line, *_) = failed(
-        run_verify(artifact, Verify(engine_tolerance=Tolerance(1e-2, 1e-2, "wide")))
-    )
+    (line, *_) = failed(verify(artifact, Verify(engine_tolerance=Tolerance(1e-2, 1e-2, "wide"))))
     assert "engine has NaN or infinity where rewritten has none. fp16 overflows" in line
     assert re.search(r"`pipeline locate ARTIFACT --shape h=\d+,w=\d+` finds where", line)
 
@@ -201,7 +198,7 @@ def test_a_size_that_does_not_fit_into_the_gpu(
             raise OutOfMemory("at h=40,w=40: 9 GiB are wanted, 1 GiB is free")
 
     stand(full)
-    report = run_verify(artifact)
+    report = verify(artifact)
     assert report.ok and report.manifest.engine_compared
     assert report.manifest.comparison is not None
     notes = {note.kind: note for note in report.manifest.comparison.notes}
@@ -220,7 +217,7 @@ def test_a_size_that_does_not_fit_into_the_gpu(
         raise OutOfMemory("full")
 
     stand(always)
-    manifest = run_verify(artifact).manifest
+    manifest = verify(artifact).manifest
     assert not manifest.engine_compared
     assert manifest.engine_compared_why == "no size of profile default was compared"
 
@@ -244,7 +241,7 @@ def test_checks_that_do_not_fit_into_the_gpu(
 
     room = 4 * 40 * 40
     stand(full)
-    report = run_verify(artifact)
+    report = verify(artifact)
     assert report.ok and report.manifest.engine_compared and not failed(report)
     done, notes = seen(report)
     assert done == {"determinism", "unwritten outputs", "shuffled order"}
@@ -254,7 +251,7 @@ def test_checks_that_do_not_fit_into_the_gpu(
     assert len(notes) == 3
     assert notes[0] in report_text(report)
     room = 0
-    report = run_verify(artifact)
+    report = verify(artifact)
     assert report.ok and report.manifest.engine_compared
     done, notes = seen(report)
     assert not done and len(notes) == 3
@@ -282,7 +279,7 @@ def test_rows_that_do_not_fit_into_the_gpu(tmp_path: Path, stand: Callable[[Faul
 
     rows = 3
     stand(full)
-    report = run_verify(tmp_path / "a")
+    report = verify(tmp_path / "a")
     assert report.ok
     assert {name for run, name in checks(report) if run == "engine"} == {
         "determinism", "unwritten outputs", "shuffled order", "batch rows",
@@ -294,7 +291,7 @@ def test_rows_that_do_not_fit_into_the_gpu(tmp_path: Path, stand: Callable[[Faul
     assert {(n.kind, n.facts["check"]) for n in notes} == {("check-out-of-memory", "batch rows")}
     assert notes[0].text == "batch rows of engine: not done at b=3,w=6: 9 GiB are wanted"
     rows = 1
-    report = run_verify(tmp_path / "a")
+    report = verify(tmp_path / "a")
     assert report.ok and ("engine", "batch rows") not in checks(report)
     assert report.manifest.comparison is not None
     notes = report.manifest.comparison.notes
@@ -335,7 +332,7 @@ def test_why_no_rows_are_checked(tmp_path: Path, stand: Callable[[Fault], None])
     assert ("engine-all", "batch rows") in checks(done)
     assert done.manifest.comparison is not None
     least = min(point.estimate_bytes for point in done.manifest.comparison.points)
-    tight = notes(run_verify(tmp_path / "b", Verify(memory_limit=least)))
+    tight = notes(verify(tmp_path / "b", Verify(memory_limit=least)))
     text = "batch rows were not checked: two rows are over the memory limit"
     assert tight[0] == ("rows-too-large", text)
 
@@ -345,7 +342,7 @@ def test_the_script_holds_the_engine_to_its_own_tolerance(
 ) -> None:
     stand(none)
     refinish(artifact, precision="tf32")
-    run_verify(artifact, Verify(engine_tolerance=Tolerance(0.02, 0.03, "wide")))
+    verify(artifact, Verify(engine_tolerance=Tolerance(0.02, 0.03, "wide")))
     lines = (artifact / "reproduce.sh").read_text().splitlines()
     engine = [line for line in lines if "--trt" in line]
     others = [line for line in lines if "--onnxrt" in line]
@@ -361,11 +358,11 @@ class TestAgainst:
         import shutil
 
         stand(none)
-        run_verify(artifact)
+        verify(artifact)
         return Path(shutil.copytree(artifact, tmp_path / "old"))
 
     def test_the_same_engine(self, artifact: Path, old: Path) -> None:
-        report = run_verify(artifact, Verify(against=old))
+        report = verify(artifact, Verify(against=old))
         assert report.ok and report.regressions == []
         said = f"no regression against {old}. Sizes compared: 7. Engine: compared"
         assert [(note.kind, note.text) for note in report.notes] == [("no-regression", said)]
@@ -385,7 +382,7 @@ class TestAgainst:
                 raise OutOfMemory("9 GiB are wanted, 1 GiB is free")
 
         stand(full)
-        report = run_verify(artifact, Verify(against=old))
+        report = verify(artifact, Verify(against=old))
         notes = [n.text for n in report.notes if n.kind == "engine-out-of-memory"]
         where = "new engine was not compared at stored (h=40,w=40): 9 GiB are wanted, 1 GiB is free"
         assert where in notes and len(notes) == (1 if room else 7)
@@ -408,7 +405,7 @@ class TestAgainst:
             outputs["y"] += np.float32(7e-6)  # within atol=1e-5
 
         stand(off)
-        report = run_verify(artifact, Verify(against=old))
+        report = verify(artifact, Verify(against=old))
         assert report.manifest.comparison is not None and report.manifest.comparison.passed
         assert len(report.regressions) == 7
         assert {one.kind for one in report.regressions} == {"error-grew"}
@@ -424,7 +421,7 @@ class TestAgainst:
             outputs["y"] += np.float32(0.25)
 
         stand(off)
-        found = run_verify(artifact, Verify(against=old)).regressions
+        found = verify(artifact, Verify(against=old)).regressions
         assert [one.kind for one in found] == ["error-too-large"] * 7
         start = "y of engine at stored (h=5,w=5): differs from torch by up to 0.25; "
         assert found[0].text.startswith(f"{start}the error before was ")
@@ -434,8 +431,8 @@ class TestAgainst:
         self, artifact: Path, old: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.undo()
-        monkeypatch.setattr(verify, "why_not_run", lambda *_: "no GPU")
-        (found,) = run_verify(artifact, Verify(against=old)).regressions
+        monkeypatch.setattr(stage, "why_not_run", lambda *_: "no GPU")
+        (found,) = verify(artifact, Verify(against=old)).regressions
         assert found.kind == "engine-not-compared"
         assert found.text == "the engine was compared before and is not now: no GPU"
 
@@ -443,7 +440,7 @@ class TestAgainst:
         self, artifact: Path, converted: Report
     ) -> None:
         perturb(artifact, by=1.5e-6)
-        report = run_verify(artifact, Verify(against=converted.path))
+        report = verify(artifact, Verify(against=converted.path))
         assert report.manifest.comparison is not None and report.manifest.comparison.passed
         assert not report.ok
         assert report.regressions[0].kind == "error-grew"
@@ -452,7 +449,7 @@ class TestAgainst:
 
     def test_a_wider_tolerance_of_the_engine(self, artifact: Path, old: Path) -> None:
         wide = Tolerance(1e-3, 1e-3, "wide")
-        (found,) = run_verify(artifact, Verify(against=old, engine_tolerance=wide)).regressions
+        (found,) = verify(artifact, Verify(against=old, engine_tolerance=wide)).regressions
         assert found.kind == "engine-tolerance-widened"
         assert found.text == (
             "tolerance of y of the engine widened from rtol 0.0001, atol 1e-05 to rtol 0.001, "
@@ -514,8 +511,8 @@ class TestWhyNot:
         """Without a stand-in: the real reason on this machine."""
         del manifest
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(verify, "why_not_run", lambda *_: "built for another GPU")
-            done = run_verify(artifact).manifest
+            patch.setattr(stage, "why_not_run", lambda *_: "built for another GPU")
+            done = verify(artifact).manifest
         assert not done.engine_compared
         assert (done.engine_compared_why, done.engine_gpu) == ("built for another GPU", "")
 

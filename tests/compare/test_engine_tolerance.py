@@ -16,7 +16,7 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.compare.plan import Job, plan_points
 from pipeline.compare.runners import conclude, failures
 from pipeline.compare.verdict import judge
-from pipeline.convert.driver import run_export, run_verify
+from pipeline.convert.driver import run_export, verify
 from pipeline.errors import InputError
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
@@ -162,6 +162,6 @@ def test_verify_writes_it_down(artifact: Path, cli: Any) -> None:
     assert manifest.interface.engine_tolerance == {"fp32": Tolerance(1e-2, 1e-3, said)}
     assert f"tolerance of the engine: rtol 0.01 or atol 0.001 ({said})" in out
     assert manifest.keys == {}  # the next conversion uses the spec's tolerances again
-    assert run_verify(artifact).manifest.interface == manifest.interface
+    assert verify(artifact).manifest.interface == manifest.interface
     code, _, err = cli("verify", artifact, "--engine-tolerance", "2,1e-3")
     assert code == 2 and "rtol=2.0: 1 or more would pass anything" in err

@@ -23,7 +23,7 @@ from pipeline.artifact.stored import stored_points
 from pipeline.commands.report import report_text
 from pipeline.compare import runners as compare
 from pipeline.compare.runners import failures
-from pipeline.convert.driver import Report, run, run_build, run_rewrite, run_verify
+from pipeline.convert.driver import Report, run, run_build, run_rewrite, verify
 from pipeline.convert.options import Verify
 from pipeline.errors import ArtifactError, CompareError, InputError
 from pipeline.spec.config import Config
@@ -41,7 +41,7 @@ def sizes(report: Report) -> set[tuple[int, ...]]:
 
 
 def test_fresh_artifact_passes_on_stored_outputs(artifact: Path, converted: Report) -> None:
-    report = run_verify(artifact)
+    report = verify(artifact)
     assert report.ok
     assert report.manifest == Artifact.open(artifact).manifest
     assert sizes(report) == sizes(converted)
@@ -51,7 +51,7 @@ def test_fresh_artifact_passes_on_stored_outputs(artifact: Path, converted: Repo
 
 def test_perturbed_model_fails(artifact: Path) -> None:
     perturb(artifact)
-    report = run_verify(artifact)
+    report = verify(artifact)
     assert not report.ok
     failed = compare.failures(compared(report.manifest))
     assert any(line.startswith("y of rewritten against torch at min (h=5,w=5)") for line in failed)
@@ -63,12 +63,12 @@ def test_perturbed_model_fails(artifact: Path) -> None:
 
 def test_small_perturbation_fails_too(artifact: Path) -> None:
     perturb(artifact, by=3e-4)
-    assert not run_verify(artifact).ok
+    assert not verify(artifact).ok
 
 
 def test_perturbed_export_fails_against_torch(artifact: Path) -> None:
     perturb(artifact, name="exported.onnx")
-    failed = compare.failures(compared(run_verify(artifact).manifest))
+    failed = compare.failures(compared(verify(artifact).manifest))
     assert any(line.startswith("y of exported against torch") for line in failed)
 
 
@@ -76,12 +76,12 @@ def test_tampered_files_are_refused(artifact: Path) -> None:
     path = artifact / "comparison" / "default" / "torch.json"
     path.write_text(path.read_text().replace("1", "2", 1))
     with pytest.raises(ArtifactError, match=r"torch\.json: its content was changed"):
-        run_verify(artifact)
+        verify(artifact)
 
 
 def test_sizes_asked_for_are_repeated(tmp_path: Path) -> None:
     first = run(Config(tiny.conv(), out=tmp_path / "a", shapes=("h=11,w=33",)))
-    report = run_verify(tmp_path / "a")
+    report = verify(tmp_path / "a")
     assert (11, 33) in sizes(report)
     assert sizes(report) == sizes(first)
 
@@ -93,13 +93,13 @@ def test_sizes_asked_for_of_an_onnx_file_are_repeated(tmp_path: Path) -> None:
     )  # fmt: skip
     asked = {tuple(p.sizes.values()) for p in compared(run(config).manifest).points}
     assert (4, 11, 33) in asked
-    again = {tuple(p.sizes.values()) for p in compared(run_verify(tmp_path / "a").manifest).points}
+    again = {tuple(p.sizes.values()) for p in compared(verify(tmp_path / "a").manifest).points}
     assert again == asked
 
 
 def test_what_does_not_fit_here_is_kept_for_later(artifact: Path, converted: Report) -> None:
     estimates = {p.label: p.estimate_bytes for p in compared(converted.manifest).points}
-    report = run_verify(artifact, Verify(memory_limit=estimates["opt"]))
+    report = verify(artifact, Verify(memory_limit=estimates["opt"]))
     assert report.ok
     assert sizes(report) < sizes(converted)
     (left_out,) = [p for p in compared(report.manifest).points if p.label == "max"]
@@ -107,12 +107,12 @@ def test_what_does_not_fit_here_is_kept_for_later(artifact: Path, converted: Rep
     assert left_out.left_out.text.startswith("needs about ")
     # the artifact now has less evidence, so the next conversion compares again
     assert report.manifest.keys == {}
-    assert sizes(run_verify(artifact)) == sizes(converted)
+    assert sizes(verify(artifact)) == sizes(converted)
     assert not (artifact / "comparison" / "later").exists()
 
 
 def test_nothing_compared_is_a_failure(artifact: Path) -> None:
-    report = run_verify(artifact, Verify(memory_limit=10))
+    report = verify(artifact, Verify(memory_limit=10))
     assert not report.ok
     assert "nothing was compared" in compare.failures(compared(report.manifest))[0]
 
@@ -123,13 +123,13 @@ def test_torch_runs_again(artifact: Path) -> None:
     refinish(artifact)
     said = f"{artifact}: no outputs of torch are stored to compare with; pass --torch to run it"
     with pytest.raises(ArtifactError, match=f"^{re.escape(said)}$"):  # not the name of a copy
-        run_verify(artifact)
-    report = run_verify(artifact, Verify(torch_model=True, trust=True, shapes=("h=7",)))
+        verify(artifact)
+    report = verify(artifact, Verify(torch_model=True, trust=True, shapes=("h=7",)))
     assert report.ok
     assert (7, 22) in sizes(report)
-    assert run_verify(artifact).ok
+    assert verify(artifact).ok
     perturb(artifact)
-    assert not run_verify(artifact, Verify(torch_model=True, trust=True)).ok
+    assert not verify(artifact, Verify(torch_model=True, trust=True)).ok
 
 
 @pytest.mark.usefixtures("zoo")
@@ -141,28 +141,28 @@ def test_torch_needs_the_same_weights(tmp_path: Path) -> None:
     torch.save({key: value * 2 for key, value in state.items()}, good)
     torch.save(state, other)
     run(Config("tiny", out=tmp_path / "a", weights=good))
-    assert run_verify(tmp_path / "a").ok
-    assert run_verify(tmp_path / "a", Verify(torch_model=True, trust=True, weights=good)).ok
+    assert verify(tmp_path / "a").ok
+    assert verify(tmp_path / "a", Verify(torch_model=True, trust=True, weights=good)).ok
     with pytest.raises(
         InputError, match=r"made with the weights good\.pth\. Pass that file with --weights"
     ):
-        run_verify(tmp_path / "a", Verify(torch_model=True, trust=True))
+        verify(tmp_path / "a", Verify(torch_model=True, trust=True))
     with pytest.raises(InputError, match="the artifact was made with other weights"):
-        run_verify(tmp_path / "a", Verify(torch_model=True, trust=True, weights=other))
+        verify(tmp_path / "a", Verify(torch_model=True, trust=True, weights=other))
 
 
 def test_torch_needs_a_model_of_the_zoo(tmp_path: Path) -> None:
     run(Config(tiny.conv(), out=tmp_path / "a"))
     with pytest.raises(InputError, match="made from a spec object, spec:tiny"):
-        run_verify(tmp_path / "a", Verify(torch_model=True, trust=True))
+        verify(tmp_path / "a", Verify(torch_model=True, trust=True))
 
 
 def test_sizes_need_torch_and_have_to_be_legal(artifact: Path) -> None:
     before = (artifact / "manifest.json").read_bytes()
     with pytest.raises(InputError, match="Pass --torch too"):
-        run_verify(artifact, Verify(shapes=("h=6",)))
+        verify(artifact, Verify(shapes=("h=6",)))
     with pytest.raises(InputError, match="h=41"):
-        run_verify(artifact, Verify(torch_model=True, trust=True, shapes=("h=41",)))
+        verify(artifact, Verify(torch_model=True, trust=True, shapes=("h=41",)))
     assert (artifact / "manifest.json").read_bytes() == before
 
 
@@ -178,7 +178,7 @@ def test_renamed_output_is_found(artifact: Path) -> None:
         onnx.save(model, artifact / name)
     before = refinish(artifact)
     with pytest.raises(InputError, match=r"exported\.onnx: its outputs are not those of the manif"):
-        run_verify(artifact)
+        verify(artifact)
     assert Artifact.open(artifact).manifest == before
 
 
@@ -190,7 +190,7 @@ def test_model_that_does_not_run(artifact: Path) -> None:
     onnx.save(model, artifact / "model.onnx")
     before = refinish(artifact)
     with pytest.raises(CompareError, match=r"rewritten fails at min \(h=5,w=5\)") as caught:
-        run_verify(artifact)
+        verify(artifact)
     assert "\n" not in str(caught.value)
     assert Artifact.open(artifact).manifest == before
 
@@ -199,7 +199,7 @@ class TestAgainst:
     """The regression check between two artifacts."""
 
     def test_same_artifact(self, artifact: Path, converted: Report) -> None:
-        report = run_verify(artifact, Verify(against=converted.path))
+        report = verify(artifact, Verify(against=converted.path))
         assert report.ok
         assert report.regressions == []
         start = f"no regression against {converted.path}. Sizes compared: 7. Engine: "
@@ -208,12 +208,12 @@ class TestAgainst:
 
     def test_old_one_that_is_no_artifact(self, artifact: Path, tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match="no such folder"):
-            run_verify(artifact, Verify(against=tmp_path / "none"))
+            verify(artifact, Verify(against=tmp_path / "none"))
 
     def test_perturbed_weights(self, artifact: Path, converted: Report) -> None:
         perturb(artifact, name="exported.onnx")
         perturb(artifact)
-        found = run_verify(artifact, Verify(against=converted.path)).regressions
+        found = verify(artifact, Verify(against=converted.path)).regressions
         assert found[0].text.startswith("y at stored (h=5,w=5): differs by up to 0.")
         assert [one.kind for one in found] == ["output-differs"] * 7
         assert found[0].facts["verdict"] == "differs"
@@ -224,7 +224,7 @@ class TestAgainst:
         state = tiny.conv().build(None).state_dict()
         torch.save({key: value * 1.01 for key, value in state.items()}, tmp_path / "w.pth")
         run(Config(tiny.conv(), out=tmp_path / "a", weights=tmp_path / "w.pth"))
-        report = run_verify(tmp_path / "a", Verify(against=converted.path))
+        report = verify(tmp_path / "a", Verify(against=converted.path))
         assert compared(report.manifest).passed
         assert not report.ok
         assert len(report.regressions) == 7
@@ -246,7 +246,7 @@ class TestAgainst:
             from pipeline.models import MODELS
 
             patch.setitem(MODELS, "tiny", "tiny:conv")
-            report = run_verify(artifact, Verify(against=converted.path, torch_model=True))
+            report = verify(artifact, Verify(against=converted.path, torch_model=True))
         assert compared(report.manifest).passed
         found = {one.kind: one.text for one in report.regressions}
         assert found["dim-narrowed"] == "dim narrowed: h in 5..40 is now h in 5..30"
@@ -259,7 +259,7 @@ class TestAgainst:
             for p in Artifact.open(artifact).manifest.interface.profiles
         )
         redeclare(artifact, profiles=profiles)
-        (found,) = run_verify(artifact, Verify(against=converted.path)).regressions
+        (found,) = verify(artifact, Verify(against=converted.path)).regressions
         assert found.kind == "profile-narrowed"
         assert found.text == "profile default: no profile allows its max h=40,w=40 any more"
 
@@ -267,7 +267,7 @@ class TestAgainst:
         spec = tiny.conv()
         other = dataclasses.replace(spec.outputs[0], name="flow")
         run(Config(dataclasses.replace(spec, outputs=(other,)), out=tmp_path / "a"))
-        found = run_verify(tmp_path / "a", Verify(against=converted.path)).regressions
+        found = verify(tmp_path / "a", Verify(against=converted.path)).regressions
         assert found[0].kind == "output-changed"
         assert found[0].text == "output y was float32 [1, 4, h, w], is missing"
         text = "y at stored (h=5,w=5): only old has this output"
@@ -277,13 +277,13 @@ class TestAgainst:
         spec = tiny.conv()
         other = dataclasses.replace(spec.inputs[0], name="image")
         run(Config(dataclasses.replace(spec, inputs=(other,)), out=tmp_path / "a"))
-        found = run_verify(tmp_path / "a", Verify(against=converted.path)).regressions
+        found = verify(tmp_path / "a", Verify(against=converted.path)).regressions
         assert found[0].kind == "input-changed"
         assert found[0].text == "input x was float32 [1, 3, h, w], is missing"
 
     def test_widened_tolerance(self, artifact: Path, converted: Report) -> None:
         redeclare(artifact, tolerance=Tolerance(1e-2, 1e-5, "easier"))
-        report = run_verify(artifact, Verify(against=converted.path))
+        report = verify(artifact, Verify(against=converted.path))
         assert compared(report.manifest).passed
         (found,) = report.regressions
         assert found.kind == "tolerance-widened"
@@ -293,7 +293,7 @@ class TestAgainst:
 
     def test_for_another_target(self, artifact: Path, converted: Report) -> None:
         run_rewrite(artifact, "tensorrt-8.6")
-        report = run_verify(artifact, Verify(against=converted.path))
+        report = verify(artifact, Verify(against=converted.path))
         assert report.ok
 
 
@@ -333,7 +333,7 @@ def test_stored_points_are_those_of_the_spec(converted: Report) -> None:
 
 def test_a_profile_of_which_nothing_is_stored_does_not_pass(artifact: Path) -> None:
     run_build(artifact, ["h=5:18:40,w=5:22:40", "h=30:33:36,w=7"])
-    report = run_verify(artifact)
+    report = verify(artifact)
     assert not report.ok
     assert report.manifest.comparison is not None
     (line,) = failures(report.manifest.comparison)
@@ -362,10 +362,10 @@ def test_a_profile_that_is_too_dear_is_noted_and_no_failure(tmp_path: Path) -> N
 
 class TestAgainstCoverage:
     def test_precision_and_lost_sizes(self, artifact: Path, converted: Report) -> None:
-        old = run_verify(artifact)
+        old = verify(artifact)
         assert old.ok
         run_build(artifact, precision="tf32")
-        (found,) = run_verify(artifact, Verify(against=converted.path)).regressions
+        (found,) = verify(artifact, Verify(against=converted.path)).regressions
         assert found.kind == "precision-changed"
         assert found.text == "precision was fp32, is tf32"
 

@@ -15,7 +15,7 @@ import torch
 
 import pipeline
 from pipeline.artifact.stored import stored_points
-from pipeline.convert.driver import run_verify
+from pipeline.convert.driver import verify
 from pipeline.convert.options import Verify
 from pipeline.errors import InputError
 from pipeline.source.module import module_spec
@@ -67,9 +67,9 @@ def test_a_conversion_and_what_it_leaves(tmp_path: Path) -> None:
     ]
     assert net.conv.bias is not None and torch.equal(net.conv.bias.grad, torch.ones(4))  # type: ignore[arg-type]
     again = module_spec(net, INPUTS, DIMS, name="mine")
-    assert run_verify(report.path, Verify(torch_model=True, spec=again)).ok
+    assert verify(report.path, Verify(torch_model=True, spec=again)).ok
     with pytest.raises(InputError, match=r"pipeline\.source\.module\.module_spec\("):
-        run_verify(report.path, Verify(torch_model=True))
+        verify(report.path, Verify(torch_model=True))
 
 
 def test_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_forgotten_input() -> None:
     [
         "",
         "import pipeline.convert.driver",
-        "from pipeline.convert.driver import run_verify",
+        "from pipeline.convert.driver import verify",
         "pipeline.convert; import pipeline.convert.options",
     ],
 )

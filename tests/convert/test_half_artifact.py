@@ -16,7 +16,7 @@ from on_gpu import save_net
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.commands.report import report_text
-from pipeline.convert.driver import Report, run, run_build, run_export, run_rewrite, run_verify
+from pipeline.convert.driver import Report, run, run_build, run_export, run_rewrite, verify
 from pipeline.convert.options import Verify
 from pipeline.errors import CompareError
 from pipeline.spec.config import Config
@@ -83,13 +83,13 @@ def test_without_a_tolerance_it_is_measured(net: Path) -> None:
         assert "measured: simulated fp16 rounding moves it by" in tolerance.why
     assert "tolerance of the engine of y: rtol 0.00195" in report_text(report)
     # the next comparison measures the same
-    assert run_verify(report.path).manifest.engine_tolerances() == info.engine_tolerances
+    assert verify(report.path).manifest.engine_tolerances() == info.engine_tolerances
 
 
 def test_a_fault_is_beyond_the_measured_tolerance(net: Path) -> None:
     place = converted(net).path
     broken(place, 1.02)
-    report = run_verify(place)
+    report = verify(place)
     assert not report.ok
     text = report_text(report)
     assert "fp16 is too coarse for this output, or its conversion is wrong: build the" in text
@@ -181,20 +181,20 @@ def test_it_is_compared_before_it_is_built(net: Path) -> None:
     )  # fmt: skip
     run_export(config)
     run_rewrite(net / "net")
-    report = run_verify(net / "net")
+    report = verify(net / "net")
     assert report.ok
     assert report.manifest.comparison is not None
     (point, *_) = report.manifest.comparison.points
     assert ("exported", "half") in {result.pair for result in point.results}
-    assert not run_verify(net / "net", Verify(engine_tolerance=Tolerance(1e-6, 1e-6, "narrow"))).ok
+    assert not verify(net / "net", Verify(engine_tolerance=Tolerance(1e-6, 1e-6, "narrow"))).ok
 
 
 def test_what_got_worse_is_told_without_a_gpu(net: Path) -> None:
     old = converted(net, WIDE).path
     new = Path(shutil.copytree(old, net / "new"))
-    assert run_verify(new, Verify(against=old)).ok
+    assert verify(new, Verify(against=old)).ok
     broken(new, 1.02)
-    found = run_verify(new, Verify(against=old)).regressions
+    found = verify(new, Verify(against=old)).regressions
     assert found
     assert all(one.facts["run"] == "half" for one in found)
     assert {one.kind for one in found} <= {"error-too-large", "error-grew"}

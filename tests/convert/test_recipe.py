@@ -12,7 +12,7 @@ from on_gpu import save_net
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.commands.report import report_text
-from pipeline.convert.driver import Report, run, run_build, run_export, run_rewrite, run_verify
+from pipeline.convert.driver import Report, run, run_build, run_export, run_rewrite, verify
 from pipeline.errors import ArtifactError, InputError
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec, Output
@@ -103,7 +103,7 @@ def test_where_half_precision_holds_the_recipe_is_empty(tmp_path: Path) -> None:
     assert "build" in {stage.name for stage in report.manifest.stages}
     # nothing changed, so no search
     assert converted(tmp_path, precision="auto").unchanged
-    assert run_verify(report.path).ok
+    assert verify(report.path).ok
 
 
 def test_a_recipe_is_applied_without_a_search(tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_a_recipe_is_applied_without_a_search(tmp_path: Path) -> None:
     again = run_build(place)
     assert again.manifest.build is not None and again.manifest.build.half == half
     assert again.manifest.precision == "fp16"
-    assert run_verify(place).ok
+    assert verify(place).ok
     # also after another rewrite, and before the build
     run_rewrite(place)
     assert "half.recipe" in Artifact.open(place).manifest.files
-    assert run_verify(place).ok
+    assert verify(place).ok
     run_build(place)
     assert float_nodes(place) == ["Conv"]
     # the rules are back if they are asked for
@@ -186,4 +186,4 @@ def test_it_can_be_built_stage_by_stage(tmp_path: Path) -> None:
     run_rewrite(tmp_path / "net")
     report = run_build(tmp_path / "net", precision="auto")
     assert report.manifest.precision == "fp16" and "half.recipe" in report.manifest.files
-    assert run_verify(tmp_path / "net").ok
+    assert verify(tmp_path / "net").ok

@@ -17,7 +17,7 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.convert import plan as plan_module
 from pipeline.convert import workspace
-from pipeline.convert.driver import Report, run, run_build, run_verify
+from pipeline.convert.driver import Report, run, run_build, verify
 from pipeline.errors import (
     ArtifactError,
     CompareError,
@@ -216,7 +216,7 @@ def test_a_build_mends_a_damaged_plan(artifact: Path, damage: Any) -> None:
         Artifact.open(artifact)
     run_build(artifact)
     assert Artifact.open(artifact).plan.stat().st_size > 1000
-    assert run_verify(artifact).ok
+    assert verify(artifact).ok
 
 
 @pytest.mark.parametrize("name", ["inputs", "torch"])
@@ -229,14 +229,14 @@ def test_a_build_vouches_for_no_damaged_comparison(artifact: Path, name: str) ->
     assert "removed comparison/default: the file was changed or damaged" in said
     assert not Artifact.open(artifact).comparison.joinpath("default").exists()
     with pytest.raises(ArtifactError, match=r"no outputs of torch are stored .* pass --torch"):
-        run_verify(artifact)
+        verify(artifact)
 
 
 def test_a_build_keeps_torchs_outputs_beside_a_damaged_run(artifact: Path) -> None:
     path = artifact / "comparison" / "default" / "rewritten.json"
     path.write_text(path.read_text().replace("1", "2", 1))
     run_build(artifact)
-    assert run_verify(artifact).ok
+    assert verify(artifact).ok
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "exported.onnx"])

@@ -12,7 +12,7 @@ from helpers import files_under, perturb
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
-from pipeline.convert.driver import Report, run_build, run_export, run_rewrite, run_verify
+from pipeline.convert.driver import Report, run_build, run_export, run_rewrite, verify
 from pipeline.convert.options import Verify
 from pipeline.errors import (
     ArtifactError,
@@ -59,10 +59,10 @@ def test_stage_by_stage_is_the_same_as_run(converted: Report, tmp_path: Path) ->
     with pytest.raises(ArtifactError, match=r"has no model\.onnx\. Run `pipeline rewrite` first"):
         run_build(place)
     with pytest.raises(ArtifactError, match="no outputs of torch are stored"):
-        run_verify(place)
+        verify(place)
     run_rewrite(place)
     run_build(place)
-    report = run_verify(place, Verify(torch_model=True, trust=True))
+    report = verify(place, Verify(torch_model=True, trust=True))
     assert report.ok
     assert report.manifest == Artifact.open(place).manifest
     assert without_times(report.manifest) == without_times(converted.manifest)
@@ -103,7 +103,7 @@ def test_rewriting_again_drops_what_came_of_the_old_model(artifact: Path) -> Non
     assert not (artifact / "engine.plan").exists()
     assert not report.manifest.engine_compared
     # torch's outputs are still valid, so another machine can verify without torch
-    report = run_verify(artifact)
+    report = verify(artifact)
     assert report.ok
     assert report.manifest.engine_compared_why == "no engine was built"
 
@@ -128,5 +128,5 @@ def test_tampering_between_stages_is_found(tmp_path: Path) -> None:
     run_rewrite(run_export(Config("tiny", out=place)).path)
     perturb(place)
     run_build(place)
-    report = run_verify(place, Verify(torch_model=True, trust=True))
+    report = verify(place, Verify(torch_model=True, trust=True))
     assert not report.ok

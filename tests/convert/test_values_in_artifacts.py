@@ -12,7 +12,7 @@ from helpers import rehash
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.stored import stored_points
 from pipeline.artifact.values import filled
-from pipeline.convert.driver import Report, run, run_export, run_verify
+from pipeline.convert.driver import Report, run, run_export, verify
 from pipeline.convert.options import Verify
 from pipeline.convert.plan import plan_conversion
 from pipeline.errors import ArtifactError, CompareError
@@ -85,7 +85,7 @@ def test_a_range_up_to_a_dim_reaches_the_fault_too(folder: Path) -> None:
     feeds = [p.feed for p in stored_points(report.path, "torch")]
     assert all((f["lengths"] >= 1).all() and f["lengths"].max() <= f["x"].shape[1] for f in feeds)
     assert max(int(f["lengths"].max()) for f in feeds) > 2
-    assert run_verify(report.path).ok  # reads the range from the manifest
+    assert verify(report.path).ok  # reads the range from the manifest
     (folder / "mean.py").write_text(MODEL)
     assert run(config("int64:1..t")).unchanged
 
@@ -106,8 +106,8 @@ def test_what_an_artifact_keeps_and_what_verify_uses(folder: Path) -> None:
 
     assert run(config(values="sample.npz")).unchanged
     (folder / "sample.npz").unlink()
-    assert run_verify(report.path).ok
-    done = run_verify(report.path, Verify(torch_model=True, trust=True, shapes=("t=24",)))
+    assert verify(report.path).ok
+    done = verify(report.path, Verify(torch_model=True, trust=True, shapes=("t=24",)))
     assert done.ok and "values-given" in kinds(done)
     feeds = [p.feed for p in stored_points(report.path, "torch")]
     assert all(set(feed["lengths"].tolist()) <= {6, 3} for feed in feeds)

@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 
 from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
-from pipeline.convert.driver import run_export, run_verify
+from pipeline.convert.driver import run_export, verify
 from pipeline.convert.options import Verify
 from pipeline.errors import InputError
 from pipeline.export.dtypes import fit_dtypes, run_widened
@@ -342,7 +342,7 @@ def test_the_option_is_in_the_manifest_and_counts_for_a_later_comparison(tmp_pat
     assert stored["model"]["dtype"] == "float32"
     assert stored["interface"]["inputs"][0]["dtype"] == "float32"
     assert report.manifest.model.dtype == "float32"
-    again = run_verify(tmp_path / "a", Verify(torch_model=True, spec=spec))
+    again = verify(tmp_path / "a", Verify(torch_model=True, spec=spec))
     assert again.ok and again.manifest.comparison is not None
     assert max(v.max_abs or 0 for p in again.manifest.comparison.points for v in p.results) < 1e-4
 

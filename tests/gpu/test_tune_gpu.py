@@ -13,7 +13,7 @@ from on_gpu import TARGET, WHY
 from onnx import numpy_helper
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.convert.driver import run, run_verify
+from pipeline.convert.driver import run, verify
 from pipeline.runtime.engine import load
 from pipeline.spec.config import Config
 
@@ -64,7 +64,7 @@ def test_the_kept_engine_is_right_and_its_table_goes_with_the_next_build(
     manifest = Artifact.open(products).manifest
     assert manifest.engine_compared and manifest.comparison is not None
     assert manifest.comparison.passed
-    assert run_verify(products).ok
+    assert verify(products).ok
     with load(products) as engine:
         x = np.random.default_rng(1).normal(size=(5, 256)).astype(np.float32)
         assert engine({"x": x})["y"].shape == (5, 256)

@@ -16,7 +16,7 @@ from on_gpu import TARGET, mix_rows, needs_gpu, save_net
 
 from pipeline.commands.main import main
 from pipeline.compare.runners import failures
-from pipeline.convert.driver import Report, run, run_build, run_verify
+from pipeline.convert.driver import Report, run, run_build, verify
 from pipeline.convert.options import Verify
 from pipeline.machine.gpu import Gpu, find_gpu
 from pipeline.spec.config import Config
@@ -125,7 +125,7 @@ def test_what_another_machine_left_is_finished(
 
 def test_an_engine_of_other_weights(copy: Path, made: Report) -> None:
     with_other_engine(copy, lambda folder: perturb(folder, by=0.02))
-    report = run_verify(copy, Verify(against=made.path))
+    report = verify(copy, Verify(against=made.path))
     assert not report.ok
     assert bad_runs(report) == ENGINES
     # this engine also keeps everything other than the numbers
@@ -148,7 +148,7 @@ def test_where_an_engine_of_other_weights_parts(
 
 def test_an_engine_that_mixes_rows(copy: Path) -> None:
     with_other_engine(copy, lambda folder: mix_rows(folder / "model.onnx"))
-    report = run_verify(copy)
+    report = verify(copy)
     assert not report.ok
     for engine in ENGINES:
         check = checks(report)[engine, "batch rows"]
@@ -160,21 +160,21 @@ def test_an_engine_that_mixes_rows(copy: Path) -> None:
 
 
 def test_the_same_engine_is_no_regression(copy: Path, made: Report) -> None:
-    report = run_verify(copy, Verify(against=made.path))
+    report = verify(copy, Verify(against=made.path))
     assert report.ok, report.regressions
 
 
 def test_a_build_of_the_same_is_no_regression(copy: Path, made: Report) -> None:
     run_build(copy)
-    report = run_verify(copy, Verify(against=made.path))
+    report = verify(copy, Verify(against=made.path))
     assert report.ok, report.regressions
 
 
 def test_fp16_has_a_tolerance_of_its_own(copy: Path, made: Report) -> None:
     run_build(copy, precision="fp16")
-    report = run_verify(copy)
+    report = verify(copy)
     assert report.manifest.precision == "fp16"
-    assert run_verify(copy, Verify(against=made.path)).regressions[0].kind == "precision-changed"
+    assert verify(copy, Verify(against=made.path)).regressions[0].kind == "precision-changed"
     # TensorRT may use only float32 kernels; the engine then keeps fp32's tolerance
     assert "half" in bad_runs(report) <= {*ENGINES, "half"}
     assert report.manifest.comparison is not None
@@ -182,7 +182,7 @@ def test_fp16_has_a_tolerance_of_its_own(copy: Path, made: Report) -> None:
         "differs by up to " in line and "No tolerance is stated for fp16: state one" in line
         for line in failures(report.manifest.comparison)
     )
-    report = run_verify(copy, Verify(engine_tolerance=Tolerance(1e-2, 1e-2, "fp16 rounding")))
+    report = verify(copy, Verify(engine_tolerance=Tolerance(1e-2, 1e-2, "fp16 rounding")))
     assert report.ok, failures(report.manifest.comparison or made.manifest.comparison)  # type: ignore[arg-type]
 
 
@@ -193,7 +193,7 @@ def test_a_plan_of_another_gpu_is_not_compared(copy: Path) -> None:
 
     target = replace(Artifact.open(copy).manifest.target, compute_capability="3.5")
     refinish(copy, target=target)
-    manifest = run_verify(copy).manifest
+    manifest = verify(copy).manifest
     assert not manifest.engine_compared
     assert manifest.engine_compared_why.startswith("the engine needs compute capability 3.5, ")
     assert manifest.engine_gpu == ""

@@ -15,7 +15,7 @@ from helpers import Run, refinish, refused
 
 import pipeline
 from pipeline.artifact.artifact import Artifact
-from pipeline.convert.driver import run, run_verify
+from pipeline.convert.driver import run, verify
 from pipeline.convert.options import Verify
 from pipeline.errors import InputError, TargetMissing
 from pipeline.machine.gpu import find_gpu
@@ -100,7 +100,7 @@ def test_a_build_writes_the_hash_and_converts_with_its_own_consent(tmp_path: Pat
     assert done.manifest.build is not None and done.manifest.build.plugins == (twice,)
     digest = hashlib.sha256(Path(twice).read_bytes()).hexdigest()
     assert done.manifest.build.plugin_hashes == {twice: digest}
-    assert run_verify(tmp_path / "a", Verify(plugins=[twice])).ok
+    assert verify(tmp_path / "a", Verify(plugins=[twice])).ok
     with pytest.raises(InputError, match=r"runs the code of the plugin .*twice_plugin\.py"):
         pipeline.load(tmp_path / "a")
 

@@ -12,7 +12,7 @@ from helpers import Run, refused_late
 
 from pipeline import Config, run
 from pipeline.artifact.manifest import Weights
-from pipeline.convert.driver import run_verify
+from pipeline.convert.driver import verify
 from pipeline.convert.keys import weights_info
 from pipeline.convert.options import Verify
 from pipeline.errors import InputError
@@ -67,12 +67,12 @@ def test_it_converts(folder: Path, tmp_path: Path) -> None:
     assert weights.file == "tiny-bert" and weights.sha256 and weights.seed is None
     assert list(shape_texts(output.shape)) == ["b", "t", 3]
 
-    again = run_verify(tmp_path / "a", Verify(torch_model=True, trust=True))
+    again = verify(tmp_path / "a", Verify(torch_model=True, trust=True))
     assert again.ok
     (folder / "README.md").write_text("another file")
     try:
         with pytest.raises(InputError, match="made with other weights"):
-            run_verify(tmp_path / "a", Verify(torch_model=True, trust=True))
+            verify(tmp_path / "a", Verify(torch_model=True, trust=True))
     finally:
         (folder / "README.md").unlink()
 

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from pipeline.commands.parser import command_parser
 from pipeline.commands.source_options import config_fields
-from pipeline.convert.driver import run, run_verify
+from pipeline.convert.driver import run, verify
 from pipeline.convert.options import Verify
 from pipeline.errors import CompareError, InputError
 from pipeline.source.find import find_source
@@ -77,7 +77,7 @@ def test_the_other_file_is_the_reference(files: Path) -> None:
 def test_stored_outputs_of_the_reference_are_enough_for_a_later_comparison(files: Path) -> None:
     run(config_of("--reference", "float.onnx", "--tolerance", "0,0.1"))
     (files / "float.onnx").unlink()
-    done = run_verify(files / "a")
+    done = verify(files / "a")
     assert done.ok and done.manifest.comparison is not None
     assert {"reference"} == {
         result.pair[0]
@@ -86,7 +86,7 @@ def test_stored_outputs_of_the_reference_are_enough_for_a_later_comparison(files
         if result.pair[1] == "exported"
     }
     with pytest.raises(InputError, match=r"need the reference file\. Convert again"):
-        run_verify(files / "a", Verify(shapes=("n=3",)))
+        verify(files / "a", Verify(shapes=("n=3",)))
 
 
 @pytest.mark.usefixtures("files")

@@ -16,7 +16,7 @@ from pipeline.commands.bench.measure import Method
 from pipeline.commands.tune.candidates import AS_IT_IS, Candidate
 from pipeline.compare.engine_runs import why_not_run
 from pipeline.compare.runners import failures
-from pipeline.convert.driver import build_artifact, run_rewrite, run_verify
+from pipeline.convert.driver import build_artifact, run_rewrite, verify
 from pipeline.convert.options import Verify
 from pipeline.errors import EngineError, PipelineError, first_line
 from pipeline.machine.progress import Announce
@@ -147,7 +147,7 @@ class Bench:
             )  # fmt: skip
             opened = Artifact.open(folder, built=False)
             build_artifact(opened, options, candidate.profiles, announce)
-        run_verify(folder, Verify(plugins=self.plugins), announce)
+        verify(folder, Verify(plugins=self.plugins), announce)
         return Artifact.open(folder).manifest
 
 
