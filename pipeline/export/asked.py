@@ -75,6 +75,17 @@ def hear(condition: torch.SymBool) -> None:
         heard.append(_asked(condition.node, bool(condition.node.hint), frame))
 
 
+def decide(condition: torch.SymBool) -> bool:
+    """The truth of a condition that the model's code has in a tensor, and asks for."""
+    result: bool = _torchs["bool_"](condition.node)
+    heard, frame = _heard.get(), sys._getframe(1)
+    while frame.f_back is not None and not _is_of_model(frame):
+        frame = frame.f_back
+    if heard is not None:
+        heard.append(_asked(condition.node, result, frame))
+    return result
+
+
 def _asked(node: Any, result: bool, frame: FrameType) -> Asked:
     held = node._expr if result else sympy.Not(node._expr)
     place = frame.f_code.co_filename, frame.f_lineno

@@ -1,4 +1,4 @@
-"""Branches on sizes that only choose numbers, as arithmetic on sizes.
+"""Branches on sizes that only choose numbers, pad or crop, as arithmetic on sizes.
 
 torch.export follows one side of each branch. Window attention, say, does not shift its windows
 where one window covers the image::
@@ -8,8 +8,9 @@ where one window covers the image::
 
 Both sides of such a branch only give numbers to names and to elements of lists. So its function is
 compiled again with the branch as arithmetic (`pipeline.export.select`): the shift becomes a size
-that is 0 there. That is done while torch traces, for the lines that are named. The program is
-checked like any other.
+that is 0 there. A side may also pad or crop a tensor (``x = F.pad(x, (0, n))``, ``x = x[:, :-n]``):
+on the other side it is then padded by 0, or cropped to its size. That is done while torch traces,
+for the lines that are named. The program is checked like any other.
 """
 
 from __future__ import annotations
@@ -190,16 +191,22 @@ def _branch(
 ) -> str:
     """A branch that is arithmetic if its condition is open, and as it was if not.
 
-    If a side fails, or if a value is not a number, the values from before are put back.
+    If a side fails, or if a value can't be chosen, the values from before are put back.
     """
     texts = [_text(target) for target in targets]
     values = f"[{', '.join(f'{_SELECT}.read(lambda: {text})' for text in texts)}]"
     lists = ", ".join(_text(t.value) for t in targets if isinstance(t, ast.Subscript))
-    chosen, before, one = (f"_pipeline_{name}_{number}" for name in ("if", "before", "one"))
-    restored = "\n".join(
-        f"if {before}[{k}] is not {_SELECT}.NOTHING:\n    {text} = {before}[{k}]"
-        for k, text in enumerate(texts)
+    chosen, before, start, one = (
+        f"_pipeline_{name}_{number}" for name in ("if", "before", "start", "one")
     )
+
+    def restored(values: str) -> str:
+        lines = [
+            f"if {values}[{k}] is not {_SELECT}.NOTHING:\n    {text} = {values}[{k}]"
+            for k, text in enumerate(texts)
+        ]
+        return indent("\n".join(lines), " " * 8)
+
     plain = f"if {chosen}:\n{_block(side)}\nelse:\n{_block(other)}"
     results = "\n".join(f"{text} = {one}[{k}]" for k, text in enumerate(texts))
     return f"""
@@ -208,13 +215,14 @@ if {_SELECT}.is_open({chosen}):
     {before} = {values}
     try:
         {_SELECT}.listed({lists})
-{_block(_with_numbers(side), 8)}
+{_block(_with_numbers(side, chosen), 8)}
         {one} = {values}
-{indent(restored, " " * 8)}
-{_block(_with_numbers(other), 8)}
+        {start} = {_SELECT}.joined_or({chosen}, {one}, {before})
+{restored(start)}
+{_block(_with_numbers(other, f"{_SELECT}.negated({chosen})"), 8)}
         {one} = {_SELECT}.joined({chosen}, {one}, {values})
     except Exception:
-{indent(restored, " " * 8)}
+{restored(before)}
 {indent(plain, " " * 8)}
     else:
 {indent(results, " " * 8)}
@@ -238,8 +246,12 @@ def _placed(node: Any, at: ast.AST) -> Any:
     return node
 
 
-def _with_numbers(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """The statements with ``a = number(a) + b`` for ``a += b``, which may change an object."""
+def _with_numbers(statements: Sequence[ast.stmt], condition: str) -> list[ast.stmt]:
+    """The statements of a side in a form that can run on both sides.
+
+    ``a += b`` is ``a = number(a) + b``, for it may change an object. A tensor is padded and cropped
+    where the condition holds.
+    """
 
     class Numbers(ast.NodeTransformer):
         def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
@@ -247,17 +259,54 @@ def _with_numbers(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
             value = ast.parse(f"{_SELECT}.number({target})", mode="eval").body
             return ast.Assign([node.target], ast.BinOp(value, node.op, node.value), lineno=0)
 
-    return [Numbers().visit(copy.deepcopy(statement)) for statement in statements]
+    changed: list[ast.stmt] = []
+    for statement in statements:
+        text = _cut_text(statement, condition)
+        changed += ast.parse(text).body if text else [Numbers().visit(copy.deepcopy(statement))]
+    return changed
 
 
-def _targets(statements: Sequence[ast.stmt]) -> list[ast.Name | ast.Subscript] | None:
-    """What the statements assign to; None if they do anything else."""
+def _cut_text(statement: ast.stmt, condition: str) -> str | None:
+    """``x = pad(x, ...)`` or ``x = x[...]`` with slices, as a call; None for another statement."""
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return None
+    target, value = statement.targets[0], statement.value
+    if not isinstance(target, ast.Name):
+        return None
+    name = target.id
+    if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == "pad":
+        rest = [*value.args[1:], *(keyword.value for keyword in value.keywords)]
+        if value.args and ast.unparse(value.args[0]) == name and all(map(_pure, rest)):
+            function = ast.unparse(value.func)
+            others = ast.unparse(ast.Call(ast.Name("f"), value.args[1:], value.keywords))[2:-1]
+            return f"{name} = {_SELECT}.padded({condition}, {function}, {name}, {others})"
+    if isinstance(value, ast.Call) and ast.unparse(value).endswith("].contiguous()"):
+        value = value.func.value if isinstance(value.func, ast.Attribute) else value
+    if isinstance(value, ast.Subscript) and ast.unparse(value.value) == name:
+        index = value.slice
+        if _pure(index) and any(isinstance(part, ast.Slice) for part in ast.walk(index)):
+            chosen = f"{_SELECT}.{ast.unparse(ast.Subscript(ast.Name('INDEX'), index))}"
+            return f"{name} = {_SELECT}.cropped({condition}, {name}, {chosen})"
+    return None
+
+
+def _targets(
+    statements: Sequence[ast.stmt], *, top: bool = True
+) -> list[ast.Name | ast.Subscript] | None:
+    """What the statements assign to; None if they do anything else.
+
+    Only those at the `top` of a side may pad or crop a tensor.
+    """
     found: dict[str, ast.Name | ast.Subscript] = {}
     for statement in statements:
         if isinstance(statement, ast.Pass):
             continue
+        if top and _cut_text(statement, ""):
+            assert isinstance(statement, ast.Assign)
+            found |= {ast.unparse(t): t for t in statement.targets if isinstance(t, ast.Name)}
+            continue
         if isinstance(statement, ast.If):
-            inner = _targets([*statement.body, *statement.orelse])
+            inner = _targets([*statement.body, *statement.orelse], top=False)
             if inner is None or not _pure(statement.test):
                 return None
             found |= {ast.unparse(target): target for target in inner}

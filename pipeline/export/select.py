@@ -1,4 +1,4 @@
-"""Chooses between numbers by a condition on symbolic sizes, without a branch.
+"""Chooses between numbers, pads and crops by a condition on symbolic sizes, without a branch.
 
 Python's ``if`` makes torch.export follow one side. Code that `number_branches` has rewritten calls
 these functions instead: the condition becomes a size of 0 or 1, and the result a size that depends
@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+from torch.nn import functional
 
 from pipeline.export.asked import hear
 
@@ -31,7 +33,7 @@ NOTHING = object()  # the value of a name without one
 
 
 class Undecided(Exception):
-    """The two sides can't be joined: a result is not a number, or only one side has it."""
+    """The two sides can't be joined: a result can't be chosen, or only one side has it."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,14 @@ class Open:
         sides: the two numbers that it compares; None if it is made of several conditions.
         larger: whether it holds if the first of `sides` is the larger one; None if they are tested
             for equality.
+        joined: tensors that are right on both sides, for `padded` and `cropped` made them.
     """
 
     indicator: Any
     test: Callable[[], Any]
     sides: tuple[Any, Any] | None = None
     larger: bool | None = None
+    joined: list[torch.Tensor] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.test())
@@ -68,6 +72,7 @@ def compare(name: str, left: Any, right: Any) -> Any:
         left, right: the operands.
     """
     test = _TESTS[name]
+    left, right = _known(left), _known(right)
     if not (_symbolic(left) or _symbolic(right)) or not (_whole(left) and _whole(right)):
         return test(left, right)
     apart = left - right
@@ -136,7 +141,7 @@ def negated(condition: Any) -> Any:
     """Python's ``not``."""
     if not isinstance(condition, Open):
         return not condition
-    return Open(1 - condition.indicator, lambda: not bool(condition))
+    return Open(1 - condition.indicator, lambda: not bool(condition), joined=condition.joined)
 
 
 def either(chosen: Any, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
@@ -151,10 +156,15 @@ def choose(condition: Open, first: Any, second: Any) -> Any:
     """`first` where the condition holds, and `second` elsewhere.
 
     Raises:
-        Undecided: they are not numbers, or sequences of the same number of numbers.
+        Undecided: they are not numbers, nor sequences of the same number of numbers, nor a tensor
+            and the same one padded or cropped.
     """
     if first is second:
         return first
+    for value in (second, first):  # the second side began with what the first one made
+        if _is_joined(condition, value):
+            return value
+    first, second = _known(first), _known(second)
     if isinstance(first, list | tuple) and type(first) in (list, tuple):
         if type(first) is not type(second) or len(first) != len(second):
             raise Undecided
@@ -177,6 +187,78 @@ def _chosen(condition: Open, first: Any, second: Any) -> Any:
             join = _sym_max if condition.larger is straight else _sym_min
             return join(one, other)
     return second + (first - second) * condition.indicator
+
+
+class _Index:
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+INDEX = _Index()  # ``INDEX[a:b]`` is a slice
+
+
+def padded(
+    condition: Open, pad: Callable[..., Any], x: torch.Tensor, pads: Sequence[Any], *args: Any,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    """``pad(x, pads, ...)`` where the condition holds, and `x` elsewhere.
+
+    Raises:
+        Undecided: `pad` is not torch's, or a number is not whole.
+    """
+    if pad not in (functional.pad, torch._C._nn.pad):
+        raise Undecided
+    result = pad(x, [choose(condition, n, 0) for n in pads], *args, **kwargs)
+    condition.joined.append(result)
+    return result
+
+
+def cropped(condition: Open, x: Any, index: Any) -> Any:
+    """``x[index]`` where the condition holds, and `x` elsewhere.
+
+    Raises:
+        Undecided: `x` is no tensor, or the index is not made of slices whose ends count either from
+            the start or from the end.
+    """
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if not isinstance(x, torch.Tensor):
+        raise Undecided
+    if ... in parts:
+        at = parts.index(...)
+        parts[at : at + 1] = [slice(None)] * (x.dim() - len(parts) + 1)
+    if not all(isinstance(part, slice) and part.step is None for part in parts):
+        raise Undecided
+    chosen = []
+    for part, size in zip(parts, x.shape, strict=False):
+        start = None if part.start is None else choose(condition, _from_start(part.start, size), 0)
+        stop = None if part.stop is None else choose(condition, _from_start(part.stop, size), size)
+        chosen.append(slice(start, stop))
+    result = x[tuple(chosen)]
+    condition.joined.append(result)
+    return result
+
+
+def _from_start(end: Any, size: Any) -> Any:
+    """An end of a slice, counted from the start of the axis."""
+    end = _known(end)
+    if not _whole(end):
+        raise Undecided
+    if statically_known_true(end >= 0):
+        return end
+    if not statically_known_true(end <= 0):
+        raise Undecided
+    return _sym_max(size + end, 0)
+
+
+def joined_or(condition: Open, made: Sequence[Any], before: Sequence[Any]) -> list[Any]:
+    """The values with which the second side begins: those from before, but the first side's padded
+    and cropped tensors, which are the same where the condition does not hold."""
+    pairs = zip(made, before, strict=True)
+    return [one if _is_joined(condition, one) else old for one, old in pairs]
+
+
+def _is_joined(condition: Open, value: object) -> bool:
+    return any(value is one for one in condition.joined)
 
 
 def listed(*values: Any) -> None:
@@ -209,6 +291,17 @@ def joined(condition: Open, first: Sequence[Any], second: Sequence[Any]) -> list
     if any(value is NOTHING for value in (*first, *second)):
         raise Undecided
     return [choose(condition, a, b) for a, b in zip(first, second, strict=True)]
+
+
+def _known(value: Any) -> Any:
+    """The whole number that a tensor holds, if torch knows it while it traces."""
+    if not isinstance(value, torch.Tensor) or value.dim() or value.dtype.is_floating_point:
+        return value
+    try:
+        number = value.item()
+    except Exception:  # of torch: it depends on data
+        return value
+    return value if not _whole(number) or free_unbacked_symbols(number) else number
 
 
 def _symbolic(value: object) -> bool:

@@ -8,7 +8,6 @@ torch's guards show the rules of the model.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -122,16 +121,21 @@ class _Found:
     rules: list[Rule]
 
     @cached_property
-    def kept(self) -> int:
-        """The number of sets of sizes that the rules leave; 0 if they can't be applied."""
+    def kept(self) -> float:
+        """The number of sets of sizes that the rules leave; 0 if they can't be applied.
+
+        Of a dim with more than `_MOST` sizes, the share of those that keep the rules is a sample's.
+        """
         spec = self.task.spec
         if not all(may_apply(spec, rule) for rule in self.rules):
             return 0
         new = narrowed_by(spec, self.rules).spec
-        return math.prod(
-            sum(kept_rules(new.rules, {dim.name: n}) for n in legal_sizes(dim, _MOST))
-            for dim in new.dims.values()
-        )
+        left = 1.0
+        for dim in new.dims.values():
+            tried = legal_sizes(dim, _MOST)
+            share = sum(kept_rules(new.rules, {dim.name: n}) for n in tried) / len(tried)
+            left *= share * len(range(dim.min, dim.max + 1, dim.multiple_of))
+        return left
 
 
 def _found(task: Task) -> _Found:

@@ -99,7 +99,54 @@ def added(x):
     return functional.pad(x, (less, more)) * 2
 
 
-NUMBERS = [skip_connection, shifted_windows, smaller_windows, conditional, added]
+def trimmed(x):
+    """What is longer is cut on both sides, as in Demucs."""
+    longer = functional.pad(x, (0, 3))
+    y = longer[..., : longer.shape[-1] // 4 * 4]
+    delta = y.size(-1) - x.size(-1)
+    if delta:
+        y = y[..., delta // 2 : -(delta - delta // 2)]
+    return x + y
+
+
+def reflected(x):
+    """A short signal is made longer before it is reflected, as in EnCodec."""
+    more = 0
+    if x.shape[-1] <= 12:
+        more = 12 - x.shape[-1] + 1
+        x = functional.pad(x, (0, more))
+    y = functional.pad(x[0], (12, 0), mode="reflect")[None]
+    return y[..., : y.shape[-1] - more]
+
+
+def on_both_sides(x):
+    if x.shape[3] % 2:
+        x = x[:, :, :, :-1]
+    else:
+        x = functional.pad(x, (0, 1, 0, 1), value=2.0)
+        x = x[..., 1:]
+        x = x[..., -(x.shape[3] // 2 * 2) :].contiguous()
+    return x * 2
+
+
+def from_the_end(x):
+    n = x.shape[3] % 3
+    if n > 0:
+        x = x[:, :, -(n + 1) :, n:]
+    return x * 2
+
+
+def a_number_that_nobody_needs(x):
+    if x.shape[2] > 15:
+        more = 2
+        x = functional.pad(x, (0, more))
+    return x
+
+
+NUMBERS = [
+    skip_connection, shifted_windows, smaller_windows, conditional, added, trimmed, reflected,
+    on_both_sides, from_the_end, a_number_that_nobody_needs,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("function", NUMBERS, ids=lambda f: f.__name__)
@@ -133,20 +180,62 @@ def in_place(x):
     return y
 
 
-def one_side_only(x):
+def own_function(x):
+    def pad(x, n):
+        return x + n + 1
+
     if x.shape[2] > 15:
-        more = 2
-        x = functional.pad(x, (0, more))
-    return x
+        x = pad(x, x.shape[2])
+    return x * 2
+
+
+def of_unknown_sign(x):
+    n = x.shape[2] - 15
+    if n > 2 or n < -2:
+        x = x[..., n:]
+    return x * 2
+
+
+def with_steps(x):
+    if x.shape[2] > 15:
+        x = x[..., ::2]
+    return x * 2
+
+
+def one_place(x):
+    if x.shape[2] > 15:
+        x = x[..., 0, :5]
+    return x * 2
 
 
 @pytest.mark.parametrize(
-    "function", [tensors, floats, in_place, one_side_only], ids=lambda f: f.__name__
-)
+    "function",
+    [
+        tensors, floats, in_place, own_function, of_unknown_sign, with_steps,
+        one_place,
+    ],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
 def test_other_branches_stay(tmp_path, function) -> None:
     spec = ModelSpec("net", lambda _: Net(function), (Input("x", SIZES),), (Output("y"),))
     with pytest.raises(ConstraintError, match=rf"in {function.__name__}: "):
         export(spec, None, tmp_path / "m.onnx")
+
+
+def short_signals(x):
+    if x.shape[-1] <= 40:
+        x = functional.pad(x, (0, 41 - x.shape[-1]))
+    return functional.pad(x, (40, 0), mode="reflect")
+
+
+def test_a_few_sizes_of_very_many_count(tmp_path) -> None:
+    shape = (1, 2, Dim("t", 20, 4000, 20000))
+    spec = ModelSpec("net", lambda _: Net(short_signals), (Input("x", shape),), (Output("y"),))
+    assert not export(spec, None, tmp_path / "m.onnx").refinements
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    for t in (20, 40, 41, 42, 20000):
+        x = torch.randn(1, 2, t)
+        assert np.array_equal(session.run(None, {"x": x.numpy()})[0], short_signals(x).numpy())
 
 
 def at_the_top(x):

@@ -26,6 +26,7 @@ from pipeline.export.torch_2_13 import (
     recurrent,
     rounded,
     short_sizes,
+    size_tensors,
     slices,
     symbolic_steps,
     texts,
@@ -155,6 +156,13 @@ PIECES: tuple[Piece, ...] = (
         "arithmetic.",
         apply=lambda module, sizes: known_shapes.at_once(),  # noqa: ARG005
         during=("torch.export.export", "torch.onnx.export"),
+    ),
+    Piece(
+        "size_tensors",
+        seen="2.13.0",
+        without="A number that a model keeps in a buffer, or computes from its sizes in a tensor, "
+        "depends on data.",
+        apply=size_tensors.SizeTensors,
     ),
 )
 

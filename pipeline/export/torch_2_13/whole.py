@@ -58,8 +58,12 @@ class _Meta(type):
         return issubclass(subclass, builtins.int)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs and isinstance(args[0], (torch.SymInt, torch.SymFloat)):
-            return whole(args[0])
+        if len(args) == 1 and not kwargs:
+            (value,) = args
+            if isinstance(value, torch.Tensor) and _sizes.get() is not None:
+                value = value.item()  # may be a size: see size_tensors
+            if isinstance(value, (torch.SymInt, torch.SymFloat)):
+                return whole(value)
         return builtins.int(*args, **kwargs)
 
 

@@ -192,6 +192,19 @@ class Clamped(Folded):
         return self.conv(x)
 
 
+class Strided(torch.nn.Module):
+    """A signal is padded to whole steps, whose length is in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("stride", torch.tensor(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = torch.ceil(x.shape[-1] / self.stride).to(torch.int64)
+        x = functional.pad(x, (0, steps * self.stride - x.shape[-1]))
+        return x.reshape(1, 3, -1, int(self.stride))
+
+
 class Experts(torch.nn.Module):
     """The first rows by a matrix of their group."""
 
@@ -265,6 +278,12 @@ FAULTS: dict[str, dict[str, Case]] = {
             owner=decompositions,
             name="native_batch_norm_helper",
         )
+    },
+    "size_tensors": {
+        "a number in a buffer": Case(Strided, (1, 3, W), written=True),
+        "a number of sizes": Case(
+            lambda: Of(lambda x: x[:, : torch.tensor(x.shape).sum() // 2] * 2), (3, W), written=True
+        ),
     },
 }
 EVERY = [(name, what) for name, cases in FAULTS.items() for what in cases]
