@@ -31,10 +31,11 @@ def _layer(result: str, source: str, op: str = "LSTM") -> str:
     return f"{result}4 = {op}<hidden_size=2>({source}, w, r) {result} = Squeeze({result}4, one) "
 
 
-CASES: tuple[Case, ...] = tuple(
-    _case(f"between two {op}s", _layer("a", "x", op) + "e = Elu(a) " + _layer("y", "e", op), op)
-    for op in _GATES
-) + (
+CASES: tuple[Case, ...] = (
+    *(
+        _case(f"between two {op}s", _layer("a", "x", op) + "e = Elu(a) " + _layer("y", "e", op), op)
+        for op in _GATES
+    ),
     _case("with alpha, and a product between",
           _layer("a", "x") + "e = Elu<alpha=0.5>(a) m = Mul(e, e) " + _layer("y", "m")),
     _case("two of three", _layer("a", "x") + "e = Elu(a) " + _layer("c", "e") + "f = Elu(c) "

@@ -16,6 +16,7 @@ from pipeline.commands import source_options as cli_source
 from pipeline.commands.bench import command as cli_bench
 from pipeline.commands.check import command as cli_check
 from pipeline.commands.output import show
+from pipeline.commands.page import command as cli_page
 from pipeline.commands.progress import Progress
 from pipeline.commands.tune import command as cli_tune
 from pipeline.errors import InputError
@@ -37,7 +38,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "shape", "quick", "tolerance", "engine_tolerance", "reference", "memory_limit", "seed",
         "against", "torch",
     ),
-    "the output": ("out", "force", "diff", "details", "json"),
+    "the output": ("out", "force", "diff", "details", "bench", "json"),
 }  # fmt: skip
 # commands to copy, the simplest one first
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
@@ -63,6 +64,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "pipeline verify artifacts/raft_small --against artifacts/raft_small_old",
     ),
     "inspect": ("pipeline inspect artifacts/raft_small",),
+    "report": (
+        "pipeline report artifacts/raft_small",
+        "pipeline report artifacts/raft_small --bench bench.json --out raft.html",
+    ),
     "passes": ("pipeline passes --target rtx-1.7",),
     "lint": ("pipeline lint model.onnx --target tensorrt-10",),
     "bench": ("pipeline bench artifacts/raft_small --shape h=440,w=1024",),
@@ -217,6 +222,7 @@ def command_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     for sub in (build, verify, inspect):
         sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
+    cli_page.add_command(add)
     cli_passes.rewrite_options(rewrite)
     cli_options.profiles(build, artifact=True, builds=True)
     cli_options.effort(build)

@@ -41,11 +41,11 @@ def verdict(report: Report) -> str:
     lines = [
         f"{word}: {manifest.name} ({facts}) -> {path}",
         *_line("sizes", _sizes(manifest)),
-        *_line("compared", _compared(manifest), most=2),
+        *_line("compared", compared_text(manifest), most=2),
     ]
     if not manifest.engine_compared:
         lines += _line("not done", f"the engine was not compared: {manifest.engine_compared_why}")
-    notes = _notes(report)
+    notes = notes_of(manifest)
     if notes:
         more = f" (and {len(notes) - 1} more)" if notes[1:] else ""
         lines += _line("note", notes[0], more)
@@ -56,7 +56,7 @@ def verdict(report: Report) -> str:
     if bad[_FAILURES:]:
         lines.append(f"- and {len(bad) - _FAILURES} more")
     lines.append(f"{'next:':{_HEAD}}{_next(report)}")
-    return "\n".join([*lines, *_line("narrowed", *_narrowed(manifest))])
+    return "\n".join([*lines, *_line("narrowed", *narrowed_text(manifest))])
 
 
 def _line(head: str, text: str, more: str = "", most: int = 1) -> list[str]:
@@ -77,7 +77,8 @@ def _sizes(manifest: Manifest) -> str:
     return ", ".join([*texts, *manifest.interface.rules]) or "all fixed"
 
 
-def _compared(manifest: Manifest) -> str:
+def compared_text(manifest: Manifest) -> str:
+    """Which runs were compared, at how many sets of sizes, and how closely they agree."""
     comparison = manifest.comparison
     if comparison is None:
         return ""
@@ -103,8 +104,8 @@ def _random(comparison: ComparisonInfo) -> str:
     return f" and {counts[0]} random ones" if counts else ""
 
 
-def _notes(report: Report) -> list[str]:
-    manifest = report.manifest
+def notes_of(manifest: Manifest) -> list[str]:
+    """The notes of all stages on what is not always so."""
     texts: list[str] = []
     texts += manifest.export.notes if manifest.export is not None else ()
     texts += manifest.rewrite.warnings if manifest.rewrite is not None else ()
@@ -114,7 +115,7 @@ def _notes(report: Report) -> list[str]:
     return texts
 
 
-def _narrowed(manifest: Manifest) -> tuple[str, str]:
+def narrowed_text(manifest: Manifest) -> tuple[str, str]:
     """Which sizes the model does not take, and the model's line."""
     rules = manifest.export.refinements if manifest.export is not None else ()
     texts = dict.fromkeys(rule.text.partition(": ")[0] for rule in rules)
