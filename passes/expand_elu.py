@@ -1,8 +1,8 @@
 """``Elu`` after a recurrent layer becomes a choice of ``x`` and ``exp(x) - 1``.
 
 Where TensorRT-RTX takes the sizes of an Elu from an LSTM, GRU or RNN, it gives the Elu two inputs
-and stops ("There are 2 inputs. Expected 1.", or "MyelinCheckException: shape.cpp: CHECK(false)"). It
-builds every other activation there, and the Elu written as arithmetic.
+and stops ("There are 2 inputs. Expected 1.", or "MyelinCheckException: shape.cpp: CHECK(false)").
+It builds every other activation there, and the Elu written as arithmetic.
 """
 
 from __future__ import annotations
