@@ -8,7 +8,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup convert test torture lint bench bench-engines clean
+.PHONY: help setup convert test torture lint docs bench bench-engines clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -17,7 +17,7 @@ setup: $(VENV)/.installed ## Make the virtual environment (every other target do
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,zoo,rtx,runtime,bench,dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,zoo,rtx,runtime,bench,dev,docs]'
 	@touch $@
 
 convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifacts/MODEL; more words in ARGS
@@ -35,6 +35,10 @@ lint: setup ## Check style, types, and which room imports which
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
+
+docs: setup ## Build the docs as a site in build/site; a broken link or anchor is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo "build/site: $$(find build/site -name index.html | wc -l) pages"
 
 bench: setup ## Measure the stages of a conversion (ARGS: models, default raft raft_small)
 	$(RUN) benchmarks/conversion/stages.py $(ARGS)

@@ -31,6 +31,7 @@ PAGES = {
         ROOT / "README.md",
         *sorted((ROOT / "docs" / "guide").glob("*.md")),
         *sorted((ROOT / "docs" / "reference").glob("*.md")),
+        ROOT / "docs" / "index.md",
     )
 }
 

@@ -1,0 +1,54 @@
+"""The docs are a site: every page is in its navigation, no link or anchor is broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from readme_commands import ROOT
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed"
+)
+
+
+def site(config: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    return subprocess.run(
+        [*words, "--config-file", str(config), "--site-dir", str(out)],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+
+
+def test_the_site_is_whole(tmp_path: Path) -> None:
+    done = site(ROOT / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode == 0, done.stderr + done.stdout
+    pages = list((ROOT / "docs").rglob("*.md"))
+    assert len(list((tmp_path / "site").rglob("index.html"))) == len(pages)
+    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text())
+    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert len(found) == len(pages)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a](missing.md)", "missing.md"),
+        ("[a](guide/own-model.md#no-such-heading)", "no-such-heading"),
+    ],
+)
+def test_a_broken_link_is_an_error(tmp_path: Path, text: str, said: str) -> None:
+    docs = tmp_path / "docs"
+    (docs / "guide").mkdir(parents=True)
+    (docs / "index.md").write_text(text)
+    (docs / "guide" / "own-model.md").write_text("# A page")
+    config = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
+    (tmp_path / "mkdocs.yml").write_text(config)
+    done = site(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode != 0 and said in done.stdout + done.stderr
