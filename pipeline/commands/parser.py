@@ -101,6 +101,22 @@ class _Version(argparse.Action):
         raise HelpPrinted(0)
 
 
+class _Completion(argparse.Action):
+    """Prints a script that completes commands, options and files in a shell, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *values: Any) -> None:
+        try:
+            import shtab
+        except ImportError as error:
+            raise InputError("--completion needs shtab: pip install shtab") from error
+        for sub in _commands(parser).values():
+            for action in sub._actions:
+                if isinstance(action.type, type) and issubclass(action.type, Path):
+                    action.complete = shtab.FILE  # type: ignore[attr-defined]
+        show(shtab.complete(parser, values[1]))
+        raise HelpPrinted(0)
+
+
 def read_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Reads the command line.
 
@@ -125,13 +141,21 @@ def read_arguments(words: Sequence[str]) -> argparse.Namespace:
 
 def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Raises `InputError` for an unknown command, with the most similar one."""
-    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    name = next((word for word in words if not word.startswith("-")), None)
-    if name is None or name in commands.choices:
+    if words[0] == "--completion":
         return
-    close = difflib.get_close_matches(name, commands.choices, 1)
-    hint = f"Did you mean {close[0]}?" if close else f"Known: {', '.join(commands.choices)}"
+    commands = _commands(parser)
+    name = next((word for word in words if not word.startswith("-")), None)
+    if name is None or name in commands:
+        return
+    close = difflib.get_close_matches(name, commands, 1)
+    hint = f"Did you mean {close[0]}?" if close else f"Known: {', '.join(commands)}"
     raise InputError(f"unknown command {name!r}. {hint}")
+
+
+def _commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """The parser of each command."""
+    (found,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return found.choices
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -147,6 +171,10 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="Print the versions of pipeline and TensorRT"
     )
+    parser.add_argument(
+        "--completion", action=_Completion, choices=("bash", "zsh", "tcsh"),
+        help="Print a script that completes commands and options in this shell",
+    )  # fmt: skip
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 
     def add(name: str, command: Callable[[argparse.Namespace, Progress], int], text: str) -> Any:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -248,3 +249,35 @@ def test_the_help_has_groups_and_ends_with_examples(cli: Run) -> None:
         assert len(shown) == len(sub._actions) and set(shown) == set(sub._actions)
     options = {a.dest for sub in commands_of(command_parser()).values() for a in sub._actions}
     assert {name for names in GROUPS.values() for name in names} <= options
+
+
+COMPLETED = """
+source completion
+_complete() {
+    COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMPREPLY=()
+    $(complete -p pipeline | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+    echo "${COMPREPLY[*]}"
+}
+_complete pipeline con
+_complete pipeline convert --prec
+_complete pipeline report arti
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_a_shell_completes_commands_options_and_files(cli: Run, tmp_path: Path) -> None:
+    pytest.importorskip("shtab")
+    code, script, errors = cli("--completion", "bash")
+    assert code == 0 and not errors
+    (tmp_path / "completion").write_text(script)
+    (tmp_path / "artifacts").mkdir()
+    done = subprocess.run(
+        ["bash", "-c", COMPLETED], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.splitlines() == ["convert", "--precision", "artifacts"], done.stderr
+    refused(cli("--completion", "fish"), "invalid choice: 'fish'")
+
+
+def test_completion_names_what_is_missing(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    refused(cli("--completion", "zsh"), "pip install shtab")
