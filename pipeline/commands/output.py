@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TextIO
+
+# called before a result is printed: they end what moves on the terminal
+BEFORE_RESULTS: list[Callable[[], None]] = []
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
@@ -16,6 +20,9 @@ def show(text: str, stream: TextIO | None = None) -> None:
         text: Lines of text.
         stream: Where to print; by default stdout.
     """
+    if stream is None:
+        for end in BEFORE_RESULTS:
+            end()
     out = stream or sys.stdout
     out.write(plain(text) + "\n")  # one write: a signal may come between the two of print()
     if stream is not None:

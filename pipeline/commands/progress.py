@@ -1,4 +1,4 @@
-"""Progress on stderr: one line for each step, and while a long step runs."""
+"""Progress on stderr: lines in a pipe, and a line that moves on a terminal."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
 
-from pipeline.commands.output import show
+from pipeline.commands.output import BEFORE_RESULTS, plain, show
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
 
 _HEARTBEAT = 15.0  # seconds without output before a long stage prints that it still runs
 
 
 class Progress:
-    """Prints each step to stderr when it begins, and while a long step runs."""
+    """Shows each step on stderr when it begins, and while a long step runs.
+
+    In a pipe, each step is a line. On a terminal with rich (the extra ``live``), each stage is a
+    line, and the step that runs is a line below them with its seconds.
+    """
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -22,18 +30,40 @@ class Progress:
         self._text = ""
         self._stream = sys.stderr  # a model's own prints are hidden with sys.stderr
         self._done = threading.Event()
+        self._bar = _bar(self._stream)
 
     def __call__(self, text: str) -> None:
         self._text, self._last = text, time.monotonic()
-        self._print(text)
+        if self._bar is None or not self._bar.live.is_started:
+            self._print(text)
+            return
+        text = plain(text)
+        if " " not in text:  # a stage
+            self._bar.console.print(self._stamped(text), highlight=False, markup=False)
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+        self._bar.add_task(text, total=None)
+
+    def _stamped(self, text: str) -> str:
+        return f"[{time.monotonic() - self._start:6.1f} s] {text}"
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk behind stderr
-            show(f"[{time.monotonic() - self._start:6.1f} s] {text}", self._stream)
+            show(self._stamped(text), self._stream)
 
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[None]:
-        """Prints a line after every 15 s without output inside the block."""
+        """Inside the block, the line on a terminal moves; a pipe gets a line after every 15 s
+        without output."""
+        if self._bar is not None:
+            BEFORE_RESULTS.append(self._bar.stop)
+            try:
+                with self._bar:
+                    self._bar.add_task("load libraries", total=None)
+                    yield
+            finally:
+                BEFORE_RESULTS.remove(self._bar.stop)
+            return
 
         def beat() -> None:
             while not self._done.wait(1.0):
@@ -48,3 +78,27 @@ class Progress:
         finally:
             self._done.set()
             thread.join()
+
+
+def _bar(stream: TextIO) -> Bar | None:
+    """rich's display of the step that runs; None in a pipe, on a plain terminal or without rich."""
+    if not stream.isatty():
+        return None
+    try:
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+    except ImportError:
+        return None
+    console = Console(file=stream)
+    if not console.is_terminal or console.is_dumb_terminal:
+        return None
+    return Bar(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )

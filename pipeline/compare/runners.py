@@ -191,7 +191,7 @@ def outputs(
     """
     name, results = runner.name, runner.run(feeds)
     for number, point in enumerate(points):
-        announce(f"{name} at {point}")
+        announce(f"{name} at {point}, {number + 1} of {len(points)}")
         try:
             with watch(name), collected() as messages:
                 found = next(results)

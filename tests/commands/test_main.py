@@ -8,12 +8,15 @@ import importlib.metadata
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import onnx
+import onnx.parser
 import pytest
 from helpers import HERE, Run, command, files_under, perturb, refused
 
@@ -211,6 +214,53 @@ def test_progress_shows_while_a_model_prints(capsys: pytest.CaptureFixture[str])
     with contextlib.redirect_stderr(io.StringIO()):
         progress("export: trying sizes")
     assert capsys.readouterr().err.endswith("] export: trying sizes\n")
+
+
+TERMINAL = """
+import os, pty, sys
+pid, fd = pty.fork()
+if pid == 0:
+    os.environ.update(TERM=sys.argv[1], COLUMNS="80")
+    os.execv(sys.executable, [sys.executable, "-m", "pipeline", *sys.argv[2:]])
+told = b""
+while True:
+    try:
+        part = os.read(fd, 65536)
+    except OSError:
+        break
+    if not part:
+        break
+    told += part
+sys.stdout.buffer.write(told)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminal")
+@pytest.mark.parametrize("terminal", ["xterm-256color", "dumb"])
+def test_a_terminal_shows_the_step_that_runs(tmp_path: Path, terminal: str) -> None:
+    """A line that moves, stages that stay, and the result whole; plain lines on a dumb one."""
+    pytest.importorskip("rich")
+    graph = "g (float[n,3] x) => (float[n,3] y) { y = Relu(x) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {graph}')
+    onnx.save(model, tmp_path / "m.onnx")
+    words = ["convert", "m.onnx", "--dim", "n=1:4", "--out", "a", "--quick"]
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINAL, terminal, *words],
+        capture_output=True, cwd=tmp_path, timeout=300, check=False,
+    )  # fmt: skip
+    text = done.stdout.decode()
+    assert done.returncode == 0, text
+    moves = "\x1b[2K" in text
+    assert moves == (terminal != "dumb")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    stages = re.findall(r"^\[ +[0-9.]+ s\] (\w+)\r?$", shown.replace("\r[", "\n["), re.MULTILINE)
+    known = ["export", "rewrite", "build", "compare"]
+    assert [stage for stage in stages if stage in known] == known
+    assert "exported at min (n=1), 1 of 4" in shown
+    assert ("load libraries" in shown) == moves
+    result = shown.replace("\r\n", "\n").rpartition("converted: m (")[2].splitlines()
+    assert result[0].endswith("-> a") and result[-1].endswith("--details shows more")
 
 
 def test_the_steps_of_an_export_are_announced(cli: Run) -> None:
