@@ -18,6 +18,7 @@ from pipeline.commands.check import command as cli_check
 from pipeline.commands.output import show
 from pipeline.commands.page import command as cli_page
 from pipeline.commands.progress import Progress
+from pipeline.commands.settings import with_settings
 from pipeline.commands.tune import command as cli_tune
 from pipeline.errors import InputError
 from pipeline.machine.libraries import versions
@@ -128,6 +129,7 @@ def read_arguments(words: Sequence[str]) -> argparse.Namespace:
         parser.print_help()
         raise HelpPrinted(0)
     _check_command(parser, words)
+    words = with_settings(words, _commands(parser))
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
         command: _Parser = arguments.parser
