@@ -216,6 +216,16 @@ def test_progress_shows_while_a_model_prints(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.endswith("] export: trying sizes\n")
 
 
+def test_a_file_called_pipeline_does_not_break_the_command(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.py").write_text("raise ValueError('another file')")
+    program = Path(sys.executable).with_name("pipeline")
+    for words in ([str(program)], [sys.executable, "-P", "-m", "pipeline"]):
+        done = subprocess.run(
+            [*words, "--version"], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert done.returncode == 0 and "trt-pipeline" in done.stdout, done.stderr
+
+
 TERMINAL = """
 import os, pty, sys
 pid, fd = pty.fork()
