@@ -76,7 +76,7 @@ def hear(condition: torch.SymBool) -> None:
 
 
 def decide(condition: torch.SymBool) -> bool:
-    """The truth of a condition that the model's code has in a tensor, and asks for."""
+    """Evaluates a condition that the model reads from a tensor, and records it."""
     result: bool = _torchs["bool_"](condition.node)
     heard, frame = _heard.get(), sys._getframe(1)
     while frame.f_back is not None and not _is_of_model(frame):

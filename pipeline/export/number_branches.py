@@ -9,8 +9,9 @@ where one window covers the image::
 Both sides of such a branch only give numbers to names and to elements of lists. So its function is
 compiled again with the branch as arithmetic (`pipeline.export.select`): the shift becomes a size
 that is 0 there. A side may also pad or crop a tensor (``x = F.pad(x, (0, n))``, ``x = x[:, :-n]``):
-on the other side it is then padded by 0, or cropped to its size. That is done while torch traces,
-for the lines that are named. The program is checked like any other.
+on the other side, a copy of it is padded by 0, or a view of it is cropped to its size. If one of
+the two is written to later, the branch stays. That is done while torch traces, for the lines that
+are named. The program is checked like any other.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 from pipeline.export.asked import Line
 from pipeline.export.exchange import Exchange
+from pipeline.export.select import copies_watched
 
 _SELECT = "__import__('pipeline.export.select', None, None, ['select'])"
 _PURE = (
@@ -46,10 +48,14 @@ _WITH_CODE = (
 _Codes = Mapping[tuple[str, int], CodeType]  # code by its name and first line
 
 
-def selecting(lines: Collection[Line]) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def selecting(lines: Collection[Line]) -> Iterator[None]:
     """While it is active, the branches at these lines are arithmetic, where they can be.
 
     Only functions and methods that a module's names lead to are changed.
+
+    Raises:
+        Undecided: the model writes into a tensor that it padded or cropped in such a branch.
     """
     new: dict[tuple[Any, str], Any] = {}
     for file in {file for file, _ in lines}:
@@ -59,7 +65,8 @@ def selecting(lines: Collection[Line]) -> contextlib.AbstractContextManager[None
             other = codes.get(_key(code))
             if other is not None and other.co_freevars == code.co_freevars:
                 new[function, "__code__"] = other
-    return Exchange(new).used() if new else contextlib.nullcontext()
+    with Exchange(new).used() if new else contextlib.nullcontext(), copies_watched():
+        yield
 
 
 def _functions(file: str) -> list[FunctionType]:
@@ -215,12 +222,12 @@ if {_SELECT}.is_open({chosen}):
     {before} = {values}
     try:
         {_SELECT}.listed({lists})
-{_block(_with_numbers(side, chosen), 8)}
+{_block(_with_numbers(side, chosen, before, texts), 8)}
         {one} = {values}
-        {start} = {_SELECT}.joined_or({chosen}, {one}, {before})
+        {start} = {_SELECT}.start_of_second({chosen}, {one}, {before})
 {restored(start)}
-{_block(_with_numbers(other, f"{_SELECT}.negated({chosen})"), 8)}
-        {one} = {_SELECT}.joined({chosen}, {one}, {values})
+{_block(_with_numbers(other, f"{_SELECT}.negated({chosen})", start, texts), 8)}
+        {one} = {_SELECT}.joined({chosen}, {before}, {one}, {values})
     except Exception:
 {restored(before)}
 {indent(plain, " " * 8)}
@@ -246,11 +253,19 @@ def _placed(node: Any, at: ast.AST) -> Any:
     return node
 
 
-def _with_numbers(statements: Sequence[ast.stmt], condition: str) -> list[ast.stmt]:
+def _with_numbers(
+    statements: Sequence[ast.stmt], condition: str, before: str, targets: Sequence[str]
+) -> list[ast.stmt]:
     """The statements of a side in a form that can run on both sides.
 
     ``a += b`` is ``a = number(a) + b``, for it may change an object. A tensor is padded and cropped
     where the condition holds.
+
+    Args:
+        statements: the statements.
+        condition: the text of the condition of this side.
+        before: the name of the list of the targets' values before this side.
+        targets: the texts of the targets.
     """
 
     class Numbers(ast.NodeTransformer):
@@ -261,12 +276,14 @@ def _with_numbers(statements: Sequence[ast.stmt], condition: str) -> list[ast.st
 
     changed: list[ast.stmt] = []
     for statement in statements:
-        text = _cut_text(statement, condition)
+        text = _cut_text(statement, condition, before, targets)
         changed += ast.parse(text).body if text else [Numbers().visit(copy.deepcopy(statement))]
     return changed
 
 
-def _cut_text(statement: ast.stmt, condition: str) -> str | None:
+def _cut_text(
+    statement: ast.stmt, condition: str = "", before: str = "", targets: Sequence[str] = ()
+) -> str | None:
     """``x = pad(x, ...)`` or ``x = x[...]`` with slices, as a call; None for another statement."""
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return None
@@ -274,19 +291,22 @@ def _cut_text(statement: ast.stmt, condition: str) -> str | None:
     if not isinstance(target, ast.Name):
         return None
     name = target.id
+    number = targets.index(_text(target)) if _text(target) in targets else 0
+    first = f"{condition}, {number}, {before}[{number}]"
     if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == "pad":
         rest = [*value.args[1:], *(keyword.value for keyword in value.keywords)]
         if value.args and ast.unparse(value.args[0]) == name and all(map(_pure, rest)):
             function = ast.unparse(value.func)
             others = ast.unparse(ast.Call(ast.Name("f"), value.args[1:], value.keywords))[2:-1]
-            return f"{name} = {_SELECT}.padded({condition}, {function}, {name}, {others})"
-    if isinstance(value, ast.Call) and ast.unparse(value).endswith("].contiguous()"):
-        value = value.func.value if isinstance(value.func, ast.Attribute) else value
+            return f"{name} = {_SELECT}.padded({first}, {function}, {name}, {others})"
+    copied = isinstance(value, ast.Call) and ast.unparse(value).endswith("].contiguous()")
+    if isinstance(value, ast.Call) and copied and isinstance(value.func, ast.Attribute):
+        value = value.func.value
     if isinstance(value, ast.Subscript) and ast.unparse(value.value) == name:
         index = value.slice
         if _pure(index) and any(isinstance(part, ast.Slice) for part in ast.walk(index)):
             chosen = f"{_SELECT}.{ast.unparse(ast.Subscript(ast.Name('INDEX'), index))}"
-            return f"{name} = {_SELECT}.cropped({condition}, {name}, {chosen})"
+            return f"{name} = {_SELECT}.cropped({first}, {name}, {chosen}, copied={copied})"
     return None
 
 
@@ -301,7 +321,7 @@ def _targets(
     for statement in statements:
         if isinstance(statement, ast.Pass):
             continue
-        if top and _cut_text(statement, ""):
+        if top and _cut_text(statement):
             assert isinstance(statement, ast.Assign)
             found |= {ast.unparse(t): t for t in statement.targets if isinstance(t, ast.Name)}
             continue

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statica
 from torch.nn import functional
 
 from pipeline.export.asked import hear
+from pipeline.export.declared import ends_of, smallest_size
 
 _TESTS: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,
@@ -30,6 +32,10 @@ _TESTS: dict[str, Callable[[Any, Any], Any]] = {
 _sym_min: Callable[[Any, Any], Any] = torch.sym_min
 _sym_max: Callable[[Any, Any], Any] = torch.sym_max
 NOTHING = object()  # the value of a name without one
+# tensors that are one object on one side of a branch and two in the program, and their versions
+_apart: ContextVar[list[tuple[torch.Tensor, torch.Tensor, int]] | None] = ContextVar(
+    "_apart", default=None
+)
 
 
 class Undecided(Exception):
@@ -46,14 +52,15 @@ class Open:
         sides: the two numbers that it compares; None if it is made of several conditions.
         larger: whether it holds if the first of `sides` is the larger one; None if they are tested
             for equality.
-        joined: tensors that are right on both sides, for `padded` and `cropped` made them.
+        joined: tensors that `padded` and `cropped` made of the value that a name had before the
+            branch, by the name's number. They equal that value where the condition does not hold.
     """
 
     indicator: Any
     test: Callable[[], Any]
     sides: tuple[Any, Any] | None = None
     larger: bool | None = None
-    joined: list[torch.Tensor] = field(default_factory=list)
+    joined: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.test())
@@ -156,14 +163,10 @@ def choose(condition: Open, first: Any, second: Any) -> Any:
     """`first` where the condition holds, and `second` elsewhere.
 
     Raises:
-        Undecided: they are not numbers, nor sequences of the same number of numbers, nor a tensor
-            and the same one padded or cropped.
+        Undecided: they are not numbers, or sequences of the same number of numbers.
     """
     if first is second:
         return first
-    for value in (second, first):  # the second side began with what the first one made
-        if _is_joined(condition, value):
-            return value
     first, second = _known(first), _known(second)
     if isinstance(first, list | tuple) and type(first) in (list, tuple):
         if type(first) is not type(second) or len(first) != len(second):
@@ -197,32 +200,68 @@ class _Index:
 INDEX = _Index()  # ``INDEX[a:b]`` is a slice
 
 
+@contextlib.contextmanager
+def copies_watched() -> Iterator[None]:
+    """Raises `Undecided` at the end if one of two tensors was written to that are one in the model.
+
+    Where a condition does not hold, the model has the tensor itself, and the program has a copy.
+    """
+    apart: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+    token = _apart.set(apart)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+    if any(one._version + other._version != then for one, other, then in apart):
+        raise Undecided
+
+
 def padded(
-    condition: Open, pad: Callable[..., Any], x: torch.Tensor, pads: Sequence[Any], *args: Any,
+    condition: Open, target: int, before: Any, pad: Callable[..., Any], x: Any, /, *args: Any,
     **kwargs: Any,
 ) -> Any:  # fmt: skip
-    """``pad(x, pads, ...)`` where the condition holds, and `x` elsewhere.
+    """``pad(x, ...)`` where the condition holds, and a copy of `x` elsewhere.
+
+    Args:
+        condition: the condition.
+        target: the number of the name that gets the result.
+        before: the value of that name before this side of the branch.
+        pad: torch's function.
+        x: the tensor.
+        args, kwargs: its other arguments, the first of them named ``pad`` or first in order.
 
     Raises:
-        Undecided: `pad` is not torch's, or a number is not whole.
+        Undecided: `pad` is not torch's, `x` has not come from `before`, or a number is not whole.
     """
     if pad not in (functional.pad, torch._C._nn.pad):
         raise Undecided
-    result = pad(x, [choose(condition, n, 0) for n in pads], *args, **kwargs)
-    condition.joined.append(result)
-    return result
+    _from(condition, target, before, x)
+    pads, rest = (args[0], args[1:]) if args else (kwargs.pop("pad"), ())
+    result = pad(x, [choose(condition, n, 0) for n in pads], *rest, **kwargs)
+    return _joined_to(condition, target, x, result, copied=True)
 
 
-def cropped(condition: Open, x: Any, index: Any) -> Any:
-    """``x[index]`` where the condition holds, and `x` elsewhere.
+def cropped(
+    condition: Open, target: int, before: Any, x: Any, index: Any, *, copied: bool = False
+) -> Any:
+    """``x[index]`` where the condition holds, and `x` elsewhere; ``x[index]`` of a list.
+
+    Args:
+        condition: the condition.
+        target: the number of the name that gets the result.
+        before: the value of that name before this side of the branch.
+        x: the tensor.
+        index: its index.
+        copied: whether the result has to be contiguous.
 
     Raises:
-        Undecided: `x` is no tensor, or the index is not made of slices whose ends count either from
-            the start or from the end.
+        Undecided: `x` has not come from `before`, or the index is not made of slices whose ends
+            count either from the start or from the end.
     """
-    parts = list(index) if isinstance(index, tuple) else [index]
     if not isinstance(x, torch.Tensor):
-        raise Undecided
+        return x[index]
+    _from(condition, target, before, x)
+    parts = list(index) if isinstance(index, tuple) else [index]
     if ... in parts:
         at = parts.index(...)
         parts[at : at + 1] = [slice(None)] * (x.dim() - len(parts) + 1)
@@ -234,31 +273,54 @@ def cropped(condition: Open, x: Any, index: Any) -> Any:
         stop = None if part.stop is None else choose(condition, _from_start(part.stop, size), size)
         chosen.append(slice(start, stop))
     result = x[tuple(chosen)]
-    condition.joined.append(result)
+    return _joined_to(condition, target, x, result.clone() if copied else result, copied=copied)
+
+
+def _from(condition: Open, target: int, before: Any, x: Any) -> None:
+    """Raises `Undecided` unless a tensor is a name's value from before, padded and cropped."""
+    known = [before, *condition.joined.get(target, ())]
+    if not isinstance(x, torch.Tensor) or not any(x is one for one in known):
+        raise Undecided
+
+
+def _joined_to(
+    condition: Open, target: int, x: torch.Tensor, result: torch.Tensor, *, copied: bool
+) -> torch.Tensor:
+    condition.joined.setdefault(target, []).append(result)
+    apart = _apart.get()
+    if copied and apart is not None:
+        apart.append((x, result, x._version + result._version))
     return result
 
 
 def _from_start(end: Any, size: Any) -> Any:
-    """An end of a slice, counted from the start of the axis."""
+    """An end of a slice, counted from the start of the axis, as Python counts it."""
     end = _known(end)
     if not _whole(end):
         raise Undecided
-    if statically_known_true(end >= 0):
+    low, high = ends_of(end)
+    # torch assumes sizes of 2 and more while it traces
+    knows = not isinstance(end, int) and smallest_size(end) >= 2
+    if low >= 0 or (knows and statically_known_true(end >= 0)):
         return end
-    if not statically_known_true(end <= 0):
+    if high > 0 and not (knows and statically_known_true(end <= 0)):
         raise Undecided
-    return _sym_max(size + end, 0)
+    # -0 is 0, and so counts from the start
+    return _sym_max(size + end, 0) * _sym_min(-end, 1)
 
 
-def joined_or(condition: Open, made: Sequence[Any], before: Sequence[Any]) -> list[Any]:
-    """The values with which the second side begins: those from before, but the first side's padded
-    and cropped tensors, which are the same where the condition does not hold."""
-    pairs = zip(made, before, strict=True)
-    return [one if _is_joined(condition, one) else old for one, old in pairs]
+def start_of_second(condition: Open, made: Sequence[Any], before: Sequence[Any]) -> list[Any]:
+    """The values with which the second side begins.
+
+    They are those from before. A tensor that the first side padded or cropped equals its value
+    from before where the condition does not hold.
+    """
+    pairs = enumerate(zip(made, before, strict=True))
+    return [one if _is_joined(condition, k, one) else old for k, (one, old) in pairs]
 
 
-def _is_joined(condition: Open, value: object) -> bool:
-    return any(value is one for one in condition.joined)
+def _is_joined(condition: Open, target: int, value: object) -> bool:
+    return any(value is one for one in condition.joined.get(target, ()))
 
 
 def listed(*values: Any) -> None:
@@ -282,15 +344,28 @@ def read(value: Callable[[], Any]) -> Any:
         return NOTHING
 
 
-def joined(condition: Open, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
-    """`choose` for each pair.
+def joined(
+    condition: Open, before: Sequence[Any], first: Sequence[Any], second: Sequence[Any]
+) -> list[Any]:
+    """The values after a branch.
+
+    Args:
+        condition: the condition.
+        before: the values before the branch.
+        first, second: the values after each side.
 
     Raises:
         Undecided: as `choose`, or a value has none on one side.
     """
     if any(value is NOTHING for value in (*first, *second)):
         raise Undecided
-    return [choose(condition, a, b) for a, b in zip(first, second, strict=True)]
+    found = []
+    for k, (old, a, b) in enumerate(zip(before, first, second, strict=True)):
+        if _is_joined(condition, k, b) and (a is old or _is_joined(condition, k, a)):
+            found.append(b)  # the second side began with what the first one left
+        else:
+            found.append(choose(condition, a, b))
+    return found
 
 
 def _known(value: Any) -> Any:

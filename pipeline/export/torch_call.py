@@ -313,13 +313,15 @@ def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
         ),
     )
     sources = declared_sizes(eager.inputs, heard)
-    with task.watch("torch.export"), _tracing(task, sources) as asked:
-        try:
+    try:
+        with (
+            task.watch("torch.export"),
+            _tracing(task, sources) as asked,
+            contextlib.suppress(_Enough),
+        ):
             torch.export.export(heard, eager.args(sizes), dynamic_shapes=shapes, strict=False)
-        except _Enough:
-            pass
-        except Exception:  # of torch, or of the model without values
-            return None
+    except Exception:  # of torch, of the model without values, or of `selecting`
+        return None
     symbols, rules = told.symbols, task.spec.rules
     dims = list(dims_of(eager.inputs).values())
     found = range_choices(told.spans, symbols, dims, rules)

@@ -124,7 +124,7 @@ class _Found:
     def kept(self) -> float:
         """The number of sets of sizes that the rules leave; 0 if they can't be applied.
 
-        Of a dim with more than `_MOST` sizes, the share of those that keep the rules is a sample's.
+        For a dim with more than `_MOST` sizes, the number is estimated from a sample of its sizes.
         """
         spec = self.task.spec
         if not all(may_apply(spec, rule) for rule in self.rules):

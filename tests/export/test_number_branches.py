@@ -136,6 +136,22 @@ def from_the_end(x):
     return x * 2
 
 
+def a_list_that_is_turned(x):
+    s = [x.shape[2], x.shape[3]]
+    if s[0] > s[1]:
+        s = s[::-1]
+    return functional.pad(x, (0, s[0]))
+
+
+def written_later(x):
+    """A pad by 0 is a copy, and nobody has the other tensor."""
+    if x.shape[-1] % 4:
+        x = x[..., : -(x.shape[-1] % 4)]
+    y = x * 2
+    y.add_(1)
+    return y
+
+
 def a_number_that_nobody_needs(x):
     if x.shape[2] > 15:
         more = 2
@@ -145,7 +161,7 @@ def a_number_that_nobody_needs(x):
 
 NUMBERS = [
     skip_connection, shifted_windows, smaller_windows, conditional, added, trimmed, reflected,
-    on_both_sides, from_the_end, a_number_that_nobody_needs,
+    on_both_sides, from_the_end, a_number_that_nobody_needs, a_list_that_is_turned, written_later,
 ]  # fmt: skip
 
 
@@ -208,14 +224,74 @@ def one_place(x):
     return x * 2
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        tensors, floats, in_place, own_function, of_unknown_sign, with_steps,
-        one_place,
-    ],
-    ids=lambda f: f.__name__,
-)  # fmt: skip
+def written_after_a_copy(x):
+    y = x * 1
+    z = y
+    if x.shape[-1] % 4 == 0:
+        y = y[..., :-1].contiguous()
+    y.add_(1)
+    return z + y.sum()
+
+
+def written_after_a_pad(x):
+    y = x * 1
+    z = y
+    if x.shape[-1] % 4:
+        y = functional.pad(y, (0, -y.shape[-1] % 4))
+    y = functional.relu(y, inplace=True)
+    return z + y.sum()
+
+
+def the_other_one_is_written(x):
+    y = x * 1
+    z = y.view(-1)
+    if x.shape[-1] % 4:
+        y = functional.pad(y, (0, -y.shape[-1] % 4))
+    z.mul_(3)
+    return z.sum() + y * 2
+
+
+def assigned_before(x):
+    z = x * 3 + 1
+    if x.shape[-1] % 4:
+        x = z
+        x = functional.pad(x, (0, -x.shape[-1] % 4))
+    return x * 2
+
+
+def another_name(x):
+    y = x * 5
+    if x.shape[-1] % 4:
+        x = functional.pad(x, (0, -x.shape[-1] % 4))
+        y = x
+    return y * 2
+
+
+def an_element_of_a_list(x):
+    values = [x * 5, x]
+    if x.shape[-1] % 4:
+        x = functional.pad(x, (0, -x.shape[-1] % 4))
+        values[0] = x
+    return values[0] * 2
+
+
+def another_tensor_on_the_second_side(x):
+    y = x * 5
+    if x.shape[-1] % 4:  # noqa: SIM108
+        x = functional.pad(x, (0, -x.shape[-1] % 4))
+    else:
+        x = y
+    return x * 2
+
+
+OTHERS = [
+    tensors, floats, in_place, own_function, of_unknown_sign, with_steps, one_place,
+    written_after_a_copy, written_after_a_pad, the_other_one_is_written, assigned_before,
+    another_name, an_element_of_a_list, another_tensor_on_the_second_side,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", OTHERS, ids=lambda f: f.__name__)
 def test_other_branches_stay(tmp_path, function) -> None:
     spec = ModelSpec("net", lambda _: Net(function), (Input("x", SIZES),), (Output("y"),))
     with pytest.raises(ConstraintError, match=rf"in {function.__name__}: "):

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch.torch_version import TorchVersion
 
+from pipeline.export.declared import Sizes, declaring
 from pipeline.export.torch_2_13 import (
     decompose,
     group_dtypes,
@@ -32,7 +33,6 @@ from pipeline.export.torch_2_13 import (
     texts,
     whole,
 )
-from pipeline.export.torch_2_13.sources import Sizes
 
 Call = Literal["torch.export.export", "torch.onnx.export"]
 
@@ -162,7 +162,7 @@ PIECES: tuple[Piece, ...] = (
         seen="2.13.0",
         without="A number that a model keeps in a buffer, or computes from its sizes in a tensor, "
         "depends on data.",
-        apply=size_tensors.SizeTensors,
+        apply=lambda module, sizes: size_tensors.SizeTensors(module),  # noqa: ARG005
     ),
 )
 
@@ -179,6 +179,7 @@ def mended(
         during: the call of torch that follows.
     """
     with ExitStack() as stack:
+        stack.enter_context(declaring(sizes))
         for piece in PIECES:
             if during in piece.during and piece.needed():
                 stack.enter_context(piece.apply(module, sizes))

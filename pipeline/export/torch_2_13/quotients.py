@@ -26,8 +26,8 @@ import numpy as np
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
+from pipeline.export.declared import Symbols
 from pipeline.export.guards import Symbol
-from pipeline.export.torch_2_13.sources import Symbols
 from pipeline.probe.evaluate import result_of
 from pipeline.probe.grid import size_grid
 from pipeline.spec.dims import Dim

@@ -34,9 +34,9 @@ import sympy
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.functions import FloorDiv
 
+from pipeline.export.declared import Sizes, Symbols, declared_size
 from pipeline.export.exchange import Exchange
 from pipeline.export.guards import Symbol
-from pipeline.export.torch_2_13.sources import Sizes, Symbols, declared_size
 from pipeline.probe.evaluate import result_of
 from pipeline.spec.dims import Dim
 

@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-# A quotient of smaller integers, or its sum with an integer, is at least 1/divisor away from the
-# next integer, if it is none. Each rounding to float32 is smaller than 1/16 of that.
+from pipeline.export.declared import ends_of
+
+# Below it, float32 holds every integer. A quotient of two such integers that is no integer differs
+# from the nearest one by 1/divisor or more, and each rounding is smaller than 1/16 of that.
 EXACT = 1 << 20
 
 
@@ -94,6 +96,7 @@ def _quotient(a: Number, b: Number) -> Number:
 
 
 def whole_quotient(a: Number, b: Number) -> Number:
+    """The quotient of two integers, rounded down."""
     if a.bottom != 1 or b.bottom != 1 or (isinstance(b.top, int) and b.top == 0):
         raise Unknown
     return Number(a.top // b.top)
@@ -106,6 +109,7 @@ def _remainder(a: Number, b: Number) -> Number:
 
 
 def largest(a: Number, b: Number) -> Number:
+    """The larger of two integers."""
     if a.bottom != 1 or b.bottom != 1:
         raise Unknown
     most: Any = torch.sym_max
@@ -113,6 +117,7 @@ def largest(a: Number, b: Number) -> Number:
 
 
 def smallest(a: Number, b: Number) -> Number:
+    """The smaller of two integers."""
     if a.bottom != 1 or b.bottom != 1:
         raise Unknown
     least: Any = torch.sym_min
@@ -138,10 +143,7 @@ def cut(a: Number) -> Number:
     """The whole part, as ``int()`` gives it."""
     if a.bottom == 1:
         return a
-    low = a.top
-    if isinstance(low, torch.SymInt):
-        low = low.node.shape_env.bound_sympy(low.node.expr).lower
-    if low < 0:
+    if ends_of(a.top)[0] < 0:
         raise Unknown
     return _down(a)
 
@@ -180,9 +182,16 @@ ALL: dict[str, Callable[[Number, Number], Number]] = {
 
 
 def read(tensor: torch.Tensor) -> np.ndarray:
-    """The numbers of a tensor that has values."""
-    with _disable_current_modes():
-        return listed(tensor.tolist())
+    """The numbers of a tensor that has values.
+
+    Raises:
+        Unknown: it has none (inside of ``torch.vmap``).
+    """
+    try:
+        with _disable_current_modes():
+            return listed(tensor.tolist())
+    except RuntimeError as error:
+        raise Unknown from error
 
 
 def listed(values: Any) -> np.ndarray:

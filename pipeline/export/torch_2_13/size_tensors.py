@@ -9,12 +9,11 @@ number takes it.
 
 Known are buffers and constants of at most `_MOST` integers, tensors that ``forward`` makes of
 sizes, and what the functions here compute from both. A number is no longer known after a write into
-its tensor, nor after a division whose rounding to float32 could matter.
+its tensor, where float32 could round it, and where its integer type could overflow.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -22,11 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pipeline.export.asked import decide
-from pipeline.export.guards import Symbol
+from pipeline.export.declared import ends_of
 from pipeline.export.torch_2_13.size_numbers import (
     ALL,
     EXACT,
@@ -45,12 +43,10 @@ from pipeline.export.torch_2_13.size_numbers import (
     smallest,
     whole_quotient,
 )
-from pipeline.export.torch_2_13.sources import Sizes, declared_size
-from pipeline.spec.dims import Dim, Size
 
 _MOST = 16
 _FLOATS = (torch.float32, torch.float64)
-_INTEGERS = (torch.int32, torch.int64)  # the others may overflow
+_INTEGERS = {torch.int32: 1 << 31, torch.int64: 1 << 63}  # the others overflow at small numbers
 _SOURCES = ("scalar_tensor", "as_tensor", "tensor")
 _SAME = (  # if the dtype of the result can hold them
     "clone", "detach", "contiguous", "reshape", "view", "flatten", "squeeze", "unsqueeze",
@@ -64,7 +60,7 @@ _TAKE_NUMBERS = {  # with the first argument that may be a number
     "adaptive_avg_pool1d": 1, "adaptive_avg_pool2d": 1, "adaptive_avg_pool3d": 1,
     "adaptive_max_pool1d": 1, "adaptive_max_pool2d": 1, "adaptive_max_pool3d": 1,
 }  # fmt: skip
-_ASKED = ("item", "__bool__", "__int__", "__index__")
+_ASKED = ("item", "__bool__", "__int__", "__index__", "__float__")
 _COMPUTED = frozenset(
     {*_SOURCES, *_SAME, *ONE, *TWO, *SWAPPED, *ALL, "stack", "unbind", "__getitem__", "clamp"}
 )
@@ -75,17 +71,30 @@ class SizeTensors(TorchFunctionMode):
 
     Args:
         module: the model, before torch replaces its buffers by tensors without values.
-        sizes: the sizes declared for the arguments of its ``forward``.
     """
 
-    def __init__(self, module: torch.nn.Module, sizes: Sizes) -> None:
+    def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self._module = module
-        self._sizes = sizes
-        self._buffers = {
+        self._values = {
             name: read(buffer) for name, buffer in module.named_buffers() if _is_small(buffer)
         }
+        self._buffers: dict[str, torch.Tensor] = {}  # torch's, as they are when `module` is called
+        self._wrote = False  # into a small integer tensor
         self._known = WeakIdKeyDictionary()  # a tensor's numbers, and its version then
+
+    def __enter__(self) -> Any:
+        self._hook = self._module.register_forward_pre_hook(self._called)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        self._hook.remove()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _called(self, module: torch.nn.Module, _: object) -> None:
+        self._buffers = {
+            name: buffer for name, buffer in module.named_buffers() if name in self._values
+        }
 
     def __torch_function__(
         self,
@@ -106,10 +115,12 @@ class SizeTensors(TorchFunctionMode):
             answer = self._answer(name, args[0])
             if answer is not None:
                 return answer
-        elif func is torch.as_tensor and _has_sizes(args[0]):
+        elif func is torch.as_tensor and args and _has_sizes(args[0]):
             func = torch._refs.tensor  # torch replaces torch.tensor so, and bakes sizes in here
+        elif _writes(name) and args and isinstance(args[0], torch.Tensor):
+            self._wrote = self._wrote or _is_small(args[0])
         result = func(*args, **kwargs)
-        if name in _COMPUTED:
+        if name in _COMPUTED and args:
             self._compute(name, args, kwargs, result)
         return result
 
@@ -122,7 +133,9 @@ class SizeTensors(TorchFunctionMode):
         if name == "__bool__":
             truth = value if isinstance(value, (bool, torch.SymBool)) else value != 0
             return decide(truth) if isinstance(truth, torch.SymBool) else bool(truth)
-        return int(value) if isinstance(value, (int, float)) else None  # Python takes no SymInt
+        if not isinstance(value, (int, float)):
+            return None  # Python takes no SymInt
+        return float(value) if name == "__float__" else int(value)
 
     def _filled(self, value: Any) -> Any:
         """An argument with the known numbers in place of their tensors."""
@@ -140,23 +153,22 @@ class SizeTensors(TorchFunctionMode):
     ) -> None:
         """Keeps the numbers of a result."""
         try:
-            found = self._result(name, args, kwargs)
-            for tensor, numbers in zip(
-                result if name == "unbind" else (result,), found, strict=True
-            ):
+            found = self._result(name, args, kwargs, result)
+            tensors = result if name == "unbind" else (result,)
+            for tensor, numbers in zip(tensors, found, strict=True):
                 kept = self._kept(tensor, np.asarray(numbers, dtype=object))
                 if kept is not None:
-                    self._known[tensor] = (kept, tensor._version)
+                    self._known[tensor] = (kept, _version(tensor))
         except Unknown:
             pass
 
     def _result(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> Iterable[np.ndarray]:
         """The numbers of each tensor of a result."""
         if name in _SOURCES:
             return (listed(args[0]),)
-        if name in _SAME and not (name == "view" and isinstance(args[1], torch.dtype)):
+        if name in _SAME and not (name == "view" and _names_dtype([*args[1:], *kwargs.values()])):
             return (self._operand(args[0]),)
         if kwargs.get("out") is not None or kwargs.get("dtype") is not None:
             raise Unknown
@@ -170,7 +182,7 @@ class SizeTensors(TorchFunctionMode):
             return (own(*args, **kwargs),)
         if len(args) == 1 and not kwargs:
             return (self._of_one(name, self._operand(args[0])),)
-        return (self._of_two(name, args, kwargs),)
+        return (self._of_two(name, args, kwargs, result),)
 
     def _parts(self, tensor: torch.Tensor, dim: int = 0) -> Iterable[np.ndarray]:
         found = self._operand(tensor)
@@ -194,10 +206,12 @@ class SizeTensors(TorchFunctionMode):
             raise Unknown
         return by_one(ONE[name], numbers)
 
-    def _of_two(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> np.ndarray:
+    def _of_two(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> np.ndarray:
         if len(args) != 2 or kwargs.keys() - {"rounding_mode"}:
             raise Unknown
-        a, b = (self._operand(arg) for arg in args)
+        a, b = self._operands(args, result)
         if name in SWAPPED:
             return by_two(SWAPPED[name], b, a)
         rounding = kwargs.get("rounding_mode")
@@ -209,14 +223,30 @@ class SizeTensors(TorchFunctionMode):
     def _clamped(self, tensor: torch.Tensor, min: Any = None, max: Any = None) -> np.ndarray:
         found = self._operand(tensor)
         if min is not None:
-            found = by_two(largest, found, self._operand(min))
-        return found if max is None else by_two(smallest, found, self._operand(max))
+            found = by_two(largest, *self._operands((tensor, min), tensor))
+        if max is None:
+            return found
+        self._operands((tensor, max), tensor)
+        return by_two(smallest, found, self._operand(max))
 
     def _stacked(self, tensors: Sequence[torch.Tensor], dim: int = 0) -> np.ndarray:
         parts = [self._operand(tensor) for tensor in tensors]
         if dim != 0 or any(part.size != 1 for part in parts):
             raise Unknown
         return listed([part.item() for part in parts])
+
+    def _operands(self, values: Sequence[Any], result: Any) -> list[np.ndarray]:
+        """The numbers of the operands, if torch computes with them without rounding or overflow."""
+        dtypes = {value.dtype for value in (*values, result) if isinstance(value, torch.Tensor)}
+        rounds = any(isinstance(v, float) for v in values) or bool(dtypes & {*_FLOATS})
+        most = min([_INTEGERS[dtype] for dtype in dtypes if dtype in _INTEGERS], default=EXACT)
+        most = EXACT if rounds else most
+        if not dtypes <= {*_FLOATS, *_INTEGERS, torch.bool}:
+            raise Unknown
+        found = [self._operand(value) for value in values]
+        if not all(_below(one, most) for numbers in found for one in numbers.flat):
+            raise Unknown
+        return found
 
     def _operand(self, value: Any) -> np.ndarray:
         if not isinstance(value, torch.Tensor):
@@ -230,18 +260,19 @@ class SizeTensors(TorchFunctionMode):
         """The numbers of a tensor; None if they are not known."""
         if not isinstance(value, torch.Tensor):
             return None
+        version = _version(value)
         if value in self._known:
-            numbers, version = self._known[value]
-            return numbers if value._version == version else None
+            numbers, then = self._known[value]
+            return numbers if version == then and version is not None else None
         if not _is_small(value):
             return None
         if type(value) is torch.Tensor:  # a constant of the model
-            return read(value)
-        if value._version == 0:
-            for name, buffer in self._module.named_buffers():
-                if buffer is value:
-                    return self._buffers.get(name)
-        return None
+            try:
+                return None if self._wrote else read(value)
+            except Unknown:
+                return None
+        names = [name for name, buffer in self._buffers.items() if buffer is value]
+        return self._values[names[0]] if names and version == 0 else None
 
     def _kept(self, tensor: Any, numbers: np.ndarray) -> np.ndarray | None:
         """The numbers in a result's shape and dtype; None if it can't hold them exactly."""
@@ -254,35 +285,41 @@ class SizeTensors(TorchFunctionMode):
             return None
         if dtype in _INTEGERS:
             numbers = by_one(cut, numbers)
-        elif dtype in _FLOATS and all(self._most(one.top) < EXACT for one in numbers.flat):
-            pass
-        elif dtype != torch.bool:
+        most = EXACT if dtype in _FLOATS else _INTEGERS.get(dtype, 0)
+        if dtype != torch.bool and not all(_below(one, most) for one in numbers.flat):
             return None
         return numbers.reshape(sizes)
 
-    def _most(self, top: Any) -> float:
-        """The largest absolute value of an int or SymInt at the declared sizes."""
-        if isinstance(top, int):
-            return abs(top)
-        env, ranges = top.node.shape_env, {}
-        for symbol in top.node.expr.free_symbols:
-            source = next(iter(env.var_to_sources.get(symbol, ())), None)
-            size = None if source is None else declared_size(source.name, self._sizes)
-            if size is None:
-                return math.inf
-            ranges[symbol] = _range(size)
-        found = bound_sympy(top.node.expr, ranges)
-        return max(abs(float(found.lower)), abs(float(found.upper)))
+
+def _below(number: Any, most: int) -> bool:
+    """True if a number's numerator is smaller at all declared sizes, as far as that is known.
+
+    The sizes of all tensors are below 2**63, and so is what a model computes from them in int64,
+    unless its bounds are known to be larger.
+    """
+    if not isinstance(number, Number):
+        return True
+    low, high = ends_of(number.top)
+    if most == _INTEGERS[torch.int64]:
+        return not any(math.isfinite(end) and abs(end) >= most for end in (low, high))
+    return max(abs(low), abs(high)) < most
 
 
-def _range(size: Size) -> ValueRanges[Any]:
-    """The values of a declared size, or more."""
-    if isinstance(size, int):
-        return ValueRanges.wrap(size)
-    dims = (size,) if isinstance(size, Dim) else size.dims
-    corners = np.array([*itertools.product(*((dim.min, dim.max) for dim in dims))])
-    ends = Symbol(size).at(dict(zip((dim.name for dim in dims), corners.T, strict=True)))
-    return ValueRanges(int(ends.min()), int(ends.max()))
+def _version(tensor: torch.Tensor) -> int | None:
+    """The number of writes into a tensor; None if torch does not count them (inference mode)."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
+
+
+def _writes(name: str) -> bool:
+    """True for the name of a function that writes into its first argument."""
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _names_dtype(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, torch.dtype) for value in values)
 
 
 def _has_sizes(value: Any) -> bool:

@@ -35,8 +35,8 @@ import torch
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from pipeline.export.declared import Sizes, declared_size
 from pipeline.export.torch_2_13.quotients import whole_part
-from pipeline.export.torch_2_13.sources import Sizes, declared_size
 
 Namespace = dict[str, Any]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,20 +131,95 @@ LEFT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "read as another type": lambda m, x: (
         torch.tensor(x.shape[1]).int().view(torch.float32) * 1e40
     ).int(),
+    "a remainder of a rounded number": lambda m, x: (
+        (torch.tensor(x.shape[1]) * 1000001 + 1) % 7.0
+    ).int(),
+    "a quotient of a rounded number": lambda m, x: (
+        (torch.tensor(x.shape[1]) * 1000001 - 1) // 1000001.0 % 5
+    ).int(),
+    "a comparison of a rounded number": lambda m, x: (
+        torch.tensor(x.shape[1]) * 16777217 > 16777217.0 * 16
+    ).item(),
+    "an int32 that overflows": lambda m, x: (
+        torch.tensor(x.shape[1], dtype=torch.int32) * 100000000 // 100000000
+    ),
+    "a comparison that a uint8 wraps": lambda m, x: (m.small < x.shape[1]).item(),
+    "a constant that is written to": lambda m, x: (m.pads[:1].fill_(x.shape[1]), m.pads)[1][0],
 }  # fmt: skip
+
+
+def clamped(m: Net, x: torch.Tensor, number: Any) -> torch.Tensor:
+    del m
+    return x.new_zeros(1 + (number.clamp(max=9).item() if hasattr(number, "clamp") else number))
+
+
+def exported_with(function: Callable[[Any, torch.Tensor], Any], path: Path) -> Any:
+    spec = ModelSpec(
+        "net",
+        lambda _: Net(lambda m, x: clamped(m, x, function(m, x))),
+        (Input("x", (H, W)),),
+        (Output("y"),),
+    )
+    return export(spec, None, path)
 
 
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_not_known_is_left_to_torch(tmp_path, name: str) -> None:
-    function = LEFT[name]
-    spec = ModelSpec(
-        "net",
-        lambda _: Net(lambda m, x: x.new_zeros(1 + function(m, x).abs().clamp(max=9).item())),
-        (Input("x", (H, W)),),
-        (Output("y"),),
-    )
     with pytest.raises(ExportError, match=r"depend|data|it remembers earlier calls"):
+        exported_with(LEFT[name], tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("name", ["a buffer", "a padding", "a product"])
+def test_what_is_known_is_not_left(tmp_path, name: str) -> None:
+    exported_with(NUMBERS[name], tmp_path / "m.onnx")
+
+
+def assigned(m: Net, x: torch.Tensor) -> torch.Tensor:
+    m.conv.stride = torch.abs(torch.tensor(x.shape[1]) - 24).clamp(max=1)
+    return torch.roll(x, int(m.conv.stride), -1)
+
+
+def by_keyword(_: Net, x: torch.Tensor) -> torch.Tensor:
+    y = torch.clamp(input=x, min=-0.5, max=0.5)
+    y = torch.unsqueeze(input=torch.flatten(input=y, start_dim=0), dim=0).view(size=(-1,))
+    return torch.unbind(input=y.unsqueeze(0), dim=0)[0].clone(memory_format=torch.preserve_format)
+
+
+def mapped(_: Net, x: torch.Tensor) -> torch.Tensor:
+    return x + torch.vmap(lambda i: i + 1)(torch.arange(8)).sum()
+
+
+def inferred(m: Net, x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        y = torch.arange(4).sum() + m.conv.stride
+    return x * y
+
+
+def as_float(m: Net, x: torch.Tensor) -> torch.Tensor:
+    return x * float(m.conv.stride)
+
+
+@pytest.mark.parametrize("function", [by_keyword, mapped, inferred, as_float])
+def test_other_calls_stay_as_they_are(tmp_path, function: Any) -> None:
+    spec = ModelSpec("net", lambda _: Net(function), (Input("x", (H, W)),), (Output("y"),))
+    export(spec, None, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    for h, w in ((7, 5), (12, 13), (40, 39)):
+        x = torch.randn(h, w)
+        got = session.run(None, {"x": x.numpy()})[0]
+        np.testing.assert_allclose(got, spec.build(None)(x).numpy(), rtol=1e-6)
+
+
+def test_a_buffer_that_is_assigned_has_its_new_value(tmp_path) -> None:
+    spec = ModelSpec("net", lambda _: Net(assigned), (Input("x", (H, W)),), (Output("y"),))
+    try:
         export(spec, None, tmp_path / "m.onnx")
+    except ExportError:
+        return
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    for w in range(W.min, W.max + 1):
+        x = torch.randn(8, w)
+        assert np.array_equal(session.run(None, {"x": x.numpy()})[0], spec.build(None)(x).numpy())
 
 
 def test_a_border_in_a_tensor_narrows_as_a_border_in_python_does(tmp_path) -> None:
