@@ -25,6 +25,7 @@ _ASKING = (  # the first two have SymBool and its arithmetic
     torch.__file__,
     sym_node.__file__,
     str(Path(__file__).with_name("select.py")),
+    str(Path(__file__).with_name("cut.py")),
 )
 _LAYERS = str(Path(torch.__file__).parent / "nn") + os.sep
 

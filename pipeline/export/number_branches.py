@@ -28,10 +28,11 @@ from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from pipeline.export.asked import Line
+from pipeline.export.cut import copies_watched
 from pipeline.export.exchange import Exchange
-from pipeline.export.select import copies_watched
 
 _SELECT = "__import__('pipeline.export.select', None, None, ['select'])"
+_CUT = "__import__('pipeline.export.cut', None, None, ['cut'])"
 _PURE = (
     ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.BinOp, ast.UnaryOp,
     ast.Compare, ast.BoolOp, ast.IfExp, ast.Tuple, ast.List, ast.Call, ast.expr_context,
@@ -298,15 +299,15 @@ def _cut_text(
         if value.args and ast.unparse(value.args[0]) == name and all(map(_pure, rest)):
             function = ast.unparse(value.func)
             others = ast.unparse(ast.Call(ast.Name("f"), value.args[1:], value.keywords))[2:-1]
-            return f"{name} = {_SELECT}.padded({first}, {function}, {name}, {others})"
+            return f"{name} = {_CUT}.padded({first}, {function}, {name}, {others})"
     copied = isinstance(value, ast.Call) and ast.unparse(value).endswith("].contiguous()")
     if isinstance(value, ast.Call) and copied and isinstance(value.func, ast.Attribute):
         value = value.func.value
     if isinstance(value, ast.Subscript) and ast.unparse(value.value) == name:
         index = value.slice
         if _pure(index) and any(isinstance(part, ast.Slice) for part in ast.walk(index)):
-            chosen = f"{_SELECT}.{ast.unparse(ast.Subscript(ast.Name('INDEX'), index))}"
-            return f"{name} = {_SELECT}.cropped({first}, {name}, {chosen}, copied={copied})"
+            chosen = f"{_CUT}.{ast.unparse(ast.Subscript(ast.Name('INDEX'), index))}"
+            return f"{name} = {_CUT}.cropped({first}, {name}, {chosen}, copied={copied})"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Chooses between numbers, pads and crops by a condition on symbolic sizes, without a branch.
+"""Chooses between numbers by a condition on symbolic sizes, without a branch.
 
 Python's ``if`` makes torch.export follow one side. Code that `number_branches` has rewritten calls
 these functions instead: the condition becomes a size of 0 or 1, and the result a size that depends
@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
-from torch.nn import functional
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.export.asked import hear
-from pipeline.export.declared import ends_of, smallest_size
 
 _TESTS: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,
@@ -32,10 +29,6 @@ _TESTS: dict[str, Callable[[Any, Any], Any]] = {
 _sym_min: Callable[[Any, Any], Any] = torch.sym_min
 _sym_max: Callable[[Any, Any], Any] = torch.sym_max
 NOTHING = object()  # the value of a name without one
-# tensors that are one object on one side of a branch and two in the program, and their versions
-_apart: ContextVar[list[tuple[torch.Tensor, torch.Tensor, int]] | None] = ContextVar(
-    "_apart", default=None
-)
 
 
 class Undecided(Exception):
@@ -52,7 +45,7 @@ class Open:
         sides: the two numbers that it compares; None if it is made of several conditions.
         larger: whether it holds if the first of `sides` is the larger one; None if they are tested
             for equality.
-        joined: tensors that `padded` and `cropped` made of the value that a name had before the
+        joined: tensors that `pipeline.export.cut` made of the value that a name had before the
             branch, by the name's number. They equal that value where the condition does not hold.
     """
 
@@ -79,8 +72,8 @@ def compare(name: str, left: Any, right: Any) -> Any:
         left, right: the operands.
     """
     test = _TESTS[name]
-    left, right = _known(left), _known(right)
-    if not (_symbolic(left) or _symbolic(right)) or not (_whole(left) and _whole(right)):
+    left, right = known_number(left), known_number(right)
+    if not (_symbolic(left) or _symbolic(right)) or not (is_whole(left) and is_whole(right)):
         return test(left, right)
     apart = left - right
     condition = test(left, right)
@@ -167,14 +160,14 @@ def choose(condition: Open, first: Any, second: Any) -> Any:
     """
     if first is second:
         return first
-    first, second = _known(first), _known(second)
+    first, second = known_number(first), known_number(second)
     if isinstance(first, list | tuple) and type(first) in (list, tuple):
         if type(first) is not type(second) or len(first) != len(second):
             raise Undecided
         return type(first)(choose(condition, a, b) for a, b in zip(first, second, strict=True))
     if isinstance(first, bool) and isinstance(second, bool):  # one is True, and one is False
         return condition.indicator == int(first)
-    if not (_whole(first) and _whole(second)):
+    if not (is_whole(first) and is_whole(second)):
         raise Undecided
     return _chosen(condition, first, second)
 
@@ -190,123 +183,6 @@ def _chosen(condition: Open, first: Any, second: Any) -> Any:
             join = _sym_max if condition.larger is straight else _sym_min
             return join(one, other)
     return second + (first - second) * condition.indicator
-
-
-class _Index:
-    def __getitem__(self, index: Any) -> Any:
-        return index
-
-
-INDEX = _Index()  # ``INDEX[a:b]`` is a slice
-
-
-@contextlib.contextmanager
-def copies_watched() -> Iterator[None]:
-    """Raises `Undecided` at the end if one of two tensors was written to that are one in the model.
-
-    Where a condition does not hold, the model has the tensor itself, and the program has a copy.
-    """
-    apart: list[tuple[torch.Tensor, torch.Tensor, int]] = []
-    token = _apart.set(apart)
-    try:
-        yield
-    finally:
-        _apart.reset(token)
-    if any(one._version + other._version != then for one, other, then in apart):
-        raise Undecided
-
-
-def padded(
-    condition: Open, target: int, before: Any, pad: Callable[..., Any], x: Any, /, *args: Any,
-    **kwargs: Any,
-) -> Any:  # fmt: skip
-    """``pad(x, ...)`` where the condition holds, and a copy of `x` elsewhere.
-
-    Args:
-        condition: the condition.
-        target: the number of the name that gets the result.
-        before: the value of that name before this side of the branch.
-        pad: torch's function.
-        x: the tensor.
-        args, kwargs: its other arguments, the first of them named ``pad`` or first in order.
-
-    Raises:
-        Undecided: `pad` is not torch's, `x` has not come from `before`, or a number is not whole.
-    """
-    if pad not in (functional.pad, torch._C._nn.pad):
-        raise Undecided
-    _from(condition, target, before, x)
-    pads, rest = (args[0], args[1:]) if args else (kwargs.pop("pad"), ())
-    result = pad(x, [choose(condition, n, 0) for n in pads], *rest, **kwargs)
-    return _joined_to(condition, target, x, result, copied=True)
-
-
-def cropped(
-    condition: Open, target: int, before: Any, x: Any, index: Any, *, copied: bool = False
-) -> Any:
-    """``x[index]`` where the condition holds, and `x` elsewhere; ``x[index]`` of a list.
-
-    Args:
-        condition: the condition.
-        target: the number of the name that gets the result.
-        before: the value of that name before this side of the branch.
-        x: the tensor.
-        index: its index.
-        copied: whether the result has to be contiguous.
-
-    Raises:
-        Undecided: `x` has not come from `before`, or the index is not made of slices whose ends
-            count either from the start or from the end.
-    """
-    if not isinstance(x, torch.Tensor):
-        return x[index]
-    _from(condition, target, before, x)
-    parts = list(index) if isinstance(index, tuple) else [index]
-    if ... in parts:
-        at = parts.index(...)
-        parts[at : at + 1] = [slice(None)] * (x.dim() - len(parts) + 1)
-    if not all(isinstance(part, slice) and part.step is None for part in parts):
-        raise Undecided
-    chosen = []
-    for part, size in zip(parts, x.shape, strict=False):
-        start = None if part.start is None else choose(condition, _from_start(part.start, size), 0)
-        stop = None if part.stop is None else choose(condition, _from_start(part.stop, size), size)
-        chosen.append(slice(start, stop))
-    result = x[tuple(chosen)]
-    return _joined_to(condition, target, x, result.clone() if copied else result, copied=copied)
-
-
-def _from(condition: Open, target: int, before: Any, x: Any) -> None:
-    """Raises `Undecided` unless a tensor is a name's value from before, padded and cropped."""
-    known = [before, *condition.joined.get(target, ())]
-    if not isinstance(x, torch.Tensor) or not any(x is one for one in known):
-        raise Undecided
-
-
-def _joined_to(
-    condition: Open, target: int, x: torch.Tensor, result: torch.Tensor, *, copied: bool
-) -> torch.Tensor:
-    condition.joined.setdefault(target, []).append(result)
-    apart = _apart.get()
-    if copied and apart is not None:
-        apart.append((x, result, x._version + result._version))
-    return result
-
-
-def _from_start(end: Any, size: Any) -> Any:
-    """An end of a slice, counted from the start of the axis, as Python counts it."""
-    end = _known(end)
-    if not _whole(end):
-        raise Undecided
-    low, high = ends_of(end)
-    # torch assumes sizes of 2 and more while it traces
-    knows = not isinstance(end, int) and smallest_size(end) >= 2
-    if low >= 0 or (knows and statically_known_true(end >= 0)):
-        return end
-    if high > 0 and not (knows and statically_known_true(end <= 0)):
-        raise Undecided
-    # -0 is 0, and so counts from the start
-    return _sym_max(size + end, 0) * _sym_min(-end, 1)
 
 
 def start_of_second(condition: Open, made: Sequence[Any], before: Sequence[Any]) -> list[Any]:
@@ -331,7 +207,7 @@ def listed(*values: Any) -> None:
 
 def number(value: Any) -> Any:
     """The value, if it is a number: ``+=`` changes other objects in place."""
-    if not _whole(value) and not isinstance(value, float):
+    if not is_whole(value) and not isinstance(value, float):
         raise Undecided
     return value
 
@@ -368,7 +244,7 @@ def joined(
     return found
 
 
-def _known(value: Any) -> Any:
+def known_number(value: Any) -> Any:
     """The whole number that a tensor holds, if torch knows it while it traces."""
     if not isinstance(value, torch.Tensor) or value.dim() or value.dtype.is_floating_point:
         return value
@@ -376,14 +252,14 @@ def _known(value: Any) -> Any:
         number = value.item()
     except Exception:  # of torch: it depends on data
         return value
-    return value if not _whole(number) or free_unbacked_symbols(number) else number
+    return value if not is_whole(number) or free_unbacked_symbols(number) else number
 
 
 def _symbolic(value: object) -> bool:
     return isinstance(value, torch.SymInt) and not value.node.expr.is_number
 
 
-def _whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
     return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
 
 
