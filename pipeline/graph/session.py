@@ -148,10 +148,20 @@ class OnnxRunner:
 
 
 def run_onnx(model: Path, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarray]]:
-    """Runs a model in ONNX Runtime on the CPU without optimisations: the outputs by name."""
+    """Runs a model in ONNX Runtime on the CPU without optimisations: the outputs by name.
+
+    Each DFT is computed in float64, see `pipeline.graph.dft`.
+    """
     from polygraphy.backend.onnxrt import OnnxrtRunner
 
-    session = open_session(model, time_limit=COMPARED_RUNS)
+    from pipeline.graph.dft import exact_dft
+
+    wider = exact_dft(model)
+    session = open_session(
+        model if wider is None else wider,
+        weights=None if wider is None else model.parent,
+        time_limit=COMPARED_RUNS,
+    )
     with OnnxrtRunner(session, name=model.stem) as runner:
         for feed in feeds:
             yield {name: np.asarray(v) for name, v in runner.infer(dict(feed)).items()}

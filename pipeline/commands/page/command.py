@@ -10,7 +10,6 @@ from typing import Any
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.commands.output import show
-from pipeline.commands.page.page import write_page
 
 
 def add_command(add: Callable[..., Any]) -> None:
@@ -33,6 +32,8 @@ def add_command(add: Callable[..., Any]) -> None:
 
 def report(arguments: argparse.Namespace, announce: Callable[[str], None]) -> int:
     """Runs ``report``. Returns 0: the file is written, whatever the comparison says."""
+    from pipeline.commands.page.page import write_page
+
     del announce
     artifact = Artifact.open(arguments.artifact)
     file = write_page(artifact, arguments.out, arguments.bench)
