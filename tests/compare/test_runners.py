@@ -346,7 +346,7 @@ def test_a_run_that_fails_names_the_sizes(model: Path) -> None:
     with pytest.raises(CompareError, match=r"exported fails at opt \(n=10\): ") as caught:
         collect(OnnxRunner(model, "exported"), feeds, POINTS[:2], said.append, Stopwatch())
     assert "\n" not in str(caught.value)
-    assert said == ["exported at min (n=1)", "exported at opt (n=10)"]
+    assert said == ["exported at min (n=1), 1 of 2", "exported at opt (n=10), 2 of 2"]
     runner = FeedRunner("a", lambda feed: {"y": feed["x"]})
     (short,) = collect(runner, feeds, POINTS[:1], silent, Stopwatch())
     assert short["y"].shape == (1, 4)
