@@ -49,16 +49,16 @@ def _after(graph: gs.Graph, ops: Sequence[str]) -> Iterator[gs.Node]:
 
 def _rewrite(graph: gs.Graph, node: gs.Node) -> str:
     x = node.inputs[0]
-    if x.dtype is None:
-        raise Refused(f"the dtype of {x.name} is not known: declare it in value_info")
+    if not isinstance(x.dtype, np.dtype):  # bfloat16 is an int, as numpy lacks it
+        raise Refused(f"the dtype of {x.name} is not known to numpy: declare it in value_info")
     alpha = float(node.attrs.get("alpha", 1.0))
     chain = Chain(graph, node)
     zero, one, factor = (chain.constant(np.array(n, x.dtype)) for n in (0, 1, alpha))
-    low = chain.op("Min", x, zero, dtype=x.dtype, shape=x.shape)
+    positive = chain.op("Greater", x, zero, dtype=np.bool_, shape=x.shape)
+    low = chain.op("Where", positive, zero, x, dtype=x.dtype, shape=x.shape)  # keeps NaN
     grown = chain.op("Exp", low, dtype=x.dtype, shape=x.shape)
     less = chain.op("Sub", grown, one, dtype=x.dtype, shape=x.shape)
     negative = chain.op("Mul", less, factor, dtype=x.dtype, shape=x.shape)
-    positive = chain.op("Greater", x, zero, dtype=np.bool_, shape=x.shape)
     chain.op("Where", positive, x, negative, dtype=x.dtype, shape=x.shape)
     chain.finish()
     return f"Where(x > 0, x, {alpha:g} * (exp(x) - 1))"

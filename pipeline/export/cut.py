@@ -70,7 +70,7 @@ def padded(
         raise Undecided
     _from(condition, target, before, x)
     pads, rest = (args[0], args[1:]) if args else (kwargs.pop("pad"), ())
-    result = pad(x, [choose(condition, n, 0) for n in pads], *rest, **kwargs)
+    result = pad(x, [choose(condition, known_number(n), 0) for n in pads], *rest, **kwargs)
     return _joined_to(condition, target, x, result, copied=True)
 
 

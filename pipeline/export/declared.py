@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from pipeline.export.guards import Symbol
@@ -21,6 +22,7 @@ Sizes = Mapping[tuple[str, int], Size]  # declared, by argument of ``forward`` a
 Symbols = tuple[tuple[str, Size], ...]  # torch's symbols, each with its declared size
 
 _declared: ContextVar[Sizes | None] = ContextVar("_declared", default=None)
+_MOST_VALUES = 1 << 22  # of the dims of one size, to find its ends; 0.1 s
 _SOURCE = re.compile(r"L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\]")
 
 
@@ -82,11 +84,15 @@ def _ranges(value: torch.SymInt) -> dict[Any, ValueRanges[Any]] | None:
     return ranges
 
 
+@functools.cache
 def _range(size: Size) -> ValueRanges[Any]:
     """The values of a declared size, or more."""
     if isinstance(size, int):
         return ValueRanges.wrap(size)
-    dims = (size,) if isinstance(size, Dim) else size.dims
-    corners = np.array([*itertools.product(*((dim.min, dim.max) for dim in dims))])
-    ends = Symbol(size).at(dict(zip((dim.name for dim in dims), corners.T, strict=True)))
-    return ValueRanges(int(ends.min()), int(ends.max()))
+    if isinstance(size, Dim):
+        return ValueRanges(size.min, size.max)
+    if math.prod(dim.max - dim.min + 1 for dim in size.dims) > _MOST_VALUES:
+        return ValueRanges(-int_oo, int_oo)
+    values = np.meshgrid(*(np.arange(dim.min, dim.max + 1) for dim in size.dims))
+    found = Symbol(size).at({dim.name: v for dim, v in zip(size.dims, values, strict=True)})
+    return ValueRanges(int(found.min()), int(found.max()))

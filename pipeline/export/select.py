@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,15 +156,13 @@ def choose(condition: Open, first: Any, second: Any) -> Any:
     """`first` where the condition holds, and `second` elsewhere.
 
     Raises:
-        Undecided: they are not numbers, or sequences of the same number of numbers.
+        Undecided: they are not one object, numbers, or tuples of the same number of numbers. A new
+            list or tensor would not change where the model changes its own.
     """
     if first is second:
         return first
-    first, second = known_number(first), known_number(second)
-    if isinstance(first, list | tuple) and type(first) in (list, tuple):
-        if type(first) is not type(second) or len(first) != len(second):
-            raise Undecided
-        return type(first)(choose(condition, a, b) for a, b in zip(first, second, strict=True))
+    if type(first) is tuple and type(second) is tuple and len(first) == len(second):
+        return tuple(choose(condition, a, b) for a, b in zip(first, second, strict=True))
     if isinstance(first, bool) and isinstance(second, bool):  # one is True, and one is False
         return condition.indicator == int(first)
     if not (is_whole(first) and is_whole(second)):
@@ -199,10 +197,12 @@ def _is_joined(condition: Open, target: int, value: object) -> bool:
     return any(value is one for one in condition.joined.get(target, ()))
 
 
-def listed(*values: Any) -> None:
-    """Raises `Undecided` unless all are lists: a value that is put into another object stays."""
-    if not all(type(value) is list for value in values):
-        raise Undecided
+def are_lists(values: Callable[[], Sequence[Any]]) -> bool:
+    """Whether all values exist and are lists; to read another object's element may change it."""
+    try:
+        return all(type(value) is list for value in values())
+    except (NameError, LookupError):
+        return False
 
 
 def number(value: Any) -> Any:
@@ -221,7 +221,11 @@ def read(value: Callable[[], Any]) -> Any:
 
 
 def joined(
-    condition: Open, before: Sequence[Any], first: Sequence[Any], second: Sequence[Any]
+    condition: Open,
+    before: Sequence[Any],
+    first: Sequence[Any],
+    second: Sequence[Any],
+    numbers: Collection[int] = (),
 ) -> list[Any]:
     """The values after a branch.
 
@@ -229,6 +233,7 @@ def joined(
         condition: the condition.
         before: the values before the branch.
         first, second: the values after each side.
+        numbers: which of the values may be numbers where the model has tensors.
 
     Raises:
         Undecided: as `choose`, or a value has none on one side.
@@ -240,13 +245,18 @@ def joined(
         if _is_joined(condition, k, b) and (a is old or _is_joined(condition, k, a)):
             found.append(b)  # the second side began with what the first one left
         else:
-            found.append(choose(condition, a, b))
+            known = known_number if k in numbers and a is not b else _itself
+            found.append(choose(condition, known(a), known(b)))
     return found
 
 
+def _itself(value: Any) -> Any:
+    return value
+
+
 def known_number(value: Any) -> Any:
-    """The whole number that a tensor holds, if torch knows it while it traces."""
-    if not isinstance(value, torch.Tensor) or value.dim() or value.dtype.is_floating_point:
+    """The whole number that an int64 tensor holds, if torch knows it while it traces."""
+    if not isinstance(value, torch.Tensor) or value.dim() or value.dtype != torch.int64:
         return value
     try:
         number = value.item()

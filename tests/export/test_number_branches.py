@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import threading
 
@@ -119,6 +120,17 @@ def reflected(x):
     return y[..., : y.shape[-1] - more]
 
 
+def reflected_by_a_tensor(x):
+    """In EnCodec itself, the number is a tensor where the signal is short."""
+    most, more = torch.tensor(12), 0
+    if x.shape[-1] <= most:
+        more = most - x.shape[-1] + 1
+        x = functional.pad(x, (0, more))
+    y = functional.pad(x[0], (12, 0), mode="reflect")[None]
+    end = y.shape[-1] - more
+    return y[..., :end]
+
+
 def on_both_sides(x):
     if x.shape[3] % 2:
         x = x[:, :, :, :-1]
@@ -134,13 +146,6 @@ def from_the_end(x):
     if n > 0:
         x = x[:, :, -(n + 1) :, n:]
     return x * 2
-
-
-def a_list_that_is_turned(x):
-    s = [x.shape[2], x.shape[3]]
-    if s[0] > s[1]:
-        s = s[::-1]
-    return functional.pad(x, (0, s[0]))
 
 
 def written_later(x):
@@ -161,7 +166,8 @@ def a_number_that_nobody_needs(x):
 
 NUMBERS = [
     skip_connection, shifted_windows, smaller_windows, conditional, added, trimmed, reflected,
-    on_both_sides, from_the_end, a_number_that_nobody_needs, a_list_that_is_turned, written_later,
+    on_both_sides, from_the_end, a_number_that_nobody_needs, written_later,
+    reflected_by_a_tensor,
 ]  # fmt: skip
 
 
@@ -284,7 +290,64 @@ def another_tensor_on_the_second_side(x):
     return x * 2
 
 
+def a_list_that_is_turned(x):
+    s = [x.shape[2], x.shape[3]]
+    if s[0] > s[1]:
+        s = s[::-1]
+    return functional.pad(x, (0, s[0]))
+
+
+def a_list_with_two_names(x):
+    s = [x.shape[2] // 2, 3]
+    t = s
+    if x.shape[2] > 15:
+        s = [1, 2]
+    s[0] = 5
+    return torch.roll(x, tuple(t), (2, 3))
+
+
+def one_of_two_lists(x):
+    s, u = [x.shape[2], 3], [1, 2]
+    t = s if x.shape[2] > 15 else u
+    t[0] = 5
+    return torch.roll(x, (s[0], u[0]), (2, 3))
+
+
+def a_part_of_a_list(x):
+    s = [1, 2]
+    if x.shape[2] > 15:
+        s[0:1] = [4, 5]
+    return torch.roll(x, sum(s), 3)
+
+
+def a_place_that_moves(x):
+    s, i = [0, 0, x.shape[3]], 0
+    if x.shape[2] > 15:
+        i = 1
+        s[i] = x.shape[2]
+    return torch.roll(x, s[1] - s[0] + i, 3)
+
+
+def a_tensor_with_two_names(x):
+    a = torch.tensor(x.shape[3])
+    n = a
+    if x.shape[2] > 15:
+        n = torch.tensor(5)
+    n += 1
+    return x[..., : a - 5]
+
+
+def a_tensor_that_is_divided(x):
+    """Tensors divide in float32."""
+    n, size = 3, torch.tensor(x.shape[2])
+    if x.shape[2] > 15:
+        n = size
+    return x * (n / 3)
+
+
 OTHERS = [
+    a_list_that_is_turned, a_list_with_two_names, one_of_two_lists, a_part_of_a_list,
+    a_place_that_moves, a_tensor_with_two_names, a_tensor_that_is_divided,
     tensors, floats, in_place, own_function, of_unknown_sign, with_steps, one_place,
     written_after_a_copy, written_after_a_pad, the_other_one_is_written, assigned_before,
     another_name, an_element_of_a_list, another_tensor_on_the_second_side,
@@ -404,6 +467,23 @@ def test_a_branch_with_an_effect_is_not_meant() -> None:
             Net(hear), (torch.ones(9),), dynamic_shapes={"x": {0: free}}, strict=False
         )
     assert results == [2] and len(log) == 1
+
+
+def test_to_look_at_an_element_changes_nothing() -> None:
+    def grown(x, found):
+        if x.shape[0] > 15:
+            found["a"] = x.shape[0]
+        return x[:, : len(found) + 1]
+
+    def used(x):
+        return grown(x, collections.defaultdict(int))
+
+    free = torch.export.Dim.DYNAMIC
+    with selecting(lines_of(grown)):
+        program = torch.export.export(
+            Net(used), (torch.ones(9, 9),), dynamic_shapes={"x": {0: free}}, strict=False
+        )
+    assert program.module(check_guards=False)(torch.ones(9, 9)).shape == (9, 1)
 
 
 def test_other_threads_run_the_same() -> None:

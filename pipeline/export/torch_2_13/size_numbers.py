@@ -95,6 +95,13 @@ def _quotient(a: Number, b: Number) -> Number:
     return Number(a.top if top == 1 else a.top * top, bottom)
 
 
+def _times_reciprocal(a: Number, b: Number) -> Number:
+    """In floats, as torch divides a Python number by a tensor: it rounds twice."""
+    if not isinstance(b.top, int) or b.top <= 0 or b.top & (b.top - 1):
+        raise Unknown
+    return _quotient(a, b)
+
+
 def whole_quotient(a: Number, b: Number) -> Number:
     """The quotient of two integers, rounded down."""
     if a.bottom != 1 or b.bottom != 1 or (isinstance(b.top, int) and b.top == 0):
@@ -168,8 +175,8 @@ TWO: dict[str, Callable[[Number, Number], Any]] = {
     },
 }  # fmt: skip
 SWAPPED = {
-    "rsub": _difference, "__rsub__": _difference, "__rdiv__": _quotient,
-    "__rtruediv__": _quotient, "__rfloordiv__": whole_quotient, "__rmod__": _remainder,
+    "rsub": _difference, "__rsub__": _difference, "__rdiv__": _times_reciprocal,
+    "__rtruediv__": _times_reciprocal, "__rfloordiv__": whole_quotient, "__rmod__": _remainder,
 }  # fmt: skip
 ONE: dict[str, Callable[[Number], Number]] = {
     "neg": _negative, "negative": _negative, "floor": _down, "ceil": _up, "trunc": cut,

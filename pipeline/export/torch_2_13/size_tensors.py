@@ -16,6 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import numpy as np
@@ -64,6 +71,9 @@ _ASKED = ("item", "__bool__", "__int__", "__index__", "__float__")
 _COMPUTED = frozenset(
     {*_SOURCES, *_SAME, *ONE, *TWO, *SWAPPED, *ALL, "stack", "unbind", "__getitem__", "clamp"}
 )
+_PURE = frozenset(  # functions that don't write into their arguments
+    {*_COMPUTED, *_TAKE_NUMBERS, *_ASKED, "__get__", "size", "dim", "numel", "tolist", "__len__"}
+)
 
 
 class SizeTensors(TorchFunctionMode):
@@ -80,11 +90,13 @@ class SizeTensors(TorchFunctionMode):
             name: read(buffer) for name, buffer in module.named_buffers() if _is_small(buffer)
         }
         self._buffers: dict[str, torch.Tensor] = {}  # torch's, as they are when `module` is called
+        self._running = False
         self._wrote = False  # into a small integer tensor
         self._known = WeakIdKeyDictionary()  # a tensor's numbers, and its version then
 
     def __enter__(self) -> Any:
-        self._hook = self._module.register_forward_pre_hook(self._called)
+        # before the module's own hooks, which may replace buffers
+        self._hook = self._module.register_forward_pre_hook(self._called, prepend=True)
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
@@ -92,6 +104,9 @@ class SizeTensors(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _called(self, module: torch.nn.Module, _: object) -> None:
+        if self._running:  # it calls itself, and may have replaced some
+            return
+        self._running = True
         self._buffers = {
             name: buffer for name, buffer in module.named_buffers() if name in self._values
         }
@@ -106,7 +121,9 @@ class SizeTensors(TorchFunctionMode):
         """Called by torch for each function of its API."""
         del types
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
+        name = getattr(func, "__name__", "") if _is_torchs(func) else ""
+        if self._running and _may_write(func, name, kwargs):
+            self._wrote = self._wrote or _has_small([*args, *kwargs.values()])
         if name in _TAKE_NUMBERS:
             first = _TAKE_NUMBERS[name]
             args = (*args[:first], *(self._filled(arg) for arg in args[first:]))
@@ -117,8 +134,6 @@ class SizeTensors(TorchFunctionMode):
                 return answer
         elif func is torch.as_tensor and args and _has_sizes(args[0]):
             func = torch._refs.tensor  # torch replaces torch.tensor so, and bakes sizes in here
-        elif _writes(name) and args and isinstance(args[0], torch.Tensor):
-            self._wrote = self._wrote or _is_small(args[0])
         result = func(*args, **kwargs)
         if name in _COMPUTED and args:
             self._compute(name, args, kwargs, result)
@@ -313,9 +328,27 @@ def _version(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def _writes(name: str) -> bool:
-    """True for the name of a function that writes into its first argument."""
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+def _is_torchs(function: object) -> bool:
+    """True for a function of torch's own API, and not one of its name."""
+    if isinstance(function, FunctionType):
+        return function.__module__.split(".")[0] == "torch"
+    return isinstance(
+        function,
+        BuiltinFunctionType | MethodDescriptorType | WrapperDescriptorType | MethodWrapperType,
+    )
+
+
+def _may_write(function: object, name: str, kwargs: Mapping[str, Any]) -> bool:
+    if isinstance(function, torch._ops.OpOverload):
+        return function._schema.is_mutable
+    return name not in _PURE or "out" in kwargs
+
+
+def _has_small(value: Any) -> bool:
+    """True for a small tensor of integers, and for a list that has one."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_small, value))
+    return isinstance(value, torch.Tensor) and _is_small(value)
 
 
 def _names_dtype(values: Iterable[Any]) -> bool:

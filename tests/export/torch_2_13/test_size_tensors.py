@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,7 @@ NUMBERS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
         x.shape[0] - 20 * m.conv.stride, m.kernel[1], rounding_mode="floor"
     )
     + 60,
+    "a size divided by a power of 2": lambda m, x: (x.shape[1] / m.kernel[1]).ceil().int(),
     "an exact quotient": lambda m, x: (x.shape[1] / m.kernel[1] * 2).floor().int(),
     "divided twice": lambda m, x: (torch.tensor(x.shape[1]) / 2 / m.kernel[1] + 0.5).ceil().long(),
     "cut": lambda m, x: (torch.tensor(x.shape[1]) / m.conv.stride).int(),
@@ -111,6 +113,12 @@ def test_the_number_is_the_models_at_every_size(name: str) -> None:
         assert graph(x).shape == module(x).shape, (h, w)
 
 
+def clamp(tensor: torch.Tensor, least: int) -> Any:
+    if torch.overrides.has_torch_function((tensor,)):
+        return torch.overrides.handle_torch_function(clamp, (tensor,), tensor, least)
+    return tensor * 2 + least
+
+
 LEFT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "data": lambda m, x: (x > 0).sum(),
     "a buffer that is written to": lambda m, x: m.kernel.add_(1)[0],
@@ -144,6 +152,14 @@ LEFT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
         torch.tensor(x.shape[1], dtype=torch.int32) * 100000000 // 100000000
     ),
     "a comparison that a uint8 wraps": lambda m, x: (m.small < x.shape[1]).item(),
+    "a size divided by a tensor": lambda m, x: (x.shape[1] / m.conv.stride).ceil().int(),
+    "an and of a constant": lambda m, x: (m.pads.__iand__(1), m.pads)[1][0] + x.shape[1],
+    "many writes at once": lambda m, x: (torch._foreach_add_([m.pads], 3), m.pads)[1][0],
+    "a write by its option": lambda m, x: (
+        functional.hardtanh(m.pads, 0, 1, inplace=True), m.pads
+    )[1][0],
+    "a write by its keyword": lambda m, x: (torch.add(m.kernel, 1, out=m.pads), m.pads)[1][0],
+    "an own function of the name of torch's": lambda m, x: clamp(torch.tensor(x.shape[1]), 3),
     "a constant that is written to": lambda m, x: (m.pads[:1].fill_(x.shape[1]), m.pads)[1][0],
 }  # fmt: skip
 
@@ -220,6 +236,37 @@ def test_a_buffer_that_is_assigned_has_its_new_value(tmp_path) -> None:
     for w in range(W.min, W.max + 1):
         x = torch.randn(8, w)
         assert np.array_equal(session.run(None, {"x": x.numpy()})[0], spec.build(None)(x).numpy())
+
+
+def rolled(m: Net, x: torch.Tensor) -> torch.Tensor:
+    return torch.roll(x, int(m.conv.stride), -1)
+
+
+def again(m: Net, x: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] == 1:
+        return rolled(m, x)
+    m.conv.stride = torch.abs(torch.tensor(x.shape[1]) - 24)
+    return torch.roll(x + 0 * m(x[:1]), int(m.conv.stride), -1)
+
+
+def with_hook() -> Net:
+    net = Net(rolled)
+    net.register_forward_pre_hook(
+        lambda m, args: setattr(m.conv, "stride", torch.abs(torch.tensor(args[0].shape[1]) - 24))
+    )
+    return net
+
+
+@pytest.mark.parametrize("build", [lambda: Net(again), with_hook])
+def test_a_buffer_that_is_assigned_early_has_its_new_value(tmp_path, build: Any) -> None:
+    spec = ModelSpec("net", lambda _: build(), (Input("x", (H, W)),), (Output("y"),))
+    with contextlib.suppress(ExportError):
+        export(spec, None, tmp_path / "m.onnx")
+        session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+        for w in range(W.min, W.max + 1):
+            x = torch.randn(8, w)
+            got = session.run(None, {"x": x.numpy()})[0]
+            assert np.array_equal(got, build()(x).numpy())
 
 
 def test_a_border_in_a_tensor_narrows_as_a_border_in_python_does(tmp_path) -> None:
