@@ -19,7 +19,7 @@ ENDS: list[tuple[Size, tuple[float, float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("size", "ends"), ENDS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("size", "ends"), ENDS, ids=str)
 def test_ends_are_of_all_sizes(size: Size, ends: tuple[float, float]) -> None:
     found = []
 
