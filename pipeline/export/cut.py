@@ -5,9 +5,7 @@ Code that `number_branches` has rewritten calls these functions.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,14 +13,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from pipeline.export.declared import ends_of, smallest_size
-from pipeline.export.select import Open, Undecided, choose, is_whole, known_number
+from pipeline.export.select import Open, Undecided, choose, is_whole, known_number, watch
 
 _least: Callable[[Any, Any], Any] = torch.sym_min
 _most: Callable[[Any, Any], Any] = torch.sym_max
-# tensors that are one object on one side of a branch and two in the program, and their versions
-_apart: ContextVar[list[tuple[torch.Tensor, torch.Tensor, int]] | None] = ContextVar(
-    "_apart", default=None
-)
 
 
 class _Index:
@@ -31,22 +25,6 @@ class _Index:
 
 
 INDEX = _Index()  # ``INDEX[a:b]`` is a slice
-
-
-@contextlib.contextmanager
-def copies_watched() -> Iterator[None]:
-    """Raises `Undecided` at the end if one of two tensors was written to that are one in the model.
-
-    Where a condition does not hold, the model has the tensor itself, and the program has a copy.
-    """
-    apart: list[tuple[torch.Tensor, torch.Tensor, int]] = []
-    token = _apart.set(apart)
-    try:
-        yield
-    finally:
-        _apart.reset(token)
-    if any(one._version + other._version != then for one, other, then in apart):
-        raise Undecided("the model writes into a tensor that a branch pads or crops")
 
 
 def padded(
@@ -120,9 +98,8 @@ def _joined_to(
     condition: Open, target: int, x: torch.Tensor, result: torch.Tensor, *, copied: bool
 ) -> torch.Tensor:
     condition.joined.setdefault(target, []).append(result)
-    apart = _apart.get()
-    if copied and apart is not None:
-        apart.append((x, result, x._version + result._version))
+    if copied:
+        watch(x, result)
     return result
 
 

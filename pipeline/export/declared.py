@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -21,6 +21,7 @@ from pipeline.spec.dims import Dim, Size
 Sizes = Mapping[tuple[str, int], Size]  # declared, by argument of ``forward`` and axis
 Symbols = tuple[tuple[str, Size], ...]  # torch's symbols, each with its declared size
 
+_symbols: ContextVar[dict[Any, ValueRanges[Any]] | None] = ContextVar("_symbols", default=None)
 _declared: ContextVar[Sizes | None] = ContextVar("_declared", default=None)
 _MOST_VALUES = 1 << 22  # of the dims of one size, to find its ends; 0.1 s
 _SOURCE = re.compile(r"L\['(\w+)'\](\[\d+\])?\.size\(\)\[(\d+)\]")
@@ -48,6 +49,64 @@ def declaring(sizes: Sizes) -> Iterator[None]:
         yield
     finally:
         _declared.reset(token)
+
+
+@contextmanager
+def declaring_symbols(
+    program: torch.export.ExportedProgram, shapes: Sequence[Sequence[Size]]
+) -> Iterator[None]:
+    """Tells `program_bounds` the declared sizes of a program's inputs.
+
+    Args:
+        program: the program.
+        shapes: the declared shape of each of its inputs, in order.
+    """
+    inputs = program.graph_signature.user_inputs
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    token = _symbols.set(
+        {
+            symbol: found
+            for name, shape in zip(inputs, shapes, strict=True)
+            if isinstance(values.get(str(name)), torch.Tensor)
+            for length, size in zip(values[str(name)].shape, shape, strict=True)
+            for symbol, found in _symbol_range(length, size)
+        }
+    )
+    try:
+        yield
+    finally:
+        _symbols.reset(token)
+
+
+def _symbol_range(length: Any, size: Size) -> Iterator[tuple[Any, ValueRanges[Any]]]:
+    """torch's symbol in a length, and its range; none if the length is no multiple of a symbol."""
+    if not isinstance(length, torch.SymInt) or len(length.node.expr.free_symbols) != 1:
+        return
+    (symbol,) = length.node.expr.free_symbols
+    step, found = length.node.expr / symbol, _range(size)
+    if not step.is_Integer or step <= 0:
+        return
+    if not (found.lower.is_Integer and found.upper.is_Integer):
+        return
+    yield symbol, ValueRanges(-(-found.lower // step), found.upper // step)
+
+
+def program_bounds(value: int | torch.SymInt) -> tuple[float, float]:
+    """Two numbers between which a number of a program's sizes lies at all declared sizes.
+
+    torch's own bounds leave out sizes of 0 and 1, and may be narrowed by a branch of the model.
+    """
+    if isinstance(value, int):
+        return value, value
+    env, declared = value.node.shape_env, _symbols.get() or {}
+    ranges = {}
+    for symbol in value.node.expr.free_symbols:
+        found = env.var_to_range[symbol]
+        if symbol in env.backed_var_to_val:
+            found = declared.get(symbol, ValueRanges(0, found.upper))
+        ranges[symbol] = found
+    bound = bound_sympy(value.node.expr, ranges)
+    return float(bound.lower), float(bound.upper)
 
 
 def ends_of(value: int | torch.SymInt) -> tuple[float, float]:

@@ -229,6 +229,7 @@ def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path)
                 opset=OPSET,
                 input_names=[i.name for i in spec.inputs],
                 output_names=[o.name for o in spec.outputs],
+                shapes=[i.shape for i in inner_inputs(spec)],
             )
     except ExportError as error:
         raise error.of(spec.name) from error.__cause__

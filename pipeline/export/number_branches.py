@@ -26,9 +26,9 @@ from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from pipeline.export.asked import Line
-from pipeline.export.cut import copies_watched
 from pipeline.export.exchange import Exchange
 from pipeline.export.number_syntax import NumberBranches
+from pipeline.export.select import writes_watched
 
 _WITH_CODE = (
     FunctionType, MethodType, type, property, staticmethod, classmethod, functools.partial,
@@ -44,7 +44,7 @@ def selecting(lines: Collection[Line]) -> Iterator[None]:
     Only functions and methods that a module's names lead to are changed.
 
     Raises:
-        Undecided: the model writes into a tensor that it padded or cropped in such a branch.
+        Undecided: the model writes into a tensor that such a branch pads, crops or chooses.
     """
     new: dict[tuple[Any, str], Any] = {}
     for file in {file for file, _ in lines}:
@@ -54,7 +54,7 @@ def selecting(lines: Collection[Line]) -> Iterator[None]:
             other = codes.get(_key(code))
             if other is not None and other.co_freevars == code.co_freevars:
                 new[function, "__code__"] = other
-    with Exchange(new).used() if new else contextlib.nullcontext(), copies_watched():
+    with Exchange(new).used() if new else contextlib.nullcontext(), writes_watched():
         yield
 
 

@@ -21,6 +21,7 @@ _PURE = (
 )  # fmt: skip
 _FUNCTIONS = ("min", "max", "abs", "len", "int")  # calls of these change nothing
 _METHODS = ("size", "dim", "numel")
+_REFLECTION = ("NameError", "UnboundLocalError", "locals", "vars", "eval", "exec")
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
@@ -34,12 +35,15 @@ class NumberBranches(ast.NodeTransformer):
     def __init__(self, lines: Collection[int]) -> None:
         self.count = 0
         self._at = lines
-        self._numbers: frozenset[str] = frozenset()  # names of the function that is visited
+        # of the function that is visited: names that may hold numbers, and that must not change
+        self._numbers: frozenset[str] = frozenset()
+        self._seen: frozenset[str] = frozenset()
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        outer, self._numbers = self._numbers, _only_ends(node)
+        outer = self._numbers, self._seen
+        self._numbers, self._seen = _only_ends(node), _seen(node)
         self.generic_visit(node)
-        self._numbers = outer
+        self._numbers, self._seen = outer
         return node
 
     def _is_meant(self, node: ast.If | ast.IfExp) -> bool:
@@ -58,7 +62,8 @@ class NumberBranches(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> Any:
         targets = _targets([*node.body, *node.orelse])
-        meant = self._is_meant(node) and bool(targets)
+        names = {target.id for target in targets or () if isinstance(target, ast.Name)}
+        meant = self._is_meant(node) and bool(targets) and not names & self._seen
         test = _condition(node.test)
         self.generic_visit(node)
         if not meant:
@@ -225,7 +230,7 @@ def _targets(
         if not targets or not all(map(_pure, [*targets, value])):
             return None
         for target in targets:
-            if not isinstance(target, ast.Name | ast.Subscript) or _has_slice(target):
+            if not isinstance(target, ast.Name | ast.Subscript) or not _is_place(target):
                 return None
             found[ast.unparse(target)] = target
     # a place that moves when another target gets a value can't be put back
@@ -243,6 +248,32 @@ def _assigned(statement: ast.stmt) -> tuple[list[ast.expr], ast.expr]:
     if isinstance(first, ast.Tuple) and len(statement.targets) == 1:
         return first.elts, statement.value
     return statement.targets, statement.value
+
+
+def _is_place(target: ast.Name | ast.Subscript) -> bool:
+    """False for a place that may depend on an element of a list, and for several places."""
+    parts = [p for child in ast.iter_child_nodes(target) for p in ast.walk(child)]
+    return not any(isinstance(part, ast.Subscript | ast.Slice | ast.Call) for part in parts)
+
+
+def _seen(function: ast.FunctionDef) -> frozenset[str]:
+    """The names of a function whose identity or absence its code can see.
+
+    They are operands of ``is`` with anything but None, and all names beside ``locals()`` and an
+    ``except NameError``.
+    """
+    found: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id in _REFLECTION:
+            return frozenset(n.id for n in ast.walk(function) if isinstance(n, ast.Name))
+        sides: list[ast.expr] = []
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "id":
+            sides = node.args
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
+            sides = [node.left, *node.comparators]
+        if not any(isinstance(side, ast.Constant) and side.value is None for side in sides):
+            found |= {n.id for side in sides for n in ast.walk(side) if isinstance(n, ast.Name)}
+    return frozenset(found)
 
 
 def _has_slice(node: ast.AST) -> bool:

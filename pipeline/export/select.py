@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,9 @@ _TESTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 _sym_min: Callable[[Any, Any], Any] = torch.sym_min
 _sym_max: Callable[[Any, Any], Any] = torch.sym_max
+_watched: ContextVar[list[tuple[tuple[torch.Tensor, ...], int]] | None] = ContextVar(
+    "_watched", default=None
+)
 NOTHING = object()  # the value of a name without one
 
 
@@ -163,8 +167,6 @@ def choose(condition: Open, first: Any, second: Any) -> Any:
         return first
     if type(first) is tuple and type(second) is tuple and len(first) == len(second):
         return tuple(choose(condition, a, b) for a, b in zip(first, second, strict=True))
-    if isinstance(first, bool) and isinstance(second, bool):  # one is True, and one is False
-        return condition.indicator == int(first)
     if not (is_whole(first) and is_whole(second)):
         raise Undecided
     return _chosen(condition, first, second)
@@ -245,13 +247,44 @@ def joined(
         if _is_joined(condition, k, b) and (a is old or _is_joined(condition, k, a)):
             found.append(b)  # the second side began with what the first one left
         else:
-            known = known_number if k in numbers and a is not b else _itself
+            known = _watched_number if k in numbers and a is not b else _itself
             found.append(choose(condition, known(a), known(b)))
     return found
 
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def _watched_number(value: Any) -> Any:
+    """`known_number`, as long as the model does not write into the tensor later."""
+    number = known_number(value)
+    if number is not value:
+        watch(value)
+    return number
+
+
+@contextlib.contextmanager
+def writes_watched() -> Iterator[None]:
+    """Raises `Undecided` at the end if one of the tensors was written to that `watch` got."""
+    watched: list[tuple[tuple[torch.Tensor, ...], int]] = []
+    token = _watched.set(watched)
+    try:
+        yield
+    finally:
+        _watched.reset(token)
+    if any(sum(one._version for one in tensors) != then for tensors, then in watched):
+        raise Undecided("the model writes into a tensor that a branch pads, crops or chooses")
+
+
+def watch(*tensors: torch.Tensor) -> None:
+    """Nobody may write into these tensors from now on.
+
+    They are one object in the model, and two or a number in the program.
+    """
+    watched = _watched.get()
+    if watched is not None:
+        watched.append((tensors, sum(one._version for one in tensors)))
 
 
 def known_number(value: Any) -> Any:

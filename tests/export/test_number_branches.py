@@ -345,7 +345,61 @@ def a_tensor_that_is_divided(x):
     return x * (n / 3)
 
 
+def a_tensor_that_is_written_later(x):
+    a = torch.tensor(x.shape[3] - 1)
+    n = a
+    if x.shape[2] <= 15:
+        n = n - 2
+    a -= 5
+    return x[..., :n].sum(3)
+
+
+def an_element_that_is_written_later(x):
+    t = torch.tensor([x.shape[3] - 1, 3])
+    n = t[0]
+    if x.shape[2] <= 15:
+        n = 4
+    t.clamp_(max=6)
+    return x[..., :n].sum(3)
+
+
+def a_truth(x):
+    causal = True if x.shape[2] > 12 else False  # noqa: SIM210
+    if causal is True:
+        x = x * 2
+    return x
+
+
+def padded_or_not(x):
+    y = x
+    if x.shape[2] < 15:
+        y = functional.pad(y, (0, 0, 0, 15 - x.shape[2]))
+    out = y * 2
+    if y is not x:
+        out = out - 1
+    return out.sum((2, 3))
+
+
+def a_place_in_the_list_itself(x):
+    p = [0, 5]
+    if x.shape[2] > 15:
+        p[p[0]] = 1
+    return torch.roll(x, p[0] + p[1], 3)
+
+
+def on_one_side_only(x):
+    if x.shape[2] > 15:
+        n = 3
+    try:
+        k = n
+    except NameError:
+        k = 5
+    return torch.roll(x, k, 3)
+
+
 OTHERS = [
+    a_tensor_that_is_written_later, an_element_that_is_written_later, a_truth, padded_or_not,
+    a_place_in_the_list_itself, on_one_side_only,
     a_list_that_is_turned, a_list_with_two_names, one_of_two_lists, a_part_of_a_list,
     a_place_that_moves, a_tensor_with_two_names, a_tensor_that_is_divided,
     tensors, floats, in_place, own_function, of_unknown_sign, with_steps, one_place,

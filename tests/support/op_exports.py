@@ -13,7 +13,7 @@ import torch
 
 from pipeline.export.ops import exporter
 from pipeline.export.torch_2_13 import mended
-from pipeline.spec.dims import Size
+from pipeline.spec.dims import Dim, Size
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
 
@@ -69,6 +69,13 @@ def export_op(
         opset=18,
         input_names=[f"x{n}" for n in range(len(example))],
         output_names=[f"y{n}" for n in range(count)],
+        shapes=[
+            [
+                Dim(f"x{n}_{k}", 1, length, most) if k in axes[n] else length
+                for k, length in enumerate(x.shape)
+            ]
+            for n, x in enumerate(example)
+        ],
     )
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)

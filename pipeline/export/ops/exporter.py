@@ -12,6 +12,7 @@ import onnx
 import torch
 
 from pipeline.errors import ExportError
+from pipeline.export.declared import declaring_symbols
 from pipeline.export.ops import integers, pools, small_matrices, translation_table
 from pipeline.export.ops.refusals import line_of, refusal
 from pipeline.export.torch_2_13 import mended
@@ -19,6 +20,7 @@ from pipeline.graph.files import nodes_of
 from pipeline.plugins import PLUGINS
 from pipeline.plugins.base import DOMAIN
 from pipeline.plugins.loading import find_plugin
+from pipeline.spec.dims import Size
 
 
 def to_onnx(
@@ -28,6 +30,7 @@ def to_onnx(
     opset: int,
     input_names: Sequence[str],
     output_names: Sequence[str],
+    shapes: Sequence[Sequence[Size]],
 ) -> None:
     """Writes the program as ONNX; weights beyond 2 GB go into ``<path>.data`` beside it.
 
@@ -37,6 +40,7 @@ def to_onnx(
         opset: the opset of the file.
         input_names: the names of the inputs, in order.
         output_names: the names of the outputs, in order.
+        shapes: the declared shapes of the inputs, in order.
 
     Raises:
         ExportError: an op can't be exported; the text names it, the model's line and what to use.
@@ -46,7 +50,11 @@ def to_onnx(
     called: set[Any] = set()
     table = {target: _noting(f, target, called) for target, f in translation_table().items()}
     try:
-        with mended(program.graph_module, {}, during="torch.onnx.export"), _unguarded(program):
+        with (
+            mended(program.graph_module, {}, during="torch.onnx.export"),
+            declaring_symbols(program, shapes),
+            _unguarded(program),
+        ):
             onnx_program = torch.onnx.export(
                 program,
                 dynamo=True,

@@ -9,8 +9,8 @@ b > 0
     floor(a / b) = max(a, 0) div b - (max(-a, 0) + b - 1) div b
     a mod b = (max(a, 0) + b - max(-a, 0) mod b) mod b
 
-Plain Div and Mod are used where torch knows that a can't be negative. A divisor that torch only
-knows to be 0 or more becomes at least 1: where it is 0, the model itself fails.
+Plain Div and Mod are used where a can't be negative at the declared sizes. A divisor that may be 0
+becomes at least 1: where it is 0, the model itself fails.
 
 ``operator.floordiv`` and ``operator.mod`` are the keys under which torch 2.13 dispatches them.
 """
@@ -90,7 +90,7 @@ def _positive(b: Any, sign: str) -> Any:
         return b
     if least == 0 and not isinstance(b, int):
         return op.Max(b, op.Constant(value_int=1))
-    raise ExportError(f"{sign} by a size that may be negative, as far as torch knows")
+    raise ExportError(f"{sign} by a size that may be negative, as far as is known")
 
 
 def _scalar(value: Any) -> Value:
@@ -98,7 +98,7 @@ def _scalar(value: Any) -> Value:
 
 
 def _least(value: Any) -> float:
-    """The smallest value that a size can have, as far as torch knows."""
+    """The smallest value that a size can have at the declared sizes, as far as that is known."""
     return bounds(value if isinstance(value, int) else known(value))[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from onnxscript.function_libs.torch_lib.ops import core  # the exporter's own; torch 2.13
 
-from pipeline.export.ops.sizes import Value, as_size, ints, op, rank, size, tensor
+from pipeline.export.ops.sizes import Value, as_size, bounds, ints, known, op, rank, size, tensor
 
 aten: Any = torch.ops.aten
 
@@ -19,16 +19,21 @@ def roll(x: Value, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Value:
         return core.aten_roll(x, shifts, dims)
     if not dims:
         flat = op.Reshape(x, ints(-1))
-        return op.Reshape(_rolled(flat, shifts[0], 0, op.Shape(flat)), op.Shape(x), allowzero=1)
-    result = x
+        length = op.Shape(flat)
+        turned = _rolled(flat, shifts[0], 0, length, op.Max(length, ints(1)))
+        return op.Reshape(turned, op.Shape(x), allowzero=1)
+    result, fake = x, known(x)
     for shift, axis in zip(shifts, dims, strict=True):
-        result = _rolled(result, shift, axis % rank(x), tensor(size(x, axis)))
+        length = tensor(size(x, axis))
+        some = isinstance(fake, torch.Tensor) and bounds(fake.shape[axis])[0] > 0
+        divisor = length if some else op.Max(length, ints(1))
+        result = _rolled(result, shift, axis % rank(x), length, divisor)
     return result
 
 
-def _rolled(x: Value, shift: Any, axis: int, length: Value) -> Value:
+def _rolled(x: Value, shift: Any, axis: int, length: Value, divisor: Value) -> Value:
     back = ints(-shift) if isinstance(shift, int) else op.Neg(as_size(shift))
-    first = op.Mod(back, length)
+    first = op.Mod(back, divisor)  # the length, or 1 where that is 0
     return op.Concat(
         op.Slice(x, first, length, ints(axis)), op.Slice(x, ints(0), first, ints(axis)), axis=axis
     )

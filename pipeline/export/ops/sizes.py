@@ -16,6 +16,7 @@ import torch
 from onnxscript import opset18
 
 from pipeline.errors import ExportError
+from pipeline.export.declared import program_bounds
 
 op: Any = opset18  # its annotations describe eager values, not the exporter's
 Value = Any  # onnxscript's SymbolicTensor: an onnx_ir.Value that knows its dtype and shape
@@ -95,13 +96,10 @@ def known(value: Any) -> Any:
 
 
 def bounds(size_: Any) -> tuple[float, float]:
-    """The smallest and largest value of an int or a SymInt; infinite if torch does not know."""
-    if isinstance(size_, int):
-        return size_, size_
-    if not isinstance(size_, torch.SymInt):
+    """The smallest and largest value of an int or a SymInt; infinite if nothing is known."""
+    if not isinstance(size_, int | torch.SymInt):
         return -math.inf, math.inf
-    found = size_.node.shape_env.bound_sympy(size_.node.expr)
-    return float(found.lower), float(found.upper)
+    return program_bounds(size_)
 
 
 def largest(x: Value, axis: int) -> float:

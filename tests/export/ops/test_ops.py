@@ -26,6 +26,7 @@ from pipeline.export.ops import (
     special,
     translation_table,
 )
+from pipeline.spec.dims import Dim
 
 aten = torch.ops.aten
 SIZES = [(9, 30), (14, 27), (19, 24), (24, 21), (29, 18), (34, 15), (39, 9), (90, 77), (180, 167)]
@@ -55,7 +56,10 @@ def ours(function, path: Path, dtype=torch.float32) -> Path:
         program = torch.export.export(
             Wrap(function).eval(), (image(*EXAMPLE, dtype),), dynamic_shapes=dynamic()
         )
-        exporter.to_onnx(program, path, opset=18, input_names=["x"], output_names=["y"])
+        shape = (1, 3, Dim("h", 8, 40, 200), Dim("w", 8, 40, 200))
+        exporter.to_onnx(
+            program, path, opset=18, input_names=["x"], output_names=["y"], shapes=[shape]
+        )
     onnx.checker.check_model(onnx.load(path), full_check=True)
     return path
 
