@@ -99,7 +99,7 @@ pipeline convert benchmarks/strangers/strangers_models.py:timm_vit_tiny {example
 """
 
 
-_worker = threading.local()  # its `core` is the core of the processes that the thread starts
+worker = threading.local()  # its `core` is the core of the processes that the thread starts
 
 
 def arguments(stranger: Stranger) -> list[str]:
@@ -144,7 +144,7 @@ def run(words: list[str], limit: int) -> Ended:
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}"},
     ) as child:
         assert child.stdout is not None
-        os.sched_setaffinity(child.pid, {_worker.core})
+        os.sched_setaffinity(child.pid, {worker.core})
         timer = threading.Timer(limit * PATIENCE, os.killpg, (child.pid, signal.SIGKILL))
         timer.start()
         text = child.stdout.read()
@@ -364,7 +364,7 @@ def main() -> None:
         cores.put(core)
 
     def on_its_core() -> None:
-        _worker.core = cores.get()
+        worker.core = cores.get()
 
     def done(stranger: Stranger) -> dict[str, Any]:
         result = one(stranger, out, options.fresh, options.times)

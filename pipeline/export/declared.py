@@ -16,6 +16,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from pipeline.export.guards import Symbol
+from pipeline.export.torch_messages import root_name
 from pipeline.spec.dims import Dim, Size
 
 Sizes = Mapping[tuple[str, int], Size]  # declared, by argument of ``forward`` and axis
@@ -101,7 +102,7 @@ def program_bounds(value: int | torch.SymInt) -> tuple[float, float]:
     env, declared = value.node.shape_env, _symbols.get() or {}
     ranges = {}
     for symbol in value.node.expr.free_symbols:
-        found = env.var_to_range[symbol]
+        found = env.var_to_range.get(symbol, ValueRanges(-int_oo, int_oo))
         if symbol in env.backed_var_to_val:
             found = declared.get(symbol, ValueRanges(0, found.upper))
         ranges[symbol] = found
@@ -132,15 +133,33 @@ def smallest_size(value: torch.SymInt) -> float:
 
 
 def _ranges(value: torch.SymInt) -> dict[Any, ValueRanges[Any]] | None:
-    """The declared range of each symbol; None if one is not the size of a declared input."""
-    sizes, env, ranges = _declared.get() or {}, value.node.shape_env, {}
+    """The declared range of each symbol; None if one is not of the size of a declared input."""
+    env, ranges = value.node.shape_env, {}
     for symbol in value.node.expr.free_symbols:
-        source = next(iter(env.var_to_sources.get(symbol, ())), None)
-        size = None if source is None else declared_size(source.name, sizes)
-        if size is None:
+        found = symbol_range(env, symbol)
+        if found is None:
             return None
-        ranges[symbol] = _range(size)
+        ranges[symbol] = found
     return ranges
+
+
+def symbol_range(env: Any, symbol: Any) -> ValueRanges[Any] | None:
+    """The declared range of one of torch's symbols while a model is traced; None if unknown.
+
+    A symbol stands for a size, or for a dim divided by its multiple.
+    """
+    sizes = _declared.get() or {}
+    source = next(iter(env.var_to_sources.get(symbol, ())), None)
+    if source is None:
+        return None
+    size = declared_size(source.name, sizes)
+    if size is not None:
+        return _range(size)
+    dims = {dim for size in sizes.values() if not isinstance(size, int) for dim in size.dims}
+    for dim in dims:
+        if root_name(dim) == source.name:
+            return ValueRanges(dim.min // dim.multiple_of, dim.max // dim.multiple_of)
+    return None
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import sympy
 import torch
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -224,11 +225,73 @@ def matters(
     try:
         want = flat_tensors(module(*(arg.clone() for arg in args)))
         got = flat_tensors(graph(*(arg.clone() for arg in args)))
+        if _other_shapes(graph, args):
+            return True
     except Exception:  # the model, or the graph, fails at these sizes
         return True
     return len(want) != len(got) or not all(
         _same(a, b, tolerance) for a, b in zip(want, got, strict=True)
     )
+
+
+class _Shapes(torch.fx.Interpreter):
+    """Runs a program, and compares the tensors' shapes with those that torch recorded.
+
+    The exporter writes the recorded ones.
+
+    Attributes:
+        differ: Whether a shape is another one.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.differ = False
+        self._sizes: dict[Any, sympy.Integer] = {}  # of torch's symbols
+        self._known: dict[Any, Any] = {}  # values of torch's expressions
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result, record = super().run_node(n), n.meta.get("val")
+        results = result if isinstance(result, (list, tuple)) else [result]
+        records = record if isinstance(record, (list, tuple)) else [record]
+        for tensor, fake in zip(results, records, strict=False):
+            if isinstance(tensor, torch.Tensor) and isinstance(fake, torch.Tensor):
+                if n.op == "placeholder":
+                    self._learn(tensor, fake)
+                elif not self._agrees(tensor, fake):
+                    self.differ = True
+        return result
+
+    def _learn(self, tensor: torch.Tensor, fake: torch.Tensor) -> None:
+        for size, recorded in zip(tensor.shape, fake.shape, strict=True):
+            expr = recorded.node.expr if isinstance(recorded, torch.SymInt) else None
+            if expr is not None and len(expr.free_symbols) == 1:
+                (symbol,) = expr.free_symbols
+                step = expr / symbol
+                if step.is_Integer:
+                    self._sizes[symbol] = sympy.Integer(size) // step
+
+    def _agrees(self, tensor: torch.Tensor, fake: torch.Tensor) -> bool:
+        if tensor.dim() != fake.dim():
+            return False
+        return all(map(self._equal, tensor.shape, fake.shape))
+
+    def _equal(self, size: int, recorded: Any) -> bool:
+        if not isinstance(recorded, torch.SymInt):
+            return bool(size == recorded)
+        expr = recorded.node.expr
+        if expr not in self._known:
+            self._known[expr] = expr.xreplace(self._sizes)
+        found = self._known[expr]
+        return not found.is_Integer or int(found) == size  # it depends on data
+
+
+def _other_shapes(graph: torch.nn.Module, args: Sequence[torch.Tensor]) -> bool:
+    """True if the program has a tensor of another shape than torch recorded."""
+    if not isinstance(graph, torch.fx.GraphModule):
+        return False
+    shapes = _Shapes(graph)
+    shapes.run(*(arg.clone() for arg in args))
+    return shapes.differ
 
 
 def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:

@@ -12,7 +12,7 @@ b > 0
 Plain Div and Mod are used where a can't be negative at the declared sizes. A divisor that may be 0
 becomes at least 1: where it is 0, the model itself fails.
 
-``operator.floordiv`` and ``operator.mod`` are the keys under which torch 2.13 dispatches them.
+``operator.floordiv``, ``mod`` and ``pow`` are the keys under which torch 2.13 dispatches them.
 """
 
 from __future__ import annotations
@@ -55,6 +55,19 @@ def mod(a: Any, b: Any) -> Any:
     b = _positive(b, "%")
     a, b, low = _scalar(a), _scalar(b), _least(a)
     return op.Mod(a, b) if low >= 0 else _mod(a, b, op.Constant(value_int=0))
+
+
+def power(a: Any, b: Any) -> Any:
+    """``a ** b`` of sizes and numbers.
+
+    Raises:
+        ExportError: the exponent is a size that may be negative: ONNX's power is 0 there.
+    """
+    size = None if isinstance(b, int | float) else known(b)
+    if isinstance(size, torch.SymInt) and bounds(size)[0] < 0:
+        raise ExportError("** with a negative exponent, as far as is known")
+    a, b = (_scalar(value) if isinstance(value, int) else value for value in (a, b))
+    return core.aten_pow(a, b)
 
 
 def remainder(x: Value, other: float) -> Value:
@@ -127,6 +140,7 @@ OF_INTEGERS = (aten.remainder.Scalar, aten.div.Tensor_mode)
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     operator.floordiv: floordiv,
     operator.mod: mod,
+    operator.pow: power,
     math.trunc: trunc,
     aten.remainder.Scalar: remainder,
     aten.div.Tensor_mode: div,

@@ -3,7 +3,7 @@
 ``x[:8]`` of an axis with 2 to 40 elements has ``min(8, size)`` elements. torch 2.13 compares 8 with
 the example's size, and takes the answer for every size (`_compute_slice_index`). It has the
 ``min(8, size)`` itself, but only for sizes that depend on the data. Under `open_slices` it takes it
-wherever both answers are possible in torch's ranges of the sizes.
+wherever both answers are possible at the declared sizes.
 
 The node of the slice keeps its numbers: ONNX cuts a slice at the end of the axis, as Python does.
 """
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses import fake_impls
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from pipeline.export.declared import symbol_range
 from pipeline.export.exchange import Exchange
 from pipeline.export.symbols import exact
 from pipeline.probe.evaluate import where_holds
@@ -37,41 +37,56 @@ _most: Callable[[Size, Size], Any] = torch.sym_max
 
 def _index(size: Size, index: Size) -> Any:
     """Where a slice begins or ends in an axis of this size."""
-    if isinstance(size, torch.SymInt) or isinstance(index, torch.SymInt):
-        if statically_known_true(index >= 0) and _open(index <= size):
-            return _least(index, size)
-        if statically_known_true(index < 0) and _open(index >= -size):
-            return _most(index + size, 0)
+    if not isinstance(size, torch.SymInt) and not isinstance(index, torch.SymInt):
+        return _own(size, index)
+    counted = _held(index >= 0)  # from the start
+    if counted == "all":
+        within = _held(index <= size)
+        if within in ("some", "all"):
+            return index if within == "all" else _least(index, size)
+    elif counted == "none":
+        within = _held(index >= -size)
+        if within in ("some", "all"):
+            return index + size if within == "all" else _most(index + size, 0)
+    elif counted == "some":
+        from_end = _least(1, _most(0, -index))  # 1 for a negative index
+        return _least(_most(index + size * from_end, 0), size)
     return _own(size, index)
 
 
-def _open(condition: bool | torch.SymBool) -> bool:
-    """Whether a condition holds at some sizes, and not at others."""
-    if not isinstance(condition, torch.SymBool) or statically_known_true(condition):
-        return False
+def _held(condition: bool | torch.SymBool) -> str:
+    """At which of the declared sizes a condition holds: "all", "some" or "none"; "" if unknown.
+
+    torch's own ranges leave out sizes of 0 and 1, and are narrowed by the model's branches.
+    """
+    if not isinstance(condition, torch.SymBool):
+        return "all" if condition else "none"
     env, expr = condition.node.shape_env, condition.node.expr
     ranges = []
     for symbol in sorted(expr.free_symbols, key=str):
-        found = env.var_to_range.get(symbol)
-        if symbol not in env.backed_var_to_val or found is None:
-            return False  # torch does what is right for a size that depends on the data
+        own = env.var_to_range.get(symbol)
+        if symbol not in env.backed_var_to_val or own is None:
+            return ""  # torch does what is right for a size that depends on the data
+        found = symbol_range(env, symbol) or own
         low = int(found.lower)
         high = int(found.upper) if found.upper.is_Integer else max(low, _LARGEST)
         ranges.append((str(symbol), low, high))
-    return bool(ranges) and _both(exact(expr), tuple(ranges))
+    return _where(exact(expr), tuple(ranges)) if ranges else ""
 
 
 @lru_cache(maxsize=4096)
-def _both(condition: str, ranges: tuple[Range, ...]) -> bool:
-    """Whether a condition holds at some of the sizes, and not at others."""
+def _where(condition: str, ranges: tuple[Range, ...]) -> str:
+    """At which of the sizes a condition holds; see `_held`."""
     each = max(2, int(_MOST ** (1 / len(ranges))))
     lines = [_spread(low, high, each) for _, low, high in ranges]
     if math.prod(map(len, lines)) > _MOST:
-        return False
+        return ""
     meshes = np.meshgrid(*lines, indexing="ij")
     values = {name: m.ravel() for (name, _, _), m in zip(ranges, meshes, strict=True)}
     held = where_holds(condition, values)
-    return held is not None and bool(held.any()) and not held.all()
+    if held is None:
+        return ""
+    return "all" if held.all() else "some" if held.any() else "none"
 
 
 def _spread(low: int, high: int, most: int) -> np.ndarray:
