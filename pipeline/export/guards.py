@@ -195,7 +195,7 @@ _ANY = 1 << 40  # larger than every size
 _CLOSE = 1e-4  # part of an output's largest value: a guard that changes more than this matters
 
 
-def unguarded(program: torch.export.ExportedProgram) -> torch.nn.Module:
+def unguarded(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     """The program as a module that also runs at sizes that break a guard.
 
     It runs outside of the ranges that torch.export concluded too.
@@ -208,7 +208,7 @@ def unguarded(program: torch.export.ExportedProgram) -> torch.nn.Module:
 
 
 def matters(
-    graph: torch.nn.Module,
+    graph: torch.fx.GraphModule,
     module: torch.nn.Module,
     args: Sequence[torch.Tensor],
     tolerance: Tolerance,
@@ -224,14 +224,13 @@ def matters(
         return True
     try:
         want = flat_tensors(module(*(arg.clone() for arg in args)))
-        got = flat_tensors(graph(*(arg.clone() for arg in args)))
-        if _other_shapes(graph, args):
-            return True
+        shapes = _Shapes(graph)
+        got = flat_tensors(shapes.run(*(arg.clone() for arg in args)))
     except Exception:  # the model, or the graph, fails at these sizes
         return True
-    return len(want) != len(got) or not all(
-        _same(a, b, tolerance) for a, b in zip(want, got, strict=True)
-    )
+    if shapes.differ or len(want) != len(got):
+        return True
+    return not all(_same(a, b, tolerance) for a, b in zip(want, got, strict=True))
 
 
 class _Shapes(torch.fx.Interpreter):
@@ -283,15 +282,6 @@ class _Shapes(torch.fx.Interpreter):
             self._known[expr] = expr.xreplace(self._sizes)
         found = self._known[expr]
         return not found.is_Integer or int(found) == size  # it depends on data
-
-
-def _other_shapes(graph: torch.nn.Module, args: Sequence[torch.Tensor]) -> bool:
-    """True if the program has a tensor of another shape than torch recorded."""
-    if not isinstance(graph, torch.fx.GraphModule):
-        return False
-    shapes = _Shapes(graph)
-    shapes.run(*(arg.clone() for arg in args))
-    return shapes.differ
 
 
 def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:
