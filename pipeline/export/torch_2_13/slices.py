@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import sympy
 import torch
 from torch._subclasses import fake_impls
 
@@ -62,6 +63,8 @@ def _held(condition: bool | torch.SymBool) -> str:
     if not isinstance(condition, torch.SymBool):
         return "all" if condition else "none"
     env, expr = condition.node.shape_env, condition.node.expr
+    if expr in (sympy.true, sympy.false):
+        return "all" if expr == sympy.true else "none"
     ranges = []
     for symbol in sorted(expr.free_symbols, key=str):
         own = env.var_to_range.get(symbol)

@@ -96,13 +96,13 @@ def test_a_size_that_the_rest_of_the_model_needs_is_a_rule(tmp_path) -> None:
         export(spec_of(lambda x: x[..., :8] + torch.arange(8.0), (3, W)), None, tmp_path / "m.onnx")
 
 
-def test_both_answers_are_possible() -> None:
-    both = slices._both
-    assert both("s0 <= 8", (("s0", 2, 40),))
-    assert not both("s0 <= 40", (("s0", 2, 40),))
-    assert not both("s0 <= 1", (("s0", 2, 40),))
-    assert not both("s0 <= 8*((s0 + 7)//8)", (("s0", 2, 65536),))
-    assert both("s0 <= s1", (("s0", 2, 40), ("s1", 5, 50)))
-    assert not both("s0 <= s0 + s1", (("s0", 2, 65536), ("s1", 2, 65536)))
+def test_where_a_condition_holds() -> None:
+    where = slices._where
+    assert where("s0 <= 8", (("s0", 2, 40),)) == "some"
+    assert where("s0 <= 40", (("s0", 2, 40),)) == "all"
+    assert where("s0 <= 1", (("s0", 2, 40),)) == "none"
+    assert where("s0 <= 8*((s0 + 7)//8)", (("s0", 2, 65536),)) == "all"
+    assert where("s0 <= s1", (("s0", 2, 40), ("s1", 5, 50))) == "some"
+    assert where("s0 <= s0 + s1", (("s0", 2, 65536), ("s1", 2, 65536))) == "all"
     many = tuple((f"s{n}", 2, 3) for n in range(20))
-    assert not both("s0 <= 2", many)  # too many sizes: torch decides
+    assert where("s0 <= 2", many) == ""  # too many sizes: torch decides
