@@ -69,7 +69,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     tried: dict[tuple[int, ...], bool] = {}
 
     @cache
-    def graph() -> torch.fx.GraphModule:
+    def graph() -> torch.nn.Module:
         return unguarded(program)
 
     @cache

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import sympy
 import torch
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -195,7 +194,7 @@ _ANY = 1 << 40  # larger than every size
 _CLOSE = 1e-4  # part of an output's largest value: a guard that changes more than this matters
 
 
-def unguarded(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
+def unguarded(program: torch.export.ExportedProgram) -> torch.nn.Module:
     """The program as a module that also runs at sizes that break a guard.
 
     It runs outside of the ranges that torch.export concluded too.
@@ -208,7 +207,7 @@ def unguarded(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
 
 
 def matters(
-    graph: torch.fx.GraphModule,
+    graph: torch.nn.Module,
     module: torch.nn.Module,
     args: Sequence[torch.Tensor],
     tolerance: Tolerance,
@@ -224,64 +223,12 @@ def matters(
         return True
     try:
         want = flat_tensors(module(*(arg.clone() for arg in args)))
-        shapes = _Shapes(graph)
-        got = flat_tensors(shapes.run(*(arg.clone() for arg in args)))
+        got = flat_tensors(graph(*(arg.clone() for arg in args)))
     except Exception:  # the model, or the graph, fails at these sizes
         return True
-    if shapes.differ or len(want) != len(got):
-        return True
-    return not all(_same(a, b, tolerance) for a, b in zip(want, got, strict=True))
-
-
-class _Shapes(torch.fx.Interpreter):
-    """Runs a program, and compares the tensors' shapes with those that torch recorded.
-
-    The exporter writes the recorded ones.
-
-    Attributes:
-        differ: Whether a shape is another one.
-    """
-
-    def __init__(self, graph: torch.fx.GraphModule) -> None:
-        super().__init__(graph)
-        self.differ = False
-        self._sizes: dict[Any, sympy.Integer] = {}  # of torch's symbols
-        self._known: dict[Any, Any] = {}  # values of torch's expressions
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        result, record = super().run_node(n), n.meta.get("val")
-        results = result if isinstance(result, (list, tuple)) else [result]
-        records = record if isinstance(record, (list, tuple)) else [record]
-        for tensor, fake in zip(results, records, strict=False):
-            if isinstance(tensor, torch.Tensor) and isinstance(fake, torch.Tensor):
-                if n.op == "placeholder":
-                    self._learn(tensor, fake)
-                elif not self._agrees(tensor, fake):
-                    self.differ = True
-        return result
-
-    def _learn(self, tensor: torch.Tensor, fake: torch.Tensor) -> None:
-        for size, recorded in zip(tensor.shape, fake.shape, strict=True):
-            expr = recorded.node.expr if isinstance(recorded, torch.SymInt) else None
-            if expr is not None and len(expr.free_symbols) == 1:
-                (symbol,) = expr.free_symbols
-                step = expr / symbol
-                if step.is_Integer:
-                    self._sizes[symbol] = sympy.Integer(size) // step
-
-    def _agrees(self, tensor: torch.Tensor, fake: torch.Tensor) -> bool:
-        if tensor.dim() != fake.dim():
-            return False
-        return all(map(self._equal, tensor.shape, fake.shape))
-
-    def _equal(self, size: int, recorded: Any) -> bool:
-        if not isinstance(recorded, torch.SymInt):
-            return bool(size == recorded)
-        expr = recorded.node.expr
-        if expr not in self._known:
-            self._known[expr] = expr.xreplace(self._sizes)
-        found = self._known[expr]
-        return not found.is_Integer or int(found) == size  # it depends on data
+    return len(want) != len(got) or not all(
+        _same(a, b, tolerance) for a, b in zip(want, got, strict=True)
+    )
 
 
 def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.errors import ConstraintError, PipelineError
-from pipeline.export import guards
+from pipeline.errors import PipelineError
 from pipeline.export.export import export
 from pipeline.spec.dims import Dim, Size
 from pipeline.spec.model import Input, ModelSpec, Output
@@ -92,18 +91,6 @@ def test_a_slice_has_its_size_at_every_size(tmp_path, name: str) -> None:
     size, function = NETS[name]
     exported(size, function, tmp_path / "m.onnx")
     check_every_size(size, function, tmp_path / "m.onnx")
-
-
-def test_a_shape_that_torch_recorded_wrongly_is_noticed(tmp_path, monkeypatch) -> None:
-    """The rank of a squeezed tensor changes at one size, and the sum of it does not."""
-
-    def squeezed(x: torch.Tensor) -> torch.Tensor:
-        return x.squeeze().sum(-1).sum()[None]
-
-    with pytest.raises(ConstraintError, match=r"a must be in 2\.\.11"):
-        exported(A, squeezed, tmp_path / "m.onnx")
-    monkeypatch.setattr(guards._Shapes, "_agrees", lambda *_: True)
-    exported(A, squeezed, tmp_path / "m.onnx")
 
 
 def test_a_power_that_may_be_a_fraction_is_refused(tmp_path) -> None:
