@@ -3,8 +3,8 @@
     python benchmarks/strangers/strangers_half.py [--only NAME ...] [--out DIR]
 
 Each command is that of `strangers.py` with ``--quick --precision fp16``, and again with ``bf16``.
-Prints a table as Markdown for docs/results/half-search.md: the exit code, and the largest error of
-half.onnx, divided by the output's largest value. It is compared with torch in float32. ONNX Runtime
+Prints a table as Markdown: the exit code, and the largest error of half.onnx, divided by the
+output's largest value. It is compared with torch in float32. ONNX Runtime
 computes half.onnx on the CPU with the rounding of a GPU. The packages are those of `strangers.py`.
 """
 
