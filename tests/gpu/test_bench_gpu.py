@@ -30,7 +30,7 @@ g (float[1, 3, h, w] x) => (float[1, 8, h, w] y) {
 
 @pytest.fixture(scope="module")
 def convolution(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A converted convolution at 8..64 x 8..512."""
+    """A converted convolution at 8..1024 x 8..1024."""
     assert TARGET is not None
     folder = tmp_path_factory.mktemp("bench")
     model = onnx.parser.parse_model(MODEL)
@@ -39,7 +39,7 @@ def convolution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(model, folder / "c.onnx")
     config = Config(
         str(folder / "c.onnx"), out=folder / "c", target=TARGET.name,
-        dims=("h=8:32:64", "w=8:64:512"),
+        dims=("h=8:32:1024", "w=8:64:1024"),
     )  # fmt: skip
     return run(config).path
 
@@ -49,11 +49,11 @@ def test_bench_measures_the_corners(cli: Run, convolution: Path, tmp_path: Path)
     place = tmp_path / "b.json"
     code, output, errors = cli("bench", convolution, "--repeat", "40", "--out", place)
     assert code == 0, errors
-    assert "h=8,w=8" in output and "h=64,w=512" in output
+    assert "h=8,w=8" in output and "h=1024,w=1024" in output
     report = json.loads(place.read_text())
     assert report["ok"] is True
     assert [p["sizes"] for p in report["points"]] == [
-        {"h": 8, "w": 8}, {"h": 32, "w": 64}, {"h": 64, "w": 512},
+        {"h": 8, "w": 8}, {"h": 32, "w": 64}, {"h": 1024, "w": 1024},
     ]  # fmt: skip
     for point in report["points"]:
         for timing in (point["plain"], point["graph"]):
@@ -74,9 +74,10 @@ def test_bench_at_a_size_without_graphs(cli: Run, convolution: Path) -> None:
     assert point["graph"] is None and point["graph_why"] == "not asked for"
 
 
+@ALONE
 def test_longer_work_takes_longer(cli: Run, convolution: Path) -> None:
-    """Calls in flight show the GPU's time: 64 x 512 has 512 times the work of 8 x 8."""
-    words = ("--shape", "h=8,w=8", "--shape", "h=64,w=512", "--json")
+    """1024 x 1024 has 16,384 times the work of 8 x 8, and moves 45 MB: more than a launch's time."""
+    words = ("--shape", "h=8,w=8", "--shape", "h=1024,w=1024", "--json")
     _, output, _ = cli("bench", convolution, *words)
     small, large = json.loads(output)["points"]
     assert large["graph"]["median_ms"] > small["graph"]["median_ms"]
