@@ -76,7 +76,7 @@ def test_bench_at_a_size_without_graphs(cli: Run, convolution: Path) -> None:
 
 @ALONE
 def test_longer_work_takes_longer(cli: Run, convolution: Path) -> None:
-    """1024 x 1024 has 16,384 times the work of 8 x 8, and moves 45 MB: more than a launch's time."""
+    """1024 x 1024 has 16,384 times the work of 8 x 8, and moves 45 MB."""
     words = ("--shape", "h=8,w=8", "--shape", "h=1024,w=1024", "--json")
     _, output, _ = cli("bench", convolution, *words)
     small, large = json.loads(output)["points"]
