@@ -13,6 +13,8 @@ from pipeline.spec.ranges import BOOL_FORM
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.text import DIM_FORM, INPUT_FORM
 
+_WORDS = {"True": True, "False": False, "None": None}
+
 
 def add_options(sub: Any) -> None:
     """Adds SOURCE and its options to a command."""
@@ -30,7 +32,8 @@ def add_options(sub: Any) -> None:
     )  # fmt: skip
     sub.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE",
-        help="Pass an argument to the model's factory, e.g. updates=20. Repeat for more",
+        help="Pass an argument to the model's factory, e.g. updates=20 or free=false. Lists are "
+        "written as in JSON. Repeat for more",
     )  # fmt: skip
     sub.add_argument(
         "--input", action="append", default=[], metavar="NAME:SHAPE",
@@ -156,10 +159,12 @@ def _plain(text: str) -> str:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """Splits ``updates=20`` into ("updates", 20). A value that is not JSON stays text."""
+    """Splits ``updates=20`` into ("updates", 20). A value is JSON or Python's; others stay text."""
     name, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"--option {text!r} is not NAME=VALUE. Write for example updates=20")
+    if value in _WORDS:
+        return name, _WORDS[value]
     try:
         return name, json.loads(value)
     except ValueError:

@@ -146,10 +146,10 @@ def call_factory(text: str, factory: Callable[..., Any], options: Mapping[str, A
 
 
 def check_options(text: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Checks that the factory has each option.
+    """Checks that the factory has each option, and that text is not given for a bool or a number.
 
     Raises:
-        InputError: The factory has no such option.
+        InputError: The factory has no such option, or does not take text for it.
     """
     parameters = inspect.signature(factory).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -157,6 +157,24 @@ def check_options(text: str, factory: Callable[..., Any], options: Mapping[str, 
             if name not in parameters:
                 known = ", ".join(parameters) or "none"
                 raise InputError(f"source {text}: no option {name!r}; its options: {known}")
+    for name, value in options.items():
+        wanted = _plain_type(parameters.get(name))
+        if isinstance(value, str) and wanted:
+            raise InputError(
+                f"source {text}: option {name}={value!r} is text, and the factory takes {wanted}"
+            )
+
+
+def _plain_type(parameter: inspect.Parameter | None) -> str:
+    """What a parameter takes, by its annotation or its default; empty if it may be text."""
+    if parameter is None:
+        return ""
+    if parameter.annotation is not parameter.empty:
+        kind = parameter.annotation
+    else:
+        kind = type(parameter.default)
+    named = getattr(kind, "__name__", str(kind))
+    return {"bool": "true or false", "int": "an int", "float": "a number"}.get(named, "")
 
 
 def signature_of(made: Any) -> str:

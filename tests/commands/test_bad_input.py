@@ -205,3 +205,18 @@ def test_no_write_permission() -> None:
         refused(result, f"{locked / 'a'}: can't be written: Permission denied")
         assert files_under(locked) == []
         locked.chmod(0o755)
+
+
+def test_an_option_of_your_factory(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def net(deep: bool = True, share=0.5):\n"
+        "    assert deep is False\n"
+        "    return torch.nn.ReLU()\n"
+    )
+    words = ("check", f"{tmp_path}/own.py:net", "--input", "input:{b}x3", "--dim", "b=1:4")
+    refused(cli(*words, "--option", "deep=no"), "option deep='no' is text", "true or false")
+    refused(cli(*words, "--option", "share=half"), "takes a number")
+    for value in ("False", "false"):
+        code, _, errors = cli(*words, "--option", f"deep={value}")
+        assert code == 0, errors

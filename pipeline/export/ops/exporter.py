@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
 
 from pipeline.errors import ExportError
@@ -21,6 +23,8 @@ from pipeline.plugins import PLUGINS
 from pipeline.plugins.base import DOMAIN
 from pipeline.plugins.loading import find_plugin
 from pipeline.spec.dims import Size
+
+_FREE = "pipeline_end_"  # begins a name that no tensor of a model has
 
 
 def to_onnx(
@@ -59,8 +63,8 @@ def to_onnx(
                 program,
                 dynamo=True,
                 opset_version=opset,
-                input_names=list(input_names),
-                output_names=list(output_names),
+                input_names=[f"{_FREE}input_{n}" for n in range(len(input_names))],
+                output_names=[f"{_FREE}output_{n}" for n in range(len(output_names))],
                 custom_translation_table=table,
                 optimize=True,
                 verbose=False,
@@ -72,7 +76,26 @@ def to_onnx(
         raise ours from None
     assert onnx_program is not None
     _check_called(program, table.keys() - called)
+    _name(onnx_program.model, input_names, output_names)
     onnx_program.save(path)
+
+
+def _name(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Names the inputs and outputs, in place. A tensor inside that has such a name gets another.
+
+    torch names a tensor after its op or parameter, so it may be called ``mean`` too.
+    """
+    graph = model.graph
+    ends = [*graph.inputs, *graph.outputs]
+    nodes = ir.traversal.RecursiveGraphIterator(graph)
+    inner = [*graph.initializers.values(), *(v for node in nodes for v in node.outputs)]
+    names = {*inputs, *outputs, *(str(v.name) for v in inner)}
+    for value in inner:
+        if value.name in {*inputs, *outputs} and not any(value is end for end in ends):
+            value.name = next(n for k in count(1) if (n := f"{value.name}_{k}") not in names)
+            names.add(value.name)
+    for value, name in zip(ends, (*inputs, *outputs), strict=True):
+        value.name = name
 
 
 @contextlib.contextmanager

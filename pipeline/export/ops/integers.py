@@ -17,7 +17,6 @@ becomes at least 1: where it is 0, the model itself fails.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +26,7 @@ from onnx import TensorProto
 from onnxscript.function_libs.torch_lib.ops import core  # the exporter's own; torch 2.13
 
 from pipeline.errors import ExportError
-from pipeline.export.ops.sizes import Value, as_size, bounds, ints, known, op, times
+from pipeline.export.ops.sizes import Value, bounds, known, op
 
 aten: Any = torch.ops.aten
 
@@ -115,25 +114,6 @@ def _least(value: Any) -> float:
     return bounds(value if isinstance(value, int) else known(value))[0]
 
 
-def trunc(value: Any) -> Any:
-    """``int(size * factor)``, and the truncation of any other float of sizes.
-
-    `times` computes a product of a size and a number.
-    """
-    product = value.producer()
-    node = None if product is None else product.meta.get("node")
-    if node is not None and node.target is operator.mul:
-        numbers = [a for a in node.args if isinstance(a, (int, float))]
-        makers = [v.producer() for v in product.inputs]
-        casts = [m for m in makers if m is not None and m.op_type == "Cast"]
-        if len(numbers) == len(casts) == 1 and numbers[0] > 0:
-            (size,) = casts[0].inputs
-            symbol = known(size)
-            if isinstance(symbol, torch.SymInt):
-                return op.Squeeze(times(as_size(size), numbers[0], bounds(symbol)[1]), ints(0))
-    return op.Cast(value, to=TensorProto.INT64)  # towards zero, as ONNX's Cast is
-
-
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 # torch's exporter uses another op for a float tensor with an int operand
 OF_INTEGERS = (aten.remainder.Scalar, aten.div.Tensor_mode)
@@ -141,7 +121,6 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     operator.floordiv: floordiv,
     operator.mod: mod,
     operator.pow: power,
-    math.trunc: trunc,
     aten.remainder.Scalar: remainder,
     aten.div.Tensor_mode: div,
 }

@@ -7,6 +7,7 @@ handles 2-D shape arithmetic badly, and each scalar needs a Squeeze.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -21,10 +22,11 @@ from pipeline.export.declared import program_bounds
 op: Any = opset18  # its annotations describe eager values, not the exporter's
 Value = Any  # onnxscript's SymbolicTensor: an onnx_ir.Value that knows its dtype and shape
 Size = Any  # int, or a Value [1] int64
+ToWhole = Callable[[Any], np.ndarray]  # of numpy: trunc, floor or ceil
 
 INT64, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
 _REACH = 1 << 15  # largest size at which a scale's fraction is checked
-_TABLE = 1 << 13  # largest size in a table
+TABLE = 1 << 13  # largest size in a table
 
 
 def rank(x: Value) -> int:
@@ -108,7 +110,7 @@ def largest(x: Value, axis: int) -> float:
     return bounds(fake.shape[axis])[1] if isinstance(fake, torch.Tensor) else math.inf
 
 
-def times(length: Size, factor: float, most: float) -> Size:
+def times(length: Size, factor: float, most: float, to_whole: ToWhole = np.trunc) -> Size:
     """``int(length * factor)`` as torch computes it, in float64.
 
     TensorRT has no float64, and float32 can differ by one (0.7 * 90 is 62.99999999999999). So
@@ -116,29 +118,33 @@ def times(length: Size, factor: float, most: float) -> Size:
     fraction is (0.7 * 10 is still 7), a table of the sizes replaces it.
 
     Args:
-        length: the size.
-        factor: the factor.
+        length: the size, not negative.
+        factor: the factor, not negative.
         most: the largest value that the size can have.
+        to_whole: how the product becomes a whole number: ``np.trunc`` or ``np.ceil``.
 
     Raises:
         ExportError: no fraction is right, and the sizes are too many for a table.
     """
     if isinstance(length, int):
-        return int(length * factor)
-    fraction = exact_fraction(factor, most)
+        return int(products(factor, length, to_whole)[-1])
+    fraction = exact_fraction(factor, most, to_whole)
     if fraction is None:
-        return op.Gather(ints(*products(factor, int(most)).tolist()), length, axis=0)
-    product = op.Mul(length, ints(fraction.numerator))
-    return op.Div(product, ints(fraction.denominator)) if fraction.denominator > 1 else product
+        return op.Gather(ints(*products(factor, int(most), to_whole).tolist()), length, axis=0)
+    product, bottom = op.Mul(length, ints(fraction.numerator)), fraction.denominator
+    if bottom == 1:
+        return product
+    above = product if to_whole is np.trunc else op.Add(product, ints(bottom - 1))
+    return op.Div(above, ints(bottom))
 
 
-def products(factor: float, most: int) -> np.ndarray:
-    """``int(n * factor)`` for n from 0 to `most`."""
-    return (np.arange(most + 1, dtype=np.int64) * np.float64(factor)).astype(np.int64)
+def products(factor: float, most: int, to_whole: ToWhole = np.trunc) -> np.ndarray:
+    """The whole numbers of ``n * factor`` for n from 0 to `most`; see `times`."""
+    return to_whole(np.arange(most + 1, dtype=np.int64) * np.float64(factor)).astype(np.int64)
 
 
-def exact_fraction(factor: float, most: float) -> Fraction | None:
-    """A fraction p/q with ``n * p // q == int(n * factor)`` for every n up to `most`.
+def exact_fraction(factor: float, most: float, to_whole: ToWhole = np.trunc) -> Fraction | None:
+    """A fraction p/q with ``n * p / q``, made whole, right for every n up to `most`; see `times`.
 
     Returns None if no such fraction exists and a table can replace it. Without an upper bound,
     sizes up to 32768 are checked.
@@ -147,14 +153,15 @@ def exact_fraction(factor: float, most: float) -> Fraction | None:
         ExportError: no fraction is right, and the sizes are too many for a table.
     """
     reach = int(min(most, _REACH))
-    sizes, want = np.arange(reach + 1, dtype=np.int64), products(factor, reach)
+    sizes, want = np.arange(reach + 1, dtype=np.int64), products(factor, reach, to_whole)
     for denominator in (1, 16, 256, 4096, 65536):
         fraction = Fraction(factor).limit_denominator(denominator)
-        if (sizes * fraction.numerator // fraction.denominator == want).all():
+        p, q = fraction.numerator, fraction.denominator
+        if ((sizes * p + (0 if to_whole is np.trunc else q - 1)) // q == want).all():
             return fraction
-    if most > _TABLE:
+    if most > TABLE:
         raise ExportError(
             f"no fraction gives the sizes of the scale factor {factor}, and the size it is applied "
-            f"to may be above {_TABLE}: declare a smaller max, or pass size= instead"
+            f"to may be above {TABLE}: declare a smaller max, or pass size= instead"
         )
     return None

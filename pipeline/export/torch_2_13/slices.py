@@ -93,10 +93,12 @@ def _where(condition: str, ranges: tuple[Range, ...]) -> str:
 
 
 def _spread(low: int, high: int, most: int) -> np.ndarray:
-    """Whole numbers from the smallest to the largest."""
+    """Whole numbers from the smallest to the largest; of many, all small ones and some others."""
     if high - low < most:
         return np.arange(low, high + 1, dtype=np.int64)
-    return np.unique(np.linspace(low, high, most).astype(np.int64))
+    half = most // 2  # minima and maxima in a size take effect at small sizes
+    near = np.arange(low, low + half, dtype=np.int64)
+    return np.unique(np.append(near, np.linspace(low, high, most - half).astype(np.int64)))
 
 
 _exchange = Exchange({(fake_impls, "_compute_slice_index"): _index})

@@ -152,6 +152,12 @@ CASES = {
         resize(scale_factor=1.3, mode="nearest-exact"),
         {aten._upsample_nearest_exact2d.vec},
     ),
+    "floor of a product": (lambda x: x + math.floor(x.shape[3] * 2.1), {math.floor}),
+    "ceil of a product": (lambda x: x + math.ceil(x.shape[3] * 8.1), {math.ceil}),
+    "floor of a float of one size": (
+        lambda x: x + math.floor(x.shape[3] * (5 / x.shape[3])),
+        {math.floor},
+    ),
     "// by a negative number": (
         lambda x: x.new_zeros(1, 100 + x.shape[3] // -8),
         {operator.floordiv},
@@ -347,6 +353,38 @@ def test_indices_of_a_max_pool_are_refused(tmp_path) -> None:
 
     with pytest.raises(ExportError, match=r"test_ops.py.*the values only"):
         ours(both, tmp_path / "m.onnx")
+
+
+def test_a_float_of_two_sizes_that_float32_rounds_wrongly_is_refused(tmp_path) -> None:
+    function = lambda x: x + math.floor(x.shape[2] * 0.3 * x.shape[3])  # noqa: E731
+    assert faults(naive(function, tmp_path / "naive.onnx"), function)
+    with pytest.raises(ExportError, match=r"test_ops.py.*float32 rounds that float differently"):
+        ours(function, tmp_path / "m.onnx")
+
+
+def test_a_float_of_two_sizes_that_float32_rounds_rightly(tmp_path) -> None:
+    function = lambda x: x + math.floor(x.shape[2] * 0.25 * x.shape[3])  # noqa: E731
+    assert faults(ours(function, tmp_path / "m.onnx"), function) == []
+
+
+@pytest.mark.parametrize("name", ["mean", "weight"])
+def test_names_that_tensors_inside_have(tmp_path, name) -> None:
+    class Scaled(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x - x.mean(-1, keepdim=True)), x.mean(-1)
+
+    x, path, model = torch.randn(3, 4), tmp_path / "m.onnx", Scaled(4, 2).eval()
+    program = torch.export.export(model, (x,))
+    for inputs, outputs in (([name], ["y", "z"]), (["x"], [name, "z"]), (["x"], ["y", name])):
+        exporter.to_onnx(
+            program, path, opset=18, input_names=inputs, output_names=outputs, shapes=[(3, 4)]
+        )
+        onnx.checker.check_model(onnx.load(path), full_check=True)
+        session = onnxruntime.InferenceSession(str(path))
+        assert [i.name for i in session.get_inputs()] == inputs
+        got = session.run(outputs, {inputs[0]: x.numpy()})
+        for mine, its in zip(got, model(x), strict=True):
+            np.testing.assert_allclose(mine, its.detach().numpy(), atol=1e-6)
 
 
 def test_a_divisor_of_unknown_sign_is_refused(tmp_path) -> None:

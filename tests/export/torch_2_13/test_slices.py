@@ -104,5 +104,6 @@ def test_where_a_condition_holds() -> None:
     assert where("s0 <= 8*((s0 + 7)//8)", (("s0", 2, 65536),)) == "all"
     assert where("s0 <= s1", (("s0", 2, 40), ("s1", 5, 50))) == "some"
     assert where("s0 <= s0 + s1", (("s0", 2, 65536), ("s1", 2, 65536))) == "all"
+    assert where("(s0 - 3)**2 >= 1", (("s0", 2, 60000),)) == "some"  # all but 3
     many = tuple((f"s{n}", 2, 3) for n in range(20))
     assert where("s0 <= 2", many) == ""  # too many sizes: torch decides
