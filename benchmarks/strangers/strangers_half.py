@@ -19,9 +19,10 @@ from strangers_set import STRANGERS, Stranger
 
 from pipeline.artifact.artifact import Artifact
 
-TEN = (
+MODELS = (
     "timm_resnet18", "timm_convnext_atto", "timm_vit_tiny", "smp_unet", "monai_unet",
     "spandrel_compact", "hf_segformer", "hf_bert", "hf_gpt2_cache", "hf_wav2vec2",
+    "hf_distilbert",
 )  # fmt: skip
 PRECISIONS = ("fp16", "bf16")
 LIMIT = 900  # CPU seconds of one conversion
@@ -48,7 +49,7 @@ def convert(stranger: Stranger, precision: str, out: Path) -> tuple[int, list[st
 def main() -> int:
     """Runs the conversions. Returns 1 if one of them failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=list(TEN))
+    parser.add_argument("--only", nargs="*", default=list(MODELS))
     parser.add_argument("--out", type=Path, default=Path("bench-results/strangers-half"))
     options = parser.parse_args()
     strangers.worker.core = 0
