@@ -5,7 +5,7 @@
 ``chunk``, and of ``split`` by a size, can't be exported; ``tensor_split`` has the example's pieces
 (torch 2.13). Under `SymbolicSteps` they are traced as arange, differences and slices, but only for
 symbolic sizes. The output sizes of adaptive max pools and of ``adaptive_avg_pool1d`` must be
-numbers too: these are traced as an op of ours, and as a 2-D pool.
+numbers too: these are traced as an op of ours, and as a 2-D pool. So is ``max_pool1d``.
 """
 
 from __future__ import annotations
@@ -160,6 +160,30 @@ def _adaptive_max_pool1d(
     return _adaptive_max_pool(input, listed, return_indices)
 
 
+def _max_pool1d(
+    input: torch.Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """``max_pool1d`` as a 2-D pool of one row: torch's own reads the length as a number."""
+    if return_indices or not any(isinstance(s, torch.SymInt) for s in input.shape):
+        return NotImplemented
+
+    def row(value: Any, other: int) -> tuple[int, int]:
+        return (other, value[0] if isinstance(value, (tuple, list)) else value)
+
+    kernel = row(kernel_size, 1)
+    steps = row(stride, 1) if stride else kernel
+    found = functional.max_pool2d(
+        input.unsqueeze(-2), kernel, steps, row(padding, 0), row(dilation, 1), ceil_mode
+    )
+    return found.squeeze(-2)
+
+
 def affine_grid(
     theta: torch.Tensor, size: Sequence[Any], align_corners: bool | None = None
 ) -> torch.Tensor:
@@ -201,6 +225,8 @@ _OTHERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.split: _split,
     torch.Tensor.split: _split,
     torch.adaptive_avg_pool1d: _adaptive_avg_pool1d,
+    torch.max_pool1d: _max_pool1d,
+    functional.max_pool1d: _max_pool1d,
     functional.adaptive_max_pool1d: _adaptive_max_pool1d,
     functional.adaptive_max_pool2d: _adaptive_max_pool,
     functional.adaptive_max_pool3d: _adaptive_max_pool,

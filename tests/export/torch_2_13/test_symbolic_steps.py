@@ -72,6 +72,11 @@ CASES = {
         lambda x: functional.adaptive_max_pool3d(x, (2, x.shape[3], x.shape[4] // 3)),
         (1, 3, D, H, W),
     ),
+    "max, 1d": (lambda x: functional.max_pool1d(x[0], 3, 2, 1, ceil_mode=True), (1, 3, H, W)),
+    "max, 1d, apart": (
+        lambda x: torch.nn.MaxPool1d((2,), stride=(3,), dilation=(4,))(x[0]),
+        (1, 3, H, W),
+    ),
     "adaptive average, 1d": (
         lambda x: functional.adaptive_avg_pool1d(x[0], x.shape[3] // 2 + 1),
         (1, 3, H, W),
