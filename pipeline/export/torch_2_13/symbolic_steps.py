@@ -10,6 +10,7 @@ numbers too: these are traced as an op of ours, and as a 2-D pool. So is ``max_p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -69,6 +70,25 @@ def _linspace(start: Any, end: Any, steps: Size, **options: Any) -> Any:
     if not isinstance(steps, torch.SymInt) or options.get("out") is not None:
         return NotImplemented
     return linspace(start, end, steps, **options)
+
+
+def _arange(*ends: Any, step: Any = 1, dtype: Any = None, **options: Any) -> Any:
+    """``arange`` by a fractional step: ONNX's Range counts its elements in float32.
+
+    It has one more or fewer at some sizes; ``ceil`` of a float of sizes is exact.
+    """
+    first, last = (options.pop(name, None) for name in ("start", "end"))
+    given = [first, *ends] if first is not None else list(ends)
+    given += [] if last is None else [last]
+    start, end, step = (given if len(given) > 2 else [0, *given, step][-3:])[:3]
+    fraction = isinstance(step, float) and not step.is_integer()
+    sizes = isinstance(start, torch.SymInt) or isinstance(end, torch.SymInt)
+    if not fraction or not sizes or options.get("out") is not None:
+        return NotImplemented
+    dtype = dtype or torch.get_default_dtype()
+    options = {k: v for k, v in options.items() if k == "device"}
+    count: Any = math.ceil((end - start) / step)
+    return start + step * torch.arange(count, dtype=dtype, **options)
 
 
 def _affine_grid(
@@ -214,6 +234,7 @@ def affine_grid(
 
 _OTHERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linspace: _linspace,
+    torch.arange: _arange,
     functional.affine_grid: _affine_grid,
     torch.cdist: _cdist,
     torch.chunk: _chunk,

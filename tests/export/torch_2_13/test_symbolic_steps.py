@@ -101,6 +101,31 @@ def test_sizes_stay_symbolic(tmp_path, monkeypatch, name) -> None:
         export(spec, None, tmp_path / "n.onnx")
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + torch.arange(0, x.shape[3], 0.7).sum(),
+        lambda x: x + torch.arange(2, end=x.shape[3], step=0.7).sum(),
+        lambda x: x + torch.arange(x.shape[3], dtype=torch.float32).sum(),
+    ],
+)
+def test_arange_by_a_fraction_has_as_many_elements_as_in_torch(
+    tmp_path, monkeypatch, function
+) -> None:
+    spec = spec_of(function, (1, 3, H, W))
+    fractional = function(torch.zeros(1, 3, 2, 14)).max() != 91
+
+    def wrong(path) -> list[int]:
+        session = onnxruntime.InferenceSession(str(export(spec, None, path).path))
+        images = {w: torch.zeros(1, 3, 2, w) for w in range(5, 68)}
+        got = {w: session.run(None, {"x": x.numpy()})[0] for w, x in images.items()}
+        return [w for w in got if abs(got[w] - function(images[w]).numpy()).max() > 1e-2]
+
+    assert wrong(tmp_path / "m.onnx") == []
+    monkeypatch.setattr(symbolic_steps, "_OTHERS", {})
+    assert bool(wrong(tmp_path / "n.onnx")) == fractional
+
+
 @pytest.mark.parametrize("chunks", [2, 3, 4, 5])
 def test_chunk_always_gives_the_same_number_of_pieces_or_is_refused(tmp_path, chunks) -> None:
     def function(x):
