@@ -88,14 +88,13 @@ def rebuilt(manifest: Manifest, how: Verify, where: str) -> Runner | None:
     if spec is None and info.source.startswith("spec:"):
         raise InputError(
             f"this artifact was made from a spec object, {info.source}. Pass the same spec in "
-            "Python: pipeline.verify(place, Verify(torch_model=True, "
-            "spec=spec)). For a module, make it again: "
-            "spec = pipeline.source.module.module_spec(module, inputs, dims)"
+            "Python: pipeline.verify(path, torch_model=True, spec=spec). For a module, "
+            "make it again: spec = pipeline.source.module.module_spec(module, inputs, dims)"
         )
     if spec is None and info.source not in MODELS and not how.trust:
         raise InputError(
             f"{where}: --torch would run {info.source}, which the artifact's manifest names. If "
-            "you trust it, add --trust (in Python: Verify(trust=True))"
+            "you trust it, add --trust (in Python: trust=True)"
         )
     stated = info.weights.file
     own = holds_weights(info.source) or is_hub(info.source)
