@@ -72,23 +72,31 @@ def _linspace(start: Any, end: Any, steps: Size, **options: Any) -> Any:
     return linspace(start, end, steps, **options)
 
 
-def _arange(*ends: Any, step: Any = 1, dtype: Any = None, **options: Any) -> Any:
+def _arange(
+    *ends: Any,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+    dtype: torch.dtype | None = None,
+    out: Any = None,
+    device: Any = None,
+    **options: Any,
+) -> Any:
     """``arange`` by a fractional step: ONNX's Range counts its elements in float32.
 
     It has one more or fewer at some sizes; ``ceil`` of a float of sizes is exact.
     """
-    first, last = (options.pop(name, None) for name in ("start", "end"))
-    given = [first, *ends] if first is not None else list(ends)
-    given += [] if last is None else [last]
-    start, end, step = (given if len(given) > 2 else [0, *given, step][-3:])[:3]
-    fraction = isinstance(step, float) and not step.is_integer()
-    sizes = isinstance(start, torch.SymInt) or isinstance(end, torch.SymInt)
-    if not fraction or not sizes or options.get("out") is not None:
-        return NotImplemented
+    del options
+    if len(ends) == 3:
+        *ends, step = ends  # type: ignore[assignment]
+    first, last = (0, *(n for n in (start, *ends, end) if n is not None))[-2:]
     dtype = dtype or torch.get_default_dtype()
-    options = {k: v for k, v in options.items() if k == "device"}
-    count: Any = math.ceil((end - start) / step)
-    return start + step * torch.arange(count, dtype=dtype, **options)
+    fraction = isinstance(step, torch.SymFloat) or (isinstance(step, float) and step % 1 != 0)
+    sizes = any(isinstance(n, torch.SymInt | torch.SymFloat) for n in (first, last, step))
+    if not (fraction and sizes and dtype.is_floating_point) or out is not None:
+        return NotImplemented
+    count: Any = math.ceil((last - first) / step)
+    return first + step * torch.arange(count, dtype=dtype, device=device)
 
 
 def _affine_grid(
