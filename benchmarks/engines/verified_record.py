@@ -32,7 +32,7 @@ from pipeline.spec.verdicts import GOOD_CHECKS
 
 FORM = 1  # the schema of a record; a new meaning of its keys needs a new number
 # 4 added `differing` to tolerances, 5 `interface` and the kinds of findings
-SCHEMAS = (3, 4, 5, 6, 7, 8)
+SCHEMAS = (3, 4, 5, 6, 7, 8)  # of manifests
 WIDTH = 480  # the most characters of a line
 DIGITS = 6  # of an error
 DEFAULT = Path("docs/results/verified")
@@ -148,8 +148,7 @@ def _declared(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 def _gpu(manifest: Mapping[str, Any]) -> str:
     """The GPU's name for the record's name: the last word before its memory, such as ``h200``."""
     name = re.sub(r" \d+ ?GB\b.*", "", str(manifest["engine_gpu"] or "no-gpu"))
-    words = name.split()
-    return re.sub(r"[^a-z0-9]+", "-", words[-1].lower())
+    return re.sub(r"[^a-z0-9]+", "-", name.split()[-1].lower())
 
 
 def _rewrite(rewrite: Mapping[str, Any]) -> Record:

@@ -89,9 +89,10 @@ def _name(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     ends = [*graph.inputs, *graph.outputs]
     nodes = ir.traversal.RecursiveGraphIterator(graph)
     inner = [*graph.initializers.values(), *(v for node in nodes for v in node.outputs)]
-    names = {*inputs, *outputs, *(str(v.name) for v in inner)}
+    wanted = {*inputs, *outputs}
+    names = wanted | {str(v.name) for v in inner}
     for value in inner:
-        if value.name in {*inputs, *outputs} and not any(value is end for end in ends):
+        if value.name in wanted and not any(value is end for end in ends):
             value.name = next(n for k in count(1) if (n := f"{value.name}_{k}") not in names)
             names.add(value.name)
     for value, name in zip(ends, (*inputs, *outputs), strict=True):

@@ -8,7 +8,8 @@ Python computes in float64. TensorRT has only float32, and torch's exporter writ
 - otherwise a table, if the float has one size in it, and that has few values
 - otherwise the model is refused
 
-If there are more than 65536 sets of sizes, some of them are tried.
+If there are more than 65536 sets of sizes, some of them are tried. A float that is made by another
+function than those below, or of a size without a smallest value, stays float32 untried.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from torch.fx import Node
 from pipeline.errors import ExportError
 from pipeline.export.ops.sizes import (
     TABLE,
-    ToWhole,
     Value,
     as_size,
     bounds,
@@ -36,6 +36,9 @@ from pipeline.export.ops.sizes import (
     op,
     times,
 )
+from pipeline.probe.grid import spread
+
+ToWhole = Callable[[Any], np.ndarray]  # of numpy: trunc, floor or ceil
 
 _MOST = 1 << 16  # sets of sizes at which float32 is compared with float64
 _FAR = 1 << 15  # the largest value that is tried of a size without a largest value
@@ -62,10 +65,7 @@ class _Leaf:
     def values(self, most: int) -> np.ndarray:
         """Its values; of many, some."""
         high = int(min(self.high, max(_FAR, self.low)))
-        if high - self.low < most:
-            return np.arange(self.low, high + 1)
-        near = np.arange(self.low, self.low + most // 2)
-        return np.unique(np.append(near, np.linspace(self.low, high, most // 2).astype(np.int64)))
+        return self.low + np.array(spread(high - self.low + 1, most))
 
 
 def trunc(value: Any) -> Any:
@@ -100,8 +100,10 @@ def _whole(value: Any, to_whole: ToWhole, plain: Callable[[Any], Any]) -> Any:
     leaves: dict[str, _Leaf] = {}
     if not _read(node, leaves) or not leaves:
         return plain(value)
-    each = max(2, int(_MOST ** (1 / len(leaves))))
+    each = max(4, int(_MOST ** (1 / len(leaves))))
     columns = [leaf.values(each) for leaf in leaves.values()]
+    if math.prod(map(len, columns)) > _MOST:
+        return plain(value)
     meshes = [m.ravel() for m in np.meshgrid(*columns, indexing="ij")]
     sizes = dict(zip(leaves, meshes, strict=True))
     want = _made(node, sizes, np.float64, to_whole)
@@ -132,8 +134,8 @@ def _product(product: Any, node: Node, to_whole: ToWhole) -> Any:
     symbol = known(size)
     if not isinstance(symbol, torch.SymInt) or bounds(symbol)[0] < 0:
         return None
-    way = np.ceil if to_whole is np.ceil else np.trunc
-    return op.Squeeze(times(as_size(size), float(numbers[0]), bounds(symbol)[1], way), ints(0))
+    up = to_whole is np.ceil
+    return op.Squeeze(times(as_size(size), numbers[0], bounds(symbol)[1], up=up), ints(0))
 
 
 def _looked_up(size: Value, leaf: _Leaf, whole: np.ndarray) -> Value:

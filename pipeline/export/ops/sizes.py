@@ -7,7 +7,6 @@ handles 2-D shape arithmetic badly, and each scalar needs a Squeeze.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +21,6 @@ from pipeline.export.declared import program_bounds
 op: Any = opset18  # its annotations describe eager values, not the exporter's
 Value = Any  # onnxscript's SymbolicTensor: an onnx_ir.Value that knows its dtype and shape
 Size = Any  # int, or a Value [1] int64
-ToWhole = Callable[[Any], np.ndarray]  # of numpy: trunc, floor or ceil
 
 INT64, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
 _REACH = 1 << 15  # largest size at which a scale's fraction is checked
@@ -110,8 +108,8 @@ def largest(x: Value, axis: int) -> float:
     return bounds(fake.shape[axis])[1] if isinstance(fake, torch.Tensor) else math.inf
 
 
-def times(length: Size, factor: float, most: float, to_whole: ToWhole = np.trunc) -> Size:
-    """``int(length * factor)`` as torch computes it, in float64.
+def times(length: Size, factor: float, most: float, *, up: bool = False) -> Size:
+    """``int(length * factor)`` as torch computes it, in float64; its ``ceil`` if `up`.
 
     TensorRT has no float64, and float32 can differ by one (0.7 * 90 is 62.99999999999999). So
     integers compute it, ``length * p // q``, with a fraction that is right for every size. If no
@@ -121,29 +119,29 @@ def times(length: Size, factor: float, most: float, to_whole: ToWhole = np.trunc
         length: the size, not negative.
         factor: the factor, not negative.
         most: the largest value that the size can have.
-        to_whole: how the product becomes a whole number: ``np.trunc`` or ``np.ceil``.
+        up: round up, not down.
 
     Raises:
         ExportError: no fraction is right, and the sizes are too many for a table.
     """
     if isinstance(length, int):
-        return int(products(factor, length, to_whole)[-1])
-    fraction = exact_fraction(factor, most, to_whole)
+        return int(products(factor, length, up=up)[-1])
+    fraction = exact_fraction(factor, most, up=up)
     if fraction is None:
-        return op.Gather(ints(*products(factor, int(most), to_whole).tolist()), length, axis=0)
+        return op.Gather(ints(*products(factor, int(most), up=up).tolist()), length, axis=0)
     product, bottom = op.Mul(length, ints(fraction.numerator)), fraction.denominator
     if bottom == 1:
         return product
-    above = product if to_whole is np.trunc else op.Add(product, ints(bottom - 1))
-    return op.Div(above, ints(bottom))
+    return op.Div(op.Add(product, ints(bottom - 1)) if up else product, ints(bottom))
 
 
-def products(factor: float, most: int, to_whole: ToWhole = np.trunc) -> np.ndarray:
+def products(factor: float, most: int, *, up: bool = False) -> np.ndarray:
     """The whole numbers of ``n * factor`` for n from 0 to `most`; see `times`."""
-    return to_whole(np.arange(most + 1, dtype=np.int64) * np.float64(factor)).astype(np.int64)
+    exact = np.arange(most + 1, dtype=np.int64) * np.float64(factor)
+    return (np.ceil(exact) if up else exact).astype(np.int64)
 
 
-def exact_fraction(factor: float, most: float, to_whole: ToWhole = np.trunc) -> Fraction | None:
+def exact_fraction(factor: float, most: float, *, up: bool = False) -> Fraction | None:
     """A fraction p/q with ``n * p / q``, made whole, right for every n up to `most`; see `times`.
 
     Returns None if no such fraction exists and a table can replace it. Without an upper bound,
@@ -153,11 +151,11 @@ def exact_fraction(factor: float, most: float, to_whole: ToWhole = np.trunc) -> 
         ExportError: no fraction is right, and the sizes are too many for a table.
     """
     reach = int(min(most, _REACH))
-    sizes, want = np.arange(reach + 1, dtype=np.int64), products(factor, reach, to_whole)
+    sizes, want = np.arange(reach + 1, dtype=np.int64), products(factor, reach, up=up)
     for denominator in (1, 16, 256, 4096, 65536):
         fraction = Fraction(factor).limit_denominator(denominator)
         p, q = fraction.numerator, fraction.denominator
-        if ((sizes * p + (0 if to_whole is np.trunc else q - 1)) // q == want).all():
+        if ((sizes * p + (q - 1 if up else 0)) // q == want).all():
             return fraction
     if most > TABLE:
         raise ExportError(

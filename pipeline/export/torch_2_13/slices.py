@@ -25,6 +25,7 @@ from pipeline.export.declared import symbol_range
 from pipeline.export.exchange import Exchange
 from pipeline.export.symbols import exact
 from pipeline.probe.evaluate import where_holds
+from pipeline.probe.grid import spread
 
 Size = Any  # int or torch.SymInt
 Range = tuple[str, int, int]  # a symbol, its smallest and its largest value
@@ -80,8 +81,8 @@ def _held(condition: bool | torch.SymBool) -> str:
 @lru_cache(maxsize=4096)
 def _where(condition: str, ranges: tuple[Range, ...]) -> str:
     """At which of the sizes a condition holds; see `_held`."""
-    each = max(2, int(_MOST ** (1 / len(ranges))))
-    lines = [_spread(low, high, each) for _, low, high in ranges]
+    each = max(4, int(_MOST ** (1 / len(ranges))))  # minima in a size take effect at small sizes
+    lines = [low + np.array(spread(high - low + 1, each)) for _, low, high in ranges]
     if math.prod(map(len, lines)) > _MOST:
         return ""
     meshes = np.meshgrid(*lines, indexing="ij")
@@ -90,15 +91,6 @@ def _where(condition: str, ranges: tuple[Range, ...]) -> str:
     if held is None:
         return ""
     return "all" if held.all() else "some" if held.any() else "none"
-
-
-def _spread(low: int, high: int, most: int) -> np.ndarray:
-    """Whole numbers from the smallest to the largest; of many, all small ones and some others."""
-    if high - low < most:
-        return np.arange(low, high + 1, dtype=np.int64)
-    half = most // 2  # minima and maxima in a size take effect at small sizes
-    near = np.arange(low, low + half, dtype=np.int64)
-    return np.unique(np.append(near, np.linspace(low, high, most - half).astype(np.int64)))
 
 
 _exchange = Exchange({(fake_impls, "_compute_slice_index"): _index})

@@ -356,14 +356,18 @@ def test_indices_of_a_max_pool_are_refused(tmp_path) -> None:
 
 
 def test_a_float_of_two_sizes_that_float32_rounds_wrongly_is_refused(tmp_path) -> None:
-    function = lambda x: x + math.floor(x.shape[2] * 0.3 * x.shape[3])  # noqa: E731
+    def function(x):
+        return x + math.floor(x.shape[2] * 0.3 * x.shape[3])
+
     assert faults(naive(function, tmp_path / "naive.onnx"), function)
     with pytest.raises(ExportError, match=r"test_ops.py.*float32 rounds that float differently"):
         ours(function, tmp_path / "m.onnx")
 
 
 def test_a_float_of_two_sizes_that_float32_rounds_rightly(tmp_path) -> None:
-    function = lambda x: x + math.floor(x.shape[2] * 0.25 * x.shape[3])  # noqa: E731
+    def function(x):
+        return x + math.floor(x.shape[2] * 0.25 * x.shape[3])
+
     assert faults(ours(function, tmp_path / "m.onnx"), function) == []
 
 
