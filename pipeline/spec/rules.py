@@ -315,7 +315,6 @@ class Rule:
 
 # Python code that makes a number of a size of any torch tensor, and what torch keeps symbolic
 _NUMBERS = {
-    "len(": "x.shape[0] in place of len(x)",
     "shape.numel()": "x.numel() in place of x.shape.numel()",
     "size().numel()": "x.numel() in place of x.size().numel()",
 }

@@ -65,10 +65,6 @@ def baked(x):
     return x * x.shape[2].__index__()  # the line of baked
 
 
-def by_length(x):
-    return x.reshape(len(x), -1)  # the line of by_length
-
-
 def by_number_of_elements(x):
     if x.shape.numel() == 0:
         return x
@@ -125,7 +121,7 @@ def make(function, *shapes, **options) -> ModelSpec:
     )  # fmt: skip
 
 
-BAKED = (baked, scaled, by_length, by_number_of_elements)
+BAKED = (baked, scaled, by_number_of_elements)
 HINT = "or set refine_dims=True"
 CASES = [
     (eight, (), ["h must be a multiple of 8", "eight's line", "max=512, multiple_of=8)", HINT]),
@@ -142,11 +138,6 @@ CASES = [
     (square, (), ["w must equal h", "line of square"]),
     (baked, (), ["h is baked in", "line of baked", "a number in place of h"]),
     (scaled, (), ["w is baked in", "line of scaled", "a number in place of w"]),
-    (
-        by_length,
-        ((H, 3, 4, 4),),
-        ["h is baked in", "line of by_length", "or write x.shape[0] in place of len(x)"],
-    ),
     (
         by_number_of_elements,
         (),

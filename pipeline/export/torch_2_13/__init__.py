@@ -22,6 +22,7 @@ from pipeline.export.torch_2_13 import (
     decompose,
     group_dtypes,
     known_shapes,
+    lengths,
     negative_divisors,
     plain_data,
     recurrent,
@@ -95,6 +96,12 @@ PIECES: tuple[Piece, ...] = (
         "size in.",
         apply=whole.whole_numbers,
         threads=("https://github.com/microsoft/Swin-Transformer/pull/257",),
+    ),
+    Piece(
+        "lengths",
+        seen="2.13.0",
+        without="len(x) of a tensor bakes the example's size in.",
+        apply=lambda module, sizes: lengths.symbolic_lengths(module),  # noqa: ARG005
     ),
     Piece(
         "short_sizes",

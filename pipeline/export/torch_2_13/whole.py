@@ -22,13 +22,10 @@ import ast
 import builtins
 import functools
 import re
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -36,18 +33,13 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipeline.export.declared import Sizes, declared_size
+from pipeline.export.torch_2_13.namespaces import Namespace, namespaces, renamed
 from pipeline.export.torch_2_13.quotients import whole_part
 
-Namespace = dict[str, Any]
-
 _MENTIONED = re.compile(r"\bint\s*\(|\bmap\s*\(\s*int\b")
-_FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "sympy", "onnx", "pipeline", "builtins"}
-_STEPS = 2  # from a module to the modules of the functions it uses, and on to theirs
 _TAKES_THE_TYPE = ("isinstance", "issubclass", "map")
 
 _sizes: ContextVar[Sizes | None] = ContextVar("_sizes", default=None)
-_lock = threading.Lock()
-_entered: dict[int, int] = {}  # number of users of a namespace, by its id
 
 
 class _Meta(type):
@@ -105,66 +97,12 @@ def whole_numbers(module: torch.nn.Module, sizes: Sizes) -> Iterator[None]:
         module: the model.
         sizes: the declared sizes, by the argument of its ``forward`` and the axis.
     """
-    taken: list[Namespace] = []
     token = _sizes.set(dict(sizes))
     try:
-        for namespace in _namespaces(module):
-            _enter(namespace)
-            taken.append(namespace)
-        yield
+        with renamed("int", _Int, filter(_only_called, namespaces(module))):
+            yield
     finally:
-        for namespace in taken:
-            _leave(namespace)
         _sizes.reset(token)
-
-
-def _enter(namespace: Namespace) -> None:
-    with _lock:
-        count = _entered.get(id(namespace), 0)
-        if count == 0:
-            namespace["int"] = _Int
-        _entered[id(namespace)] = count + 1
-
-
-def _leave(namespace: Namespace) -> None:
-    with _lock:
-        _entered[id(namespace)] -= 1
-        if _entered[id(namespace)] == 0:
-            del _entered[id(namespace)]
-            if namespace.get("int") is _Int:
-                del namespace["int"]
-
-
-def _namespaces(module: torch.nn.Module) -> list[Namespace]:
-    """The namespaces of the model's modules, and of the modules whose functions they use."""
-    found: dict[int, Namespace] = {}
-    edge = [
-        vars(kind)["forward"].__globals__
-        for part in module.modules()
-        for kind in type(part).__mro__
-        if isinstance(vars(kind).get("forward"), FunctionType)
-    ]
-    for _ in range(_STEPS + 1):
-        fresh = {id(n): n for n in edge if id(n) not in found and not _foreign(n)}
-        found.update(fresh)
-        edge = [used for n in fresh.values() for v in list(n.values()) for used in _used(v)]
-    return [n for n in found.values() if n.get("int", _Int) is _Int and _only_called(n)]
-
-
-def _used(value: Any) -> list[Namespace]:
-    """The namespace of a function, class or module."""
-    if isinstance(value, FunctionType):
-        return [value.__globals__]
-    if isinstance(value, type):
-        value = sys.modules.get(value.__module__)
-    return [vars(value)] if isinstance(value, ModuleType) else []
-
-
-def _foreign(namespace: Namespace) -> bool:
-    name = str(namespace.get("__name__", ""))
-    if name.startswith("pipeline.models."):
-        return False
-    return name != "__main__" and name.split(".", maxsplit=1)[0] in _FOREIGN
 
 
 def _only_called(namespace: Namespace) -> bool:

@@ -239,6 +239,7 @@ FAULTS: dict[str, dict[str, Case]] = {
         "half a size": Case(lambda: Of(lambda x: x.new_zeros(int(x.shape[1] / 2))), (3, W)),
         "a size": Case(lambda: Of(lambda x: x.new_zeros(int(x.shape[1]))), (3, W)),
     },
+    "lengths": {"a batch": Case(lambda: Of(lambda x: x.new_zeros(len(x), 3)), (W, 3))},
     "short_sizes": {"same padding": Case(SamePadding, (1, 3, W))},
     "slices": {
         "the first": Case(lambda: Of(lambda x: x[:, :30] * 2), (3, W), written=True),
@@ -333,6 +334,7 @@ def exchanged() -> dict[str, Any]:
         "SymInt.__repr__": torch.SymInt.__repr__,
         "FloorDiv.eval": FloorDiv.__dict__["eval"].__func__,
         "int": NAMES.get("int"),
+        "len": NAMES.get("len"),
         "slice": fake_impls._compute_slice_index,
         "kernels": fake_tensor.get_fast_op_impls,
         "grouped_mm": _meta_registrations._meta_grouped_mm_common,

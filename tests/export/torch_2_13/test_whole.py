@@ -100,7 +100,7 @@ def compare(done, module, sizes) -> None:
 
 def without(monkeypatch) -> None:
     """torch.export without pipeline's changes."""
-    monkeypatch.setattr(whole_module, "_namespaces", lambda _: [])
+    monkeypatch.setattr(whole_module, "namespaces", lambda _: [])
 
 
 @pytest.mark.parametrize("size", [4, 7])
