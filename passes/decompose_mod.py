@@ -28,11 +28,12 @@ _MOST = 64  # nodes between a Mod and the Shape that it comes from
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every integer Mod (fmod=0) of rank 0 or 1 that is computed from a Shape or Size.
 
-    Refuses none. Mod of data, and with fmod=1, is left alone.
+    Refuses none. Mod of data, and with fmod=1, is left alone. So is the place at which torch.roll
+    cuts a tensor in two: TensorRT bounds a slice by its tensor, but takes a Where for any number.
     """
 
     def rewrite(inner: gs.Graph, node: gs.Node) -> str | None:
-        if node.attrs.get("fmod", 0) or not _of_sizes(node) or _is_done(node):
+        if node.attrs.get("fmod", 0) or not _of_sizes(node) or _is_done(node) or _turns(node):
             return None
         _rewrite(inner, node)
         return "Where(m == 0, 0, k - m) with m = Mod(-a, k)"
@@ -55,6 +56,19 @@ def _of_sizes(node: gs.Node) -> bool:
                     seen.add(id(maker))
                     todo.append(maker)
     return False
+
+
+def _turns(node: gs.Node) -> bool:
+    """True if the remainder only cuts a tensor in two, as in torch.roll, and is not a size."""
+    place, readers = node.outputs[0], node.outputs[0].outputs
+    if len(readers) != 2 or not all(is_op(reader, "Slice") for reader in readers):
+        return False
+    starts, ends = ([slot.inputs[n] is place for slot in readers] for n in (1, 2))
+    return (
+        readers[0].inputs[0] is readers[1].inputs[0] is not place
+        and sorted(starts) == sorted(ends) == [False, True]
+        and starts != ends
+    )
 
 
 def _is_done(node: gs.Node) -> bool:

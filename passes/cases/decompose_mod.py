@@ -121,6 +121,16 @@ CASES: tuple[Case, ...] = (
         ),
         "none",
     ),
+    # a Where here, and TensorRT-RTX 1.7.1 fails at Swin3D: "Assertion bound >= 0 failed"
+    _case(
+        "where torch.roll cuts a tensor in two",
+        "near miss",
+        "(float[n,4,h,w] x) => (float[n,4,h,w] y) <int64[1] three = {3}, int64[1] zero = {0}, "
+        "int64[1] axis = {2}> { s = Shape(x) h = Gather(s, axis) at = Mod(three, h) "
+        "a = Slice(x, at, h, axis) b = Slice(x, zero, at, axis) y = Concat<axis=2>(a, b) }",
+        "none",
+        ({"x": (1, 4, 5, 4)}, {"x": (2, 4, 3, 7)}, {"x": (1, 4, 2, 3)}),
+    ),
     _case(
         "data",
         "near miss",
