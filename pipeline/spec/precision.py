@@ -47,7 +47,8 @@ HALVES: Mapping[str, HalfType] = {
 def check_precision(precision: str, target: Target | None = None) -> None:
     """Raises `InputError` unless an engine can be built in that precision, for that target."""
     if precision not in PRECISIONS:
-        raise InputError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
+        known = ", ".join((*PRECISIONS, AUTO))
+        raise InputError(f"unknown precision {precision!r}; known: {known}")
     if precision == "bf16" and target is not None and not target.has_bf16:
         raise InputError(
             f"target {target}: this TensorRT has no bf16. Use --precision fp16, or another --target"
