@@ -238,7 +238,9 @@ def test_effort_that_a_target_does_not_have(tmp_path: Path) -> None:
 
 
 def test_unknown_precision() -> None:
-    with pytest.raises(InputError, match="unknown precision 'int8'; known: fp32, tf32, fp16, bf16, auto"):
+    with pytest.raises(
+        InputError, match="unknown precision 'int8'; known: fp32, tf32, fp16, bf16, auto"
+    ):
         check_precision("int8")
 
 
