@@ -77,6 +77,30 @@ CASES = {
         lambda x: torch.nn.MaxPool1d((2,), stride=(3,), dilation=(4,))(x[0]),
         (1, 3, H, W),
     ),
+    "max, 1d, the whole axis": (
+        lambda x: functional.max_pool1d(x[0], x.shape[3]).squeeze(-1),
+        (1, 3, H, W),
+    ),
+    "average, 1d, the whole axis": (
+        lambda x: functional.avg_pool1d(x[0], x.shape[3]),
+        (1, 3, H, W),
+    ),
+    "average, 2d, both axes": (
+        lambda x: functional.avg_pool2d(functional.max_pool2d(x, 2), [s // 2 for s in x.shape[2:]]),
+        (1, 3, H, W),
+    ),
+    "average, 2d, one axis": (
+        lambda x: functional.avg_pool2d(x, (x.shape[2], 3), (1, 2), ceil_mode=True),
+        (1, 3, H, W),
+    ),
+    "max, 2d, both axes": (lambda x: functional.max_pool2d(x, x.shape[2:]), (1, 3, H, W)),
+    "max, 2d, one axis": (lambda x: functional.max_pool2d(x, (2, x.shape[3])), (1, 3, H, W)),
+    "average, 3d": (lambda x: functional.avg_pool3d(x, x.shape[-3:]), (1, 3, D, H, W)),
+    "max, 3d": (lambda x: functional.max_pool3d(x, (2, *x.shape[-2:])), (1, 3, D, H, W)),
+    "one_hot of a size": (
+        lambda x: functional.one_hot(x[:, 0].relu().long(), x.shape[3] + 5),
+        (1, 3, H, W),
+    ),
     "adaptive average, 1d": (
         lambda x: functional.adaptive_avg_pool1d(x[0], x.shape[3] // 2 + 1),
         (1, 3, H, W),
