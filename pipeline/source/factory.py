@@ -30,15 +30,18 @@ class SourceFactory:
         make: The callable; it takes options by name.
         packages: The installed distributions that contain it.
         files: Returns the files that a cache key covers.
+        in_hand: Whether the text names a module, which `make` returns as it is. It has the weights
+            that it got at the import, which no seed of ours determines.
     """
 
     make: Callable[..., Any]
     packages: Sequence[str]
     files: Callable[[], Sequence[Path]]
+    in_hand: bool = False
 
 
 def find_factory(text: str) -> SourceFactory:
-    """The callable of ``module:factory`` or ``file.py:factory``.
+    """The callable of ``module:factory`` or ``file.py:factory``, or of a module in that place.
 
     Raises:
         InputError: The file, module or attribute does not exist, or the import raises.
@@ -53,13 +56,17 @@ def find_factory(text: str) -> SourceFactory:
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise InputError(f"source {text}: {where} has no {part!r}{hint}")
         found = getattr(found, part)
+    torch = sys.modules.get("torch")  # if the name is a module's, its file has imported torch
+    in_hand = torch is not None and isinstance(found, torch.nn.Module)
     if not callable(found):
         raise InputError(f"source {text}: {name} is {type(found).__name__}, not a factory to call")
     try:
         file = inspect.getsourcefile(inspect.unwrap(found)) or module.__file__
     except TypeError:
         file = getattr(module, "__file__", None)
-    return SourceFactory(found, packages_of(found), partial(files_of, Path(file) if file else None))
+    files = partial(files_of, Path(file) if file else None)
+    make = (lambda: found) if in_hand else found
+    return SourceFactory(make, packages_of(found), files, in_hand)
 
 
 def _module(name: str) -> Any:

@@ -4,6 +4,7 @@ A source is one of these:
 
 - the name of a model in the zoo
 - a factory of a `ModelSpec` or a torch module: ``package.module:factory`` or ``file.py:factory``
+- a torch module by its name in a file or package: ``file.py:net``
 - a saved ``.pt2`` program
 - an ``.onnx`` file
 - a model of a hub: ``hf:NAME`` or ``timm/NAME``, where NAME may be a folder
@@ -190,7 +191,7 @@ def _from_factory(config: Config, dims: Mapping[str, Any], factory: SourceFactor
         inputs=inputs,
         libraries=tuple(dict.fromkeys(["torch", *factory.packages])),
         key=_hash(factory.files(), model, *config.inputs, *config.dims, str(config.exact)),
-        seed=None if config.weights or is_hub(model) else _SEED,
+        seed=None if config.weights or is_hub(model) or factory.in_hand else _SEED,
         options=options,
     )
 

@@ -157,6 +157,22 @@ def test_a_spec_of_ones_own(cli: Run, nets: Path) -> None:
     ] == [["n", 5]]
 
 
+def test_a_module_by_its_name(cli: Run, nets: Path) -> None:
+    """It is converted as it is, with its own weights, and is no factory to call."""
+    text = "import torch\n\nkept = torch.nn.Sequential(torch.nn.Linear(7, 3), torch.nn.Dropout())\n"
+    file = nets.parent / "kept_of_a_test.py"
+    file.write_text(text)
+    words = ("kept_of_a_test.py:kept", "--input", "input:{n}x7", "--dim", "n=:9")
+    code, _, errors = cli("export", *words, "--out", "a")
+    assert code == 0, errors
+    found = find_factory(f"{file}:kept")
+    assert found.in_hand and isinstance(found.make(), torch.nn.Sequential)
+    assert file.resolve() in found.files()
+    assert Artifact.open(nets.parent / "a", check=False).manifest.model.weights.seed is None
+    code, _, errors = cli("export", *words, "--out", "a", "--option", "out=3")
+    assert code == 2 and "no option 'out'" in errors
+
+
 def test_a_class_attribute_and_a_package(nets: Path) -> None:
     found = find_factory("nets_of_a_test.py:Holder.make")
     assert isinstance(found.make(), torch.nn.Linear)
