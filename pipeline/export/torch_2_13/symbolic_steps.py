@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -190,70 +190,65 @@ def _adaptive_max_pool1d(
     return _adaptive_max_pool(input, listed, return_indices)
 
 
-def _average_pool(  # noqa: PLR0913
-    input: torch.Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
-    axes: int,
-) -> Any:
-    """``avg_pool`` with a window that is the whole of an axis."""
-    del count_include_pad  # it changes something only with padding
-    if divisor_override is not None:
-        return NotImplemented
-    pool = (None, functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[axes]
-    options = (kernel_size, stride, padding, ceil_mode)
-    return _whole_axes(input, options, axes, torch.mean, pool)
+@dataclass(frozen=True)
+class _Pool:
+    """A pool whose windows are the whole of some axes, and have a fixed size in the others.
+
+    Args:
+        over: the mean or the maximum over axes.
+        pool: torch's pool, for the other axes.
+        axes: how many axes it has.
+        order: the arguments after the padding.
+    """
+
+    over: Callable[..., Any]
+    pool: Callable[..., Any]
+    axes: int
+    order: tuple[str, str, str]
+
+    def __call__(
+        self,
+        input: torch.Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        *rest: Any,
+        **named: Any,
+    ) -> Any:
+        axes, options = self.axes, dict(zip(self.order, rest, strict=False)) | named
+        special = options.get("return_indices") or options.get("divisor_override")
+        if special or any(n != 1 for n in _each(options.get("dilation", 1), axes)):
+            return NotImplemented
+        windows = _each(kernel_size, axes)
+        whole = [n for n, window in enumerate(windows) if isinstance(window, torch.SymInt)]
+        if not whole or any(p != 0 for p in _each(padding, axes)):
+            return NotImplemented
+        sizes = input.shape[-axes:]
+        if not all(statically_known_true(windows[n] == sizes[n]) for n in whole):
+            return NotImplemented
+        found = self.over(input, [n - axes for n in whole], keepdim=True)
+        if len(whole) == axes:
+            return found
+
+        def one(values: list[Any]) -> list[Any]:
+            return [1 if n in whole else value for n, value in enumerate(values)]
+
+        steps = one(_each(stride, axes)) if stride else None
+        return self.pool(found, one(windows), steps, **options)
 
 
-def _max_pool(  # noqa: PLR0913
-    input: torch.Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    axes: int,
-) -> Any:
-    """``max_pool`` with a window that is the whole of an axis."""
-    if return_indices or any(d != 1 for d in _each(dilation, axes)):
-        return NotImplemented
-    pool = (None, functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[axes]
-    options = (kernel_size, stride, padding, ceil_mode)
-    return _whole_axes(input, options, axes, torch.amax, pool)
-
-
-def _whole_axes(
-    input: torch.Tensor,
-    options: tuple[Any, Any, Any, bool],
-    axes: int,
-    over: Callable[..., Any],
-    pool: Any,
-) -> Any:
-    """A pool whose windows are the whole of some axes, and have a fixed size in the others."""
-    kernel, stride, padding, ceil_mode = options
-    windows = _each(kernel, axes)
-    symbolic = [n for n, window in enumerate(windows) if isinstance(window, torch.SymInt)]
-    if not symbolic or any(p != 0 for p in _each(padding, axes)):
-        return NotImplemented
-    sizes = input.shape[-axes:]
-    if not all(statically_known_true(windows[n] == sizes[n]) for n in symbolic):
-        return NotImplemented
-    found = over(input, [n - axes for n in symbolic], keepdim=True)
-    fixed = [1 if n in symbolic else window for n, window in enumerate(windows)]
-    steps = [
-        1 if n in symbolic else step
-        for n, step in enumerate(_each(stride, axes) if stride else windows)
-    ]
-    if fixed == steps == [1] * axes:
-        return found
-    return pool(found, fixed, steps, ceil_mode=ceil_mode)
+_AVG = [
+    _Pool(torch.mean, pool, n, ("ceil_mode", "count_include_pad", "divisor_override"))
+    for n, pool in enumerate(
+        (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d), 1
+    )
+]
+_MAX = [
+    _Pool(torch.amax, pool, n, ("dilation", "ceil_mode", "return_indices"))
+    for n, pool in enumerate(
+        (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d), 1
+    )
+]
 
 
 def _each(value: Any, axes: int) -> list[Any]:
@@ -264,10 +259,9 @@ def _each(value: Any, axes: int) -> list[Any]:
 
 def _one_hot(input: torch.Tensor, num_classes: Any = -1) -> Any:
     """``one_hot`` by comparing. torch's schema says ``int`` for the number of classes."""
-    if not isinstance(num_classes, torch.SymInt):
+    if isinstance(num_classes, int):
         return NotImplemented
-    number: Any = num_classes
-    classes = torch.arange(number, device=input.device)
+    classes = torch.arange(num_classes, device=input.device)
     return (input.unsqueeze(-1) == classes).to(torch.int64)
 
 
@@ -283,8 +277,8 @@ def _max_pool1d(
     """``max_pool1d`` as a 2-D pool of one row: torch's own reads the length as a number."""
     if return_indices or not any(isinstance(s, torch.SymInt) for s in input.shape):
         return NotImplemented
-    options = (kernel_size, stride, padding, dilation, ceil_mode)
-    if (found := _max_pool(input, *options, axes=1)) is not NotImplemented:
+    found = _MAX[0](input, kernel_size, stride, padding, dilation)
+    if found is not NotImplemented:
         return found
 
     def row(value: Any, other: int) -> tuple[int, int]:
@@ -342,13 +336,13 @@ _OTHERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.adaptive_avg_pool1d: _adaptive_avg_pool1d,
     torch.max_pool1d: _max_pool1d,
     functional.max_pool1d: _max_pool1d,
-    torch.max_pool2d: partial(_max_pool, axes=2),
-    torch.max_pool3d: partial(_max_pool, axes=3),
-    functional.max_pool2d: partial(_max_pool, axes=2),
-    functional.max_pool3d: partial(_max_pool, axes=3),
-    functional.avg_pool1d: partial(_average_pool, axes=1),
-    functional.avg_pool2d: partial(_average_pool, axes=2),
-    functional.avg_pool3d: partial(_average_pool, axes=3),
+    torch.max_pool2d: _MAX[1],
+    torch.max_pool3d: _MAX[2],
+    functional.max_pool2d: _MAX[1],
+    functional.max_pool3d: _MAX[2],
+    functional.avg_pool1d: _AVG[0],
+    functional.avg_pool2d: _AVG[1],
+    functional.avg_pool3d: _AVG[2],
     functional.one_hot: _one_hot,
     functional.adaptive_max_pool1d: _adaptive_max_pool1d,
     functional.adaptive_max_pool2d: _adaptive_max_pool,

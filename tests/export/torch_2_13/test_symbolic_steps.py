@@ -95,6 +95,10 @@ CASES = {
     ),
     "max, 2d, both axes": (lambda x: functional.max_pool2d(x, x.shape[2:]), (1, 3, H, W)),
     "max, 2d, one axis": (lambda x: functional.max_pool2d(x, (2, x.shape[3])), (1, 3, H, W)),
+    "max, 2d, one axis, by position": (
+        lambda x: functional.max_pool2d(x, (x.shape[2], 2), (x.shape[2], 3), 0, 1, True),
+        (1, 3, H, W),
+    ),
     "average, 3d": (lambda x: functional.avg_pool3d(x, x.shape[-3:]), (1, 3, D, H, W)),
     "max, 3d": (lambda x: functional.max_pool3d(x, (2, *x.shape[-2:])), (1, 3, D, H, W)),
     "one_hot of a size": (
@@ -123,6 +127,16 @@ def test_sizes_stay_symbolic(tmp_path, monkeypatch, name) -> None:
     monkeypatch.setattr(symbolic_steps, "_OTHERS", {})
     with pytest.raises(ExportError):
         export(spec, None, tmp_path / "n.onnx")
+
+
+def test_a_pool_with_gaps_in_its_window_is_not_the_whole_axis(tmp_path) -> None:
+    """With ceil_mode torch accepts such a window, and reads every other element."""
+    spec = spec_of(
+        lambda x: functional.max_pool2d(x, x.shape[2:], 1, dilation=2, ceil_mode=True),
+        (1, 3, H, W),
+    )
+    with pytest.raises(ExportError):
+        export(spec, None, tmp_path / "m.onnx")
 
 
 RANGES = {  # and whether torch's own is wrong
