@@ -266,6 +266,8 @@ def verify(
     Raises:
         PipelineError: See `pipeline.errors`.
     """
+    if not isinstance(how, Verify):
+        raise InputError(f"verify: {how!r} is not a Verify. Write a name, such as against={how!r}")
     place, how = Path(place), replace(how, **fields)
     artifact = Artifact.open(place)
     check_models(place, artifact.manifest.files, artifact.manifest.interface)

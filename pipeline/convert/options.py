@@ -14,9 +14,10 @@ from pipeline.build.settings import BuildOptions
 from pipeline.compare.plan import CompareOptions
 from pipeline.machine.target import Target
 from pipeline.spec.config import Config
+from pipeline.spec.given import check_texts, named_fields
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import AUTO
-from pipeline.spec.tensors import Tolerance
+from pipeline.spec.tensors import Tolerance, check_tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,7 @@ def stage_options(config: Config, target: Target) -> StageOptions:
     )
 
 
+@named_fields
 @dataclass(frozen=True, kw_only=True)
 class Verify:
     """The options of a repeated comparison.
@@ -111,6 +113,9 @@ class Verify:
         memory_limit: The largest estimated memory of one run, in bytes.
         engine_tolerance: The new tolerance of the engine in the artifact's precision.
         plugins: Files that the engine may load; see `pipeline.load`.
+
+    Raises:
+        InputError: A field is unknown, or its value is of another kind.
     """
 
     against: Path | None = None
@@ -122,6 +127,11 @@ class Verify:
     memory_limit: int | None = None
     engine_tolerance: Tolerance | None = None
     plugins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_texts("shapes", self.shapes, "b=3")
+        check_texts("plugins", self.plugins, "PLUGIN", (Path,))
+        check_tolerance(self.engine_tolerance, "engine_tolerance")
 
 
 STORED = Verify()  # the stored sizes and torch's stored outputs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from pipeline.errors import InputError
 from pipeline.source.values import to_array, with_values
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
+from pipeline.spec.given import check_names
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.structure import Path, children, leaves, name_of, rebuilt
 from pipeline.spec.tensors import Input
@@ -39,11 +39,7 @@ def module_config(
     Raises:
         InputError: An option is unknown, or the module cannot be called this way.
     """
-    for word in options:
-        if word not in _OPTIONS:
-            close = difflib.get_close_matches(word, _OPTIONS, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise InputError(f"no option {word!r}{hint}. The options: {', '.join(_OPTIONS)}")
+    check_names(options, _OPTIONS, "pipeline.convert and pipeline.check")
     exact = bool(options.get("exact"))
     return Config(module_spec(module, inputs, dims, name=name, exact=exact), **options)
 

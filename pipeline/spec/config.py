@@ -10,15 +10,36 @@ from typing import Any, Literal
 from pipeline.errors import InputError
 from pipeline.machine.target import DEFAULT_TARGET
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort
+from pipeline.spec.given import check_texts, named_fields
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import FOR_AUTO, Asked
 from pipeline.spec.profiles import Profile
 from pipeline.spec.recipe import Recipe, read_recipe
-from pipeline.spec.tensors import Precision, Tolerance
+from pipeline.spec.tensors import Precision, Tolerance, check_tolerance
 
 Option = int | float | str | bool
 
+# the fields that are tuples of texts, with an example of each
+_TEXTS = {
+    "profiles": "b=1:4:8",
+    "shapes": "b=3",
+    "passes": "my_pass.py",
+    "skip": "PASS",
+    "plugins": "PLUGIN",
+    "inputs": "x:{b}x3",
+    "dims": "b=1:4:8",
+    "ranges": "ids=0..1000",
+    "state": "cache",
+    "output_names": "scores",
+}
+_OTHERS: Mapping[str, tuple[type, ...]] = {
+    "profiles": (Profile,),
+    "passes": (Path,),
+    "plugins": (Path,),
+}
 
+
+@named_fields
 @dataclass(frozen=True)
 class Config:
     """One conversion.
@@ -78,7 +99,7 @@ class Config:
             outputs are the reference.
 
     Raises:
-        InputError: A memory limit or seed is out of range, or a field is not a tuple.
+        InputError: A field is unknown, or its value is out of range or of another kind.
     """
 
     model: str | ModelSpec
@@ -115,12 +136,18 @@ class Config:
     reference: Path | str | None = None
 
     def __post_init__(self) -> None:
+        _check_model(self.model)
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise InputError(f"memory limit {self.memory_limit}: must be positive")
-        texts = ("profiles", "shapes", "passes", "skip", "plugins", "inputs", "dims", "ranges")
-        for name in (*texts, "state", "output_names"):
-            if isinstance(getattr(self, name), (str, Path)):
-                raise InputError(f"{name}={str(getattr(self, name))!r}: expected a tuple")
+        for name, example in _TEXTS.items():
+            check_texts(name, getattr(self, name), example, _OTHERS.get(name, ()))
+        for word in ("tolerance", "engine_tolerance"):
+            check_tolerance(getattr(self, word), word)
+        if not isinstance(self.output_tolerances, Mapping):
+            text = f"output_tolerances={self.output_tolerances!r}"
+            raise InputError(f'{text}: expected a dict, such as {{"scores": Tolerance(...)}}')
+        for name, tolerance in self.output_tolerances.items():
+            check_tolerance(tolerance, f"output_tolerances[{name!r}]")
         if self.seed < 0:
             raise InputError(f"seed {self.seed}: can't be negative")
         if self.values is not None and self.seed:
@@ -159,3 +186,18 @@ class Config:
             p if isinstance(p, Profile) else Profile.parse(p, f"profile{n}")
             for n, p in enumerate(self.profiles)
         )
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, (str, ModelSpec)):
+        return
+    kind = type(model).__name__
+    if isinstance(model, Path):
+        do = f'Write "{model}"'
+    elif hasattr(model, "named_parameters"):  # a torch module; torch is not imported here
+        kind = f"the module {kind}"
+        do = 'For a module, write pipeline.convert(module, {"x": "1x3x{h}x{w}"}, {"h": (64, 512), '
+        do += '"w": (64, 512)})'
+    else:
+        do = 'Write for example "file.py:factory"'
+    raise InputError(f"expected a model's name, a source as text or a ModelSpec, not {kind}. {do}")

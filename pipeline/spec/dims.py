@@ -20,6 +20,7 @@ from typing import Literal
 
 from pipeline.errors import InputError
 from pipeline.spec.expressions import DimExpr, combine, size_text
+from pipeline.spec.given import named_fields
 
 __all__ = [
     "Dim", "DimExpr", "Size", "SizeRule", "check_rules", "evaluate", "kept_rules", "read_size",
@@ -32,6 +33,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _UNSET: int = None  # type: ignore[assignment]  # after construction every field is a number
 
 
+@named_fields
 @dataclass(frozen=True)
 class Dim:
     """A dynamic dimension: a name and the sizes that it may have.

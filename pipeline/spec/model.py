@@ -13,11 +13,12 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr, Size, SizeRule, size_text
+from pipeline.spec.given import named_fields
 from pipeline.spec.interface import Interface
 from pipeline.spec.padding import Padding, amounts, padded_name
 from pipeline.spec.profiles import Profile
 from pipeline.spec.structure import flat_inputs
-from pipeline.spec.tensors import Input, Output, Precision, Tolerance
+from pipeline.spec.tensors import Input, Output, Precision, Tolerance, check_tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,7 @@ __all__ = ["Input", "ModelSpec", "Output", "Padding", "Tolerance"]
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # it names a folder
 
 
+@named_fields
 @dataclass(frozen=True)
 class ModelSpec:
     """A model to convert.
@@ -149,6 +151,7 @@ class ModelSpec:
                 f"model {self.name}: output_tolerances is for a spec without outputs. Set the "
                 "tolerance of each Output"
             )
+        check_tolerance(self.tolerance, f"model {self.name}: tolerance")
         for precision, tolerance in self.engine_tolerance.items():
             if precision not in get_args(Precision) or not isinstance(tolerance, Tolerance):
                 known = ", ".join(get_args(Precision))

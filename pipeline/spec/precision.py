@@ -46,6 +46,11 @@ HALVES: Mapping[str, HalfType] = {
 
 def check_precision(precision: str, target: Target | None = None) -> None:
     """Raises `InputError` unless an engine can be built in that precision, for that target."""
+    if precision == AUTO:
+        raise InputError(
+            "precision auto: a conversion searches for it. Pass it to pipeline.run or "
+            f"pipeline.convert, or name one precision here: {', '.join(PRECISIONS)}"
+        )
     if precision not in PRECISIONS:
         known = ", ".join((*PRECISIONS, AUTO))
         raise InputError(f"unknown precision {precision!r}; known: {known}")

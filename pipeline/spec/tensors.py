@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr, Size, evaluate, shape_at, size_text
+from pipeline.spec.given import named_fields
 from pipeline.spec.metrics import METRICS, Metric
 from pipeline.spec.values import Values
 
@@ -20,9 +21,11 @@ Pattern = Literal["", "prefix", "causal", "all"]
 
 
 _PATTERNS = "known: prefix, causal, all"
+_FORM = 'Write for example Tolerance(rtol=1e-3, atol=1e-5, why="float32 rounding")'
 _MOST_DIFFERING = 0.1  # a larger share could hide a fault
 
 
+@named_fields
 @dataclass(frozen=True)
 class Tolerance:
     """How far an output may differ from the reference.
@@ -40,7 +43,7 @@ class Tolerance:
         parts: The atol of each index of that axis, at most `atol`. Example: scores beside boxes.
 
     Raises:
-        InputError: A number is not finite or outside of its range.
+        InputError: A number is none, is not finite, or is outside of its range.
     """
 
     rtol: float
@@ -51,6 +54,10 @@ class Tolerance:
     parts: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        for word in ("rtol", "atol", "differing"):
+            value = getattr(self, word)
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+                raise InputError(f"tolerance {word}={value!r}: is not a number. {_FORM}")
         if not (math.isfinite(self.rtol) and math.isfinite(self.atol)):
             raise InputError(f"tolerance rtol={self.rtol} atol={self.atol}: must be finite")
         if self.rtol < 0 or self.atol < 0:
@@ -95,6 +102,13 @@ class Tolerance:
         return f"rtol {self.rtol:g} or atol {self.atol:g}{more} ({self.why})"
 
 
+def check_tolerance(value: object, where: str) -> None:
+    """Raises `InputError` unless the value is a `Tolerance` or None."""
+    if value is not None and not isinstance(value, Tolerance):
+        raise InputError(f"{where}={value!r}: is not a Tolerance. {_FORM}")
+
+
+@named_fields
 @dataclass(frozen=True)
 class Input:
     """One input tensor of the model.
@@ -268,6 +282,7 @@ def _mask(pattern: Pattern, shape: tuple[int, ...], rng: np.random.Generator) ->
     return mask
 
 
+@named_fields
 @dataclass(frozen=True)
 class Output:
     """One output tensor.
@@ -281,7 +296,7 @@ class Output:
         metric: A measure of the error for the summary, beside the tolerance (`METRICS`).
 
     Raises:
-        InputError: The dtype or the metric is unknown.
+        InputError: The dtype or the metric is unknown, or the tolerance is no `Tolerance`.
     """
 
     name: str
@@ -291,6 +306,7 @@ class Output:
     metric: Metric | None = None
 
     def __post_init__(self) -> None:
+        check_tolerance(self.tolerance, f"output {self.name}: tolerance")
         if self.metric is not None and self.metric not in METRICS:
             known = ", ".join(METRICS)
             raise InputError(f"output {self.name}: unknown metric {self.metric!r}; known: {known}")
