@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -36,15 +37,23 @@ class Convert(ModuleType):
             name: The name of the model; by default the name of its class.
             **options: Other fields of `pipeline.Config`, such as ``target`` and ``out``.
 
+        A range that the model does not accept is narrowed, with a warning.
+
         Returns:
-            The report.
+            The report. `Report.narrowed` says which sizes the model does not accept.
 
         Raises:
             PipelineError: See `pipeline.run`. An `InputError` says how to call.
         """
         from pipeline.convert.driver import run
 
-        return run(module_config(module, inputs, dims, name, options))
+        report = run(module_config(module, inputs, dims, name, options))
+        if report.narrowed:
+            text = (
+                f"{report.manifest.name} does not accept every size: {'; '.join(report.narrowed)}"
+            )
+            warnings.warn(f"{text}. exact=True makes this an error", stacklevel=2)
+        return report
 
 
 sys.modules[__name__].__class__ = Convert

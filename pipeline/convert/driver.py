@@ -74,6 +74,12 @@ class Report:
         comparison = self.manifest.comparison
         return not self.regressions and (comparison is None or comparison.passed)
 
+    @property
+    def narrowed(self) -> tuple[str, ...]:
+        """Which sizes the model does not accept, so that the ranges are narrower than asked for."""
+        rules = self.manifest.export.refinements if self.manifest.export is not None else ()
+        return tuple(dict.fromkeys(rule.text for rule in rules))
+
 
 def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report:
     """Converts a model (export, rewrite, build, compare) and writes the artifact.

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import torch
 
 EXAMPLE = 'pipeline.convert(module, {"x": "1x3x{h}x{w}"}, {"h": (64, 128, 512), "w": (64, 512)})'
+_AXES = (
+    "A dim has its name in the text of an input, in place of a size. Write "
+    'inputs={"x": ("{b}x8", tensor)}, dims={"b": (1, 8)}'
+)
 _OWN = ("model", "options", "weights", "inputs", "dims", "ranges", "values", "trust")
 _OPTIONS = tuple(field.name for field in fields(Config) if field.name not in _OWN)
 
@@ -142,9 +146,13 @@ def _by_name(module: torch.nn.Module, inputs: Any) -> dict[str, Any]:
 
 def _dims(dims: Any, *, auto: bool) -> dict[str, Dim]:
     if dims is not None and not isinstance(dims, Mapping):
-        raise InputError(f'dims={dims!r}: pass a dict by name, such as {{"h": (64, 128, 512)}}')
+        raise InputError(
+            f'dims={dims!r}: pass a dict by name, such as {{"h": (64, 128, 512)}}. {_AXES}'
+        )
     found: dict[str, Dim] = {}
     for name, value in (dims or {}).items():
+        if isinstance(name, tuple) or isinstance(value, Mapping):
+            raise InputError(f"dims: {name!r}: {value!r} is not a dim and its range. {_AXES}")
         if isinstance(value, Dim) and value.name == name:
             found[name] = value
         elif isinstance(value, str):
@@ -152,7 +160,16 @@ def _dims(dims: Any, *, auto: bool) -> dict[str, Dim]:
         elif isinstance(value, (tuple, list)) and len(value) in (2, 3):
             low, high = value[0], value[-1]
             middle = {"opt": value[1]} if len(value) == 3 else {}
-            found[name] = Dim(name, min=low, **middle, max=high, auto=auto)
+            try:
+                found[name] = Dim(name, min=low, **middle, max=high, auto=auto)
+            except InputError as error:
+                if not middle:
+                    raise
+                raise InputError(f"{error}: {value!r} is read as (min, opt, max)") from error
+        elif isinstance(value, Dim):
+            raise InputError(
+                f'dim {name}: this Dim is called {value.name}. Write Dim("{name}", ...)'
+            )
         else:
             raise InputError(
                 f"dim {name}: {value!r} is not a range. Pass (min, opt, max), (min, max), a text "
@@ -178,6 +195,7 @@ def _declared(value: Any, path: Path, dims: Mapping[str, Dim], given: dict[str, 
         if array is not None:
             given[value.name] = array
         return value
+    _check_shape(value, where)
     parts = None if value is None else children(value)
     if parts:
         return rebuilt(value, [_declared(p, (*path, key), dims, given) for key, p in parts])
@@ -187,6 +205,15 @@ def _declared(value: Any, path: Path, dims: Mapping[str, Dim], given: dict[str, 
         f"inputs {where}: {value!r} is no input of an engine. Pass a tensor, a text such as "
         "1x3x{h}x{w}, or an Input. For another argument, give it a default, or wrap the module"
     )
+
+
+def _check_shape(value: Any, where: str) -> None:
+    """Refuses a shape as a tuple, which would be read as a tuple of inputs."""
+    if not isinstance(value, (tuple, list)) or not any(isinstance(part, int) for part in value):
+        return
+    if all(isinstance(part, int) or str(part).isidentifier() for part in value):
+        text = "x".join(f"{{{p}}}" if str(p).isidentifier() else str(p) for p in value)
+        raise InputError(f'inputs {where}: {value!r} is not a text. Write the shape as "{text}"')
 
 
 def _array(value: Any) -> np.ndarray | None:

@@ -17,7 +17,7 @@ import pipeline
 from pipeline.artifact.stored import stored_points
 from pipeline.convert.driver import verify
 from pipeline.convert.options import Verify
-from pipeline.errors import InputError
+from pipeline.errors import InputError, PipelineError
 from pipeline.source.module import module_spec
 
 
@@ -123,8 +123,26 @@ def test_verify_takes_its_options_by_name(artifact: Path) -> None:
     report = pipeline.verify(artifact, against=artifact)
     assert report.ok and not report.regressions
     assert [note.kind for note in report.notes] == ["no-regression-without-engine"]
-    with pytest.raises(TypeError, match="againts"):
+    with pytest.raises(InputError, match=r"no option 'againts' \(did you mean against\?\)"):
         pipeline.verify(artifact, againts=artifact)
+
+
+class Table(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = torch.nn.Parameter(torch.randn(1, 10, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.positions[:, : x.shape[1]]
+
+
+def test_a_range_is_never_narrowed_without_a_word(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"does not accept every size: t .*exact=True") as caught:
+        report = pipeline.convert(Table(), "1x{t}x4", {"t": (2, 40)}, out=tmp_path / "a")
+    assert report.ok and report.manifest.interface.dims["t"].max == 10
+    assert report.narrowed and caught[0].filename == __file__
+    with pytest.raises(PipelineError, match="t must be in 2"):
+        pipeline.convert(Table(), "1x{t}x4", {"t": (2, 40)}, out=tmp_path / "b", exact=True)
 
 
 def test_the_version() -> None:
