@@ -43,6 +43,7 @@ from pipeline.rewrite.choose import all_passes, to_skip
 from pipeline.rewrite.rewrite import Rewritten, raise_refused
 from pipeline.source.onnx.importing import import_onnx
 from pipeline.source.onnx.tolerance import with_onnx_tolerance
+from pipeline.spec.closeness import check_has_effect
 from pipeline.spec.effort import check_effort
 from pipeline.spec.file_names import EXPORTED, MODEL, PLAN, TIMING
 from pipeline.spec.interface import Interface
@@ -69,6 +70,7 @@ def export(
         announce: Called with each step that begins.
 
     Raises:
+        InputError: The stated tolerance of an output has no effect.
         PipelineError: See `pipeline.export.export.export` and
             `pipeline.source.onnx.importing.import_onnx`.
     """
@@ -93,6 +95,10 @@ def export(
             quick=options.quick,
             announce=step,
         )
+    stated = spec.output_tolerances.keys() | {o.name for o in spec.outputs if o.tolerance}
+    for output in done.interface.outputs:
+        if output.name in stated and output.tolerance and output.dtype:
+            check_has_effect(output.name, output.dtype, output.tolerance)
     store_values(folder, done.interface.inputs)
     release_memory()
     return replace(done, library_seconds={**watch.seconds, **done.library_seconds})

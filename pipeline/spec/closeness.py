@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from pipeline.errors import InputError
 from pipeline.spec.tensors import Tolerance
 
 _LEAST = float(np.finfo(np.float64).tiny)
@@ -135,6 +136,18 @@ class Difference:
         if not self.wide and self.want.dtype.kind == "f":
             kind = np.promote_types(self.want.dtype, np.float32)
         return self.want.astype(kind, copy=False), self.got.astype(kind, copy=False)
+
+
+def check_has_effect(output: str, dtype: str, tolerance: Tolerance) -> None:
+    """Raises `InputError` for an rtol or atol of integers, which `Difference.within` ignores."""
+    if "float" in dtype or tolerance.differing or not (tolerance.rtol or tolerance.atol):
+        return
+    raise InputError(
+        f"tolerance {output}: the output is {dtype}, and integers and booleans are compared "
+        f"exactly: {tolerance.rtol:g},{tolerance.atol:g} has no effect. Leave it out, or allow a "
+        f"share of the elements to differ: --tolerance {output}=0,0,0.001 (in Python: "
+        'Tolerance(0, 0, "ties", differing=0.001))'
+    )
 
 
 def apart(

@@ -67,6 +67,26 @@ def test_an_output_that_cannot_be_measured_may_be_stated(folder: Path) -> None:
     assert report.manifest.tolerances()["scores"].why.startswith("measured: ")
 
 
+def test_the_distance_of_integers_has_no_effect(folder: Path) -> None:
+    """Integers are compared exactly. The advice of the error works."""
+    with pytest.raises(InputError, match=r"output is int64, .* exactly: 0,1 .*best=0,0,0\.001"):
+        run_export(config_of("--tolerance", "best=0,1", out=folder / "a"))
+    report = run_export(config_of("--tolerance", "best=0,0,0.001", out=folder / "a"))
+    assert report.manifest.tolerances()["best"].differing == 0.001
+
+
+def test_the_distance_of_integers_of_an_onnx_file(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[n,4] x) => (int64[n,1] y)'
+        "{ y = ArgMax<axis = 1>(x) }"
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(InputError, match="the output is int64, and integers"):
+        words = ["--tolerance", "y=1e-3,1", "--tolerance", "1e-3,1"]
+        more = {"source": str(tmp_path / "m.onnx"), "dims": ("n=1:2:4",), "out": tmp_path / "a"}
+        run_export(config_of(*words, **more))
+
+
 def test_an_onnx_file(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 18]> g (float[n,4] x) => (float[n,4] y, float[n,4] z)'
