@@ -91,7 +91,7 @@ class DynamicInfo:
     def text(self) -> str:
         """The evidence as text."""
         ran = f"; ran at {', '.join(map(str, self.ran_at))}" if self.ran_at else ""
-        return f"free in {self.where}{ran}"
+        return f"not fixed in {self.where}{ran}"
 
 
 @dataclass(frozen=True)

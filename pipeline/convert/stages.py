@@ -48,6 +48,7 @@ from pipeline.spec.effort import check_effort
 from pipeline.spec.file_names import EXPORTED, MODEL, PLAN, TIMING
 from pipeline.spec.interface import Interface
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.noise import EQUAL
 from pipeline.spec.recipe import HalfInfo
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def export(
         )
     stated = spec.output_tolerances.keys() | {o.name for o in spec.outputs if o.tolerance}
     for output in done.interface.outputs:
-        if output.name in stated and output.tolerance and output.dtype:
+        if output.name in stated and output.tolerance not in (None, EQUAL) and output.dtype:
             check_has_effect(output.name, output.dtype, output.tolerance)
     store_values(folder, done.interface.inputs)
     release_memory()

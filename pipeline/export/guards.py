@@ -123,8 +123,8 @@ def sampled_guards(
         if not complete(dims):
             counts[dims] = counts.get(dims, 0) + 1
     return [
-        f"torch.export's guards on {' and '.join(d.name for d in dims)} ({count}) were checked at "
-        f"{evidence(dims, tuple(rules))}"
+        f"torch.export made {count} assumption{'' if count == 1 else 's'} about "
+        f"{' and '.join(d.name for d in dims)}, checked at {evidence(dims, tuple(rules))}"
         for dims, count in counts.items()
     ]
 

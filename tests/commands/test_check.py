@@ -68,7 +68,7 @@ def test_nothing_in_the_way_and_nothing_left_behind(
     assert output.endswith("\n\nNo findings block a conversion\n")
     for part in (
         "every size that was tried runs",
-        " hold at every declared size",
+        " true at every declared size",
         "tensorrt_rtx parses model.onnx",
         "all runs agree within the tolerance at ",
         "TensorRT's shape inference agrees on the output sizes at",
@@ -87,7 +87,7 @@ def test_a_multiple_is_named_and_the_rest_looked_at_there() -> None:
     assert "test_check.py" in found[0].where and "in eights: return x + " in found[0].where
     assert 'Dim("h", min=16, opt=32, max=64, multiple_of=8)' in found[0].do
     assert 'padding=Padding({"h": 8})' in found[0].do
-    assert "the findings below hold for h in 16..64 in steps of 8" in said(report, "dims")
+    assert "the lines below apply to h in 16..64 in steps of 8" in said(report, "dims")
     assert "all runs agree" in said(report, "comparison")
     assert str(report).endswith("\n2 findings block a conversion")
 
@@ -95,7 +95,7 @@ def test_a_multiple_is_named_and_the_rest_looked_at_there() -> None:
 def test_a_dim_that_may_be_narrowed_is_in_nobodys_way() -> None:
     report = checked(wide(eights, auto=True))
     assert report.ok
-    assert "nothing: narrowed to Dim(" in said(report, "dims")
+    assert "nothing. pipeline does it as if you declared: Dim(" in said(report, "dims")
 
 
 def test_a_dim_is_narrowed_only_where_it_is() -> None:
@@ -103,8 +103,8 @@ def test_a_dim_is_narrowed_only_where_it_is() -> None:
         return x + torch.nn.functional.avg_pool2d(x, (8, 1)).repeat_interleave(8, 2)
 
     told = said(checked(wide(rows, auto=True)), "dims")
-    assert 'narrowed to Dim("h", min=16, opt=32, max=64, multiple_of=8)' in told
-    assert 'narrowed to Dim("w"' not in told
+    assert 'as if you declared: Dim("h", min=16, opt=32, max=64, multiple_of=8)' in told
+    assert 'as if you declared: Dim("w"' not in told
     assert "is narrowed" not in told
     assert "w: 16..64, opt 32; may be narrowed to the sizes that the model accepts" in told
 
@@ -146,7 +146,7 @@ def test_a_baked_size_is_fixed_and_the_rest_looked_at() -> None:
     assert "h is baked in" in found.what
     assert "in baked: return x + torch.ones(int(x.shape[2]), 1)" in found.where
     assert "keep it symbolic" in found.do
-    assert "the findings below hold for h=64 only" in said(report, "dims")
+    assert "the lines below apply to h=64 only" in said(report, "dims")
     assert "all runs agree within the tolerance at 5 sets of sizes" in said(report, "comparison")
 
 
@@ -181,7 +181,7 @@ def test_a_dim_whose_opt_is_0_is_fixed_above_it() -> None:
     report = joined(False, Dim("p", 0, 0, 7))
     (found,) = blocking(report)
     assert found.what == "p must be 0: the model fixes it"
-    assert "the findings below hold for p=1 only" in said(report, "dims")
+    assert "the lines below apply to p=1 only" in said(report, "dims")
     assert "all runs agree" in said(report, "comparison")
 
 
@@ -365,8 +365,10 @@ def test_several_inputs_that_must_have_one_size() -> None:
     assert "one Dim for both" in found.do
     report = summed(True)  # a conversion does this without you
     assert report.ok, str(report)
-    assert "nothing: one Dim for both h and w" in said(report, "dims")
-    assert "the findings below hold for h in 16..48 only" in said(report, "dims")
+    assert "nothing. pipeline does it as if you declared: one Dim for both h and w" in said(
+        report, "dims"
+    )
+    assert "the lines below apply to h in 16..48 only" in said(report, "dims")
     assert "all runs agree" in said(report, "comparison")
     # profiles and sizes may name both
     report = summed(True, profiles=("h=16:20:32,w=20:24:40",), shapes=("h=24,w=24", "w=30", "h=50"))

@@ -40,7 +40,7 @@ def test_convert_prints_tables_and_progress(cli: Run, tmp_path: Path) -> None:
     for part in ("a: tiny, weights random, seed 0, target rtx-1.7", "well-formed", "tolerance:"):
         assert part in output
     assert "h=5,w=5" in output
-    assert "dynamic h: free in x axis 2; ran at 5, " in output
+    assert "dynamic h: not fixed in x axis 2; ran at 5, " in output
     assert Artifact.open(tmp_path / "a").manifest.model.options == {"channels": 2}
     code, output, errors = cli("convert", "tiny", "--out", "a", "--option", "channels=2")
     assert (code, errors) == (0, "")

@@ -145,6 +145,15 @@ def test_a_range_is_never_narrowed_without_a_word(tmp_path: Path) -> None:
         pipeline.convert(Table(), "1x{t}x4", {"t": (2, 40)}, out=tmp_path / "b", exact=True)
 
 
+class Best(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.exp(), x.argmax(-1)
+
+
+def test_a_check_of_integers_takes_the_measured_tolerances() -> None:
+    assert pipeline.check(Best(), "1x{t}x4", {"t": (2, 8)}).ok
+
+
 def test_the_version() -> None:
     assert pipeline.__version__ == importlib.metadata.version("trt-pipeline")
     assert "__version__" in dir(pipeline) and "verify" in dir(pipeline)

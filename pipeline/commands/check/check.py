@@ -150,7 +150,7 @@ def _exported(
     only = ""
     for first in (True, False, False):
         announce(f"export with {only} only" if only else "export")
-        narrower = Finding("dims", f"the findings below hold for {only} only", "narrowed")
+        narrower = Finding("dims", f"the lines below apply to {only} only", "narrowed")
         found += [narrower] if only else []
         try:
             return _export(config, spec, module, folder, found)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipeline.probe.probe import Probed
 
 _SHOWN = 3  # guards that are listed
+_ITSELF = "nothing. pipeline does it as if you declared"
 
 
 def declared(spec: ModelSpec) -> list[Finding]:
@@ -57,7 +58,7 @@ def tried(
         _finding(spec, rule, own=rule not in done.left and may_apply(spec, rule)) for rule in rules
     ]
     if done.rules:
-        holds = f"the findings below hold for {_range(done.spec)} only"
+        holds = f"the lines below apply to {_range(done.spec)} only"
         found.append(Finding("dims", holds, "narrowed"))
     return found, done, {name: _at(probed, name) for name in probed.base or {}}
 
@@ -79,12 +80,10 @@ def _finding(spec: ModelSpec, rule: Rule, *, own: bool) -> Finding:
         own: Whether the pipeline applies the rule by itself.
     """
     new, do = rule.refined, rule.advice()
-    if own and new is not None:
-        do = f"nothing: narrowed to {rule.declaration()}"
-    elif own and equal_dims(spec, rule.size_rule):
-        do = f"nothing: {rule.declaration()}"
+    if (own and new is not None) or (own and equal_dims(spec, rule.size_rule)):
+        do = f"{_ITSELF}: {rule.declaration()}"
     elif own:
-        do = f"nothing: the artifact refuses sizes that break {rule.size_rule}"
+        do = f"nothing. The artifact refuses sizes that break {rule.size_rule}"
     if not own and new is not None:
         do += ", or set auto=True on the Dim"
         if new.multiple_of > 1 and not new.offset and spec.padding is None:
@@ -144,7 +143,7 @@ def narrowings(
         left += f", with {more}" if len(names) > 1 and more else ""
         declare = rule.declaration() if isinstance(rule, Rule) else left
         own = all(map(old.auto, every))
-        do = f"nothing: narrowed to {declare}" if own else f"declare {declare}"
+        do = f"{_ITSELF}: {declare}" if own else f"declare {declare}"
         what = rule.text() if isinstance(rule, Rule) else rule.text
         dim = rule.dim if rule.dim in old.dims else ""
         found.append(
@@ -152,7 +151,7 @@ def narrowings(
         )
     if found:
         holds = ", ".join([*map(str, dims.values()), *rules])
-        found.append(Finding("dims", f"the findings below hold for {holds} only", "narrowed"))
+        found.append(Finding("dims", f"the lines below apply to {holds} only", "narrowed"))
     return found
 
 
@@ -169,21 +168,27 @@ def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Find
         for guard in size.node.shape_env.guards
     }
     if not guards:
-        text = "torch.export made no guard: the model runs the same code at every size"
+        text = "torch.export made no assumption about the sizes: "
+        text += "the model runs the same code at every size"
         return [Finding("dims", text, "guards")]
     broken = broken_guards(program, inner_inputs(spec), spec.rules)
     sampled = sampled_guards(program, inner_inputs(spec), spec.rules)
     held = len(guards) - len(broken)
     where = "at the sizes that were tried" if sampled else "at every declared size"
-    text = f"guards of torch.export: {held} of {len(guards)} hold {where}"
+    every = len(guards)
+    count = ("all are" if every > 1 else "it is") if held == every else f"{held} are"
+    made = f"{every} assumption{'s' if every > 1 else ''}"
+    text = f"torch.export made {made} about the sizes: {count} true {where}"
     found = [Finding("dims", text, "guards")]
     found += [Finding("dims", line, "guards") for line in sampled[:_SHOWN]]
     for guard in broken[:_SHOWN]:
-        text = f"guard {shortened(guard.words)} does not hold at every size, but makes no "
-        text += "difference at the sizes that were tried"
+        text = (
+            f"torch.export assumed {shortened(guard.words)}. Some sizes break this, but at those "
+        )
+        text += "that were tried the model gives the same results"
         found.append(Finding("dims", text, "guards"))
     if broken[_SHOWN:]:
-        text = f"and {len(broken) - _SHOWN} more such guards"
+        text = f"and {len(broken) - _SHOWN} more such assumptions"
         found.append(Finding("dims", text, "guards"))
     return found
 
