@@ -24,6 +24,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TypeVar
 
 from pipeline.artifact.manifest import Manifest
@@ -236,7 +237,9 @@ def is_built(name: str) -> bool:
 
 def _advice(folder: Path, name: str) -> str:
     """What to do about a file that differs from the manifest."""
-    return f"; copy it again, or `pipeline build {folder}`" if is_built(name) else _AGAIN
+    return (
+        f"; copy it again, or `pipeline build {quote(str(folder))}`" if is_built(name) else _AGAIN
+    )
 
 
 def check_file(path: Path, stated: FileInfo, advice: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from pipeline.compare.runners import failures
@@ -124,9 +125,9 @@ def narrowed_text(manifest: Manifest) -> tuple[str, str]:
 
 
 def _next(report: Report) -> str:
-    details = f"`pipeline inspect {report.path}` shows the details"
+    details = f"`pipeline inspect {quote(str(report.path))}` shows the details"
     if report.ok and not report.manifest.engine_compared:
-        details = f"`pipeline verify {report.path}` on the GPU. --details shows more"
+        details = f"`pipeline verify {quote(str(report.path))}` on the GPU. --details shows more"
     return details
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import cast
 
 import numpy as np
@@ -143,7 +144,9 @@ def _usable(new: Manifest, old: Artifact) -> tuple[list[_Old], list[str]]:
         else:
             usable.append(_Old(Point("stored", sizes), stored))
     if not usable and not refused:
-        raise ArtifactError(f"{old.path} stores no outputs. Run `pipeline verify {old.path}` first")
+        raise ArtifactError(
+            f"{old.path} stores no outputs. Run `pipeline verify {quote(str(old.path))}` first"
+        )
     return usable, refused
 
 

@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -158,13 +159,15 @@ def deserialise(
         error = log.error(f"{where}: its plan does not load")
         if isinstance(error, OutOfMemory):
             raise error
-        raise ArtifactError(f"{error}; run `pipeline build {where}` here", detail=error.detail)
+        raise ArtifactError(
+            f"{error}; run `pipeline build {quote(where)}` here", detail=error.detail
+        )
     inputs, outputs = _ports(trt, engine, manifest, where)
     profiles = len(manifest.interface.profiles)
     if engine.num_optimization_profiles != max(profiles, 1):
         raise ArtifactError(
             f"{where}: its plan has {engine.num_optimization_profiles} profiles, its manifest "
-            f"{profiles}: they are from different builds; run `pipeline build {where}`"
+            f"{profiles}: they are from different builds; run `pipeline build {quote(where)}`"
         )
     weights = len(plan)
     if hasattr(engine, "get_engine_stat"):
@@ -196,7 +199,7 @@ def _ports(
         if port.declared != dtype and (port.declared, dtype) not in _NARROWED:
             raise ArtifactError(
                 f"{where}: its plan has {name} in {dtype}, its manifest in {port.declared}: they "
-                f"are from different builds; run `pipeline build {where}`"
+                f"are from different builds; run `pipeline build {quote(where)}`"
             )
         (inputs if is_input else outputs).append(port)
     for word, ports, names in (
@@ -207,7 +210,7 @@ def _ports(
         if has != says:
             raise ArtifactError(
                 f"{where}: its plan has the {word} {', '.join(has)}, its manifest {', '.join(says)}"
-                f": they are from different builds; run `pipeline build {where}`"
+                f": they are from different builds; run `pipeline build {quote(where)}`"
             )
     return tuple(inputs), tuple(outputs)
 

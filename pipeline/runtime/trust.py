@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifact.artifact import Artifact, read_again
@@ -36,8 +37,8 @@ def _read_plan(path: Path) -> tuple[Manifest, bytes]:
     artifact = Artifact.open(path, check=False)
     if artifact.manifest.build is None or PLAN not in artifact.manifest.files:
         raise ArtifactError(
-            f"{path}: has no {PLAN} yet; run `pipeline build {path}` on the machine that will "
-            "run it"
+            f"{path}: has no {PLAN} yet; run `pipeline build {quote(str(path))}` on the machine "
+            "that will run it"
         )
     return artifact.manifest, artifact.read(PLAN)
 
@@ -61,7 +62,7 @@ def check_tensorrt(manifest: Manifest, where: str) -> Target:
     if here != built:
         raise TargetMissing(
             f"{where}: its engine was built with {target.flavour} {built}, but {here} is "
-            f"installed; run `pipeline build {where}` here, or install {built}"
+            f"installed; run `pipeline build {quote(where)}` here, or install {built}"
         )
     return target
 
@@ -82,7 +83,7 @@ def check_gpu(manifest: Manifest, where: str, gpu: Gpu) -> None:
     elif built != here:
         raise InputError(
             f"{where}: its engine was built for compute capability {built}, but the {gpu.name} "
-            f"here has {here}; run `pipeline build {where}` here"
+            f"here has {here}; run `pipeline build {quote(where)}` here"
         )
 
 
@@ -103,7 +104,8 @@ def check_given(manifest: Manifest, given: Sequence[str], where: str) -> None:
         if not known and alike:
             raise InputError(
                 f"{where}: plugin {name}: its content differs from {alike[0]}, which the engine "
-                f"was built with; pass that file, or run `pipeline build {where} --plugin {name}`"
+                f"was built with; pass that file, or run `pipeline build {quote(where)} --plugin "
+                f"{quote(name)}`"
             )
         if not known:
             what = f"the plugins {', '.join(needed)}" if needed else "no plugin"
@@ -136,13 +138,13 @@ def allowed_plugins(manifest: Manifest, given: Sequence[str], where: str) -> tup
         elif name not in hashes:
             raise InputError(
                 f"{where}: its manifest has no hash of the plugin {name}, so the plugin is not "
-                f"loaded; run `pipeline build {where} --plugin FILE`"
+                f"loaded; run `pipeline build {quote(where)} --plugin FILE`"
             )
         elif hashes[name] not in files:
             raise InputError(
                 f"{where}: its engine runs the code of the plugin {name} (sha256 "
                 f"{hashes[name][:16]}...), which is loaded only if you pass it: if you trust "
-                f"that file, pass plugins=({name!r},) or --plugin {name}"
+                f"that file, pass plugins=({name!r},) or --plugin {quote(name)}"
             )
         else:
             found.append(files[hashes[name]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def test_convert_ends_with_a_verdict(cli: Run) -> None:
     assert "random ones. The largest error is" in " ".join(output.split())
     assert "not done: the engine was not compared: no NVIDIA driver" in output
     assert lines[-1] == "next:     `pipeline verify a` on the GPU. --details shows more"
+
+
+def test_the_next_command_can_be_copied(cli: Run, tmp_path: Path) -> None:
+    """Also if a shell would split the path of the artifact, or replace a part of it."""
+    code, output, errors = cli("convert", "tiny", "--quick", "--out", "my $a")
+    assert code == 0, errors
+    command = shlex.split(output.split("`")[1])
+    assert command == ["pipeline", "verify", "my $a"]
+    (tmp_path / "my $a" / "engine.plan").write_bytes(b"")
+    _, _, errors = cli(*command[1:])
+    assert "`pipeline build 'my $a'`" in errors
 
 
 def test_details_follow_the_verdict(cli: Run) -> None:
