@@ -6,7 +6,8 @@
 (torch 2.13). Under `SymbolicSteps` they are traced as arange, differences and slices, but only for
 symbolic sizes. The output sizes of adaptive max pools and of ``adaptive_avg_pool1d`` must be
 numbers too: these are traced as an op of ours, and as a 2-D pool. So is ``max_pool1d``. Pools whose
-window is the whole axis are traced as a mean or a maximum, and ``one_hot`` as a comparison.
+window is the whole axis are traced as a mean or a maximum, and ``one_hot`` as a comparison. For
+windows and the indices of triangles see `pipeline.export.torch_2_13.symbolic_ranges`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from torch.overrides import TorchFunctionMode
 
 from pipeline.errors import ExportError
 from pipeline.export.ops.pools import sized_max_pool
+from pipeline.export.torch_2_13.symbolic_ranges import RANGES, Size, linspace
 
-Size = Any  # int or torch.SymInt
 _NUMPYS = {"axis": "dim", "x": "input"}  # numpy's names of arguments, which torch takes too
 
 
@@ -49,29 +50,6 @@ class SymbolicSteps(TorchFunctionMode):
         named = {_NUMPYS.get(name, name): value for name, value in kwargs.items()}
         result = NotImplemented if other is None else other(*args, **named)
         return func(*args, **kwargs) if result is NotImplemented else result
-
-
-def linspace(
-    start: Any, end: Any, steps: Size, *, dtype: torch.dtype | None = None, **options: Any
-) -> Any:
-    """``torch.linspace``, computed from both ends, so that the last value is exactly `end`.
-
-    torch does the same (aten/src/ATen/native/cpu/RangeFactoriesKernel.cpp).
-    """
-    dtype = dtype or torch.get_default_dtype()
-    options = {k: v for k, v in options.items() if k == "device"}
-    most: Any = torch.sym_max
-    i = torch.arange(steps, dtype=dtype, **options)
-    step = (end - start) / most(steps - 1, 1)
-    lower = start + step * i
-    upper = end - step * (steps - 1 - i)
-    return torch.where(torch.arange(steps, **options) < most(steps // 2, 1), lower, upper)
-
-
-def _linspace(start: Any, end: Any, steps: Size, **options: Any) -> Any:
-    if not isinstance(steps, torch.SymInt) or options.get("out") is not None:
-        return NotImplemented
-    return linspace(start, end, steps, **options)
 
 
 def _arange(
@@ -321,7 +299,7 @@ def affine_grid(
 
 
 _OTHERS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.linspace: _linspace,
+    **RANGES,
     torch.arange: _arange,
     functional.affine_grid: _affine_grid,
     torch.cdist: _cdist,

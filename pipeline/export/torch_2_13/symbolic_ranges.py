@@ -1,0 +1,158 @@
+"""logspace, windows and the indices of triangles over a symbolic size.
+
+torch's schemas say ``int`` for their lengths, so torch.export makes a number of the size (2.13).
+`pipeline.export.torch_2_13.symbolic_steps` calls these functions in place of torch's. Each returns
+``NotImplemented`` where torch's own function serves, or where no formula is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+Size = Any  # int or torch.SymInt
+_most: Any = torch.sym_max
+
+
+def linspace(
+    start: Any, end: Any, steps: Size, *, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
+    """``torch.linspace``, computed from both ends, so that the last value is exactly `end`.
+
+    torch does the same (aten/src/ATen/native/cpu/RangeFactoriesKernel.cpp).
+    """
+    dtype = dtype or torch.get_default_dtype()
+    options = {k: v for k, v in options.items() if k == "device"}
+    i = torch.arange(steps, dtype=dtype, **options)
+    step = (end - start) / _most(steps - 1, 1)
+    lower = start + step * i
+    upper = end - step * (steps - 1 - i)
+    return torch.where(torch.arange(steps, **options) < _most(steps // 2, 1), lower, upper)
+
+
+def _linspace(start: Any, end: Any, steps: Size, **options: Any) -> Any:
+    if not isinstance(steps, torch.SymInt) or options.get("out") is not None:
+        return NotImplemented
+    return linspace(start, end, steps, **options)
+
+
+def _logspace(start: Any, end: Any, steps: Size, base: float = 10.0, **options: Any) -> Any:
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    if not dtype.is_floating_point or base <= 0:
+        return NotImplemented
+    exponents = _linspace(start, end, steps, **options)
+    return exponents if exponents is NotImplemented else torch.pow(base, exponents)
+
+
+def _window(length: Size, periodic: bool, shape: Callable[[Any], Any], options: Any) -> Any:
+    """A window. torch gives 1 for a length of 1.
+
+    Args:
+        shape: from the place in the window, which is 0 at the start and 1 at the end.
+    """
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    i = torch.arange(length, dtype=dtype, device=options.get("device"))
+    values = shape(i / _most(length if periodic else length - 1, 1))
+    # torch takes a size for at least 2, and would drop a condition on the size itself
+    return torch.where(i.sum() == 0, torch.ones_like(values), values)
+
+
+def _cosines(*weights: float) -> Callable[[Any], Any]:
+    """The sum of cosines of 0, 1, ... turns with these weights."""
+
+    def shape(place: Any) -> Any:
+        waves = [w * torch.cos(2 * math.pi * n * place) for n, w in enumerate(weights) if n]
+        return sum(waves, start=torch.full_like(place, weights[0]))
+
+    return shape
+
+
+def _hann(window_length: Size, periodic: bool = True, **options: Any) -> Any:
+    if not isinstance(window_length, torch.SymInt):
+        return NotImplemented
+    return _window(window_length, periodic, _cosines(0.5, -0.5), options)
+
+
+def _hamming(
+    window_length: Size,
+    periodic: bool = True,
+    alpha: float = 0.54,
+    beta: float = 0.46,
+    **options: Any,
+) -> Any:
+    if not isinstance(window_length, torch.SymInt):
+        return NotImplemented
+    return _window(window_length, periodic, _cosines(alpha, -beta), options)
+
+
+def _blackman(window_length: Size, periodic: bool = True, **options: Any) -> Any:
+    if not isinstance(window_length, torch.SymInt):
+        return NotImplemented
+    return _window(window_length, periodic, _cosines(0.42, -0.5, 0.08), options)
+
+
+def _bartlett(window_length: Size, periodic: bool = True, **options: Any) -> Any:
+    if not isinstance(window_length, torch.SymInt):
+        return NotImplemented
+    return _window(window_length, periodic, lambda place: 1 - (2 * place - 1).abs(), options)
+
+
+def triangle(rows: Size, device: Any = None) -> torch.Tensor:
+    """``torch.tril_indices(rows, rows)``.
+
+    The k-th element is in row (sqrt(8 k + 1) - 1) / 2. The root is of a float, so the row may be
+    one too low or too high, and is corrected in integers.
+    """
+    k = torch.arange(rows * (rows + 1) // 2, device=device)
+    r = ((torch.sqrt(8 * k.to(torch.float32) + 1) - 1) / 2).to(torch.int64)
+    r = torch.where(r * (r + 1) // 2 > k, r - 1, r)
+    r = torch.where((r + 1) * (r + 2) // 2 <= k, r + 1, r)
+    return torch.stack([r, k - r * (r + 1) // 2])
+
+
+def _lower(row: Size, col: Size, offset: Size = 0, **options: Any) -> Any:
+    """``tril_indices`` if no row is cut at the last column: row r has r + 1 + offset elements."""
+    sizes = any(isinstance(n, torch.SymInt) for n in (row, col, offset))
+    if not sizes or options.get("dtype") not in (None, torch.int64):
+        return NotImplemented
+    if not (statically_known_true(row + offset <= col) and statically_known_true(offset <= 0)):
+        return NotImplemented
+    i, j = triangle(_most(row + offset, 0), options.get("device")).unbind(0)
+    return torch.stack([i - offset, j])
+
+
+def _upper(row: Size, col: Size, offset: Size = 0, **options: Any) -> Any:
+    """``triu_indices``: the lower triangle, read from its end."""
+    found = _lower(row, col, col - row - offset, **options)
+    if found is NotImplemented:
+        return found
+    i, j = found.flip(1).unbind(0)
+    return torch.stack([row - 1 - i, col - 1 - j])
+
+
+def _vander(x: torch.Tensor, N: Size = None, increasing: bool = False) -> Any:
+    columns: Size = x.shape[0] if N is None else N
+    if not isinstance(columns, torch.SymInt) or x.dim() != 1:
+        return NotImplemented
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    first = torch.arange(columns, device=x.device) == 0
+    powers = torch.where(first, torch.ones_like(x[:, None]), x[:, None]).cumprod(1)
+    return powers if increasing else powers.flip(1)
+
+
+RANGES: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.linspace: _linspace,
+    torch.logspace: _logspace,
+    torch.hann_window: _hann,
+    torch.hamming_window: _hamming,
+    torch.blackman_window: _blackman,
+    torch.bartlett_window: _bartlett,
+    torch.tril_indices: _lower,
+    torch.triu_indices: _upper,
+    torch.vander: _vander,
+}

@@ -1,0 +1,69 @@
+"""logspace, windows and the indices of triangles of a symbolic size."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from op_exports import spec_of
+
+from pipeline.errors import ConstraintError, ExportError
+from pipeline.export.export import export
+from pipeline.export.torch_2_13 import symbolic_steps
+from pipeline.export.torch_2_13.symbolic_ranges import triangle
+from pipeline.spec.dims import Dim
+
+CASES = {
+    "logspace": lambda x, n: x * torch.logspace(-1, 1, n),
+    "logspace of 2": lambda x, n: x * torch.logspace(start=0.5, end=-3, steps=n, base=2.0),
+    "hann": lambda x, n: x * torch.hann_window(n),
+    "hann, symmetric": lambda x, n: x * torch.hann_window(n, periodic=False),
+    "hamming": lambda x, n: x * torch.hamming_window(n),
+    "hamming, other weights": lambda x, n: x * torch.hamming_window(n, False, 0.6, beta=0.3),
+    "blackman": lambda x, n: x * torch.blackman_window(n),
+    "blackman, symmetric": lambda x, n: x * torch.blackman_window(n, False),
+    "bartlett": lambda x, n: x * torch.bartlett_window(window_length=n),
+    "bartlett, symmetric": lambda x, n: x * torch.bartlett_window(n, False, dtype=torch.float32),
+    "tril_indices": lambda x, n: pairs(x, torch.tril_indices(n, n)),
+    "tril_indices, below": lambda x, n: pairs(x, torch.tril_indices(n, col=n, offset=-1)),
+    "tril_indices, wide": lambda x, n: pairs(x, torch.tril_indices(n - 2, n, -3)),
+    "triu_indices": lambda x, n: pairs(x, torch.triu_indices(n, n)),
+    "triu_indices, above": lambda x, n: pairs(x, torch.triu_indices(row=n, col=n, offset=2)),
+    "triu_indices, tall": lambda x, n: pairs(x, torch.triu_indices(n, n - 2)),
+    "vander": lambda x, n: torch.vander(x[0], n),
+    "vander, increasing": lambda x, n: torch.vander(x[0], N=n // 2 + 1, increasing=True),
+    "vander of its length": lambda x, n: torch.vander(x[0]),  # noqa: ARG005
+}
+
+
+def pairs(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    i, j = indices
+    return 2 * x[:, i] + x[:, j]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_torchs_at_every_size(tmp_path, monkeypatch, name) -> None:
+    def function(x):
+        return CASES[name](x, x.shape[1])
+
+    least = 3 if name.split(", ")[-1] in ("wide", "tall") else 1
+    spec = spec_of(function, (2, Dim("n", least, 9, 40)))
+    done = export(spec, None, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(done.path))
+    for size in range(least, 41):
+        x = spec.sample({"n": size}, 3)["x"]
+        want = function(torch.from_numpy(x)).numpy()
+        got = session.run(None, {"x": x})[0]
+        assert got.shape == want.shape and got.dtype == want.dtype, size
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, err_msg=str(size))
+
+    monkeypatch.setattr(symbolic_steps, "_OTHERS", {})
+    with pytest.raises((ConstraintError, ExportError)):
+        export(spec, None, tmp_path / "n.onnx")
+
+
+def test_the_rows_of_a_large_triangle_are_exact() -> None:
+    """The float root may be one row off."""
+    n = 3000
+    torch.testing.assert_close(triangle(n), torch.tril_indices(n, n), rtol=0, atol=0)
