@@ -35,7 +35,7 @@ from pipeline.probe.eager import quiet
 from pipeline.probe.fit import plain_size
 from pipeline.probe.grid import legal_sizes
 from pipeline.probe.history import kept_values
-from pipeline.spec.dims import Dim, DimExpr, Size, evaluate, shape_at, size_text
+from pipeline.spec.dims import Dim, DimExpr, Size, evaluate, shape_at, size_text, sizes_text
 from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.rules import Rule
 
@@ -333,8 +333,11 @@ def _check_inferred(
                     continue
                 if dim.dim_value != evaluate(want, sizes):
                     raise SizeError(
-                        f"output {value.name} axis {axis}: the ONNX gives {dim.dim_value} at "
-                        f"{sizes}, torch {want}: a size of the example is baked into a node"
+                        f"output {value.name} axis {axis}: at {sizes_text(sizes)} the ONNX file "
+                        f"gives size {dim.dim_value}, and torch's formula {want} gives "
+                        f"{evaluate(want, sizes)}. A size is baked in, or the output has another "
+                        "form at this size, as after x.squeeze() of 1 element or x[5:-5] of few. "
+                        "Then declare a range without this size"
                     )
 
 

@@ -12,7 +12,7 @@ from pipeline.export.torch_messages import of_rounding
 from pipeline.probe.eager import output_sizes
 from pipeline.probe.fit import fit_line
 from pipeline.probe.grid import legal_sizes
-from pipeline.spec.dims import Dim, DimExpr, evaluate, kept_rules
+from pipeline.spec.dims import Dim, DimExpr, evaluate, kept_rules, sizes_text
 from pipeline.spec.model import ModelSpec, inner_inputs
 
 _BENT = re.compile(r"//|%|m(in|ax)\(")  # a formula that is not linear
@@ -88,7 +88,8 @@ def true_shapes(
                 raise SizeError(
                     f"model {spec.name}: output {output.name} axis {axis}: torch.export "
                     f"computes the size {size}, but the model gives {wrong[0][1]} at "
-                    f"{wrong[0][0]}"
+                    f"{sizes_text(wrong[0][0])}. A slice such as x[5:-5] may be empty at some "
+                    "sizes. If so, declare a range without them"
                 )
             new[axis] = fit
         result.append(new)

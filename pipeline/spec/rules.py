@@ -285,8 +285,8 @@ class Rule:
         """How to keep a size symbolic in the model's line."""
         for code, instead in _NUMBERS.items():
             if code in self.line:
-                return f"write {instead}"
-        return "keep it symbolic"
+                return instead
+        return "keep it symbolic in that line"
 
     def _inexpressible(self) -> str:
         """What to declare if no Dim expresses the rule."""
@@ -305,7 +305,7 @@ class Rule:
             "irregular": f"a range of {name} in which all sizes run{self._stretch}: no Dim can "
             "express this rule, or try more sizes (--search-seconds N)",
             "unsettled": f"a smaller range of {name}",
-            "baked-in": f"a number in place of {name}, or {self._symbolic} in that line",
+            "baked-in": f"a number in place of {name}, or {self._symbolic}",
             "example-size": f"the sizes of {name} that run (auto=True finds them)",
             "nowhere": "other fixed sizes (such as channels), axes or dtypes of the inputs, their "
             "values (--range), or ranges with sizes at which the model runs",
@@ -313,10 +313,14 @@ class Rule:
         return texts.get(self.kind, f"only such sizes of {name}: no Dim can express this rule")
 
 
-# Python code that makes a number of a size of any torch tensor, and what torch keeps symbolic
+# code that makes a number of a size, and what to do instead
 _NUMBERS = {
-    "shape.numel()": "x.numel() in place of x.shape.numel()",
-    "size().numel()": "x.numel() in place of x.size().numel()",
+    "shape.numel()": "write x.numel() in place of x.shape.numel() in that line",
+    "size().numel()": "write x.numel() in place of x.size().numel() in that line",
+    "kaiser_window(": "pass the window to the model as an input",
+    "tril_indices(": "write torch.ones(n, n).tril(offset) as a mask in place of the indices",
+    "triu_indices(": "write torch.ones(n, n).triu(offset) as a mask in place of the indices",
+    " in range(": "compute the whole axis at once, in place of a loop over its elements",
 }
 
 

@@ -265,6 +265,9 @@ def test_one_nan_stands_in_the_way_once() -> None:
     (found,) = blocking(report)
     assert "at 7 of 7 sets of sizes, first at min (h=16,w=16): torch has NaN" in found.what
     assert found.do.startswith("If the input values cause this, limit them: --range")
+    assert found.do.endswith(
+        "If a size causes it, such as std over 1 element, declare a range without it"
+    )
     assert found.where == ""
 
 

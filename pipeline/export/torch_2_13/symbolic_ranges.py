@@ -135,12 +135,13 @@ def _upper(row: Size, col: Size, offset: Size = 0, **options: Any) -> Any:
 
 
 def _vander(x: torch.Tensor, N: Size = None, increasing: bool = False) -> Any:
-    columns: Size = x.shape[0] if N is None else N
+    columns: Any = x.shape[0] if N is None else N
     if not isinstance(columns, torch.SymInt) or x.dim() != 1:
         return NotImplemented
     if not x.dtype.is_floating_point:
         return NotImplemented
-    first = torch.arange(columns, device=x.device) == 0
+    place: Any = torch.arange
+    first = place(columns, device=x.device) == 0
     powers = torch.where(first, torch.ones_like(x[:, None]), x[:, None]).cumprod(1)
     return powers if increasing else powers.flip(1)
 

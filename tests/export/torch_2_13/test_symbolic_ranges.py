@@ -67,3 +67,30 @@ def test_the_rows_of_a_large_triangle_are_exact() -> None:
     """The float root may be one row off."""
     n = 3000
     torch.testing.assert_close(triangle(n), torch.tril_indices(n, n), rtol=0, atol=0)
+
+
+REFUSED = {
+    "pass the window to the model as an input": lambda x: x * torch.kaiser_window(x.shape[1]),
+    "write torch.ones(n, n).tril(offset) as a mask": lambda x: pairs(
+        x, torch.tril_indices(x.shape[1], x.shape[1], 2)
+    ),
+    "compute the whole axis at once": lambda x: sum(x[:, i] * i for i in range(len(x.mT))),
+    "at n=1 the ONNX file gives size 2, and torch's formula n gives 1.": lambda x: x.mT.squeeze(),
+    "declare a range without them": lambda x: x[:, 5:-5],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_the_advice_fits_the_line(tmp_path, words) -> None:
+    with pytest.raises((ConstraintError, ExportError)) as caught:
+        export(spec_of(REFUSED[words], (2, Dim("n", 1, 9, 40))), None, tmp_path / "m.onnx")
+    assert words in str(caught.value)
+
+
+def test_what_the_advice_says_converts(tmp_path) -> None:
+    def masked(x):
+        return x @ torch.ones(x.shape[1], x.shape[1]).tril(2)
+
+    export(spec_of(masked, (2, Dim("n", 1, 9, 40))), None, tmp_path / "m.onnx")
+    for function, least in ((lambda x: x.mT.squeeze(), 2), (lambda x: x[:, 5:-5], 11)):
+        export(spec_of(function, (2, Dim("n", least, 19, 40))), None, tmp_path / "n.onnx")
