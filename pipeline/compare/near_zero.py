@@ -1,7 +1,8 @@
 """Decides on outputs whose reference is below atol at some sizes, where zeros would pass too.
 
 Such a set of sizes says nothing, and it is no failure if other sizes were judged. If no size says
-anything about an output, the comparison fails.
+anything about an output, the comparison fails. An output of zeros with an atol of 0 is judged: the
+run has the same zeros. A note says so if no size has other values.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def settled(points: Sequence[PointInfo]) -> tuple[list[PointInfo], list[Note]]:
         points: The points with their verdicts.
 
     Returns:
-        The points, and one note for each output and run that some sizes say nothing about.
+        The points, and one note for each output and run that some sizes say nothing about, or
+        that is 0 at all sizes.
     """
     found: Counter[_Key] = Counter(
         _key(verdict) for point in points for verdict in point.results if _judged(verdict)
@@ -46,12 +48,25 @@ def settled(points: Sequence[PointInfo]) -> tuple[list[PointInfo], list[Note]]:
              of=count + found[(reference, run), output])
         for ((reference, run), output), count in left.items()
     ]  # fmt: skip
+    zeros = dict.fromkeys(
+        _key(verdict) for point in points for verdict in point.results if _same_zeros(verdict)
+    )
+    notes += [
+        note("only-zeros", output=output, run=run, reference=reference)
+        for (reference, run), output in zeros
+        if not found[(reference, run), output]
+    ]
     return new, notes
 
 
 def _judged(verdict: Verdict) -> bool:
     """True for numbers that agree; an empty output has no largest value and says nothing."""
     return verdict.kind == "agrees" and verdict.max_rel is not None
+
+
+def _same_zeros(verdict: Verdict) -> bool:
+    """True for an output that is 0 in both runs."""
+    return verdict.kind == "agrees" and verdict.facts.get("largest") == 0
 
 
 def _key(verdict: Verdict) -> _Key:

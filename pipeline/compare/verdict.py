@@ -71,8 +71,12 @@ def judge(
 
 
 def _says_nothing(a: np.ndarray, b: np.ndarray, tolerance: Tolerance) -> bool:
-    """True if zeros would pass in place of the reference `a`, and `b` is within the tolerance."""
-    if not a.size or (np.abs(a) > tolerance.atol_at(a.shape)).any():
+    """True if zeros would pass in place of the reference `a`, and `b` is within the tolerance.
+
+    An atol of 0 allows no other value than the reference's zeros, so these are judged.
+    """
+    atol = tolerance.atol_at(a.shape)
+    if not a.size or not np.any(atol) or (np.abs(a) > atol).any():
         return False
     return Difference(a, b, wide=False).within(tolerance)
 
@@ -180,8 +184,10 @@ def _numbers(
     verdict = iteration[name]
     scale = float(np.abs(a).max()) if a.size else 0.0
     relative = max_abs / scale if scale else None
-    if bool(verdict):
-        return Verdict("agrees", pair, name, max_abs, relative)
+    # Polygraphy lets a few times 1e-20 pass in place of 0
+    if bool(verdict) and (scale or not max_abs):
+        zeros: Facts = {"largest": scale} if a.size and not scale else {}
+        return Verdict("agrees", pair, name, max_abs, relative, zeros)
     facts: Facts = {
         "largest": scale,
         "index": _index_of_largest(one, other),

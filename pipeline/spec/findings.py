@@ -46,6 +46,7 @@ NoteKind = Literal[
     "no-engine-tolerance",
     "weak-parts",
     "near-zero",
+    "only-zeros",
     "values-given",
     "few-values",
     "equal-rows",
@@ -216,6 +217,12 @@ NOTES: Mapping[NoteKind, Kind] = {
         "Every value of an output is below its atol at some sizes, so these say nothing about it.",
         "{output} of {run}: {count} of {of} sets of sizes say nothing, because every value of "
         "{reference} is below atol there. The others were judged",
+    ),
+    "only-zeros": Kind(
+        "Every value of an output is 0 at all compared sizes.",
+        "{output} of {run}: every value of {reference} is 0 at all compared sizes, and {run} has "
+        "the same zeros. If other inputs give other values, compare with them (--range, or low= "
+        "and high=)",
     ),
     "values-given": Kind(
         "The comparison used the user's values of these inputs.",

@@ -105,6 +105,29 @@ def test_tolerance_under_which_zeros_pass_is_inconclusive() -> None:
     assert verdict(np.zeros((0, 3), F32), np.zeros((0, 3), F32))[0]
 
 
+def test_zeros_are_judged_where_atol_is_0() -> None:
+    exact, zeros = Tolerance(1e-4, 0.0, "test"), np.zeros(5, F32)
+    assert verdict(zeros, zeros, exact)[0]
+    assert judged(zeros, zeros, exact).facts["largest"] == 0
+    assert verdict(zeros, np.array([0, 0, 0, 0, 1e-30], F32), exact) == (
+        False,
+        "differs by up to 1e-30 at index [4]; the largest value is 0",
+    )
+    parts = Tolerance(1e-4, 1e-4, "test", axis=0, parts=(0.0, 0.0, 0.0, 0.0, 1e-5))
+    assert judged(zeros, zeros, parts).kind == "inconclusive"
+
+
+@pytest.mark.parametrize(("second", "said"), [(0, ["only-zeros"]), (1, [])])
+def test_an_output_of_zeros_at_all_sizes_is_noted(
+    model: Path, second: float, said: list[str]
+) -> None:
+    plan = plan_points(job(), model)
+    run = [{"y": np.full((n, 4), value, F32)} for n, value in ((1, 0), (10, second))]
+    exact = replace(job(), interface=replace(job().interface, tolerance=Tolerance(1e-4, 0, "test")))
+    info = conclude(plan, {"torch": run, "exported": run}, [("torch", "exported")], exact)
+    assert info.passed and [found.kind for found in info.notes] == said
+
+
 def test_shape_and_dtype_are_held_to() -> None:
     one = np.ones((2, 3), F32)
     shape, dtype = "shape-differs", "dtype-differs"
