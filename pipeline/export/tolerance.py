@@ -12,35 +12,26 @@ other functions of torch, and runs with slightly changed inputs instead.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from pipeline.errors import InputError
 from pipeline.export.dtypes import computed_halves, in_dtype, run_widened
-from pipeline.export.module import flat_outputs
-from pipeline.probe.eager import example_args, quiet
-from pipeline.probe.grid import legal_sizes
-from pipeline.probe.sample_sizes import elements, examples
+from pipeline.export.tolerance_runs import Calls, Run, arrays_of, called_with, runs_of
+from pipeline.probe.eager import quiet
 from pipeline.probe.state import ModuleState, untouched
 from pipeline.spec.closeness import Difference
-from pipeline.spec.dims import kept_rules, sizes_text
+from pipeline.spec.dims import sizes_text
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL, Noise
 from pipeline.spec.noise_parts import MOST, Sample, measured
 
 _WIDE = 1 << 28  # most parameters of a model that is made float64 for a moment
 _HALF_SHOWS = 2.0**-15  # a relative difference that float32 rounding rarely makes; float16: 2**-11
-_ELEMENTS = 1 << 17  # most input elements of all runs, if there are more than two
-_TWO = 1 << 19  # most input elements of two runs: they show which axes of an output are dynamic
-_MANY = 1 << 12  # most sizes of a dim among which the largest is chosen
-_LARGE = 1 << 21  # most input elements of a run that shows how rounding grows with the sizes
-# rounding of a coordinate grows with the size of the image
-_SAMPLERS = ("affine_grid", "grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 
 
 def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> ModelSpec:
@@ -55,7 +46,7 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
     odd: dict[str, Mapping[str, int]] = {}  # where an output was NaN or infinite
     samples: dict[str, list[Sample]] = {}
     how = ""
-    runs = list(_runs(spec, module, seed))
+    runs = runs_of(spec, module, seed)
     wides = _in_float64(module, runs)
     for run, wide in zip(runs, wides, strict=True):
         sizes, args, plain = run.sizes, run.args, run.outputs
@@ -93,47 +84,24 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
         own = output.tolerance or EQUAL
         if found and output.tolerance is None:
             # a dynamic axis has another size in another run
-            seen = samples.get(output.name, ())
-            seen = seen if len(seen) > 1 or fixed else ()
-            own = measured(found, seen, where, how)
+            every = samples.get(output.name, ())
+            seen = [sample for sample in every if sample[1].any()]
+            seen = seen if len(every) > 1 or fixed else []
+            own = measured(found, seen, where, how, _fixed_axes(exact for _, exact, _ in every))
         outputs.append(replace(output, tolerance=own))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
     widest = replace(widest, axis=None, parts=())
     return replace(spec, outputs=tuple(outputs), tolerance=widest)
 
 
+def _fixed_axes(arrays: Iterable[np.ndarray]) -> list[int]:
+    """The axes that have one size in all arrays."""
+    return [n for n, sizes in enumerate(zip(*(a.shape for a in arrays), strict=False))
+            if len(set(sizes)) == 1]  # fmt: skip
+
+
 def _has_tolerance(spec: ModelSpec, name: str) -> bool:
     return any(o.name == name and o.tolerance is not None for o in spec.outputs)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """One run of the model: its sizes, inputs and outputs, and the functions that it called."""
-
-    sizes: Mapping[str, int]
-    args: tuple[torch.Tensor, ...]
-    outputs: list[np.ndarray]
-    called: list[Callable[..., Any]]
-
-
-class _Calls(TorchFunctionMode):
-    """Collects the functions of torch that are called, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called: list[Callable[..., Any]] = []
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Called by torch for each function of its API."""
-        del types
-        self.called.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 # made in float64, so that they are without the rounding of float32
@@ -143,7 +111,7 @@ _MADE = frozenset(
 )
 
 
-class _Wide(_Calls):
+class _Wide(Calls):
     """The same for a run in float64. Tensors that the model makes without a dtype are float64.
 
     The numbers of ``torch.tensor([0.9])`` stay those of the model, rounded to float32.
@@ -163,62 +131,6 @@ class _Wide(_Calls):
         if made.dtype != torch.float32:
             return made
         return made.double() if func is torch.tensor else func(*args, **given, dtype=torch.float64)
-
-
-def _runs(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Iterator[_Run]:
-    """Runs with small inputs, or with the smallest that the module takes.
-
-    A model that samples an image at coordinates runs at large sizes too.
-    """
-    total = ran = 0
-    samples = False
-    every = examples(spec.inputs, spec.rules)
-    for sizes in sorted(every, key=lambda sizes: elements(spec.inputs, sizes)):
-        count = elements(spec.inputs, sizes)
-        if ran and total + count > (_TWO if ran == 1 else _ELEMENTS):
-            continue
-        run = _run_at(spec, module, seed, sizes)
-        if run is None:  # the model does not run at these sizes
-            continue
-        total += count
-        ran += 1
-        samples |= any(getattr(f, "__name__", "") in _SAMPLERS for f in run.called)
-        yield run
-    large = _large(spec) if samples else None
-    run = _run_at(spec, module, seed, large) if large is not None else None
-    if run is not None:
-        yield run
-
-
-def _run_at(
-    spec: ModelSpec, module: torch.nn.Module, seed: int, sizes: Mapping[str, int]
-) -> _Run | None:
-    """One run; None if the model fails."""
-    args = example_args(spec.inputs, seed, sizes)
-    calls = _Calls()
-    try:
-        with torch.no_grad(), quiet(), untouched(module):
-            plain = _arrays(_called(module, [a.clone() for a in args], calls))
-    except Exception:
-        return None
-    return _Run(sizes, args, plain, calls.called)
-
-
-def _large(spec: ModelSpec) -> dict[str, int] | None:
-    """The largest sizes whose inputs are not too large, each the same part of its range."""
-    for part in (1.0, 0.7, 0.5, 0.35, 0.25):
-        sizes = {
-            name: max((n for n in legal_sizes(dim, _MANY) if n <= part * dim.max), default=dim.min)
-            for name, dim in spec.dims.items()
-        }
-        if kept_rules(spec.rules, sizes) and elements(spec.inputs, sizes) <= _LARGE:
-            return sizes
-    return None
-
-
-def _called(module: torch.nn.Module, args: Sequence[torch.Tensor], calls: _Calls) -> Any:
-    with calls:
-        return module(*args)
 
 
 @dataclass(frozen=True)
@@ -274,7 +186,7 @@ def _weights(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]  # state_dict() leaves some buffers out
 
 
-def _in_float64(module: torch.nn.Module, runs: Sequence[_Run]) -> list[list[np.ndarray] | None]:
+def _in_float64(module: torch.nn.Module, runs: Sequence[Run]) -> list[list[np.ndarray] | None]:
     """The outputs in float64, for each run; None if the model can't run so or computes another way.
 
     A run that called other functions of torch took another branch, such as one on the dtype.
@@ -297,7 +209,7 @@ def _in_float64(module: torch.nn.Module, runs: Sequence[_Run]) -> list[list[np.n
             wide = [a.double() if a.is_floating_point() else a.clone() for a in run.args]
             calls = _Wide()
             with contextlib.suppress(Exception), state.restored():  # casts to float32
-                outputs = _arrays(_called(module, wide, calls))
+                outputs = arrays_of(called_with(module, wide, calls))
                 found[n] = outputs if calls.called == run.called else None
     return found
 
@@ -310,7 +222,7 @@ def _in_float32(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> _Exact
             return None
         eps = max(float(torch.finfo(dtype).eps) for dtype in halves)
         names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in halves))
-        return _Exact(_arrays(run_widened(module, args)), f"{names} rounding", eps)
+        return _Exact(arrays_of(run_widened(module, args)), f"{names} rounding", eps)
     except Exception:  # an op that a dispatch mode does not see through
         return None
 
@@ -320,14 +232,14 @@ def _moved(module: torch.nn.Module, args: Sequence[torch.Tensor]) -> _Exact:
     moved = [_rounded(a) if a.is_floating_point() else a.clone() for a in args]
     if any(a.is_floating_point() for a in args):
         with torch.no_grad(), quiet(), untouched(module):
-            return _Exact(_arrays(module(*moved)), "rounding of the inputs")
+            return _Exact(arrays_of(module(*moved)), "rounding of the inputs")
     # the first weights of a language model are its embedding
     first = next(t for t in _weights(module) if t.is_floating_point())
     saved = first.detach().clone()
     try:
         with torch.no_grad(), quiet(), untouched(module):
             first.copy_(_rounded(saved))
-            return _Exact(_arrays(module(*moved)), "rounding of the first weights")
+            return _Exact(arrays_of(module(*moved)), "rounding of the first weights")
     finally:
         with torch.no_grad():
             first.copy_(saved)
@@ -338,8 +250,3 @@ def _rounded(tensor: torch.Tensor) -> torch.Tensor:
     noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0))
     moved: torch.Tensor = tensor * (1 + torch.finfo(tensor.dtype).eps * noise)
     return moved.to(tensor.dtype)
-
-
-def _arrays(result: Any) -> list[np.ndarray]:
-    plain = (t.detach() for t in flat_outputs(result))
-    return [(t.float() if t.dtype == torch.bfloat16 else t).numpy().copy() for t in plain]

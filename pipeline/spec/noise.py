@@ -101,10 +101,20 @@ class Noise:
             simulated,
         )
 
+    @property
+    def silent(self) -> bool:
+        """True for an output that is empty or 0, with and without rounding."""
+        return not (self.rms or self.moved)
+
     def worst(self, other: Noise | None) -> Noise:
-        """The larger noise of two runs, field by field."""
-        if other is None:
+        """The larger noise of two runs, field by field. A silent run says nothing beside another.
+
+        So an output may be empty at some sizes, and be whole numbers at all others.
+        """
+        if other is None or other.silent:
             return self
+        if self.silent:
+            return other
         return Noise(
             max(self.moved, other.moved),
             max(self.off, other.off),
