@@ -61,6 +61,10 @@ NETS: dict[str, tuple[Size, Function]] = {
         Z, lambda x, y: torch.roll(x, (x.shape[0] // 3, 1), (0, 1)) + 0 * y.sum()
     ),
     "a flat roll of no element": (Z, lambda x, y: torch.roll(x, x.shape[0] // 3) + 0 * y.sum()),
+    "a roll of no element by numbers": (
+        Z, lambda x, y: torch.roll(x, (2, -1), (0, -1)) + 0 * y.sum()
+    ),
+    "a roll of a slice of no element": (A, lambda x, y: torch.roll(x[1:], 3, 0) + 0 * y.sum()),
     "of a dim's half": (A * 2 + 1, lambda x, y: rolled((x.shape[0] // 2 - 2) // 4, x + y.sum())),
     "behind a branch": (A, behind_a_branch),
     "of a branch": (EIGHTS, of_a_branch),
