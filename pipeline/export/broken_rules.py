@@ -69,7 +69,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     tried: dict[tuple[int, ...], bool] = {}
 
     @cache
-    def graph() -> torch.nn.Module:
+    def graph() -> torch.fx.GraphModule:
         return unguarded(program)
 
     @cache

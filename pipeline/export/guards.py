@@ -194,7 +194,7 @@ _ANY = 1 << 40  # larger than every size
 _CLOSE = 1e-4  # part of an output's largest value: a guard that changes more than this matters
 
 
-def unguarded(program: torch.export.ExportedProgram) -> torch.nn.Module:
+def unguarded(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     """The program as a module that also runs at sizes that break a guard.
 
     It runs outside of the ranges that torch.export concluded too.

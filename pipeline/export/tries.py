@@ -9,6 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.export.guards import Broken
+from pipeline.export.ops.refusals import not_run
 from pipeline.probe.evaluate import where_holds
 from pipeline.probe.grid import size_grid, spread
 from pipeline.probe.sample_sizes import dims_of, elements, examples
@@ -26,7 +27,7 @@ _BESIDE = 8  # most sizes that are tried for one guard while others hold
 Sizes = Mapping[str, int]
 
 
-def affordable_elements(graph: torch.nn.Module, args: Sequence[torch.Tensor]) -> int:
+def affordable_elements(graph: torch.fx.GraphModule, args: Sequence[torch.Tensor]) -> int:
     """How many input elements all tries of a guard may have.
 
     A model that computes more for each element of its inputs is run at smaller sizes. The work is
@@ -35,10 +36,16 @@ def affordable_elements(graph: torch.nn.Module, args: Sequence[torch.Tensor]) ->
 
     Args:
         graph: the program from `unguarded`.
-        args: inputs at which it runs.
+        args: the example's inputs.
+
+    Raises:
+        ExportError: torch traces an op of the program, but can't run it.
     """
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        graph(*(arg.clone() for arg in args))
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            graph(*(arg.clone() for arg in args))
+    except Exception as error:  # any op's error
+        raise not_run(graph, args, error) from error
     each = counter.get_total_flops() / max(sum(arg.numel() for arg in args), 1)
     return min(_TOGETHER, int(_FLOPS / each)) if each else _TOGETHER
 

@@ -121,6 +121,40 @@ def _without_translation(
             yield node
 
 
+class _Following(torch.fx.Interpreter):
+    """Runs a graph node by node, and knows the node that runs."""
+
+    at: torch.fx.Node | None = None
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self.at = n
+        return super().run_node(n)
+
+
+def not_run(
+    graph: torch.fx.GraphModule, args: Sequence[torch.Tensor], error: Exception
+) -> Exception:
+    """The refusal of an op that torch traces, but can't run.
+
+    Example: a 4-D tensor is reflected by two numbers. torch traces that, and refuses to run it.
+
+    Args:
+        graph: the traced program.
+        args: inputs at which it fails.
+        error: torch's error, returned if no node of the graph fails alone.
+    """
+    follows = _Following(graph)
+    try:
+        follows.run(*(arg.clone() for arg in args))
+    except Exception:  # the same error, now with its node
+        if follows.at is None:
+            return error
+    else:
+        return error
+    why = f"torch traces it, but can't run it: {first_line(error).rstrip('.')}"
+    return _refused(follows.at, why, detail=str(error))
+
+
 def line_of(node: torch.fx.Node) -> str:
     """The model's line of a node, as ``file:line in function: code``; empty if torch lost it."""
     lines = [line.strip() for line in (node.stack_trace or "").splitlines()]

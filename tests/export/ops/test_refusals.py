@@ -10,6 +10,7 @@ from torch.nn import functional
 from pipeline.errors import ExportError
 from pipeline.export.export import export
 from pipeline.export.ops.refusals import _INSTEAD
+from pipeline.export.tries import affordable_elements
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 
@@ -52,6 +53,25 @@ def test_every_op_without_a_translation_is_named_at_once(tmp_path) -> None:
     assert "return x + first" in other.line
     assert str(error).endswith(f"; also {other}")
     assert other.do.startswith("use torch.topk")
+
+
+def test_an_op_that_torch_traces_but_cannot_run() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return functional.pad(x, (2, 2, 0, 0), mode="reflect") + 1
+
+    graph = torch.export.export(Model(), (random(1, 2, 3, 8),)).module(check_guards=False)
+    (pad,) = (node for node in graph.graph.nodes if node.target is torch.ops.aten.pad.default)
+    pad.args = (pad.args[0], [2, 2], *pad.args[2:])  # as symbolic numbers of a branch are traced
+    graph.recompile()
+    with pytest.raises(ExportError) as error:
+        affordable_elements(graph, [random(1, 2, 3, 8)])
+    assert error.value.what == (
+        "aten.pad can't be exported: torch traces it, but can't run it: Padding size 2 is not "
+        "supported for 4D input tensor"
+    )
+    assert error.value.line.endswith('pad(x, (2, 2, 0, 0), mode="reflect") + 1')
+    assert error.value.do.startswith("write this step with other ops")
 
 
 def test_inside_the_whole_export(tmp_path) -> None:
