@@ -69,11 +69,19 @@ def power(a: Any, b: Any) -> Any:
     return core.aten_pow(a, b)
 
 
-def remainder(x: Value, other: float) -> Value:
-    """``remainder.Scalar`` of an integer tensor; other tensors use the exporter's translation."""
-    if x.dtype not in _INTEGERS or not isinstance(other, int) or other <= 0:
+def remainder(x: Value, other: Any) -> Value:
+    """``remainder.Scalar`` of an integer tensor; other tensors use the exporter's translation.
+
+    Args:
+        x: the tensor.
+        other: a number or a size, such as that of ``index % x.shape[2]``.
+
+    Raises:
+        ExportError: the tensor has integers, and the size may be negative.
+    """
+    if x.dtype not in _INTEGERS or (isinstance(other, int | float) and not _is_positive(other)):
         return core.aten_remainder_scalar(x, other)
-    zero, divisor = (op.CastLike(op.Constant(value_int=n), x) for n in (0, other))
+    zero, divisor = (op.CastLike(_scalar(n), x) for n in (0, _positive(other, "%")))
     return _mod(x, divisor, zero)
 
 
@@ -94,6 +102,10 @@ def _floor(a: Value, b: Value) -> Value:
     above = op.Div(op.Max(a, zero), b)
     below = op.Div(op.Sub(op.Add(op.Max(op.Neg(a), zero), b), one), b)
     return op.Sub(above, below)
+
+
+def _is_positive(other: float) -> bool:
+    return isinstance(other, int) and other > 0
 
 
 def _positive(b: Any, sign: str) -> Any:

@@ -163,6 +163,26 @@ def test_remainder_of_integers(tmp_path, dtype) -> None:
     compare_op(function, path, [values.to(dtype)])
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_remainder_of_integers_by_a_size(tmp_path, dtype) -> None:
+    """Rows and columns of flat indices: ``index // x.shape[2]`` and ``index % x.shape[2]``."""
+    path = tmp_path / "m.onnx"
+
+    def function(x, y):
+        n = y.shape[0]
+        return x % n, x // n, x % (2 * n + 1), torch.remainder(x, n), x % (n - 1 + 1)
+
+    export_op(function, [ties(5).to(dtype), random(4)], path)
+    values = torch.tensor([*range(-9, 10), 16777217, 2**31 - 1, -(2**31) + 1]).to(dtype)
+    for n in (1, 2, 3, 7, 8, 199, 200):
+        compare_op(function, path, [values, random(n)])
+
+
+def test_remainder_by_a_size_that_may_be_negative_is_refused(tmp_path) -> None:
+    with pytest.raises(ExportError, match="% by a size that may be negative"):
+        export_op(lambda x: x.argsort() % (x.shape[0] - 9), [random(5)], tmp_path / "m.onnx")
+
+
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_logcumsumexp(tmp_path, dim) -> None:
     path, function = tmp_path / "m.onnx", lambda x: torch.logcumsumexp(x, dim)
