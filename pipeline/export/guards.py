@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from pipeline.export.negative_bases import module_of
 from pipeline.export.symbols import exact
 from pipeline.probe.eager import flat_tensors
 from pipeline.probe.evaluate import SYMBOL_NAME, holds, result_of, symbols_in, where_holds
@@ -199,7 +200,7 @@ def unguarded(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
 
     It runs outside of the ranges that torch.export concluded too.
     """
-    graph = program.module(check_guards=False)
+    graph = module_of(program)
     # the hook that checks the inputs reads it; torch types it as a submodule
     spans = dict.fromkeys(program.range_constraints, ValueRanges(0, _ANY))
     graph.range_constraints = spans  # type: ignore[assignment]

@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.errors import InputError, first_line
+from pipeline.export.negative_bases import module_of
 from pipeline.export.program_archive import check_archive
 from pipeline.machine.files import open_plain
 from pipeline.probe.eager import quiet
@@ -32,7 +33,7 @@ class ProgramModule(torch.nn.Module):
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         super().__init__()
         # the next export finds the guards again, over the declared ranges
-        self.program = program.module(check_guards=False)
+        self.program = module_of(program)
         _without_detach_in_place(self.program)
         spec = program.call_spec.in_spec
         assert spec is not None
