@@ -26,6 +26,7 @@ from pipeline.export.choices import (
     range_choices,
     small_choices,
 )
+from pipeline.export.divisors import zero_divisors
 from pipeline.export.guards import (
     Broken,
     as_formula,
@@ -96,6 +97,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
         return any(map(differs_at, sets))
 
     every = broken_guards(program, inputs, spec.rules)
+    every += zero_divisors(program, inputs, spec.rules)
     unknown = [g for g in every if not g.formula and (unread or differs(g))]
     broken = _blamed(unknown, [g for g in every if g.formula], differs, differs_beside)
     hidden = None if broken else _behind(traced, task, differs_at, together)

@@ -87,9 +87,19 @@ def broken_guards(
         rules: the rules on sizes; sizes that break one are ignored.
     """
     symbols, guards = recorded(program, inputs)
+    return broken_by(guards, symbols, inputs, rules)
+
+
+def broken_by(
+    texts: Sequence[str],
+    symbols: Mapping[str, Symbol],
+    inputs: Sequence[Input],
+    rules: Sequence[str],
+) -> list[Broken]:
+    """The conditions, in torch's symbols, that not all declared sizes keep; see `broken_guards`."""
     every = {dim.name: dim for i in inputs for dim in i.dims}
     found = []
-    for text in dict.fromkeys(guards):
+    for text in dict.fromkeys(texts):
         used = sorted(symbols_in(text))
         if not used and holds(text, {}):
             continue
