@@ -38,7 +38,7 @@ from pipeline.export.guards import (
 )
 from pipeline.export.torch_call import Task, Traced, choices_at
 from pipeline.export.torch_messages import GuardLog, of_rounding
-from pipeline.export.trace_rules import by_one_size, by_remainder
+from pipeline.export.trace_rules import by_one_size, by_remainder, unequal
 from pipeline.export.tries import affordable_elements, tries, tries_beside
 from pipeline.probe.eager import quiet
 from pipeline.probe.evaluate import symbols_in
@@ -120,11 +120,9 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     if rules:
         return rules
     return [
-        Rule(
-            "guard",
-            first,
-            tuple(others),
-            formula=guard.words,
+        replace(
+            unequal(guard.dims, guard.sizes, eager, traced.sizes)
+            or Rule("guard", first, tuple(others), formula=guard.words),
             line=guard.line or log.line_for(guard.text),
             untraced=untraced,
         )

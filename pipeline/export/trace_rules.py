@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from pipeline.probe.eager import EagerModule
 from pipeline.probe.grid import MOST_SIZES, legal_sizes
 from pipeline.probe.rules import banded, residues
@@ -83,6 +85,31 @@ def by_one_size(dim: Dim, good: Sequence[int]) -> Rule | None:
     longest = max(legal[:at], legal[at + 1 :], key=len)
     other = replace(dim, min=longest[0], opt=longest[0], max=longest[-1])
     return Rule("guard", dim.name, formula=text, obstacle="opt", suggested=other, opt=dim.opt)
+
+
+def unequal(
+    dims: Sequence[Dim], broken: np.ndarray, eager: EagerModule, near: Mapping[str, int]
+) -> Rule | None:
+    """The rule that excludes equal sizes of two dims, such as ``t != s``.
+
+    None if other sizes break it too, or if the model fails at equal sizes: then it is no branch.
+
+    Args:
+        dims: the dims of a guard.
+        broken: the sizes that break it, int [combinations, dims].
+        eager: the module and its inputs.
+        near: sizes at which it runs.
+    """
+    if len(dims) != 2 or (broken[:, 0] != broken[:, 1]).any():
+        return None
+    first, second = dims
+    shared = {*legal_sizes(first, MOST_SIZES)} & {*legal_sizes(second, MOST_SIZES)}
+    if {*broken[:, 0].tolist()} != shared:
+        return None
+    if not eager.runs_at({**near, **dict.fromkeys((first.name, second.name), min(shared))}):
+        return None
+    formula = f"{first.name} != {second.name}"
+    return Rule("guard", first.name, (second.name,), formula=formula, obstacle="equal")
 
 
 def with_branch(rule: Rule, eager: EagerModule) -> Rule:

@@ -53,6 +53,7 @@ Obstacle = Literal[
     "padding-offset",  # padding gives multiples only
     "padding-empty",  # no size of the declared dim is padded to a good one
     "opt",  # the range leaves out the opt
+    "equal",  # two dims can't be equal in one export, and can always be
 ]
 
 _LISTED = 6  # sizes in a list
@@ -148,6 +149,8 @@ class Rule:
     @property
     def one_dim(self) -> bool:
         """True if one Dim can replace all dims of the rule."""
+        if self.obstacle == "equal":
+            return True
         return self.kind == "equal" or (self.kind == "dependent" and bool(self.size_rule))
 
     @property
@@ -166,6 +169,8 @@ class Rule:
             what += f": {subject} fixes it"
         if self.branch is not None:
             what += f" in one export: {subject} takes another branch at {self._name}={self.branch}"
+        if self.obstacle == "equal":
+            what += f" in one export: {subject} takes another branch where they are equal"
         if self.untraced:
             what += f" (torch can't trace all that {subject} does at other sizes)"
         if self.runs and self.kind in ("fixed", "range", "multiple"):
@@ -261,6 +266,9 @@ class Rule:
                 f"{name} without padding: padding gives multiples only, and none of them is "
                 f"{multiple_text(self.multiple, self.offset)}"
             )
+        if self.obstacle == "equal":
+            both = " and ".join(self.dims)
+            return f"one Dim for both {both}, or ranges of {both} that share no size"
         if self.obstacle == "padding-empty" or new is None:
             return f"another range of {name}"
         rules = f' with rules=("{self.size_rule}",)' if self.size_rule else ""

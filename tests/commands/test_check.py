@@ -150,6 +150,36 @@ def test_a_baked_size_is_fixed_and_the_rest_looked_at() -> None:
     assert "all runs agree within the tolerance at 5 sets of sizes" in said(report, "comparison")
 
 
+class Branches(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        if x.shape[1] == y.shape[1]:
+            return x + 1, y
+        return x * 2, y
+
+
+@pytest.mark.parametrize(
+    ("opt", "what", "do"),
+    [
+        (
+            23,
+            "t != s must hold in one export: the model takes another branch where they are equal",
+            "declare one Dim for both t and s, or ranges of t and s that share no size",
+        ),
+        (16, "s must equal t", "declare one Dim for both t and s"),
+    ],
+)
+def test_a_branch_on_equal_sizes_is_one_finding(opt: int, what: str, do: str) -> None:
+    t, s = Dim("t", 8, 16, 64), Dim("s", 8, opt, 64)
+    inputs = Input("x", (2, t)), Input("y", (2, s))
+    spec = ModelSpec("m", lambda _: Branches(), inputs, (Output("a"), Output("c")))
+    report = checked(spec)
+    (found,) = blocking(report)
+    assert (found.what, found.do) == (what, do)
+    assert "in forward: if x.shape[1] == y.shape[1]:" in found.where
+    assert "the findings below hold for s=t only" in said(report, "dims")
+    assert "all runs agree within the tolerance" in said(report, "comparison")
+
+
 class Joined(torch.nn.Module):
     """A decoder's step: `past` [b, p] before `x` [b, 4]. With `empty`, there is no past."""
 

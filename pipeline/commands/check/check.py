@@ -41,6 +41,7 @@ from pipeline.spec.findings import Note
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
+from pipeline.spec.rules import Rule
 
 if TYPE_CHECKING:
     import torch
@@ -127,7 +128,8 @@ def _exported(
 ) -> _CheckedModel | None:
     """Exports over the sizes that the model accepts. Returns None if every export fails.
 
-    If torch refuses the export, the dims to blame are fixed, and then all dims.
+    If torch refuses the export, dims that may be one become one, the dims to blame are fixed, and
+    then all dims.
     """
 
     found += dims.declared(spec)
@@ -152,9 +154,11 @@ def _exported(
         announce(f"export with {only} only" if only else "export")
         narrower = Finding("dims", f"the lines below apply to {only} only", "narrowed")
         found += [narrower] if only else []
+        rules: tuple[Rule, ...] = ()
         try:
             return _export(config, spec, module, folder, found)
         except ConstraintError as error:
+            rules = error.rules
             found += constraint_findings(error)
         except InputError:
             raise
@@ -166,6 +170,11 @@ def _exported(
         blamed = [name for name in free if any(f.blocks and f.dim == name for f in found)]
         if not free or spec.padding is not None:
             return None
+        one, merged = dims.as_one(spec, rules)
+        if merged:
+            spec, config = one, _renamed(config, one, merged)
+            only = ", ".join(f"{goes}={stays}" for goes, stays in merged.items())
+            continue
         names = blamed if first and blamed else free
         before, spec = spec, dims.fixed(spec, names, base)
         found += dims.never_fixed(spec, names)

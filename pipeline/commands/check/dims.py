@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.commands.check.findings import Finding, rule_finding, shortened
 from pipeline.machine.resources import Stopwatch
-from pipeline.probe.apply import Applied, apply, equal_dims, for_user, may_apply, with_dims
+from pipeline.probe.apply import Applied, apply, equal_dims, for_user, may_apply, merge, with_dims
 from pipeline.probe.history import kept_values
 from pipeline.probe.probe import SECONDS, probe
 from pipeline.spec.dims import Dim
@@ -191,6 +191,22 @@ def _guards(spec: ModelSpec, program: torch.export.ExportedProgram) -> list[Find
         text = f"and {len(broken) - _SHOWN} more such assumptions"
         found.append(Finding("dims", text, "guards"))
     return found
+
+
+def as_one(spec: ModelSpec, rules: Sequence[Rule]) -> tuple[ModelSpec, dict[str, str]]:
+    """Merges the dims that a rule advises to declare as one.
+
+    Returns:
+        The spec; and for each dim that was merged into another dim, that dim's name.
+    """
+    merged: dict[str, str] = {}
+    for rule in rules:
+        names = [name for name in spec.dims if name in rule.dims]
+        one = merge(spec, *names) if rule.one_dim and len(names) == 2 else None
+        if one is not None:
+            spec = one
+            merged[names[1]] = names[0]
+    return spec, merged
 
 
 def fixed(spec: ModelSpec, names: Sequence[str], sizes: Mapping[str, int]) -> ModelSpec:
