@@ -176,7 +176,7 @@ def test_a_branch_on_equal_sizes_is_one_finding(opt: int, what: str, do: str) ->
     (found,) = blocking(report)
     assert (found.what, found.do) == (what, do)
     assert "in forward: if x.shape[1] == y.shape[1]:" in found.where
-    assert "the findings below hold for s=t only" in said(report, "dims")
+    assert "the lines below apply to s=t only" in said(report, "dims")
     assert "all runs agree within the tolerance" in said(report, "comparison")
 
 

@@ -272,7 +272,7 @@ def test_a_size_baked_into_a_node_is_found(tmp_path) -> None:
     shape = onnx.numpy_helper.from_array(np.array([1, 3, 17, 18]), "shape")
     model.graph.initializer.append(shape)
     model.graph.node.append(onnx.helper.make_node("Reshape", ["inner", "shape"], ["y"]))
-    with pytest.raises(ExportError, match=r"y axis 2: the ONNX gives 17 .* baked into a node"):
+    with pytest.raises(ExportError, match=r"y axis 2: .* gives size 17, .* A size is baked in"):
         _check_inferred(model, done.spec, done.output_shapes)
 
 
@@ -367,7 +367,7 @@ def test_a_wrong_formula_of_two_dims_is_refused_with_its_sizes(tmp_path) -> None
 
     with pytest.raises(ExportError) as caught:
         export(make(flat), None, tmp_path / "m.onnx")
-    for word in ("output y axis 2", "//3", "but the model gives", "'h': "):
+    for word in ("output y axis 2", "//3", "but the model gives", "at h=", ",w="):
         assert word in str(caught.value)
     assert "baked" not in str(caught.value)
 
