@@ -1,6 +1,6 @@
 """Divisions by a number of sizes that is 0 at some declared size, such as ``1 / (h - 233)``.
 
-Python fails there, and the ONNX file gives infinity. torch makes no guard of it, and few of many
+Python fails there. torch makes no guard of it, and few of many
 sizes are tried. So each divisor in a program counts as a guard.
 """
 
@@ -35,6 +35,8 @@ def zero_divisors(
         value = divisor.meta.get("val") if isinstance(divisor, torch.fx.Node) else None
         if isinstance(value, torch.SymInt):
             lines.setdefault(f"Ne({value.node.expr}, 0)", line_of(node))
+    if not lines:
+        return []
     symbols, _ = recorded(program, inputs)
     found = broken_by(list(lines), symbols, inputs, rules)
     return [replace(guard, line=lines[guard.text]) for guard in found if guard.formula]

@@ -107,7 +107,7 @@ class Noise:
         return not (self.rms or self.moved)
 
     def worst(self, other: Noise | None) -> Noise:
-        """The larger noise of two runs, field by field. A silent run says nothing beside another.
+        """The larger noise of two runs, field by field. A silent run does not count.
 
         So an output may be empty at some sizes, and be whole numbers at all others.
         """

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 Size = Any  # int or torch.SymInt
 _most: Any = torch.sym_max
+_arange: Any = torch.arange
 
 
 def linspace(
@@ -54,8 +55,10 @@ def _window(length: Size, periodic: bool, shape: Callable[[Any], Any], options: 
     Args:
         shape: from the place in the window, which is 0 at the start and 1 at the end.
     """
+    if not isinstance(length, torch.SymInt):
+        return NotImplemented
     dtype = options.get("dtype") or torch.get_default_dtype()
-    i = torch.arange(length, dtype=dtype, device=options.get("device"))
+    i = _arange(length, dtype=dtype, device=options.get("device"))
     values = shape(i / _most(length if periodic else length - 1, 1))
     # torch takes a size for at least 2, and would drop a condition on the size itself
     return torch.where(i.sum() == 0, torch.ones_like(values), values)
@@ -72,8 +75,6 @@ def _cosines(*weights: float) -> Callable[[Any], Any]:
 
 
 def _hann(window_length: Size, periodic: bool = True, **options: Any) -> Any:
-    if not isinstance(window_length, torch.SymInt):
-        return NotImplemented
     return _window(window_length, periodic, _cosines(0.5, -0.5), options)
 
 
@@ -84,20 +85,14 @@ def _hamming(
     beta: float = 0.46,
     **options: Any,
 ) -> Any:
-    if not isinstance(window_length, torch.SymInt):
-        return NotImplemented
     return _window(window_length, periodic, _cosines(alpha, -beta), options)
 
 
 def _blackman(window_length: Size, periodic: bool = True, **options: Any) -> Any:
-    if not isinstance(window_length, torch.SymInt):
-        return NotImplemented
     return _window(window_length, periodic, _cosines(0.42, -0.5, 0.08), options)
 
 
 def _bartlett(window_length: Size, periodic: bool = True, **options: Any) -> Any:
-    if not isinstance(window_length, torch.SymInt):
-        return NotImplemented
     return _window(window_length, periodic, lambda place: 1 - (2 * place - 1).abs(), options)
 
 
@@ -140,8 +135,7 @@ def _vander(x: torch.Tensor, N: Size = None, increasing: bool = False) -> Any:
         return NotImplemented
     if not x.dtype.is_floating_point:
         return NotImplemented
-    place: Any = torch.arange
-    first = place(columns, device=x.device) == 0
+    first = _arange(columns, device=x.device) == 0
     powers = torch.where(first, torch.ones_like(x[:, None]), x[:, None]).cumprod(1)
     return powers if increasing else powers.flip(1)
 
