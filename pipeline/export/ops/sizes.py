@@ -23,7 +23,9 @@ Value = Any  # onnxscript's SymbolicTensor: an onnx_ir.Value that knows its dtyp
 Size = Any  # int, or a Value [1] int64
 
 INT64, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
-_REACH = 1 << 15  # largest size at which a scale's fraction is checked
+_REACH = 1 << 15  # largest size at which a scale's fraction is checked, if max is unknown
+_CHECKED = 1 << 26  # most sizes at which a scale's fraction is checked; 2 s
+_CHUNK = 1 << 16  # of them at a time
 TABLE = 1 << 13  # largest size in a table
 
 
@@ -108,7 +110,9 @@ def largest(x: Value, axis: int) -> float:
     return bounds(fake.shape[axis])[1] if isinstance(fake, torch.Tensor) else math.inf
 
 
-def times(length: Size, factor: float, most: float, *, up: bool = False) -> Size:
+def times(
+    length: Size, factor: float, most: float, *, up: bool = False, over: bool = False
+) -> Size:
     """``int(length * factor)`` as torch computes it, in float64; its ``ceil`` if `up`.
 
     TensorRT has no float64, and float32 can differ by one (0.7 * 90 is 62.99999999999999). So
@@ -120,42 +124,51 @@ def times(length: Size, factor: float, most: float, *, up: bool = False) -> Size
         factor: the factor, not negative.
         most: the largest value that the size can have.
         up: round up, not down.
+        over: ``length / factor`` in place of the product.
 
     Raises:
         ExportError: no fraction is right, and the sizes are too many for a table.
     """
     if isinstance(length, int):
-        return int(products(factor, length, up=up)[-1])
-    fraction = exact_fraction(factor, most, up=up)
+        return int(products(factor, length, up=up, over=over)[-1])
+    fraction = exact_fraction(factor, most, up=up, over=over)
     if fraction is None:
-        return op.Gather(ints(*products(factor, int(most), up=up).tolist()), length, axis=0)
+        table = products(factor, int(most), up=up, over=over)
+        return op.Gather(ints(*table.tolist()), length, axis=0)
     product, bottom = op.Mul(length, ints(fraction.numerator)), fraction.denominator
     if bottom == 1:
         return product
     return op.Div(op.Add(product, ints(bottom - 1)) if up else product, ints(bottom))
 
 
-def products(factor: float, most: int, *, up: bool = False) -> np.ndarray:
-    """The whole numbers of ``n * factor`` for n from 0 to `most`; see `times`."""
-    exact = np.arange(most + 1, dtype=np.int64) * np.float64(factor)
+def products(
+    factor: float, most: int, *, first: int = 0, up: bool = False, over: bool = False
+) -> np.ndarray:
+    """The whole numbers of ``n * factor`` for n from `first` to `most`; see `times`."""
+    sizes = np.arange(first, most + 1, dtype=np.int64)
+    exact = sizes / np.float64(factor) if over else sizes * np.float64(factor)
     return (np.ceil(exact) if up else exact).astype(np.int64)
 
 
-def exact_fraction(factor: float, most: float, *, up: bool = False) -> Fraction | None:
+def exact_fraction(
+    factor: float, most: float, *, up: bool = False, over: bool = False
+) -> Fraction | None:
     """A fraction p/q with ``n * p / q``, made whole, right for every n up to `most`; see `times`.
 
     Returns None if no such fraction exists and a table can replace it. Without an upper bound,
     sizes up to 32768 are checked.
 
     Raises:
-        ExportError: no fraction is right, and the sizes are too many for a table.
+        ExportError: no fraction is right, or the sizes are too many to be checked; and they are
+            too many for a table.
     """
-    reach = int(min(most, _REACH))
-    sizes, want = np.arange(reach + 1, dtype=np.int64), products(factor, reach, up=up)
+    reach = int(most) if math.isfinite(most) else _REACH
+    exact = 1 / Fraction(factor) if over else Fraction(factor)
     for denominator in (1, 16, 256, 4096, 65536):
-        fraction = Fraction(factor).limit_denominator(denominator)
-        p, q = fraction.numerator, fraction.denominator
-        if ((sizes * p + (q - 1 if up else 0)) // q == want).all():
+        fraction = exact.limit_denominator(denominator)
+        if fraction == exact and reach * fraction.numerator < 1 << 53:
+            return fraction  # float64 holds n * p, so it rounds nothing that matters here
+        if reach <= _CHECKED and _right(fraction, factor, reach, up=up, over=over):
             return fraction
     if most > TABLE:
         raise ExportError(
@@ -163,3 +176,14 @@ def exact_fraction(factor: float, most: float, *, up: bool = False) -> Fraction 
             f"to may be above {TABLE}: declare a smaller max, or pass size= instead"
         )
     return None
+
+
+def _right(fraction: Fraction, factor: float, reach: int, *, up: bool, over: bool) -> bool:
+    """Whether a fraction gives the whole number of every n from 0 to `reach`; see `times`."""
+    p, q = fraction.numerator, fraction.denominator
+    for first in range(0, reach + 1, _CHUNK):
+        last = min(reach, first + _CHUNK - 1)
+        found = (np.arange(first, last + 1) * p + (q - 1 if up else 0)) // q
+        if (found != products(factor, last, first=first, up=up, over=over)).any():
+            return False
+    return True

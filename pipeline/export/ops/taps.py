@@ -9,6 +9,7 @@ every other resize.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ from pipeline.export.ops.sizes import (
 )
 
 aten: Any = torch.ops.aten
+
+_EXACT = 1 << 24  # float32 holds every whole number up to it
 
 
 def bilinear(
@@ -77,13 +80,20 @@ def _sizes_agree(x: Value, scale_factors: Sequence[float]) -> bool:
     for n, factor in enumerate(scale_factors):
         axis = rank(x) - len(scale_factors) + n
         known = size(x, axis)
-        most = int(known if isinstance(known, int) else min(largest(x, axis), 1 << 15))
+        most = known if isinstance(known, int) else _reach(largest(x, axis))
+        if most > _EXACT:
+            return False
         sizes = np.arange(most + 1, dtype=np.float32)
         found = np.floor(sizes * np.float32(factor)).astype(np.int64)
         wrong = found != products(factor, most)
         if wrong[known] if isinstance(known, int) else wrong.any():
             return False
     return True
+
+
+def _reach(most: float) -> int:
+    """The largest size that is checked."""
+    return int(most) if math.isfinite(most) else 1 << 15
 
 
 Taps = list[tuple[int, Value]]  # offset from the nearest lower row, and the row's weight [out]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -60,3 +61,24 @@ def test_sizes_by_a_scale_factor() -> None:
     assert exact_fraction(0.7, 80) is not None
     with pytest.raises(ExportError, match="declare a smaller max"):
         exact_fraction(0.7, math.inf)
+
+
+def test_a_fraction_is_right_up_to_the_largest_size() -> None:
+    n = np.arange(400001)
+    for factor in (0.294, 0.147, 0.411):
+        want = np.floor(n * factor).astype(np.int64)
+        try:
+            found = exact_fraction(factor, 400000)
+        except ExportError:
+            continue
+        assert (n * found.numerator // found.denominator == want).all()
+    assert exact_fraction(0.941, 1 << 15) == Fraction(941, 1000)
+    with pytest.raises(ExportError, match="declare a smaller max"):
+        exact_fraction(0.941, 400000)  # 139000 * 0.941 is 130798.99999999999
+
+
+def test_a_number_that_float64_holds_needs_no_trial() -> None:
+    assert exact_fraction(0.375, 1 << 40) == Fraction(3, 8)
+    assert exact_fraction(3, 1 << 40, over=True) == Fraction(1, 3)
+    with pytest.raises(ExportError, match="declare a smaller max"):
+        exact_fraction(0.41, 1 << 40)
