@@ -3,13 +3,14 @@
 Python computes in float64. TensorRT has only float32, and torch's exporter writes float32:
 300 * 0.41 is 122.99999999999999 in one and 123 in the other. So there are four ways:
 
-- a size times a number becomes a product of integers (`times`)
+- a size times or by a number becomes a product and a quotient of integers (`times`)
 - if float32 gives the same whole number at all declared sizes, it stays
 - otherwise a table, if the float has one size in it, and that has few values
 - otherwise the model is refused
 
-If there are more than 65536 sets of sizes, some of them are tried. A float that is made by another
-function than those below, or of a size without a smallest value, stays float32 untried.
+Every set of sizes is tried, so more than 16777216 are refused. A size without a largest value is
+tried up to 32768. A float that is made by another function than those below, or of a size without a
+smallest value, stays float32 untried.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from pipeline.export.ops.sizes import (
     op,
     times,
 )
-from pipeline.probe.grid import spread
 
 ToWhole = Callable[[Any], np.ndarray]  # of numpy: trunc, floor or ceil
 
-_MOST = 1 << 16  # sets of sizes at which float32 is compared with float64
+_MOST = 1 << 24  # sets of sizes at which float32 is compared with float64; 1 s
+_CHUNK = 1 << 18  # of them at a time
 _FAR = 1 << 15  # the largest value that is tried of a size without a largest value
 _FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     operator.add: np.add,
@@ -62,10 +63,15 @@ class _Leaf:
     low: int
     high: float
 
-    def values(self, most: int) -> np.ndarray:
-        """Its values; of many, some."""
-        high = int(min(self.high, max(_FAR, self.low)))
-        return self.low + np.array(spread(high - self.low + 1, most))
+    @property
+    def count(self) -> int:
+        """How many values are tried: all, or some if there is no largest."""
+        high = int(self.high) if math.isfinite(self.high) else max(_FAR, self.low)
+        return max(0, high - self.low + 1)
+
+    def values(self) -> np.ndarray:
+        """The values that are tried."""
+        return self.low + np.arange(self.count)
 
 
 def trunc(value: Any) -> Any:
@@ -100,42 +106,68 @@ def _whole(value: Any, to_whole: ToWhole, plain: Callable[[Any], Any]) -> Any:
     leaves: dict[str, _Leaf] = {}
     if not _read(node, leaves) or not leaves:
         return plain(value)
-    each = max(4, int(_MOST ** (1 / len(leaves))))
-    columns = [leaf.values(each) for leaf in leaves.values()]
-    if math.prod(map(len, columns)) > _MOST:
-        return plain(value)
-    meshes = [m.ravel() for m in np.meshgrid(*columns, indexing="ij")]
-    sizes = dict(zip(leaves, meshes, strict=True))
-    want = _made(node, sizes, np.float64, to_whole)
-    if (want == _made(node, sizes, np.float32, to_whole)).all():
+    wrong = _differing(node, leaves, to_whole)
+    if not wrong:
         return plain(value)
     if len(leaves) == 1:
-        (leaf,) = leaves.values()
+        ((name, leaf),) = leaves.items()
         size = _size_in(value)
         if size is not None and leaf.high - leaf.low < TABLE:
+            want = _made(node, {name: leaf.values()}, np.float64, to_whole)
             return _looked_up(size, leaf, want)
     raise ExportError(
-        "makes a whole number of a float of sizes, and float32 rounds that float differently from "
-        "Python at some sizes. Compute it in integers, such as h * 41 // 100 in place of "
-        "int(h * 0.41), or declare a smaller max"
+        f"makes a whole number of a float of sizes, and {wrong}. Compute it in integers, such as "
+        "h * 41 // 100 in place of int(h * 0.41), or declare a smaller max"
     )
 
 
+def _differing(node: Node, leaves: Mapping[str, _Leaf], to_whole: ToWhole) -> str:
+    """Why float32 can't compute a whole number; empty if it is right at every set of sizes."""
+    counts = [leaf.count for leaf in leaves.values()]
+    total = math.prod(counts)
+    if total > _MOST:
+        return f"the sizes have too many values ({total}) to check whether float32 is exact enough"
+    values = [leaf.values() for leaf in leaves.values()]
+    for first in range(0, total, _CHUNK):
+        places = np.unravel_index(np.arange(first, min(total, first + _CHUNK)), counts)
+        sizes = {n: v[k] for n, v, k in zip(leaves, values, places, strict=True)}
+        want = _made(node, sizes, np.float64, to_whole)
+        if (want != _made(node, sizes, np.float32, to_whole)).any():
+            return "float32 rounds that float differently from Python at some sizes"
+    return ""
+
+
 def _product(product: Any, node: Node, to_whole: ToWhole) -> Any:
-    """A size times a number, in integers. None for another float."""
-    if node.target is not operator.mul:
+    """A size times or by a number, in integers. None for another float, or if no way is exact."""
+    over = node.target is operator.truediv
+    if node.target is not operator.mul and not over:
         return None
     numbers = [a for a in node.args if isinstance(a, (int, float))]
-    makers = [v.producer() for v in product.inputs]
-    casts = [m for m in makers if m is not None and m.op_type == "Cast"]
-    if len(numbers) != 1 or len(casts) != 1 or numbers[0] <= 0:
+    sizes = [size for size in map(_before_casts, product.inputs) if size is not None]
+    if len(numbers) != 1 or len(sizes) != 1 or numbers[0] <= 0:
         return None
-    (size,) = casts[0].inputs
+    if over and node.args[1] is not numbers[0]:
+        return None
+    (size,) = sizes
     symbol = known(size)
-    if not isinstance(symbol, torch.SymInt) or bounds(symbol)[0] < 0:
+    if bounds(symbol)[0] < 0:
         return None
     up = to_whole is np.ceil
-    return op.Squeeze(times(as_size(size), numbers[0], bounds(symbol)[1], up=up), ints(0))
+    try:
+        exact = times(as_size(size), numbers[0], bounds(symbol)[1], up=up, over=over)
+    except ExportError:
+        return None
+    return op.Squeeze(exact, ints(0))
+
+
+def _before_casts(value: Any) -> Value | None:
+    """The size that becomes a float by nothing but Casts; None for another float."""
+    while not isinstance(known(value), torch.SymInt):
+        producer = value.producer()
+        if producer is None or producer.op_type != "Cast":
+            return None
+        (value,) = producer.inputs
+    return value
 
 
 def _looked_up(size: Value, leaf: _Leaf, whole: np.ndarray) -> Value:
