@@ -62,20 +62,27 @@ def _arange(
     device: Any = None,
     **options: Any,
 ) -> Any:
-    """``arange`` by a fractional step: ONNX's Range counts its elements in float32.
+    """``arange`` with a fractional step, or with a float of sizes as an end.
 
-    It has one more or fewer at some sizes; ``ceil`` of a float of sizes is exact.
+    ONNX's Range counts its elements in float32, so it has one more or fewer at some sizes; ``ceil``
+    of a float of sizes is exact. Without a dtype, torch's exporter takes the type of the first
+    number, also if another is a float.
     """
     del options
     if len(ends) == 3:
         *ends, step = ends  # type: ignore[assignment]
     first, last = (0, *(n for n in (start, *ends, end) if n is not None))[-2:]
+    mixed = dtype is None and any(isinstance(n, float) for n in (first, last, step))
     dtype = dtype or torch.get_default_dtype()
-    fraction = isinstance(step, torch.SymFloat) or (isinstance(step, float) and step % 1 != 0)
+    fraction = any(isinstance(n, torch.SymFloat) for n in (first, last, step))
+    fraction = fraction or (isinstance(step, float) and step % 1 != 0)
     sizes = any(isinstance(n, torch.SymInt | torch.SymFloat) for n in (first, last, step))
-    if not (fraction and sizes and dtype.is_floating_point) or out is not None:
+    if out is not None or not (mixed or (fraction and sizes and dtype.is_floating_point)):
         return NotImplemented
-    count: Any = math.ceil((last - first) / step)
+    if not (fraction and sizes):
+        return torch.arange(first, last, step, dtype=dtype, device=device)
+    length = last if isinstance(first, int) and first == 0 else last - first
+    count: Any = math.ceil(length if isinstance(step, int) and step == 1 else length / step)
     return first + step * torch.arange(count, dtype=dtype, device=device)
 
 

@@ -143,6 +143,7 @@ RANGES = {  # and whether torch's own is wrong
     "by a fraction": (lambda x: torch.arange(0, x.shape[3], 0.7), True),
     "by name": (lambda x: torch.arange(2, end=x.shape[3], step=0.7), True),
     "by a fraction of a size": (lambda x: torch.arange(0, 1, 1 / x.shape[3]), True),
+    "to a float": (lambda x: torch.arange(0, x.shape[3] / 3), False),
     "by one": (lambda x: torch.arange(x.shape[3], dtype=torch.float32), False),
     "of integers": (lambda x: torch.arange(0, x.shape[3], 2.5, dtype=torch.int64), False),
 }
@@ -162,6 +163,20 @@ def test_arange_has_as_many_elements_as_in_torch(tmp_path, monkeypatch, name) ->
     assert wrong(tmp_path / "m.onnx") == []
     monkeypatch.setattr(symbolic_steps, "_OTHERS", {})
     assert bool(wrong(tmp_path / "n.onnx")) == without
+
+
+def test_arange_from_a_float_of_sizes_to_a_size(tmp_path) -> None:
+    """Without a dtype, torch's exporter takes the type of one of the ends."""
+
+    def function(x):
+        return x + torch.arange(x.shape[3] / 3, x.shape[3]).sum() + torch.arange(0, 3.0).sum() / 2
+
+    path = export(spec_of(function, (1, 3, H, W)), None, tmp_path / "m.onnx").path
+    session = onnxruntime.InferenceSession(str(path))
+    for w in range(5, 68):
+        x = torch.zeros(1, 3, 2, w)
+        got = session.run(None, {"x": x.numpy()})[0]
+        np.testing.assert_allclose(got, function(x).numpy(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("chunks", [2, 3, 4, 5])
