@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ExportError
+from pipeline.errors import ExportError, first_line
 from pipeline.probe.code_files import is_model_file
 from pipeline.probe.eager import example_args, flat_tensors, quiet
 from pipeline.probe.held_values import StateChange, content
@@ -150,8 +150,8 @@ def kept_values(
             raise ExportError(_remembers(spec, runs, *differing, asked))
     for one in few if changed else ():
         with runs.state.restored():
-            runs(one.call)
-            runs(one.call)
+            if how := _apart(runs, one) or _apart(runs, one):
+                raise ExportError(_remembers(spec, runs, one, one, how, asked))
             again = {path: c for path, c in runs.state.changes().items() if path in asked}
             other = [p for p, c in again.items() if content(c.value) != one.contents.get(p)]
         if other:
@@ -173,16 +173,30 @@ def kept_values(
     return [kept] if asked else []
 
 
-def _first_that_differs(runs: _Module, row: Sequence[_First]) -> tuple[_First, _First] | None:
-    """Makes calls one after the other; returns the first with other outputs, after its predecessor.
+def _first_that_differs(
+    runs: _Module, row: Sequence[_First]
+) -> tuple[_First, _First, str] | None:
+    """Makes calls one after the other, and returns the first that is unlike a first call.
 
     The caller restores the module.
+
+    Returns:
+        The call's predecessor, the call, and how it differs; None if no call does.
     """
     runs(row[0].call)
     for before, one in itertools.pairwise(row):
-        if not _close(runs(one.call), one.outputs):
-            return before, one
+        if how := _apart(runs, one):
+            return before, one, how
     return None
+
+
+def _apart(runs: _Module, one: _First) -> str:
+    """Repeats a first call. How it differs, as text; empty if it gives the same outputs."""
+    try:
+        same = _close(runs(one.call), one.outputs)
+    except Exception as error:
+        return f"fails ({first_line(error)})"
+    return "" if same else "gives other outputs"
 
 
 def _line_of_change(change: StateChange, call: Callable[[], object]) -> str:
@@ -260,11 +274,11 @@ def _part_way(dim: Dim, part: float) -> int:
 
 
 def _remembers(
-    spec: ModelSpec, runs: _Module, before: _First, one: _First, asked: Sequence[str]
+    spec: ModelSpec, runs: _Module, before: _First, one: _First, how: str, asked: Sequence[str]
 ) -> str:
-    """The error for an output that depends on an earlier call."""
+    """The error for a call that depends on an earlier one."""
     again = "again " if before is one else ""
-    text = f"model {spec.name}: it remembers earlier calls. A call {one.call} gives other outputs "
+    text = f"model {spec.name}: it remembers earlier calls. A call {one.call} {how} "
     text += f"after a call {again}{before.call}"
     changes = before.changes if asked else runs.changed_weights(before.call)
     own = [path for path in changes if path in asked or not asked]

@@ -102,8 +102,8 @@ def joint_rule(
     base: Mapping[str, int],
     pair: tuple[str, str],
     values: Mapping[str, Sequence[int]],
-) -> Rule:
-    """The rule on two dims together, with the other dims at the base."""
+) -> Rule | None:
+    """The rule on two dims together, with the other dims at the base; None if all pairs run."""
     a, b = pair
     few = {}
     for n in pair:
@@ -114,6 +114,8 @@ def joint_rule(
     _along_lines(runs, base, pair, few)
     _try_products(runs, base, pair)
     good, bad = _points(runs, base, pair)
+    if not bad:
+        return None
     text = next(_separating(a, b, good, bad), "")
     if not text and len(good) >= _EQUAL and all(x == y for x, y in good):
         text = f"{a} == {b}"  # equal sizes that fail do so for another reason
@@ -130,6 +132,25 @@ def joint_rule(
     counts = (len(bad), len(good) + len(bad))
     example = {a: good[0][0], b: good[0][1]}
     return replace(rule, kind="dependent", size_rule=text, counts=counts, example=example)
+
+
+def group_rule(runs: SizeRuns, group: Sequence[str]) -> Rule:
+    """The rule on three or more dims whose pairs run, but which fail together."""
+    a, *others = group
+    ran = [dict(zip(runs.dims, key, strict=True)) for key, ok in runs.results.items() if ok]
+    refused = [refusal.sizes for refusal in runs.refused.values()]
+    product = "*".join(group)
+    bounds = (
+        f"{product} >= {1 + max(math.prod(s[n] for n in group) for s in refused)}",
+        f"{product} <= {min(math.prod(s[n] for n in group) for s in refused) - 1}",
+    )
+    text = next((t for t in bounds if all(map(SizeRule(t).kept, ran))), "")
+    failed = min(runs.refused.values(), key=lambda r: math.prod(r.sizes.values()))
+    counts = (len(refused), len(refused) + len(ran))
+    return Rule(
+        "relation" if text else "dependent", a, tuple(others), size_rule=text, failed=failed,
+        line=failed.line, counts=counts, example=ran[0],
+    )  # fmt: skip
 
 
 def _few(sizes: Sequence[int]) -> list[int]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pipeline.probe.joint import combinations, depends, equal_rules, joint_rule
+from pipeline.probe.joint import combinations, depends, equal_rules, group_rule, joint_rule
 from pipeline.probe.rules import banded, fitted
 from pipeline.probe.runs import SizeProbe, SizeRuns, legal_range
 from pipeline.probe.sample_sizes import examples
@@ -308,11 +308,14 @@ def _joint(
     for group in groups:
         if len(group) > 2 and (equal := equal_rules(runs, base, group)):
             return {rule.dims: rule for rule in equal}
-        for other in group[1:]:
-            first, second = (n for n in dims if n in (group[0], other))
+        pairs = [tuple(n for n in dims if n in (group[0], other)) for other in group[1:]]
+        for first, second in pairs:
             if (first, second) not in found:
                 legal = {n: legal_range(dims[n]) for n in (first, second)}
-                found[first, second] = joint_rule(runs, base, (first, second), legal)
+                rule = joint_rule(runs, base, (first, second), legal)
+                found |= {} if rule is None else {(first, second): rule}
+        if not any(pair in found for pair in pairs):
+            found[group] = group_rule(runs, group)
     return found
 
 

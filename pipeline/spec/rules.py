@@ -236,8 +236,8 @@ class Rule:
             f"that were tried fail{self._running}",
             "unsettled": f"{name} can't be {listed(self.fails)}, and the time ran out before a "
             "rule was found",
-            "dependent": f"{both} depend on each other: {tried - failed} of the {tried} pairs that "
-            f"were tried run, such as {sizes_text(self.example)}",
+            "dependent": f"{both} depend on each other: {tried - failed} of the {tried} "
+            f"{'pairs' if len(self.others) == 1 else 'sets'} that were tried run, such as {sizes_text(self.example)}",
             "baked-in": f"{name} is baked in: {subject} makes a Python number of it",
             "example-size": f"torch.export fixes {name} at its example size, but {subject} runs at "
             f"{name}={listed(self.runs)} and fails at {name}={listed(self.fails)}",
@@ -309,7 +309,8 @@ class Rule:
             return f'rules=("{self.size_rule}",)'
         texts: dict[RuleKind, str] = {
             "guard": f"ranges of {both} that keep this rule: no Dim can express it",
-            "dependent": f"ranges of {both} in which every pair runs: no Dim can express the rule",
+            "dependent": f"ranges of {both} in which every "
+            f"{'pair' if len(self.others) == 1 else 'set'} runs: no Dim can express the rule",
             "irregular": f"a range of {name} in which all sizes run{self._stretch}: no Dim can "
             "express this rule, or try more sizes (--search-seconds N)",
             "unsettled": f"a smaller range of {name}",

@@ -62,6 +62,13 @@ def test_wide_ranges_are_scanned_whole_in_each_dim() -> None:
     assert all(a == b + 64 for a, b in found)
 
 
+def test_a_program_that_fails_at_its_own_sizes_has_tries() -> None:
+    def graph(x):
+        return (x @ x).reshape(-1, 7)
+
+    assert affordable_elements(graph, [torch.zeros(4, 4)]) > 0
+
+
 def test_products_beyond_64_bits_are_right() -> None:
     dims = [Dim(f"d{k}", 1, 2, 1 << 20) for k in range(5)]
     sizes = grid.size_grid(tuple(dims), ())

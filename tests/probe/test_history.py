@@ -48,6 +48,24 @@ def test_what_a_model_remembers_is_named_with_its_line(name: str, attribute: str
     assert written in linecache.getline(stateful.__file__, int(where[1]))
 
 
+class FirstLength(nn.Module):
+    """Keeps what it makes of its first size, so that another size fails."""
+
+    scale = None
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = torch.linspace(0, 1, x.shape[2])
+        return x + self.scale
+
+
+def test_a_call_that_fails_after_another_is_memory_too() -> None:
+    module = FirstLength().eval()
+    with pytest.raises(ExportError, match=r"fails \(.*must match.* after a call.*changes scale"):
+        kept_values(_spec(module), module, module, 0)
+    assert module.scale is None
+
+
 @pytest.mark.parametrize("name", stateful.ELSEWHERE)
 def test_state_out_of_sight_is_found_by_its_outputs(name: str) -> None:
     with pytest.raises(ExportError, match=r"it remembers earlier calls.*No attribute"):

@@ -264,6 +264,20 @@ def test_what_two_dims_keep_together(module, shapes, text) -> None:
     assert again.rules == []
 
 
+def test_three_dims_that_fail_together_though_their_pairs_run() -> None:
+    shape = (Dim("b", 1, 2, 2), 4, Dim("h", 1, 2, 3), Dim("w", 1, 2, 3))
+    (rule,) = tried(nn.GroupNorm(4, 4), shape).rules
+    assert (rule.kind, rule.size_rule, rule.dims) == ("relation", "b*h*w >= 2", ("b", "h", "w"))
+
+    def corners(x):
+        if (x.shape[0] + x.shape[2] + x.shape[3]) % 7 == 0 and x.shape[0] == 2:
+            raise ValueError("no")
+        return x
+
+    for rule in tried(corners, shape).rules:
+        assert rule.text() and rule.advice()
+
+
 def test_equal_dims_have_their_own_rule_too() -> None:
     def cells(x):
         return (x @ x).unflatten(2, (8, -1))
