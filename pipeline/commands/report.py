@@ -244,7 +244,7 @@ def _point_row(info: PointInfo) -> tuple[str, ...]:
     sizes = sizes_text(info.sizes)
     if info.left_out is not None:
         return (info.label, sizes, "-", "-", f"not compared: {info.left_out.text}")
-    bad = len(problems([info]))
+    bad, compared = len(problems([info])), any(result.compared for result in info.results)
     absolute = max((r.max_abs for r in info.results if r.max_abs is not None), default=None)
     relative = max((r.max_rel for r in info.results if r.max_rel is not None), default=None)
     return (
@@ -252,7 +252,7 @@ def _point_row(info: PointInfo) -> tuple[str, ...]:
         sizes,
         "-" if absolute is None else f"{absolute:.2e}",
         "-" if relative is None else f"{relative:.2e}",
-        f"{bad} FAILED" if bad else "ok" if info.results else "nothing to compare",
+        f"{bad} FAILED" if bad else "ok" if compared else "nothing to compare",
     )
 
 

@@ -83,12 +83,13 @@ def compared_text(manifest: Manifest) -> str:
     comparison = manifest.comparison
     if comparison is None:
         return ""
-    done = [point for point in comparison.points if point.results]
+    done = [point for point in comparison.points if any(r.compared for r in point.results)]
     runs = dict.fromkeys(run for point in done for result in point.results for run in result.pair)
     results = [result for point in done for result in point.results]
     errors = [(result.max_rel, result.output) for result in results if result.max_rel is not None]
     if not results:
-        return "nothing"
+        empty = any(point.results for point in comparison.points)
+        return "nothing: no output has elements at the compared sizes" if empty else "nothing"
     names = _and([_RUNS.get(run, run) for run in runs])
     text = f"{names} at {_count(len(done), 'set')} of sizes{_random(comparison)}"
     if errors:

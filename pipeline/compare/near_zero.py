@@ -29,7 +29,7 @@ def settled(points: Sequence[PointInfo]) -> tuple[list[PointInfo], list[Note]]:
 
     Returns:
         The points, and one note for each output and run that some sizes say nothing about, or
-        that is 0 at all sizes.
+        that is 0 at all sizes; and one for each output without elements at all sizes.
     """
     found: Counter[_Key] = Counter(
         _key(verdict) for point in points for verdict in point.results if _judged(verdict)
@@ -42,6 +42,9 @@ def settled(points: Sequence[PointInfo]) -> tuple[list[PointInfo], list[Note]]:
         left[_key(verdict)] += 1
         return replace(verdict, kind="near-zero", text="")
 
+    results = [verdict for point in points for verdict in point.results]
+    seen = {verdict.output for verdict in results if verdict.compared}
+    empty = dict.fromkeys(verdict.output for verdict in results if verdict.output not in seen)
     new = [replace(point, results=tuple(map(known, point.results))) for point in points]
     notes = [
         note("near-zero", output=output, run=run, reference=reference, count=count,
@@ -56,11 +59,12 @@ def settled(points: Sequence[PointInfo]) -> tuple[list[PointInfo], list[Note]]:
         for (reference, run), output in zeros
         if not found[(reference, run), output]
     ]
+    notes += [note("no-elements", output=output) for output in empty]
     return new, notes
 
 
 def _judged(verdict: Verdict) -> bool:
-    """True for numbers that agree; an empty output has no largest value and says nothing."""
+    """True for numbers that agree; a reference of zeros has no largest value and says nothing."""
     return verdict.kind == "agrees" and verdict.max_rel is not None
 
 

@@ -58,6 +58,8 @@ def judge(
         elif a.dtype != b.dtype and not _narrowed(a.dtype, b.dtype):
             facts: Facts = {"got": str(b.dtype), "want": str(a.dtype)}
             verdicts.append(Verdict("dtype-differs", pair, name, facts=facts))
+        elif not a.size:
+            verdicts.append(Verdict("no-elements", pair, name))
         elif not (np.isfinite(a).all() and np.isfinite(b).all()):
             verdicts.append(_not_finite(pair, name, a, b, (origins or {}).get(name)))
         elif a.dtype.kind == "f" and _says_nothing(a, b, tolerance):
@@ -76,7 +78,7 @@ def _says_nothing(a: np.ndarray, b: np.ndarray, tolerance: Tolerance) -> bool:
     An atol of 0 allows no other value than the reference's zeros, so these are judged.
     """
     atol = tolerance.atol_at(a.shape)
-    if not a.size or not np.any(atol) or (np.abs(a) > atol).any():
+    if not np.any(atol) or (np.abs(a) > atol).any():
         return False
     return Difference(a, b, wide=False).within(tolerance)
 

@@ -173,9 +173,7 @@ def kept_values(
     return [kept] if asked else []
 
 
-def _first_that_differs(
-    runs: _Module, row: Sequence[_First]
-) -> tuple[_First, _First, str] | None:
+def _first_that_differs(runs: _Module, row: Sequence[_First]) -> tuple[_First, _First, str] | None:
     """Makes calls one after the other, and returns the first that is unlike a first call.
 
     The caller restores the module.

@@ -47,6 +47,7 @@ NoteKind = Literal[
     "weak-parts",
     "near-zero",
     "only-zeros",
+    "no-elements",
     "values-given",
     "few-values",
     "equal-rows",
@@ -223,6 +224,10 @@ NOTES: Mapping[NoteKind, Kind] = {
         "{output} of {run}: every value of {reference} is 0 at all compared sizes, and {run} has "
         "the same zeros. If other inputs give other values, compare with them (--range, or low= "
         "and high=)",
+    ),
+    "no-elements": Kind(
+        "An output has no elements at all compared sizes.",
+        "{output} has no elements at the compared sizes: nothing was compared",
     ),
     "values-given": Kind(
         "The comparison used the user's values of these inputs.",

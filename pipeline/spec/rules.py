@@ -237,7 +237,8 @@ class Rule:
             "unsettled": f"{name} can't be {listed(self.fails)}, and the time ran out before a "
             "rule was found",
             "dependent": f"{both} depend on each other: {tried - failed} of the {tried} "
-            f"{'pairs' if len(self.others) == 1 else 'sets'} that were tried run, such as {sizes_text(self.example)}",
+            f"{'pairs' if len(self.others) == 1 else 'sets'} that were tried run, such as "
+            f"{sizes_text(self.example)}",
             "baked-in": f"{name} is baked in: {subject} makes a Python number of it",
             "example-size": f"torch.export fixes {name} at its example size, but {subject} runs at "
             f"{name}={listed(self.runs)} and fails at {name}={listed(self.fails)}",

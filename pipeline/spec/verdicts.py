@@ -23,6 +23,7 @@ VerdictKind = Literal[
     "not-finite",
     "inconclusive",
     "near-zero",
+    "no-elements",
     "sizes-refused",
 ]
 VERDICTS: Mapping[VerdictKind, Kind] = {
@@ -46,6 +47,7 @@ VERDICTS: Mapping[VerdictKind, Kind] = {
     "near-zero": Kind(
         "Every reference value is below atol at these sizes, and other sizes were judged.", ""
     ),
+    "no-elements": Kind("The output has no elements at these sizes: nothing was compared.", ""),
     "sizes-refused": Kind(
         "TensorRT's shape inference refuses the sizes.", "TensorRT refuses the sizes: {reason}"
     ),
@@ -108,8 +110,14 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """True if the runs agree, or the sizes say nothing about an output that others judge."""
-        return self.kind in ("agrees", "near-zero")
+        """True if the runs agree, or the sizes say nothing about an output that others judge, or
+        there is nothing to compare."""
+        return self.kind in ("agrees", "near-zero", "no-elements")
+
+    @property
+    def compared(self) -> bool:
+        """True if there was something to compare."""
+        return self.kind != "no-elements"
 
     def knowing(self, **facts: Fact) -> Verdict:
         """The verdict with more facts and a new text."""

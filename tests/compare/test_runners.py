@@ -102,7 +102,7 @@ def test_tolerance_under_which_zeros_pass_is_inconclusive() -> None:
     )
     assert verdict(np.zeros(5, F32), np.zeros(5, F32))[0] is False
     assert verdict(np.zeros(5, np.int64), np.zeros(5, np.int64))[0]
-    assert verdict(np.zeros((0, 3), F32), np.zeros((0, 3), F32))[0]
+    assert judged(np.zeros((0, 3), F32), np.zeros((0, 3), F32)).kind == "no-elements"
 
 
 def test_zeros_are_judged_where_atol_is_0() -> None:
@@ -340,8 +340,22 @@ def test_an_empty_output_says_nothing_of_one_near_zero(model: Path) -> None:
     some = [{"y": np.zeros((0, 4), F32)}, {"y": np.full((9, 4), SMALL, F32)}]
     empty = job(outputs={"y": ("n - 1", 4)})
     info = conclude(plan, {"a": some, "b": some}, [("a", "b")], empty)
-    assert [r.kind for p in info.points for r in p.results] == ["agrees", "inconclusive"]
+    assert [r.kind for p in info.points for r in p.results] == ["no-elements", "inconclusive"]
     assert not info.passed
+
+
+def test_an_output_without_elements_was_not_compared(model: Path) -> None:
+    plan = plan_points(job(), model)
+    none = [{"y": np.zeros((n, 0), F32)} for n in (1, 10)]
+    info = conclude(plan, {"a": none, "b": none}, [("a", "b")], job(outputs={"y": ("n", 0)}))
+    results = [result for point in info.points for result in point.results]
+    assert [(r.kind, r.compared, r.max_abs) for r in results] == [("no-elements", False, None)] * 2
+    (said,) = info.notes
+    assert said.text == "y has no elements at the compared sizes: nothing was compared"
+    some = [{"y": np.zeros((0, 4), F32)}, {"y": np.ones((9, 4), F32)}]
+    some_elements = job(outputs={"y": ("n - 1", 4)})
+    info = conclude(plan, {"a": some, "b": some}, [("a", "b")], some_elements)
+    assert info.passed and not info.notes
 
 
 def test_one_output_says_nothing_of_another(model: Path) -> None:

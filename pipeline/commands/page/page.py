@@ -127,10 +127,14 @@ def _point(info: PointInfo) -> Point:
         return Point(info.sizes, None, False, f"{label}: not compared: {info.left_out.text}", True)
     error = max((r.max_rel for r in info.results if r.max_rel is not None), default=None)
     bad = len(problems([info]))
-    said = f"{bad} failed" if bad else "agrees"
+    said = f"{bad} failed" if bad else _agreed(info)
     if error is not None:
         said += f", largest error {error:.1e}"
     return Point(info.sizes, error, bool(bad), f"{label}: {said}")
+
+
+def _agreed(info: PointInfo) -> str:
+    return "agrees" if any(r.compared for r in info.results) else "nothing to compare"
 
 
 def _row(info: PointInfo) -> dict[str, Any]:
@@ -141,7 +145,7 @@ def _row(info: PointInfo) -> dict[str, Any]:
     return {
         "info": info,
         "sizes": sizes_text(info.sizes),
-        "said": f"{bad} failed" if bad else "agrees" if info.results else "nothing to compare",
+        "said": f"{bad} failed" if bad else _agreed(info),
         "kind": "failed" if bad else "right",
         "error": max((r.max_rel for r in info.results if r.max_rel is not None), default=None),
         "absolute": max((r.max_abs for r in info.results if r.max_abs is not None), default=None),
