@@ -13,13 +13,16 @@ from pipeline.spec.dims import Dim
 
 MOST_SIZES = 1 << 14  # most sizes of a dim at which a guard is evaluated
 
+_ALONE = 1 << 19  # most sizes of a dim at which a guard on no other dim is evaluated
 _GRID = 1 << 18  # most combinations of sizes at which a guard on several dims is evaluated
 
 
 def complete(dims: Sequence[Dim]) -> bool:
     """True if `size_grid` holds every combination of the dims' sizes."""
     counts = [len(range(d.min, d.max + 1, d.multiple_of)) for d in dims]
-    return max(counts, default=0) <= MOST_SIZES and (len(counts) == 1 or math.prod(counts) <= _GRID)
+    if len(counts) == 1:
+        return counts[0] <= _ALONE
+    return max(counts, default=0) <= MOST_SIZES and math.prod(counts) <= _GRID
 
 
 @lru_cache(maxsize=16)
@@ -29,7 +32,8 @@ def size_grid(dims: tuple[Dim, ...], rules: tuple[str, ...]) -> np.ndarray:
     These are all combinations. If there are too many, each dim has all its sizes, with some sizes
     of the other dims. Combinations with few elements come first.
     """
-    count, every = len(dims), [legal_sizes(dim, MOST_SIZES) for dim in dims]
+    count = len(dims)
+    every = [legal_sizes(dim, _ALONE if count == 1 else MOST_SIZES) for dim in dims]
     if count == 1 or math.prod(map(len, every)) <= _GRID:
         blocks = [every]
     else:

@@ -69,6 +69,14 @@ def test_a_program_that_fails_at_its_own_sizes_has_tries() -> None:
     assert affordable_elements(graph, [torch.zeros(4, 4)]) > 0
 
 
+def test_a_guard_on_one_long_dim_is_evaluated_at_all_its_sizes() -> None:
+    t = Dim("t", 2, 1000, 400000)
+    assert grid.complete([t])
+    assert len(grid.size_grid((t,), ())) == 399999
+    assert grid.evidence((t,), ()) == "all 399999 sizes of t"
+    assert not grid.complete([Dim("t", 2, 1000, 4000000)])
+
+
 def test_products_beyond_64_bits_are_right() -> None:
     dims = [Dim(f"d{k}", 1, 2, 1 << 20) for k in range(5)]
     sizes = grid.size_grid(tuple(dims), ())
