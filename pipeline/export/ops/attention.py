@@ -1,12 +1,17 @@
 """scaled_dot_product_attention: rows that attend to nothing, and inputs without a batch.
 
-torch returns zeros for a query whose keys are all masked out (a bool mask; left padding). The
+torch returns zeros for a query whose keys are all masked out (left padding). For a bool mask, the
 exporter adds ``Where(mask, 0, lowest float)``, which is finite, so such a row becomes the mean of
-the values. It also refuses inputs that are not 4-D.
+the values. For a float mask it adds -inf, so the row becomes NaN. It also refuses inputs that are
+not 4-D.
+
+A row of the mask that has a NaN is NaN, as in torch. One difference stays: if a row has no key, and
+its query is NaN or a value is infinite, the result is 0 and torch's is NaN.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -15,7 +20,8 @@ import torch
 from onnx import TensorProto
 from onnxscript.function_libs.torch_lib.ops import nn  # the exporter's own; torch 2.13
 
-from pipeline.export.ops.sizes import FLOAT, Value, floats, ints, op, rank
+from pipeline.export.ops.bounded import bounds_of, constant
+from pipeline.export.ops.sizes import FLOAT, Value, floats, ints, op, rank, source
 
 aten: Any = torch.ops.aten
 
@@ -24,22 +30,34 @@ aten: Any = torch.ops.aten
 def attention(
     query: Value, key: Value, value: Value, attn_mask: Value | None = None, *rest: Any, **more: Any
 ) -> Value:
-    """``scaled_dot_product_attention``: [..., heads, length, channels], 3-D or 4-D.
-
-    The exporter handles float masks correctly: it guards against rows of -inf itself.
-    """
+    """``scaled_dot_product_attention``: [..., heads, length, channels], 3-D or 4-D."""
+    kept = attn_mask is not None and _kept(attn_mask)
     flat = rank(query) == 3
     if flat:
         query, key, value = (_batched(t) for t in (query, key, value))
         if attn_mask is not None and rank(attn_mask) == 3:
             attn_mask = _batched(attn_mask)
     out = nn.aten_scaled_dot_product_attention(query, key, value, attn_mask, *rest, **more)
-    if attn_mask is not None and attn_mask.dtype == TensorProto.BOOL:
+    if attn_mask is not None and not kept:
         # after the last product, so that TensorRT still finds the pattern of attention
-        some = op.ReduceMax(op.Cast(attn_mask, to=FLOAT), ints(-1), keepdims=1)
+        seen = attn_mask
+        if attn_mask.dtype != TensorProto.BOOL:  # a NaN is not equal to -inf, so it stays
+            seen = op.Not(op.Equal(attn_mask, op.CastLike(floats(-math.inf), attn_mask)))
+        some = op.ReduceMax(op.Cast(seen, to=FLOAT), ints(-1), keepdims=1)
         nothing = op.CastLike(floats(0.0), query)
         out = op.Where(op.Greater(some, floats(0.5)), out, nothing)
     return op.Squeeze(out, ints(0)) if flat else out
+
+
+def _kept(mask: Value) -> bool:
+    """True if no row of a float mask can be -inf as a whole, as far as its makers show."""
+    if mask.dtype == TensorProto.BOOL:
+        return False
+    node = source(mask)
+    values = constant(node)
+    if values is not None:
+        return not bool((values == -math.inf).all(-1).any())
+    return bounds_of(node)[0] > -math.inf
 
 
 def _batched(x: Value) -> Value:

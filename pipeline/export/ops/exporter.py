@@ -16,6 +16,7 @@ import torch
 from pipeline.errors import ExportError
 from pipeline.export.declared import declaring_symbols
 from pipeline.export.ops import integers, pools, small_matrices, translation_table
+from pipeline.export.ops.bounded import knowing
 from pipeline.export.ops.refusals import line_of, refusal
 from pipeline.export.torch_2_13 import mended
 from pipeline.graph.files import nodes_of
@@ -57,6 +58,7 @@ def to_onnx(
         with (
             mended(program.graph_module, {}, during="torch.onnx.export"),
             declaring_symbols(program, shapes),
+            knowing(program),
             _unguarded(program),
         ):
             onnx_program = torch.onnx.export(

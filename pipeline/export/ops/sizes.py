@@ -86,10 +86,15 @@ def steps(length: Size) -> Value:
     return op.Range(zero, op.Squeeze(length, ints(0)), one)
 
 
+def source(value: Any) -> Any:
+    """The node of torch's program that a value of the exporter comes from, or None."""
+    producer = value.producer()
+    return (value if producer is None else producer).meta.get("node")
+
+
 def known(value: Any) -> Any:
     """Torch's record of a value of the exporter: a fake tensor, a SymInt, or None."""
-    producer = value.producer()
-    node = (value if producer is None else producer).meta.get("node")
+    producer, node = value.producer(), source(value)
     fake = None if node is None else node.meta.get("val")
     if isinstance(fake, (list, tuple)):  # of an op with several outputs
         same = producer is not None and len(fake) == len(producer.outputs)
