@@ -150,16 +150,15 @@ def _check_called(program: torch.export.ExportedProgram, missed: set[Any]) -> No
 
 
 def _goes_another_way(node: torch.fx.Node) -> bool:
-    """True for an op that the exporter itself translates rightly, for tensors of this dtype.
+    """True for an op that reaches another translation.
 
-    A float op may have a translation for integers only. The exporter turns the number in
-    ``x % 3`` into a tensor where x is not int64; ONNX's Mod of two tensors is right.
+    The exporter turns the number in ``x % 3`` into a tensor where x is not int64, and in ``3 % x``.
+    ``remainder.Tensor`` has a translation of its own.
     """
     value = node.meta.get("val")
-    if node.target not in integers.OF_INTEGERS or not isinstance(value, torch.Tensor):
+    if node.target not in integers.WITH_NUMBERS or not isinstance(value, torch.Tensor):
         return False
-    remainder = node.target is torch.ops.aten.remainder.Scalar
-    return value.is_floating_point() or (remainder and value.dtype is not torch.int64)
+    return node.target is not torch.ops.aten.remainder.Scalar or value.dtype is not torch.int64
 
 
 def _refuse_placeholders(program: torch.export.ExportedProgram) -> None:

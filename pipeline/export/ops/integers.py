@@ -26,6 +26,7 @@ from onnx import TensorProto
 from onnxscript.function_libs.torch_lib.ops import core  # the exporter's own; torch 2.13
 
 from pipeline.errors import ExportError
+from pipeline.export.ops.quotients import floored, modulo
 from pipeline.export.ops.sizes import Value, bounds, known, op
 
 aten: Any = torch.ops.aten
@@ -70,7 +71,7 @@ def power(a: Any, b: Any) -> Any:
 
 
 def remainder(x: Value, other: Any) -> Value:
-    """``remainder.Scalar`` of an integer tensor; other tensors use the exporter's translation.
+    """``remainder.Scalar``; of integers other than int32 and int64, the exporter's translation.
 
     Args:
         x: the tensor.
@@ -79,17 +80,44 @@ def remainder(x: Value, other: Any) -> Value:
     Raises:
         ExportError: the tensor has integers, and the size may be negative.
     """
+    if x.dtype.is_floating_point():
+        return modulo(x, other)
     if x.dtype not in _INTEGERS or (isinstance(other, int | float) and not _is_positive(other)):
         return core.aten_remainder_scalar(x, other)
     zero, divisor = (op.CastLike(_scalar(n), x) for n in (0, _positive(other, "%")))
     return _mod(x, divisor, zero)
 
 
+def remainders(x: Value, other: Value) -> Value:
+    """``remainder.Tensor``; of integers, the exporter's translation."""
+    return modulo(x, other) if _real(x, other) else core.aten_remainder(x, other)
+
+
+def remainder_of_number(x: float, other: Value) -> Value:
+    """``remainder.Scalar_Tensor``; of integers, the exporter's translation."""
+    return modulo(x, other) if _real(x, other) else core.aten_remainder_scalar_tensor(x, other)
+
+
 def div(x: Value, other: Value, rounding_mode: str | None = None) -> Value:
-    """``div`` of integer tensors with a rounding mode; torch's exporter divides in float32."""
+    """``div`` with a rounding mode; torch's exporter divides integers in float32."""
+    if rounding_mode == "floor" and _real(x, other):
+        return floored(x, other)
     if rounding_mode is None or x.dtype not in _INTEGERS:
         return core.aten_div_mode(x, other, rounding_mode=rounding_mode)
     return core.aten_floor_divide(x, other) if rounding_mode == "floor" else op.Div(x, other)
+
+
+def floor_divide(x: Value, other: Value) -> Value:
+    """``x // other``; of integers, the exporter's translation."""
+    return floored(x, other) if _real(x, other) else core.aten_floor_divide(x, other)
+
+
+def _real(*values: Any) -> bool:
+    """Whether one of the tensors and numbers is a float."""
+    return any(
+        isinstance(v, float) or (not isinstance(v, int) and v.dtype.is_floating_point())
+        for v in values
+    )
 
 
 def _mod(a: Value, b: Value, zero: Value) -> Value:
@@ -127,12 +155,15 @@ def _least(value: Any) -> float:
 
 
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
-# torch's exporter uses another op for a float tensor with an int operand
-OF_INTEGERS = (aten.remainder.Scalar, aten.div.Tensor_mode)
+# torch's exporter makes a tensor of the number, and of the op remainder.Tensor
+WITH_NUMBERS = (aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     operator.floordiv: floordiv,
     operator.mod: mod,
     operator.pow: power,
     aten.remainder.Scalar: remainder,
+    aten.remainder.Tensor: remainders,
+    aten.remainder.Scalar_Tensor: remainder_of_number,
+    aten.floor_divide.default: floor_divide,
     aten.div.Tensor_mode: div,
 }
