@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.export.ops import (
+    angles,
     attention,
     convolutions,
     deformable,
@@ -54,6 +55,7 @@ _TABLES: tuple[Mapping[Any, Translation], ...] = (
     search.TRANSLATIONS,
     special.TRANSLATIONS,
     small_matrices.TRANSLATIONS,
+    angles.TRANSLATIONS,
     convolutions.TRANSLATIONS,
     groups.TRANSLATIONS,
     recurrent.TRANSLATIONS,
