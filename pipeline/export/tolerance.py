@@ -12,16 +12,16 @@ other functions of torch, and runs with slightly changed inputs instead.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from pipeline.errors import InputError
 from pipeline.export.dtypes import computed_halves, in_dtype, run_widened
-from pipeline.export.tolerance_runs import Calls, Run, arrays_of, called_with, runs_of
+from pipeline.export.tolerance_runs import Run, arrays_of, called_with, runs_of
+from pipeline.export.wide_calls import WideCalls
 from pipeline.probe.eager import quiet
 from pipeline.probe.state import ModuleState, untouched
 from pipeline.spec.closeness import Difference
@@ -104,35 +104,6 @@ def _has_tolerance(spec: ModelSpec, name: str) -> bool:
     return any(o.name == name and o.tolerance is not None for o in spec.outputs)
 
 
-# made in float64, so that they are without the rounding of float32
-_MADE = frozenset(
-    getattr(torch, name)
-    for name in ("arange", "eye", "full", "linspace", "logspace", "ones", "zeros")
-)
-
-
-class _Wide(Calls):
-    """The same for a run in float64. Tensors that the model makes without a dtype are float64.
-
-    The numbers of ``torch.tensor([0.9])`` stay those of the model, rounded to float32.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        given = kwargs or {}
-        made = super().__torch_function__(func, types, args, given)
-        if given.get("dtype") is not None or not (func in _MADE or func is torch.tensor):
-            return made
-        if made.dtype != torch.float32:
-            return made
-        return made.double() if func is torch.tensor else func(*args, **given, dtype=torch.float64)
-
-
 @dataclass(frozen=True)
 class _Exact:
     """The outputs with less rounding than the model's, or with another rounding.
@@ -207,7 +178,7 @@ def _in_float64(module: torch.nn.Module, runs: Sequence[Run]) -> list[list[np.nd
         state = ModuleState(module)
         for n, run in enumerate(runs):
             wide = [a.double() if a.is_floating_point() else a.clone() for a in run.args]
-            calls = _Wide()
+            calls = WideCalls()
             with contextlib.suppress(Exception), state.restored():  # casts to float32
                 outputs = arrays_of(called_with(module, wide, calls))
                 found[n] = outputs if calls.called == run.called else None
