@@ -17,7 +17,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import DimConstraints
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from pipeline.errors import ConstraintError, ExportError, first_line
+from pipeline.errors import ConstraintError
 from pipeline.export.asked import Asked, Line, listening
 from pipeline.export.choices import (
     Choice,
@@ -29,8 +29,9 @@ from pipeline.export.choices import (
 from pipeline.export.exchange import Exchange
 from pipeline.export.guards import Symbol, guard_parts
 from pipeline.export.number_branches import selecting
+from pipeline.export.swallowed import noting_branches, swallowed
 from pipeline.export.torch_2_13 import mended
-from pipeline.export.torch_messages import advice, root_name
+from pipeline.export.torch_messages import export_failed, root_name
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.eager import EagerModule, model_line, quiet
 from pipeline.probe.generic import generic_examples
@@ -149,25 +150,23 @@ def torch_export(
         shapes = (*shapes[: len(fixed)], shapes[len(fixed) :])
     declared = declared_sizes(inputs, module)
     try:
-        with _tracing(task, declared) as asked, _unsolved() if relaxed else nullcontext():
+        with (
+            _tracing(task, declared) as asked,
+            noting_branches() as raised,
+            _unsolved() if relaxed else nullcontext(),
+        ):
             program = torch.export.export(
                 module, eager.args(sizes), dynamic_shapes=shapes, strict=False
             )
-        return Traced(program, asked, dict(sizes))
     except Exception as error:
         text = str(error)  # torch's own
         if "Suggested fixes:" in text or "code specialized it to be a constant" in text:
             raise ConstraintError(text) from error
         line = model_line(traceback.extract_tb(error.__traceback__), TORCH)
-        place = f" at {line}" if line else ""
-        first = first_line(error)
-        raise ExportError(
-            f"torch.export failed{place}: {first}",
-            detail=text,
-            line=line,
-            what=f"torch.export failed: {first}",
-            do=advice(text),
-        ) from error
+        raise export_failed(error, line) from error
+    if caught := swallowed(raised):
+        raise export_failed(*caught) from caught[0]
+    return Traced(program, asked, dict(sizes))
 
 
 @cache

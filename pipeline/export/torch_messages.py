@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from pipeline.errors import ExportError, first_line
 from pipeline.probe.eager import model_line
 from pipeline.probe.evaluate import holds, symbols_in
 from pipeline.probe.rules import narrowed
@@ -149,6 +150,19 @@ _IN_INTEGERS = (
 def advice(text: str) -> str:
     """What to change in a model for which torch gives this error; an empty text if unknown."""
     return next((words for pattern, words in _ADVICE if re.search(pattern, text)), "")
+
+
+def export_failed(error: Exception, line: str) -> ExportError:
+    """The error for a failure of torch.export, with the model's line or an empty text."""
+    text, first = str(error), first_line(error)
+    place = f" at {line}" if line else ""
+    return ExportError(
+        f"torch.export failed{place}: {first}",
+        detail=text,
+        line=line,
+        what=f"torch.export failed: {first}",
+        do=advice(text),
+    )
 
 
 def of_rounding(size: str) -> str:
