@@ -86,6 +86,33 @@ def test_rnn(tmp_path, nonlinearity, options) -> None:
         compare_op(module, path, [torch.randn(*sizes, 4)], near=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"bias": False, "num_layers": 2, "bidirectional": True}])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_lstm_with_a_projection(tmp_path, options, batch_first) -> None:
+    """All outputs, from given states that differ, over a dynamic time and a dynamic batch."""
+    torch.manual_seed(0)
+    layer = torch.nn.LSTM(4, 6, proj_size=3, batch_first=batch_first, **options).eval()
+    count = layer.num_layers * (2 if layer.bidirectional else 1)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+            self.scales = torch.nn.Parameter(torch.randn(count, 1, 6))
+
+        def forward(self, x):
+            first = x[:, 0] if batch_first else x[0]
+            cells = self.scales * first[None, :, :1]
+            found, (hidden, cell) = self.layer(x, (cells[:, :, :3].sin(), cells))
+            return found, hidden, cell
+
+    path, module = tmp_path / "m.onnx", Model()
+    model = export_op(module, [torch.randn(6, 3, 4)], path, [[0, 1]])
+    assert [n.op_type for n in model.graph.node].count("LSTM") == layer.num_layers
+    for sizes in ((1, 1), (2, 5), (64, 2), (2, 64)):
+        compare_op(module, path, [torch.randn(*sizes, 4)], near=1e-5)
+
+
 def test_the_loop_is_torchs_rnn() -> None:
     """The loop that replaces torch's decomposition computes the same."""
     torch.manual_seed(0)
