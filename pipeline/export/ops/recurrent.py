@@ -4,8 +4,8 @@ torch's exporter has no translation of RNN, and unrolls the time axis (torch 2.1
 `pipeline.export.torch_2_13.recurrent` keeps the axis symbolic.
 
 ONNX's LSTM has no projection, and torch's exporter mistakes its weights for biases. But
-``h = W_hr r`` for the hidden state r before the projection. So ``W_hh h = (W_hh W_hr) r``: the layer
-is an LSTM without a projection whose recurrent weights are ``W_hh W_hr``, and whose output is
+``h = W_hr r`` for the hidden state r before the projection. So ``W_hh h = (W_hh W_hr) r``: the
+layer is an LSTM without a projection whose recurrent weights are ``W_hh W_hr``, and whose output is
 multiplied by ``W_hr``. The given h of the first step need not be a ``W_hr r``. So that h is more
 channels of the layer's input, with the weights ``W_hh``; they are 0 at all other steps.
 """

@@ -7,14 +7,20 @@ torch's schemas say ``int`` for their lengths, so torch.export makes a number of
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pipeline.errors import ExportError
+from pipeline.export.declared import ends_of
 
 Size = Any  # int or torch.SymInt
+_TRIED = 4096  # the most steps at which integers are compared with torch; 0.1 s
 _most: Any = torch.sym_max
 _arange: Any = torch.arange
 
@@ -24,15 +30,83 @@ def linspace(
 ) -> Any:
     """``torch.linspace``, computed from both ends, so that the last value is exactly `end`.
 
-    torch does the same (aten/src/ATen/native/cpu/RangeFactoriesKernel.cpp).
+    torch does the same, and rounds the ends and the step to the dtype
+    (aten/src/ATen/native/cpu/RangeFactoriesKernel.cpp).
+
+    Raises:
+        ExportError: an integer dtype, and integers do not give torch's values.
     """
     dtype = dtype or torch.get_default_dtype()
     options = {k: v for k, v in options.items() if k == "device"}
-    i = torch.arange(steps, dtype=dtype, **options)
-    step = (end - start) / _most(steps - 1, 1)
-    lower = start + step * i
-    upper = end - step * (steps - 1 - i)
-    return torch.where(torch.arange(steps, **options) < _most(steps // 2, 1), lower, upper)
+    if not dtype.is_floating_point:
+        return _whole(start, end, steps, **options).to(dtype)
+    # ONNX Runtime computes float16 in float32, and has no bfloat16: each result is rounded here
+    wide = dtype if dtype == torch.float64 else torch.float32
+
+    def rounded(values: torch.Tensor) -> torch.Tensor:
+        return values.to(dtype).to(wide)
+
+    def scalar(value: Any) -> torch.Tensor:
+        tensor = isinstance(value, torch.Tensor)
+        return rounded(value if tensor else torch.full((), value, dtype=wide, **options))
+
+    first, last = scalar(start), scalar(end)
+    step = rounded(rounded(last - first) / rounded(scalar(_most(steps - 1, 1))))
+    i = torch.arange(steps, dtype=wide, **options)
+    lower = first + rounded(step * rounded(i))
+    upper = last - rounded(step * rounded(steps - 1 - i))
+    found = torch.where(torch.arange(steps, **options) < _most(steps // 2, 1), lower, upper)
+    return found.to(dtype)
+
+
+def _whole(start: Any, end: Any, steps: Size, **options: Any) -> torch.Tensor:
+    """``linspace`` of an integer dtype, in integers.
+
+    torch computes it in float64, which TensorRT lacks, and rounds towards zero. So one value of
+    ``linspace(0, 10, 246, dtype=int64)`` is 1 lower than the quotient.
+    """
+    instead = (
+        "for n steps, write torch.div((end - start) * torch.arange(n) + start * (n - 1), n - 1, "
+        'rounding_mode="trunc")'
+    )
+    if not all(isinstance(n, int | float) for n in (start, end)):
+        raise ExportError(
+            "linspace of an integer dtype needs numbers for start and end, if its number of steps "
+            f"follows a size: {instead}"
+        )
+    first, last = int(start), int(end)
+
+    def exact(n: Any, **options: Any) -> torch.Tensor:
+        d = _most(n - 1, 1)
+        values = (last - first) * torch.arange(n, **options) + first * d
+        return torch.div(values, d, rounding_mode="trunc")
+
+    low, high = ends_of(steps)
+    if not 0 <= low <= high <= _TRIED:
+        raise ExportError(
+            f"linspace of an integer dtype can have more than {_TRIED} steps: declare a smaller "
+            f"max, or {instead}"
+        )
+    with _untraced():
+        sizes = range(int(low), int(high) + 1)
+        bad = [n for n in sizes if not _like_torch(exact, first, last, n)]
+    if bad:
+        raise ExportError(
+            f"linspace({first}, {last}) of an integer dtype rounds in float64, which TensorRT "
+            f"lacks, and one value is 1 off at {bad[0]} steps: {instead}"
+        )
+    return exact(steps, **options)
+
+
+def _like_torch(exact: Callable[..., torch.Tensor], first: int, last: int, steps: int) -> bool:
+    return torch.equal(exact(steps), torch.linspace(first, last, steps, dtype=torch.int64))
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    """Tensors inside are real ones, although a model is traced."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 def _linspace(start: Any, end: Any, steps: Size, **options: Any) -> Any:

@@ -15,6 +15,10 @@ from pipeline.export.torch_2_13.symbolic_ranges import triangle
 from pipeline.spec.dims import Dim
 
 CASES = {
+    "linspace, integers": lambda x, n: x * torch.linspace(0, 10.7, n, dtype=torch.int64),
+    "linspace, int32": lambda x, n: (
+        torch.linspace(4, 0, steps=n + 1, dtype=torch.int32).float()[:-1] * x
+    ),
     "logspace": lambda x, n: x * torch.logspace(-1, 1, n),
     "logspace of 2": lambda x, n: x * torch.logspace(start=0.5, end=-3, steps=n, base=2.0),
     "hann": lambda x, n: x * torch.hann_window(n),
@@ -69,7 +73,40 @@ def test_the_rows_of_a_large_triangle_are_exact() -> None:
     torch.testing.assert_close(triangle(n), torch.tril_indices(n, n), rtol=0, atol=0)
 
 
+INSTEAD = (
+    lambda x: x * torch.div(100 * torch.arange(x.shape[1]), x.shape[1] - 1, rounding_mode="trunc"),
+    lambda x: x * torch.linspace(0, 100, x.shape[1], dtype=torch.int64),
+)
+
+
+def test_linspace_of_integers_at_which_float64_rounds(tmp_path) -> None:
+    """At 23 steps of 100/22, torch gives 49 for the 11th, which is 50."""
+    instead, ours = INSTEAD
+    with pytest.raises(ExportError, match=r"1 off at 23 steps: for n steps, write torch.div\("):
+        export(spec_of(ours, (2, Dim("n", 2, 9, 40))), None, tmp_path / "m.onnx")
+    export(spec_of(ours, (2, Dim("n", 2, 9, 22))), None, tmp_path / "m.onnx")
+    export(spec_of(instead, (2, Dim("n", 2, 9, 40))), None, tmp_path / "n.onnx")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_linspace_of_a_dtype_is_torchs(tmp_path, dtype) -> None:
+    """torch rounds the step to the dtype: 2/3 is 0.6665 in float16."""
+
+    def function(x):
+        return torch.linspace(-1, 1.1, x.shape[1], dtype=dtype).float()
+
+    done = export(spec_of(function, (2, Dim("n", 1, 9, 40))), None, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(done.path))
+    for size in range(1, 41):
+        x = np.zeros((2, size), np.float32)
+        want = function(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-6, atol=1e-7)
+
+
 REFUSED = {
+    "needs numbers for start and end": lambda x: torch.linspace(
+        0, x.shape[1], x.shape[1], dtype=torch.int64
+    ),
     "pass the window to the model as an input": lambda x: x * torch.kaiser_window(x.shape[1]),
     "write torch.ones(n, n).tril(offset) as a mask": lambda x: pairs(
         x, torch.tril_indices(x.shape[1], x.shape[1], 2)
