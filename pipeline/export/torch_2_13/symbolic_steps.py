@@ -62,24 +62,26 @@ def _arange(
     device: Any = None,
     **options: Any,
 ) -> Any:
-    """``arange`` with a fractional step, or with a float of sizes as an end.
+    """``arange`` with a float for an end or the step: its dtype is a float.
 
-    ONNX's Range counts its elements in float32, so it has one more or fewer at some sizes; ``ceil``
-    of a float of sizes is exact. Without a dtype, torch's exporter takes the type of the first
-    number, also if another is a float.
+    torch's exporter takes the type of one of the numbers, also if another is a float. ONNX's Range
+    counts its elements in float32, and has one more or fewer at some sizes; ``ceil`` of a float of
+    sizes is exact.
     """
     del options
     if len(ends) == 3:
         *ends, step = ends  # type: ignore[assignment]
     first, last = (0, *(n for n in (start, *ends, end) if n is not None))[-2:]
-    mixed = dtype is None and any(isinstance(n, float) for n in (first, last, step))
+    numbers = (first, last, step)
+    sizes = any(isinstance(n, torch.SymInt | torch.SymFloat) for n in numbers)
+    broken = any(isinstance(n, float | torch.SymFloat) for n in numbers)
     dtype = dtype or torch.get_default_dtype()
-    fraction = any(isinstance(n, torch.SymFloat) for n in (first, last, step))
-    fraction = fraction or (isinstance(step, float) and step % 1 != 0)
-    sizes = any(isinstance(n, torch.SymInt | torch.SymFloat) for n in (first, last, step))
-    if out is not None or not (mixed or (fraction and sizes and dtype.is_floating_point)):
+    if not (broken and dtype.is_floating_point) or out is not None:
         return NotImplemented
-    if not (fraction and sizes):
+    if not sizes:
+        return torch.arange(*map(float, numbers), dtype=dtype, device=device)
+    first, last, step = (int(n) if isinstance(n, float) and n % 1 == 0 else n for n in numbers)
+    if not any(isinstance(n, float | torch.SymFloat) for n in (first, last, step)):
         return torch.arange(first, last, step, dtype=dtype, device=device)
     length = last if isinstance(first, int) and first == 0 else last - first
     count: Any = math.ceil(length if isinstance(step, int) and step == 1 else length / step)

@@ -179,6 +179,37 @@ def test_arange_from_a_float_of_sizes_to_a_size(tmp_path) -> None:
         np.testing.assert_allclose(got, function(x).numpy(), rtol=1e-5)
 
 
+FLOAT_RANGES = {
+    "from a fraction": lambda n: torch.arange(0.5, n),
+    "from a fraction of a size": lambda n: torch.arange(n / 3, n),
+    "to a fraction of a size": lambda n: torch.arange(0, n * 0.5),
+    "from a whole float": lambda n: torch.arange(2.0, n),
+    "down": lambda n: torch.arange(n / 3.0, 0, -0.7),
+    "by a size": lambda n: torch.arange(0.0, 50, n),
+    "of numbers": lambda n: torch.arange(0.5, 6) * n,
+}
+
+
+@pytest.mark.parametrize("name", FLOAT_RANGES)
+def test_arange_of_floats_is_of_floats(tmp_path, name) -> None:
+    """The exporter made int64 of it, if the other numbers are sizes."""
+    made = FLOAT_RANGES[name]
+    spec = spec_of(lambda x: made(x.shape[3]), (1, 3, H, W))
+    done = export(spec, None, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(done.path))
+    for w in range(5, 68):
+        (got,) = session.run(None, {"x": np.zeros((1, 3, 2, w), np.float32)})
+        want = made(w).numpy()
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_arange_from_a_whole_float_has_the_size_of_its_axis(tmp_path) -> None:
+    spec = spec_of(lambda x: x * torch.arange(0.0, x.shape[3]), (1, 3, H, W))
+    done = export(spec, None, tmp_path / "m.onnx")
+    assert list(done.output_shapes["y"])[3] == "w"
+
+
 @pytest.mark.parametrize("chunks", [2, 3, 4, 5])
 def test_chunk_always_gives_the_same_number_of_pieces_or_is_refused(tmp_path, chunks) -> None:
     def function(x):
