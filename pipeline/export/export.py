@@ -336,7 +336,7 @@ def _check_inferred(
                         f"output {value.name} axis {axis}: at {sizes_text(sizes)} the ONNX file "
                         f"gives size {dim.dim_value}, and torch's formula {want} gives "
                         f"{evaluate(want, sizes)}. A size is baked in, or the output has another "
-                        "form at this size, as after x.squeeze() of 1 element or x[5:-5] of few. "
+                        "form at this size, as after x.squeeze() of 1 element. "
                         "Then declare a range without this size"
                     )
 

@@ -88,7 +88,7 @@ def true_shapes(
                 raise SizeError(
                     f"model {spec.name}: output {output.name} axis {axis}: torch.export "
                     f"computes the size {size}, but the model gives {wrong[0][1]} at "
-                    f"{sizes_text(wrong[0][0])}. A slice such as x[5:-5] may be empty at some "
+                    f"{sizes_text(wrong[0][0])}. The output may have another form at some "
                     "sizes. If so, declare a range without them"
                 )
             new[axis] = fit

@@ -3,7 +3,8 @@
 ``x[:8]`` of an axis with 2 to 40 elements has ``min(8, size)`` elements. torch 2.13 compares 8 with
 the example's size, and takes the answer for every size (`_compute_slice_index`). It has the
 ``min(8, size)`` itself, but only for sizes that depend on the data. Under `open_slices` it takes it
-wherever both answers are possible at the declared sizes.
+wherever both answers are possible at the declared sizes. So it does for ``x[3:-3]``, which is empty
+at some sizes: torch takes 0 elements for every size, if the example has fewer than 6.
 
 The node of the slice keeps its numbers: ONNX cuts a slice at the end of the axis, as Python does.
 """
@@ -11,6 +12,7 @@ The node of the slice keeps its numbers: ONNX cuts a slice at the end of the axi
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -58,6 +60,32 @@ def _index(size: Size, index: Size) -> Any:
         from_end = _least(1, _most(0, -index))  # 1 for a negative index
         return _least(_most(index + size * from_end, 0), size)
     return _own(size, index)
+
+
+def _slice(
+    mode: Any,
+    func: Any,
+    self: torch.Tensor,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+) -> Any:
+    """``slice``, where its end is before its start at some of the declared sizes."""
+    own = _implementations[func]
+    if self.dim() == 0 or start is None or end is None or step <= 0:
+        return own(mode, func, self, dim, start, end, step)
+    size = self.shape[dim]
+    first, last = _index(size, start), _index(size, end)
+    if first is None or last is None or _held(last >= first) != "some":
+        return own(mode, func, self, dim, start, end, step)
+    # a short formula, if the slice counts from both ends
+    both = isinstance(start, int) and isinstance(end, int) and start >= 0 > end
+    length = _most(size + end - start if both else last - first, 0)
+    sizes, strides = list(self.shape), list(self.stride())
+    offset = self.storage_offset() + first * strides[dim]
+    sizes[dim], strides[dim] = (length + step - 1) // step, strides[dim] * step
+    return self.as_strided(sizes, strides, offset)
 
 
 def _held(condition: bool | torch.SymBool) -> str:
@@ -135,7 +163,15 @@ def _some_places(counts: Sequence[int]) -> list[list[np.ndarray]]:
     return [[mesh.ravel() for mesh in np.meshgrid(*lines, indexing="ij")]]
 
 
-_exchange = Exchange({(fake_impls, "_compute_slice_index"): _index})
+_implementations: Any = fake_impls.op_implementations_dict
+_exchange = Exchange(
+    {
+        (fake_impls, "_compute_slice_index"): _index,
+        (fake_impls, "op_implementations_dict"): ChainMap(
+            {torch.ops.aten.slice.Tensor: _slice}, _implementations
+        ),
+    }
+)
 
 
 def open_slices() -> AbstractContextManager[None]:

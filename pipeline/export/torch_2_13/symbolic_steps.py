@@ -62,7 +62,7 @@ def _arange(
     device: Any = None,
     **options: Any,
 ) -> Any:
-    """``arange`` with a float for an end or the step: its dtype is a float.
+    """``arange`` with a float for an end or the step. Its dtype is a float.
 
     torch's exporter takes the type of one of the numbers, also if another is a float. ONNX's Range
     counts its elements in float32, and has one more or fewer at some sizes; ``ceil`` of a float of

@@ -113,7 +113,6 @@ REFUSED = {
     ),
     "compute the whole axis at once": lambda x: sum(x[:, i] * i for i in range(len(x.mT))),
     "at n=1 the ONNX file gives size 2, and torch's formula n gives 1.": lambda x: x.mT.squeeze(),
-    "declare a range without them": lambda x: x[:, 5:-5],
 }
 
 
@@ -129,5 +128,5 @@ def test_what_the_advice_says_converts(tmp_path) -> None:
         return x @ torch.ones(x.shape[1], x.shape[1]).tril(2)
 
     export(spec_of(masked, (2, Dim("n", 1, 9, 40))), None, tmp_path / "m.onnx")
-    for function, least in ((lambda x: x.mT.squeeze(), 2), (lambda x: x[:, 5:-5], 11)):
-        export(spec_of(function, (2, Dim("n", least, 19, 40))), None, tmp_path / "n.onnx")
+    squeezed = spec_of(lambda x: x.mT.squeeze(), (2, Dim("n", 2, 19, 40)))
+    export(squeezed, None, tmp_path / "n.onnx")
