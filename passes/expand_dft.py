@@ -76,6 +76,7 @@ def _rewrite(chain: Chain) -> str:
         output.shape = [*data.shape[:-1], 1 if to_real else 2]
         output.shape[plan.axis] = None
         output.dtype = output.dtype or data.dtype
+        _tell_scaled(output)
     if to_real and parts == 1:
         raise Refused(f"{data.name} is real, but a onesided inverse needs a complex spectrum")
     cosine, sine = _matrices(chain, plan, dtype)
@@ -108,6 +109,17 @@ def _rewrite(chain: Chain) -> str:
     known = plan.length.known is not None
     words = f"{plan.length.known[0]} points" if known else "a computed length"  # type: ignore[index]
     return f"MatMuls with cosine and sine of {words} along axis {plan.axis}"
+
+
+def _tell_scaled(tensor: gs.Tensor) -> None:
+    """Gives the tensor's shape to its multiples by a scalar, as torch writes for ``norm=``."""
+    for node in tensor.outputs:
+        others = [other for other in node.inputs if other is not tensor]
+        scaled = node.op in ("Div", "Mul") and all(other.shape in ((), []) for other in others)
+        if scaled and node.outputs[0].shape is None:
+            node.outputs[0].shape = list(tensor.shape)
+            node.outputs[0].dtype = node.outputs[0].dtype or tensor.dtype
+            _tell_scaled(node.outputs[0])
 
 
 def _plan(chain: Chain, x: gs.Tensor, rank: int) -> tuple[gs.Tensor, _Transform]:

@@ -46,6 +46,16 @@ CASES: tuple[Case, ...] = (
         (1, 2, 3, 1),
         (2, 5, 4, 1),
     ),
+    _dft(
+        "over two axes, divided by each length",
+        "(float[n,h,w,1] x) => (float[n,h,k,2] y) <int64[1] zero = {0}> { "
+        "s = Shape<start=1, end=2>(x) l = Squeeze(s, zero) p = Cast<to=1>(l) "
+        "a = DFT<axis=1>(x, l) b = Div(a, p) "
+        "t = Shape<start=2, end=3>(b) m = Squeeze(t, zero) q = Cast<to=1>(m) "
+        "c = Div(b, q) y = DFT<axis=2>(c, m) }",
+        (1, 2, 3, 1),
+        (2, 5, 4, 1),
+    ),
     _dft("complex", _plain("axis=1", "n,t,2", "n,t,2"), (1, 2, 2), (3, 9, 2), (2, 64, 2)),
     _dft(
         "inverse, complex",
