@@ -125,10 +125,21 @@ def _chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Any:
 
 
 def _tensor_split(input: torch.Tensor, sections: Any = None, dim: int = 0, **indices: Any) -> Any:
-    """``tensor_split`` into a number of pieces; the first ones may be longer by one."""
+    """``tensor_split`` into a number of pieces, or at indices.
+
+    Of a number of pieces, the first ones may be longer by one.
+    """
     size = input.shape[dim]
-    if indices or not isinstance(sections, int) or not isinstance(size, torch.SymInt):
+    names = "indices_or_sections", "indices", "sections"
+    at = next((indices.pop(name) for name in names if name in indices), sections)
+    if indices or not isinstance(size, torch.SymInt):
         return NotImplemented
+    if isinstance(at, tuple | list):
+        before = (slice(None),) * (dim % input.dim())
+        return tuple(input[(*before, slice(*ends))] for ends in pairwise([0, *at, None]))
+    if not isinstance(at, int):
+        return NotImplemented
+    sections = at
     sizes = ((size + sections - 1 - n) // sections for n in range(sections))
     return _pieces(input, dim, [*accumulate(sizes, initial=0)])
 

@@ -279,6 +279,32 @@ def test_splits_of_a_dynamic_axis(tmp_path, name) -> None:
         np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("at", [(2, 5), [2, -3], (-4,), (5, 2), (0, 30)])
+def test_tensor_split_at_indices(tmp_path, at) -> None:
+    """Some pieces are empty, or shorter, at small sizes."""
+
+    def function(x):
+        first, last = torch.tensor_split(x, at, 1), x.mT.tensor_split(indices=at)
+        return sum(p.sum() * n for n, p in enumerate((*first, *last), 1)) + first[0].sum(0).mean()
+
+    def pieces(x):
+        return torch.tensor_split(x, at, 1)
+
+    names = tuple(Output(f"y{n}") for n in range(len(at) + 1))
+    for made, outputs in ((function, (Output("y"),)), (pieces, names)):
+        spec = replace(spec_of(made, (3, Dim("w", 1, 20, 40))), outputs=outputs)
+        if made is function and at[0] in (0, -4):
+            continue  # the mean of no elements
+        session = onnxruntime.InferenceSession(str(export(spec, None, tmp_path / "m.onnx").path))
+        for size in range(1, 41):
+            x = spec.sample({"w": size}, 3)["x"]
+            want = made(torch.from_numpy(x))
+            want = list(want) if isinstance(want, tuple) else [want]
+            for got, expected in zip(session.run(None, {"x": x}), want, strict=True):
+                assert got.shape == tuple(expected.shape)
+                np.testing.assert_allclose(got, expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
 def test_another_number_of_pieces_is_refused_with_the_sizes_of_one(tmp_path) -> None:
     def function(x):
         return torch.stack([c.amax(1) for c in x.split(x.shape[1] // 2, 1)])
