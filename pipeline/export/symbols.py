@@ -212,6 +212,12 @@ def output_shapes(
     return shapes
 
 
+_NOT_IN_PLACE = (
+    "if a branch on a size cuts or pads this tensor, and it is then changed in place (y += 1), "
+    "write the step without the change in place (y = y + 1)"
+)
+
+
 def apply_names(
     model: onnx.ModelProto,
     names: SymbolNames,
@@ -239,7 +245,8 @@ def apply_names(
                     if _always(size, dims or {}) == dim.dim_value:
                         continue
                     raise SizeError(
-                        f"output {value.name} axis {axis}: {size} is baked in as {dim.dim_value}"
+                        f"output {value.name} axis {axis}: {size} is baked in as {dim.dim_value}",
+                        do=_NOT_IN_PLACE,
                     )
                 if isinstance(size, str):
                     dim.dim_param = size

@@ -46,6 +46,7 @@ NETS: dict[str, tuple[Size, Function]] = {
     "a crop, pooled": (D, lambda x: functional.adaptive_avg_pool1d(cropped(x).T, 3)),
     "a crop, sorted": (D, lambda x: cropped(x).sort(0)[0][-1]),
     "a crop, attended": (D, lambda x: attention(*[cropped(x)[None, None]] * 3).sum((0, 1, 2))),
+    "a crop between sums": (D, lambda x: cropped(x * 2) + 1),
     "no crop": (D, not_cropped),
     "the first": (D, beside_a_branch(lambda x: x[:6].std(0))),
     "the last": (D, beside_a_branch(lambda x: x[-6:].std(0))),
@@ -91,6 +92,14 @@ def test_a_slice_has_its_size_at_every_size(tmp_path, name: str) -> None:
     size, function = NETS[name]
     exported(size, function, tmp_path / "m.onnx")
     check_every_size(size, function, tmp_path / "m.onnx")
+
+
+def test_a_crop_that_is_written_to_is_refused_with_what_to_write(tmp_path) -> None:
+    with pytest.raises(PipelineError) as caught:
+        exported(D, lambda x: cropped(x * 2).add_(1), tmp_path / "m.onnx")
+    assert "min(6, d) is baked in as 6; if a branch on a size cuts" in str(caught.value)
+    assert "without the change in place (y = y + 1)" in str(caught.value)
+    exported(D, lambda x: cropped(x * 2) + 1, tmp_path / "m.onnx")
 
 
 def test_a_power_that_may_be_a_fraction_is_refused(tmp_path) -> None:

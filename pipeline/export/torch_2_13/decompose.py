@@ -290,6 +290,21 @@ def _signature(program: torch.export.ExportedProgram, graph: Graph) -> Any:
 
 
 def _promoted(self: Any, node: Node) -> Any:
+    """`_TypePromotionInterpreter.run_node`, which keeps the shapes that are noted.
+
+    Where a branch has narrowed a size, torch computes 6 for ``min(6, size)`` again.
+    """
+    noted = node.meta.get("val") if node.op == "call_function" else None
+    found = _promoted_if_needed(self, node)
+    if not (isinstance(noted, torch.Tensor) and isinstance(found, torch.Tensor)):
+        return found
+    if noted.dtype != found.dtype:
+        return found
+    node.meta["val"] = noted
+    return noted
+
+
+def _promoted_if_needed(self: Any, node: Node) -> Any:
     """`_TypePromotionInterpreter.run_node`, which computes only after the first change."""
     count = len(self.module.graph.nodes)
     rule = type_promotion.get_type_promotion_rule(node, self.type_promotion_table)
