@@ -34,6 +34,7 @@ from pipeline.export.ops import (
     search,
     small_matrices,
     special,
+    squeezes,
     taps,
 )
 from pipeline.plugins.correlation_lookup import translation as correlation_lookup
@@ -54,6 +55,7 @@ _TABLES: tuple[Mapping[Any, Translation], ...] = (
     scans.TRANSLATIONS,
     search.TRANSLATIONS,
     special.TRANSLATIONS,
+    squeezes.TRANSLATIONS,
     small_matrices.TRANSLATIONS,
     angles.TRANSLATIONS,
     convolutions.TRANSLATIONS,

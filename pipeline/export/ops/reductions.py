@@ -1,17 +1,34 @@
-"""median, a stable sort and cumprod, which torch's exporter can't translate (torch 2.13)."""
+"""median, a stable sort and cumprod, which torch's exporter can't translate (torch 2.13).
+
+And ``any`` of an axis that may be empty: torch's exporter casts the maximum of integers to bool,
+and the maximum of none is the lowest integer.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from onnx import TensorProto
+from onnxscript.function_libs.torch_lib.ops import core  # the exporter's own; torch 2.13
 
 from pipeline.errors import ExportError
 from pipeline.export.ops.axes import FLOATS
-from pipeline.export.ops.sizes import INT64, Size, Value, ints, largest, op, rank, size, tensor
+from pipeline.export.ops.sizes import (
+    INT64,
+    Size,
+    Value,
+    bounds,
+    ints,
+    known,
+    largest,
+    op,
+    rank,
+    size,
+    tensor,
+)
 
 aten: Any = torch.ops.aten
 _LONGEST = 3840  # the longest axis that TensorRT's TopK accepts
@@ -117,8 +134,43 @@ def cumprod(x: Value, dim: int, dtype: int = -1) -> Value:
     return op.ReduceProd(op.Where(kept, wide, one), ints(axis + 1), keepdims=0)
 
 
+def any_dim(x: Value, dim: int, keepdim: bool = False) -> Value:
+    """``any.dim``, False for an empty axis."""
+    if rank(x) == 0 or not _maybe_empty(x, [dim]):
+        return core.aten_any_dim(x, dim, keepdim)
+    return _any(x, [dim], keepdim)
+
+
+def any_dims(x: Value, dim: Sequence[int] | None = None, keepdim: bool = False) -> Value:
+    """``any.dims``, False for empty axes."""
+    axes = list(dim or range(rank(x)))
+    if not _maybe_empty(x, axes):
+        return core.aten_any_dims(x, dim or (), keepdim)
+    return _any(x, axes, keepdim)
+
+
+def any_default(x: Value) -> Value:
+    """``any.default``, False for an empty tensor."""
+    axes = list(range(rank(x)))
+    return _any(x, axes, False) if _maybe_empty(x, axes) else core.aten_any(x)
+
+
+def _maybe_empty(x: Value, axes: Sequence[int]) -> bool:
+    fake = known(x)
+    return isinstance(fake, torch.Tensor) and any(bounds(fake.shape[n])[0] <= 0 for n in axes)
+
+
+def _any(x: Value, axes: Sequence[int], keepdim: bool) -> Value:
+    found = op.Cast(op.Cast(x, to=TensorProto.BOOL), to=INT64)
+    most = op.ReduceMax(found, ints(*axes), keepdims=int(keepdim))
+    return op.Greater(most, op.Constant(value_int=0))
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.median.dim: median,
     aten.sort.stable: stable_sort,
     aten.cumprod.default: cumprod,
+    aten.any.dim: any_dim,
+    aten.any.dims: any_dims,
+    aten.any.default: any_default,
 }
