@@ -54,7 +54,7 @@ def add_options(sub: Any) -> None:
         "--range", action="append", default=[], metavar="INPUT=LOW..HIGH",
         help="Draw the random values of an input from this range, e.g. ids=0..32000. Integers stay "
         f"below HIGH, but an end that is an expression of dims is included: lengths=1..t. "
-        f"{BOOL_FORM[0].upper()}{BOOL_FORM[1:]}. A mask can be prefix, causal or all",
+        f"{BOOL_FORM[0].upper()}{BOOL_FORM[1:]}. A mask can be prefix, padding, causal or all",
     )  # fmt: skip
     sub.add_argument(
         "--exact-dims",

@@ -7,12 +7,13 @@ import numpy as np
 from pipeline.compare.rows import Batch, RowSizes
 from pipeline.spec.findings import Note, note
 from pipeline.spec.interface import Interface
+from pipeline.spec.tensors import Input
 
 _FEW = ((0, 2), (-1, 1))  # the ranges of integers that nobody chose
 
 
 def input_notes(interface: Interface) -> list[Note]:
-    """Returns a note on the user's values, and one for each integer input without a range."""
+    """Returns notes on the user's values, and on bools and integers that have few values."""
     names = tuple(i.name for i in interface.inputs if i.values is not None)
     found = [note("values-given", names=names)] if names else []
     for i in interface.inputs:
@@ -20,7 +21,25 @@ def input_notes(interface: Interface) -> list[Note]:
         for low, high in _FEW:
             if whole and (i.low, i.high) == (low, high):
                 found.append(note("few-values", input=i.name, low=low, high=high - 1))
+        value = _only_value(i)
+        if value is not None:
+            found.append(note("one-value", input=i.name, value=value))
     return found
+
+
+def _only_value(i: Input) -> str | None:
+    """The value that a bool or an integer input has everywhere, as text."""
+    if i.values is not None or np.dtype(i.dtype).kind not in "biu":
+        return None
+    truth = np.dtype(i.dtype).kind == "b"
+    if i.pattern:
+        return ("true" if truth else "1") if i.pattern == "all" else None
+    low, high = i.low, i.high
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
+        return None
+    if truth:
+        return "true" if low >= 0 else "false" if high <= 0 else None
+    return str(int(low)) if int(high) - int(low) == 1 else None
 
 
 def equal_rows(batch: Batch, at: RowSizes, seed: int) -> list[Note]:

@@ -50,6 +50,7 @@ NoteKind = Literal[
     "no-elements",
     "values-given",
     "few-values",
+    "one-value",
     "equal-rows",
     "input-changed",
     "output-changed",
@@ -238,6 +239,11 @@ NOTES: Mapping[NoteKind, Kind] = {
         "the random values of {input} were only {low} and {high}. If the model takes others, give "
         "a range (--range {input}=0..1000, or low= and high= of the Input) or your own values "
         "(--inputs)",
+    ),
+    "one-value": Kind(
+        "A bool or an integer input had the same value everywhere.",
+        "every value of {input} was {value}: a model that does something else at other values was "
+        "not compared there (--range, or --inputs)",
     ),
     "equal-rows": Kind(
         "The user's values have the same sample in each row, so mixed rows do not show.",

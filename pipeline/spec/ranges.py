@@ -9,7 +9,7 @@ from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr
 from pipeline.spec.tensors import End, Pattern
 
-RANGE_FORM = "LOW..HIGH, or prefix, causal or all"
+RANGE_FORM = "LOW..HIGH, or prefix, padding, causal or all"
 BOOL_FORM = "for a bool: 1..2 (all true), 0..0 (all false) or 0..1 (both)"
 _BOOLS: dict[tuple[float, float], tuple[float, float]] = {
     (1, 2): (1.0, 2.0), (1, 1): (1.0, 2.0), (0, 0): (-2.0, -1.0),

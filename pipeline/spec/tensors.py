@@ -17,10 +17,10 @@ from pipeline.spec.values import Values
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 End = float | Dim | DimExpr  # of a range of values
-Pattern = Literal["", "prefix", "causal", "all"]
+Pattern = Literal["", "prefix", "padding", "causal", "all"]
 
 
-_PATTERNS = "known: prefix, causal, all"
+_PATTERNS = "known: prefix, padding, causal, all"
 _FORM = 'Write for example Tolerance(rtol=1e-3, atol=1e-5, why="float32 rounding")'
 _MOST_DIFFERING = 0.1  # a larger share could hide a fault
 
@@ -125,8 +125,9 @@ class Input:
             low=1 and the dim t as high, they are 1 to t.
         pattern: The pattern of a bool or an integer mask, in place of a range. ``prefix``: in each
             row of the last axis, the first elements are 1; their number is random and at least 1.
-            ``causal``: in the last two axes, each query has its own key and those before it; the
-            last query has all keys. ``all``: ones.
+            ``padding``: the opposite, as in PyTorch's ``key_padding_mask``: the last elements are
+            1, but never all. ``causal``: in the last two axes, each query has its own key and those
+            before it; the last query has all keys. ``all``: ones.
         values: The user's values, in place of random ones (`pipeline.source.values`).
 
     Raises:
@@ -168,7 +169,7 @@ class Input:
             raise InputError(f"{self.name}: unknown pattern {self.pattern!r}; {_PATTERNS}")
         if self.pattern and dtype.kind == "f":
             raise InputError(f"{self.name}: a {self.pattern} mask is a bool or an integer")
-        if len(self.shape) < {"prefix": 1, "causal": 2}.get(self.pattern, 0):
+        if len(self.shape) < {"prefix": 1, "padding": 1, "causal": 2}.get(self.pattern, 0):
             raise InputError(f"{self.name}: too few axes for a {self.pattern} mask")
         for word in ("low", "high"):
             end = getattr(self, word)
@@ -270,10 +271,10 @@ class Input:
 
 
 def _mask(pattern: Pattern, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """A mask in which no row is empty; see `Input.pattern`."""
-    if pattern == "prefix":
+    """A mask in which each row has an element that counts; see `Input.pattern`."""
+    if pattern in ("prefix", "padding"):
         counts = rng.integers(1, max(shape[-1], 1) + 1, (*shape[:-1], 1))
-        return np.asarray(np.arange(shape[-1]) < counts)
+        return np.asarray((np.arange(shape[-1]) < counts) == (pattern == "prefix"))
     mask = np.ones(shape, bool)
     if pattern == "causal":
         queries, keys = shape[-2:]

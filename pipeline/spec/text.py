@@ -14,7 +14,8 @@ from pipeline.spec.tensors import Input
 
 INPUT_FORM = (
     "NAME:SIZExSIZE...[:DTYPE[:LOW..HIGH]], e.g. image:1x3x{h}x{w}, ids:{b}x{s}:int64:0..1000 or "
-    "lengths:{b}:int64:1..s. For a mask, write prefix, causal or all in place of LOW..HIGH. "
+    "lengths:{b}:int64:1..s. For a mask, write prefix, padding, causal or all in place of "
+    "LOW..HIGH. "
     "For many parts of one shape: past[0..27][0..1]:{b}x2x{past}x64"
 )
 DIM_FORM = (

@@ -58,7 +58,8 @@ AdviceKind = Literal["limit-inputs", "fp16-overflow", "state-engine-tolerance", 
 ADVICE: Mapping[AdviceKind, str] = {
     "limit-inputs": (
         "If the input values cause this, limit them: --range NAME=LOW..HIGH, or low= and high= of "
-        "the Input. If a size causes it, such as std over 1 element, declare a range without it"
+        "the Input. For a mask, use --range NAME=prefix (1 is kept) or padding (1 is left out). "
+        "If a size causes it, such as std over 1 element, declare a range without it"
     ),
     "fp16-overflow": (
         "fp16 overflows beyond 65504: build the engine with --precision bf16 or tf32"

@@ -15,6 +15,7 @@ from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim, DimExpr
 from pipeline.spec.model import Input, ModelSpec
 from pipeline.spec.padding import Padding
+from pipeline.spec.ranges import RANGE_FORM
 from pipeline.spec.text import parse_inputs
 
 B, T, K = Dim("b", 1, 2, 8), Dim("t", 1, 8, 64), Dim("k", 1, 8, 64)
@@ -84,14 +85,17 @@ def test_wrong_ends() -> None:
 def test_patterns(dtype: str, shape: tuple[int, ...]) -> None:
     masks = {
         pattern: Input("m", shape, dtype, 0, 2, pattern=pattern).sample({}, 0)  # type: ignore[arg-type]
-        for pattern in ("prefix", "causal", "all")
+        for pattern in ("prefix", "padding", "causal", "all")
     }
-    for mask in masks.values():
+    for pattern, mask in masks.items():
         assert mask.dtype == dtype and mask.shape == shape
-        assert (mask.sum(-1) >= 1).all()  # no row is empty
+        counted = mask == (pattern != "padding")
+        assert (counted.sum(-1) >= 1).all()  # no row is empty
     assert masks["all"].all()
     rows = masks["prefix"].reshape(-1, shape[-1]).astype(int)
     assert all((np.diff(row) <= 0).all() for row in rows)
+    rows = masks["padding"].reshape(-1, shape[-1]).astype(int)
+    assert all((np.diff(row) >= 0).all() for row in rows)
     want = np.tril(np.ones(shape, int), shape[-1] - shape[-2])
     if shape[-1] >= shape[-2]:
         assert np.array_equal(masks["causal"], want)
@@ -107,11 +111,14 @@ def test_rows_of_a_prefix_mask_differ_and_a_short_key_axis_has_no_empty_row() ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("m:{b}:bool:suffix", "expected LOW..HIGH, or prefix, causal or all"),
+        ("m:{b}:bool:suffix", "expected LOW..HIGH, or prefix, padding, causal or all"),
         ("m:{b}:float32:prefix", "m: a prefix mask is a bool or an integer"),
         ("m:{b}:bool:causal", "m: too few axes for a causal mask"),
         ("m:{b}:bool:0..t", "0..t is not a valid range; for a bool: 1..2 (all true)"),
-        ("m:{b}:int64:0..z", "expected LOW..HIGH, or prefix, causal or all: there is no dim z"),
+        (
+            "m:{b}:int64:0..z",
+            "expected LOW..HIGH, or prefix, padding, causal or all: there is no dim z",
+        ),
     ],
 )
 def test_ranges_and_patterns_that_can_not_be(text: str, words: str) -> None:
@@ -130,7 +137,7 @@ def test_the_option_range_has_the_same_forms() -> None:
     assert (found["n"].drawn, found["m"].drawn, found["x"].drawn) == ("1..t", "prefix", "0..255")
     assert with_ranges("m=prefix", "m=1..2")["m"].pattern == ""
     for text, words in {
-        "n=1..z": "range n=1..z: expected LOW..HIGH, or prefix, causal or all: there is no dim z",
+        "n=1..z": f"range n=1..z: expected {RANGE_FORM}: there is no dim z",
         "n": "range 'n' is not INPUT=LOW..HIGH",
         "z=1..2": "range z: no such input; the inputs are x, n, m",
         "x=all": "x: a all mask is a bool",

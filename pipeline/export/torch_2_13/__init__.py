@@ -24,6 +24,7 @@ from pipeline.export.torch_2_13 import (
     known_shapes,
     lengths,
     negative_divisors,
+    padded_rows,
     plain_data,
     recurrent,
     rounded,
@@ -122,6 +123,14 @@ PIECES: tuple[Piece, ...] = (
         seen="2.13.0",
         without="(s//2)//-2 is merged to s//-4, which is another number at odd s.",
         apply=lambda module, sizes: negative_divisors.positive_divisors(),  # noqa: ARG005
+    ),
+    Piece(
+        "padded_rows",
+        seen="2.13.0",
+        without="nn.TransformerEncoder with a padding mask computes padded positions, which are 0 "
+        "in eager mode.",
+        apply=lambda module, sizes: padded_rows.padded_rows(),  # noqa: ARG005
+        threads=("https://github.com/pytorch/pytorch/issues/86120",),
     ),
     Piece(
         "texts",

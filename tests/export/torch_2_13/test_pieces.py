@@ -205,6 +205,27 @@ class Strided(torch.nn.Module):
         return x.reshape(1, 3, -1, int(self.stride))
 
 
+class Padded(torch.nn.Module):
+    """An encoder of rows that are padded."""
+
+    def __init__(self, padding: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 2, torch.nn.LayerNorm(8))
+        self.encoder.requires_grad_(False)
+        self.padding = padding
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x, src_key_padding_mask=self.padding(x))
+
+
+def last(x: torch.Tensor) -> torch.Tensor:
+    """Padding at the end of the second and the third row, and all of the fourth."""
+    kept = x.shape[1] - torch.tensor([0, 1, 2, x.shape[1]])
+    return torch.arange(x.shape[1]) >= kept[:, None]
+
+
 class Experts(torch.nn.Module):
     """The first rows by a matrix of their group."""
 
@@ -249,6 +270,16 @@ FAULTS: dict[str, dict[str, Case]] = {
         "half, rounded up": Case(
             lambda: Of(lambda x: x.new_zeros(-(x.shape[1] // 2 // -2))), (3, W)
         )
+    },
+    "padded_rows": {
+        "at the end": Case(lambda: Padded(last), (4, N, 8), written=True),
+        "at the end, or before it": Case(
+            lambda: Padded(lambda x: last(x)[:3].roll(-(x.shape[1] % 2), 1)), (3, N, 8)
+        ),
+        "at the end, by floats": Case(
+            lambda: Padded(lambda x: x.new_zeros(4, x.shape[1]).masked_fill(last(x), -torch.inf)),
+            (4, N, 8),
+        ),
     },
     "texts": {
         what: Case(
