@@ -140,6 +140,9 @@ _ADVICE = (
         "use torch.cond, or choose when you make the module",
     ),
 )
+_UNMET = re.compile(
+    r"Not all values of (\w+) = (\S+) in .* satisfy the generated guard (.+)\.$", re.M
+)
 _ROUNDED = re.compile(r"\b(?:Trunc|Floor|Ceil|Round)ToInt\(")
 _IN_INTEGERS = (
     "a size times a float has no exact formula: compute it in integers, such as "
@@ -154,14 +157,21 @@ def advice(text: str) -> str:
 
 def export_failed(error: Exception, line: str) -> ExportError:
     """The error for a failure of torch.export, with the model's line or an empty text."""
-    text, first = str(error), first_line(error)
+    text, first, do = str(error), first_line(error), advice(str(error))
+    unmet = _UNMET.findall(text)
+    if unmet:
+        guard = unmet[0][2]
+        for name, place, _ in unmet:
+            guard = guard.replace(place, name)
+        first = f"what the model does at the example's sizes needs {guard}"
+        do = "declare only such sizes, or write this step without a branch on sizes"
     place = f" at {line}" if line else ""
     return ExportError(
         f"torch.export failed{place}: {first}",
         detail=text,
         line=line,
         what=f"torch.export failed: {first}",
-        do=advice(text),
+        do=do,
     )
 
 

@@ -139,14 +139,31 @@ def _noting(function: Callable[..., Any], target: Any, called: set[Any]) -> Call
 
 def _check_called(program: torch.export.ExportedProgram, missed: set[Any]) -> None:
     """Raises if an op of the program bypassed its translation."""
+    needed = _needed(program)
     for node in _calls(program):
-        # arithmetic of sizes may exist for a guard only
         op = isinstance(node.target, torch._ops.OpOverload) and node.target in missed
-        if op and node.users and not _goes_another_way(node):
+        if op and node in needed and not _goes_another_way(node):
             raise ExportError(
                 f"{node.target}{_at(node)} did not reach its translation: torch "
                 f"{torch.__version__} decomposes it differently from torch 2.13"
             )
+
+
+def _needed(program: torch.export.ExportedProgram) -> set[torch.fx.Node]:
+    """The nodes that an output needs. Arithmetic of sizes may exist for a guard only."""
+    left = [
+        node
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+        if node.op == "output"
+    ]
+    found = set(left)
+    while left:
+        new = set(left.pop().all_input_nodes) - found
+        found |= new
+        left += new
+    return found
 
 
 def _goes_another_way(node: torch.fx.Node) -> bool:

@@ -24,7 +24,7 @@ def _forward(
     mask: torch.Tensor | None = None,
     src_key_padding_mask: torch.Tensor | None = None,
     is_causal: bool | None = None,
-) -> torch.Tensor:
+) -> Any:
     """``forward`` with zeros wherever the nested tensor of eager mode is padded."""
     padding = src_key_padding_mask
     if padding is None or mask is not None or not _nests(self, src):
