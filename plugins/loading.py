@@ -23,6 +23,8 @@ from typing import Any
 
 from pipeline.errors import BuildError, InputError
 from pipeline.machine.child import Child, ChildDied
+from pipeline.machine import offered
+from pipeline.machine.offered import offered_file, offered_names
 from pipeline.machine.python_file import line_of_error, run_python_file
 from pipeline.machine.target import Target, use
 from pipeline.plugins import PLUGINS
@@ -40,30 +42,44 @@ class RequestedPlugin:
 
 
 def find_plugins(asked: Sequence[str], target: Target) -> tuple[RequestedPlugin, ...]:
-    """Looks up the values of ``--plugin``: libraries, Python files, or names in `PLUGINS`.
+    """Looks up the values of ``--plugin``.
+
+    They are libraries, Python files, names in `PLUGINS`, or names that installed packages offer.
 
     Raises:
         InputError: a file or name does not exist, or this TensorRT has no Python plugins.
     """
     found = []
     for name in dict.fromkeys(asked):
-        is_file = name.endswith(".py") or ".so" in Path(name).name or os.sep in name
-        if not is_file and name not in PLUGINS:
-            known = ", ".join(PLUGINS) or "none"
+        file = plugin_file(name)
+        if file is None and name not in PLUGINS:
+            known = ", ".join([*PLUGINS, *offered_names(offered.PLUGINS)])
             raise InputError(
                 f"unknown plugin {name!r}: give a library (libfoo.so), a Python file (foo.py) or "
-                f"one of the pipeline's own: {known}"
+                f"one of the pipeline's own, or of an installed package: {known}"
             )
-        file = Path(name).resolve() if is_file else None
         if file is not None and not file.is_file():
             raise InputError(f"plugin {name}: no such file")
-        if name.endswith(".py") and not _has_python_plugins(target):
+        if file is not None and file.suffix == ".py" and not _has_python_plugins(target):
             raise InputError(
                 f"plugin {name}: target {target} has no Python plugins (IPluginV3 came with "
                 "TensorRT 10): give a C++ library"
             )
         found.append(RequestedPlugin(name, file))
     return tuple(found)
+
+
+def plugin_file(name: str) -> Path | None:
+    """The file that a value of ``--plugin`` stands for; None for names in `PLUGINS` or unknown ones.
+
+    Raises:
+        InputError: see `offered_file`.
+    """
+    is_file = name.endswith(".py") or ".so" in Path(name).name or os.sep in name
+    file = Path(name) if is_file else None
+    if file is None and name not in PLUGINS:
+        file = offered_file(offered.PLUGINS, name)
+    return None if file is None else file.resolve()
 
 
 @contextlib.contextmanager

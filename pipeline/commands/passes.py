@@ -53,7 +53,8 @@ def own_pass(sub: Any) -> None:
     """Adds the option for a user-supplied pass."""
     sub.add_argument(
         "--pass", action="append", default=[], dest="own", type=Path, metavar="FILE.py",
-        help="Run your own rewrite pass, before the others. Repeat for more",
+        help="Run your own rewrite pass, before the others: a file, or a name that an installed "
+        "package offers. Repeat for more",
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from pipeline.machine.files import hash_file
 from pipeline.machine.gpu import find_gpu
 from pipeline.machine.libraries import versions
 from pipeline.machine.target import Target, installed_version
+from pipeline.plugins.loading import plugin_file
 from pipeline.source.hub import hub_folder
 from pipeline.source.onnx.spec import source_files
 from pipeline.source.zoo import source_file
@@ -140,7 +141,8 @@ def _built_for(target: Target) -> object:
 
 def _plugins(names: Sequence[str]) -> list[tuple[str, str | None]]:
     """Returns each plugin's name, with the hash of its file if it is a file."""
-    return [(name, _file_hash(Path(name)) if Path(name).is_file() else None) for name in names]
+    files = {name: plugin_file(name) for name in names}
+    return [(n, _file_hash(f) if f is not None and f.is_file() else None) for n, f in files.items()]
 
 
 def _source(config: Config, spec: ModelSpec) -> object:

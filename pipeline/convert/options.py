@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline.build.settings import BuildOptions
 from pipeline.compare.plan import CompareOptions
 from pipeline.machine.target import Target
+from pipeline.rewrite.choose import pass_file
 from pipeline.spec.config import Config
 from pipeline.spec.given import check_texts, named_fields
 from pipeline.spec.model import ModelSpec
@@ -74,7 +75,7 @@ def stage_options(config: Config, target: Target) -> StageOptions:
         ExportOptions(weights=config.weights_path, seed=config.seed, quick=config.quick),
         RewriteOptions(
             target=target,
-            own=tuple(Path(path) for path in config.passes),
+            own=tuple(map(pass_file, config.passes)),
             skip=tuple(config.skip),
             plugins=tuple(config.plugins),
         ),

@@ -10,9 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.errors import InputError
+from pipeline.machine.offered import PASSES, offered_file, offered_names
 from pipeline.machine.python_file import line_of_error, run_python_file
 from pipeline.machine.target import EVERY
 from pipeline.passes import DEFAULT_PASSES, Pass
+
+
+def pass_file(name: Path | str) -> Path:
+    """The file of a user-supplied pass: the name of an installed pass, or a path.
+
+    Raises:
+        InputError: see `offered_file`.
+    """
+    path = Path(name)
+    plain = not path.suffix and path.name == str(name) and not path.exists()
+    return (offered_file(PASSES, path.name) if plain else None) or path
 
 
 def load_pass(path: Path) -> Pass:
@@ -26,7 +38,9 @@ def load_pass(path: Path) -> Pass:
             neither.
     """
     if not path.is_file():
-        raise InputError(f"pass {path}: no such file")
+        known = ", ".join(offered_names(PASSES))
+        installed = f". Installed packages offer {known}" if known else ""
+        raise InputError(f"pass {path}: no such file{installed}")
     if path.suffix != ".py":
         raise InputError(f"pass {path}: not a Python file. Its name must end in .py")
     try:
@@ -53,10 +67,13 @@ def load_pass(path: Path) -> Pass:
 def all_passes(own: Iterable[Path | str] = ()) -> tuple[Pass, ...]:
     """The passes in their order. User-supplied passes run right after functions are inlined.
 
+    Args:
+        own: files of user-supplied passes, or names that installed packages offer.
+
     Raises:
-        InputError: see `load_pass`; or two passes have the same name.
+        InputError: see `load_pass` and `pass_file`; or two passes have the same name.
     """
-    mine = tuple(load_pass(Path(path)) for path in own)
+    mine = tuple(load_pass(pass_file(path)) for path in own)
     passes = (*DEFAULT_PASSES[:1], *mine, *DEFAULT_PASSES[1:])
     names = [p.name for p in passes]
     for p in mine:

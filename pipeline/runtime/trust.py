@@ -93,13 +93,13 @@ def check_given(manifest: Manifest, given: Sequence[str], where: str) -> None:
     for name in given:
         if name in PLUGINS:
             known = name in needed
-        elif not Path(name).is_file():
+        elif (file := custom_ops.plugin_file(name)) is None or not file.is_file():
             own = ", ".join(PLUGINS)
             raise InputError(
                 f"plugin {name}: no such file, and not one of the pipeline's own plugins: {own}"
             )
         else:
-            known = hash_file(Path(name)).sha256 in hashes.values()
+            known = hash_file(file).sha256 in hashes.values()
         alike = [other for other in hashes if Path(other).name == Path(name).name]
         if not known and alike:
             raise InputError(
@@ -126,11 +126,8 @@ def allowed_plugins(manifest: Manifest, given: Sequence[str], where: str) -> tup
         InputError: a needed file was not passed, or the manifest has no hash for it.
     """
     needed, hashes = _needed(manifest)
-    files = {
-        hash_file(Path(name)).sha256: str(Path(name).resolve())
-        for name in given
-        if name not in PLUGINS and Path(name).is_file()
-    }
+    paths = [path for name in given if (path := custom_ops.plugin_file(name)) is not None]
+    files = {hash_file(path).sha256: str(path) for path in paths if path.is_file()}
     found = []
     for name in needed:
         if name in PLUGINS:

@@ -194,7 +194,7 @@ def test_functions_of_their_own_name_stay(tmp_path: Path) -> None:
         ("nowhere/libfoo.so.1", "plugin nowhere/libfoo.so.1: no such file"),
         ("nowhere/foo.py", "plugin nowhere/foo.py: no such file"),
         ("correlation", "unknown plugin 'correlation': give a library (libfoo.so), a Python file "
-         "(foo.py) or one of the pipeline's own: correlation_lookup"),
+         "(foo.py) or one of the pipeline's own, or of an installed package: correlation_lookup"),
     ],
 )  # fmt: skip
 def test_plugin_that_is_not_there(tmp_path: Path, plugin: str, told: str) -> None:
