@@ -32,6 +32,7 @@ from pipeline.errors import (
 
 if TYPE_CHECKING:
     from pipeline.artifact.artifact import Artifact
+    from pipeline.build import Build
     from pipeline.commands.check.module import check
     from pipeline.convert import Convert
     from pipeline.convert.driver import Report, run, verify
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pipeline.spec.padding import Padding
     from pipeline.spec.profiles import Profile
 
+    build: Build
     convert: Convert
 
 # Imported on first use: converting needs onnx, and running an engine must not need onnx.
@@ -86,6 +88,7 @@ __all__ = [
     "RewriteError",
     "TargetMissing",
     "Tolerance",
+    "build",
     "check",
     "convert",
     "load",
@@ -95,8 +98,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "convert":  # the package, which can be called
-        return importlib.import_module("pipeline.convert")
+    if name in ("build", "convert"):  # packages that can be called
+        return importlib.import_module(f"pipeline.{name}")
     if name == "__version__":
         libraries = importlib.import_module("pipeline.machine.libraries")
         found = libraries.versions(("trt-pipeline",))

@@ -193,7 +193,7 @@ def run_rewrite(
 
 
 def run_build(
-    place: Path,
+    place: Path | str,
     profiles: Sequence[str] = (),
     precision: Asked | None = None,
     announce: Announce = silent,
@@ -216,6 +216,7 @@ def run_build(
         effort: The builder's effort, and a timing cache to share.
         recipe: A recipe's file (`pipeline.spec.recipe`), in place of `precision`.
     """
+    place = Path(place)
     artifact = Artifact.open(place, built=False)
     check_models(place, artifact.manifest.files, artifact.manifest.interface)
     parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles)]

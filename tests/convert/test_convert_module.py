@@ -119,6 +119,20 @@ except pipeline.InputError as error:
     assert "call pipeline.run(...)" in done.stdout
 
 
+def test_build_is_a_package_and_a_function(artifact: Path) -> None:
+    before = pipeline.Artifact.open(artifact).manifest
+    dims = before.interface.dims.values()
+    report = pipeline.build(str(artifact), profiles=(",".join(f"{d.name}={d.opt}" for d in dims),))
+    assert len(report.manifest.interface.profiles) == 1
+    assert report.manifest.files["engine.plan"] != before.files["engine.plan"]
+    assert pipeline.verify(artifact).ok
+    text = "import pipeline.build.build, pipeline; print(callable(pipeline.build))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+    with pytest.raises(InputError, match=r"no option 'profile' \(did you mean profiles\?\)"):
+        pipeline.build(artifact, profile="b=2")
+
+
 def test_verify_takes_its_options_by_name(artifact: Path) -> None:
     report = pipeline.verify(artifact, against=artifact)
     assert report.ok and not report.regressions
