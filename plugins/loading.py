@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import BuildError, InputError
-from pipeline.machine.child import Child, ChildDied
 from pipeline.machine import offered
+from pipeline.machine.child import Child, ChildDied
 from pipeline.machine.offered import offered_file, offered_names
 from pipeline.machine.python_file import line_of_error, run_python_file
 from pipeline.machine.target import Target, use
@@ -70,7 +70,7 @@ def find_plugins(asked: Sequence[str], target: Target) -> tuple[RequestedPlugin,
 
 
 def plugin_file(name: str) -> Path | None:
-    """The file that a value of ``--plugin`` stands for; None for names in `PLUGINS` or unknown ones.
+    """The file that a value of ``--plugin`` stands for; None for a name in `PLUGINS` or unknown.
 
     Raises:
         InputError: see `offered_file`.

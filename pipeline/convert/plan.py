@@ -14,6 +14,7 @@ from pipeline.convert.options import StageOptions, stage_options
 from pipeline.convert.reuse import first_changed, previous
 from pipeline.machine.libraries import versions
 from pipeline.machine.target import find_target, require
+from pipeline.plugins.loading import find_plugins
 from pipeline.probe.apply import merge_profiles
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
@@ -52,7 +53,7 @@ def plan_conversion(config: Config) -> ConversionPlan:
     """Finds the model and the target, and compares them with the existing artifact.
 
     Raises:
-        InputError: The config is not valid, or the weights can't be read.
+        InputError: The config is not valid, a plugin does not exist, or the weights can't be read.
         TargetMissing: The target's TensorRT is not installed.
     """
     spec = find_source(config)
@@ -60,6 +61,7 @@ def plan_conversion(config: Config) -> ConversionPlan:
     require(target)
     check_precision(config.engine_precision, target)
     check_effort(config.effort, target)
+    find_plugins(config.plugins, target)
     profiles = chosen_profiles(config, spec)
     for text in config.shapes:
         check_rules(spec.rules, parse_sizes(text, spec.dims), f"shape {text!r}")
