@@ -13,6 +13,7 @@ from pipeline.commands import locate as cli_locate
 from pipeline.commands import options as cli_options
 from pipeline.commands import passes as cli_passes
 from pipeline.commands import source_options as cli_source
+from pipeline.commands import view as cli_view
 from pipeline.commands.bench import command as cli_bench
 from pipeline.commands.check import command as cli_check
 from pipeline.commands.output import show
@@ -39,7 +40,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "shape", "quick", "tolerance", "engine_tolerance", "reference", "memory_limit", "seed",
         "against", "torch",
     ),
-    "the output": ("out", "force", "diff", "details", "bench", "json"),
+    "the output": ("out", "force", "diff", "details", "bench", "exported", "no_browser", "json"),
 }  # fmt: skip
 # commands to copy, the simplest one first
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
@@ -68,6 +69,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "report": (
         "pipeline report artifacts/raft_small",
         "pipeline report artifacts/raft_small --bench bench.json --out raft.html",
+    ),
+    "view": (
+        "pipeline view artifacts/raft_small",
+        "pipeline view artifacts/raft_small --exported",
     ),
     "passes": ("pipeline passes --target rtx-1.7",),
     "lint": ("pipeline lint model.onnx --target tensorrt-10",),
@@ -253,6 +258,7 @@ def command_parser() -> argparse.ArgumentParser:
     for sub in (build, verify, inspect):
         sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
     cli_page.add_command(add)
+    cli_view.add_command(add)
     cli_passes.rewrite_options(rewrite)
     cli_options.profiles(build, artifact=True, builds=True)
     cli_options.effort(build)
