@@ -11,7 +11,7 @@ from pipeline.commands import options as cli_options
 from pipeline.commands import passes as cli_passes
 from pipeline.commands import source_options as cli_source
 from pipeline.commands.check import command as cli_check
-from pipeline.commands.output import show
+from pipeline.commands.output import on_terminal, show
 from pipeline.commands.progress import Progress
 from pipeline.errors import ConstraintError, InputError
 from pipeline.models import MODELS
@@ -37,7 +37,7 @@ def convert(arguments: argparse.Namespace, progress: Progress) -> int:
         raise
     if arguments.json or report.unchanged:
         return _show(report, arguments)
-    show(verdict(report))
+    show(verdict(report, whole=not on_terminal()))
     if arguments.details:
         show("")
         return _show(report, arguments)

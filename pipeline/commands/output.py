@@ -29,6 +29,11 @@ def show(text: str, stream: TextIO | None = None) -> None:
         out.flush()
 
 
+def on_terminal() -> bool:
+    """Whether a person reads stdout as it is printed. In a file or a pipe, no text is cut."""
+    return sys.stdout.isatty()
+
+
 def plain(text: str) -> str:
     """The text with escapes (``\\x1b``) in place of everything that is not printable.
 

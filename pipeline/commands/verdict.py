@@ -1,4 +1,4 @@
-"""The verdict of a conversion: at most eight lines, the result first."""
+"""The verdict of a conversion, the result first: few lines on a terminal, all of it in a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.compare.runners import failures
 from pipeline.spec.dims import sizes_text
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 WIDTH = 80  # columns
 _FAILURES = 10  # most failures that are listed
 _HEAD = 10  # columns before the text of a line
+# so that a path or a command can be searched and copied
+_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 _RUNS = {
     "exported": "exported.onnx", "rewritten": "model.onnx", "half": "half.onnx",
     "engine": "the engine",
@@ -28,46 +30,61 @@ _USUAL = (
 )  # fmt: skip
 
 
-def verdict(report: Report) -> str:
+def verdict(report: Report, *, whole: bool = False) -> str:
     """Returns what came out of a conversion, as lines of `WIDTH` columns if names allow it.
 
     The first line has the result, the model, and the place of the artifact. Then come the sizes,
     how closely the results agree, what was not done, and what to do next. Failures are listed one
     by one, and their texts are whole.
+
+    Args:
+        report: The report of the conversion.
+        whole: Whether to print every note and every failure, and all of each text. Otherwise there
+            are at most eight lines beside the failures, and a longer text ends with dots.
     """
+    shown = None if whole else _FAILURES
+    one, two = (None, None) if whole else (1, 2)
     manifest, path = report.manifest, str(report.path)
     seconds = sum(stage.seconds for stage in manifest.stages)
     facts = f"{manifest.target.name}, {manifest.precision}, {seconds:.0f} s"
     word = "converted" if report.ok else "FAILED"
     lines = [
         f"{word}: {manifest.name} ({facts}) -> {path}",
-        *_line("sizes", _sizes(manifest)),
-        *_line("compared", compared_text(manifest), most=2),
+        *_line("sizes", _sizes(manifest), most=one),
+        *_line("compared", compared_text(manifest), most=two),
     ]
     if not manifest.engine_compared:
-        lines += _line("not done", f"the engine was not compared: {manifest.engine_compared_why}")
+        why = f"the engine was not compared: {manifest.engine_compared_why}"
+        lines += _line("not done", why, most=one)
     notes = notes_of(manifest)
-    if notes:
+    if whole:
+        lines += [line for note in notes for line in _line("note", note, most=None)]
+    elif notes:
         more = f" (and {len(notes) - 1} more)" if notes[1:] else ""
         lines += _line("note", notes[0], more)
     bad = [*(note.text for note in report.regressions)]
     bad += failures(manifest.comparison) if manifest.comparison else []
-    for text in bad[:_FAILURES]:
-        lines += textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ")
-    if bad[_FAILURES:]:
+    for text in bad[:shown]:
+        lines += textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ", **_WORDS)
+    if shown and bad[shown:]:
         lines.append(f"- and {len(bad) - _FAILURES} more")
     lines.append(f"{'next:':{_HEAD}}{_next(report)}")
-    return "\n".join([*lines, *_line("narrowed", *narrowed_text(manifest))])
+    narrowed = _line("narrowed", *narrowed_text(manifest), most=one)
+    return "\n".join([*lines, *narrowed])
 
 
-def _line(head: str, text: str, more: str = "", most: int = 1) -> list[str]:
-    """A line with a head; a text that needs more than `most` lines ends with dots."""
+def _line(head: str, text: str, more: str = "", *, most: int | None = 1) -> list[str]:
+    """A line with a head; a text that needs more than `most` lines ends with dots.
+
+    Without `most`, all of the text is there, and no word is split.
+    """
     if not text:
         return []
     room = WIDTH - _HEAD
-    wrapped = textwrap.wrap(
-        text + more, room, max_lines=most, placeholder=f" ...{more}", break_long_words=True
-    )
+    if most is None:
+        wrapped = textwrap.wrap(text + more, room, **_WORDS)
+    else:
+        wrapped = textwrap.wrap(text + more, room, max_lines=most, placeholder=f" ...{more}")
     first, *rest = wrapped
     return [f"{head + ':':{_HEAD}}{first}", *(" " * _HEAD + line for line in rest)]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers import Run
 
-from pipeline.commands.verdict import verdict
+from pipeline.artifact.artifact import Artifact
+from pipeline.commands.verdict import notes_of, verdict
 from pipeline.convert.driver import Report
 from pipeline.spec.findings import note
 
@@ -24,6 +26,11 @@ def net():
 """
 
 
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.commands.actions.on_terminal", lambda: True)
+
+
 def short(text: str) -> list[str]:
     lines = text.splitlines()
     assert len(lines) <= 8
@@ -31,6 +38,7 @@ def short(text: str) -> list[str]:
     return lines
 
 
+@pytest.mark.usefixtures("terminal")
 def test_convert_ends_with_a_verdict(cli: Run) -> None:
     code, output, errors = cli("convert", "tiny", "--out", "a")
     assert code == 0, errors
@@ -54,6 +62,7 @@ def test_the_next_command_can_be_copied(cli: Run, tmp_path: Path) -> None:
     assert "`pipeline build 'my $a'`" in errors
 
 
+@pytest.mark.usefixtures("terminal")
 def test_details_follow_the_verdict(cli: Run) -> None:
     code, output, errors = cli("convert", "tiny", "--out", "a", "--details")
     assert code == 0, errors
@@ -62,6 +71,7 @@ def test_details_follow_the_verdict(cli: Run) -> None:
     assert rest == cli("inspect", "a")[1]
 
 
+@pytest.mark.usefixtures("terminal")
 def test_the_last_line_names_what_was_narrowed_and_where(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL)
     words = ("net.py:net", "--input", "x:1x3x{h}x{w}", "--dim", "h=64:256", "--dim", "w=64:256")
@@ -73,6 +83,28 @@ def test_the_last_line_names_what_was_narrowed_and_where(cli: Run, tmp_path: Pat
     )
     assert "sizes:    h in 64..256 in steps of 4, w in 64..256 in steps of 4" in lines
     assert any(line.startswith("note:     compared only at min, opt, max") for line in lines)
+
+
+def test_in_a_file_nothing_is_cut(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    words = ("net.py:net", "--input", "x:1x3x{h}x{w}", "--dim", "h=64:256", "--dim", "w=64:256")
+    code, output, errors = cli("convert", *words, "--quick")
+    assert code == 0, errors
+    notes = notes_of(Artifact.open(tmp_path / "artifacts" / "net").manifest)
+    assert notes and len(notes[0]) > 80
+    printed = " ".join(output.split())
+    assert all(" ".join(text.split()) in printed for text in notes)
+    assert " ..." not in output and "more)" not in output
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_whole_texts_and_names_in_a_file(converted: Report, whole: bool) -> None:
+    name = "a_long/folder-of-the-user/" * 5
+    manifest = replace(converted.manifest, engine_compared_why=f"first, {name} last")
+    worse = [note("output-changed", name="y", was="one", now=name)] * 12
+    text = verdict(Report(converted.path, manifest, regressions=worse), whole=whole)
+    assert (name in text and "last" in text) == whole
+    assert ("- and 2 more" in text) != whole
 
 
 @pytest.mark.parametrize("count", [1, 12])
