@@ -75,9 +75,13 @@ ADVICE: Mapping[AdviceKind, str] = {
     ),
 }
 _TIES = (
-    "If values tie there (an argmax), make the values that it compares an output. Or allow a share "
-    "to differ (Tolerance(..., differing=0.001), --tolerance RTOL,ATOL,0.001)"
+    "Values may tie there: argmax, argsort, sort and topk give equal values in any order. Return "
+    "the values in place of the indices, or use argsort or sort with stable=True. For a topk, take "
+    "the first k of torch.sort(x, descending=True, stable=True). Or compare with distinct values: "
+    "--inputs FILE"
 )
+_CLOSE = "If a comparison is close there, make the values that it compares an output"
+_SHARE = "Or allow a share to differ (Tolerance(..., differing=0.001), --tolerance RTOL,ATOL,0.001)"
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class Verdict:
         get = self.facts.get
         parts = []
         if self.kind == "values-differ":
-            parts.append(_TIES)
+            parts += [_CLOSE if get("dtype") == "bool" else _TIES, _SHARE]
         if self.kind == "inconclusive":
             parts.append("Use a smaller atol")
         for advice, text in ADVICE.items():

@@ -533,3 +533,12 @@ def test_one_wrong_element_of_many_is_noticed(dtype: type) -> None:
     (result,) = judge("a", "b", {"y": a}, {"y": wrong}, tolerance)
     assert not result.passed
     assert result.max_abs == pytest.approx(float(abs(wrong[2, 77] - a[2, 77])), rel=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool"])
+def test_indices_that_differ_may_be_of_values_that_tie(dtype: str) -> None:
+    a, b = np.array([0, 1]).astype(dtype), np.array([1, 0]).astype(dtype)
+    (result,) = judge("torch", "exported", {"y": a}, {"y": b}, TOLERANCE)
+    words = ("topk", "argsort", "stable=True", "in place of the indices", "--inputs FILE")
+    assert all((word in result.text) == (dtype == "int64") for word in words)
+    assert "differing=0.001" in result.text
