@@ -1,8 +1,4 @@
-"""scatter_reduce by the mean, and diagonal_scatter (torch 2.13).
-
-torch's exporter writes the first as a scatter with no reduction, and has no translation of the
-second. torch's decomposition of diagonal_scatter writes in place, which the exporter refuses.
-"""
+"""scatter_reduce by the mean, which torch's exporter writes as a scatter with no reduction."""
 
 from __future__ import annotations
 
@@ -10,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from onnx import TensorProto
 from onnxscript.function_libs.torch_lib.ops import core  # the exporter's own; torch 2.13
 
 from pipeline.errors import ExportError
 from pipeline.export.ops.axes import FLOATS
-from pipeline.export.ops.sizes import Value, ints, op, rank, size, steps, tensor
+from pipeline.export.ops.sizes import Value, op
 
 aten: Any = torch.ops.aten
 
@@ -42,36 +37,6 @@ def scatter_reduce(
     return op.Div(total, op.Max(counts, one))
 
 
-def diagonal_scatter(x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    """``diagonal_scatter``: a tensor whose diagonal is `src`.
-
-    Args:
-        x: the tensor.
-        src: the diagonal, along its last axis. It has 1 element or more.
-        offset: how far the diagonal is to the right of the main one.
-        dim1: the axis of the rows.
-        dim2: the axis of the columns.
-    """
-    axes = rank(x)
-    last = (dim1 % axes, dim2 % axes)
-    order = [*(n for n in range(axes) if n not in last), *last]
-    rows, columns = (steps(size(x, n)) for n in last)
-    upright = op.Unsqueeze(rows, ints(1))
-    # the k-th element is in row k, or in column k below the main diagonal
-    end = op.Sub(tensor(size(src, -1)), ints(1))
-    places = op.Min(rows if offset >= 0 else columns, end)
-    values = op.Gather(op.CastLike(src, x), places, axis=axes - 2)
-    values = op.Unsqueeze(values, ints(-1 if offset >= 0 else -2))
-    on = op.Equal(op.Add(upright, ints(offset)), columns)
-    others = op.Transpose(x, perm=order)
-    if x.dtype == TensorProto.BOOL:  # ONNX Runtime has no Where of booleans
-        found = op.Or(op.And(on, values), op.And(op.Not(on), others))
-    else:
-        found = op.Where(on, values, others)
-    return op.Transpose(found, perm=[order.index(n) for n in range(axes)])
-
-
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.scatter_reduce.two: scatter_reduce,
-    aten.diagonal_scatter.default: diagonal_scatter,
 }

@@ -329,7 +329,8 @@ def test_every_translation_is_tried() -> None:
         "aten.adaptive_max_pool3d.default",
         *("aten.remainder.Scalar", "aten.median.dim", "aten.cumprod.default"),
         "aten.roll.default",
-        "aten.diagonal_scatter.default",  # test_scatters.py
+        *("aten.diagonal.default", "aten.diagonal_copy.default"),  # test_diagonals.py
+        "aten.diagonal_scatter.default",  # test_diagonals.py
         *("aten.squeeze.dim", "aten.squeeze.dims"),  # test_axes_at_small_sizes.py
         *("aten.any.default", "aten.any.dim", "aten.any.dims"),  # test_axes_at_small_sizes.py
         "aten.div.Tensor_mode",  # test_missing.py, test_quotients.py
