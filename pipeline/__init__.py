@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from pipeline.build import Build
     from pipeline.commands.check.module import check
     from pipeline.convert import Convert
-    from pipeline.convert.driver import Report, run, verify
+    from pipeline.convert.driver import run, verify
+    from pipeline.convert.report import Report
     from pipeline.runtime.engine import Engine, load
     from pipeline.spec.config import Config
     from pipeline.spec.dims import Dim
@@ -57,7 +58,7 @@ _MODULES = {
     "Output": "spec.model",
     "Padding": "spec.padding",
     "Profile": "spec.profiles",
-    "Report": "convert.driver",
+    "Report": "convert.report",
     "Tolerance": "spec.model",
     "check": "commands.check.module",
     "load": "runtime.engine",

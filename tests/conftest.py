@@ -21,7 +21,8 @@ from readme_commands import ROOT, SNIPPETS, Beside, Done
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.commands.main import main
-from pipeline.convert.driver import Report, run
+from pipeline.convert.driver import run
+from pipeline.convert.report import Report
 from pipeline.machine.target import TARGETS, bind_polygraphy, installed_version
 from pipeline.models import MODELS
 from pipeline.spec.config import Config

@@ -24,8 +24,8 @@ def convert(arguments: argparse.Namespace, progress: Progress) -> int:
         from pipeline.commands import convert_all
 
         return convert_all.command(arguments, _config, progress)
-    from pipeline.commands.verdict import verdict
     from pipeline.convert.driver import run
+    from pipeline.convert.report import verdict
 
     if arguments.time_limit:
         raise InputError("--time-limit works only with --all. Remove --time-limit, or add --all")
@@ -107,7 +107,7 @@ def verify(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def inspect(arguments: argparse.Namespace, progress: Progress) -> int:
-    from pipeline.convert.driver import Report
+    from pipeline.convert.report import Report
 
     del progress
     artifact = Artifact.open(arguments.artifact)

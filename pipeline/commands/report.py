@@ -22,7 +22,7 @@ from pipeline.spec.recipe import HalfInfo
 from pipeline.spec.verdicts import Check
 
 if TYPE_CHECKING:
-    from pipeline.convert.driver import Report
+    from pipeline.convert.report import Report
 
 
 def report_json(report: Report) -> str:

@@ -12,7 +12,7 @@ from pipeline.source.module import module_config
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.convert.driver import Report
+    from pipeline.convert.report import Report
 
 
 class Convert(ModuleType):

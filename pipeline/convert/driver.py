@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from pipeline.convert.plan import (
 )
 from pipeline.convert.recipe import Search, precision_and_recipe
 from pipeline.convert.reference import rebuilt, reference_runner
+from pipeline.convert.report import Report
 from pipeline.convert.reuse import (
     drop_damaged,
     keep_timings,
@@ -44,41 +45,9 @@ from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
-from pipeline.spec.findings import Note
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import AUTO, HALVES, Asked, check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
-
-
-@dataclass(frozen=True)
-class Report:
-    """The result of a conversion or of a stage.
-
-    Args:
-        path: The artifact's folder.
-        manifest: The content of its ``manifest.json``.
-        unchanged: True if the artifact was up to date, so nothing was done.
-        regressions: What got worse compared with another artifact.
-        notes: The other findings of that comparison.
-    """
-
-    path: Path
-    manifest: Manifest
-    unchanged: bool = False
-    regressions: Sequence[Note] = ()
-    notes: Sequence[Note] = ()
-
-    @property
-    def ok(self) -> bool:
-        """True if nothing that was compared differs."""
-        comparison = self.manifest.comparison
-        return not self.regressions and (comparison is None or comparison.passed)
-
-    @property
-    def narrowed(self) -> tuple[str, ...]:
-        """Which sizes the model does not accept, so that the ranges are narrower than asked for."""
-        rules = self.manifest.export.refinements if self.manifest.export is not None else ()
-        return tuple(dict.fromkeys(rule.text for rule in rules))
 
 
 def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report:

@@ -17,7 +17,7 @@ from test_artifact import FULL, make
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.commands.report import report_json, report_text
-from pipeline.convert.driver import Report
+from pipeline.convert.report import Report
 from pipeline.errors import InputError
 from pipeline.machine.files import hash_file
 from pipeline.spec.file_names import MANIFEST, PLAN

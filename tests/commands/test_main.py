@@ -23,7 +23,7 @@ from helpers import HERE, Run, command, files_under, perturb, refused
 from pipeline.artifact.artifact import Artifact
 from pipeline.commands.parser import EXAMPLES, GROUPS, command_parser
 from pipeline.commands.progress import Progress
-from pipeline.convert.driver import Report
+from pipeline.convert.report import Report
 from pipeline.models import MODELS
 
 COMMANDS = ("convert", "export", "rewrite", "build", "verify", "tune", "inspect", "models")

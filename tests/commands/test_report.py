@@ -12,7 +12,8 @@ from pipeline.artifact.manifest import ComparisonInfo, PointInfo
 from pipeline.commands import report as summary
 from pipeline.commands.report import models_table, report_json, report_text
 from pipeline.commands.table import table
-from pipeline.convert.driver import Report, run_export
+from pipeline.convert.driver import run_export
+from pipeline.convert.report import Report
 from pipeline.spec.config import Config
 from pipeline.spec.findings import Facts, note
 from pipeline.spec.verdicts import Verdict

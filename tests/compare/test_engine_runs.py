@@ -25,8 +25,9 @@ from pipeline.commands.report import report_json, report_text
 from pipeline.compare import engine_runs, regression, stage
 from pipeline.compare.engine_runs import OpenedEngine, opened, why_not_run
 from pipeline.compare.runners import failures
-from pipeline.convert.driver import Report, run, verify
+from pipeline.convert.driver import run, verify
 from pipeline.convert.options import Verify
+from pipeline.convert.report import Report
 from pipeline.errors import CompareError, OutOfMemory
 from pipeline.graph.session import run_onnx
 from pipeline.machine.gpu import Gpu

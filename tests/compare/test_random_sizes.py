@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.compare.plan import Job
 from pipeline.compare.random_sizes import RandomSizes, compare_random_sizes
-from pipeline.convert.driver import Report
+from pipeline.convert.report import Report
 from pipeline.errors import CompareError
 from pipeline.spec.dims import Dim, kept_rules
 from pipeline.spec.interface import Interface

@@ -23,8 +23,9 @@ from pipeline.artifact.stored import stored_points
 from pipeline.commands.report import report_text
 from pipeline.compare import runners as compare
 from pipeline.compare.runners import failures
-from pipeline.convert.driver import Report, run, run_build, run_rewrite, verify
+from pipeline.convert.driver import run, run_build, run_rewrite, verify
 from pipeline.convert.options import Verify
+from pipeline.convert.report import Report
 from pipeline.errors import ArtifactError, CompareError, InputError
 from pipeline.spec.config import Config
 from pipeline.spec.dims import read_size

@@ -15,7 +15,8 @@ from helpers import files_under, refinish
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.artifact.stored import stored_points
-from pipeline.convert.driver import Report, run
+from pipeline.convert.driver import run
+from pipeline.convert.report import Report
 from pipeline.errors import (
     BuildError,
     CompareError,

@@ -11,8 +11,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from pipeline.convert.driver import Report, run, run_export
+from pipeline.convert.driver import run, run_export
 from pipeline.convert.plan import chosen_profiles, with_profiles
+from pipeline.convert.report import Report
 from pipeline.errors import InputError
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config

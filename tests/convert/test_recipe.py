@@ -12,7 +12,8 @@ from on_gpu import save_net
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.commands.report import report_text
-from pipeline.convert.driver import Report, run, run_build, run_export, run_rewrite, verify
+from pipeline.convert.driver import run, run_build, run_export, run_rewrite, verify
+from pipeline.convert.report import Report
 from pipeline.errors import ArtifactError, InputError
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec, Output

@@ -17,7 +17,8 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.convert import plan as plan_module
 from pipeline.convert import workspace
-from pipeline.convert.driver import Report, run, run_build, verify
+from pipeline.convert.driver import run, run_build, verify
+from pipeline.convert.report import Report
 from pipeline.errors import (
     ArtifactError,
     CompareError,

@@ -12,8 +12,9 @@ from helpers import files_under, perturb
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
-from pipeline.convert.driver import Report, run_build, run_export, run_rewrite, verify
+from pipeline.convert.driver import run_build, run_export, run_rewrite, verify
 from pipeline.convert.options import Verify
+from pipeline.convert.report import Report
 from pipeline.errors import (
     ArtifactError,
     InputError,

@@ -17,9 +17,10 @@ from pipeline.artifact.manifest import Manifest
 from pipeline.build.settings import BuildOptions
 from pipeline.compare.plan import CompareOptions
 from pipeline.convert import stages
-from pipeline.convert.driver import Report, run_rewrite
+from pipeline.convert.driver import run_rewrite
 from pipeline.convert.options import RewriteOptions
 from pipeline.convert.recipe import Search
+from pipeline.convert.report import Report
 from pipeline.convert.reuse import forget
 from pipeline.convert.workspace import Stage, Workspace
 from pipeline.errors import ArtifactError, RewriteError

@@ -12,9 +12,10 @@ from helpers import rehash
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.stored import stored_points
 from pipeline.artifact.values import filled
-from pipeline.convert.driver import Report, run, run_export, verify
+from pipeline.convert.driver import run, run_export, verify
 from pipeline.convert.options import Verify
 from pipeline.convert.plan import plan_conversion
+from pipeline.convert.report import Report
 from pipeline.errors import ArtifactError, CompareError
 from pipeline.spec.config import Config
 from pipeline.spec.file_names import INPUTS, MANIFEST

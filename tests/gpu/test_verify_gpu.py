@@ -16,8 +16,9 @@ from on_gpu import TARGET, mix_rows, needs_gpu, save_net
 
 from pipeline.commands.main import main
 from pipeline.compare.runners import failures
-from pipeline.convert.driver import Report, run, run_build, verify
+from pipeline.convert.driver import run, run_build, verify
 from pipeline.convert.options import Verify
+from pipeline.convert.report import Report
 from pipeline.machine.gpu import Gpu, find_gpu
 from pipeline.spec.config import Config
 from pipeline.spec.model import Tolerance

@@ -10,9 +10,9 @@ from typing import Any
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import ComparisonInfo, Manifest, PointInfo
 from pipeline.commands.page.charts import Point, bars, size_map
-from pipeline.commands.verdict import compared_text, narrowed_text, notes_of
 from pipeline.compare.problems import problems
 from pipeline.compare.runners import failures
+from pipeline.convert.report import compared_text, narrowed_text, notes_of
 from pipeline.errors import InputError
 from pipeline.spec.dims import size_text, sizes_text
 from pipeline.spec.file_names import RECIPE, REPRODUCE, TUNING

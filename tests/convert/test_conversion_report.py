@@ -1,4 +1,4 @@
-"""The verdict of `convert`: few short lines, the result first."""
+"""A report, and the verdict of `convert`: few short lines, the result first."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from helpers import Run
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.commands.verdict import notes_of, verdict
-from pipeline.convert.driver import Report
+from pipeline.convert.report import Report, notes_of, verdict
 from pipeline.spec.findings import note
 
 MODEL = """
@@ -117,3 +116,21 @@ def test_what_got_worse_is_listed_whole(converted: Report, count: int) -> None:
     assert text.count("\n- ") == min(count, 10) + (count > 10)
     assert ("- and 2 more" in text) == (count > 10)
     assert "`pipeline inspect" in text
+
+
+def test_a_printed_report_is_its_verdict(converted: Report) -> None:
+    text = str(converted)
+    assert text == verdict(converted, whole=True)
+    assert text.startswith("converted: tiny (rtx-1.7, fp32, ")
+    assert f"`pipeline inspect {converted.path}`" in text and "--details" not in text
+    assert str(replace(converted, unchanged=True)).startswith("up to date: tiny (")
+    assert "Manifest(" not in repr(converted)
+
+
+def test_a_notebook_shows_the_verdict(converted: Report) -> None:
+    failed = replace(
+        converted, regressions=[note("output-changed", name="<b>", was="one", now="two")]
+    )
+    html = failed._repr_html_()
+    assert "FAILED: tiny" in html and "&lt;b&gt;" in html
+    assert html.startswith("<pre") and html.endswith("</pre>")

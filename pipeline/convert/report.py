@@ -1,19 +1,20 @@
-"""The verdict of a conversion, the result first: few lines on a terminal, all of it in a file."""
+"""The result of a conversion, and its verdict: few lines on a terminal, all of it elsewhere."""
 
 from __future__ import annotations
 
+import html
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.compare.runners import failures
 from pipeline.spec.dims import sizes_text
-
-if TYPE_CHECKING:
-    from pipeline.artifact.manifest import ComparisonInfo, Manifest
-    from pipeline.convert.driver import Report
+from pipeline.spec.findings import Note
 
 WIDTH = 80  # columns
 _FAILURES = 10  # most failures that are listed
@@ -28,6 +29,47 @@ _RUNS = {
 _USUAL = (
     "random-sizes", "model-unchanged", "shape-inference-agrees", "source-is-onnx", "no-batch-dim",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a conversion or of a stage. `print` shows its verdict, as a notebook does.
+
+    Args:
+        path: The artifact's folder.
+        manifest: The content of its ``manifest.json``.
+        unchanged: True if the artifact was up to date, so nothing was done.
+        regressions: What got worse compared with another artifact.
+        notes: The other findings of that comparison.
+    """
+
+    path: Path
+    manifest: Manifest = field(repr=False)
+    unchanged: bool = False
+    regressions: Sequence[Note] = ()
+    notes: Sequence[Note] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing that was compared differs."""
+        comparison = self.manifest.comparison
+        return not self.regressions and (comparison is None or comparison.passed)
+
+    @property
+    def narrowed(self) -> tuple[str, ...]:
+        """Which sizes the model does not accept, so that the ranges are narrower than asked for."""
+        rules = self.manifest.export.refinements if self.manifest.export is not None else ()
+        return tuple(dict.fromkeys(rule.text for rule in rules))
+
+    def __str__(self) -> str:
+        return verdict(self, whole=True)
+
+    def _repr_html_(self) -> str:
+        """The verdict as HTML, for notebooks."""
+        first, _, rest = verdict(self, whole=True).partition("\n")
+        colour = "#1a7f37" if self.ok else "#cf222e"
+        head = f'<b style="color: {colour}">{html.escape(first)}</b>'
+        return f'<pre style="white-space: pre-wrap">{head}\n{html.escape(rest)}</pre>'
 
 
 def verdict(report: Report, *, whole: bool = False) -> str:
@@ -47,7 +89,8 @@ def verdict(report: Report, *, whole: bool = False) -> str:
     manifest, path = report.manifest, str(report.path)
     seconds = sum(stage.seconds for stage in manifest.stages)
     facts = f"{manifest.target.name}, {manifest.precision}, {seconds:.0f} s"
-    word = "converted" if report.ok else "FAILED"
+    done = "up to date" if report.unchanged else "converted"
+    word = done if report.ok else "FAILED"
     lines = [
         f"{word}: {manifest.name} ({facts}) -> {path}",
         *_line("sizes", _sizes(manifest), most=one),
@@ -68,7 +111,7 @@ def verdict(report: Report, *, whole: bool = False) -> str:
         lines += textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ", **_WORDS)
     if shown and bad[shown:]:
         lines.append(f"- and {len(bad) - _FAILURES} more")
-    lines.append(f"{'next:':{_HEAD}}{_next(report)}")
+    lines.append(f"{'next:':{_HEAD}}{_next(report, whole)}")
     narrowed = _line("narrowed", *narrowed_text(manifest), most=one)
     return "\n".join([*lines, *narrowed])
 
@@ -142,10 +185,12 @@ def narrowed_text(manifest: Manifest) -> tuple[str, str]:
     return "; ".join(texts), f" ({lines[0]})" if lines else ""
 
 
-def _next(report: Report) -> str:
-    details = f"`pipeline inspect {quote(str(report.path))}` shows the details"
+def _next(report: Report, whole: bool) -> str:
+    place = quote(str(report.path))
+    details = f"`pipeline inspect {place}` shows the details"
     if report.ok and not report.manifest.engine_compared:
-        details = f"`pipeline verify {quote(str(report.path))}` on the GPU. --details shows more"
+        details = details if whole else "--details shows more"
+        return f"`pipeline verify {place}` on the GPU. {details}"
     return details
 
 
