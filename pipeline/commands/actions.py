@@ -6,7 +6,6 @@ import argparse
 import json
 from typing import Any
 
-from pipeline.artifact.artifact import Artifact
 from pipeline.commands import options as cli_options
 from pipeline.commands import passes as cli_passes
 from pipeline.commands import source_options as cli_source
@@ -107,6 +106,7 @@ def verify(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def inspect(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.artifact.artifact import Artifact
     from pipeline.convert.report import Report
 
     del progress
@@ -136,7 +136,7 @@ def _show(report: Any, arguments: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _config(arguments: argparse.Namespace) -> Any:
+def _config(arguments: argparse.Namespace) -> Config:
     return Config(
         **cli_source.config_fields(arguments),
         out=getattr(arguments, "out", None),

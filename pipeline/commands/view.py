@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifact.artifact import Artifact
 from pipeline.commands.output import show
 from pipeline.errors import InputError
 from pipeline.spec.file_names import EXPORTED, MODEL
@@ -37,6 +36,8 @@ def view(arguments: argparse.Namespace, announce: Callable[[str], None]) -> int:
         raise InputError("view needs Netron, which is not installed: pip install netron") from error
     file: Path = arguments.source
     if file.is_dir():
+        from pipeline.artifact.artifact import Artifact
+
         file = Artifact.open(file, built=False).path / (EXPORTED if arguments.exported else MODEL)
     if not file.is_file():
         raise InputError(f"{file}: no such file")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.bench import bench as measuring
 from pipeline.commands.options import method, plugins, timing
 from pipeline.commands.output import show
 from pipeline.errors import InputError
@@ -35,6 +34,7 @@ def add_command(add: Callable[..., Any]) -> None:
 
 def bench(arguments: argparse.Namespace, announce: Announce) -> int:
     """Runs ``bench``. Returns 0 if every size was measured, 1 if one was not."""
+    from pipeline.commands.bench import bench as measuring
 
     how = method(arguments)
     out: Path | None = arguments.out

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifact.artifact import Artifact
 from pipeline.commands.output import show
 
 
@@ -32,6 +31,7 @@ def add_command(add: Callable[..., Any]) -> None:
 
 def report(arguments: argparse.Namespace, announce: Callable[[str], None]) -> int:
     """Runs ``report``. Returns 0: the file is written, whatever the comparison says."""
+    from pipeline.artifact.artifact import Artifact
     from pipeline.commands.page.page import write_page
 
     del announce
