@@ -105,5 +105,5 @@ def _one_line(text: str) -> str:
 def _run(arguments: argparse.Namespace) -> int:
     command: Callable[[argparse.Namespace, Progress], int] = arguments.command
     progress = Progress()
-    with progress.heartbeat():
+    with progress.heartbeat(loads=hasattr(arguments, "model")):
         return command(arguments, progress)

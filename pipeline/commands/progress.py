@@ -14,6 +14,8 @@ from pipeline.commands.output import BEFORE_RESULTS, plain, show
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+_LOADING = "load libraries"
+_FIRST = 0.1  # seconds without a step before a pipe is told that libraries load
 _HEARTBEAT = 15.0  # seconds without output before a long stage prints that it still runs
 
 
@@ -52,20 +54,24 @@ class Progress:
             show(self._stamped(text), self._stream)
 
     @contextlib.contextmanager
-    def heartbeat(self) -> Iterator[None]:
+    def heartbeat(self, *, loads: bool = True) -> Iterator[None]:
         """Inside the block, the line on a terminal moves; a pipe gets a line after every 15 s
-        without output."""
+        without output. If `loads` and torch is not loaded yet, the first line comes at once."""
         if self._bar is not None:
             BEFORE_RESULTS.append(self._bar.stop)
             try:
                 with self._bar:
-                    self._bar.add_task("load libraries", total=None)
+                    self._bar.add_task(_LOADING, total=None)
                     yield
             finally:
                 BEFORE_RESULTS.remove(self._bar.stop)
             return
 
+        loads = loads and "torch" not in sys.modules
+
         def beat() -> None:
+            if not self._done.wait(_FIRST) and not self._text and loads:
+                self._print(_LOADING)
             while not self._done.wait(1.0):
                 if self._text and time.monotonic() - self._last >= _HEARTBEAT:
                     self._last = time.monotonic()
