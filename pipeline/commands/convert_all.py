@@ -36,7 +36,7 @@ _GRACE = 20.0  # seconds for an interrupted conversion to clean up
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # options of ``convert`` that fit one model only
 _OF_ONE = (
-    "weights", "option", "input", "inputs", "dim", "range", "exact_dims", "allow_narrow",
+    "weights", "option", "input", "inputs", "dim", "range", "rule", "exact_dims", "allow_narrow",
     "search_seconds", "dtype", "tolerance", "engine_tolerance", "reference", "profile", "recipe",
     "shape", "plugin",
 )  # fmt: skip

@@ -31,7 +31,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "weights", "option", "input", "inputs", "range", "dtype", "output_name", "state", "trust",
         "whole_zoo", "time_limit",
     ),
-    "its sizes": ("dim", "exact_dims", "allow_narrow", "search_seconds", "profile"),
+    "its sizes": ("dim", "rule", "exact_dims", "allow_narrow", "search_seconds", "profile"),
     "the engine": (
         "target", "precision", "recipe", "skip", "only", "own", "plugin", "optimization_level",
         "timing_cache", "minutes",

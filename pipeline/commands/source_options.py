@@ -57,6 +57,11 @@ def add_options(sub: Any) -> None:
         f"{BOOL_FORM[0].upper()}{BOOL_FORM[1:]}. A mask can be prefix, padding, causal or all",
     )  # fmt: skip
     sub.add_argument(
+        "--rule", action="append", default=[], metavar="RULE",
+        help='Leave out the sizes that break this rule on several dims, e.g. "h*w != 1155" or '
+        '"past + seq <= 128". Repeat for more. Quote it: a shell reads < and > otherwise',
+    )  # fmt: skip
+    sub.add_argument(
         "--exact-dims",
         action="store_true",
         help="Fail if the model does not accept every size of a --dim. By default, the range is "
@@ -139,6 +144,7 @@ def config_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         "inputs": tuple(arguments.input),
         "dims": tuple(arguments.dim),
         "ranges": tuple(arguments.range),
+        "rules": tuple(arguments.rule),
         "exact": arguments.exact_dims,
         "allow_narrow": arguments.allow_narrow,
         "search_seconds": arguments.search_seconds,

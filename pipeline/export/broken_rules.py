@@ -36,6 +36,7 @@ from pipeline.export.guards import (
     recorded,
     unguarded,
 )
+from pipeline.export.size_rules import by_size_rule
 from pipeline.export.torch_call import Task, Traced, choices_at
 from pipeline.export.torch_messages import GuardLog, of_rounding
 from pipeline.export.trace_rules import by_one_size, by_remainder, unequal
@@ -122,6 +123,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     return [
         replace(
             unequal(guard.dims, guard.sizes, eager, traced.sizes)
+            or by_size_rule(guard, spec.rules)
             or Rule("guard", first, tuple(others), formula=guard.words),
             line=guard.line or log.line_for(guard.text),
             untraced=untraced,

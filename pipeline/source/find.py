@@ -79,6 +79,8 @@ def find_source(config: Config) -> ModelSpec:
             text = f"{config.search_seconds:g} is no number of seconds"
             raise InputError(f"search_seconds: {text}. Pass more than 0")
         spec = replace(spec, search_seconds=config.search_seconds)
+    if config.rules:
+        spec = replace(spec, rules=tuple(dict.fromkeys((*spec.rules, *config.rules))))
     spec = _with_ranges(spec, config)
     return spec if config.values is None else with_values(spec, config.values)
 

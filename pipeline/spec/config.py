@@ -29,6 +29,7 @@ _TEXTS = {
     "inputs": "x:{b}x3",
     "dims": "b=1:4:8",
     "ranges": "ids=0..1000",
+    "rules": "h*w <= 1000",
     "state": "cache",
     "output_names": "scores",
 }
@@ -46,10 +47,10 @@ class Config:
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
     `profiles`, `precision`, `recipe`, `shapes`, `seed`, `quick`, `passes`, `skip`, `plugins`,
-    `inputs`, `dims`, `ranges`, `values`, `output_names`, `tolerance`, `output_tolerances`,
+    `inputs`, `dims`, `ranges`, `rules`, `values`, `output_names`, `tolerance`, `output_tolerances`,
     `reference`, `engine_tolerance`, the level of `effort`, `exact`, `allow_narrow`,
-    `search_seconds`, `state`, `dtype`, and `memory_limit` if you set it. `out`, `force` and
-    `trust` do not.
+    `search_seconds`, `state`, `dtype`, and `memory_limit` if you set it. `out`, `force` and `trust`
+    do not.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -82,6 +83,7 @@ class Config:
         output_tolerances: The tolerance of single outputs that the source does not state, by name.
         engine_tolerance: The tolerance of an engine in this `precision`, in place of the spec's.
         ranges: The ranges of the inputs' random values, as text: ``ids=0..1000``.
+        rules: Rules on several sizes, as text (``h*w <= 1000``), beside those of the spec.
         effort: How hard the builder tries, and a file to share its timings.
         exact: Whether to fail if such a source does not accept every size of `dims`. Otherwise the
             dims are narrowed to the sizes that it accepts.
@@ -123,6 +125,7 @@ class Config:
     output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     engine_tolerance: Tolerance | None = None
     ranges: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
     effort: Effort = DEFAULT_EFFORT
     exact: bool = False
     allow_narrow: bool = False

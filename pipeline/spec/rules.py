@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, SizeRule, sizes_text
 
 RuleKind = Literal[
@@ -306,10 +307,10 @@ class Rule:
             return f"one Dim for both {both}" if len(self.others) == 1 else f"one Dim for {both}"
         if self.kind == "expression" and self.others:
             return f"{self.formula} in place of {name}"
-        if self.kind in ("band", "relation"):
-            return f'rules=("{self.size_rule}",)'
+        if self.kind in ("band", "relation") and not self.padded:
+            return rule_words(self.size_rule)
         texts: dict[RuleKind, str] = {
-            "guard": f"ranges of {both} that keep this rule: no Dim can express it",
+            "guard": self._guarded(both),
             "dependent": f"ranges of {both} in which every "
             f"{'pair' if len(self.others) == 1 else 'set'} runs: no Dim can express the rule",
             "irregular": f"a range of {name} in which all sizes run{self._stretch}: no Dim can "
@@ -321,6 +322,15 @@ class Rule:
             "values (--range), or ranges with sizes at which the model runs",
         }
         return texts.get(self.kind, f"only such sizes of {name}: no Dim can express this rule")
+
+    def _guarded(self, both: str) -> str:
+        """What to declare to keep a guard: the rule to paste, if the size language has it."""
+        ranges = f"ranges of {both} that keep this rule"
+        try:
+            SizeRule("" if self.padded else self.formula)
+        except InputError:  # it is in torch's words
+            return f"{ranges}: no Dim can express it"
+        return f"{rule_words(self.formula)}, or {ranges}"
 
 
 # code that makes a number of a size, and what to do instead
@@ -381,6 +391,11 @@ def multiple_text(multiple: int, offset: int) -> str:
     if offset == 0:
         return f"a multiple of {multiple}"
     return "odd" if multiple == 2 else f"{offset} more than a multiple of {multiple}"
+
+
+def rule_words(size_rule: str) -> str:
+    """How to declare a rule on sizes, in Python and on the command line."""
+    return f'rules=("{size_rule}",) (on the command line: --rule "{size_rule}")'
 
 
 def dim_text(dim: Dim) -> str:
