@@ -137,6 +137,11 @@ def _restored(
     return error
 
 
+# a mistake in the code that raises it, at every size
+CODE_FAULTS = (AttributeError, NameError, TypeError, ImportError)
+FAULT_ADVICE = "correct that line of the model, or pass the input that it needs"
+
+
 def first_line(error: BaseException, empty: str | None = None) -> str:
     """The first line of an exception's message.
 

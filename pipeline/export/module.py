@@ -14,11 +14,19 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import ExportError, InputError, PipelineError, ended_run, first_line
+from pipeline.errors import (
+    CODE_FAULTS,
+    FAULT_ADVICE,
+    ExportError,
+    InputError,
+    PipelineError,
+    ended_run,
+    first_line,
+)
 from pipeline.export.caches import cache_arguments, with_caches
 from pipeline.export.dtypes import fit_dtypes
 from pipeline.export.padding import PaddedModule
-from pipeline.probe.eager import example_args, quiet
+from pipeline.probe.eager import example_args, model_line, quiet
 from pipeline.probe.sample_sizes import examples
 from pipeline.probe.state import untouched
 from pipeline.spec.dims import sizes_text
@@ -31,6 +39,9 @@ from pipeline.spec.structure import (
     output_names,
 )
 from pipeline.spec.tensors import Output
+from pipeline.spec.weights import SCRIPTED
+
+_TORCH = str(Path(torch.__file__).parent)
 
 
 class FlatModule(torch.nn.Module):
@@ -181,6 +192,16 @@ def first_result(
             words = words or sizes_text(sizes)
             error = error or caught
     assert error is not None
+    if isinstance(error, CODE_FAULTS):
+        place = model_line(traceback.extract_tb(error.__traceback__), _TORCH)
+        what = f"it raises {type(error).__name__}: {first_line(error)}"
+        raise ExportError(
+            f"model {spec.name}: {what}{f' ({place})' if place else ''}",
+            detail="".join(traceback.format_exception(error)),
+            line=place,
+            what=what,
+            do=FAULT_ADVICE,
+        ) from error
     raise ExportError(
         f"model {spec.name} runs at none of the example sizes: at {words}: {first_line(error)}",
         detail="".join(traceback.format_exception(error)),
@@ -202,6 +223,11 @@ def _build(spec: ModelSpec, weights: Path | None) -> torch.nn.Module:
     if not isinstance(module, torch.nn.Module):
         raise InputError(
             f"model {spec.name}: its build returned {type(module).__name__}, not a torch.nn.Module"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(
+            f"model {spec.name}: its build returned {SCRIPTED}. Return the torch module that it "
+            "was made from, without torch.jit.load, torch.jit.script and torch.jit.trace"
         )
     empty = [name for name, p in module.named_parameters() if torch.nn.parameter.is_lazy(p)]
     if empty:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pipeline.errors import InputError, first_line
+from pipeline.errors import CODE_FAULTS, InputError, first_line
 from pipeline.graph.session import LateRun
 from pipeline.probe.sample_sizes import dims_of, elements
 from pipeline.spec.dims import Dim, kept_rules, shape_at
@@ -181,4 +181,5 @@ def refusal(sizes: Mapping[str, int], error: Exception, line: str) -> Refusal:
     """Makes a refusal from the sizes, the first line of the error, and the model's line."""
     first = first_line(error)
     first = first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."
-    return Refusal(dict(sizes), first, line)
+    fault = type(error).__name__ if isinstance(error, CODE_FAULTS) else ""
+    return Refusal(dict(sizes), first, line, fault)

@@ -134,6 +134,8 @@ def _found(config: Config) -> ModelSpec:
         factory = find_factory(model)
     if factory is not None:
         return _from_factory(config, dims, factory)
+    if Path(model).suffix in (*WEIGHTS, ".py") and not Path(model).exists():
+        raise InputError(f"source {model}: no such file")
     if Path(model).suffix in WEIGHTS and Path(model).is_file():
         raise InputError(f"source {model}: {what_it_holds(Path(model))}")
     if Path(model).suffix == ".py":

@@ -19,6 +19,7 @@ from pipeline.spec.model import ModelSpec
 from pipeline.spec.structure import Path, children, leaves, name_of, rebuilt
 from pipeline.spec.tensors import Input
 from pipeline.spec.text import parse_dim, parse_input
+from pipeline.spec.weights import SCRIPTED
 
 if TYPE_CHECKING:
     import torch
@@ -109,6 +110,8 @@ def _check_module(module: Any) -> None:
         else:
             do = f"Write for example {EXAMPLE}"
         raise InputError(f"expected a torch.nn.Module, not {kind}. {do}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(f"the module is {SCRIPTED}. Pass the torch module that it was made from")
     for word, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.device.type == "meta":
             raise InputError(f"{word} has no values (it is on the meta device). Load its weights")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.errors import InputError
+from pipeline.errors import FAULT_ADVICE, InputError
 from pipeline.spec.dims import Dim, SizeRule, sizes_text
 
 RuleKind = Literal[
@@ -68,11 +68,13 @@ class Refusal:
         sizes: The size of every dim, by its name.
         error: The first line of the model's error.
         line: ``file:line in function: code`` of the model; empty if it is unknown.
+        fault: The name of the error's class, if it is a mistake in code (`CODE_FAULTS`).
     """
 
     sizes: Mapping[str, int]
     error: str
     line: str = ""
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ class Rule:
         Args:
             subject: What ran: ``the model`` or ``the file``.
         """
+        if self._fault and self.failed is not None:
+            return f"{subject} raises {self._fault}: {self.failed.error}"
         what = self._demand(subject)
         if self.kind == "fixed" and self.failed is None:
             what += f": {subject} fixes it"
@@ -184,8 +188,8 @@ class Rule:
         return what
 
     def advice(self) -> str:
-        """What to do: a phrase that starts with ``declare``."""
-        return f"declare {self.declaration()}"
+        """What to do: a phrase that starts with ``declare``, or to correct the model."""
+        return FAULT_ADVICE if self._fault else f"declare {self.declaration()}"
 
     def declaration(self) -> str:
         """What to declare in place of the dim, or which rule to add."""
@@ -214,6 +218,11 @@ class Rule:
     def applied(self) -> AppliedRule:
         """The rule in the form that a manifest stores."""
         return AppliedRule(self.kind, self.dim, self.others, self.size_rule, self.line, self.text())
+
+    @property
+    def _fault(self) -> str:
+        """The class of the error, if the model raises it at all sizes and no size is to blame."""
+        return self.failed.fault if self.kind == "nowhere" and self.failed is not None else ""
 
     @property
     def _plain(self) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import pickletools
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +17,10 @@ if TYPE_CHECKING:
 
 WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".ts", ".torchscript")
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
+SCRIPTED = "TorchScript, which torch can't export with dynamic sizes"
 _SHOWN = 5
+_BEGIN = 4  # of a pickle's steps: an object begins with the name of its class
+_PLAIN = ("collections.", "torch._utils.", "torch.storage.", "numpy.")
 
 
 def load_weights(module: torch.nn.Module, path: Path) -> None:
@@ -72,6 +78,13 @@ def read_state_dict(path: Path) -> Mapping[str, torch.Tensor]:
     if path.suffix == ".safetensors":
         state: object = _read_safetensors(path)
     elif path.suffix in (".pth", ".pt", ".bin", ".ckpt"):
+        if kind := whole_object(path):
+            raise InputError(
+                f"weights {path}: holds a whole {kind}, not a state dict. Where its code is "
+                "installed, save the tensors: torch.save(torch.load(PATH, weights_only=False)"
+                ".state_dict(), NEW_PATH). This runs code in the file, so do it only if you trust "
+                "its author"
+            )
         state = read_torch(path)
     else:
         raise InputError(f"weights {path}: unknown kind; use .pth, .pt or .safetensors")
@@ -100,7 +113,7 @@ def what_it_holds(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
         if any("/code/" in name for name in names):
-            return f"TorchScript, which torch can't export with dynamic sizes. Convert {scripted}"
+            return f"{SCRIPTED}. Convert {scripted}"
     if path.suffix not in (".ts", ".torchscript"):
         try:
             read_state_dict(path)
@@ -117,6 +130,26 @@ def what_it_holds(path: Path) -> str:
         "torch.load(PATH, weights_only=False)), and convert file.py:model. Do so only if you trust "
         "the file's author"
     )
+
+
+def whole_object(path: Path) -> str:
+    """The class of the object that ``torch.save(model, path)`` has written; empty for tensors.
+
+    Runs no code of the file: it reads the first name in the pickle.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickle = next((n for n in archive.namelist() if n.endswith("/data.pkl")), "")
+            data = archive.read(pickle) if pickle else b""
+        for code, argument, _ in itertools.islice(pickletools.genops(data), _BEGIN):
+            if code.name == "GLOBAL":
+                name = str(argument).replace(" ", ".")
+                return "" if name.startswith(_PLAIN) else name
+            if code.name not in ("PROTO", "FRAME"):
+                break
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):  # it is damaged
+        pass
+    return ""
 
 
 def read_torch(path: Path, what: str = "weights") -> object:

@@ -22,6 +22,8 @@ from pipeline.machine.target import TARGETS, installed_version
         (["convrt", "raft"], ["unknown command 'convrt'. Did you mean convert?"]),
         (["convert"], ["no SOURCE"]),
         (["convert", "rfat"], ["unknown model 'rfat'", "did you mean raft?", "raft_small"]),
+        (["convert", "none.pt"], ["source none.pt: no such file"]),
+        (["convert", "folder/none.py"], ["source folder/none.py: no such file"]),
         (["convert", "resnet"], ["unknown model 'resnet'", "known: linear, llama, raft"]),
         (["convert", "raft", "--target", "rtx-9"], ["unknown target 'rtx-9'", *TARGETS]),
         (["convert", "raft", "--what"], ["--what", "Run `pipeline convert --help`"]),

@@ -20,7 +20,7 @@ from pipeline.export.export import reference
 from pipeline.graph.session import run_onnx
 from pipeline.spec.config import Config
 from pipeline.spec.runner import run_once
-from pipeline.spec.weights import load_weights, read_state_dict
+from pipeline.spec.weights import load_weights, read_state_dict, whole_object
 
 
 def net(seed: int, out: int = 4) -> torch.nn.Module:
@@ -144,7 +144,9 @@ def test_code_in_a_file_is_not_run(tmp_path, monkeypatch) -> None:
     torch.save({"0.weight": Evil()}, tmp_path / "c.pth", _use_new_zipfile_serialization=False)
     torch.save(net(1), tmp_path / "d.pth")  # a whole module needs its class
     for name in "abcd":
-        with pytest.raises(InputError, match=f"{name}.pth: damaged, or not a torch file"):
+        with pytest.raises(
+            InputError, match=rf"{name}\.pth: (damaged, or not a torch file|holds a whole torch)"
+        ):
             load_weights(net(2), tmp_path / f"{name}.pth")
         assert not trace.exists()
     pickle.loads((tmp_path / "a.pth").read_bytes())
@@ -173,6 +175,21 @@ def test_files_that_are_no_weights(tmp_path) -> None:
     torch.save({}, tmp_path / "w.pth")
     with pytest.raises(InputError, match="missing keys"):
         load_weights(net(1), tmp_path / "w.pth")
+
+
+def test_a_whole_module_is_named_with_what_to_do(tmp_path) -> None:
+    path = tmp_path / "whole.pt"
+    torch.save(net(1), path)
+    with pytest.raises(InputError) as caught:
+        load_weights(net(1), path)
+    text = str(caught.value)
+    assert f"holds a whole torch.nn.modules.{type(net(1)).__module__.split('.')[-1]}" in text
+    assert ".state_dict()" in text and "only if you trust" in text
+    for plain in (net(1).state_dict(), dict(net(1).state_dict()), torch.ones(2), [1]):
+        torch.save(plain, path)
+        assert whole_object(path) == ""
+    path.write_bytes(b"PK")
+    assert whole_object(path) == ""
 
 
 def test_one_flipped_byte_in_a_tensor_is_noticed(tmp_path) -> None:
