@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pipeline.errors import InputError
 from pipeline.machine.target import DEFAULT_TARGET
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort
-from pipeline.spec.given import check_texts, named_fields
+from pipeline.spec.given import check_kind, check_texts, named_fields
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import FOR_AUTO, Asked
 from pipeline.spec.profiles import Profile
@@ -33,6 +33,9 @@ _TEXTS = {
     "state": "cache",
     "output_names": "scores",
 }
+_FILES = {
+    "out": "artifacts/net", "weights": "net.pth", "recipe": "recipe.json", "reference": "net.onnx",
+}  # fmt: skip
 _OTHERS: Mapping[str, tuple[type, ...]] = {
     "profiles": (Profile,),
     "passes": (Path,),
@@ -140,6 +143,11 @@ class Config:
 
     def __post_init__(self) -> None:
         _check_model(self.model)
+        for word in ("out", "weights", "recipe", "reference"):
+            check_kind(word, getattr(self, word), (str, Path), f'"{_FILES[word]}"')
+        check_kind("seed", self.seed, (int,), "0")
+        check_kind("memory_limit", self.memory_limit, (int,), "8 * 2**30")
+        check_kind("search_seconds", self.search_seconds, (int, float), "60")
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise InputError(f"memory limit {self.memory_limit}: must be positive")
         for name, example in _TEXTS.items():

@@ -63,6 +63,9 @@ class Dim:
     defaulted: tuple[Default, ...] = field(default=(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            form = f'Write for example Dim("h", max={self.name!r})'
+            raise InputError(f"dim name {self.name!r}: is not a text. {form}")
         if not _NAME.match(self.name):
             raise InputError(f"dim name {self.name!r}: use a letter, then letters, digits or _")
         if self.name in ("min", "max") or keyword.iskeyword(self.name):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pipeline.errors import InputError
+from pipeline.spec.given import named_fields
 
 Align = Literal["center", "end"]
 
@@ -14,6 +15,7 @@ Align = Literal["center", "end"]
 PaddingMode = Literal["replicate", "reflect", "constant"]
 
 
+@named_fields
 @dataclass(frozen=True)
 class Padding:
     """Padding round a model that only accepts multiples as sizes of some dims.
@@ -36,6 +38,9 @@ class Padding:
     align: Align = "center"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.multiples, Mapping):
+            form = 'Write for example Padding({"h": 8, "w": 8})'
+            raise InputError(f"padding: {self.multiples!r} is not a dict of multiples. {form}")
         if not self.multiples:
             raise InputError("padding: name at least one dim and its multiple")
         for name, multiple in self.multiples.items():

@@ -10,12 +10,14 @@ from types import MappingProxyType
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, Size, SizeRule, check_rules, kept_rules, shape_at, sizes_text
 from pipeline.spec.file_names import RESERVED
+from pipeline.spec.given import named_fields
 
 Range = tuple[int, int, int]
 _FEW = ("min", "opt", "odd, above opt", "max")
 _NAME = re.compile(r"\w[\w-]*")
 
 
+@named_fields
 @dataclass(frozen=True)
 class Profile:
     """min, opt and max of every dim. TensorRT builds one set of kernels for each profile.

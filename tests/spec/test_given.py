@@ -80,3 +80,28 @@ def test_another_artifact_by_position() -> None:
 def test_a_build_alone_names_its_precision() -> None:
     with pytest.raises(InputError, match=r"precision auto: .* name one precision here: fp32, "):
         check_precision("auto")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Tolerance("1e-3"), ["atol and why are missing", "Write for example Tolerance("]),
+        (lambda: Tolerance(1e-3, 1e-5), ["why is missing", "Tolerance(rtol=1e-3, atol=1e-5, why="]),
+        (lambda: Tolerance(1e-3, 1, "a", 0.0, None, (), 7), ["7 values for the 6 fields rtol, "]),
+        (lambda: Tolerance(1e-3, rtol=1e-3), ["rtol is given twice"]),
+        (Config, ["model is missing", 'Config("file.py:factory"']),
+        (lambda: pipeline.ModelSpec("x"), ["build and inputs are missing"]),
+        (Output, ["name is missing", 'Output("y")']),
+        (pipeline.Profile, ["name is missing", "Profile("]),
+        (lambda: pipeline.Dim(3), ["dim name 3: is not a text", "Dim("]),
+        (lambda: pipeline.Padding(8), ["8 is not a dict of multiples", "Padding({"]),
+        (lambda: Config("linear", seed="x"), ["seed='x': is of the type str", "seed=0"]),
+        (lambda: Config("linear", seed=True), ["seed=True: is of the type bool"]),
+        (lambda: Config("linear", memory_limit="3"), ["memory_limit='3'", "8 * 2**30"]),
+        (lambda: Config("linear", out=3), ["out=3: is of the type int", 'out="artifacts/net"']),
+    ],
+)
+def test_a_wrong_call_says_what_to_call(make: Any, words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
