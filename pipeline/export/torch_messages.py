@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from torch.nn.utils.rnn import PackedSequence
+
 from pipeline.errors import ExportError, first_line
 from pipeline.probe.eager import model_line
 from pipeline.probe.evaluate import holds, symbols_in
@@ -139,6 +141,17 @@ _ADVICE = (
         "do not choose a branch by a tensor's values: compute both branches and use torch.where, "
         "use torch.cond, or choose when you make the module",
     ),
+    (
+        r"\.numpy\(\) is not supported for tensor subclasses",
+        "do not use NumPy in forward: for a tensor of sizes, use x.shape directly or .tolist() in "
+        "place of .numpy(), and write other steps with torch",
+    ),
+)
+_PACKED = (
+    "run the RNN over the padded batch, without pack_padded_sequence and pad_packed_sequence. "
+    "Then take the last valid step, y[torch.arange(y.shape[0]), lengths - 1] with batch_first=True"
+    ", or set the padded steps to zero with a mask. A bidirectional RNN also reads the padding: "
+    "flip each sequence by its length (torch.gather), and run a second RNN over it"
 )
 _UNMET = re.compile(
     r"Not all values of (\w+) = (\S+) in .* satisfy the generated guard (.+)\.$", re.M
@@ -155,9 +168,21 @@ def advice(text: str) -> str:
     return next((words for pattern, words in _ADVICE if re.search(pattern, text)), "")
 
 
+def _packs(error: Exception) -> bool:
+    """True if a function that failed, or that called it, handled a packed sequence."""
+    names = ("pack_padded_sequence", "pad_packed_sequence", "pack_sequence")
+    return any(
+        frame.f_code.co_name in names
+        or any(type(value) is PackedSequence for value in frame.f_locals.values())
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
 def export_failed(error: Exception, line: str) -> ExportError:
     """The error for a failure of torch.export, with the model's line or an empty text."""
     text, first, do = str(error), first_line(error), advice(str(error))
+    if not do and _packs(error):
+        do = _PACKED
     unmet = _UNMET.findall(text)
     if unmet:
         guard = unmet[0][2]
