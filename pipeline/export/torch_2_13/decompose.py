@@ -33,6 +33,7 @@ from torch.onnx._internal.fx.passes import type_promotion
 from torch.utils import _pytree as pytree
 
 from pipeline.export.exchange import Exchange
+from pipeline.export.ops.extremes import WITH_BOUNDS
 from pipeline.export.torch_2_13.writes import NotSimpleError, without_writes
 
 _aten = torch.ops.aten
@@ -306,6 +307,10 @@ def _promoted(self: Any, node: Node) -> Any:
 
 def _promoted_if_needed(self: Any, node: Node) -> Any:
     """`_TypePromotionInterpreter.run_node`, which computes only after the first change."""
+    if node.target in WITH_BOUNDS:
+        # torch makes a tensor of a bound, and not of the other one, and then finds no such op
+        with self._set_current_node(node):
+            return Interpreter.run_node(self, node)
     count = len(self.module.graph.nodes)
     rule = type_promotion.get_type_promotion_rule(node, self.type_promotion_table)
     known = "val" in node.meta and node.op == "call_function"
