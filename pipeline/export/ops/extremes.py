@@ -12,13 +12,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import onnx
 import torch
 from onnx import TensorProto
 
 from pipeline.export.ops.axes import FLOATS
-from pipeline.export.ops.sizes import Value, op
+from pipeline.export.ops.sizes import Value, number, op
 
 aten: Any = torch.ops.aten
 Bound = Any  # a number, a Value that is a scalar, or None
@@ -107,12 +105,8 @@ def _bound(bound: Bound, dtype: int) -> Value | None:
     """A bound as a scalar of a dtype."""
     if bound is None:
         return None
-    if not isinstance(bound, int | float):
-        return op.Cast(bound, to=dtype)
-    if dtype == TensorProto.BFLOAT16:
-        return op.Cast(op.Constant(value_float=float(bound)), to=dtype)
-    kind = onnx.helper.tensor_dtype_to_np_dtype(dtype)
-    return op.Constant(value=onnx.numpy_helper.from_array(np.array(bound, kind)))
+    given = isinstance(bound, int | float)
+    return number(bound, dtype) if given else op.Cast(bound, to=dtype)
 
 
 # their numbers are not made tensors

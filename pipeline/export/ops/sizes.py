@@ -58,6 +58,14 @@ def floats(value: float) -> Value:
     return op.Constant(value_float=float(np.float32(value)))
 
 
+def number(value: float, dtype: int) -> Value:
+    """A scalar constant of an ONNX dtype."""
+    if dtype == onnx.TensorProto.BFLOAT16:
+        return op.Cast(op.Constant(value_float=float(value)), to=dtype)
+    kind = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    return op.Constant(value=onnx.numpy_helper.from_array(np.array(value, kind)))
+
+
 def tensor(value: Size) -> Value:
     """A size as a tensor [1] int64."""
     return ints(value) if isinstance(value, int) else value

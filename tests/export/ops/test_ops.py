@@ -22,6 +22,7 @@ from pipeline.export.ops import (
     groups,
     recurrent,
     scans,
+    scatters,
     search,
     small_matrices,
     special,
@@ -320,8 +321,18 @@ def test_every_translation_is_tried() -> None:
     """A case covers each key of the table, or covers a key with the same function."""
     tried = {function for f, targets in CASES.values() for function in targets}
     functions = {translation_table()[target] for target in tried}
-    # these are in test_missing.py, test_extremes.py and test_recurrent.py
-    modules = (convolutions, extremes, groups, recurrent, scans, search, small_matrices, special)
+    # these are in test_missing.py, test_extremes.py, test_scatters.py and test_recurrent.py
+    modules = (
+        convolutions,
+        extremes,
+        groups,
+        recurrent,
+        scans,
+        scatters,
+        search,
+        small_matrices,
+        special,
+    )
     functions |= {f for module in modules for f in module.TRANSLATIONS.values()}
     functions |= {*groups.of_libraries().values(), *deformable.translations().values()}
     rest = {t for t, f in translation_table().items() if f not in functions}
