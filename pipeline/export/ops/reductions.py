@@ -119,14 +119,15 @@ def _sortable(name: str, x: Value, dim: int) -> tuple[Size, int]:
 
 def cumprod(x: Value, dim: int, dtype: int = -1) -> Value:
     """``cumprod``: products over the lower triangle; needs memory for the squared axis."""
+    axes = rank(x)
+    axis = dim % axes
+    length = tensor(size(x, axis))
     if dtype != -1 and dtype is not None:
         x = op.Cast(x, to=dtype)
-    axis = dim % rank(x)
-    length = tensor(size(x, axis))
     square = op.Concat(length, length, axis=0)
     ones = op.Expand(op.Cast(ints(1), to=TensorProto.FLOAT), square)
     kept = op.Cast(op.Trilu(ones, upper=0), to=TensorProto.BOOL)  # [n, n]: row i keeps 0 ... i
-    after = rank(x) - axis - 1
+    after = axes - axis - 1
     if after:
         kept = op.Unsqueeze(kept, ints(*range(2, 2 + after)))
     wide = op.Unsqueeze(x, ints(axis))  # [..., 1, n, ...]

@@ -250,6 +250,9 @@ UNEXPORTED = {
     "median": lambda x: x.median(-1)[0],
     "median, rows kept": lambda x: x.median(2, keepdim=True)[0],
     "cumprod": lambda x: (1 + 0.1 * x).cumprod(-1),
+    "cumprod of integers as floats": lambda x: (
+        (2 * x).int()[..., -5:].cumprod(-1, dtype=torch.float32)
+    ),
     "cumprod of rows": lambda x: (1 + 0.1 * x).cumprod(2),
     "roll by a size": lambda x: torch.roll(x, (-(x.shape[2] // 3), 1), (2, 3)),
     "roll of all by a size": lambda x: torch.roll(x, x.shape[3]),
