@@ -3,8 +3,8 @@
 ONNX's Resize computes ``floor(size * scale)`` in float32, and torch ``int(size * scale)`` in
 float64. With a factor of 0.7, an input of 90 becomes 62 in torch and 63 in ONNX. Sizes instead of
 the scale would change the coordinates, which torch computes from the factor. So if a size in the
-dim's range is wrong, the graph gathers and mixes the neighbouring rows. The exporter translates
-every other resize.
+dim's range is wrong, the graph gathers and mixes the neighbouring rows. So it does for every linear
+resize of one axis. The exporter translates every other resize.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from onnx import TensorProto
 from onnxscript.function_libs.torch_lib.ops import nn  # the exporter's own; torch 2.13
 
 from pipeline.export.ops.axes import in_float32
@@ -48,7 +49,17 @@ def bilinear(
     """``upsample_bilinear2d.vec``."""
     if scale_factors is None or _sizes_agree(x, scale_factors):
         return nn.aten_upsample_bilinear2d_vec(x, output_size, align_corners, scale_factors)
-    return _mixed(x, scale_factors, align_corners, _linear_taps)
+    return _mixed(x, None, scale_factors, align_corners, _linear_taps)
+
+
+def linear(
+    x: Value,
+    output_size: Sequence[Any] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+) -> Value:
+    """``upsample_linear1d.vec``. torch's decomposition divides by 0 for one row and corners."""
+    return _mixed(x, output_size, scale_factors, align_corners, _linear_taps)
 
 
 def bicubic(
@@ -60,7 +71,7 @@ def bicubic(
     """``upsample_bicubic2d.vec``."""
     if scale_factors is None or _sizes_agree(x, scale_factors):
         return nn.aten_upsample_bicubic2d_vec(x, output_size, align_corners, scale_factors)
-    return _mixed(x, scale_factors, align_corners, _cubic_taps)
+    return _mixed(x, None, scale_factors, align_corners, _cubic_taps)
 
 
 def trilinear(
@@ -72,7 +83,7 @@ def trilinear(
     """``upsample_trilinear3d.vec``."""
     if scale_factors is None or _sizes_agree(x, scale_factors):
         return nn.aten_upsample_trilinear3d_vec(x, output_size, align_corners, scale_factors)
-    return _mixed(x, scale_factors, align_corners, _linear_taps)
+    return _mixed(x, None, scale_factors, align_corners, _linear_taps)
 
 
 def _sizes_agree(x: Value, scale_factors: Sequence[float]) -> bool:
@@ -101,12 +112,15 @@ Taps = list[tuple[int, Value]]  # offset from the nearest lower row, and the row
 
 def _mixed(
     x: Value,
-    scale_factors: Sequence[float],
+    output_size: Sequence[Any] | None,
+    scale_factors: Sequence[float] | None,
     align_corners: bool,
     taps: Callable[[Value], Taps],
 ) -> Value:
+    double = x.dtype == TensorProto.DOUBLE
+
     def resize(y: Value) -> Value:
-        for axis, before, after, factor in resized_axes(x, None, scale_factors):
+        for axis, before, after, factor in resized_axes(x, output_size, scale_factors):
             position = op.Cast(steps(after), to=FLOAT)
             if align_corners:
                 place = op.Mul(position, aligned_step(before, after))
@@ -122,12 +136,13 @@ def _mixed(
             total = None
             for offset, weight in taps(op.Sub(place, low)):
                 index = op.Max(op.Min(op.Add(row, ints(offset)), last), ints(0))
-                part = op.Mul(op.Gather(y, index, axis=axis), op.Reshape(weight, column))
+                factors = op.Reshape(op.CastLike(weight, y) if double else weight, column)
+                part = op.Mul(op.Gather(y, index, axis=axis), factors)
                 total = part if total is None else op.Add(total, part)
             y = total
         return y
 
-    return in_float32(x, resize)
+    return resize(x) if double else in_float32(x, resize)
 
 
 def _linear_taps(t: Value) -> Taps:
@@ -156,6 +171,7 @@ def _far(d: Value) -> Value:
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.upsample_linear1d.vec: linear,
     aten.upsample_bilinear2d.vec: bilinear,
     aten.upsample_bicubic2d.vec: bicubic,
     aten.upsample_trilinear3d.vec: trilinear,

@@ -168,6 +168,12 @@ CASES = {
         resize(scale_factor=0.7, mode="bilinear"),
         {aten.upsample_bilinear2d.vec},
     ),
+    "linear, corners, one value at some sizes": (
+        lambda x: functional.interpolate(
+            x[0], size=x.shape[3] // 30 + 1, mode="linear", align_corners=True
+        ),
+        {aten.upsample_linear1d.vec},
+    ),
     "bilinear by 1.4, corners": (
         resize(scale_factor=1.4, mode="bilinear", align_corners=True),
         {aten.upsample_bilinear2d.vec},
