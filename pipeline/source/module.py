@@ -18,7 +18,7 @@ from pipeline.spec.given import check_names
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.structure import Path, children, leaves, name_of, rebuilt
 from pipeline.spec.tensors import Input
-from pipeline.spec.text import parse_dim, parse_input
+from pipeline.spec.text import by_argument, parse_dim, parse_input
 from pipeline.spec.weights import SCRIPTED
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def module_spec(
         module: The module. It stays as it is: a conversion puts everything back that it changes.
         inputs: The arguments of ``forward``: a dict by name, or a sequence in their order. One
             that is no tuple, list or dict is the only argument. Each is one of these, or a nested
-            tuple, list, dict or dataclass of them:
+            tuple, list, dict or dataclass of them. A name such as ``past[0..27][0..1]`` gives a
+            text to many parts of an argument.
 
             - a text ``SHAPE[:DTYPE[:LOW..HIGH]]``, such as ``1x3x{h}x{w}``
             - an `Input`
@@ -129,7 +130,7 @@ def _signature(module: torch.nn.Module) -> str:
 def _by_name(module: torch.nn.Module, inputs: Any) -> dict[str, Any]:
     """The inputs by the names of forward's arguments."""
     if isinstance(inputs, Mapping):
-        return {str(name): value for name, value in inputs.items()}
+        return by_argument({str(name): value for name, value in inputs.items()})
     every = list(inputs) if type(inputs) in (tuple, list) else [inputs]
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())

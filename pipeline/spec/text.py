@@ -127,17 +127,40 @@ def parse_inputs(texts: Sequence[str], dims: Mapping[str, Dim]) -> Any:
     for text in (one for many in texts for one in _each(many)):
         path, new = _parse_input(text, dims)
         used.update(dim.name for dim in new.dims)
-        node = tree
-        for place in path[:-1]:
-            node = node.setdefault(place, {})
-            if not isinstance(node, dict):
-                _clash(text)
-        if path[-1] in node:
-            _clash(text)
-        node[path[-1]] = new
+        _put(tree, path, new, text)
     for name in [name for name in dims if name not in used]:
         raise InputError(f"dim {name} is declared, but no input uses it")
     return {name: _nested(part, str(name)) for name, part in tree.items()}
+
+
+def by_argument(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts the texts whose names are paths, such as ``past[0..27][0]``, into their arguments.
+
+    Raises:
+        InputError: A path does not have the form, or two names contradict each other.
+    """
+    tree: dict[str | int, Any] = {}
+    found: dict[str, Any] = {}
+    for name, value in inputs.items():
+        if not isinstance(value, str) or not isinstance(name, str) or name.isidentifier():
+            found[name] = value
+            continue
+        for text in _each(f"{name}:{value}"):
+            _put(tree, _path(text.partition(":")[0], text), value, text)
+    for name in found.keys() & tree.keys():
+        _clash(str(name))
+    return found | {str(name): _nested(part, str(name)) for name, part in tree.items()}
+
+
+def _put(tree: dict[str | int, Any], path: Path, value: object, text: str) -> None:
+    node = tree
+    for place in path[:-1]:
+        node = node.setdefault(place, {})
+        if not isinstance(node, dict):
+            _clash(text)
+    if path[-1] in node:
+        _clash(text)
+    node[path[-1]] = value
 
 
 def _each(text: str) -> list[str]:

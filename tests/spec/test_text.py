@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec
-from pipeline.spec.text import parse_dim, parse_dims, parse_inputs
+from pipeline.spec.text import by_argument, parse_dim, parse_dims, parse_inputs
 
 DIMS = parse_dims(["b=1:4:16", "h=32:224:512", "past=0:8:64", "seq=:32"])
 
@@ -195,3 +195,27 @@ def test_many_parts_in_one_line() -> None:
 def test_many_parts_that_can_not_be(numbers: str) -> None:
     with pytest.raises(InputError, match="expected the first and the last number of parts"):
         parse_inputs([f"past[{numbers}]:4"], {})
+
+
+def test_a_name_with_a_range_gives_its_text_to_many_parts() -> None:
+    inputs = {"ids": "1x{s}:int64", "past[0..1][0..1]": "1x{p}", "mask": ("2", "3"), "a.b": "4"}
+    assert by_argument(inputs) == {
+        "ids": "1x{s}:int64",
+        "mask": ("2", "3"),
+        "past": (("1x{p}", "1x{p}"), ("1x{p}", "1x{p}")),
+        "a": {"b": "4"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("inputs", "part"),
+    [
+        ({"past[0]": "1", "past": "2"}, "another input already has this name"),
+        ({"past[0..1]": "1", "past[1]": "2"}, "another input already has this name"),
+        ({"past[1..2]": "1"}, "number them from 0 without gaps"),
+        ({"past[": "1"}, "expected a name"),
+    ],
+)
+def test_names_of_parts_that_contradict_each_other(inputs: dict[str, str], part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        by_argument(inputs)
