@@ -14,6 +14,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.probe.eager import example_args, model_line, quiet
+from pipeline.probe.fake_caches import FakeCaches
 from pipeline.probe.held_values import is_plain
 from pipeline.probe.runs import refusal
 from pipeline.probe.state import ModuleState
@@ -52,6 +53,7 @@ class TorchProbe:
         self._weights: dict[str, torch.Tensor] | None = None
         self._known: list[Any] = []
         self._state = ModuleState(module)
+        self._caches = FakeCaches()
 
     def clock(self) -> float:
         return time.thread_time()  # what else the machine does costs none of it
@@ -75,6 +77,8 @@ class TorchProbe:
             return None
         except Exception as error:
             return refusal(sizes, error, self.line(error))
+        finally:
+            self._caches.clear()
         return True
 
     def _fake_weights(self) -> dict[str, torch.Tensor]:
