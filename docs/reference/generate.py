@@ -21,7 +21,8 @@ This page is generated from the command line's parser. To make it again:
     python docs/reference/generate.py
 
 `make` only calls these commands. Activate the environment first: `. .venv/bin/activate`.
-Every command accepts `--json` for a report as JSON, and `--debug` for a traceback with an error.
+Every command accepts `--json`: the report is JSON on stdout, and each step is a line of JSON
+on stderr. `--debug` shows a traceback with an error.
 
 | command | what it does |
 |---|---|

@@ -104,6 +104,6 @@ def _one_line(text: str) -> str:
 
 def _run(arguments: argparse.Namespace) -> int:
     command: Callable[[argparse.Namespace, Progress], int] = arguments.command
-    progress = Progress()
+    progress = Progress(as_json=getattr(arguments, "json", False))
     with progress.heartbeat(loads=hasattr(arguments, "model")):
         return command(arguments, progress)

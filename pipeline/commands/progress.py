@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import threading
 import time
@@ -22,17 +23,19 @@ _HEARTBEAT = 15.0  # seconds without output before a long stage prints that it s
 class Progress:
     """Shows each step on stderr when it begins, and while a long step runs.
 
-    In a pipe, each step is a line. On a terminal with rich (the extra ``live``), each stage is a
-    line, and the step that runs is a line below them with its seconds.
+    In a pipe, each step is a line; with `as_json`, it is a JSON object with its seconds. On a
+    terminal with rich (the extra ``live``), each stage is a line, and the step that runs is a line
+    below them with its seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_json: bool = False) -> None:
+        self._as_json = as_json
         self._start = time.monotonic()
         self._last = self._start
         self._text = ""
         self._stream = sys.stderr  # a model's own prints are hidden with sys.stderr
         self._done = threading.Event()
-        self._bar = _bar(self._stream)
+        self._bar = None if as_json else _bar(self._stream)
 
     def __call__(self, text: str) -> None:
         self._text, self._last = text, time.monotonic()
@@ -47,6 +50,9 @@ class Progress:
         self._bar.add_task(text, total=None)
 
     def _stamped(self, text: str) -> str:
+        if self._as_json:
+            seconds = round(time.monotonic() - self._start, 1)
+            return json.dumps({"seconds": seconds, "step": text})
         return f"[{time.monotonic() - self._start:6.1f} s] {text}"
 
     def _print(self, text: str) -> None:

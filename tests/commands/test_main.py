@@ -216,6 +216,16 @@ def test_progress_shows_while_a_model_prints(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.endswith("] export: trying sizes\n")
 
 
+def test_steps_as_lines_of_json(cli: Run) -> None:
+    code, output, errors = cli("convert", "tiny", "--out", "a", "--json", "--quick")
+    assert code == 0, errors
+    steps = [json.loads(line) for line in errors.splitlines()]
+    assert {"export", "rewrite", "build", "compare", "package"} <= {s["step"] for s in steps}
+    seconds = [step["seconds"] for step in steps]
+    assert seconds == sorted(seconds) and seconds[-1] > 0
+    assert json.loads(output)["manifest"]["name"] == "tiny"
+
+
 def test_a_pipe_hears_at_once_that_libraries_load() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pipeline", "check", "nothing"],
