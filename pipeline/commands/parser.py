@@ -43,6 +43,11 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "the output": ("out", "force", "diff", "details", "bench", "exported", "no_browser", "json"),
 }  # fmt: skip
 # commands to copy, the simplest one first
+FIRST = """examples:
+  pipeline convert net.py:net --input 'x:{b}x3x{h}x{w}' \\
+      --dim b=1:8 --dim h=64:512 --dim w=64:512
+  pipeline report artifacts/net
+  pipeline convert --help"""
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "convert": (
         "pipeline convert raft_small",
@@ -171,6 +176,8 @@ def command_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="pipeline",
         description="Convert PyTorch models to TensorRT engines, and check every result.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=FIRST,
     )
     parser.add_argument(
         "--debug", action="store_true", help="Show a traceback if the command fails"

@@ -408,10 +408,15 @@ def rule_words(size_rule: str) -> str:
 
 
 def dim_text(dim: Dim) -> str:
-    """The dim as you write it in Python: ``Dim("h", min=16, opt=32, max=64)``."""
+    """The dim as you write it in Python, and on the command line: ``--dim h=16:32:64``."""
     step = f", multiple_of={dim.multiple_of}" if dim.multiple_of > 1 else ""
     step += f", offset={dim.offset}" if dim.offset else ""
-    return f'Dim("{dim.name}", min={dim.min}, opt={dim.opt}, max={dim.max}{step})'
+    word = f"/{dim.multiple_of}" if dim.multiple_of > 1 else ""
+    word += f"+{dim.offset}" if dim.offset else ""
+    return (
+        f'Dim("{dim.name}", min={dim.min}, opt={dim.opt}, max={dim.max}{step}) '
+        f"(on the command line: --dim {dim.name}={dim.min}:{dim.opt}:{dim.max}{word})"
+    )
 
 
 def listed(sizes: Sequence[int]) -> str:

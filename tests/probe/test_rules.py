@@ -380,7 +380,10 @@ def test_rules_are_fitted_to_the_good_sizes() -> None:
     rule = fitted(dim, range(17, 101, 2), "w")
     assert rule.text() == "h must be odd"
     assert rule.refined == Dim("h", 17, 63, 99, 2, offset=1)
-    assert rule.declaration() == 'Dim("h", min=17, opt=63, max=99, multiple_of=2, offset=1)'
+    assert rule.declaration() == (
+        'Dim("h", min=17, opt=63, max=99, multiple_of=2, offset=1) '
+        "(on the command line: --dim h=17:63:99/2+1)"
+    )
     rule = fitted(dim, range(33, 98, 32), "w")
     assert rule.text() == "h must be 1 more than a multiple of 32"
     assert rule.refined == Dim("h", 33, 33, 97, 32, offset=1)
