@@ -153,7 +153,7 @@ CASES = [
             "multiple_of=16, offset=5",
         ],
     ),
-    (area, (), ["w*h < 10000 must hold", "line of area", "ranges of h and w"]),
+    (area, (), ["h*w < 10000 must hold", "line of area", "ranges of h and w"]),
 ]
 
 
