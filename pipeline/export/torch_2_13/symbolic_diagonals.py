@@ -14,20 +14,15 @@ import torch
 from torch.nn import functional
 
 Size = Any  # int or torch.SymInt
-_least: Any = torch.sym_min
 _most: Any = torch.sym_max
 
 
 def _diagonal(input: torch.Tensor, offset: Size = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """``diagonal`` by index, in the matrix as one row. It may be empty."""
+    """``diagonal``, as the main one of a part of the matrix: a view, so writes reach `input`."""
     if not isinstance(offset, torch.SymInt):
         return NotImplemented
     x = input.movedim((dim1, dim2), (-2, -1))
-    rows, columns = x.shape[-2:]
-    down, right = _most(-offset, 0), _most(offset, 0)
-    length = _most(_least(rows - down, columns - right), 0)
-    steps = torch.arange(length, device=input.device) * (columns + 1)
-    return x.flatten(-2).index_select(-1, steps + (down * columns + right))
+    return x[..., _most(-offset, 0) :, _most(offset, 0) :].diagonal(0, -2, -1)
 
 
 def _linalg_diagonal(A: torch.Tensor, *, offset: Size = 0, dim1: int = -2, dim2: int = -1) -> Any:
@@ -44,7 +39,10 @@ def _diag_embed(input: torch.Tensor, offset: Size = 0, dim1: int = -2, dim2: int
 
 
 def _diag(input: torch.Tensor, diagonal: Size = 0) -> Any:
-    return (_diag_embed if input.dim() == 1 else _diagonal)(input, diagonal)
+    if input.dim() == 1:
+        return _diag_embed(input, diagonal)
+    found = _diagonal(input, diagonal)
+    return found if found is NotImplemented else found.clone()  # torch's is no view
 
 
 def _diagflat(input: torch.Tensor, offset: Size = 0) -> Any:

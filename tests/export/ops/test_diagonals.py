@@ -42,6 +42,26 @@ def written(offset):
     return function
 
 
+def written_at(offset, take=torch.diagonal):
+    """Writes in a diagonal whose offset follows a size, and reads it by another view."""
+
+    def function(x):
+        x = x.clone()
+        seen = take(x, offset=offset(x))
+        x += 1
+        take(x, offset=offset(x)).mul_(2)
+        return torch.cat((x.flatten(), seen))
+
+    return function
+
+
+def written_in_a_copy(x):
+    """``diag`` is no view, so `x` stays."""
+    x = x.clone()
+    taken = torch.diag(x, x.shape[1] // 2).mul_(2)
+    return torch.cat((x.flatten(), taken))
+
+
 NUMBERS = {
     "main": lambda x: x.diagonal(),
     "above": lambda x: torch.diagonal(x, 2),
@@ -62,6 +82,9 @@ SIZES = {
     "a square of a row": lambda x: torch.diag(x[0], x.shape[0] - 3),
     "squares": lambda x: x.diag_embed(x.shape[0] // 2),
     "a square of all": lambda x: torch.diagflat(x, -(x.shape[0] // 2)),
+    "written": written_at(lambda x: x.shape[1] // 2),
+    "written above or below": written_at(lambda x: x.shape[1] - x.shape[0], torch.linalg.diagonal),
+    "written in a copy": written_in_a_copy,
     "filled": lambda x: x.clone().fill_diagonal_(2.5),
 }
 
