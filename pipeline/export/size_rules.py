@@ -37,9 +37,11 @@ def by_size_rule(guard: Broken, rules: Sequence[str]) -> Rule | None:
     if not text or len(guard.dims) < 2 or not _leaves_out(text, guard, rules):
         return None
     first, *others = [dim.name for dim in guard.dims]
-    if SizeRule(text).sign == "!=" and kept_rules([text], {d.name: d.opt for d in guard.dims}):
+    has_opt = kept_rules([text], {dim.name: dim.opt for dim in guard.dims})
+    if SizeRule(text).sign == "!=" and has_opt:
         return Rule("relation", first, tuple(others), size_rule=text)
-    return Rule("guard", first, tuple(others), formula=text)
+    opt = None if has_opt else guard.dims[0].opt
+    return Rule("guard", first, tuple(others), formula=text, opt=opt)
 
 
 def size_rule(words: str) -> str:

@@ -339,7 +339,8 @@ class Rule:
             SizeRule("" if self.padded else self.formula)
         except InputError:  # it is in torch's words
             return f"{ranges}: no Dim can express it"
-        return f"{rule_words(self.formula)}, or {ranges}"
+        excludes = "" if self.opt is None else ", which excludes your opt"
+        return f"{rule_words(self.formula)}{excludes}, or {ranges}"
 
 
 # code that makes a number of a size, and what to do instead

@@ -65,6 +65,7 @@ def test_only_a_rule_that_leaves_out_the_same_sizes() -> None:
     found = by_size_rule(Broken("", "Ne(w*h, 16)", dims, at_opt), ())
     assert found is not None
     assert (found.kind, found.formula) == ("guard", "h*w != 16")
+    assert "which excludes your opt" in str(found)
     assert 'rules=("h*w != 16",)' in str(found) and '--rule "h*w != 16"' in str(found)
 
 

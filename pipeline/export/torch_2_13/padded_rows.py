@@ -33,6 +33,9 @@ def _forward(
     if getattr(self, "mask_check", True):
         at_end = torch.logical_or(kept[:, :-1], padding[:, 1:]).all()
         kept = torch.logical_or(kept, at_end.logical_not())
+    else:  # eager mode keeps as many positions, counted from the start of each row
+        kept = torch.arange(padding.shape[1]) < kept.sum(1, keepdim=True)
+        padding = kept.logical_not()
 
     def zeroed(layer: nn.Module, args: Any, made: torch.Tensor) -> torch.Tensor:
         del layer, args

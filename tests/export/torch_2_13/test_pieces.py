@@ -208,11 +208,15 @@ class Strided(torch.nn.Module):
 class Padded(torch.nn.Module):
     """An encoder of rows that are padded."""
 
-    def __init__(self, padding: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self, padding: Callable[[torch.Tensor], torch.Tensor], mask_check: bool = True
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.encoder = torch.nn.TransformerEncoder(layer, 2, torch.nn.LayerNorm(8))
+        self.encoder = torch.nn.TransformerEncoder(
+            layer, 2, torch.nn.LayerNorm(8), mask_check=mask_check
+        )
         self.encoder.requires_grad_(False)
         self.padding = padding
 
@@ -275,6 +279,9 @@ FAULTS: dict[str, dict[str, Case]] = {
         "at the end": Case(lambda: Padded(last), (4, N, 8), written=True),
         "at the end, or before it": Case(
             lambda: Padded(lambda x: last(x)[:3].roll(-(x.shape[1] % 2), 1)), (3, N, 8)
+        ),
+        "before the end, without a check": Case(
+            lambda: Padded(lambda x: last(x)[:3].roll(1, 1), mask_check=False), (3, N, 8)
         ),
         "at the end, by floats": Case(
             lambda: Padded(lambda x: x.new_zeros(4, x.shape[1]).masked_fill(last(x), -torch.inf)),
