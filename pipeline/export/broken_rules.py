@@ -51,6 +51,7 @@ from pipeline.spec.rules import Rule
 _TRACES = 16  # most traces on other sides, besides those for new lines
 _QUICK_PAIRS = 20  # sets of sizes for two choices at once, in a quick export
 _NODES = 1000  # of the graphs that are traced on other sides, besides those for new lines
+_SAY = 25  # runs after which a line says how many there were
 _PAIR_NODES = 60_000  # of the graphs that run at sets of sizes for two choices at once
 
 
@@ -87,6 +88,8 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     def differs_at(sizes: Mapping[str, int]) -> bool:
         key = tuple(sizes[name] for name in names)
         if key not in tried:
+            if len(tried) % _SAY == 0:
+                task.watch.announce(f"compare the program at other sizes, {len(tried)} done")
             with torch.no_grad(), quiet(), eager.state.restored():
                 tried[key] = matters(graph(), eager.module, eager.args(sizes), tolerance)
                 if changed := frozenset(eager.state.changes()):

@@ -17,17 +17,18 @@ class Stopwatch:
     """Adds up wall-clock seconds by name: ``with watch("torch.export"): ...``.
 
     Args:
-        announce: Called with each name when it is timed for the first time.
+        announce: Called with each name when it is timed for the first time. Call it for steps
+            that are not timed.
     """
 
     def __init__(self, announce: Announce = silent) -> None:
         self.seconds: dict[str, float] = {}
-        self._announce = announce
+        self.announce = announce
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         if name not in self.seconds:
-            self._announce(name)
+            self.announce(name)
         start = time.perf_counter()
         try:
             yield

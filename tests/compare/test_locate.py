@@ -406,3 +406,22 @@ def test_values_of_every_kind_have_a_print(tmp_path: Path) -> None:
     told = locate((EXPORTED, REWRITTEN), feed, path, other)
     assert told.startswith("first difference: If node ")
     assert "branch has other numbers than exported" in told
+
+
+class Chosen(torch.nn.Module):
+    """The positions of zeros that tie, and what is there."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = x.relu().topk(6).indices
+        return x.gather(1, places)
+
+
+def test_indices_of_equal_values_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    example = torch.full((1, 12), -1.0)
+    torch.onnx.export(Chosen(), (example,), path, dynamo=True, input_names=["x"], verbose=False)
+    feed = {"x": -np.arange(1, 13, dtype=np.float32)[None]}
+    told = locate((TORCH, EXPORTED), feed, path, module=Chosen())
+    assert "its indices come from TopK node" in told, told
+    assert "torch may choose others of equal values there" in told
+    assert "its floating-point inputs agree within" in told

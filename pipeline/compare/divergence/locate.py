@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-5
 _SMALL = 1024
+_CHOOSE = ("TopK", "ArgMax", "ArgMin")  # ops that choose one of equal values
 _MANY = 8  # the largest constant that is shown, in numbers
 # attributes with sizes; integer constants have sizes too
 _SIZES = (
@@ -159,7 +160,11 @@ def _against_torch(
         return _failure(model)
     found = model.prints.values.get(parting.value)
     there = eager.shape_like(found, parting.nodes[-1]) if found is not None else None
-    facts = [_fixed(model, parting, there), _other_weight(model, parting, module)]
+    facts = [
+        _ties(flow, model, parting),
+        _fixed(model, parting, there),
+        _other_weight(model, parting, module),
+    ]
     return _told(model, parting, there, TORCH, facts)
 
 
@@ -218,11 +223,27 @@ def _told(
         what = f"has shape {list(mine.shape)}, {first} has {list(there)}"
     else:
         what = f"has other numbers than {first}"
-    near = f"its inputs agree within {max(parting.inside, 1e-7):.0e}"
+    near = f"its floating-point inputs agree within {max(parting.inside, 1e-7):.0e}"
     inside = "; ".join(fact for fact in (near, *facts) if fact)
     line = f"first difference: {called(node)}{origin_of(node)}: {parting.value} {what} ({inside})"
     failing = model.failing()
     return line + (f"; a later node fails: {_failure(model)}" if failing is not None else "")
+
+
+def _ties(flow: Flow, model: _Model, parting: Parting) -> str:
+    """Returns the node that chose the indices of the parting, which may differ where values tie."""
+    indices = [
+        name
+        for node in parting.nodes
+        for name in node.input
+        if name in flow.maker and name not in model.prints.real
+    ]
+    before = sorted(flow.behind(indices, numbers=True))
+    found = [flow.nodes[n] for n in before if flow.nodes[n].op_type in _CHOOSE]
+    if not found:
+        return ""
+    chosen = f"{called(found[-1])}{origin_of(found[-1])}"
+    return f"its indices come from {chosen}: torch may choose others of equal values there"
 
 
 def _failure(model: _Model, facts: Sequence[str] = ()) -> str:
