@@ -30,6 +30,7 @@ def add_command(add: Callable[..., Any]) -> None:
 
 def view(arguments: argparse.Namespace, announce: Callable[[str], None]) -> int:
     """Runs ``view`` until it is interrupted."""
+    del announce
     try:
         import netron
     except ImportError as error:
@@ -41,7 +42,6 @@ def view(arguments: argparse.Namespace, announce: Callable[[str], None]) -> int:
         file = Artifact.open(file, built=False).path / (EXPORTED if arguments.exported else MODEL)
     if not file.is_file():
         raise InputError(f"{file}: no such file")
-    announce(f"view {file}")
     with contextlib.redirect_stdout(sys.stderr):  # Netron prints its own line
         host, port = netron.start(str(file), browse=not arguments.no_browser)
     url = f"http://{host}:{port}"

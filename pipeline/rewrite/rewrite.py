@@ -18,6 +18,7 @@ from pipeline.errors import InputError, RewriteError
 from pipeline.graph.external_data import load_model
 from pipeline.graph.files import check_source, copy_model, nodes_of, opset_of, save_model
 from pipeline.graph.names import fix_defaults, name_apart, name_nodes
+from pipeline.graph.origin import source_of
 from pipeline.machine.target import Target
 from pipeline.passes import DEFAULT_PASSES, Change, Pass, inline_functions
 from pipeline.rewrite.record import PassRecord
@@ -38,6 +39,7 @@ class Rewritten:
             (Refusals of `Pass.tolerable` passes are warnings instead.)
         warnings: warnings for the user.
         library_seconds: seconds inside libraries, by name.
+        lines: the names of the refused nodes, with the module and the line that each comes from.
     """
 
     target: str
@@ -49,6 +51,7 @@ class Rewritten:
     refused: tuple[Change, ...]
     warnings: tuple[str, ...]
     library_seconds: Mapping[str, float] = field(default_factory=dict)
+    lines: Mapping[str, str] = field(default_factory=dict)
 
 
 def rewrite(
@@ -120,6 +123,8 @@ def rewrite(
     elif destination is not None:
         copy_model(source, destination, external)
     opset = opset_of(model)
+    refused = _final(records, passes)
+    names = {change.node for change in refused}
     return Rewritten(
         target=target.name,
         opset=opset,
@@ -127,16 +132,23 @@ def rewrite(
         nodes_before=before,
         nodes_after=sum(1 for _ in nodes_of(model.graph)),
         passes=tuple(records),
-        refused=_final(records, passes),
+        refused=refused,
         warnings=(*fixed, *_warnings(records, passes, opset, target), *_narrowed(model, target)),
+        lines={n.name: source_of(n) for n in nodes_of(model.graph) if n.name in names},
     )
 
 
 def raise_refused(result: Rewritten) -> None:
     """Raises `RewriteError` if the target cannot run a node and no pass fixes it."""
     if result.refused:
-        words = "; ".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused[:3])
-        more = f" (and {len(result.refused) - 3} more)" if len(result.refused) > 3 else ""
+        first: dict[tuple[str, str], str] = {}  # one node of each op and line
+        for c in result.refused:
+            line = result.lines.get(c.node, "")
+            place = f" ({line})" if line else ""
+            first.setdefault((c.op, line or c.node), f"{c.op} {c.node!r}{place}: {c.detail}")
+        shown = [*first.values()][:3]
+        words, left = "; ".join(shown), len(result.refused) - len(shown)
+        more = f" (and {left} more)" if left else ""
         raise RewriteError(
             f"target {result.target} cannot run this graph correctly: {words}{more}",
             detail="\n".join(f"{c.op} {c.node!r}: {c.detail}" for c in result.refused),

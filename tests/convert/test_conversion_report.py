@@ -134,3 +134,13 @@ def test_a_notebook_shows_the_verdict(converted: Report) -> None:
     html = failed._repr_html_()
     assert "FAILED: tiny" in html and "&lt;b&gt;" in html
     assert html.startswith("<pre") and html.endswith("</pre>")
+
+
+def test_a_file_that_no_pass_changed_is_named(converted: Report) -> None:
+    comparison = converted.manifest.comparison
+    assert comparison is not None
+    same = replace(comparison, notes=(*comparison.notes, note("model-unchanged")))
+    told = " ".join(
+        verdict(replace(converted, manifest=replace(converted.manifest, comparison=same))).split()
+    )
+    assert "model.onnx (the same as exported.onnx) at" in told

@@ -16,7 +16,7 @@ from pipeline.errors import InputError, RewriteError
 from pipeline.graph import files as _onnx_file
 from pipeline.machine.target import TARGETS
 from pipeline.passes import DEFAULT_PASSES, Change, Pass, PassResult, Versions
-from pipeline.rewrite.rewrite import rewrite
+from pipeline.rewrite.rewrite import Rewritten, raise_refused, rewrite
 
 OLD, RTX = TARGETS["tensorrt-8.6"], TARGETS["rtx-1.7"]
 TEXT = """<ir_version: 8, opset_import: ["" : 17], producer_name: "torch">
@@ -357,3 +357,16 @@ def test_float64_is_said_to_be_narrowed_everywhere(tmp_path, target) -> None:
     )
     (warning,) = rewrite(source, tmp_path / "out.onnx", target).warnings
     assert warning.startswith(f"x, y: {target} computes float64 as float32")
+
+
+def test_a_refusal_says_the_line_once() -> None:
+    refused = tuple(Change(f"n{k}", "NonZero", f"depends on v{k}") for k in range(3))
+    lines = {"n0": "module moe at net.py:5", "n1": "module moe at net.py:5", "n2": ""}
+    result = Rewritten("rtx-1.7", 18, False, 3, 3, (), refused, (), lines=lines)
+    with pytest.raises(RewriteError) as caught:
+        raise_refused(result)
+    assert str(caught.value) == (
+        "target rtx-1.7 cannot run this graph correctly: "
+        "NonZero 'n0' (module moe at net.py:5): depends on v0; NonZero 'n2': depends on v2 "
+        "(and 1 more)"
+    )
