@@ -152,7 +152,7 @@ def compared_text(manifest: Manifest) -> str:
         return "nothing: no output has elements at the compared sizes" if empty else "nothing"
     names = _and([_RUNS.get(run, run) for run in runs])
     if any(note.kind == "model-unchanged" for note in comparison.notes):
-        names = names.replace("exported.onnx", "model.onnx (the same as exported.onnx)")
+        names = names.replace("exported.onnx", "model.onnx (as exported)")
     text = f"{names} at {_count(len(done), 'set')} of sizes{_random(comparison)}"
     if errors:
         error, output = max(errors)

@@ -143,4 +143,4 @@ def test_a_file_that_no_pass_changed_is_named(converted: Report) -> None:
     told = " ".join(
         verdict(replace(converted, manifest=replace(converted.manifest, comparison=same))).split()
     )
-    assert "model.onnx (the same as exported.onnx) at" in told
+    assert "model.onnx (as exported) at" in told
