@@ -69,7 +69,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     inputs = eager.inputs
     assert tolerance is not None  # given or measured
     names = list(dims_of(inputs))
-    tried: dict[tuple[int, ...], bool] = {}
+    tried: dict[tuple[int, ...], bool | None] = {}  # None: the model gives NaN
 
     @cache
     def graph() -> torch.fx.GraphModule:
@@ -81,11 +81,19 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
             return affordable_elements(graph(), eager.args(traced.sizes))
 
     def differs(guard: Broken) -> bool:
-        done = [dict(zip(names, key, strict=True)) for key, wrong in tried.items() if not wrong]
+        done = [
+            dict(zip(names, key, strict=True)) for key, wrong in tried.items() if wrong is False
+        ]
         sets = tries(inputs, guard, program, spec.rules, together=together(), tried=done)
-        return not sets or any(map(differs_at, sets))  # a guard that can't be tried matters
+        judged = False
+        for sizes in sets:
+            wrong = differs_at(sizes)
+            if wrong:
+                return True
+            judged = judged or wrong is False
+        return not judged  # a guard that can't be tried matters
 
-    def differs_at(sizes: Mapping[str, int]) -> bool:
+    def differs_at(sizes: Mapping[str, int]) -> bool | None:
         key = tuple(sizes[name] for name in names)
         if key not in tried:
             if len(tried) % _SAY == 0:
@@ -190,7 +198,7 @@ def _rule(dim: Dim, needed: Sequence[Broken], log: GuardLog) -> Rule:
 def _behind(
     traced: Traced,
     task: Task,
-    differs_at: Callable[[Mapping[str, int]], bool],
+    differs_at: Callable[[Mapping[str, int]], bool | None],
     together: Callable[[], int],
 ) -> Hidden | None:
     """A choice of the program behind whose other side the model may have another result."""

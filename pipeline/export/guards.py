@@ -222,10 +222,12 @@ def matters(
     module: torch.nn.Module,
     args: Sequence[torch.Tensor],
     tolerance: Tolerance,
-) -> bool:
+) -> bool | None:
     """False if the exported program and the module agree at sizes that break a guard.
 
-    `graph` is the program from `unguarded`.
+    `graph` is the program from `unguarded`. NaN of the module says nothing: values may cause it,
+    such as a length that hides a whole row. If all of an output is NaN, and the others agree, the
+    result is None.
 
     Many guards only choose a faster way (memory layouts, sizes of 1). If the inputs are too large
     to try, the guard counts as one that matters.
@@ -237,19 +239,25 @@ def matters(
         got = flat_tensors(graph(*(arg.clone() for arg in args)))
     except Exception:  # the model, or the graph, fails at these sizes
         return True
-    return len(want) != len(got) or not all(
-        _same(a, b, tolerance) for a, b in zip(want, got, strict=True)
-    )
+    if len(want) != len(got):
+        return True
+    same = [_same(a, b, tolerance) for a, b in zip(want, got, strict=True)]
+    return True if False in same else None if None in same else False
 
 
-def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:
-    """True if two outputs differ only by rounding, within the tolerance and `_CLOSE`."""
+def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool | None:
+    """True if two outputs differ only by rounding, within the tolerance and `_CLOSE`; None if the
+    first is NaN."""
     if want.shape != got.shape or want.dtype != got.dtype:
         return False
     if torch.equal(want, got):
         return True
     if not want.dtype.is_floating_point:
         return False
+    known = ~want.isnan()
+    if not known.any():
+        return None
+    want, got = want[known], got[known]
     # numpy has no bfloat16
     difference = Difference(want.double().numpy(), got.double().numpy())
     return difference.within(tolerance) and difference.largest <= _CLOSE * difference.scale

@@ -294,7 +294,7 @@ def _exported(task: Task, sizes: Mapping[str, int]) -> Traced:
                 for size in legal_sizes(dim, LEAST):
                     args = eager.args({**sizes, dim.name: size})
                     with torch.no_grad(), quiet(), eager.state.restored():
-                        if matters(graph, eager.module, args, tolerance):
+                        if matters(graph, eager.module, args, tolerance) is not False:
                             raise error
         except ExportError:
             raise error from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -151,9 +152,24 @@ def test_what_matters() -> None:
         lambda x: x * 2e-5,
         lambda x: (x * 1e-5)[:, :, 1:],
         lambda x: (x * 1e-5).double(),
-        lambda x: x * float("nan"),
         lambda x: (x, x),
         lambda x: x.no_such_thing,
     ):
         assert matters(program, other, [x], loose)
     assert matters(program, lambda x: x * 1.000001e-5, [x], Tolerance(0, 1e-12, "a test"))
+
+
+def test_nan_of_the_model_says_nothing() -> None:
+    """A value may cause it, such as a length that hides a whole row."""
+    program = unguarded(traced(lambda x: x * 1e-5))
+    x = torch.rand(1, 3, 20, 30)
+    loose = Tolerance(1e-2, 1e-1, "a test")
+
+    def hidden(by: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: (x * by).index_fill(2, torch.tensor([3]), torch.nan)
+
+    assert matters(program, lambda x: x * torch.nan, [x], loose) is None
+    assert matters(program, hidden(1e-5), [x], loose) is False
+    assert matters(program, hidden(2e-5), [x], loose) is True
+    nan = unguarded(traced(lambda x: x * torch.nan))
+    assert matters(nan, lambda x: x * 1e-5, [x], loose) is True
