@@ -83,7 +83,7 @@ def test_lint_alone_speaks(tmp_path: Path, capfd: pytest.CaptureFixture[str], no
     out, errors = capfd.readouterr()
     assert json.loads(out)["findings"] == []
     (line,) = errors.splitlines()
-    assert line.endswith(f"] lint {path} for tensorrt-8.6")
+    assert json.loads(line)["step"] == f"lint {path} for tensorrt-8.6"
 
 
 def test_lint_of_what_cannot_be_mended(cli: Run, tmp_path: Path) -> None:

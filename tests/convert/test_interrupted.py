@@ -117,13 +117,14 @@ def test_two_conversions_into_one_place(tmp_path: Path) -> None:
     place = tmp_path / "a"
     first = command("convert", "tiny", "--out", place)
     assert first.stderr is not None
-    assert first.stderr.readline().rstrip().endswith("export")  # it holds the lock now
+    while not first.stderr.readline().rstrip().endswith("] export"):
+        assert first.poll() is None
+    # it holds the lock now
     second = command("convert", "tiny", "--out", place, "--option", "channels=2")
     _, errors = second.communicate(timeout=60)
     assert second.returncode == 2
-    assert errors.startswith(
-        f"error: {place}: another conversion is writing to it (pid {first.pid})"
-    )
+    held = f"error: {place}: another conversion is writing to it (pid {first.pid})"
+    assert errors.splitlines()[-1].startswith(held)
     _, errors = first.communicate(timeout=60)
     assert first.returncode == 0, errors
     assert Artifact.open(place).manifest.model.options == {"channels": 4}

@@ -153,7 +153,7 @@ def uneven(x):
 
 
 def never(x):
-    raise TypeError(f"no {x.ndim}-dimensional image")
+    raise ValueError(f"no {x.ndim}-dimensional image")
 
 
 def wrap(function) -> nn.Module:
