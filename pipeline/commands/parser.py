@@ -42,12 +42,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "the output": ("out", "force", "diff", "details", "bench", "exported", "no_browser", "json"),
 }  # fmt: skip
-# commands to copy, the simplest one first
+# the end of the help of `pipeline` itself
 FIRST = """examples:
   pipeline convert net.py:net --input 'x:{b}x3x{h}x{w}' \\
       --dim b=1:8 --dim h=64:512 --dim w=64:512
   pipeline report artifacts/net
   pipeline convert --help"""
+# commands to copy, the simplest one first
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "convert": (
         "pipeline convert raft_small",

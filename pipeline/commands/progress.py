@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 _LOADING = "load libraries"
-_FIRST = 0.1  # seconds without a step before a pipe is told that libraries load
+_FIRST = 0.1  # seconds after which a pipe gets a line, if no step has begun
 _HEARTBEAT = 15.0  # seconds without output before a long stage prints that it still runs
 
 

@@ -104,6 +104,9 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
                     task.writes.setdefault(changed, sizes)
         return tried[key]
 
+    def may_differ_at(sizes: Mapping[str, int]) -> bool:
+        return differs_at(sizes) is not False  # NaN may be what the other side of a branch gives
+
     def differs_beside(guard: Broken, others: Sequence[Broken]) -> bool:
         sets = tries_beside(inputs, guard, others, traced.sizes, spec.rules)
         return any(map(differs_at, sets))
@@ -112,7 +115,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     every += zero_divisors(program, inputs, spec.rules)
     unknown = [g for g in every if not g.formula and (unread or differs(g))]
     broken = _blamed(unknown, [g for g in every if g.formula], differs, differs_beside)
-    hidden = None if broken else _behind(traced, task, differs_at, together)
+    hidden = None if broken else _behind(traced, task, may_differ_at, together)
     if hidden is not None:
         broken = [hidden.choice.guard]
     untraced = hidden is not None and hidden.untraced
@@ -198,7 +201,7 @@ def _rule(dim: Dim, needed: Sequence[Broken], log: GuardLog) -> Rule:
 def _behind(
     traced: Traced,
     task: Task,
-    differs_at: Callable[[Mapping[str, int]], bool | None],
+    differs_at: Callable[[Mapping[str, int]], bool],
     together: Callable[[], int],
 ) -> Hidden | None:
     """A choice of the program behind whose other side the model may have another result."""

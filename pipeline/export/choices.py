@@ -138,7 +138,7 @@ class SideSearch:
     rules: tuple[str, ...]
     choices_at: Callable[[Sizes], list[Choice] | None]
     lines_at: Callable[[Sizes], set[Line]]
-    differs_at: Callable[[Sizes], bool | None]
+    differs_at: Callable[[Sizes], bool]
     elements: Callable[[Sizes], int]
     budget: int
     pairs: int = PAIRS
