@@ -226,8 +226,8 @@ def matters(
     """False if the exported program and the module agree at sizes that break a guard.
 
     `graph` is the program from `unguarded`. NaN of the module says nothing: values may cause it,
-    such as a length that hides a whole row. If all of an output is NaN, and the others agree, the
-    result is None.
+    such as a length that hides a whole row. If all of an output is NaN in the module alone, and the
+    others agree, the result is None.
 
     Many guards only choose a faster way (memory layouts, sizes of 1). If the inputs are too large
     to try, the guard counts as one that matters.
@@ -246,8 +246,8 @@ def matters(
 
 
 def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool | None:
-    """True if two outputs differ only by rounding, within the tolerance and `_CLOSE`; None if the
-    first is NaN."""
+    """True if two outputs differ only by rounding, within the tolerance and `_CLOSE`; None if
+    only the first is NaN."""
     if want.shape != got.shape or want.dtype != got.dtype:
         return False
     if torch.equal(want, got):
@@ -256,7 +256,7 @@ def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool |
         return False
     known = ~want.isnan()
     if not known.any():
-        return None
+        return True if got.isnan().all() else None
     want, got = want[known], got[known]
     # numpy has no bfloat16
     difference = Difference(want.double().numpy(), got.double().numpy())

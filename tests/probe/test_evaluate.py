@@ -173,3 +173,4 @@ def test_nan_of_the_model_says_nothing() -> None:
     assert matters(program, hidden(2e-5), [x], loose) is True
     nan = unguarded(traced(lambda x: x * torch.nan))
     assert matters(nan, lambda x: x * 1e-5, [x], loose) is True
+    assert matters(nan, lambda x: x * torch.nan, [x], loose) is False
