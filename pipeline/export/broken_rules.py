@@ -31,8 +31,8 @@ from pipeline.export.guards import (
     Broken,
     as_formula,
     broken_guards,
+    differs,
     good_sizes,
-    matters,
     recorded,
     unguarded,
 )
@@ -69,7 +69,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     inputs = eager.inputs
     assert tolerance is not None  # given or measured
     names = list(dims_of(inputs))
-    tried: dict[tuple[int, ...], bool | None] = {}  # None: the model gives NaN
+    tried: dict[tuple[int, ...], bool] = {}
 
     @cache
     def graph() -> torch.fx.GraphModule:
@@ -80,32 +80,21 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
         with quiet():
             return affordable_elements(graph(), eager.args(traced.sizes))
 
-    def differs(guard: Broken) -> bool:
-        done = [
-            dict(zip(names, key, strict=True)) for key, wrong in tried.items() if wrong is False
-        ]
+    def matters(guard: Broken) -> bool:
+        done = [dict(zip(names, key, strict=True)) for key, wrong in tried.items() if not wrong]
         sets = tries(inputs, guard, program, spec.rules, together=together(), tried=done)
-        judged = False
-        for sizes in sets:
-            wrong = differs_at(sizes)
-            if wrong:
-                return True
-            judged = judged or wrong is False
-        return not judged  # a guard that can't be tried matters
+        return not sets or any(map(differs_at, sets))  # a guard that can't be tried matters
 
-    def differs_at(sizes: Mapping[str, int]) -> bool | None:
+    def differs_at(sizes: Mapping[str, int]) -> bool:
         key = tuple(sizes[name] for name in names)
         if key not in tried:
             if len(tried) % _SAY == 0:
                 task.watch.announce(f"compare the program at other sizes, {len(tried)} done")
             with torch.no_grad(), quiet(), eager.state.restored():
-                tried[key] = matters(graph(), eager.module, eager.args(sizes), tolerance)
+                tried[key] = differs(graph(), eager, sizes, tolerance)
                 if changed := frozenset(eager.state.changes()):
                     task.writes.setdefault(changed, sizes)
         return tried[key]
-
-    def may_differ_at(sizes: Mapping[str, int]) -> bool:
-        return differs_at(sizes) is not False  # NaN may be what the other side of a branch gives
 
     def differs_beside(guard: Broken, others: Sequence[Broken]) -> bool:
         sets = tries_beside(inputs, guard, others, traced.sizes, spec.rules)
@@ -113,9 +102,9 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
 
     every = broken_guards(program, inputs, spec.rules)
     every += zero_divisors(program, inputs, spec.rules)
-    unknown = [g for g in every if not g.formula and (unread or differs(g))]
-    broken = _blamed(unknown, [g for g in every if g.formula], differs, differs_beside)
-    hidden = None if broken else _behind(traced, task, may_differ_at, together)
+    unknown = [g for g in every if not g.formula and (unread or matters(g))]
+    broken = _blamed(unknown, [g for g in every if g.formula], matters, differs_beside)
+    hidden = None if broken else _behind(traced, task, differs_at, together)
     if hidden is not None:
         broken = [hidden.choice.guard]
     untraced = hidden is not None and hidden.untraced
@@ -128,7 +117,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
         for guard in own:
             good = good_sizes(dim, needed)
             left = guard.sizes[np.isin(guard.sizes[:, 0], good)]
-            if len(left) and (hidden or guard.line or differs(replace(guard, sizes=left))):
+            if len(left) and (hidden or guard.line or matters(replace(guard, sizes=left))):
                 needed.append(guard)
         if needed:
             rules.append(replace(_rule(dim, needed, log), untraced=untraced))

@@ -12,7 +12,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from pipeline.export.negative_bases import module_of
 from pipeline.export.symbols import exact
-from pipeline.probe.eager import flat_tensors
+from pipeline.probe.eager import EagerModule, example_args, flat_tensors
 from pipeline.probe.evaluate import SYMBOL_NAME, holds, result_of, symbols_in, where_holds
 from pipeline.probe.grid import MOST_SIZES, complete, evidence, legal_sizes, size_grid
 from pipeline.spec.closeness import Difference
@@ -202,6 +202,7 @@ def guard_parts(guard: Any) -> list[str]:
 
 _FIRST = 1 << 23  # most input elements at the smallest sizes that break a guard
 _ANY = 1 << 40  # larger than every size
+_DRAWS = 4  # of the inputs' values, where the module gives NaN
 _CLOSE = 1e-4  # part of an output's largest value: a guard that changes more than this matters
 
 
@@ -225,9 +226,8 @@ def matters(
 ) -> bool | None:
     """False if the exported program and the module agree at sizes that break a guard.
 
-    `graph` is the program from `unguarded`. NaN of the module says nothing: values may cause it,
-    such as a length that hides a whole row. If all of an output is NaN in the module alone, and the
-    others agree, the result is None.
+    `graph` is the program from `unguarded`. The result is None if the module alone gives NaN
+    somewhere, and they agree elsewhere. See `differs`.
 
     Many guards only choose a faster way (memory layouts, sizes of 1). If the inputs are too large
     to try, the guard counts as one that matters.
@@ -245,9 +245,24 @@ def matters(
     return True if False in same else None if None in same else False
 
 
+def differs(
+    graph: torch.nn.Module, eager: EagerModule, sizes: Mapping[str, int], tolerance: Tolerance
+) -> bool:
+    """True if the exported program and the module do not agree at these sizes; see `matters`.
+
+    NaN of the module alone can come from values, such as a length that hides a whole row. So other
+    values are drawn then. NaN at each draw comes from the sizes.
+    """
+    for seed in range(eager.seed, eager.seed + _DRAWS):
+        found = matters(graph, eager.module, example_args(eager.inputs, seed, sizes), tolerance)
+        if found is not None:
+            return found
+    return True
+
+
 def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool | None:
     """True if two outputs differ only by rounding, within the tolerance and `_CLOSE`; None if
-    only the first is NaN."""
+    they do where the first is a number, and the second is a number elsewhere too."""
     if want.shape != got.shape or want.dtype != got.dtype:
         return False
     if torch.equal(want, got):
@@ -255,9 +270,9 @@ def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool |
     if not want.dtype.is_floating_point:
         return False
     known = ~want.isnan()
-    if not known.any():
-        return True if got.isnan().all() else None
-    want, got = want[known], got[known]
-    # numpy has no bfloat16
-    difference = Difference(want.double().numpy(), got.double().numpy())
-    return difference.within(tolerance) and difference.largest <= _CLOSE * difference.scale
+    if known.any():
+        # numpy has no bfloat16
+        difference = Difference(want[known].double().numpy(), got[known].double().numpy())
+        if not difference.within(tolerance) or difference.largest > _CLOSE * difference.scale:
+            return False
+    return True if got[~known].isnan().all() else None

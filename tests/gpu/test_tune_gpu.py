@@ -74,7 +74,7 @@ def test_the_kept_engine_is_right_and_its_table_goes_with_the_next_build(
 
 def test_no_time_leaves_the_artifact_as_it_is(cli: Run, products: Path) -> None:
     before = Artifact.open(products).manifest
-    code, output, errors = cli("tune", products, "--minutes", "0.0001")
+    code, output, errors = cli("tune", products, "--minutes", "1e-9")  # over before the first try
     assert code == 1, errors
     assert "To try more: --minutes" in output
     assert Artifact.open(products).manifest == before
