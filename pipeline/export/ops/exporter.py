@@ -15,7 +15,7 @@ import torch
 
 from pipeline.errors import ExportError
 from pipeline.export.declared import declaring_symbols
-from pipeline.export.ops import integers, pools, small_matrices, translation_table
+from pipeline.export.ops import integers, pools, selections, small_matrices, translation_table
 from pipeline.export.ops.bounded import knowing
 from pipeline.export.ops.refusals import line_of, refusal
 from pipeline.export.torch_2_13 import mended
@@ -170,8 +170,10 @@ def _goes_another_way(node: torch.fx.Node) -> bool:
     """True for an op that reaches another translation.
 
     The exporter turns the number in ``x % 3`` into a tensor where x is not int64, and in ``3 % x``.
-    ``remainder.Tensor`` has a translation of its own.
+    ``remainder.Tensor`` has a translation of its own, and so has ``where.self``.
     """
+    if node.target in selections.WITH_NUMBERS:
+        return True
     value = node.meta.get("val")
     if node.target not in integers.WITH_NUMBERS or not isinstance(value, torch.Tensor):
         return False

@@ -83,7 +83,8 @@ PIECES: tuple[Piece, ...] = (
         "symbolic_steps",
         seen="2.13.0",
         without="linspace, windows, tril_indices, diagonal, affine_grid, cdist, chunk, split, "
-        "tensor_split, one_hot and pools make a constant of a symbolic size, or fail at it.",
+        "tensor_split, one_hot, take_along_dim, kron and pools make a constant of a symbolic size, "
+        "or fail at it.",
         apply=lambda module, sizes: symbolic_steps.SymbolicSteps(),  # noqa: ARG005
         threads=(
             "https://github.com/pytorch/pytorch/pull/184939",  # linspace

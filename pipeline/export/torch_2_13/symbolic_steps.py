@@ -8,7 +8,8 @@ symbolic sizes. The output sizes of adaptive max pools and of ``adaptive_avg_poo
 numbers too: these are traced as an op of ours, and as a 2-D pool. So is ``max_pool1d``. Pools whose
 window is the whole axis are traced as a mean or a maximum, and ``one_hot`` as a comparison. For
 windows and the indices of triangles see `pipeline.export.torch_2_13.symbolic_ranges`, for diagonals
-`pipeline.export.torch_2_13.symbolic_diagonals`.
+`pipeline.export.torch_2_13.symbolic_diagonals`, for ``take_along_dim`` and ``kron``
+`pipeline.export.torch_2_13.symbolic_products`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from pipeline.errors import ExportError
 from pipeline.export.ops.pools import sized_max_pool
 from pipeline.export.torch_2_13.symbolic_diagonals import DIAGONALS
+from pipeline.export.torch_2_13.symbolic_products import PRODUCTS
 from pipeline.export.torch_2_13.symbolic_ranges import RANGES, Size, linspace
 
 _NUMPYS = {"axis": "dim", "x": "input"}  # numpy's names of arguments, which torch takes too
@@ -323,6 +325,7 @@ def affine_grid(
 _OTHERS: dict[Callable[..., Any], Callable[..., Any]] = {
     **RANGES,
     **DIAGONALS,
+    **PRODUCTS,
     torch.arange: _arange,
     functional.affine_grid: _affine_grid,
     torch.cdist: _cdist,

@@ -24,6 +24,7 @@ from pipeline.export.ops import (
     scans,
     scatters,
     search,
+    selections,
     small_matrices,
     special,
     translation_table,
@@ -330,7 +331,7 @@ def test_every_translation_is_tried() -> None:
     """A case covers each key of the table, or covers a key with the same function."""
     tried = {function for f, targets in CASES.values() for function in targets}
     functions = {translation_table()[target] for target in tried}
-    # these are in test_missing.py, test_extremes.py, test_scatters.py and test_recurrent.py
+    # these have files of their own
     modules = (
         convolutions,
         extremes,
@@ -339,6 +340,7 @@ def test_every_translation_is_tried() -> None:
         scans,
         scatters,
         search,
+        selections,
         small_matrices,
         special,
     )

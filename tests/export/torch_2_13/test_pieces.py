@@ -254,6 +254,8 @@ FAULTS: dict[str, dict[str, Case]] = {
             (1, 3, N, W),
         ),
         "cdist": Case(lambda: Of(lambda x: torch.cdist(x, x + 1)), (W, 4)),
+        "kron": Case(lambda: Of(lambda x: torch.kron(x, x)), (3, W)),
+        "take_along_dim": Case(lambda: Of(lambda x: x.take_along_dim(x.argsort(1), 1)), (N, W)),
         "torch.chunk": Case(lambda: Of(lambda x: torch.chunk(x, 2, 1)[0]), (3, W), written=True),
         "Tensor.chunk": Case(lambda: Of(lambda x: x.chunk(2, 1)[1]), (3, W), written=True),
         "Tensor.split": Case(

@@ -1,0 +1,52 @@
+"""``where`` and ``masked_fill`` of booleans, for which ONNX Runtime has no Where (1.31)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from onnx import TensorProto
+
+from pipeline.export.ops.sizes import Value, number, op
+
+aten: Any = torch.ops.aten
+
+
+def where(condition: Value, self: Any, other: Any) -> Value:
+    """``where``: elements of `self` where the condition holds, and of `other` elsewhere.
+
+    Args:
+        condition: a boolean tensor.
+        self, other: tensors of one dtype, or a number in place of a tensor.
+    """
+    if all(isinstance(x, bool) or _dtype(x) == TensorProto.BOOL for x in (self, other)):
+        return _of_booleans(condition, self, other)
+    return op.Where(condition, self, other)
+
+
+def masked_fill(self: Value, mask: Value, value: Any) -> Value:
+    """``masked_fill`` by a number, or by a tensor that is one."""
+    if self.dtype != TensorProto.BOOL:
+        return op.Where(mask, op.CastLike(value, self), self)
+    value = bool(value) if isinstance(value, int | float) else op.Cast(value, to=self.dtype)
+    return _of_booleans(mask, value, self)
+
+
+def _of_booleans(condition: Value, self: Any, other: Any) -> Value:
+    yes, no = (number(x, TensorProto.BOOL) if isinstance(x, bool) else x for x in (self, other))
+    return op.Or(op.And(condition, yes), op.And(op.Not(condition), no))
+
+
+def _dtype(value: Any) -> int | None:
+    return getattr(value, "dtype", None)
+
+
+# torch may make tensors of their numbers, and call where.self
+WITH_NUMBERS = (aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther)
+TRANSLATIONS: dict[Any, Callable[..., Value]] = {
+    aten.where.self: where,
+    **dict.fromkeys(WITH_NUMBERS, where),
+    aten.masked_fill.Scalar: masked_fill,
+    aten.masked_fill.Tensor: masked_fill,
+}
