@@ -76,8 +76,11 @@ class Batch:
 def find_batch(interface: Interface) -> Batch | None:
     """Finds the dim that is only the first axis of inputs and outputs; None if there is none.
 
-    Tensors without the dim do not matter (a position, a mask for all rows).
+    Tensors without the dim do not matter (a position, a mask for all rows). A dim that bounds the
+    values of an input counts no batch: its values are positions on that axis, as in a graph.
     """
+    bounds = [size for i in interface.inputs for size in (i.low, i.high)]
+    ends = [(end,) for end in bounds if isinstance(end, Dim | DimExpr)]
     outputs = interface.output_shapes
     shapes = {**interface.input_shapes, **outputs}
     first = [i.shape[0] for i in interface.inputs if i.shape]
@@ -88,7 +91,7 @@ def find_batch(interface: Interface) -> Batch | None:
             if shape and size_text(shape[0]) == dim.name and not _uses(shape[1:], dim)
         }
         others = [shape for name, shape in shapes.items() if name not in rows]
-        if not any(_uses(shape, dim) for shape in others) and rows & outputs.keys():
+        if not any(_uses(shape, dim) for shape in (*others, *ends)) and rows & outputs.keys():
             return Batch(dim, interface, frozenset(rows))
     return None
 

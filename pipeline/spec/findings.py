@@ -159,8 +159,9 @@ NOTES: Mapping[NoteKind, Kind] = {
         "TensorRT knows these output sizes only when it runs: {names}",
     ),
     "no-batch-dim": Kind(
-        "No dim is only the first axis of inputs and outputs, so no batch rows were checked.",
-        "batch rows were not checked: no dim is only the first axis of inputs and outputs",
+        "No dim is only the first axis of inputs and outputs, or it bounds an input's values.",
+        "batch rows were not checked: no dim is only the first axis of inputs and outputs, and "
+        "bounds no values",
     ),
     "rows-nothing-compared": Kind(
         "No size was compared, so no batch rows were checked.",

@@ -315,7 +315,8 @@ def test_why_no_rows_are_checked(tmp_path: Path, stand: Callable[[Fault], None])
     assert notes(run(Config(fixed, out=tmp_path / "a"))) == [
         (
             "no-batch-dim",
-            "batch rows were not checked: no dim is only the first axis of inputs and outputs",
+            "batch rows were not checked: no dim is only the first axis of inputs and outputs, and "
+            "bounds no values",
         )
     ]
     b, w = Dim("b", 1, 3, 4), Dim("w", 4, 6, 9)

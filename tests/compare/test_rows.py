@@ -126,6 +126,9 @@ def test_a_run_that_fails_is_a_fault(tmp_path: Path) -> None:
         ([X], {"y": (4,)}, None),  # no output has rows
         ([Input("x", (1, 3, B))], {"y": (1, "b")}, None),
         ([Input("x", (S, B)), Input("m", (B,))], {"y": ("b", "s")}, None),
+        # nodes of a graph: the edges are positions of rows
+        ([X, Input("edges", (2, S), "int64", 0, B - 1)], {"y": ("b", 4)}, None),
+        ([X, Input("n", (B,), "int64", 1, S)], {"y": ("b", 4)}, {"x", "n", "y"}),
     ],
 )
 def test_which_dim_counts_the_rows(

@@ -243,7 +243,10 @@ def _ties(flow: Flow, model: _Model, parting: Parting) -> str:
     if not found:
         return ""
     chosen = f"{called(found[-1])}{origin_of(found[-1])}"
-    return f"its indices come from {chosen}: torch may choose others of equal values there"
+    return (
+        f"its indices come from {chosen}: torch may choose others of values that are equal within "
+        "rounding. Other random values (--seed 1), or your own (--inputs), may have no such ties"
+    )
 
 
 def _failure(model: _Model, facts: Sequence[str] = ()) -> str:
