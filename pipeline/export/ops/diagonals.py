@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from onnx import TensorProto
 
+from pipeline.export.ops.selections import of_booleans
 from pipeline.export.ops.sizes import (
     Size,
     Value,
@@ -107,7 +108,7 @@ def diagonal_scatter(x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2:
     on = op.Equal(op.Add(upright, ints(offset)), columns)
     others = op.Transpose(x, perm=order)
     if x.dtype == TensorProto.BOOL:  # ONNX Runtime has no Where of booleans
-        found = op.Or(op.And(on, values), op.And(op.Not(on), others))
+        found = of_booleans(on, values, others)
     else:
         found = op.Where(on, values, others)
     return op.Transpose(found, perm=[order.index(n) for n in range(axes)])

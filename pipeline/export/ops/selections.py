@@ -21,7 +21,7 @@ def where(condition: Value, self: Any, other: Any) -> Value:
         self, other: tensors of one dtype, or a number in place of a tensor.
     """
     if all(isinstance(x, bool) or _dtype(x) == TensorProto.BOOL for x in (self, other)):
-        return _of_booleans(condition, self, other)
+        return of_booleans(condition, self, other)
     return op.Where(condition, self, other)
 
 
@@ -30,10 +30,11 @@ def masked_fill(self: Value, mask: Value, value: Any) -> Value:
     if self.dtype != TensorProto.BOOL:
         return op.Where(mask, op.CastLike(value, self), self)
     value = bool(value) if isinstance(value, int | float) else op.Cast(value, to=self.dtype)
-    return _of_booleans(mask, value, self)
+    return of_booleans(mask, value, self)
 
 
-def _of_booleans(condition: Value, self: Any, other: Any) -> Value:
+def of_booleans(condition: Value, self: Any, other: Any) -> Value:
+    """``where`` of two boolean tensors, or bools."""
     yes, no = (number(x, TensorProto.BOOL) if isinstance(x, bool) else x for x in (self, other))
     return op.Or(op.And(condition, yes), op.And(op.Not(condition), no))
 
