@@ -110,6 +110,25 @@ class Part:
         self.add({"runner": runner, "sizes": None, "why": why})
 
     @property
+    def known(self) -> bool:
+        """Whether torch can make the model."""
+        return self.manifest.model.source in MODELS or bool(self.arguments.module)
+
+    @property
+    def unknown(self) -> str:
+        return f"{self.manifest.model.source} is not a model of the zoo; pass --module FILE.py:NAME"
+
+    @property
+    def model(self) -> list[str]:
+        """The words that name the model to the scripts that run in torch."""
+        words = [self.name, *(word for option in self.options for word in ("--option", option))]
+        if self.arguments.module:
+            words += ["--module", self.arguments.module, "--artifact", str(self.place)]
+        if self.arguments.weights:
+            words += ["--weights", str(self.arguments.weights)]
+        return words
+
+    @property
     def how(self) -> list[str]:
         """The options that all measuring parts share."""
         words = ["--repeat", str(self.arguments.repeat), "--seconds", str(self.arguments.seconds)]
@@ -123,13 +142,10 @@ def count_floors(part: Part) -> None:
 
 
 def run_torch(part: Part) -> None:
-    if part.manifest.model.source not in MODELS:
-        part.failed("torch", f"{part.manifest.model.source} is not a model of the zoo")
+    if not part.known:
+        part.failed("torch", part.unknown)
         return
-    command = [*part.arguments.torch_python, str(HERE / "torch_baselines.py"), part.name]
-    command += [word for option in part.options for word in ("--option", option)]
-    if part.arguments.weights:
-        command += ["--weights", str(part.arguments.weights)]
+    command = [*part.arguments.torch_python, str(HERE / "torch_baselines.py"), *part.model]
     names = part.arguments.variant or variants(part.manifest.precision)
     command += [word for name in names for word in ("--variant", name)]
     command += ["--device", part.arguments.device, *part.how]
@@ -153,8 +169,8 @@ def run_engine(part: Part) -> None:
 
 def run_naive(part: Part) -> None:
     """The engine of a plain torch.onnx.export, by both exporters. See naive_engine.py."""
-    if part.manifest.model.source not in MODELS:
-        part.failed("naive", f"{part.manifest.model.source} is not a model of the zoo")
+    if not part.known:
+        part.failed("naive", part.unknown)
         return
     for exporter in EXPORTERS:
         with tempfile.TemporaryDirectory() as folder:
@@ -167,9 +183,7 @@ def _naive(part: Part, exporter: str, folder: Path) -> str:
     """Exports, builds and measures. Returns the reason of a failure."""
     arguments, model, copy = part.arguments, folder / "naive.onnx", folder / "naive"
     script = str(HERE / "naive_engine.py")
-    export = [*arguments.torch_python, script, "export", part.name, "--exporter", exporter]
-    export += [word for option in part.options for word in ("--option", option)]
-    export += ["--weights", str(arguments.weights)] if arguments.weights else []
+    export = [*arguments.torch_python, script, "export", *part.model, "--exporter", exporter]
     stored = arguments.naive and arguments.naive / f"{part.name}-{exporter}.onnx"
     if stored and stored.is_file():
         model = stored
@@ -317,6 +331,11 @@ def main() -> int:
     running.add_argument(
         "--naive", type=Path, metavar="DIR",
         help="a folder with plain exports; others are made by --torch-python",
+    )  # fmt: skip
+    running.add_argument(
+        "--module", metavar="FILE.py:NAME",
+        help="for torch and naive: the function that makes the artifact's model, if it is not of "
+        "the zoo",
     )  # fmt: skip
     running.add_argument("--weights", type=Path, help="for torch: the weights of the artifact")
     running.add_argument(

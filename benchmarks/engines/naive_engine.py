@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torch_baselines import spec_of
+from torch_baselines import add_model, spec_of
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.errors import PipelineError
@@ -33,9 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     exporting = commands.add_parser("export")
-    exporting.add_argument("model")
-    exporting.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
-    exporting.add_argument("--weights", type=Path)
+    add_model(exporting)
     exporting.add_argument("--exporter", choices=EXPORTERS, required=True)
     exporting.add_argument("--out", type=Path, required=True)
     building = commands.add_parser("build")

@@ -1,8 +1,11 @@
-"""Times a model of the zoo in torch, eager and compiled: what a user runs without an engine.
+"""Times a model in torch, eager and compiled: what a user runs without an engine.
 
     python3 benchmarks/engines/torch_baselines.py raft --option updates=12 --shape h=440,w=1024
         [--variant compile-tf32 ...] [--time-limit 240] [--out FILE] [--reference DIR]
         [--device cpu]
+
+The model is one of the zoo. Any other needs ``--module FILE.py:NAME``, where NAME() returns the
+module, and ``--artifact DIR``, which has its inputs and dims.
 
 Use a Python that has torch with CUDA, with this repository on PYTHONPATH. Each variant runs in a
 child process. After --time-limit seconds it is killed with its children: compiling can take
@@ -49,7 +52,7 @@ from references import held_against, keep, reference_file
 from torch_module import flat, half_type, module_of, store_half
 
 from pipeline.commands.bench.measure import Method, WallClock, input_sets, timed
-from pipeline.errors import PipelineError
+from pipeline.errors import InputError, PipelineError
 from pipeline.spec.dims import Dim, sizes_text
 from pipeline.spec.profiles import Profile, sizes_to_time
 
@@ -89,9 +92,7 @@ VARIANTS: dict[str, Variant] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--weights", type=Path)
+    add_model(parser)
     parser.add_argument("--shape", action="append", default=[], metavar="DIM=SIZE,...")
     parser.add_argument("--variant", action="append", default=[], choices=VARIANTS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -135,8 +136,9 @@ def run_variant(
     command += ["--seconds", str(arguments.seconds)]
     for flag, values in (("--option", arguments.option), ("--shape", shapes)):
         command += [word for value in values for word in (flag, value)]
-    for flag, value in (("--weights", arguments.weights), ("--reference", arguments.reference)):
-        command += [flag, str(value)] if value else []
+    for name in ("weights", "reference", "module", "artifact"):
+        value = getattr(arguments, name)
+        command += [f"--{name}", str(value)] if value else []
     left = [dict(sizes) for sizes in points]
 
     def pass_on(record: dict[str, Any]) -> None:
@@ -150,9 +152,21 @@ def run_variant(
         tell({**_record(arguments, variant, sizes), **told})
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The arguments that `spec_of` reads."""
+    parser.add_argument("model", help="a model of the zoo, or any name with --module")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--module", metavar="FILE.py:NAME", help="a function that makes the model")
+    parser.add_argument("--artifact", type=Path, help="with --module: its inputs and dims")
+
+
 def spec_of(arguments: argparse.Namespace) -> Any:
+    """The spec of a model of the zoo, or of --module with the inputs and dims of --artifact."""
     from pipeline.source.zoo import find_spec
 
+    if arguments.module:
+        return _own_spec(arguments)
     options: dict[str, Any] = {}
     for text in arguments.option:
         name, _, value = text.partition("=")
@@ -161,6 +175,21 @@ def spec_of(arguments: argparse.Namespace) -> Any:
         except ValueError:
             options[name] = value
     return find_spec(arguments.model, options, arguments.weights)
+
+
+def _own_spec(arguments: argparse.Namespace) -> Any:
+    from pipeline.artifact.artifact import Artifact
+    from pipeline.source.factory import find_factory
+    from pipeline.spec.model import ModelSpec
+
+    if arguments.artifact is None:
+        raise InputError("--module needs --artifact DIR")
+    factory = find_factory(arguments.module)
+    declared = Artifact.open(arguments.artifact, check=False).manifest.interface
+    return ModelSpec(
+        name=arguments.model, build=lambda _: factory.make(), inputs=declared.inputs,
+        outputs=declared.outputs, rules=declared.rules, profiles=declared.profiles,
+    )  # fmt: skip
 
 
 def _points(spec: Any, shapes: Sequence[str]) -> list[Mapping[str, int]]:

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from pipeline.artifact.artifact import Artifact
+from pipeline.commands.bench.measure import input_sets
 from pipeline.export.module import made
 from pipeline.export.padding import PaddedModule
 from pipeline.source.zoo import find_spec
@@ -44,6 +47,24 @@ def test_torch_runs_every_size_and_is_its_own_reference(tmp_path: Path) -> None:
     assert [r["error"] for r in found[:2]] == [0, 0]
     assert all(1e-4 < r["error"] < 0.1 for r in found[2:])
     assert all(r["median_ms"] > 0 and r["options"] == ["channels=4"] for r in found)
+
+
+def test_a_model_of_ones_own_has_the_inputs_of_its_artifact(artifact: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import torch\n\nclass Twice(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return 2 * x\n\ndef net():\n    return Twice()\n"
+    )
+    (found,) = baseline(
+        "own", "--module", f"{own}:net", "--artifact", artifact, "--shape", "h=21,w=30",
+        "--variant", "eager-fp32", "--reference", tmp_path,
+    )  # fmt: skip
+    assert (found["model"], found["sizes"]) == ("own", {"h": 21, "w": 30})
+    (stored,) = tmp_path.glob("*.npz")
+    (result,) = np.load(stored).values()
+    inputs = Artifact.open(artifact).manifest.interface.inputs
+    (given,) = input_sets(inputs, {"h": 21, "w": 30})[0].values()
+    np.testing.assert_array_equal(result, 2 * given)
 
 
 def test_pure_half_has_no_autocast(tmp_path: Path) -> None:
