@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 from readme_commands import ROOT
 
@@ -29,11 +31,32 @@ def site(config: Path, out: Path) -> subprocess.CompletedProcess[str]:
 def test_the_site_is_whole(tmp_path: Path) -> None:
     done = site(ROOT / "mkdocs.yml", tmp_path / "site")
     assert done.returncode == 0, done.stderr + done.stdout
-    pages = list((ROOT / "docs").rglob("*.md"))
+    pages = [p for p in (ROOT / "docs").rglob("*") if p.suffix in (".md", ".ipynb")]
     assert len(list((tmp_path / "site").rglob("index.html"))) == len(pages)
     index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text())
     found = {entry["location"].partition("#")[0] for entry in index["docs"]}
     assert len(found) == len(pages)
+
+
+def test_a_notebook_links_to_pages_of_the_site(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    (docs / "guide").mkdir(parents=True)
+    (docs / "index.md").write_text("# Start")
+    shutil.copy(ROOT / "docs" / "notebook_links.py", docs)
+    config = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
+    (tmp_path / "mkdocs.yml").write_text(config)
+
+    def built(link: str) -> subprocess.CompletedProcess[str]:
+        cell = nbformat.v4.new_markdown_cell(f"[a page]({link})")
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), docs / "guide" / "one.ipynb")
+        return site(tmp_path / "mkdocs.yml", tmp_path / "site")
+
+    good = built("../index.md")
+    assert good.returncode == 0, good.stderr
+    page = (tmp_path / "site" / "guide" / "one" / "index.html").read_text()
+    assert 'href="../../"' in page and "index.md" not in page
+    bad = built("../missing.md")
+    assert bad.returncode != 0 and "missing.md" in bad.stdout + bad.stderr
 
 
 @pytest.mark.parametrize(
@@ -48,6 +71,7 @@ def test_a_broken_link_is_an_error(tmp_path: Path, text: str, said: str) -> None
     (docs / "guide").mkdir(parents=True)
     (docs / "index.md").write_text(text)
     (docs / "guide" / "own-model.md").write_text("# A page")
+    shutil.copy(ROOT / "docs" / "notebook_links.py", docs)
     config = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
     (tmp_path / "mkdocs.yml").write_text(config)
     done = site(tmp_path / "mkdocs.yml", tmp_path / "site")

@@ -1,0 +1,64 @@
+"""The notebooks run from top to bottom without a GPU, and show what their text says."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from readme_commands import ROOT
+
+FOLDER = ROOT / "docs" / "notebooks"
+
+# what the outputs of each notebook must hold
+SHOWN = {
+    "first-conversion": [
+        "No findings block a conversion",
+        "{'b': 4, 'h': 128, 'w': 128} compared",
+        "model baked: h must be 64",
+    ],
+    "half-precision": [
+        "model loud_half: output of half against torch",
+        "First overflow in half precision: the Mul node",
+        "1 island of float32",
+    ],
+    "onnx-file": [
+        "fixed: decompose_instance_norm",
+        'y = Clip (instance_norm, "node_minimum/low", clone)',
+        "['relu6', ",
+    ],
+}
+
+
+def text_of(notebook: nbformat.NotebookNode) -> str:
+    """All that the cells printed, and their values."""
+    parts = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            parts += [output.get("text", ""), output.get("data", {}).get("text/html", "")]
+    return "".join(parts)
+
+
+def test_every_notebook_is_tested() -> None:
+    assert sorted(p.stem for p in FOLDER.glob("*.ipynb")) == sorted(SHOWN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SHOWN))
+def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    stored = nbformat.read(FOLDER / f"{name}.ipynb", 4)
+    notebook = nbformat.from_dict(stored.copy())
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell["outputs"] = []
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()  # raises at the first cell that fails
+    text = text_of(notebook)
+    for words in SHOWN[name]:
+        assert words in text
+        assert words in text_of(nbformat.read(FOLDER / f"{name}.ipynb", 4)), "store it again"
