@@ -77,9 +77,10 @@ def find_batch(interface: Interface) -> Batch | None:
     """Finds the dim that is only the first axis of inputs and outputs; None if there is none.
 
     Tensors without the dim do not matter (a position, a mask for all rows). A dim that bounds the
-    values of an input counts no batch: its values are positions on that axis, as in a graph.
+    integers of an input counts no batch: they are positions on that axis, as in a graph.
     """
-    bounds = [size for i in interface.inputs for size in (i.low, i.high)]
+    whole = [i for i in interface.inputs if "int" in i.dtype]
+    bounds = [size for i in whole for size in (i.low, i.high)]
     ends = [(end,) for end in bounds if isinstance(end, Dim | DimExpr)]
     outputs = interface.output_shapes
     shapes = {**interface.input_shapes, **outputs}

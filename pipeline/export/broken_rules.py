@@ -91,7 +91,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
             if len(tried) % _SAY == 0:
                 task.watch.announce(f"compare the program at other sizes, {len(tried)} done")
             with torch.no_grad(), quiet(), eager.state.restored():
-                tried[key] = differs(graph(), eager, sizes, tolerance)
+                tried[key] = differs(graph(), eager, sizes, tolerance, traced.sizes)
                 if changed := frozenset(eager.state.changes()):
                     task.writes.setdefault(changed, sizes)
         return tried[key]

@@ -202,7 +202,7 @@ def guard_parts(guard: Any) -> list[str]:
 
 _FIRST = 1 << 23  # most input elements at the smallest sizes that break a guard
 _ANY = 1 << 40  # larger than every size
-_DRAWS = 4  # of the inputs' values, where the module gives NaN
+_DRAWS = 16  # of the inputs' values at most, where the module alone gives NaN
 _CLOSE = 1e-4  # part of an output's largest value: a guard that changes more than this matters
 
 
@@ -218,61 +218,87 @@ def unguarded(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     return graph
 
 
-def matters(
+def differs(
+    graph: torch.nn.Module,
+    eager: EagerModule,
+    sizes: Mapping[str, int],
+    tolerance: Tolerance,
+    usual: Mapping[str, int],
+) -> bool:
+    """True if the exported program and the module do not agree at sizes that break a guard.
+
+    Many guards only choose a faster way (memory layouts, sizes of 1). If the inputs are too large
+    to try, the guard counts as one that matters.
+
+    The module alone may give NaN because of values: a length hides a whole row. Or the sizes cause
+    it. If it never does so at the usual sizes, the sizes cause it. Otherwise other values are
+    drawn, until each element was a number once.
+
+    Args:
+        graph: the program from `unguarded`.
+        eager: the module and its inputs.
+        sizes: the sizes to try.
+        tolerance: for outputs that differ by rounding.
+        usual: sizes that break no guard, such as those of the export.
+    """
+
+    def masks(draw: int, at: Mapping[str, int]) -> list[torch.Tensor] | None:
+        args = example_args(eager.inputs, eager.seed + draw, at)
+        return nan_alone(graph, eager.module, args, tolerance)
+
+    def by_values() -> bool:
+        return any(_any(masks(draw, usual) or ()) for draw in range(_DRAWS))
+
+    left: list[torch.Tensor] = []
+    for draw in range(_DRAWS):
+        found = masks(draw, sizes)
+        if found is None:
+            return True
+        left = [a & b for a, b in zip(left, found, strict=True)] if draw else found
+        if not _any(left):
+            return False
+        if draw == 0 and not by_values():
+            return True
+    return True
+
+
+def _any(masks: Sequence[torch.Tensor]) -> bool:
+    return any(bool(mask.any()) for mask in masks)
+
+
+def nan_alone(
     graph: torch.nn.Module,
     module: torch.nn.Module,
     args: Sequence[torch.Tensor],
     tolerance: Tolerance,
-) -> bool | None:
-    """False if the exported program and the module agree at sizes that break a guard.
-
-    `graph` is the program from `unguarded`. The result is None if the module alone gives NaN
-    somewhere, and they agree elsewhere. See `differs`.
-
-    Many guards only choose a faster way (memory layouts, sizes of 1). If the inputs are too large
-    to try, the guard counts as one that matters.
-    """
+) -> list[torch.Tensor] | None:
+    """The elements of each output that are NaN in the module alone. None if others differ."""
     if sum(arg.numel() for arg in args) > _FIRST:
-        return True
+        return None
     try:
         want = flat_tensors(module(*(arg.clone() for arg in args)))
         got = flat_tensors(graph(*(arg.clone() for arg in args)))
     except Exception:  # the model, or the graph, fails at these sizes
-        return True
+        return None
     if len(want) != len(got):
-        return True
-    same = [_same(a, b, tolerance) for a, b in zip(want, got, strict=True)]
-    return True if False in same else None if None in same else False
+        return None
+    found = []
+    for one, other in zip(want, got, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return None
+        nan = one.isnan()
+        if not _close(one[~nan], other[~nan], tolerance):
+            return None
+        found.append(nan & ~other.isnan())
+    return found
 
 
-def differs(
-    graph: torch.nn.Module, eager: EagerModule, sizes: Mapping[str, int], tolerance: Tolerance
-) -> bool:
-    """True if the exported program and the module do not agree at these sizes; see `matters`.
-
-    NaN of the module alone can come from values, such as a length that hides a whole row. So other
-    values are drawn then. NaN at each draw comes from the sizes.
-    """
-    for seed in range(eager.seed, eager.seed + _DRAWS):
-        found = matters(graph, eager.module, example_args(eager.inputs, seed, sizes), tolerance)
-        if found is not None:
-            return found
-    return True
-
-
-def _same(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool | None:
-    """True if two outputs differ only by rounding, within the tolerance and `_CLOSE`; None if
-    they do where the first is a number, and the second is a number elsewhere too."""
-    if want.shape != got.shape or want.dtype != got.dtype:
-        return False
+def _close(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:
+    """True if two sets of numbers differ only by rounding, within the tolerance and `_CLOSE`."""
     if torch.equal(want, got):
         return True
     if not want.dtype.is_floating_point:
         return False
-    known = ~want.isnan()
-    if known.any():
-        # numpy has no bfloat16
-        difference = Difference(want[known].double().numpy(), got[known].double().numpy())
-        if not difference.within(tolerance) or difference.largest > _CLOSE * difference.scale:
-            return False
-    return True if got[~known].isnan().all() else None
+    # numpy has no bfloat16
+    difference = Difference(want.double().numpy(), got.double().numpy())
+    return difference.within(tolerance) and difference.largest <= _CLOSE * difference.scale

@@ -293,7 +293,7 @@ def _exported(task: Task, sizes: Mapping[str, int]) -> Traced:
             for dim in short:  # torch may have made a number of it
                 for size in legal_sizes(dim, LEAST):
                     with torch.no_grad(), quiet(), eager.state.restored():
-                        if differs(graph, eager, {**sizes, dim.name: size}, tolerance):
+                        if differs(graph, eager, {**sizes, dim.name: size}, tolerance, sizes):
                             raise error
         except ExportError:
             raise error from None

@@ -128,6 +128,7 @@ def test_a_run_that_fails_is_a_fault(tmp_path: Path) -> None:
         ([Input("x", (S, B)), Input("m", (B,))], {"y": ("b", "s")}, None),
         # nodes of a graph: the edges are positions of rows
         ([X, Input("edges", (2, S), "int64", 0, B - 1)], {"y": ("b", 4)}, None),
+        ([X, Input("scale", (B,), "float32", 0, B)], {"y": ("b", 4)}, {"x", "scale", "y"}),
         ([X, Input("n", (B,), "int64", 1, S)], {"y": ("b", 4)}, {"x", "n", "y"}),
     ],
 )

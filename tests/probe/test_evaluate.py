@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pipeline.export.guards import Broken, broken_guards, matters, unguarded
+from pipeline.export.guards import Broken, broken_guards, nan_alone, unguarded
 from pipeline.export.tries import affordable_elements, tries
 from pipeline.probe import evaluate as guards
 from pipeline.probe import grid
@@ -140,14 +141,24 @@ def test_a_model_with_more_work_is_tried_at_smaller_sizes() -> None:
     assert heavy[-1] == light[-1]  # the largest is tried all the same
 
 
-def test_what_matters() -> None:
+def verdict(
+    program: torch.nn.Module, other: Callable[..., Any], x: torch.Tensor, tolerance: Tolerance
+) -> str:
+    """How a module compares with a program."""
+    masks = nan_alone(program, other, [x], tolerance)
+    if masks is None:
+        return "differs"
+    return "NaN alone" if any(mask.any() for mask in masks) else "agrees"
+
+
+def test_what_differs() -> None:
     program = unguarded(traced(lambda x: x * 1e-5))
     x = torch.rand(1, 3, 20, 30)
     loose = Tolerance(1e-2, 1e-1, "a test")
-    assert not matters(program, lambda x: x * 1e-5, [x], loose)
-    assert not matters(program, lambda x: x * 1.000001e-5, [x], loose)
-    assert not matters(program, lambda x: x.mul_(1e-5), [x], loose)
-    assert matters(program, lambda x: x * 1e-5, [x[:, :2]], loose)
+    assert verdict(program, lambda x: x * 1e-5, x, loose) == "agrees"
+    assert verdict(program, lambda x: x * 1.000001e-5, x, loose) == "agrees"
+    assert verdict(program, lambda x: x.mul_(1e-5), x, loose) == "agrees"
+    assert verdict(program, lambda x: x * 1e-5, x[:, :2], loose) == "differs"
     for other in (
         lambda x: x * 2e-5,
         lambda x: (x * 1e-5)[:, :, 1:],
@@ -155,11 +166,12 @@ def test_what_matters() -> None:
         lambda x: (x, x),
         lambda x: x.no_such_thing,
     ):
-        assert matters(program, other, [x], loose)
-    assert matters(program, lambda x: x * 1.000001e-5, [x], Tolerance(0, 1e-12, "a test"))
+        assert verdict(program, other, x, loose) == "differs"
+    strict = Tolerance(0, 1e-12, "a test")
+    assert verdict(program, lambda x: x * 1.000001e-5, x, strict) == "differs"
 
 
-def test_nan_of_the_model_says_nothing() -> None:
+def test_nan_of_the_model_is_told_from_other_numbers() -> None:
     """A value may cause it, such as a length that hides a whole row."""
     program = unguarded(traced(lambda x: x * 1e-5))
     x = torch.rand(1, 3, 20, 30)
@@ -168,9 +180,9 @@ def test_nan_of_the_model_says_nothing() -> None:
     def hidden(by: float) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: (x * by).index_fill(2, torch.tensor([3]), torch.nan)
 
-    assert matters(program, lambda x: x * torch.nan, [x], loose) is None
-    assert matters(program, hidden(1e-5), [x], loose) is None
-    assert matters(program, hidden(2e-5), [x], loose) is True
+    assert verdict(program, lambda x: x * torch.nan, x, loose) == "NaN alone"
+    assert verdict(program, hidden(1e-5), x, loose) == "NaN alone"
+    assert verdict(program, hidden(2e-5), x, loose) == "differs"
     nan = unguarded(traced(lambda x: x * torch.nan))
-    assert matters(nan, lambda x: x * 1e-5, [x], loose) is True
-    assert matters(nan, lambda x: x * torch.nan, [x], loose) is False
+    assert verdict(nan, lambda x: x * 1e-5, x, loose) == "differs"
+    assert verdict(nan, lambda x: x * torch.nan, x, loose) == "agrees"
