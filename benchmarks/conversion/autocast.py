@@ -30,6 +30,7 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.commands.table import table
 from pipeline.compare.half_runner import HalfRunner
 from pipeline.graph.session import run_onnx
+from pipeline.spec.closeness import Difference
 from pipeline.spec.file_names import HALF
 
 SEED = 0
@@ -108,11 +109,8 @@ def prepare(model: Path) -> None:
 
 def distance(want: Outputs, got: Outputs) -> float:
     """The largest difference of an output, divided by its largest value."""
-    return max(
-        float(np.abs(want[n] - got[n]).max(initial=0) / max(np.abs(want[n]).max(initial=0), 1e-30))
-        for n in want
-        if want[n].dtype.kind == "f"
-    )
+    floats = [Difference(want[n], got[n]) for n in want if want[n].dtype.kind == "f"]
+    return max(each.largest / (each.scale or 1.0) for each in floats)
 
 
 def counts(model: Path) -> list[str]:

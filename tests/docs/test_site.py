@@ -28,6 +28,17 @@ def site(config: Path, out: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def small_site(folder: Path, start: str) -> Path:
+    """A site with the settings of the real one, and this start page. Returns its folder `guide`."""
+    docs = folder / "docs"
+    (docs / "guide").mkdir(parents=True)
+    (docs / "index.md").write_text(start)
+    shutil.copy(ROOT / "docs" / "notebook_links.py", docs)
+    config = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
+    (folder / "mkdocs.yml").write_text(config)
+    return docs / "guide"
+
+
 def test_the_site_is_whole(tmp_path: Path) -> None:
     done = site(ROOT / "mkdocs.yml", tmp_path / "site")
     assert done.returncode == 0, done.stderr + done.stdout
@@ -39,16 +50,11 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_notebook_links_to_pages_of_the_site(tmp_path: Path) -> None:
-    docs = tmp_path / "docs"
-    (docs / "guide").mkdir(parents=True)
-    (docs / "index.md").write_text("# Start")
-    shutil.copy(ROOT / "docs" / "notebook_links.py", docs)
-    config = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
-    (tmp_path / "mkdocs.yml").write_text(config)
+    guide = small_site(tmp_path, "# Start")
 
     def built(link: str) -> subprocess.CompletedProcess[str]:
         cell = nbformat.v4.new_markdown_cell(f"[a page]({link})")
-        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), docs / "guide" / "one.ipynb")
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), guide / "one.ipynb")
         return site(tmp_path / "mkdocs.yml", tmp_path / "site")
 
     good = built("../index.md")
@@ -67,12 +73,6 @@ def test_a_notebook_links_to_pages_of_the_site(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_link_is_an_error(tmp_path: Path, text: str, said: str) -> None:
-    docs = tmp_path / "docs"
-    (docs / "guide").mkdir(parents=True)
-    (docs / "index.md").write_text(text)
-    (docs / "guide" / "own-model.md").write_text("# A page")
-    shutil.copy(ROOT / "docs" / "notebook_links.py", docs)
-    config = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
-    (tmp_path / "mkdocs.yml").write_text(config)
+    (small_site(tmp_path, text) / "own-model.md").write_text("# A page")
     done = site(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert done.returncode != 0 and said in done.stdout + done.stderr
