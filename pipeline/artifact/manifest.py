@@ -177,8 +177,8 @@ class PointInfo:
 class ComparisonInfo:
     """All points, including those left out, with the checks and the notes.
 
-    `engine_tolerances` is the measured tolerance of each output of an engine in half precision, by
-    its name. It is empty if the spec states one.
+    `engine_tolerances` is the measured tolerance of each output of an engine in tf32 or half
+    precision, by its name. It is empty if the spec states one.
     `passed` is true if every verdict and every check passes, and no note has a kind that fails.
     """
 

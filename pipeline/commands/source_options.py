@@ -118,8 +118,7 @@ def engine_tolerance(sub: Any) -> None:
     sub.add_argument(
         "--engine-tolerance", type=_engine_tolerance, metavar="RTOL,ATOL[,DIFFERING]",
         help="Set the tolerance between the engine and the fp32 reference (default: the source's "
-        "tolerance for the engine's precision; else measured for fp16 and bf16, and that of fp32 "
-        "for tf32)",
+        "tolerance for the engine's precision; else measured, or that of fp32 for an fp32 engine)",
     )  # fmt: skip
 
 

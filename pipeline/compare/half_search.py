@@ -19,9 +19,9 @@ from pathlib import Path
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.artifact.values import filled
-from pipeline.compare.half_tolerance import half_tolerances
 from pipeline.compare.half_trials import MOST, Trials
 from pipeline.compare.plan import CompareOptions, ComparisonPlan, job_of, plan_points
+from pipeline.compare.rounding_tolerance import rounding_tolerances
 from pipeline.compare.runners import Ground
 from pipeline.errors import CompareError
 from pipeline.graph.session import OnnxRunner
@@ -109,7 +109,7 @@ def search(
     plain = ground.collect(OnnxRunner(model, "model.onnx"))
     tolerances = interface.engine_tolerances(precision)
     if precision not in interface.engine_tolerance:
-        tolerances = half_tolerances(model, interface, precision, ground, plain)
+        tolerances = rounding_tolerances(model, interface, precision, ground, plain)
     choices, by_rule = choices_in(loaded(model)[0], precision)
     parts: dict[str, dict[str, None]] = {}
     ruled: dict[str, None] = {}  # the groups with nodes that the rules keep in float32

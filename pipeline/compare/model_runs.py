@@ -10,15 +10,15 @@ from typing import cast
 from pipeline.artifact.manifest import Manifest
 from pipeline.compare import explain, run_names
 from pipeline.compare.half_runner import HalfRunner
-from pipeline.compare.half_tolerance import half_tolerances
 from pipeline.compare.plan import ComparisonPlan, Job, plan_points
 from pipeline.compare.random_sizes import agree, compare_random_sizes
+from pipeline.compare.rounding_tolerance import rounding_tolerances
 from pipeline.compare.runners import Ground, RunFailed, Runs, module_of
 from pipeline.graph.session import OnnxRunner
 from pipeline.machine.files import hash_file
 from pipeline.spec.file_names import EXPORTED, HALF, MODEL
 from pipeline.spec.findings import Note, note
-from pipeline.spec.precision import HALVES
+from pipeline.spec.precision import HALVES, ROUNDED
 from pipeline.spec.recipe import stored_recipe
 from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed, Precision, Tolerance
@@ -95,7 +95,7 @@ class ModelRuns:
         return pairs, notes
 
     def measured(self, ground: Ground, runs: Runs) -> dict[str, Tolerance]:
-        """Measures the tolerance of an engine in half precision; see `half_tolerances`.
+        """Measures the tolerance of an engine in tf32 or half precision; see `rounding_tolerances`.
 
         Returns:
             The tolerance of each output by name; empty if the spec states one.
@@ -104,10 +104,11 @@ class ModelRuns:
             CompareError: The run with simulated rounding failed.
         """
         precision, interface = cast(Precision, self.manifest.precision), self.manifest.interface
-        if run_names.HALF not in runs or precision in interface.engine_tolerance:
+        rounds = precision in ROUNDED and self._model.is_file()
+        if not rounds or precision in interface.engine_tolerance:
             return {}
         plain = runs[run_names.REWRITTEN]
-        return half_tolerances(self._model, interface, precision, ground, plain)
+        return rounding_tolerances(self._model, interface, precision, ground, plain)
 
     def run_at_random_sizes(
         self, job: Job, plan: ComparisonPlan, ground: Ground, runs: Runs

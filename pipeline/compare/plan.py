@@ -49,8 +49,8 @@ class Job:
         points: The sizes.
         memory_limit: The largest estimated memory of one run, in bytes.
         precision: The engine's precision.
-        measured: The measured tolerance of each output of an engine in half precision, by name;
-            empty if one is stated.
+        measured: The measured tolerance of each output of an engine in tf32 or half precision, by
+            name; empty if one is stated.
     """
 
     interface: Interface

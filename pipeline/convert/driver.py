@@ -46,7 +46,7 @@ from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.precision import AUTO, HALVES, Asked, check_precision
+from pipeline.spec.precision import AUTO, ROUNDED, Asked, check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
 
 
@@ -306,7 +306,7 @@ def _disagreement(work: Workspace) -> _Disagreement | None:
     kept, outcome = False, "was not written"
     if place.exists():
         outcome = "is unchanged"
-    if _only_half_failed(manifest):
+    if _only_rounding_failed(manifest):
         old = previous(place)
         kept = old is None or old.manifest.comparison is None or not old.manifest.comparison.passed
         outcome = "is kept, marked as failed"
@@ -316,11 +316,11 @@ def _disagreement(work: Workspace) -> _Disagreement | None:
     return _Disagreement(text, "\n".join(lines), kept=kept)
 
 
-def _only_half_failed(manifest: Manifest) -> bool:
-    """True if all failures are of runs in half precision."""
+def _only_rounding_failed(manifest: Manifest) -> bool:
+    """True if all failures are of runs in tf32 or half precision."""
     info = manifest.comparison
     assert info is not None
     others = any(note.fails for note in info.notes) or any(not c.passed for c in info.checks)
     failed = [r for point in info.points for r in point.results if not r.passed]
-    half = manifest.precision in HALVES and all(in_precision(r.pair[1]) for r in failed)
-    return half and not others
+    narrow = manifest.precision in ROUNDED and all(in_precision(r.pair[1]) for r in failed)
+    return narrow and not others

@@ -20,7 +20,7 @@ from pipeline.errors import InputError
 from pipeline.graph.files import inner_nodes
 from pipeline.graph.origin import TOP, model_line_of, module_of, source_of
 from pipeline.rewrite.half_rules import STANDARD, Constants, HalfPlan, Node, view
-from pipeline.spec.precision import HALVES, HalfType
+from pipeline.spec.precision import HALVES, NarrowType
 from pipeline.spec.recipe import EVERYTHING, HalfInfo, Island, Recipe, matches
 
 # also for bfloat16: before opset 22, ONNX's Conv has no bfloat16, and TensorRT's has
@@ -169,7 +169,7 @@ def _formal(formals: Sequence[Any], slot: int) -> Any:
     return formals[min(slot, len(formals) - 1)]  # the last one may stand for several
 
 
-def _holds(node: onnx.NodeProto, seen: Node, values: Constants, kind: HalfType) -> bool:
+def _holds(node: onnx.NodeProto, seen: Node, values: Constants, kind: NarrowType) -> bool:
     """True if half precision can hold the node's constants. Small ones may lose digits, but a
     divisor of 1e-12 must not become 0."""
     numbers = [abs(a.f) for a in node.attribute if a.type == onnx.AttributeProto.FLOAT]

@@ -34,7 +34,7 @@ import numpy as np
 import onnx
 
 from pipeline.graph.files import inner_nodes
-from pipeline.spec.precision import HALVES, HalfType
+from pipeline.spec.precision import HALVES, NarrowType
 
 STANDARD = ("", "ai.onnx")
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -121,7 +121,7 @@ def plan(
     nodes: Sequence[onnx.NodeProto],
     dtypes: Mapping[str, int],
     constants: Mapping[str, Callable[[], np.ndarray]],
-    kind: HalfType = HALVES["fp16"],
+    kind: NarrowType = HALVES["fp16"],
 ) -> HalfPlan:
     """The nodes of a graph that compute in half precision.
 
@@ -177,7 +177,7 @@ def plan(
 class Constants:
     """Constants, and tensors that ops of `_MOVE` make from them."""
 
-    def __init__(self, constants: Mapping[str, Callable[[], np.ndarray]], kind: HalfType) -> None:
+    def __init__(self, constants: Mapping[str, Callable[[], np.ndarray]], kind: NarrowType) -> None:
         self._read, self._kind = constants, kind
         self.made = set(constants)
         self._sources: dict[str, tuple[str, ...]] = {name: (name,) for name in constants}
@@ -241,11 +241,11 @@ class Constants:
         return self._bounds[name]
 
 
-def _fits(magnitude: float, kind: HalfType) -> bool:
+def _fits(magnitude: float, kind: NarrowType) -> bool:
     return not magnitude or kind.smallest <= magnitude <= kind.largest
 
 
-def view(node: onnx.NodeProto, dtypes: Mapping[str, int], kind: HalfType) -> Node:
+def view(node: onnx.NodeProto, dtypes: Mapping[str, int], kind: NarrowType) -> Node:
     """A node with the float32 tensors that it reads and makes."""
 
     def is_float(name: str) -> bool:

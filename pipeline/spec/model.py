@@ -47,8 +47,9 @@ class ModelSpec:
         output_tolerances: The tolerance of single outputs by name, if `outputs` is empty. Otherwise
             use `Output.tolerance`.
         engine_tolerance: The tolerance for engines by precision (``fp32``, ``tf32``, ``fp16``,
-            ``bf16``). It replaces the other tolerances. If fp16 or bf16 is missing here, its
-            tolerance is measured (`pipeline.compare.half_tolerance`). Otherwise `tolerance` counts.
+            ``bf16``). It replaces the other tolerances. If tf32, fp16 or bf16 is missing here, its
+            tolerance is measured (`pipeline.compare.rounding_tolerance`). For fp32, `tolerance`
+            counts.
         rules: Rules on several sizes, as text: ``past + seq <= 128``.
         profiles: Named ranges. If empty, there is one profile over the dims' whole ranges.
         padding: Padding round the model, see `Padding`.

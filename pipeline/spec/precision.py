@@ -1,4 +1,4 @@
-"""The precisions of an engine, and the 16-bit types of half precision."""
+"""The precisions of an engine, and the types that are narrower than float32."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
-class HalfType:
-    """A 16-bit floating-point type.
+class NarrowType:
+    """A floating-point type with fewer digits than float32.
 
     Args:
         digits: The bits of the significand, with the leading one that is not stored.
@@ -38,10 +38,14 @@ class HalfType:
 
 
 # the precisions in which a graph is written in half precision (`pipeline.rewrite.half`)
-HALVES: Mapping[str, HalfType] = {
-    "fp16": HalfType(11, 65504.0, 2.0**-14),
-    "bf16": HalfType(8, 2.0**128 - 2.0**120, 2.0**-126),
+HALVES: Mapping[str, NarrowType] = {
+    "fp16": NarrowType(11, 65504.0, 2.0**-14),
+    "bf16": NarrowType(8, 2.0**128 - 2.0**120, 2.0**-126),
 }
+# TensorFloat-32: products read their operands with fewer digits, and add up in float32
+TF32 = NarrowType(11, 2.0**128 - 2.0**117, 2.0**-126)
+# the precisions in which products round
+ROUNDED: Mapping[str, NarrowType] = {"tf32": TF32, **HALVES}
 
 
 def check_precision(precision: str, target: Target | None = None) -> None:

@@ -70,7 +70,7 @@ ADVICE: Mapping[AdviceKind, str] = {
     ),
     "beyond-rounding": (
         "{precision} is too coarse for this output, or its conversion is wrong: build the engine "
-        "with --precision tf32. If you can accept the difference, allow it with "
+        "with --precision {wider}. If you can accept the difference, allow it with "
         "--engine-tolerance RTOL,ATOL"
     ),
 }
@@ -164,7 +164,8 @@ class Verdict:
             parts.append("Use a smaller atol")
         for advice, text in ADVICE.items():
             if get("advice") == advice:
-                parts.append(text.format(precision=get("precision")))
+                wider = "fp32" if get("precision") == "tf32" else "tf32"
+                parts.append(text.format(precision=get("precision"), wider=wider))
         if (worst := get("worst_abs")) is not None:
             parts.append(
                 f"Over all sizes it differs by up to {worst:.2e}, {get('worst_rel'):.2e} of the "

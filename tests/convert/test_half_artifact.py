@@ -87,6 +87,17 @@ def test_without_a_tolerance_it_is_measured(net: Path) -> None:
     assert verify(report.path).manifest.engine_tolerances() == info.engine_tolerances
 
 
+def test_tf32_has_a_measured_tolerance_too(net: Path) -> None:
+    report = converted(net, precision="tf32")
+    info = report.manifest.comparison
+    assert report.ok and info is not None
+    plain, found = report.manifest.tolerances(), info.engine_tolerances
+    assert report.manifest.engine_tolerances() == found and found.keys() == plain.keys()
+    assert all("simulated tf32 rounding moves it by" in t.why for t in found.values())
+    assert all(found[name].is_wider_than(plain[name]) for name in found)
+    assert "tolerance of the engine of y: rtol 0.00195" in report_text(report)
+
+
 def test_a_fault_is_beyond_the_measured_tolerance(net: Path) -> None:
     place = converted(net).path
     broken(place, 1.02)
@@ -104,7 +115,7 @@ def test_what_exceeds_the_measured_tolerance_is_kept_and_marked(
         return {"y": Tolerance(1e-6, 1e-6, "narrow"), "mean": WIDE}
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.compare.model_runs.half_tolerances", too_narrow)
+        patch.setattr("pipeline.compare.model_runs.rounding_tolerances", too_narrow)
         kept = r"y of half against .*fp16 is too coarse .*net is kept, marked as failed"
         with pytest.raises(CompareError, match=kept) as caught:
             converted(net)
@@ -119,7 +130,7 @@ def test_what_exceeds_the_measured_tolerance_is_kept_and_marked(
     assert again.ok and again.manifest.created != ""
     assert again.manifest.build == manifest.build
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.compare.model_runs.half_tolerances", too_narrow)
+        patch.setattr("pipeline.compare.model_runs.rounding_tolerances", too_narrow)
         passed = r"has a result that passed, and is unchanged: pass another folder with --out"
         with pytest.raises(CompareError, match=passed):
             converted(net, precision="bf16")

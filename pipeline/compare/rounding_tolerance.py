@@ -1,8 +1,8 @@
-"""Measures the tolerance for an engine in half precision, if the spec states none.
+"""Measures the tolerance for an engine in tf32 or half precision, if the spec states none.
 
-model.onnx runs twice: as it is, and with the rounding that half precision cannot avoid
-(`pipeline.rewrite.half_noise`). The difference of the outputs, times a factor, is the tolerance. A
-fault of half.onnx or of the engine is in neither run.
+model.onnx runs twice: as it is, and with the rounding that the precision cannot avoid
+(`pipeline.rewrite.rounding_noise`). The difference of the outputs, times a factor, is the
+tolerance. A fault of half.onnx or of the engine is in neither run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 from pipeline.compare.runners import Ground
 from pipeline.graph.session import run_onnx
-from pipeline.rewrite.half_noise import write_noisy
+from pipeline.rewrite.rounding_noise import write_noisy
 from pipeline.spec.interface import Interface
 from pipeline.spec.noise import Noise
 from pipeline.spec.noise_parts import MOST, measured
-from pipeline.spec.precision import HALVES
+from pipeline.spec.precision import ROUNDED
 from pipeline.spec.tensors import Feed, Precision, Tolerance
 
 _MARGIN = 4  # the factor on the share of integers that differ, as in `pipeline.spec.noise`
@@ -33,7 +33,7 @@ class _NoiseRunner:
 
     Args:
         model: The ONNX file before half precision.
-        precision: ``fp16`` or ``bf16``.
+        precision: ``tf32``, ``fp16`` or ``bf16``.
     """
 
     model: Path
@@ -52,17 +52,17 @@ class _NoiseRunner:
             yield from run_onnx(path, feeds)
 
 
-def half_tolerances(
+def rounding_tolerances(
     model: Path, interface: Interface, precision: Precision, ground: Ground, plain: Sequence[Feed]
 ) -> dict[str, Tolerance]:
-    """Measures the tolerance of every output of an engine in half precision, by its name.
+    """Measures the tolerance of every output of an engine in tf32 or half precision, by its name.
 
     No tolerance is narrower than the one for fp32, because rounding of fp32 comes on top.
 
     Args:
         model: The ONNX file before half precision.
         interface: The outputs, with their tolerances for fp32.
-        precision: ``fp16`` or ``bf16``.
+        precision: ``tf32``, ``fp16`` or ``bf16``.
         ground: The sizes and the inputs.
         plain: The outputs of `model` for these inputs.
 
@@ -93,13 +93,13 @@ def _tolerance(
     Args:
         pairs: The output with rounding and without, at each size.
         own: The tolerance for fp32.
-        precision: ``fp16`` or ``bf16``.
+        precision: ``tf32``, ``fp16`` or ``bf16``.
         fixed: The axes with a fixed size.
     """
     how = f"simulated {precision} rounding"
     if pairs and pairs[0][1].dtype.kind != "f":
         return _integers(pairs, own, how)
-    eps, noise = HALVES[precision].eps, None
+    eps, noise = ROUNDED[precision].eps, None
     pairs = [pair for pair in pairs if pair[1].size and np.isfinite(pair[1]).all()]
     for moved, exact in pairs:
         noise = Noise.between(moved, exact, eps, simulated=True).worst(noise)

@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from pipeline.compare.half_runner import HalfRunner
-from pipeline.compare.half_tolerance import half_tolerances
+from pipeline.compare.rounding_tolerance import rounding_tolerances
 from pipeline.compare.runners import Ground
 from pipeline.graph.session import run_onnx
 from pipeline.machine.progress import silent
@@ -52,7 +52,7 @@ class Case:
     def tolerance(self, precision: Precision) -> Tolerance:
         declared = Interface((Input("x", (N, 64)),), (Output("y", (N, 64), self.own),))
         ground = Ground(self.points, self.feeds, silent, Stopwatch())
-        return half_tolerances(self.path, declared, precision, ground, self.plain)["y"]
+        return rounding_tolerances(self.path, declared, precision, ground, self.plain)["y"]
 
     def passes(self, precision: Precision, gain: float = 1.0) -> list[bool]:
         """Whether half.onnx, with its output times `gain`, is within the tolerance at each size."""
@@ -128,3 +128,24 @@ def test_a_share_of_integers_may_differ(tmp_path: Path) -> None:
     (half, _) = HalfRunner(case.path, "bf16", plain=True).run(case.feeds)
     changed = int((half["y"] != case.plain[0]["y"]).sum())
     assert changed <= bf16.differing * half["y"].size < half["y"].size / 20
+
+
+def truncated(array: np.ndarray) -> np.ndarray:
+    """The array as a kernel reads it that leaves out the last 13 bits."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32) & np.uint32(0xFFFFE000)
+    return bits.view(np.float32)
+
+
+def test_a_tf32_engine_passes_that_cuts_digits_off_and_a_wrong_one_does_not(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    tolerance = case.tolerance("tf32")
+    k = truncated(numpy_helper.to_array(onnx.load(case.path).graph.initializer[0]))
+    for feed, plain in zip(case.feeds, case.plain, strict=True):
+        y = truncated(np.maximum(truncated(feed["x"]) @ k, 0)) @ k
+        assert Difference(plain["y"], y, wide=False).within(tolerance)
+        assert not Difference(plain["y"], y, wide=False).within(TIGHT)
+        assert not Difference(plain["y"], plain["y"] * np.float32(1.01), wide=False).within(
+            tolerance
+        )
+    assert "simulated tf32 rounding" in tolerance.why
+    assert case.tolerance("fp16").atol / 3 < tolerance.atol <= case.tolerance("fp16").atol

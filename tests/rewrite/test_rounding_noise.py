@@ -1,4 +1,4 @@
-"""The rounding that half precision cannot avoid, from which its tolerance is measured."""
+"""The rounding that tf32 and half precision cannot avoid: their tolerance is measured from it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from onnx import numpy_helper
 
 from pipeline.graph.session import run_reference
-from pipeline.rewrite.half_noise import round_products
 from pipeline.rewrite.rounding import rounded_array
+from pipeline.rewrite.rounding_noise import round_products
 
 DIGITS = {"fp16": 11, "bf16": 8}
 NET = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,64] x) => (float[n,64] y)
@@ -44,6 +44,48 @@ def test_operands_and_results_of_products_are_rounded(precision: str) -> None:
     plain = outputs(net(), x)
     far = np.abs(outputs(model, x) - plain).max() / np.abs(plain).max()
     assert 2.0 ** -(digits + 3) < far < 2.0 ** -(digits - 3)
+
+
+def test_in_tf32_only_the_operands_are_rounded() -> None:
+    model, x = net(), np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)
+    assert round_products(model, "tf32") == 2
+    onnx.checker.check_model(model, full_check=True)
+    k = rounded_array(numpy_helper.to_array(net().graph.initializer[0]), 11).astype(np.float64)
+    a = (rounded_array(x, 11) @ k).astype(np.float32)
+    c = rounded_array(np.maximum(a, 0), 11) @ k
+    np.testing.assert_allclose(outputs(model, x), c / np.exp(c), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ('y = Einsum<equation = "ij,jk->ik">(x, k)', 1),
+        ("y = Gemm(x, k, b)", 1),
+        ("i = CastLike(x, one) j = CastLike(k, one) p = MatMul(i, j) y = CastLike(p, x)", 0),
+        ("y = Add(x, b)", 0),
+    ],
+)
+def test_in_tf32_each_product_of_float32_rounds(body: str, count: int) -> None:
+    head = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,64] x) => (float[n,64] y)"""
+    constants = "one = Constant<value = double {1}>() b = Constant<value = float {0.3}>()"
+    model = net(f"{head} {{ {constants} {body} }}")
+    plain = onnx.ModelProto.FromString(model.SerializeToString())
+    x = np.random.default_rng(1).standard_normal((8, 64))
+    assert round_products(model, "tf32") == count
+    far = np.abs(outputs(model, x) - outputs(plain, x)).max()
+    assert (far > 1e-5) == bool(count)
+
+
+def test_in_tf32_the_weights_of_an_lstm_round() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n,2,64] x) => (float[n,1,2,16] y)
+        { w = Constant<value = float[1,64,64] {0}>() y = LSTM<hidden_size = 16>(x, w, k) }"""
+    model = onnx.parser.parse_model(text.replace(" {0}", f" {{{', '.join(['0.1'] * 4096)}}}"))
+    weights = np.random.default_rng(0).standard_normal((1, 64, 16)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "k"))
+    assert round_products(model, "tf32") == 1
+    (node,) = [node for node in model.graph.node if node.op_type == "LSTM"]
+    assert all("rounding" in name for name in node.input)
 
 
 def test_an_overflow_is_no_noise() -> None:

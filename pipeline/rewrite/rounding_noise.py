@@ -1,24 +1,29 @@
-"""Writes a float32 model with the rounding that half precision cannot avoid.
+"""Writes a float32 model with the rounding that a precision below float32 cannot avoid.
 
-A tolerance for half precision is measured with it (`pipeline.compare.half_tolerance`). It is made
-from the model before half precision, not from half.onnx: a fault of half.onnx is no noise. It
-rounds the operands and the results of the products that compute in half precision, and nothing
-else. Its values have the range of float32: an overflow is no noise either.
+A tolerance is measured with it (`pipeline.compare.rounding_tolerance`). It is made from the model
+before half precision, not from half.onnx: a fault of half.onnx is no noise. Nothing but products
+rounds. In half precision, those that compute in it round their operands and results. In tf32, all
+round their operands, and results stay float32. Values have the range of float32: an overflow is
+no noise either.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from pipeline.graph.files import infer_shapes, nodes_of, save_model
 from pipeline.rewrite.half import dtypes_of, float_constants, loaded, plan_of
 from pipeline.rewrite.half_rules import PRODUCTS
 from pipeline.rewrite.rounding import Rounding, rounded_array
-from pipeline.spec.precision import HALVES
+from pipeline.spec.precision import HALVES, ROUNDED
+
+# how many of an op's first inputs are operands of products; later inputs are added in float32
+_OPERANDS = {**dict.fromkeys(PRODUCTS, 2), "Einsum": None, "GRU": 3, "LSTM": 3, "RNN": 3}
 
 
 def write_noisy(source: Path, destination: Path, precision: str) -> int:
@@ -27,7 +32,7 @@ def write_noisy(source: Path, destination: Path, precision: str) -> int:
     Args:
         source: an ONNX file before half precision, with its external data beside it.
         destination: in an existing folder.
-        precision: ``fp16`` or ``bf16``.
+        precision: ``tf32``, ``fp16`` or ``bf16``.
 
     Returns:
         How many products round.
@@ -41,10 +46,9 @@ def write_noisy(source: Path, destination: Path, precision: str) -> int:
 def round_products(model: onnx.ModelProto, precision: str) -> int:
     """Changes a model in place, with its weights in memory. Returns the number of products."""
     infer_shapes(model)
-    graph, digits = model.graph, HALVES[precision].digits
+    graph, digits = model.graph, ROUNDED[precision].digits
     tensors = float_constants(graph)
-    made = plan_of(graph, tensors, precision)
-    products = {place for place in made.half if graph.node[place].op_type in PRODUCTS}
+    products = _operands(graph, tensors, precision)
     if not products:
         return 0
     taken = {name for node in nodes_of(graph) for name in (*node.input, *node.output)}
@@ -66,9 +70,11 @@ def round_products(model: onnx.ModelProto, precision: str) -> int:
         if place not in products:
             nodes.append(node)
             continue
-        for slot in made.slots[place]:
+        for slot in products[place]:
             node.input[slot] = rounded(node.input[slot])
         results = [n for n, name in enumerate(node.output) if name in types]
+        if precision not in HALVES:
+            results = []
         nodes.append(node)
         for slot in results:
             name = node.output[slot]
@@ -79,3 +85,19 @@ def round_products(model: onnx.ModelProto, precision: str) -> int:
     del graph.node[:]
     graph.node.extend(new)
     return len(products)
+
+
+def _operands(
+    graph: onnx.GraphProto, tensors: Mapping[str, TensorProto], precision: str
+) -> dict[int, Sequence[int]]:
+    """The slots of the operands that round, for the place of each product that rounds."""
+    if precision in HALVES:
+        made = plan_of(graph, tensors, precision)
+        return {n: made.slots[n] for n in made.half if graph.node[n].op_type in PRODUCTS}
+    types = dtypes_of(graph)
+    return {
+        place: range(len(node.input[: _OPERANDS[node.op_type]]))
+        for place, node in enumerate(graph.node)
+        if node.op_type in _OPERANDS
+        and any(types.get(name) == TensorProto.FLOAT for name in node.output)
+    }
