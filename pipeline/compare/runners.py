@@ -258,6 +258,8 @@ def _advised(result: Verdict, job: Job) -> Verdict:
         return result
     if job.precision == "fp16" and result.facts.get("whose") == run:
         return result.knowing(advice="fp16-overflow", clean=result.pair[0])
+    if result.kind == "inconclusive" and job.measured:
+        return result.knowing(advice="rounding-hides", precision=job.precision)
     if result.max_rel is None or not (job.untold or job.measured):
         return result
     advice: AdviceKind = "state-engine-tolerance" if job.untold else "beyond-rounding"

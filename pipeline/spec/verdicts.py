@@ -54,7 +54,13 @@ VERDICTS: Mapping[VerdictKind, Kind] = {
 }
 
 # advice on a verdict, in addition to that of its kind
-AdviceKind = Literal["limit-inputs", "fp16-overflow", "state-engine-tolerance", "beyond-rounding"]
+AdviceKind = Literal[
+    "limit-inputs",
+    "fp16-overflow",
+    "state-engine-tolerance",
+    "beyond-rounding",
+    "rounding-hides",
+]
 ADVICE: Mapping[AdviceKind, str] = {
     "limit-inputs": (
         "If the input values cause this, limit them: --range NAME=LOW..HIGH, or low= and high= of "
@@ -73,6 +79,10 @@ ADVICE: Mapping[AdviceKind, str] = {
         "with --precision {wider}. If you can accept the difference, allow it with "
         "--engine-tolerance RTOL,ATOL"
     ),
+    "rounding-hides": (
+        "Rounding to {precision} may change this output by more than its values: build the engine "
+        "with --precision {wider}, or state a smaller atol with --engine-tolerance RTOL,ATOL"
+    ),
 }
 _TIES = (
     "Values may tie there: argmax, argsort, sort and topk give equal values in any order. Return "
@@ -80,6 +90,7 @@ _TIES = (
     "the first k of torch.sort(x, descending=True, stable=True). Or compare with distinct values: "
     "--inputs FILE"
 )
+_WIDER = "auto, which keeps in float32 what needs it, or with tf32"
 _CLOSE = "If a comparison is close there, make the values that it compares an output"
 _SHARE = "Or allow a share to differ (Tolerance(..., differing=0.001), --tolerance RTOL,ATOL,0.001)"
 
@@ -160,11 +171,11 @@ class Verdict:
         parts = []
         if self.kind == "values-differ":
             parts += [_CLOSE if get("dtype") == "bool" else _TIES, _SHARE]
-        if self.kind == "inconclusive":
+        if self.kind == "inconclusive" and get("advice") is None:
             parts.append("Use a smaller atol")
         for advice, text in ADVICE.items():
             if get("advice") == advice:
-                wider = "fp32" if get("precision") == "tf32" else "tf32"
+                wider = _WIDER if get("precision") != "tf32" else "fp32"
                 parts.append(text.format(precision=get("precision"), wider=wider))
         if (worst := get("worst_abs")) is not None:
             parts.append(

@@ -93,6 +93,26 @@ def test_without_one_it_is_held_to_the_others_and_the_error_is_told(tmp_path: Pa
     assert "tolerance" not in failed[0]
 
 
+@pytest.mark.parametrize(
+    ("precision", "wider"),
+    [("tf32", "fp32, or"), ("fp16", "auto, which keeps in float32 what needs it, or with tf32")],
+)
+def test_a_measured_tolerance_that_hides_the_output_leads_somewhere(
+    tmp_path: Path, precision: Precision, wider: str
+) -> None:
+    """The order of a topk's values may change by rounding, and so may all boxes it picks."""
+    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")
+    wide = Tolerance(1e-3, 84.0, "measured")
+    job = Job(declared({}), [Point("opt", {"n": 2})], 2**20, precision, {"y": wide})
+    plan = plan_points(job, tmp_path / "model.onnx")
+    ones = np.ones((2, 4), F32)
+    info = conclude(plan, {"torch": [{"y": ones}], "half": [{"y": ones}]}, [("torch", "half")], job)
+    (text,) = failures(info)
+    assert "every value of torch is below atol=84, so zeros would pass" in text
+    assert f"Rounding to {precision} may change this output by more than its values" in text
+    assert f"with --precision {wider}" in text and "Use a smaller atol" not in text
+
+
 def test_integers_have_no_tolerance_to_state(tmp_path: Path) -> None:
     """An ArgMax in fp16 gives other labels where two values are equal."""
     onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")

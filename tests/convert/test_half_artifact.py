@@ -105,7 +105,7 @@ def test_a_fault_is_beyond_the_measured_tolerance(net: Path) -> None:
     assert not report.ok
     text = report_text(report)
     assert "fp16 is too coarse for this output, or its conversion is wrong: build the" in text
-    assert re.search(r"y of half against exported at .*--precision tf32.*--engine-tol.*by up", text)
+    assert re.search(r"y of half against exported at .*--precision auto.*--engine-tol.*by up", text)
 
 
 def test_what_exceeds_the_measured_tolerance_is_kept_and_marked(
