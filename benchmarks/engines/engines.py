@@ -15,9 +15,9 @@ each. `table` and `plot.py` join several files.
 - ``torch``: benchmarks/engines/torch_baselines.py, run by --torch-python, for a model of the zoo:
   eager-fp32, and by default the variants of the artifact's precision
 - ``engine``: `pipeline bench`, with CUDA graphs and without
-- ``naive``: the same for the engine of a plain torch.onnx.export, by both exporters, with
+- ``naive``: the same for the engine of a plain torch.onnx.export, by each exporter, with
   TensorRT's defaults (benchmarks/engines/naive_engine.py); --naive DIR has files exported before,
-  ``MODEL-dynamo.onnx`` and ``MODEL-torchscript.onnx``
+  ``MODEL-dynamo.onnx``, ``MODEL-torchscript.onnx`` and ``MODEL-torchscript-17.onnx``
 - ``ort``: ONNX Runtime's CUDA provider on model.onnx, if it is installed
 
 Each part runs alone in a child process. Nothing else should use the GPU. A part that fails, or
@@ -168,7 +168,7 @@ def run_engine(part: Part) -> None:
 
 
 def run_naive(part: Part) -> None:
-    """The engine of a plain torch.onnx.export, by both exporters. See naive_engine.py."""
+    """The engine of a plain torch.onnx.export, by each exporter. See naive_engine.py."""
     if not part.known:
         part.failed("naive", part.unknown)
         return

@@ -4,9 +4,10 @@
     python benchmarks/engines/naive_engine.py build naive.onnx ARTIFACT --out naive.plan
 
 ``export`` needs a Python with torch, and the repository on PYTHONPATH. It calls torch.onnx.export
-once, with the model's dims and names, at the exporter's default opset. ``build`` needs the
-artifact's TensorRT. It builds with the artifact's profiles and the flags of its precision. All
-else is TensorRT's default: no pass, no type of a layer, no tactic source is set.
+once, with the model's dims and names. ``torchscript-17`` has opset 17, the newest that TensorRT
+8.6 knows; the others have their exporter's default opset. ``build`` needs the artifact's
+TensorRT. It builds with the artifact's profiles and the flags of its precision. All else is
+TensorRT's default: no pass, no type of a layer, no tactic source is set.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.errors import PipelineError
 from pipeline.spec.dims import Dim, Size
 
-EXPORTERS = ("dynamo", "torchscript")
+EXPORTERS = ("dynamo", "torchscript", "torchscript-17")
 _FLAGS = {"fp32": (), "tf32": ("TF32",), "fp16": ("TF32", "FP16")}
 
 
@@ -78,6 +79,8 @@ def export(arguments: argparse.Namespace) -> None:
         # in its fast path torch calls an op that this exporter does not know
         torch.backends.mha.set_fastpath_enabled(False)
         more = {"dynamo": False, "dynamic_axes": dict(zip(names, free, strict=True))}
+        if arguments.exporter == "torchscript-17":
+            more["opset_version"] = 17
     with torch.no_grad():
         torch.onnx.export(
             module, example, str(arguments.out), input_names=names, output_names=outputs, **more

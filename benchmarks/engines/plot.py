@@ -43,7 +43,8 @@ from pipeline.spec.dims import sizes_text
 
 COLOURS = {
     "engine graph": "C0", "engine": "C9", "naive dynamo graph": "C4",
-    "naive torchscript graph": "C6", "onnxruntime CUDA": "C5", "torch eager": "C7",
+    "naive torchscript graph": "C6", "naive torchscript-17 graph": "C6",
+    "onnxruntime CUDA": "C5", "torch eager": "C7",
     "torch compile": "C1", "torch graphs": "C2", "torch autotune": "C3", "torch half-graphs": "C8",
 }  # fmt: skip
 WORDS = {
@@ -53,6 +54,7 @@ WORDS = {
     "torch half-graphs": "torch.compile, CUDA graphs, .half()",
     "naive dynamo graph": "naive engine, CUDA graph",
     "naive torchscript graph": "naive engine (older exporter), CUDA graph",
+    "naive torchscript-17 graph": "naive engine (older exporter, opset 17), CUDA graph",
 }  # fmt: skip
 MARKERS = "os^Dv*"
 

@@ -13,9 +13,10 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "engines"
 sys.path.append(str(BENCHMARKS))
 
 import children  # noqa: E402
+from naive_engine import EXPORTERS  # noqa: E402
 
 
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("exporter", EXPORTERS)
 def test_a_plain_export_has_the_names_and_dims_of_the_model(tmp_path: Path, exporter: str) -> None:
     place = tmp_path / "naive.onnx"
     command = [sys.executable, str(BENCHMARKS / "naive_engine.py"), "export", "unet_sr"]
@@ -24,7 +25,10 @@ def test_a_plain_export_has_the_names_and_dims_of_the_model(tmp_path: Path, expo
         command, capture_output=True, text=True, timeout=300, env=children.other_python([])
     )
     assert done.returncode == 0, done.stderr
-    graph = onnx.load(place).graph
+    model = onnx.load(place)
+    graph = model.graph
+    if exporter == "torchscript-17":
+        assert [o.version for o in model.opset_import if not o.domain] == [17]
     (image,) = graph.input
     dims = [d.dim_param or d.dim_value for d in image.type.tensor_type.shape.dim]
     assert dims[1] == 3 and all(isinstance(dims[n], str) for n in (0, 2, 3))
