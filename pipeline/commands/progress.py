@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from pipeline.commands.output import BEFORE_RESULTS, plain, show
+from pipeline.machine.progress import StageText
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -42,8 +43,9 @@ class Progress:
         if self._bar is None or not self._bar.live.is_started:
             self._print(text)
             return
+        stage = isinstance(text, StageText) or " " not in text
         text = plain(text)
-        if " " not in text:  # a stage
+        if stage:
             self._bar.console.print(self._stamped(text), highlight=False, markup=False)
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
@@ -52,6 +54,10 @@ class Progress:
     def _stamped(self, text: str) -> str:
         if self._as_json:
             seconds = round(time.monotonic() - self._start, 1)
+            if isinstance(text, StageText) and text.last is not None:
+                return json.dumps(
+                    {"seconds": seconds, "step": text.name, "last_seconds": text.last}
+                )
             return json.dumps({"seconds": seconds, "step": text})
         return f"[{time.monotonic() - self._start:6.1f} s] {text}"
 

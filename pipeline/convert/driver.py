@@ -55,7 +55,8 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
 
     Args:
         config: What to convert. A model's name or a spec alone uses the defaults.
-        announce: Called with the name of each stage when the stage begins.
+        announce: Called with each step that begins: ``rewrite``, ``export: trying sizes``. If the
+            artifact exists, the text of a stage has its last time: ``build (last time 117 s)``.
 
     Returns:
         The report. `Report.unchanged` is True if the artifact was up to date.

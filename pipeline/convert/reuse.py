@@ -42,6 +42,20 @@ def refuse_other(place: Path, source: str) -> None:
         )
 
 
+def last_seconds(place: Path, manifest: Manifest) -> dict[str, float]:
+    """Returns the seconds of each stage of the artifact at `place`, by the stage's name.
+
+    They are empty if it has another source or target than `manifest`.
+    """
+    try:
+        there = Manifest.from_json((place / MANIFEST).read_bytes())
+    except (OSError, ArtifactError):
+        return {}
+    same = same_source(there.model.source, manifest.model.source)
+    same = same and there.target.name == manifest.target.name
+    return {stage.name: stage.seconds for stage in there.stages} if same else {}
+
+
 def same_source(one: str, other: str) -> bool:
     """Returns True if two texts name the same source. Paths start at the current folder.
 

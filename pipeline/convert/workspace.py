@@ -11,9 +11,9 @@ from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 from pipeline.artifact.artifact import Artifact, finish
 from pipeline.artifact.manifest import Manifest, StageInfo
 from pipeline.convert.keys import STAGES
-from pipeline.convert.reuse import check_not_replaced, forget
+from pipeline.convert.reuse import check_not_replaced, forget, last_seconds
 from pipeline.errors import PipelineError, ended_run
-from pipeline.machine.progress import Announce
+from pipeline.machine.progress import Announce, StageText
 from pipeline.machine.resources import Stopwatch, peak_memory, reset_peak_memory
 from pipeline.machine.swap_folder import replacing
 
@@ -53,7 +53,8 @@ class Workspace:
         folder: The folder in which the stages work.
         place: The final folder of the artifact.
         manifest: The manifest before the first stage.
-        announce: Called with the name of each stage when the stage begins.
+        announce: Called with the name of each stage when the stage begins. The seconds of the
+            stage in the artifact at `place` follow, if it took 1 s or more there.
         todo: The stages to run. The results of the other stages exist already.
     """
 
@@ -67,6 +68,7 @@ class Workspace:
     ) -> None:
         self.folder, self.place, self.manifest = folder, place, manifest
         self._announce, self._todo = announce, todo
+        self._last = last_seconds(place, manifest)
 
     def do(self, stage: Stage[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
         """Runs and measures a stage, and adds its result to the manifest.
@@ -80,7 +82,7 @@ class Workspace:
         if stage.name not in self._todo:
             return None
         reset_peak_memory()
-        self._announce(stage.name)
+        self._announce(StageText(stage.name, self._last.get(stage.name)))
         watch = Stopwatch()
         with watch(stage.name):
             result = self._result(stage, *args, **kwargs)

@@ -8,12 +8,14 @@ import importlib.metadata
 import io
 import json
 import os
+import pickle
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import onnx
 import onnx.parser
@@ -24,6 +26,7 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.commands.parser import EXAMPLES, GROUPS, command_parser
 from pipeline.commands.progress import Progress
 from pipeline.convert.report import Report
+from pipeline.machine.progress import StageText
 from pipeline.models import MODELS
 
 COMMANDS = ("convert", "export", "rewrite", "build", "verify", "tune", "inspect", "models")
@@ -224,6 +227,24 @@ def test_steps_as_lines_of_json(cli: Run) -> None:
     seconds = [step["seconds"] for step in steps]
     assert seconds == sorted(seconds) and seconds[-1] > 0
     assert json.loads(output)["manifest"]["name"] == "tiny"
+
+
+def test_the_seconds_of_the_last_run(capsys: pytest.CaptureFixture[str]) -> None:
+    text = pickle.loads(pickle.dumps(StageText("build", 116.7)))  # as a child process sends it
+    Progress()(text)
+    assert capsys.readouterr().err.endswith("] build (last time 117 s)\n")
+    Progress(as_json=True)(text)
+    told = json.loads(capsys.readouterr().err)
+    assert (told["step"], told["last_seconds"]) == ("build", 117)
+
+
+def test_a_stage_with_the_seconds_of_the_last_run_stays_on_a_terminal() -> None:
+    progress = Progress()
+    progress._bar = bar = Mock(task_ids=[])
+    progress(StageText("build", 117.0))
+    progress("export: trying sizes")
+    (shown,) = bar.console.print.call_args_list
+    assert shown.args[0].endswith("] build (last time 117 s)")
 
 
 def test_a_pipe_hears_at_once_that_libraries_load() -> None:

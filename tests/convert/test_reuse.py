@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from helpers import command
+from helpers import command, refinish
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.manifest import ComparisonInfo, Manifest
+from pipeline.artifact.manifest import ComparisonInfo, Manifest, StageInfo, TargetInfo
 from pipeline.convert import plan as plan_module
 from pipeline.convert import workspace
 from pipeline.convert.driver import run, run_build, verify
@@ -26,6 +26,7 @@ from pipeline.errors import (
     TargetMissing,
 )
 from pipeline.graph.session import run_onnx
+from pipeline.machine.progress import StageText
 from pipeline.spec.config import Config
 from pipeline.spec.dims import shape_texts
 
@@ -38,7 +39,7 @@ class Heard(list[str]):
 
     @property
     def stages(self) -> list[str]:
-        return [text for text in self if text in ("export", "rewrite", "build", "compare")]
+        return [text.name for text in self if isinstance(text, StageText)]
 
 
 def compared(manifest: Manifest) -> ComparisonInfo:
@@ -88,6 +89,27 @@ class TestReuse:
         report, heard = again(artifact, force=True)
         assert not report.unchanged
         assert heard.stages == ["export", "rewrite", "build", "compare"]
+
+    def test_a_stage_says_its_seconds_in_the_last_conversion(self, artifact: Path) -> None:
+        took = {"export": 12.4, "rewrite": 0.4, "build": 117.0}
+        refinish(artifact, stages=tuple(StageInfo(*one, {}, None) for one in took.items()))
+        _, heard = again(artifact, options={"channels": 2})
+        assert {"export (last time 12 s)", "rewrite", "build (last time 117 s)"} <= set(heard)
+        assert "compare" in heard
+
+    @pytest.mark.parametrize("other", ["source", "target", "damaged"])
+    def test_a_stage_says_no_seconds_of_another_conversion(
+        self, artifact: Path, other: str
+    ) -> None:
+        manifest = refinish(artifact, stages=(StageInfo("build", 117.0, {}, None),))
+        if other == "source":
+            refinish(artifact, model=dataclasses.replace(manifest.model, source="skewed"))
+        elif other == "target":
+            refinish(artifact, target=TargetInfo("tensorrt-8.6", "tensorrt", None))
+        else:
+            (artifact / "manifest.json").write_text("{}")
+        _, heard = again(artifact, force=True)
+        assert "build" in heard
 
     def test_option(self, artifact: Path) -> None:
         report, heard = again(artifact, options={"channels": 2})

@@ -92,7 +92,7 @@ class Conversion:
         for line in self.process.stderr:
             with self._news:
                 self.lines.append(line)
-                word = line.rpartition("] ")[2].strip()
+                word = line.rpartition("] ")[2].partition(" (last time ")[0].strip()
                 if word in _STAGES:
                     self.begun[word] = time.monotonic()
                 self._news.notify_all()
