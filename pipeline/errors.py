@@ -16,14 +16,24 @@ class PipelineError(Exception):
 
     Attributes:
         more: Lines to print in place of the message, with all of it; empty if there are none.
+        kept: The folder with what a failed conversion made, and its files; empty if there is none.
     """
 
     exit_code = 1
     more = ""
+    kept = ""
 
     def __init__(self, message: str, *, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
+
+    @property
+    def message(self) -> str:
+        """The text without the line on `kept`."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"{self.message}\nkept: {self.kept}" if self.kept else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the error with all its attributes: `machine.child` sends it between processes."""

@@ -33,6 +33,7 @@ from pipeline.machine.files import FileInfo, fresh, hash_file, open_plain
 from pipeline.spec.file_names import (
     COMPARISON,
     EXPORTED,
+    FAILURE,
     HALF,
     MANIFEST,
     MODEL,
@@ -181,6 +182,11 @@ def _open(path: Path, check: bool, built: bool = True) -> Artifact:
     except FileNotFoundError as error:
         if not path.is_dir():
             raise ArtifactError(f"{path}: no such folder; {_HINT}") from error
+        if (path / FAILURE).is_file():
+            raise ArtifactError(
+                f"{path}: is what is left of a failed conversion, not an artifact. {FAILURE} has "
+                "the error. Pass one of its .onnx files, or convert again"
+            ) from error
         raise ArtifactError(f"{path}: not an artifact: it has no {MANIFEST}; {_HINT}") from error
     except NotADirectoryError as error:
         raise ArtifactError(f"{path}: is not a folder; {_HINT}") from error

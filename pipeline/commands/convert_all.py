@@ -164,7 +164,10 @@ def _convert(
         line = f"the process of this model ended with {died.how}"
         return ModelResult(name, "FAILED", error=line, detail=died.words)
     except (PipelineError, ChildFailed, OSError, MemoryError) as error:
-        line = " ".join(str(error).split()) or type(error).__name__
+        text = getattr(error, "message", str(error))
+        kept = getattr(error, "kept", "")
+        text = f"{text}; kept: {kept}" if kept else text
+        line = " ".join(text.split()) or type(error).__name__
         more = getattr(error, "detail", "") or getattr(error, "trace", "")
         return ModelResult(name, "FAILED", error=line, detail=more or line)
     return _done(ModelResult(name, "unchanged" if report.unchanged else "ok"), report.manifest)

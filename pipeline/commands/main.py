@@ -51,9 +51,11 @@ def _outcome(words: Sequence[str]) -> int:
 def _failed(error: Exception, debug: bool) -> int:
     if isinstance(error, StdoutError):
         return _stdout_failed(error, 0)
+    kept = getattr(error, "kept", "")
+    last = f"\nkept: {_one_line(kept)}" if kept else ""
     if isinstance(error, MemoryError):
         left = _sentence(interrupts.outcome())
-        return _fail(f"{_NO_MEMORY}. {left}", 1)
+        return _fail(f"{_NO_MEMORY}. {left}{last}", 1)
     if not isinstance(error, (PipelineError, OSError)):
         raise error
     if debug:
@@ -65,9 +67,9 @@ def _failed(error: Exception, debug: bool) -> int:
     if debug and error.detail:
         show(error.detail, sys.stderr)
     if error.more:  # it has the error's own text too
-        return _fail(error.more, error.exit_code)
+        return _fail(f"{error.more}{last}", error.exit_code)
     hint = " (--debug shows the full text)" if error.detail and not debug else ""
-    return _fail(f"{_one_line(str(error))}{hint}", error.exit_code)
+    return _fail(f"{_one_line(error.message)}{hint}{last}", error.exit_code)
 
 
 def _stdout_failed(error: OSError, code: int) -> int:

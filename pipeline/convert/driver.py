@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from pipeline.compare.plan import CompareOptions
 from pipeline.compare.regression import regression
 from pipeline.compare.run_names import in_precision
 from pipeline.compare.runners import failures
+from pipeline.convert.failed import failed_place, forget_failed, kept_if_failed
 from pipeline.convert.options import STORED, RewriteOptions, Verify, stage_options
 from pipeline.convert.plan import (
     ConversionPlan,
@@ -66,14 +67,19 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
             artifact is written, and its manifest says that the comparison failed. It does not
             replace an artifact whose comparison passed.
         PipelineError: See `pipeline.errors`. The old artifact stays. It is an `InputError` if the
-            old artifact was made from another source and `Config.force` is not set.
+            old artifact was made from another source and `Config.force` is not set. If the last
+            line of another error begins with ``kept:``, it names files for you to look at.
     """
     config = config if isinstance(config, Config) else Config(config)
     plan = plan_conversion(config)
     if plan.old is not None and not plan.todo:
         return Report(plan.place, plan.old.manifest, unchanged=True)
     options = plan.options
-    with left_as_given(plan.spec) as spec, _workspace(plan, announce) as work:
+    with (
+        left_as_given(plan.spec) as spec,
+        _workspace(plan, announce) as work,
+        kept_if_failed(work, plan.todo[0]),
+    ):
         if EXPORT.name in plan.todo:
             if not config.force:
                 refuse_other(plan.place, plan.manifest.model.source)
@@ -88,12 +94,14 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
         reference = reference_runner(spec, work.manifest, options.export.weights, module)
         work.do(COMPARE, work.manifest, reference, options.compare, announce)
         failed = _disagreement(work)
-        if failed is not None and not failed.kept:
+        if failed is not None and not failed.written:
             raise failed
         announce("package")
         # without its key, the comparison runs again in the next conversion
         keys = {name: key for name, key in plan.keys.items() if not failed or name != COMPARE.name}
         report = Report(plan.place, work.finish(keys=keys, created=now()))
+    with suppress(OSError):
+        forget_failed(failed_place(plan.place))
     if failed is not None:
         raise failed
     return report
@@ -288,12 +296,12 @@ class _Disagreement(CompareError):
     """The comparison failed.
 
     Args:
-        kept: Whether the artifact is written, marked as failed.
+        written: Whether the artifact is written, marked as failed.
     """
 
-    def __init__(self, message: str, detail: str, *, kept: bool) -> None:
+    def __init__(self, message: str, detail: str, *, written: bool) -> None:
         super().__init__(message, detail=detail)
-        self.kept = kept
+        self.written = written
 
 
 def _disagreement(work: Workspace) -> _Disagreement | None:
@@ -304,17 +312,18 @@ def _disagreement(work: Workspace) -> _Disagreement | None:
         return None
     lines = failures(manifest.comparison)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    kept, outcome = False, "was not written"
+    written, outcome = False, "was not written"
     if place.exists():
         outcome = "is unchanged"
     if _only_rounding_failed(manifest):
         old = previous(place)
-        kept = old is None or old.manifest.comparison is None or not old.manifest.comparison.passed
+        there = old.manifest.comparison if old is not None else None
+        written = there is None or not there.passed
         outcome = "is kept, marked as failed"
-        if not kept:
+        if not written:
             outcome = "has a result that passed, and is unchanged: pass another folder with --out"
     text = f"model {manifest.name}: {lines[0]}{more}; {place} {outcome}"
-    return _Disagreement(text, "\n".join(lines), kept=kept)
+    return _Disagreement(text, "\n".join(lines), written=written)
 
 
 def _only_rounding_failed(manifest: Manifest) -> bool:

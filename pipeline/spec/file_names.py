@@ -38,6 +38,10 @@ INPUTS = "inputs.npz"
 MANIFEST = "manifest.json"
 
 
+# in the folder that a failed conversion leaves, in place of a manifest: the error
+FAILURE = "failure.txt"
+
+
 # Folders beside those of the profiles: for sizes that no profile allows, and for sizes that need a
 # machine with more memory
 OUTSIDE, LATER = RESERVED = ("outside", "later")

@@ -58,6 +58,8 @@ def test_a_failing_model_stops_no_other_and_a_second_run_goes_on(tmp_path: Path)
     assert "rtol 0.0001 or atol 1e-05" in rows["last"] and "MiB" in rows["last"]
     assert "FAILED" in rows["skewed"] and "FAILED" in rows["crashing"]
     assert "FAILED skewed: model skewed: y of exported against torch at min" in output
+    kept = "; kept: artifacts/skewed.failed: exported.onnx, model.onnx"
+    assert next(line for line in output.splitlines() if "FAILED skewed: " in line).endswith(kept)
     assert "FAILED crashing: the process of this model ended with Aborted (SIGABRT)" in output
     for part in ("] first (1 of 4)", "] first: export", "] skewed: FAILED", "] last: ok"):
         assert part in errors
@@ -70,7 +72,7 @@ def test_a_failing_model_stops_no_other_and_a_second_run_goes_on(tmp_path: Path)
     for name in ("first", "last"):
         assert Artifact.open(tmp_path / "artifacts" / name).plan.is_file()
     assert sorted(p.name for p in (tmp_path / "artifacts").iterdir() if p.name[0] != ".") == [
-        "convert.xml", "first", "last",
+        "convert.xml", "first", "last", "skewed.failed",
     ]  # fmt: skip
     before = (tmp_path / "artifacts" / "last" / "manifest.json").stat().st_mtime_ns
 

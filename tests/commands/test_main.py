@@ -112,7 +112,8 @@ def test_debug_shows_the_traceback(cli: Run) -> None:
 
 def test_detail_is_pointed_to_and_shown(cli: Run, artifact: Path) -> None:
     _, _, errors = cli("convert", "skewed", "--out", artifact, "--force")
-    assert errors.splitlines()[-1].endswith("(--debug shows the full text)")
+    *_, line, kept = errors.splitlines()
+    assert line.endswith("(--debug shows the full text)") and kept.startswith("kept: ")
     _, _, errors = cli("convert", "skewed", "--out", artifact, "--force", "--debug")
     assert "at max (h=40,w=40)" in errors
 

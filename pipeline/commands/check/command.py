@@ -54,7 +54,7 @@ def add_everything(error: PipelineError, config: Config, announce: Announce) -> 
         if stops:
             lines = [line for finding in stops for line in finding.lines()]
             many = f"{len(stops)} findings block" if stops[1:] else "1 finding blocks"
-            own = " ".join(str(error).split())
+            own = " ".join(error.message.split())
             if any(finding.what.partition(": ")[0] in own for finding in stops):
                 first, _, _ = own.partition(": ")
                 many = f"{first}: {many}" if first.startswith("model ") else many
