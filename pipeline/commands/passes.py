@@ -17,6 +17,7 @@ from pipeline.plugins.loading import provided_ops
 
 if TYPE_CHECKING:
     from pipeline.commands.still_needed import PassAnswer
+    from pipeline.rewrite.lint import LintResult
     from pipeline.rewrite.rewrite import Rewritten
 
 Announce = Callable[[str], None]
@@ -138,7 +139,8 @@ def _rewrite_text(result: Rewritten, out: Path, skipped: Sequence[str]) -> str:
         nodes = f"{result.nodes_before} nodes before, {result.nodes_after} after"
         what = nodes if result.changed else "no rewrite was needed, the file is a copy"
         left = sum(r.skipped for r in result.passes)
-        some = f"; {left} passes that {result.target} needs were skipped" if left else ""
+        skips = "1 pass that {} needs was" if left == 1 else f"{left} passes that {{}} needs were"
+        some = f"; {skips.format(result.target)} skipped" if left else ""
         lines.append(f"{out}: opset {result.opset}, {what}{some}; numbers were not compared")
     return "\n".join(lines)
 
@@ -158,14 +160,20 @@ def _lint(arguments: argparse.Namespace, announce: Announce) -> int:
         show(f"{f.op} {f.node}{f.origin}\n  {target}: {f.fault}\n  {state}: {f.how}")
     for text in result.warnings:
         show(f"warning: {text}")
-    bad = sum(1 for f in result.findings if not f.mended and f.certain)
-    show(
-        f"{arguments.model}, {target}: {len(result.findings)} nodes would fail or be wrong without "
-        f"a rewrite; {f'no pass fixes {bad} of them' if bad else 'the passes fix them'}"
-        if result.findings
-        else f"{arguments.model}, {target}: no known fault"
-    )
+    show(f"{arguments.model}, {target}: {_lint_verdict(result)}")
     return 0 if result.ok else 1
+
+
+def _lint_verdict(result: LintResult) -> str:
+    """How many nodes are faulty, and whether the passes fix them."""
+    count = len(result.findings)
+    if not count:
+        return "no known fault"
+    bad = sum(not f.mended and f.certain for f in result.findings)
+    nodes, them = ("1 node", "it") if count == 1 else (f"{count} nodes", "them")
+    left = them if count == 1 else f"{bad} of them"
+    fixed = f"no pass fixes {left}" if bad else f"the passes fix {them}"
+    return f"{nodes} would fail or be wrong without a rewrite; {fixed}"
 
 
 def _passes(arguments: argparse.Namespace, announce: Announce) -> int:

@@ -49,6 +49,7 @@ def test_lint_names_every_planted_fault_of_8_6(cli: Run, tmp_path: Path) -> None
         "Shape the_s",
     ):
         assert word in out
+    assert f": {len(found)} nodes would fail or be wrong without a rewrite; the passes fix" in out
 
 
 @pytest.mark.parametrize("target", ["tensorrt-10", "tensorrt-11"])
@@ -57,6 +58,7 @@ def test_lint_of_an_opset_20_grid_sample(cli: Run, tmp_path: Path, target: str) 
     _, out, _ = cli("lint", path, "--target", target)
     assert "GridSample the_y" in out
     assert "InstanceNormalization" not in out
+    assert ": 1 node would fail or be wrong without a rewrite; the passes fix it\n" in out
 
 
 def test_lint_of_a_good_model(cli: Run, tmp_path: Path) -> None:
@@ -92,6 +94,7 @@ def test_lint_of_what_cannot_be_mended(cli: Run, tmp_path: Path) -> None:
     assert code == 1
     assert "NOT FIXED" in out
     assert "depends on the data" in out
+    assert ": 1 node would fail or be wrong without a rewrite; no pass fixes it\n" in out
     code, _, err = cli("rewrite", path)
     assert code == 1
     assert "the_y" in err
@@ -118,6 +121,7 @@ def test_rewrite_of_any_onnx_file(cli: Run, tmp_path: Path) -> None:
     assert "passes that tensorrt-8.6 needs were skipped" in out
     code, out, _ = cli("rewrite", path, "--target", "tensorrt-8.6", "--skip", "slice_shape")
     assert "slice_shape: skipped on request, although tensorrt-8.6 needs this pass" in out
+    assert "; 1 pass that tensorrt-8.6 needs was skipped; numbers were not compared" in out
 
 
 def test_lint_of_a_custom_op(cli: Run, tmp_path: Path) -> None:
