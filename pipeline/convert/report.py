@@ -76,8 +76,8 @@ def verdict(report: Report, *, whole: bool = False) -> str:
     """Returns what came out of a conversion, as lines of `WIDTH` columns if names allow it.
 
     The first line has the result, the model, and the place of the artifact. Then come the sizes,
-    how closely the results agree, what was not done, and what to do next. Failures are listed one
-    by one, and their texts are whole.
+    how closely the results agree, what was not done, and which sizes the model does not accept.
+    Failures are listed one by one, and their texts are whole. The last line says what to do next.
 
     Args:
         report: The report of the conversion.
@@ -111,9 +111,8 @@ def verdict(report: Report, *, whole: bool = False) -> str:
         lines += textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ", **_WORDS)
     if shown and bad[shown:]:
         lines.append(f"- and {len(bad) - _FAILURES} more")
-    lines.append(f"{'next:':{_HEAD}}{_next(report, whole)}")
-    narrowed = _line("narrowed", *narrowed_text(manifest), most=one)
-    return "\n".join([*lines, *narrowed])
+    lines += _line("narrowed", *narrowed_text(manifest), most=one)
+    return "\n".join([*lines, f"{'next:':{_HEAD}}{_next(report, whole)}"])
 
 
 def _line(head: str, text: str, more: str = "", *, most: int | None = 1) -> list[str]:

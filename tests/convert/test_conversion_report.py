@@ -71,15 +71,16 @@ def test_details_follow_the_verdict(cli: Run) -> None:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_the_last_line_names_what_was_narrowed_and_where(cli: Run, tmp_path: Path) -> None:
+def test_a_line_names_what_was_narrowed_and_where(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL)
     words = ("net.py:net", "--input", "x:1x3x{h}x{w}", "--dim", "h=64:256", "--dim", "w=64:256")
     code, output, errors = cli("convert", *words, "--quick")
     assert code == 0, errors
     lines = short(output)
-    assert lines[-1] == (
+    assert lines[-2] == (
         "narrowed: h must be a multiple of 4; w must be a multiple of 4 (net.py:6)"
     )
+    assert lines[-1].startswith("next:     `pipeline verify ")
     assert "sizes:    h in 64..256 in steps of 4, w in 64..256 in steps of 4" in lines
     assert any(line.startswith("note:     compared only at min, opt, max") for line in lines)
 

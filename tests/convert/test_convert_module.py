@@ -156,7 +156,8 @@ def test_a_range_is_never_narrowed_without_a_word(tmp_path: Path) -> None:
     assert report.ok and report.manifest.interface.dims["t"].max == 10
     assert report.narrowed and caught[0].filename == __file__
     lines = str(report).splitlines()
-    assert lines[0].startswith("converted: ") and lines[-1].startswith("narrowed: ")
+    assert lines[0].startswith("converted: ") and lines[-2].startswith("narrowed: ")
+    assert lines[-1].startswith("next: ")
     with pytest.raises(PipelineError, match="t must be in 2"):
         pipeline.convert(Table(), "1x{t}x4", {"t": (2, 40)}, out=tmp_path / "b", exact=True)
 
