@@ -133,7 +133,7 @@ def run_export(config: Config, announce: Announce = silent) -> Report:
         if not config.force:
             refuse_other(place, manifest.model.source)
         work.do(EXPORT, replace(spec, profiles=profiles), options.export, announce)
-        return Report(place, work.finish())
+        return Report(place, work.finish(), stage=EXPORT.name)
 
 
 def run_rewrite(
@@ -167,7 +167,7 @@ def run_rewrite(
     )
     with opened_artifact(artifact, announce) as work:
         work.do(REWRITE, options)
-        return Report(place, work.finish(keys={}))
+        return Report(place, work.finish(keys={}), stage=REWRITE.name)
 
 
 def run_build(
@@ -232,7 +232,7 @@ def build_artifact(
             announce(f"removed {name}: the file was changed or damaged")
         manifest = replace(work.manifest, interface=interface)
         work.do(BUILD, Search(manifest, CompareOptions(), announce), options)
-        return Report(artifact.path, work.finish(keys={}))
+        return Report(artifact.path, work.finish(keys={}), stage=BUILD.name)
 
 
 def verify(
@@ -287,9 +287,9 @@ def verify(
         good = good and sizes_compared(stated) <= sizes_compared(done) and manifest == stated
         done = work.finish(keys=done.keys if good else {})
     if old is None:
-        return Report(place, done)
+        return Report(place, done, stage=COMPARE.name)
     found = regression(Artifact.open(place), old, announce, how.plugins)
-    return Report(place, done, regressions=found.worse, notes=found.notes)
+    return Report(place, done, regressions=found.worse, notes=found.notes, stage=COMPARE.name)
 
 
 class _Disagreement(CompareError):

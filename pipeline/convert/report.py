@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -25,6 +25,11 @@ _RUNS = {
     "exported": "exported.onnx", "rewritten": "model.onnx", "half": "half.onnx",
     "engine": "the engine",
 }  # fmt: skip
+# what the first line says was done, by the stage that ran alone
+_DONE: Mapping[str, str] = {
+    "": "converted", "export": "exported", "rewrite": "rewritten", "build": "built",
+    "compare": "verified",
+}  # fmt: skip
 # notes on what is always so, or that another line says
 _USUAL = (
     "random-sizes", "model-unchanged", "shape-inference-agrees", "source-is-onnx", "no-batch-dim",
@@ -41,6 +46,7 @@ class Report:
         unchanged: True if the artifact was up to date, so nothing was done.
         regressions: What got worse compared with another artifact.
         notes: The other findings of that comparison.
+        stage: The stage that ran alone, such as ``build``; empty after a conversion.
     """
 
     path: Path
@@ -48,6 +54,7 @@ class Report:
     unchanged: bool = False
     regressions: Sequence[Note] = ()
     notes: Sequence[Note] = ()
+    stage: str = ""
 
     @property
     def ok(self) -> bool:
@@ -73,23 +80,25 @@ class Report:
 
 
 def verdict(report: Report, *, whole: bool = False) -> str:
-    """Returns what came out of a conversion, as lines of `WIDTH` columns if names allow it.
+    """Returns what came out of a conversion, or of a stage alone.
+
+    The lines have `WIDTH` columns if names allow it.
 
     The first line has the result, the model, and the place of the artifact. Then come the sizes,
     how closely the results agree, what was not done, and which sizes the model does not accept.
     Failures are listed one by one, and their texts are whole. The last line says what to do next.
 
     Args:
-        report: The report of the conversion.
+        report: The report of the conversion or the stage.
         whole: Whether to print every note and every failure, and all of each text. Otherwise there
             are at most eight lines beside the failures, and a longer text ends with dots.
     """
     shown = None if whole else _FAILURES
     one, two = (None, None) if whole else (1, 2)
     manifest, path = report.manifest, str(report.path)
-    seconds = sum(stage.seconds for stage in manifest.stages)
+    seconds = sum(s.seconds for s in manifest.stages if report.stage in ("", s.name))
     facts = f"{manifest.target.name}, {manifest.precision}, {seconds:.0f} s"
-    done = "up to date" if report.unchanged else "converted"
+    done = "up to date" if report.unchanged else _DONE[report.stage]
     word = done if report.ok else "FAILED"
     lines = [
         f"{word}: {manifest.name} ({facts}) -> {path}",

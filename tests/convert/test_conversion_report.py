@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from helpers import Run
 
+import pipeline
 from pipeline.artifact.artifact import Artifact
+from pipeline.convert.driver import run_export, run_rewrite
 from pipeline.convert.report import Report, notes_of, verdict
+from pipeline.spec.config import Config
 from pipeline.spec.findings import note
 
 MODEL = """
@@ -126,6 +129,26 @@ def test_a_printed_report_is_its_verdict(converted: Report) -> None:
     assert f"`pipeline inspect {converted.path}`" in text and "--details" not in text
     assert str(replace(converted, unchanged=True)).startswith("up to date: tiny (")
     assert "Manifest(" not in repr(converted)
+
+
+@pytest.mark.usefixtures("zoo")
+def test_a_stage_alone_says_what_it_did(tmp_path: Path) -> None:
+    """It says the seconds of that stage, too."""
+    place = tmp_path / "a"
+    reports = {
+        "exported": run_export(Config("tiny", out=place)),
+        "rewritten": run_rewrite(place),
+        "built": pipeline.build(place),
+        "verified": pipeline.verify(place, torch_model=True, trust=True),
+    }
+    for word, report in reports.items():
+        (seconds,) = (s.seconds for s in report.manifest.stages if s.name == report.stage)
+        first, *_ = str(report).splitlines()
+        assert first == f"{word}: tiny (rtx-1.7, fp32, {seconds:.0f} s) -> {place}"
+    again = pipeline.verify(place, against=place)
+    assert str(again).startswith("verified: ")
+    worse = replace(again, regressions=[note("output-changed", name="y", was="one", now="two")])
+    assert str(worse).startswith("FAILED: ")
 
 
 def test_a_notebook_shows_the_verdict(converted: Report) -> None:
