@@ -45,7 +45,7 @@ from pipeline.spec.file_names import (
     REPRODUCE,
 )
 from pipeline.spec.findings import Facts, Note, note
-from pipeline.spec.profiles import Point, Profile
+from pipeline.spec.profiles import Point, Profile, points
 from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed
 from pipeline.spec.verdicts import Check
@@ -134,7 +134,7 @@ def compare_artifact(
     job = replace(job, measured=models.measured(ground, runs))
     notes += [
         *input_notes(manifest.interface),
-        *(_quick(options) or models.run_at_random_sizes(job, plan, ground, runs)),
+        *(_quick(job, options, plan) or models.run_at_random_sizes(job, plan, ground, runs)),
     ]
     with watch("batch rows"):
         batch, checks, forgiven, unasked = _rows_of_models(
@@ -168,8 +168,14 @@ def compare_artifact(
     )
 
 
-def _quick(options: CompareOptions) -> list[Note]:
-    return [note("quick")] if options.quick else []
+def _quick(job: Job, options: CompareOptions, plan: ComparisonPlan) -> list[Note]:
+    """Returns a note if only few sizes are compared: the options say so, or a quick comparison
+    stored the reference's outputs. Then those of the few sizes are stored, and others are not."""
+    own = job.interface
+    few = points(own.dims, own.profiles, rules=own.rules, few=True)
+    missing = [i.sizes for i in plan.infos if i.left_out and i.left_out.kind == "not-stored"]
+    stored = bool(missing) and not any(point.sizes in missing for point in few)
+    return [note("quick")] if options.quick or stored else []
 
 
 def _rows_of_models(

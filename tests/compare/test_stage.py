@@ -382,3 +382,26 @@ def test_a_quick_comparison_says_that_it_is_one(tmp_path: Path, zoo: None) -> No
     assert len(compared(whole.manifest).points) == 7
     # the export looks further than a quick one
     assert whole.manifest.keys["export"] != report.manifest.keys["export"]
+
+
+def test_a_quick_comparison_stays_one_until_all_sizes_run(tmp_path: Path, zoo: None) -> None:  # noqa: ARG001
+    """The stored outputs of torch are those of few sizes, also after another build."""
+
+    def is_quick(report: Report) -> bool:
+        return "quick" in [note.kind for note in compared(report.manifest).notes]
+
+    place = tmp_path / "a"
+    run(Config("tiny", out=place, quick=True, shapes=("h=13",)))
+    assert is_quick(verify(place))
+    built = run_build(place)
+    assert built.manifest.comparison is None
+    assert "because of --quick" not in report_text(built)
+    again = verify(place)
+    assert is_quick(again) and again.ok
+    assert len([p for p in compared(again.manifest).points if p.compared]) == 5
+    whole = verify(place, Verify(torch_model=True, trust=True))
+    assert not is_quick(whole) and whole.ok
+    assert not is_quick(verify(place))
+    # other sizes than the stored ones are missing for another reason
+    run_build(place, ["h=7:16:29"])
+    assert not is_quick(verify(place))
