@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.commands.output import show
 from pipeline.errors import InputError
+from pipeline.machine.interrupts import usual_end
 from pipeline.spec.file_names import EXPORTED, MODEL
 
 
@@ -29,7 +30,7 @@ def add_command(add: Callable[..., Any]) -> None:
 
 
 def view(arguments: argparse.Namespace, announce: Callable[[str], None]) -> int:
-    """Runs ``view`` until it is interrupted."""
+    """Runs ``view`` until Ctrl-C, its usual end."""
     del announce
     try:
         import netron
@@ -42,10 +43,11 @@ def view(arguments: argparse.Namespace, announce: Callable[[str], None]) -> int:
         file = Artifact.open(file, built=False).path / (EXPORTED if arguments.exported else MODEL)
     if not file.is_file():
         raise InputError(f"{file}: no such file")
-    with contextlib.redirect_stdout(sys.stderr):  # Netron prints its own line
-        host, port = netron.start(str(file), browse=not arguments.no_browser)
-    url = f"http://{host}:{port}"
-    show(json.dumps({"url": url}) if arguments.json else f"{file} is at {url}. Ctrl-C ends it")
-    sys.stdout.flush()  # a pipe's reader needs the address now
-    netron.wait()
+    with usual_end():
+        with contextlib.redirect_stdout(sys.stderr):  # Netron prints its own line
+            host, port = netron.start(str(file), browse=not arguments.no_browser)
+        url = f"http://{host}:{port}"
+        show(json.dumps({"url": url}) if arguments.json else f"{file} is at {url}. Ctrl-C ends it")
+        sys.stdout.flush()  # a pipe's reader needs the address now
+        netron.wait()
     return 0

@@ -1,5 +1,7 @@
 """Ends the program when a signal comes: cleans up, prints one line, exits with code 130.
 
+Where Ctrl-C is the usual end (`usual_end`), it prints nothing, and the code is 0.
+
 No signal raises an exception in the program. A `KeyboardInterrupt` inside the import of a C
 extension (torch) crashes the process, or is swallowed, and the run goes on. So a thread ends the
 process. It also runs while the main thread is in a long C call that releases Python's lock.
@@ -44,6 +46,7 @@ class _State:
     def __init__(self) -> None:
         self.cleanups: list[Clean] = []
         self.outcome = UNCHANGED
+        self.usual = False
         self.numbers: frozenset[int] = frozenset()
         self.wake = -1  # the pipe's end to write a signal's number to
         self.ending = threading.Event()
@@ -126,6 +129,20 @@ def cleaned(clean: Clean) -> Iterator[None]:
         unregister(clean)
 
 
+@contextlib.contextmanager
+def usual_end() -> Iterator[None]:
+    """Makes Ctrl-C the usual end of the program inside the block: no line, and exit code 0.
+
+    In a library call, Ctrl-C ends the block.
+    """
+    _state.usual = True
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        _state.usual = False
+
+
 def settle(outcome: str) -> None:
     """Says what the program has changed so far, for the line on its end."""
     _state.outcome = outcome
@@ -155,21 +172,23 @@ def _stop() -> NoReturn:
 
 def _watch(read: int) -> None:
     while True:
-        numbers = os.read(read, 64)
-        if _state.numbers.intersection(numbers):  # not another signal with a Python handler
+        numbers = _state.numbers.intersection(os.read(read, 64))
+        if numbers:  # not another signal with a Python handler
             break
     _state.ending.set()
+    usual, code = _state.usual and numbers == {signal.SIGINT}, INTERRUPTED
     try:
         _state.stopped.wait(_STOP)
         said = "interrupted while files were moved; run the command again"
         if _state.turn.acquire(timeout=_HELD):
-            said = f"interrupted; {_state.outcome}"
+            said, code = f"interrupted; {_state.outcome}", 0 if usual else INTERRUPTED
             for clean in reversed(_state.cleanups):
                 with contextlib.suppress(Exception):
                     clean()
-        os.write(2, f"error: {said}\n".encode())
+        if code:
+            os.write(2, f"error: {said}\n".encode())
     finally:
-        os._exit(INTERRUPTED)
+        os._exit(code)
 
 
 def _forked() -> None:

@@ -8,32 +8,51 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline.commands.main import main
 
 
-def served(source: Path, *more: str) -> bytes:
-    """What the command serves as the model."""
+def served(
+    source: Path, *more: str, number: signal.Signals = signal.SIGINT
+) -> tuple[bytes, int, str]:
+    """What the command serves as the model, and its end after a signal: exit code and stderr."""
     words = [sys.executable, "-m", "pipeline", "view", str(source), "--no-browser", "--json"]
-    with subprocess.Popen([*words, *more], stdout=subprocess.PIPE, text=True) as child:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*words, *more], stdout=pipe, stderr=pipe, text=True) as child:
         try:
             assert child.stdout is not None
             url = json.loads(child.stdout.readline())["url"]
             name = "exported.onnx" if more else "model.onnx"
             with urllib.request.urlopen(f"{url}/data/{name}", timeout=30) as answer:
                 content: bytes = answer.read()
-            child.send_signal(signal.SIGINT)
-            assert child.wait(30) == 130
+            child.send_signal(number)
+            _, errors = child.communicate(timeout=30)
         finally:
             child.kill()
-    return content
+    return content, child.returncode, errors
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="cannot send these signals")
 def test_the_graphs_of_an_artifact(artifact: Path) -> None:
-    assert served(artifact) == (artifact / "model.onnx").read_bytes()
-    assert served(artifact, "--exported") == (artifact / "exported.onnx").read_bytes()
+    """Ctrl-C is the usual end; to be stopped by another program is not."""
+    content, code, errors = served(artifact)
+    assert content == (artifact / "model.onnx").read_bytes()
+    assert code == 0 and "error" not in errors and "interrupted" not in errors
+    content, code, errors = served(artifact, "--exported", number=signal.SIGTERM)
+    assert content == (artifact / "exported.onnx").read_bytes()
+    assert code == 130 and "error: interrupted" in errors
+
+
+def test_ctrl_c_without_a_handler(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    fake = SimpleNamespace(start=lambda *_, **__: ("localhost", 8080), wait=interrupted)
+    monkeypatch.setitem(sys.modules, "netron", fake)
+    assert main(["view", str(artifact)]) == 0
 
 
 def test_without_netron(
