@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.commands import options as cli_options
 from pipeline.commands import passes as cli_passes
@@ -14,8 +14,9 @@ from pipeline.commands.output import on_terminal, show
 from pipeline.commands.progress import Progress
 from pipeline.errors import ConstraintError, InputError
 from pipeline.models import MODELS
-from pipeline.source.zoo import find_spec
-from pipeline.spec.config import Config
+
+if TYPE_CHECKING:
+    from pipeline.spec.config import Config
 
 
 def convert(arguments: argparse.Namespace, progress: Progress) -> int:
@@ -116,6 +117,7 @@ def inspect(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def models(arguments: argparse.Namespace, progress: Progress) -> int:
     from pipeline.commands import report as summary
+    from pipeline.source.zoo import find_spec
 
     del progress
     specs = {name: find_spec(name, {}) for name in MODELS}
@@ -137,6 +139,8 @@ def _show(report: Any, arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> Config:
+    from pipeline.spec.config import Config
+
     return Config(
         **cli_source.config_fields(arguments),
         out=getattr(arguments, "out", None),

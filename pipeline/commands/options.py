@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.bench.measure import Method
 from pipeline.errors import InputError
 from pipeline.plugins import PLUGINS
 from pipeline.spec.effort import Effort
 from pipeline.spec.precision import AUTO, PRECISIONS
+
+if TYPE_CHECKING:
+    from pipeline.commands.bench.measure import Method
 
 _AUTO = (
     ". auto: compute in fp16 where the tolerance allows, and search for the nodes that must stay "
@@ -90,6 +92,8 @@ def timing(sub: Any, purpose: str) -> None:
 
 def method(arguments: argparse.Namespace) -> Method:
     """Returns how often calls are repeated. Raises `InputError` if they are not."""
+    from pipeline.commands.bench.measure import Method
+
     if arguments.repeat < 1:
         raise InputError(f"--repeat {arguments.repeat} is too small. Pass 1 or more")
     return Method(repeat=arguments.repeat)

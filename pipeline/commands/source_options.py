@@ -6,12 +6,13 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
-from pipeline.spec.ranges import BOOL_FORM
-from pipeline.spec.tensors import Tolerance
-from pipeline.spec.text import DIM_FORM, INPUT_FORM
+from pipeline.spec.forms import BOOL_FORM, DIM_FORM, INPUT_FORM
+
+if TYPE_CHECKING:
+    from pipeline.spec.tensors import Tolerance
 
 _WORDS = {"True": True, "False": False, "None": None}
 
@@ -192,6 +193,8 @@ def _of_output(text: str) -> tuple[str, Tolerance]:
 
 def _tolerance(text: str) -> Tolerance:
     """Reads ``RTOL,ATOL`` or ``RTOL,ATOL,DIFFERING`` (a share of integers) as a tolerance."""
+    from pipeline.spec.tensors import Tolerance
+
     try:
         rtol, atol, *more = (float(part) for part in text.split(","))
         (differing,) = more or [0.0]

@@ -6,7 +6,6 @@ This happens with a CPU build of torch.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
@@ -61,10 +60,12 @@ def import_transformers() -> Any:
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Returns the installed versions by package, without packages that are not installed."""
+    from importlib import metadata  # it imports much, and only the versions need it
+
     found = {}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
             continue
     return found

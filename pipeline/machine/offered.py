@@ -13,17 +13,21 @@ attribute that holds the path of a library:
 from __future__ import annotations
 
 import importlib.util
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 PASSES, PLUGINS = "trt_pipeline.passes", "trt_pipeline.plugins"
 
 
 def offered_names(group: str) -> list[str]:
     """The names that installed packages offer in a group, `PASSES` or `PLUGINS`."""
-    return sorted({point.name for point in entry_points(group=group)})
+    return sorted({point.name for point in _offered(group)})
 
 
 def offered_file(group: str, name: str) -> Path | None:
@@ -36,11 +40,17 @@ def offered_file(group: str, name: str) -> Path | None:
     Raises:
         InputError: two packages offer different files, or the file can't be found.
     """
-    points = {point.value: point for point in entry_points(group=group) if point.name == name}
+    points = {point.value: point for point in _offered(group) if point.name == name}
     if len(points) > 1:
         packages = " and ".join(sorted({p.dist.name for p in points.values() if p.dist}))
         raise InputError(f"{name}: {packages} both offer it ({group}). Pass the file instead")
     return next((_file(point) for point in points.values()), None)
+
+
+def _offered(group: str) -> Sequence[EntryPoint]:
+    from importlib.metadata import entry_points  # it imports much, and the help does not need it
+
+    return tuple(entry_points(group=group))
 
 
 def _file(point: EntryPoint) -> Path:

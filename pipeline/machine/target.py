@@ -8,7 +8,6 @@ import of Polygraphy.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import re
 import sys
@@ -82,9 +81,11 @@ def find_target(name: str) -> Target:
 
 def installed_version(target: Target) -> str | None:
     """The installed version of the target's TensorRT (by its package's metadata), or None."""
+    from importlib import metadata  # it imports much, and the help needs the targets only
+
     try:
-        return importlib.metadata.version(target.flavour)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(target.flavour)
+    except metadata.PackageNotFoundError:
         pass
     # TensorRT unpacked from an archive has a module but no package metadata
     try:

@@ -36,10 +36,10 @@ from pipeline.source.tolerance import with_stated
 from pipeline.source.values import with_values
 from pipeline.source.zoo import find_spec
 from pipeline.spec.config import Config
+from pipeline.spec.forms import INPUT_FORM
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.ranges import read_range, split_range
 from pipeline.spec.text import (
-    INPUT_FORM,
     parse_dims,
     parse_inputs,
     split_dims,

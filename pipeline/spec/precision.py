@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pipeline.errors import InputError
-from pipeline.machine.target import Target
-from pipeline.spec.tensors import Precision
+
+if TYPE_CHECKING:  # the help of the command line needs the names of the precisions only
+    from pipeline.machine.target import Target
+    from pipeline.spec.tensors import Precision
 
 # `--precision auto` searches for a recipe (`pipeline.spec.recipe`) of this half precision
 AUTO: Literal["auto"] = "auto"

@@ -7,10 +7,9 @@ from typing import Any, get_args
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr
+from pipeline.spec.forms import BOOL_FORM, RANGE_FORM
 from pipeline.spec.tensors import End, Pattern
 
-RANGE_FORM = "LOW..HIGH, or prefix, padding, causal or all"
-BOOL_FORM = "for a bool: 1..2 (all true), 0..0 (all false) or 0..1 (both)"
 _BOOLS: dict[tuple[float, float], tuple[float, float]] = {
     (1, 2): (1.0, 2.0), (1, 1): (1.0, 2.0), (0, 0): (-2.0, -1.0),
     (0, 1): (-1.0, 1.0), (-1, 1): (-1.0, 1.0),

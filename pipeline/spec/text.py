@@ -8,20 +8,10 @@ from typing import Any, NoReturn
 
 from pipeline.errors import InputError
 from pipeline.spec.dims import Dim, DimExpr, Size, read_size
+from pipeline.spec.forms import DIM_FORM, INPUT_FORM
 from pipeline.spec.ranges import read_range
 from pipeline.spec.structure import Path, name_of
 from pipeline.spec.tensors import Input
-
-INPUT_FORM = (
-    "NAME:SIZExSIZE...[:DTYPE[:LOW..HIGH]], e.g. image:1x3x{h}x{w}, ids:{b}x{s}:int64:0..1000 or "
-    "lengths:{b}:int64:1..s. For a mask, write prefix, padding, causal or all in place of "
-    "LOW..HIGH. "
-    "For many parts of one shape: past[0..27][0..1]:{b}x2x{past}x64"
-)
-DIM_FORM = (
-    "NAME=MIN:OPT:MAX[/MULTIPLE[+OFFSET]], e.g. h=135:440:2160/8. NAME=:MAX is enough. For an "
-    "ONNX file also NAME=EXPRESSION of other dims, e.g. t=past+seq"
-)
 
 _PLACE = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]|\[(['\"])(.+?)\3\]")
 _MANY = re.compile(r"\[(\d+)\.\.(\d+)\]")
