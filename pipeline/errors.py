@@ -1,8 +1,9 @@
 """The pipeline's errors, with the exit code of the command line for each.
 
 Exit code 2: the input was bad and nothing was done. Exit code 1: a conversion or a comparison
-failed. Each message is one line: what happened, where, and what to do. A longer text (TensorRT's
-log, a table of guards) goes into ``detail``.
+failed. Each message is one line: what happened, where, and what to do. If a stage ends with several
+findings, ``more`` lists them. A longer text (TensorRT's log, a table of guards) goes into
+``detail``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ class PipelineError(Exception):
     """Base of all errors that the pipeline raises on purpose.
 
     Attributes:
-        more: Lines to print in place of the message, with all of it; empty if there are none.
+        more: Lines that `str` gives in place of the message, with all of it: one for each finding.
+            Empty if there are none.
         kept: The folder with what a failed conversion made, and its files; empty if there is none.
     """
 
@@ -27,13 +29,14 @@ class PipelineError(Exception):
         super().__init__(message)
         self.detail = detail
 
+    def __str__(self) -> str:
+        text = self.more or self.message
+        return f"{text}\nkept: {self.kept}" if self.kept else text
+
     @property
     def message(self) -> str:
-        """The text without the line on `kept`."""
+        """The message alone, without `more` and `kept`."""
         return super().__str__()
-
-    def __str__(self) -> str:
-        return f"{self.message}\nkept: {self.kept}" if self.kept else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the error with all its attributes: `machine.child` sends it between processes."""
@@ -80,7 +83,7 @@ class ExportError(PipelineError):
 
     def of(self, model: str) -> ExportError:
         """The same error with the model's name before the message."""
-        self.args = (f"model {model}: {self}",)
+        self.args = (f"model {model}: {self.message}",)
         return self
 
 
@@ -94,11 +97,19 @@ class ConstraintError(ExportError):
     Args:
         rules: the model's rules on sizes, each a `pipeline.spec.rules.Rule`; empty if only a
             library's message is known.
+        advice: the sentences of the message that are on no single rule.
     """
 
-    def __init__(self, message: str, *, detail: str = "", rules: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        detail: str = "",
+        rules: tuple[Any, ...] = (),
+        advice: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(message, detail=detail)
-        self.rules = rules
+        self.rules, self.advice = rules, advice
 
 
 class RewriteError(PipelineError):

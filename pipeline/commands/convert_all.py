@@ -164,7 +164,7 @@ def _convert(
         line = f"the process of this model ended with {died.how}"
         return ModelResult(name, "FAILED", error=line, detail=died.words)
     except (PipelineError, ChildFailed, OSError, MemoryError) as error:
-        text = getattr(error, "message", str(error))
+        text = error.message if isinstance(error, PipelineError) else str(error)
         kept = getattr(error, "kept", "")
         text = f"{text}; kept: {kept}" if kept else text
         line = " ".join(text.split()) or type(error).__name__

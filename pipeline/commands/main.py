@@ -66,10 +66,9 @@ def _failed(error: Exception, debug: bool) -> int:
         return _fail(f"{place}{_reason(error)}. {_sentence(interrupts.outcome())}", code)
     if debug and error.detail:
         show(error.detail, sys.stderr)
-    if error.more:  # it has the error's own text too
-        return _fail(f"{error.more}{last}", error.exit_code)
-    hint = " (--debug shows the full text)" if error.detail and not debug else ""
-    return _fail(f"{_one_line(error.message)}{hint}{last}", error.exit_code)
+    hint = "(--debug shows the full text)" if error.detail and not debug else ""
+    text = f"{error.more}\n{hint}" if error.more else f"{_one_line(error.message)} {hint}"
+    return _fail(f"{text.rstrip()}{last}", error.exit_code)
 
 
 def _stdout_failed(error: OSError, code: int) -> int:

@@ -47,11 +47,12 @@ def failed_run(
         found = probe(manifest.interface.inputs, module, seed, manifest.interface.rules)
         if found.rules:
             rules = "; ".join(map(str, found.rules))
+            how = f"by running the model: {found.words}"
             return ConstraintError(
-                f"{error}; the model does not accept every declared size: {rules} "
-                f"(found by running the model: {found.words})",
+                f"{error}; the model does not accept every declared size: {rules} (found {how})",
                 detail=error.detail,
                 rules=tuple(found.rules),
+                advice=(str(error), f"Found {how}"),
             )
         return error
     pair = (TORCH if module is not None else manifest.reference, error.run)

@@ -10,6 +10,7 @@ from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from pipeline.artifact.artifact import Artifact, finish
 from pipeline.artifact.manifest import Manifest, StageInfo
+from pipeline.convert.findings import list_findings
 from pipeline.convert.keys import STAGES
 from pipeline.convert.reuse import check_not_replaced, forget, last_seconds
 from pipeline.errors import PipelineError, ended_run
@@ -77,7 +78,8 @@ class Workspace:
             The stage's result; None if the stage is not in `todo`.
 
         Raises:
-            PipelineError: The stage failed, or the model's code tried to end the program.
+            PipelineError: The stage failed, or the model's code tried to end the program. Several
+                findings of an export are listed, one a line.
         """
         if stage.name not in self._todo:
             return None
@@ -98,6 +100,9 @@ class Workspace:
     def _result(self, stage: Stage[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return stage.run(self.folder, *args, **kwargs)
+        except PipelineError as error:
+            list_findings(error)
+            raise
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:  # sys.exit() in a model would end the program with code 0

@@ -199,7 +199,9 @@ def _traced(
         if reason is None:
             raise
         detail = f"{error}\n{error.detail}"
-        raise ConstraintError(str(reason), detail=detail, rules=reason.rules) from error
+        raise ConstraintError(
+            reason.message, detail=detail, rules=reason.rules, advice=reason.advice
+        ) from error
 
 
 def reference(

@@ -362,19 +362,23 @@ def constraint_error(
         rules: The rules, at least one.
         found: The result of the probe, if a probe found the rules.
     """
-    allow = "; or set refine_dims=True (or auto=True on the Dim) to let the pipeline narrow it"
-    if any(spec.auto(r.dim) or r.refined is None or r.refined.static for r in rules):
-        allow = ""
+    ways = []
+    if not any(spec.auto(r.dim) or r.refined is None or r.refined.static for r in rules):
+        ways.append("set refine_dims=True (or auto=True on the Dim) to let the pipeline narrow it")
     multiples = {
         rule.dim: rule.refined.multiple_of
         for rule in rules
         if rule.refined and rule.refined.multiple_of > 1 and not rule.refined.offset
     }
     if multiples and spec.padding is None and len(multiples) == len(rules):
-        allow += f"; or padding=Padding({multiples}) to pad every size inside the engine"
-    if any(rule.failed and _BY_VALUES.search(rule.failed.error) for rule in rules):
-        allow += by_values(spec)
-    how = f" (found by running the model: {found.words})" if found else ""
+        ways.append(f"padding=Padding({multiples}) to pad every size inside the engine")
+    values = any(rule.failed and _BY_VALUES.search(rule.failed.error) for rule in rules)
+    hint = by_values(spec) if values else ""
+    how = f"by running the model: {found.words}" if found else ""
+    text = "; or ".join(["; ".join(map(str, rules)), *ways])
+    advice = [*(f"Or {way}" for way in ways), hint.lstrip(". "), how and f"Found {how}"]
     return ConstraintError(
-        f"model {spec.name}: {'; '.join(map(str, rules))}{allow}{how}", rules=tuple(rules)
+        f"model {spec.name}: {text}{hint}{how and f' (found {how})'}",
+        rules=tuple(rules),
+        advice=tuple(filter(None, advice)),
     )

@@ -18,8 +18,8 @@ from tiny import TOLERANCE, of
 from pipeline.artifact.manifest import ComparisonInfo, PointInfo
 from pipeline.build.shape_inference import ORACLE
 from pipeline.commands.check.check import CheckReport, Finding, check, comparison_findings
-from pipeline.commands.check.findings import constraint_findings
 from pipeline.convert.driver import run_export
+from pipeline.convert.findings import constraint_findings
 from pipeline.errors import ConstraintError, ExportError
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
@@ -462,6 +462,12 @@ class Many(torch.nn.Module):
 class One(torch.nn.Module):
     def forward(self, x):
         return x * torch.ones(1, 1, 1, 24)
+
+
+class TwoOps(torch.nn.Module):
+    def forward(self, x):
+        y = torch.kthvalue(x, 2, -1).values
+        return y + torch.special.i0(x).sum(-1)
 '''
 
 
@@ -476,6 +482,16 @@ def test_a_conversion_lists_everything_that_blocks_it(cli: Run, tmp_path: Path) 
     assert "w must be 24" in lines[1] and "at: " in lines[2] and "in forward" in lines[2]
     assert any(line.startswith("! aten.kthvalue") for line in lines)
     assert not (tmp_path / "a").exists()
+
+
+def test_ops_that_block_a_conversion_are_listed(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(MANY)
+    code, _, errors = cli("convert", "two.py:TwoOps", "--input", "x:3x16", "--out", "a")
+    assert code == 1
+    lines = errors.partition("error: ")[2].splitlines()
+    assert lines[0] == "model TwoOps: 2 findings block the conversion:"
+    assert [line[:7] for line in lines[1:-1]] == ["! aten.", "    at:", "    do:"] * 2
+    assert lines[-1] == "(--debug shows the full text)"
 
 
 def test_one_finding_is_not_listed_twice(cli: Run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -160,6 +161,45 @@ def test_a_range_is_never_narrowed_without_a_word(tmp_path: Path) -> None:
     assert lines[-1].startswith("next: ")
     with pytest.raises(PipelineError, match="t must be in 2"):
         pipeline.convert(Table(), "1x{t}x4", {"t": (2, 40)}, out=tmp_path / "b", exact=True)
+
+
+class Halves(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pixel_unshuffle(x, 2)
+
+
+class TwoOps(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.kthvalue(x, 2, -1).values
+        return y + torch.special.i0(x).sum(-1)
+
+
+def listed(module: torch.nn.Module, place: Path) -> PipelineError:
+    ranges = {"h": (16, 40), "w": (16, 40)}
+    with pytest.raises(PipelineError) as caught:
+        pipeline.convert(module, "1x3x{h}x{w}", ranges, out=place, exact=True)
+    return caught.value
+
+
+def test_several_findings_are_listed_one_by_one(tmp_path: Path) -> None:
+    """As the command line lists them. The message alone is one line."""
+    error = listed(Halves(), tmp_path / "a")
+    first, *lines = str(error).splitlines()
+    assert first == "model Halves: 2 findings block the conversion:"
+    heads = "! h mus", "    at:", "    do:", "! w mus", "    at:", "    do:"
+    assert tuple(line[:7] for line in lines[:6]) == heads
+    assert "in forward: return torch.nn.functional.pixel_unshuffle" in lines[1]
+    assert lines[6].startswith("Or set refine_dims=True")
+    assert lines[7].startswith("Or padding=Padding({'h': 2, 'w': 2})")
+    assert "h must be a multiple of 2" in error.message and "\n" not in error.message
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_several_ops_without_a_translation_are_listed(tmp_path: Path) -> None:
+    error = listed(TwoOps(), tmp_path / "a")
+    lines = str(error).splitlines()
+    assert lines[0] == "model TwoOps: 2 findings block the conversion:"
+    assert [line[:7] for line in lines[1:]] == ["! aten.", "    at:", "    do:"] * 2
 
 
 class Best(torch.nn.Module):

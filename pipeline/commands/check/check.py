@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.build.shape_inference import ORACLE
 from pipeline.commands.check import dims
-from pipeline.commands.check.findings import (
+from pipeline.commands.check.nodes import check_nodes
+from pipeline.compare.plan import CompareOptions
+from pipeline.compare.problems import Problem, problems
+from pipeline.compare.stage import compare_artifact
+from pipeline.convert import stages
+from pipeline.convert.findings import (
     SECTIONS,
     Finding,
     constraint_findings,
     export_failures,
     shortened,
 )
-from pipeline.commands.check.nodes import check_nodes
-from pipeline.compare.plan import CompareOptions
-from pipeline.compare.problems import Problem, problems
-from pipeline.compare.stage import compare_artifact
-from pipeline.convert import stages
 from pipeline.convert.options import ExportOptions
 from pipeline.convert.plan import chosen_profiles, initial_manifest
 from pipeline.convert.reference import reference_runner

@@ -46,21 +46,14 @@ def add_everything(error: PipelineError, config: Config, announce: Announce) -> 
     A conversion ends at the first thing that stops it.
     """
     from pipeline.commands.check.check import check as checked
+    from pipeline.convert.findings import blocked_text
 
     announce("look for everything that stops the conversion")
     with contextlib.suppress(PipelineError):
         report = checked(config, announce)
         stops = [finding for finding in report.findings if finding.blocks]
         if stops:
-            lines = [line for finding in stops for line in finding.lines()]
-            many = f"{len(stops)} findings block" if stops[1:] else "1 finding blocks"
-            own = " ".join(error.message.split())
-            if any(finding.what.partition(": ")[0] in own for finding in stops):
-                first, _, _ = own.partition(": ")
-                many = f"{first}: {many}" if first.startswith("model ") else many
-            else:
-                many = f"{own}\n{many}"
-            error.more = "\n".join([f"{many} the conversion:", *lines])
+            error.more = blocked_text(error, stops)
 
 
 def check(config: Config, arguments: argparse.Namespace, announce: Announce) -> int:

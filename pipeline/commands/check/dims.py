@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipeline.commands.check.findings import Finding, rule_finding, shortened
+from pipeline.convert.findings import Finding, rule_finding, shortened
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import Applied, apply, equal_dims, for_user, may_apply, merge, with_dims
 from pipeline.probe.history import kept_values

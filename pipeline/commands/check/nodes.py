@@ -16,8 +16,8 @@ from pipeline.build.network import open_network
 from pipeline.build.refusal import explain
 from pipeline.build.refused_node import BuildFailure
 from pipeline.build.shape_inference import why_not_asked
-from pipeline.commands.check.findings import Finding, shortened
 from pipeline.convert import stages
+from pipeline.convert.findings import Finding, shortened
 from pipeline.convert.options import stage_options
 from pipeline.errors import PipelineError
 from pipeline.graph.origin import called, source_of

@@ -1,8 +1,9 @@
-"""The findings of a check, and how errors become findings."""
+"""The findings of a check or of a failed conversion, and how errors become findings."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -88,12 +89,12 @@ def rule_finding(rule: Rule) -> Finding:
 def constraint_findings(error: ConstraintError) -> list[Finding]:
     """Returns one finding for each rule of an error, or one for an error without rules."""
     found = [rule_finding(rule) for rule in error.rules]
-    return found or [Finding("dims", shortened(str(error)), "export", blocks=True)]
+    return found or [Finding("dims", shortened(error.message), "export", blocks=True)]
 
 
 def export_failures(error: PipelineError) -> list[Finding]:
     """Returns the findings of another export error, with the lines of the model if known."""
-    text, place = str(error), ""
+    text, place = error.message, ""
     if isinstance(error, ExportError):
         text, place = error.what, error.line
     cause = error.__cause__
@@ -109,3 +110,36 @@ def export_failures(error: PipelineError) -> list[Finding]:
         Finding(section, shortened(text), "export", place, do, blocks=True),
         *(finding for other in others for finding in export_failures(other)),
     ]
+
+
+def findings_of(error: PipelineError) -> list[Finding]:
+    """Returns the findings of an error of a stage; none if it is no error of an export."""
+    if isinstance(error, ConstraintError):
+        return constraint_findings(error)
+    return export_failures(error) if isinstance(error, ExportError) else []
+
+
+def list_findings(error: PipelineError) -> None:
+    """Makes an error list its findings line by line, if it has several."""
+    found = findings_of(error)
+    if found[1:]:
+        advice = error.advice if isinstance(error, ConstraintError) else ()
+        error.more = "\n".join([blocked_text(error, found), *advice])
+
+
+def blocked_text(error: PipelineError, stops: Sequence[Finding]) -> str:
+    """Returns the lines of a conversion that findings block.
+
+    Args:
+        error: The error that ended it. Its message is left out if a finding says the same.
+        stops: The findings that block, at least one.
+    """
+    text = f"{len(stops)} findings block" if stops[1:] else "1 finding blocks"
+    own = " ".join(error.message.split())
+    told = {finding.what for finding in findings_of(error)}
+    if any(stop.what in told or stop.what.partition(": ")[0] in own for stop in stops):
+        first, _, _ = own.partition(": ")
+        text = f"{first}: {text}" if first.startswith("model ") else text
+    else:
+        text = f"{own}\n{text}"
+    return "\n".join([f"{text} the conversion:", *(s for stop in stops for s in stop.lines())])
