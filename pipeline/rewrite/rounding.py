@@ -33,7 +33,7 @@ class Rounding:
     """Makes the nodes that round.
 
     Args:
-        graph: The graph of the nodes; it gets two constants.
+        graph: The graph of the nodes; it gets three constants.
         taken: The names of its tensors.
         digits: The digits that are left, of the 24 of float32.
     """
@@ -45,7 +45,11 @@ class Rounding:
         # a tensor may be called "factor"
         self._factor, self._large = f"{self._mark}/factor", f"{self._mark}/large"
         factor = 2.0 ** (_DIGITS - digits) + 1
-        for name, value in ((self._factor, factor), (self._large, _LARGE)):
+        self._below = f"{self._mark}/below"
+        # a number with this many digits, times this, is nearer to the next lower one, or is it
+        below = 1 - 2.0**-digits
+        constants = ((self._factor, factor), (self._large, _LARGE), (self._below, below))
+        for name, value in constants:
             graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
 
     def new(self, name: str) -> str:
@@ -69,4 +73,27 @@ class Rounding:
         return [
             helper.make_node(op, ins, [out], name=name(f"{op}_{number}"))
             for number, (op, ins, out) in enumerate(steps)
+        ]
+
+    def cut(self, source: str, output: str) -> list[onnx.NodeProto]:
+        """The nodes that make `output`: `source` without its last digits, rounded towards zero."""
+
+        def name(step: str) -> str:
+            return f"{output}{self._mark}/{step}"
+
+        near, lower = name("nearest"), name("lower")
+        steps = [
+            ("Abs", [near], name("near_size")),
+            ("Abs", [source], name("size")),
+            ("LessOrEqual", [name("near_size"), name("size")], name("not_above")),
+            ("Where", [name("not_above"), near, lower], output),
+        ]
+        return [
+            *self.nodes(source, near),
+            helper.make_node("Mul", [near, self._below], [name("less")], name=name("Mul_below")),
+            *self.nodes(name("less"), lower),
+            *(
+                helper.make_node(op, ins, [out], name=name(f"{op}_cut_{number}"))
+                for number, (op, ins, out) in enumerate(steps)
+            ),
         ]

@@ -3,8 +3,11 @@
 A tolerance is measured with it (`pipeline.compare.rounding_tolerance`). It is made from the model
 before half precision, not from half.onnx: a fault of half.onnx is no noise. Nothing but products
 rounds. In half precision, those that compute in it round their operands and results. In tf32, all
-round their operands, and results stay float32. Values have the range of float32: an overflow is
-no noise either.
+round their operands, and results stay float32. There, constants are rounded to the nearest number,
+and the last digits of other operands are cut off, because the matrix units do not read them.
+Engines of five models (TensorRT 8.6.0, H100) differed by 0.2 to 1.1 times this noise, and by 1.1
+to 7.8 times that of rounding to the nearest number. Values have the range of float32: an overflow
+is no noise either.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ def round_products(model: onnx.ModelProto, precision: str) -> int:
     rounding, types = Rounding(graph, taken, digits), dtypes_of(graph)
     nodes: list[onnx.NodeProto] = []
     ready: dict[str, str] = {}  # name -> name of the rounded tensor
+    narrowed = rounding.nodes if precision in HALVES else rounding.cut
 
     def rounded(name: str) -> str:
         if name not in ready:
@@ -63,7 +67,7 @@ def round_products(model: onnx.ModelProto, precision: str) -> int:
                 array: np.ndarray = rounded_array(numpy_helper.to_array(tensors[name]), digits)
                 graph.initializer.append(numpy_helper.from_array(array, new))
             else:
-                nodes.extend(rounding.nodes(name, new))
+                nodes.extend(narrowed(name, new))
         return ready[name]
 
     for place, node in enumerate(graph.node):

@@ -140,12 +140,14 @@ def test_a_tf32_engine_passes_that_cuts_digits_off_and_a_wrong_one_does_not(tmp_
     case = Case(tmp_path)
     tolerance = case.tolerance("tf32")
     k = truncated(numpy_helper.to_array(onnx.load(case.path).graph.initializer[0]))
+    off = 0.0
     for feed, plain in zip(case.feeds, case.plain, strict=True):
         y = truncated(np.maximum(truncated(feed["x"]) @ k, 0)) @ k
         assert Difference(plain["y"], y, wide=False).within(tolerance)
+        off = max(off, float(np.abs(plain["y"] - y).max()))
         assert not Difference(plain["y"], y, wide=False).within(TIGHT)
         assert not Difference(plain["y"], plain["y"] * np.float32(1.01), wide=False).within(
             tolerance
         )
     assert "simulated tf32 rounding" in tolerance.why
-    assert case.tolerance("fp16").atol / 3 < tolerance.atol <= case.tolerance("fp16").atol
+    assert 2 * off < tolerance.atol < 8 * off

@@ -9,7 +9,7 @@ import pytest
 from onnx import numpy_helper
 
 from pipeline.graph.session import run_reference
-from pipeline.rewrite.rounding import rounded_array
+from pipeline.rewrite.rounding import Rounding, rounded_array
 from pipeline.rewrite.rounding_noise import round_products
 
 DIGITS = {"fp16": 11, "bf16": 8}
@@ -51,9 +51,29 @@ def test_in_tf32_only_the_operands_are_rounded() -> None:
     assert round_products(model, "tf32") == 2
     onnx.checker.check_model(model, full_check=True)
     k = rounded_array(numpy_helper.to_array(net().graph.initializer[0]), 11).astype(np.float64)
-    a = (rounded_array(x, 11) @ k).astype(np.float32)
-    c = rounded_array(np.maximum(a, 0), 11) @ k
+    a = (cut_off(x) @ k).astype(np.float32)
+    c = cut_off(np.maximum(a, 0)) @ k
     np.testing.assert_allclose(outputs(model, x), c / np.exp(c), rtol=1e-5, atol=1e-7)
+
+
+def cut_off(array: np.ndarray) -> np.ndarray:
+    """The array without the 13 bits that are not read in tf32."""
+    return (array.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def test_digits_are_cut_off_exactly() -> None:
+    values = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    values[:2000] *= np.float32(2.0) ** np.arange(-90, 60)[np.arange(2000) % 150]
+    near = np.array([1.0, 2.0, 1 - 2.0**-24, 1 + 2.0**-23, 2 - 2.0**-23, 0.0, 1 + 2.0**-10])
+    x = np.concatenate([values, near, -near]).astype(np.float32)
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[n] x) => (float[n] y) { y = Abs(x) }"""
+    )
+    nodes = Rounding(model.graph, {"x", "y"}, 11).cut("x", "y")
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.checker.check_model(model, full_check=True)
+    np.testing.assert_array_equal(outputs(model, x), cut_off(x))
 
 
 @pytest.mark.parametrize(
