@@ -165,6 +165,11 @@ def stored_feeds(folder: Path) -> list[dict[str, np.ndarray]]:
     return [f for p in sorted((folder / COMPARISON).glob("*/inputs.json")) for f in load_feeds(p)]
 
 
+def has_stored(folder: Path, runner: str) -> bool:
+    """True if outputs of this run are stored in the artifact."""
+    return any((folder / COMPARISON).glob(f"*/{runner}.json"))
+
+
 def stored_points(folder: Path, runner: str, place: Path | None = None) -> list[StoredPoint]:
     """All stored points of one run.
 

@@ -87,12 +87,14 @@ def precision_and_recipe(
         recipe: A recipe's file.
 
     Raises:
-        InputError: Both are given, or the recipe is not valid.
+        InputError: The recipe states another precision, or is not valid.
     """
     if recipe is not None:
-        if asked is not None:
-            raise InputError(f"recipe {recipe}: states the precision. Leave out --precision")
         found = read_recipe(recipe)
+        if asked not in (None, found.precision):
+            raise InputError(
+                f"recipe {recipe}: states {found.precision}, not {asked}. Leave out --precision"
+            )
         return found.precision, found
     if asked == AUTO:
         return FOR_AUTO, None

@@ -178,7 +178,8 @@ class Config:
         if recipe is not None:
             if self.precision not in ("fp32", recipe.precision):
                 raise InputError(
-                    f"recipe {self.recipe}: states the precision. Leave out --precision"
+                    f"recipe {self.recipe}: states {recipe.precision}, not {self.precision}. "
+                    "Leave out --precision"
                 )
             return recipe.precision
         return FOR_AUTO if self.precision == "auto" else self.precision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import onnx.parser
 import pytest
-from helpers import Run, refused
+from helpers import Run, refinish, refused
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest
@@ -274,3 +275,14 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(cli: Run, converted: Path) 
 @pytest.mark.parametrize("words", [("--minutes", "0"), ("--minutes", "nan"), ("--repeat", "0")])
 def test_bad_numbers_are_refused(cli: Run, converted: Path, words: tuple[str, str]) -> None:
     refused(cli("tune", converted, *words), words[0])
+
+
+def test_without_stored_outputs_it_fails_before_any_build(cli: Run, converted: Path) -> None:
+    folder = converted.with_name("no-outputs")
+    shutil.copytree(converted, folder)
+    shutil.rmtree(folder / "comparison")
+    refinish(folder, reference="torch")
+    code, output, errors = cli("tune", folder)
+    assert code == 2 and not output
+    assert "no outputs of torch are stored, and tune compares each engine with them" in errors
+    assert "no-outputs --torch` first" in errors

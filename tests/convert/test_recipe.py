@@ -168,9 +168,11 @@ def test_a_recipe_states_the_precision(tmp_path: Path, cli: Any) -> None:
     place = converted(tmp_path, precision="fp32").path
     (tmp_path / "mine").write_text("* = fp16\n")
     code, _, err = cli("build", place, "--recipe", tmp_path / "mine", "--precision", "auto")
-    assert code == 2 and "states the precision. Leave out --precision" in err
-    with pytest.raises(InputError, match=r"states the precision\. Leave out --precision"):
+    assert code == 2 and "states fp16, not auto. Leave out --precision" in err
+    with pytest.raises(InputError, match=r"states fp16, not bf16\. Leave out --precision"):
         converted(tmp_path, precision="bf16", recipe=tmp_path / "mine")
+    code, _, err = cli("build", place, "--recipe", tmp_path / "mine", "--precision", "fp16")
+    assert code == 0 and Artifact.open(place).manifest.precision == "fp16"
 
 
 def test_the_export_alone_refuses_it(tmp_path: Path, cli: Any) -> None:

@@ -20,11 +20,13 @@ from pathlib import Path
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import now
 from pipeline.artifact.records import decode, encode
+from pipeline.artifact.stored import has_stored
 from pipeline.commands.bench.measure import Method
 from pipeline.commands.tune.candidates import Candidate, as_it_is, changes, naive
 from pipeline.commands.tune.plot import write_plot
 from pipeline.commands.tune.search import search
 from pipeline.commands.tune.trial import Bench, Trial
+from pipeline.compare import run_names
 from pipeline.compare.engine_runs import why_no_runtime
 from pipeline.convert.keys import content_of, pipeline_hash
 from pipeline.convert.recipe import precision_and_recipe
@@ -105,14 +107,20 @@ def tune(
         announce: Called with each step that begins.
 
     Raises:
-        ArtifactError, InputError: There is no artifact, a size is not legal, or another ``tune`` of
-            this artifact is running.
+        ArtifactError, InputError: There is no artifact, it stores no outputs to compare with, a
+            size is not legal, or another ``tune`` of this artifact is running.
         EngineError: No GPU here can run the target's engines, or a library for that is missing.
     """
     artifact = Artifact.open(place)
     manifest, declared = artifact.manifest, artifact.manifest.interface
     check_given(manifest, tuple(plugins), str(place))
     check_models(place, manifest.files, declared)
+    base = manifest.reference
+    if base != run_names.EXPORTED and not has_stored(place, base):
+        raise ArtifactError(
+            f"{place}: no outputs of {base} are stored, and tune compares each engine with them. "
+            f"Run `pipeline verify {place} --torch` first, here or where {base} runs"
+        )
     target = find_target(manifest.target.name)
     require(target)
     why, gpu = why_not(target) or why_no_runtime(), find_gpu()
@@ -122,7 +130,7 @@ def tune(
     points = sizes_to_time(declared.dims, profiles, declared.rules, shapes)
     start = as_it_is(manifest, profiles, precision_and_recipe(artifact, None, None)[1])
     bench = Bench(artifact, target, points, method, tuple(plugins), announce)
-    base = content_of(
+    key = content_of(
         [
             hashlib.sha256((place / MANIFEST).read_bytes()).hexdigest(), pipeline_hash(),
             installed_version(target), gpu.name, method, [point.sizes for point in points],
@@ -130,7 +138,7 @@ def tune(
         ]
     )  # fmt: skip
     with _work_folder(place) as folder:
-        tries = _Tries(bench, folder, base, time.monotonic() + 60 * minutes)
+        tries = _Tries(bench, folder, key, time.monotonic() + 60 * minutes)
         plain = naive(start, target)
         found = search(
             start,
