@@ -77,9 +77,9 @@ def _part(name: str, parser: argparse.ArgumentParser) -> str:
     places = [a.metavar or a.dest for a in parser._actions if not a.option_strings]
     usage = " ".join(["pipeline", name, "[OPTIONS]", *map(str, places)])
     rows = "".join(_rows(parser))
-    text = f"## {name}\n\n{parser.description}\n\n```\n{usage}\n```\n\n"
+    text = f"## {name}\n\n{parser.description}\n\n```text\n{usage}\n```\n\n"
     examples = "\n".join(EXAMPLES[name])
-    text += f"For example:\n\n```\n{examples}\n```\n\n"
+    text += f"For example:\n\n```sh\n{examples}\n```\n\n"
     return f"{text}| argument | meaning |\n|---|---|\n{rows}\n"
 
 

@@ -60,7 +60,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "check": (
         "pipeline check my_model.py:net --input 'x:{b}x3x{h}x{w}' --dim b=1:8 --dim h=64:512 "
         "--dim w=64:512",
-        "pipeline check model.onnx --target tensorrt-10",
+        "pipeline check model.onnx --dim batch=1:8:32 --target tensorrt-10",
     ),
     "rewrite": (
         "pipeline rewrite artifacts/raft_small --target tensorrt-8.6",
