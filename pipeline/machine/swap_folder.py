@@ -25,15 +25,10 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from pipeline.errors import InputError, PipelineError
 from pipeline.machine import interrupts
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from pipeline.machine.lock import Taken, free, take
 
 # Smaller files are copied, not linked, when a folder is carried over: a copy is cheap, and it can
 # be written in place safely.
@@ -116,9 +111,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _check_place(path: Path, place: Path) -> None:
-    if fcntl is None:
-        raise InputError(f"{path}: artifacts can't be written on Windows; use WSL")
-    if place.is_mount():
+    if os.path.ismount(place):
         raise InputError(f"{path}: is a mount point and can't be replaced; give a folder inside it")
     here = Path.cwd()
     if place == here or place in here.parents:
@@ -148,13 +141,7 @@ def _hidden(place: Path, kind: str) -> Path:
 
 @contextmanager
 def _locked(path: Path, place: Path, marker: str) -> Iterator[None]:
-    """Holds the place's lock, and repairs the place at the end.
-
-    The system releases the lock when the process dies in any way.
-
-    The lock file is removed while the lock is still held. So a lock counts only if its file is
-    still the one with that name.
-    """
+    """Holds the place's lock, and repairs the place at the end."""
     name = place.with_name(f".{place.name}.lock")
 
     def clean() -> None:
@@ -163,51 +150,30 @@ def _locked(path: Path, place: Path, marker: str) -> Iterator[None]:
             name.unlink()
 
     with interrupts.held(), _explained(path):
-        file = _take_lock(path, name)
-        while not _is_file_at(file, name):
-            file.close()
-            file = _take_lock(path, name)
-        interrupts.register(clean)
-    with file:
         try:
-            file.truncate(0)
-            file.write(str(os.getpid()).encode())
-            yield
+            lock = take(name)
+        except Taken as error:
+            raise InputError(
+                f"{path}: another conversion is writing to it (pid {_writer(place)}); "
+                "wait for it or stop it"
+            ) from error
+        interrupts.register(clean)
+    try:
+        yield
+    finally:
+        try:
+            _recover(place, marker)
         finally:
-            try:
-                _recover(place, marker)
-            finally:
-                with interrupts.held():
-                    with suppress(OSError):
-                        name.unlink()
-                    # releases the lock even if a forked child still has the file open
-                    fcntl.flock(file, fcntl.LOCK_UN)
-                    interrupts.unregister(clean)
+            with interrupts.held():
+                free(lock)
+                interrupts.unregister(clean)
 
 
-def _take_lock(path: Path, name: Path) -> IO[bytes]:
-    file = open(name, "a+b", buffering=0, opener=_open_lock)  # noqa: SIM115
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        pid = file.read(32).decode("ascii", "replace") or "unknown"
-        file.close()
-        raise InputError(
-            f"{path}: another conversion is writing to it (pid {pid}); wait for it or stop it"
-        ) from error
-    return file
-
-
-def _open_lock(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-
-
-def _is_file_at(file: IO[bytes], name: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), name.stat())
-    except FileNotFoundError:
-        return False
+def _writer(place: Path) -> str:
+    """The process that holds the place's lock, by the name of the folder that it fills."""
+    found = re.compile(rf"\.{re.escape(place.name)}\.tmp-(\d+)-[0-9a-f]{{8}}")
+    names = [found.fullmatch(entry.name) for entry in place.parent.iterdir()]
+    return next((name[1] for name in names if name), "unknown")
 
 
 def _recover(place: Path, marker: str) -> None:

@@ -45,6 +45,7 @@ def assert_alone(path: Path) -> None:
 
 PRELUDE = """
     import errno, os, sys, time
+    import filelock
     from pathlib import Path
     from pipeline.machine import swap_folder as _folder
     from pipeline.machine.files import fresh

@@ -35,16 +35,12 @@ from pipeline.errors import ArtifactError, EngineError, InputError, PipelineErro
 from pipeline.graph.external_data import check_models
 from pipeline.machine.files import write_whole
 from pipeline.machine.gpu import find_gpu, why_not
+from pipeline.machine.lock import Taken, free, take
 from pipeline.machine.progress import Announce, silent
 from pipeline.machine.target import find_target, installed_version, require
 from pipeline.runtime.trust import check_given
 from pipeline.spec.file_names import MANIFEST, TUNING, TUNING_PLOT
 from pipeline.spec.profiles import sizes_to_time
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 OUT_OF_TIME = "not tried: the time was over"
 _RESULTS, _LOCK = "trials.json", "lock"
@@ -227,16 +223,16 @@ def _work_folder(place: Path) -> Iterator[Path]:
     """
     folder = place.resolve().with_name(f"{place.resolve().name}.tune")
     folder.mkdir(exist_ok=True)
-    if fcntl is None:
+    try:
+        lock = take(folder / _LOCK)
+    except Taken as error:
+        raise InputError(f"{place}: another tune of it is running. Wait until it ends") from error
+    try:
         yield folder
-        return
-    with (folder / _LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            text = f"{place}: another tune of it is running. Wait until it ends"
-            raise InputError(text) from error
-        yield folder
+    finally:
+        free(lock)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # Windows removes no folder with a locked file
 
 
 def _keep(artifact: Artifact, winner: Path, done: Tuning, announce: Announce) -> None:
