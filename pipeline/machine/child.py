@@ -3,40 +3,52 @@
 TensorRT can abort or segfault on some graphs (an Attention of opset 23, a plugin node without its
 library). The caller then gets a `ChildDied` with the signal's name and the end of stderr.
 
-A child handles several calls, one after the other. It is killed if its parent ends. The function,
+A child handles several calls, one after the other. It ends if its parent ends. The function,
 its arguments, its result and its exception are pickled. So the child imports only the function's
 module and the modules of its arguments.
+
+The two talk through a `multiprocessing.connection`: a socket, or a named pipe on Windows. Each side
+has to prove that it knows a secret, which the child reads from stdin.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import json
 import os
 import pickle
+import queue
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pipeline.errors import PipelineError
 from pipeline.machine import interrupts
 from pipeline.machine.progress import Announce
 from pipeline.machine.resources import peak_memory
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import _ConnectionBase as Connection
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_ALONE = 60.0  # seconds until a child ends that nobody connects to: its parent has ended
 _TAIL = 4000  # characters of stderr that are kept
 _START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "import pipeline.machine.child as c; c.main()"
+    "import json, sys; path, *there = json.load(sys.stdin); sys.path[:] = path; "
+    "import pipeline.machine.child as c; c.main(*there)"
 )
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -100,7 +112,7 @@ class Child:
         self._late = False
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
-        self._answers: IO[bytes] | None = None
+        self._connection: Connection | None = None
         self.peak_memory = 0
 
     def __enter__(self) -> Child:
@@ -128,15 +140,14 @@ class Child:
             ChildFailed: The function raised another exception.
         """
         process = self._process or self._start()
-        assert process.stdin is not None
         timer = threading.Timer(self._time_limit or 0.0, self._end_late, [process])
         try:
             if self._time_limit:
                 timer.start()
-            _Asking(process.stdin, self._announce).dump((function, args, kwargs))
-            process.stdin.flush()
-            state, result = self._answer()
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            connection = self._connection or self._connect(process)
+            connection.send_bytes(_pickled((function, args, kwargs), self._announce))
+            state, result = self._answer(connection)
+        except (EOFError, ConnectionError):
             raise self._died() from None
         except BaseException:  # an interrupt: the child must not continue
             self._end(process)
@@ -157,18 +168,15 @@ class Child:
             self._process.kill()
             self._process.wait()
             interrupts.unregister(self._interrupted)
-        stdin = None if self._process is None else self._process.stdin
-        for file in (self._errors, self._answers, stdin):
-            with contextlib.suppress(OSError):  # a pipe that could not be flushed
-                if file is not None:
-                    file.close()
-        self._process = self._errors = self._answers = None
+        for file in (self._errors, self._connection):
+            if file is not None:
+                file.close()
+        self._process = self._errors = self._connection = None
 
-    def _answer(self) -> tuple[str, Any]:
+    def _answer(self, connection: Connection) -> tuple[str, Any]:
         """The answer of a call. Passes on each text that the child announces before."""
-        assert self._answers is not None
         while True:
-            state, result, peak = pickle.load(self._answers)
+            state, result, peak = pickle.loads(connection.recv_bytes())
             self.peak_memory = max(self.peak_memory, peak)
             if state != "announced":
                 return state, result
@@ -197,23 +205,34 @@ class Child:
             process.kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        read, write = os.pipe()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        try:
-            with interrupts.held():
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", _START, json.dumps(sys.path), str(write)],
-                    stdin=subprocess.PIPE,
-                    stdout=self._errors,
-                    stderr=self._errors,
-                    pass_fds=(write,),
-                    env=self._env,
-                )
-                interrupts.register(self._interrupted)
-        finally:
-            os.close(write)
-        self._answers = os.fdopen(read, "rb")
+        with interrupts.held():
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START],
+                stdin=subprocess.PIPE,
+                stdout=self._errors,
+                stderr=self._errors,
+                env=self._env,
+            )
+            interrupts.register(self._interrupted)
         return self._process
+
+    def _connect(self, process: subprocess.Popen[bytes]) -> Connection:
+        """Connects to the child, which listens when it has started."""
+        from multiprocessing.connection import Client
+
+        assert process.stdin is not None
+        address, key = _new_address(), secrets.token_bytes(32)
+        with process.stdin as stdin:
+            stdin.write(json.dumps([sys.path, address, key.hex()]).encode())
+        while process.poll() is None:
+            try:
+                self._connection = Client(address, authkey=key)
+            except (ConnectionRefusedError, FileNotFoundError):
+                time.sleep(0.005)
+            else:
+                return self._connection
+        raise EOFError
 
     def _died(self) -> ChildDied:
         assert self._process is not None
@@ -244,11 +263,17 @@ class _Asking(pickle.Pickler):
         return "announce" if item is not None and item is self._announce else None
 
 
+def _pickled(call: object, announce: Announce | None) -> memoryview:
+    file = io.BytesIO()
+    _Asking(file, announce).dump(call)
+    return file.getbuffer()
+
+
 class _AskedUnpickler(pickle.Unpickler):
     """The child's side of `_Asking`."""
 
-    def __init__(self, file: IO[bytes], announce: Announce) -> None:
-        super().__init__(file)
+    def __init__(self, asked: bytes, announce: Announce) -> None:
+        super().__init__(io.BytesIO(asked))
         self._announce = announce
 
     def persistent_load(self, name: str) -> Announce:
@@ -256,24 +281,45 @@ class _AskedUnpickler(pickle.Unpickler):
         return self._announce
 
 
-def main() -> None:
-    """The child's side: answers calls from stdin until it is closed."""
-    answers = os.fdopen(int(sys.argv[2]), "wb")
+def _new_address() -> str:
+    """A new name for a named pipe (Windows) or a socket."""
+    name = f"pipeline-{os.getpid()}-{secrets.token_hex(8)}"
+    if sys.platform == "win32":
+        return rf"\\.\pipe\{name}"
+    if sys.platform == "linux":
+        return f"\0{name}"  # no file, so no limit to the length of TMPDIR
+    return str(Path(tempfile.gettempdir(), name))
+
+
+def main(address: str, key: str) -> None:
+    """The child's side: answers calls until its parent ends.
+
+    Args:
+        address: Where to listen.
+        key: The secret, in hexadecimal.
+    """
+    from multiprocessing.connection import Listener
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole process group
     interrupts.end_on_signals()
-    with contextlib.suppress(OSError, AttributeError):  # Linux only
+    if sys.platform == "linux":  # also while other code keeps Python's lock
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with Listener(address, authkey=bytes.fromhex(key)) as listener:
+        alone = threading.Timer(_ALONE, os._exit, [1])
+        alone.daemon = True
+        alone.start()
+        connection = listener.accept()
+        alone.cancel()
+    calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, calls), name="calls", daemon=True).start()
 
     def answer(state: str, result: object) -> None:
-        answers.write(pickle.dumps((state, result, _peak())))
-        answers.flush()
+        connection.send_bytes(pickle.dumps((state, result, _peak())))
 
     while True:
-        try:
-            asked = _AskedUnpickler(sys.stdin.buffer, lambda text: answer("announced", text))
-            function, args, kwargs = asked.load()
-        except EOFError:
-            return
+        asked = _AskedUnpickler(calls.get(), lambda text: answer("announced", text))
+        function, args, kwargs = asked.load()
+        del asked
         result: object
         try:
             state, result = "done", function(*args, **kwargs)
@@ -287,6 +333,15 @@ def main() -> None:
             state, result = "failed", (f"{type(error).__name__}: {error}", traceback.format_exc())
         answer(state, result)
         del function, args, kwargs, result  # frees the memory before the next call
+
+
+def _receive(connection: Connection, calls: queue.SimpleQueue[bytes]) -> None:
+    """Receives the calls, and ends this process when the parent has ended."""
+    try:
+        while True:
+            calls.put(connection.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(1)
 
 
 def _peak() -> int:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import math
 import operator
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,14 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.machine import interrupts
-from pipeline.machine.child import Child, ChildDied, ChildFailed, ChildLate
+from pipeline.machine.child import (
+    _START,
+    Child,
+    ChildDied,
+    ChildFailed,
+    ChildLate,
+    _new_address,
+)
 from pipeline.machine.progress import Announce
 from pipeline.machine.target import find_target
 
@@ -141,6 +152,54 @@ def test_killed_parent_takes_it_along() -> None:
         time.sleep(0.02)
     assert not alive(pid)
     parent.stdout.close()
+
+
+def test_a_child_that_ends_before_it_listens_is_told(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'no')\nos._exit(7)\n")
+    with Child({"PYTHONPATH": str(tmp_path)}) as child, pytest.raises(ChildDied) as caught:
+        child.call(os.getpid)
+    assert (caught.value.how, caught.value.words) == ("exit code 7", "no")
+
+
+def test_a_child_that_never_listens_is_late(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
+    with Child({"PYTHONPATH": str(tmp_path)}, time_limit=1) as child, pytest.raises(ChildLate):
+        child.call(os.getpid)
+
+
+def test_large_arguments_and_results(child: Child) -> None:
+    data = os.urandom(1 << 24)
+    assert child.call(bytes.__add__, data, data) == data + data
+
+
+def test_a_child_that_dies_with_an_argument_half_read(child: Child) -> None:
+    pid = child.call(os.getpid)
+    os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(0.3, os.kill, [pid, signal.SIGKILL])
+    timer.start()
+    with pytest.raises(ChildDied, match="Killed"):
+        child.call(len, bytes(1 << 24))
+    assert child.call(math.hypot, 3, 4) == 5
+
+
+def test_only_who_knows_the_secret_is_heard() -> None:
+    address = _new_address()
+    words = json.dumps([sys.path, address, "00" * 32])
+    with subprocess.Popen(
+        [sys.executable, "-c", _START], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stderr is not None
+        with process.stdin as stdin:
+            stdin.write(words)
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            try:
+                with pytest.raises(AuthenticationError):
+                    Client(address, authkey=b"guessed")
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+        assert "AuthenticationError" in process.stderr.read()
 
 
 def test_it_imports_the_module_of_the_function_alone(child: Child) -> None:
