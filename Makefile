@@ -34,6 +34,7 @@ lint: setup ## Check style, types, and which room imports which
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(RUN) -m mypy --platform win32
 	$(VENV)/bin/lint-imports
 
 docs: setup ## Build the docs as a site in build/site; a broken link or anchor is an error

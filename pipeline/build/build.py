@@ -189,7 +189,7 @@ def _with_trail(env: Mapping[str, str], job: _BuildJob, said: BuildFailure) -> B
 
 def _build_here(job: _BuildJob) -> Built | _NoEngine:
     """Runs in the child."""
-    with job.trail.open("w", buffering=1) as trail:
+    with job.trail.open("w", buffering=1, encoding="utf-8") as trail:
 
         def doing(phase: str) -> None:
             trail.write(f"{_PHASE}{phase}\n")
@@ -276,7 +276,7 @@ def _trail_lines(message: str) -> Iterator[str]:
 def _trail_of(path: Path) -> dict[str, Any]:
     """Returns the fields of `BuildFailure` in a trail."""
     phase, parsing, layers = "", "", dict[str, None]()
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         if line.startswith(_PHASE):
             phase, parsing = line.removeprefix(_PHASE), ""
         elif line.startswith(_PARSING):

@@ -265,7 +265,7 @@ def _store(
         engine_tolerances=job.tolerances(run_names.ENGINE),
     )
     script = fresh(folder / REPRODUCE)
-    script.write_text(text)
+    script.write_text(text, encoding="utf-8", newline="\n")  # a shell script, also on Windows
     script.chmod(0o755)
     return notes
 

@@ -6,7 +6,9 @@ import errno
 import glob
 import hashlib
 import os
+import shutil
 import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -27,7 +29,10 @@ def open_plain(path: Path, *, links: bool = True) -> BinaryIO:
         OSError: The file can't be opened, or is not a plain file.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-    flags |= 0 if links else getattr(os, "O_NOFOLLOW", 0)
+    if not links:
+        flags |= getattr(os, "O_NOFOLLOW", 0)
+        if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():  # Windows
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     file = os.fdopen(os.open(path, flags), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -65,10 +70,18 @@ def fresh(path: Path) -> Path:
     return path
 
 
+def link_or_copy(path: Path, place: Path) -> None:
+    """Makes a symbolic link to a file, or a copy where links are not allowed (Windows)."""
+    try:
+        place.symlink_to(path)
+    except OSError:
+        shutil.copyfile(path, place)
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file completely or not at all; other hard links to an old file keep its content.
 
-    The unfinished file of a killed process is removed.
+    The unfinished file of a killed process is removed, except on Windows.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         number = left.suffix[1:]
@@ -81,6 +94,8 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _is_running(process: int) -> bool:
+    if sys.platform == "win32":  # there, signal 0 is Ctrl-C
+        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,13 +43,13 @@ def reset_peak_memory() -> None:
     Source: proc(5), /proc/pid/clear_refs, value 5.
     """
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_bytes(b"5")
 
 
 def peak_memory() -> int | None:
     """Peak resident memory of this process since `reset_peak_memory`, bytes; None if unknown."""
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
         return None
     for line in status.splitlines():
@@ -64,7 +65,7 @@ def release_memory() -> None:
     that, the allocator still keeps their memory: about a model's weights for an export.
     """
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -76,9 +77,10 @@ def default_limit() -> int:
 def available_memory() -> int:
     """Bytes that can be allocated here without swapping, by what the system reports."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    if sys.platform != "win32":
+        with contextlib.suppress(ValueError, OSError):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     return 4 * 2**30

@@ -10,7 +10,8 @@ It guarantees:
 - Other POSIX systems, and file systems that can't exchange: two renames. If a run is killed between
   them, the old folder is left under another name beside its place. The next run moves it back.
   Nothing is ever lost, but a reader may find no folder for a moment.
-- Windows: nothing is written; the error says so.
+- Windows: the same two renames. Windows renames no folder with an open file: then the old folder
+  stays, and the error says so.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -188,7 +190,7 @@ def _recover(place: Path, marker: str) -> None:
         if f".{place.name}.old-" not in entry.name:
             continue
         if not os.path.lexists(place) or _is_empty(place):
-            entry.rename(place)
+            _move(entry, place)
         elif (place / marker).is_file():
             shutil.rmtree(entry, ignore_errors=True)
     for entry in beside:
@@ -254,7 +256,12 @@ def _sync(folder: Path) -> None:
 
 
 def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    if sys.platform == "win32":  # it opens no folder, and flushes a file only to write to it
+        if path.is_dir():
+            return
+        descriptor = os.open(path, os.O_RDWR)
+    else:
+        descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -264,13 +271,20 @@ def _sync_one(path: Path) -> None:
 def _swap(staging: Path, place: Path) -> None:
     """Moves `staging` to `place`. `_recover` removes the old folder later."""
     if not place.exists() or _is_empty(place):
-        staging.rename(place)  # this also replaces an empty folder
+        _move(staging, place)
     else:
         with suppress(PermissionError):
             staging.chmod(stat.S_IMODE(place.stat().st_mode))
         if not _exchange(staging, place):
             place.rename(_hidden(place, "old"))
-            staging.rename(place)
+            _move(staging, place)
+
+
+def _move(folder: Path, place: Path) -> None:
+    """Renames a folder. An empty folder in the place is replaced."""
+    if sys.platform == "win32" and place.exists():
+        place.rmdir()  # its rename replaces nothing
+    folder.rename(place)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -289,6 +303,8 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def _find_exchange() -> Exchange | None:
     """``renameat2`` with RENAME_EXCHANGE (Linux 3.15, glibc 2.28), or None if it is missing."""
+    if sys.platform == "win32":
+        return None
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return None

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -169,6 +170,23 @@ def test_the_wheel_holds_exactly_the_package(names: set[str], wheel: Path) -> No
 
 def test_the_sdist_builds_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     assert contents(built_wheel(sdist, tmp_path)) == contents(wheel)
+
+
+def test_windows_can_unpack_the_wheel(wheel: Path) -> None:
+    """By the names in the archive: https://learn.microsoft.com/windows/win32/fileio/naming-a-file"""
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        members = archive.infolist()
+    assert not [m.filename for m in members if stat.S_ISLNK(m.external_attr >> 16)]
+    refused = re.compile(
+        r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*[<>:\"\\|?*\x00-\x1f].*|.*[. ]", re.IGNORECASE
+    )
+    parts = {part for m in members for part in m.filename.rstrip("/").split("/")}
+    assert [part for part in parts if refused.fullmatch(part)] == []
+    names = [m.filename.lower() for m in members]
+    assert len(set(names)) == len(names)
+    longest = max(map(len, names))
+    assert longest < 140  # 260 are allowed for the whole path
 
 
 def test_the_long_description_has_no_link_into_the_repository(wheel: Path) -> None:

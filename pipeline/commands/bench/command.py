@@ -51,6 +51,6 @@ def bench(arguments: argparse.Namespace, announce: Announce) -> int:
         plugins=arguments.plugin,
     )
     if out is not None:
-        out.write_text(f"{measuring.report_json(report)}\n")
+        out.write_text(f"{measuring.report_json(report)}\n", encoding="utf-8")
     show(measuring.report_json(report) if arguments.json else measuring.report_text(report))
     return 0 if report.ok else 1

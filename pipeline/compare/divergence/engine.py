@@ -30,6 +30,7 @@ from pipeline.graph.external_data import check_models
 from pipeline.graph.names import name_nodes
 from pipeline.graph.origin import called, origin_of
 from pipeline.graph.session import run_onnx
+from pipeline.machine.files import link_or_copy
 from pipeline.machine.progress import Announce
 from pipeline.machine.target import find_target
 from pipeline.runtime.engine import load, open_plan
@@ -196,7 +197,7 @@ class Engines:
             folder = Path(text)
             for path in self.model.parent.glob(f"{MODEL}*"):  # external data
                 if path.name != MODEL:
-                    (folder / path.name).symlink_to(path.resolve())
+                    link_or_copy(path.resolve(), folder / path.name)
             proto = onnx.ModelProto()
             proto.CopyFrom(self.proto)
             proto.graph.output.extend(self._floats[name] for name in names)
