@@ -16,6 +16,7 @@ from pipeline.compare.regression import regression
 from pipeline.compare.run_names import in_precision
 from pipeline.compare.runners import failures
 from pipeline.convert.failed import failed_place, forget_failed, kept_if_failed
+from pipeline.convert.findings import comparison_failures
 from pipeline.convert.options import STORED, RewriteOptions, Verify, stage_options
 from pipeline.convert.plan import (
     ConversionPlan,
@@ -323,7 +324,11 @@ def _disagreement(work: Workspace) -> _Disagreement | None:
         if not written:
             outcome = "has a result that passed, and is unchanged: pass another folder with --out"
     text = f"model {manifest.name}: {lines[0]}{more}; {place} {outcome}"
-    return _Disagreement(text, "\n".join(lines), written=written)
+    error = _Disagreement(text, "\n".join(lines), written=written)
+    found = comparison_failures(manifest.comparison)
+    head = f"model {manifest.name}: the comparison failed; {place} {outcome}"
+    error.more = "\n".join([head, *(line for finding in found for line in finding.lines())])
+    return error
 
 
 def _only_rounding_failed(manifest: Manifest) -> bool:

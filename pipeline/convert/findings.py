@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pipeline.artifact.manifest import ComparisonInfo
+from pipeline.build.shape_inference import ORACLE
+from pipeline.compare.problems import Problem, problems
 from pipeline.errors import ConstraintError, ExportError, PipelineError, SizeError
 from pipeline.probe.eager import model_line
-from pipeline.spec.findings import NoteKind
+from pipeline.spec.dims import sizes_text
+from pipeline.spec.findings import Note, NoteKind
 from pipeline.spec.rules import Rule, RuleKind
 from pipeline.spec.verdicts import CheckKind, VerdictKind
 
@@ -110,6 +114,62 @@ def export_failures(error: PipelineError) -> list[Finding]:
         Finding(section, shortened(text), "export", place, do, blocks=True),
         *(finding for other in others for finding in export_failures(other)),
     ]
+
+
+def comparison_failures(comparison: ComparisonInfo) -> list[Finding]:
+    """Returns the failures of a comparison; none if it passed.
+
+    A failure of one output and pair of runs is one finding, with the first sizes where it failed.
+    """
+    found: list[Finding] = []
+    first: dict[object, Problem] = {}
+    count: dict[object, int] = {}
+    for problem in problems(comparison.points):
+        key = (problem.result.output, problem.result.pair, problem.causes)
+        first.setdefault(key, problem)
+        count[key] = count.get(key, 0) + problem.points
+    for seen, problem in first.items():
+        result, point = problem.result, problem.point
+        one, other = result.pair
+        times = f"{count[seen]} of {len(comparison.points)} sets of sizes"
+        first_at = f"first at {point.label} ({sizes_text(point.sizes)}): {result.what}"
+        how = "cannot be compared with" if result.kind == "inconclusive" else "differs from"
+        what = f"{result.output} of {other} {how} {one} at {times}, {first_at}"
+        do = result.do or _mend(one, other)
+        found.append(Finding("comparison", what, result.kind, result.where, do, blocks=True))
+    found += [finding for finding in note_findings(comparison) if finding.blocks]
+    for check in comparison.checks:
+        if not check.passed:
+            at = sizes_text(check.sizes)
+            what = f"{check.name} of {check.run}{at and f' at {at}'}: {check.text}"
+            found.append(Finding("comparison", shortened(what), check.kind, blocks=True))
+    return found
+
+
+def note_findings(comparison: ComparisonInfo) -> list[Finding]:
+    """Returns the notes. Equal notes at several sets of sizes become one finding."""
+    alike: dict[object, list[Note]] = {}
+    for note in comparison.notes:
+        alike.setdefault(note.subject, []).append(note)
+    found = []
+    for notes in alike.values():
+        more = f" (and at {len(notes) - 1} more sets of sizes)" if len(notes) > 1 else ""
+        what = f"{notes[0].text}{more}"
+        found.append(Finding("comparison", what, notes[0].kind, blocks=notes[0].fails))
+    return found
+
+
+def _mend(one: str, other: str) -> str:
+    if other == ORACLE:
+        return "examine the output's sizes in the model: TensorRT computes other sizes than torch"
+    if one == "exported":
+        return "a pass changed the result: skip the pass with --skip, and report the fault"
+    if one == "reference":
+        return "check that the reference is of the same model, or state a larger --tolerance"
+    return (
+        "replace the named op in the model, write its translation (pipeline/export/ops), or "
+        "declare only the sizes at which the runs agree"
+    )
 
 
 def findings_of(error: PipelineError) -> list[Finding]:

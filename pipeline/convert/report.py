@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any
 
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
-from pipeline.compare.runners import failures
+from pipeline.convert.findings import comparison_failures
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.findings import Note
 
@@ -114,10 +114,13 @@ def verdict(report: Report, *, whole: bool = False) -> str:
     elif notes:
         more = f" (and {len(notes) - 1} more)" if notes[1:] else ""
         lines += _line("note", notes[0], more)
-    bad = [*(note.text for note in report.regressions)]
-    bad += failures(manifest.comparison) if manifest.comparison else []
-    for text in bad[:shown]:
-        lines += textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ", **_WORDS)
+    bad = [[note.text] for note in report.regressions]
+    found = comparison_failures(manifest.comparison) if manifest.comparison else []
+    bad += [[line.strip("! ") for line in finding.lines()] for finding in found]
+    for first, *rest in bad[:shown]:
+        lines += textwrap.wrap(f"- {first}", WIDTH, subsequent_indent="  ", **_WORDS)
+        for text in rest:
+            lines += textwrap.wrap(f"  {text}", WIDTH, subsequent_indent="      ", **_WORDS)
     if shown and bad[shown:]:
         lines.append(f"- and {len(bad) - _FAILURES} more")
     lines += _line("narrowed", *narrowed_text(manifest), most=one)

@@ -86,7 +86,12 @@ def test_failed_comparison_ends_with_1(cli: Run, artifact: Path, converted: Repo
     code, output, errors = cli("convert", "skewed", "--out", artifact, "--force")
     assert code == 1
     assert output == ""
-    assert "error: model skewed: y of exported against torch at min (h=5,w=5): differs by" in errors
+    assert f"error: model skewed: the comparison failed; {artifact} is unchanged\n" in errors
+    # one item for each pair of runs, not for each of the sizes
+    lines = [line for line in errors.splitlines() if line.startswith("! y of ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("! y of exported differs from torch at ")
+    assert "first at min (h=5,w=5): differs by up to " in lines[0]
     assert "Traceback" not in errors
     assert (artifact / "manifest.json").read_bytes() == before
     perturb(artifact)

@@ -120,7 +120,11 @@ def test_a_failed_comparison_is_said_first(cli: Run, artifact: Path) -> None:
     read = Tags(page(Artifact.open(artifact)))
     assert "net failed" in read.text and "What failed" in read.text
     assert read.text.index("What failed") < read.text.index("Inputs and outputs")
-    assert "of rewritten against torch" in read.text and model.is_file()
+    assert (
+        "of rewritten differs from torch at" in read.text
+        and "Do: " in read.text
+        and model.is_file()
+    )
     assert [v for t, n, v in read.attributes if t == "circle" and v == "dot failed"]
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
-from pipeline.build.shape_inference import ORACLE
 from pipeline.commands.check import dims
 from pipeline.commands.check.nodes import check_nodes
 from pipeline.compare.plan import CompareOptions
-from pipeline.compare.problems import Problem, problems
 from pipeline.compare.stage import compare_artifact
 from pipeline.convert import stages
 from pipeline.convert.findings import (
     SECTIONS,
     Finding,
+    comparison_failures,
     constraint_findings,
     export_failures,
+    note_findings,
     shortened,
 )
 from pipeline.convert.options import ExportOptions
@@ -37,7 +37,6 @@ from pipeline.probe.state import left_as_given
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules, kept_rules, sizes_text
-from pipeline.spec.findings import Note
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
@@ -274,31 +273,8 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
 
     A failure of one output and pair of runs is one finding, with the first sizes where it failed.
     """
-    found: list[Finding] = []
-    first: dict[object, Problem] = {}
-    count: dict[object, int] = {}
-    for problem in problems(comparison.points):
-        result = problem.result
-        # the section on nodes already reports sizes that TensorRT refuses
-        if result.kind == "sizes-refused":
-            continue
-        key = (result.output, result.pair, problem.causes)
-        first.setdefault(key, problem)
-        count[key] = count.get(key, 0) + problem.points
-    for seen, problem in first.items():
-        result, point = problem.result, problem.point
-        one, other = result.pair
-        sizes = sizes_text(point.sizes)
-        times = f"{count[seen]} of {len(comparison.points)} sets of sizes"
-        first_at = f"first at {point.label} ({sizes}): {result.what}"
-        what = f"{result.output} of {other} differs from {one} at {times}, {first_at}"
-        do = result.do or _mend(one, other)
-        found.append(Finding("comparison", what, result.kind, result.where, do, blocks=True))
-    for beside in comparison.checks:
-        if not beside.passed:
-            at = sizes_text(beside.sizes)
-            what = f"{beside.name} of {beside.run}{at and f' at {at}'}: {beside.text}"
-            found.append(Finding("comparison", shortened(what), beside.kind, blocks=True))
+    # the section on nodes already reports sizes that TensorRT refuses
+    found = [f for f in comparison_failures(comparison) if f.kind != "sizes-refused"]
     compared = [point for point in comparison.points if point.compared]
     if compared and not found:
         far = max((r.max_abs or 0.0 for p in compared for r in p.results), default=0.0)
@@ -310,33 +286,7 @@ def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
             sizes = sizes_text(point.sizes)
             what = f"{sizes} was not compared: {point.left_out.text}"
             found.append(Finding("comparison", what, point.left_out.kind))
-    return found + _grouped(comparison)
-
-
-def _grouped(comparison: ComparisonInfo) -> list[Finding]:
-    """Returns the notes. Equal notes at several sets of sizes become one finding."""
-    alike: dict[object, list[Note]] = {}
-    for note in comparison.notes:
-        alike.setdefault(note.subject, []).append(note)
-    found = []
-    for notes in alike.values():
-        more = f" (and at {len(notes) - 1} more sets of sizes)" if len(notes) > 1 else ""
-        what = f"{notes[0].text}{more}"
-        found.append(Finding("comparison", what, notes[0].kind, blocks=notes[0].fails))
-    return found
-
-
-def _mend(one: str, other: str) -> str:
-    if other == ORACLE:
-        return "examine the output's sizes in the model: TensorRT computes other sizes than torch"
-    if one == "exported":
-        return "a pass changed the result: skip the pass with --skip, and report the fault"
-    if one == "reference":
-        return "check that the reference is of the same model, or state a larger --tolerance"
-    return (
-        "replace the named op in the model, write its translation (pipeline/export/ops), or "
-        "declare only the sizes at which the runs agree"
-    )
+    return found + [f for f in note_findings(comparison) if not f.blocks]
 
 
 def _once(found: list[Finding]) -> list[Finding]:

@@ -11,11 +11,12 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import ComparisonInfo, Manifest, PointInfo
 from pipeline.commands.page.charts import Point, bars, size_map
 from pipeline.compare.problems import problems
-from pipeline.compare.runners import failures
+from pipeline.convert.findings import comparison_failures
 from pipeline.convert.report import compared_text, narrowed_text, notes_of
 from pipeline.errors import InputError
 from pipeline.spec.dims import size_text, sizes_text
 from pipeline.spec.file_names import RECIPE, REPRODUCE, TUNING
+from pipeline.spec.tensors import Tolerance
 
 PAGE = "report.html"
 
@@ -58,6 +59,13 @@ def page(artifact: Artifact, bench: Path | None = None) -> str:
     return environment.get_template("page.html").render(_facts(artifact, bench))
 
 
+def _engine_tolerances(manifest: Manifest) -> dict[str, Tolerance]:
+    """The tolerance of an engine in its precision, for each output that has another one then."""
+    plain = manifest.tolerances() if manifest.comparison else {}
+    found = manifest.engine_tolerances() if manifest.comparison else {}
+    return {name: found[name] for name in plain if found[name] != plain[name]}
+
+
 def _facts(artifact: Artifact, bench: Path | None) -> dict[str, Any]:
     """What the template shows."""
     manifest = artifact.manifest
@@ -69,7 +77,7 @@ def _facts(artifact: Artifact, bench: Path | None) -> dict[str, Any]:
         "m": manifest,
         "word": _word(comparison),
         "facts": _head(manifest),
-        "failures": failures(comparison) if comparison else [],
+        "failures": comparison_failures(comparison) if comparison else [],
         "notes": notes_of(manifest),
         "tensors": [
             (kind, t.name, t.dtype, ", ".join(size_text(s) for s in t.shape or ()))
@@ -82,7 +90,7 @@ def _facts(artifact: Artifact, bench: Path | None) -> dict[str, Any]:
         "map": size_map(points, ranges),
         "rows": [_row(info) for info in comparison.points] if comparison else [],
         "tolerances": manifest.tolerances() if comparison else {},
-        "engine_tolerances": comparison.engine_tolerances if comparison else {},
+        "engine_tolerances": _engine_tolerances(manifest),
         "checks": [
             (check.name, check.run, sizes_text(check.sizes), check.text, check.passed)
             for check in (comparison.checks if comparison else ())
