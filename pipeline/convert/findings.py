@@ -119,13 +119,14 @@ def export_failures(error: PipelineError) -> list[Finding]:
 def comparison_failures(comparison: ComparisonInfo) -> list[Finding]:
     """Returns the failures of a comparison; none if it passed.
 
-    A failure of one output and pair of runs is one finding, with the first sizes where it failed.
+    Failures of one kind, of one output and pair of runs, are one finding with the first sizes.
     """
     found: list[Finding] = []
     first: dict[object, Problem] = {}
     count: dict[object, int] = {}
     for problem in problems(comparison.points):
-        key = (problem.result.output, problem.result.pair, problem.causes)
+        result = problem.result
+        key = (result.output, result.pair, result.kind, problem.causes)
         first.setdefault(key, problem)
         count[key] = count.get(key, 0) + problem.points
     for seen, problem in first.items():

@@ -150,7 +150,7 @@ def test_a_conversion_ends_with_the_check_that_failed(
             outputs["y"].view(np.uint8).reshape(-1)[-4:] = 0xFF
 
     stand(hole)
-    with pytest.raises(CompareError, match=r"unwritten outputs of engine \(h=5,w=5\): 1 of 100"):
+    with pytest.raises(CompareError, match="unwritten outputs of engine at h=5,w=5: 1 of 100"):
         run(Config(tiny.conv(), out=tmp_path / "a"))
     assert not (tmp_path / "a").exists()
 

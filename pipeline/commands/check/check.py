@@ -271,7 +271,7 @@ def _legal(text: str, spec: ModelSpec) -> bool:
 def comparison_findings(comparison: ComparisonInfo) -> list[Finding]:
     """Returns the findings of a comparison.
 
-    A failure of one output and pair of runs is one finding, with the first sizes where it failed.
+    Failures of one kind, of one output and pair of runs, are one finding with the first sizes.
     """
     # the section on nodes already reports sizes that TensorRT refuses
     found = [f for f in comparison_failures(comparison) if f.kind != "sizes-refused"]
