@@ -70,7 +70,7 @@ class Artifact:
     extra: tuple[str, ...] = ()
 
     @staticmethod
-    def open(path: Path, *, check: bool = True, built: bool = True) -> Artifact:
+    def open(path: str | Path, *, check: bool = True, built: bool = True) -> Artifact:
         """Reads an artifact's manifest.
 
         Args:
@@ -83,7 +83,8 @@ class Artifact:
                 Or a file is missing, cut short or changed, or the folder has a link, a pipe or a
                 device.
         """
-        return read_again(path, lambda: _open(path, check, built))
+        place = Path(path)
+        return read_again(place, lambda: _open(place, check, built))
 
     @property
     def plan(self) -> Path:

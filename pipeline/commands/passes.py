@@ -170,8 +170,14 @@ def _lint_verdict(result: LintResult) -> str:
     if not count:
         return "no known fault"
     bad = sum(not f.mended and f.certain for f in result.findings)
+    open_ = sum(not f.mended and not f.certain for f in result.findings)
     nodes, them = ("1 node", "it") if count == 1 else (f"{count} nodes", "them")
     left = them if count == 1 else f"{bad} of them"
+    if open_:
+        parts = [(count - bad - open_, "fixed by the passes"), (bad, "fixed by no pass"),
+                 (open_, "not fixed, and may be right as it is")]  # fmt: skip
+        states = ", ".join(f"{number} {what}" for number, what in parts if number)
+        return f"{nodes} would or may fail or be wrong without a rewrite: {states}"
     fixed = f"no pass fixes {left}" if bad else f"the passes fix {them}"
     return f"{nodes} would fail or be wrong without a rewrite; {fixed}"
 

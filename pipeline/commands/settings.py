@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.models import MODELS
 
 FILE = "pipeline.toml"
 COMMANDS = ("convert", "export", "check")
@@ -40,8 +42,15 @@ def with_settings(
     if len(words) < 2 or words[0] not in COMMANDS or not file.is_file():
         return list(words)
     command, model, *rest = words
-    table = _read(file).get(model)
+    tables = _read(file)
+    table = tables.get(model)
     if table is None:
+        if model.isidentifier() and model not in MODELS:
+            close = difflib.get_close_matches(model, [*tables, *MODELS], 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise InputError(
+                f"unknown model {model!r}{hint}; known: {', '.join([*tables, *MODELS])}"
+            )
         return list(words)
     where = f"{FILE}: [{model}]"
     if not isinstance(table, dict):
@@ -57,8 +66,28 @@ def with_settings(
             hint = f" (did you mean {close[0][2:]}?)" if close else ""
             raise InputError(f"{where} {key}: pipeline convert has no option --{key}{hint}")
         if f"--{key}" in own:
+            action = commands[command]._option_string_actions[f"--{key}"]
+            if action.nargs == 0 and not isinstance(value, bool):
+                raise InputError(f"{where} {key}: expected true or false, not {value!r}")
             added += _words(f"--{key}", value, f"{where} {key}")
-    return [command, source, *added, *rest]
+    return [command, source, *_without(added, rest), *rest]
+
+
+# options that are repeated for many names, and what stands behind a name
+_NAMED = {"--dim": "=", "--range": "=", "--option": "=", "--input": ":"}
+
+
+def _without(added: Sequence[str], rest: Sequence[str]) -> list[str]:
+    """The words of the file, without names that the command line gives to the same option."""
+    pairs = [word.split("=", 1) for word in rest if word.startswith("--") and "=" in word]
+    pairs += [list(pair) for pair in itertools.pairwise(rest)]
+    given = {(flag, value.partition(_NAMED[flag])[0]) for flag, value in pairs if flag in _NAMED}
+    kept = []
+    for word in added:
+        flag, _, value = word.partition("=")
+        if flag not in _NAMED or (flag, value.partition(_NAMED[flag])[0]) not in given:
+            kept.append(word)
+    return kept
 
 
 def _read(file: Path) -> Mapping[str, Any]:

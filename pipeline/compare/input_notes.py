@@ -16,6 +16,8 @@ def input_notes(interface: Interface) -> list[Note]:
     """Returns notes on the user's values, and on bools and integers that have few values."""
     names = tuple(i.name for i in interface.inputs if i.values is not None)
     found = [note("values-given", names=names)] if names else []
+    if names and interface.sizes_of_values() is None:
+        found.append(note("values-at-other-sizes", names=names))
     for i in interface.inputs:
         whole = np.dtype(i.dtype).kind in "iu" and i.values is None and not i.pattern
         for low, high in _FEW:

@@ -159,15 +159,18 @@ def compared_text(manifest: Manifest) -> str:
     results = [result for point in done for result in point.results]
     errors = [(result.max_rel, result.output) for result in results if result.max_rel is not None]
     if not results:
-        empty = any(point.results for point in comparison.points)
-        return "nothing: no output has elements at the compared sizes" if empty else "nothing"
+        if any(point.results for point in comparison.points):
+            return "nothing: no output has elements at the compared sizes"
+        alone = any(note.kind == "model-unchanged" for note in comparison.notes)
+        return "nothing: no node was rewritten, so there is one model only" if alone else "nothing"
     names = _and([_RUNS.get(run, run) for run in runs])
     if any(note.kind == "model-unchanged" for note in comparison.notes):
         names = names.replace("exported.onnx", "model.onnx (as exported)")
     text = f"{names} at {_count(len(done), 'set')} of sizes{_random(comparison)}"
     if errors:
         error, output = max(errors)
-        text += f". The largest error is {error:.1e} of {output}'s largest value"
+        far = f"The largest error is {error:.1e} of {output}'s largest value"
+        text += f". {far if error else 'All outputs are equal'}"
     left = [point for point in comparison.points if point.left_out is not None]
     if left:
         text += f". {len(left)} not compared, such as {sizes_text(left[0].sizes)}"

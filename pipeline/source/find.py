@@ -13,6 +13,7 @@ A source is one of these:
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
 import math
 import re
@@ -59,6 +60,7 @@ def find_source(config: Config) -> ModelSpec:
         InputError: The source or its factory does not exist, the factory raises, or inputs and
             dims don't fit the source.
     """
+    _need_torch(config.model)
     spec = _with_output_names(_found(config), config)
     spec = with_stated(spec, config)
     if config.engine_tolerance is not None:
@@ -83,6 +85,20 @@ def find_source(config: Config) -> ModelSpec:
         spec = replace(spec, rules=tuple(dict.fromkeys((*spec.rules, *config.rules))))
     spec = _with_ranges(spec, config)
     return spec if config.values is None else with_values(spec, config.values)
+
+
+def _need_torch(model: str | ModelSpec) -> None:
+    """Raises `InputError` if the source needs torch, and torch is not installed."""
+    if isinstance(model, ModelSpec):
+        onnx, name = model.onnx is not None, model.name
+    else:
+        onnx, name = model.endswith(".onnx"), model
+    if not onnx and importlib.util.find_spec("torch") is None:
+        raise InputError(
+            f"source {name}: it needs torch, which is not installed. Install the extra: "
+            "pip install '.[export]' in a clone of pipeline. An .onnx file needs no "
+            "torch"
+        )
 
 
 def _with_output_names(spec: ModelSpec, config: Config) -> ModelSpec:

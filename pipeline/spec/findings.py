@@ -49,6 +49,7 @@ NoteKind = Literal[
     "only-zeros",
     "no-elements",
     "values-given",
+    "values-at-other-sizes",
     "few-values",
     "one-value",
     "equal-rows",
@@ -234,6 +235,11 @@ NOTES: Mapping[NoteKind, Kind] = {
     "values-given": Kind(
         "The comparison used the user's values of these inputs.",
         "your values of {names} were used in place of random ones (inputs.npz)",
+    ),
+    "values-at-other-sizes": Kind(
+        "The model does not accept the sizes of the user's values.",
+        "the model does not accept the sizes of your values of {names}: they were cropped and "
+        "repeated to other sizes",
     ),
     "few-values": Kind(
         "The random values of an integer input are two numbers only.",

@@ -35,8 +35,8 @@ def parse_dim(text: str, *, auto: bool = True) -> Dim:
         hint = ""
         if equals and value.isdigit():
             hint = (
-                f". For a fixed size, write a number in --input. For a largest size, write "
-                f"{name}=:{value}"
+                f". For a fixed size, write {name}={value}:{value}, or a number in --input. For a "
+                f"largest size, write {name}=:{value}"
             )
         raise InputError(f"dim {text!r} is not {DIM_FORM}{hint}")
     low, opt, high, multiple, offset = (None if not n else int(n) for n in match.groups())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -237,3 +238,13 @@ def browse(file: Path, width: int, scheme: str, script: str) -> tuple[list[str],
     match = re.search(r'data-said="([^"]*)"', done.stdout)
     assert match, done.stderr[-500:]
     return console, json.loads(match[1].replace("&quot;", '"').replace("&amp;", "&"))
+
+
+def test_nothing_compared_is_not_right(artifact: Path) -> None:
+    found = Artifact.open(artifact, check=False)
+    assert "net right" in Tags(page(found)).text
+    manifest, info = found.manifest, found.manifest.comparison
+    assert info is not None
+    points = tuple(dataclasses.replace(point, results=()) for point in info.points)
+    alone = dataclasses.replace(manifest, comparison=dataclasses.replace(info, points=points))
+    assert "net not compared" in Tags(page(dataclasses.replace(found, manifest=alone))).text

@@ -11,7 +11,9 @@ import pytest
 from helpers import Run, files_under, refused
 
 from pipeline.commands.main import main
+from pipeline.commands.passes import _lint_verdict
 from pipeline.passes import DEFAULT_PASSES
+from pipeline.rewrite.lint import LintFinding, LintResult
 
 
 def save(path: Path, text: str, opset: int = 18) -> Path:
@@ -227,3 +229,13 @@ def test_still_needed_tries_the_cases_on_the_installed_tensorrt(cli: Run) -> Non
     assert not verdict["declared"]
     assert verdict["answer"] in ("open", "needless")
     assert {t["after"]["verdict"] for t in verdict["trials"]} <= {"builds", "right"}
+
+
+def test_lint_does_not_count_what_no_pass_changed_as_fixed() -> None:
+    fixed = LintFinding("a", "Mod", "", "is refused", True, "decompose_mod: ...")
+    maybe = LintFinding("b", "Resize", "", "is wrong at some scales", False, "...", certain=False)
+    text = _lint_verdict(LintResult("tensorrt-8.6", (fixed, maybe, fixed), ()))
+    assert text == (
+        "3 nodes would or may fail or be wrong without a rewrite: 2 fixed by the passes, 1 not "
+        "fixed, and may be right as it is"
+    )

@@ -80,3 +80,18 @@ def test_mistakes_are_named(cli: Run, folder: Path) -> None:
     refused(cli("check", "mine"), "pipeline.toml: cannot be read")
     (folder / "pipeline.toml").write_text('mine = "net.py:net"\n')
     refused(cli("check", "mine"), "[mine] is no table")
+
+
+@pytest.mark.parametrize("words", [("--dim", "h=16:24"), ("--dim=h=16:24",)])
+def test_the_command_line_wins_for_each_name(folder: Path, words: tuple[str, ...]) -> None:
+    found = read_arguments(["convert", "mine", *words, "--option", "channels=7", "--seed", "4"])
+    assert folder and sorted(found.dim) == ["b=1:2", "h=16:24", "w=8:32"]
+    assert found.option == ["channels=7"] and found.seed == 4
+
+
+def test_a_wrong_word_in_the_file_says_what_to_write(cli: Run, folder: Path) -> None:
+    (folder / "pipeline.toml").write_text('[mine]\nsource = "net.py:net"\nquick = "yes"\n')
+    code, _, errors = cli("convert", "mine")
+    assert code == 2 and "[mine] quick: expected true or false, not 'yes'" in errors
+    code, _, errors = cli("convert", "mime")
+    assert code == 2 and "unknown model 'mime' (did you mean mine?); known: mine, linear," in errors

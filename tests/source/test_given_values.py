@@ -124,3 +124,14 @@ def test_rules_on_sizes_hold_for_the_values() -> None:
 def test_a_seed_is_refused() -> None:
     with pytest.raises(InputError, match="seed 3: works only with random inputs"):
         Config("raft", values="a.npz", seed=3)
+
+
+def test_a_source_needs_torch_and_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("pipeline.source.find.importlib.util.find_spec", lambda _: None)
+    for source in ("raft", "net.py:net", "hf:a/b", str(tmp_path / "d.pt2")):
+        with pytest.raises(InputError, match=r"it needs torch, .* pip install '\.\[export\]'"):
+            find_source(Config(source))
+    with pytest.raises(InputError, match="no such file"):
+        find_source(Config(str(tmp_path / "a.onnx")))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from helpers import Run
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from pipeline.errors import ConstraintError, ExportError, InputError
@@ -630,3 +631,26 @@ def test_an_ir_version_that_onnx_runtime_does_not_read_is_lowered(tmp_path: Path
     assert any(
         f"the IR version was lowered from {onnx.IR_VERSION} to" in note for note in done.notes
     )
+
+
+BANDED = """g (float[1,1,h,8] x) => (float[1,2,k,m] y)
+    <float[1,1,3,3] w = {1,1,1,1,1,1,1,1,1}, float[4] s = {1, 1, 2, 1}> {
+    a = Conv<pads = [1,1,1,1], strides = [2,1]>(x, w)
+    b = Conv<pads = [1,1,1,1], strides = [2,1]>(a, w)
+    c = Resize<mode = "nearest">(b, , s)
+    y = Concat<axis = 1>(a, c) }"""
+
+
+def test_a_rule_that_no_dim_expresses_is_what_to_declare(tmp_path: Path, cli: Run) -> None:
+    """And values at a size that breaks it are noted, because they are used at other sizes only."""
+    path = written(tmp_path, BANDED)
+    words = ("convert", path, "--dim", "h=8:16:64", "--out", tmp_path / "a")
+    code, _, errors = cli(*words, "--exact-dims")
+    assert code == 1 and '    do: declare rules=("(h + 1) % 4 < 2",)' in errors
+    assert '(on the command line: --rule "(h + 1) % 4 < 2")' in errors
+    code, _, errors = cli(*words, "--exact-dims", "--rule", "(h + 1) % 4 < 2")
+    assert code == 0, errors
+    np.savez(tmp_path / "x.npz", x=np.ones((1, 1, 17, 8), np.float32))
+    code, output, errors = cli(*words, "--inputs", tmp_path / "x.npz", "--details")
+    assert code == 0, errors
+    assert "the model does not accept the sizes of your values of x: they were cropped" in output

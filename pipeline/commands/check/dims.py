@@ -13,7 +13,7 @@ from pipeline.probe.history import kept_values
 from pipeline.probe.probe import SECONDS, probe
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import ModelSpec, inner_inputs
-from pipeline.spec.rules import AppliedRule, Rule
+from pipeline.spec.rules import AppliedRule, Rule, rule_words
 
 if TYPE_CHECKING:
     import torch
@@ -141,6 +141,8 @@ def narrowings(
         names = [name for name in every if name in dims]
         left = " and ".join(str(dims[name]) for name in names)
         left += f", with {more}" if len(names) > 1 and more else ""
+        if isinstance(rule, AppliedRule) and rule.size_rule in rules:  # no dim expresses it
+            left = rule_words(rule.size_rule)
         declare = rule.declaration() if isinstance(rule, Rule) else left
         own = all(map(old.auto, every))
         do = f"{_ITSELF}: {declare}" if own else f"declare {declare}"

@@ -109,6 +109,8 @@ def _facts(artifact: Artifact, bench: Path | None) -> dict[str, Any]:
 def _word(comparison: ComparisonInfo | None) -> str:
     if comparison is None:
         return "not compared"
+    if comparison.passed and not any(r.compared for p in comparison.points for r in p.results):
+        return "not compared"
     return "right" if comparison.passed else "failed"
 
 

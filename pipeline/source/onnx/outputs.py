@@ -29,6 +29,7 @@ from pipeline.spec.model import ModelSpec
 _BY_DATA = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
 _MAYBE = (*_BY_DATA, "Loop", "If", "Range", "SequenceAt")
 _BAKES = ("Reshape", "Expand", "Tile", "Resize", "ConstantOfShape", "Slice", "Pad")
+_NEAR = (1, 2, 3, 5, 8, 13, 17, 33, 65)  # steps from the base of sizes that are run
 _ROUNDS = 6
 
 DeclaredShapes = Mapping[str, Sequence[int | str]]
@@ -86,7 +87,9 @@ def output_shapes(
             runs.at(sizes_to_run)
     legal = {name: steps(dim, 160) for name, dim in dims.items()}
     for name in dims:
-        legal[name] = [n for n in legal[name] if n >= base[name]]
+        above = [n for n in legal[name] if n >= base[name]]
+        if len(above) > len(legal[name]) // 2:  # a base near max leaves no sizes above it
+            legal[name] = above
     shapes: dict[str, list[int | str]] = {}
     notes: list[str] = []
     inferred: list[dict[str, list[str]]] = []
@@ -121,7 +124,7 @@ def _lines(dims: Mapping[str, Dim], base: Sizes) -> list[dict[str, int]]:
     """Sizes that differ from `base` in one dim: some near ones, opt and max."""
     found = [dict(base)]
     for name, dim in dims.items():
-        near = [base[name] + k * dim.multiple_of for k in (1, 2, 3, 5, 8, 13, 17, 33, 65)]
+        near = [base[name] + k * dim.multiple_of for n in _NEAR for k in (n, -n)]
         far = [dim.opt, dim.legal(dim.opt, odd=True), dim.max]
         found += [{**base, name: n} for n in [*near, *far] if dim.min <= n <= dim.max]
     return found
