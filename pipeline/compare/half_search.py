@@ -118,7 +118,9 @@ def search(
         if place not in by_rule:
             ruled[address.group] = None
     trials = Trials(model, precision, choices, ground, plain, tolerances, list(few), limit)
-    found = _Search(trials, {group: list(own) for group, own in parts.items()}, list(ruled))
+    first = dict.fromkeys(choices.addresses[place].part for place in sorted(choices.rounded))
+    every = {group: list(own) for group, own in parts.items()}
+    found = _Search(trials, every, list(ruled), list(first))
     wide, share = found.run()
     recipe = trials.recipe(wide)
     info = replace(
@@ -139,16 +141,18 @@ class _Search:
         trials: Tries the recipes.
         parts: The parts of each group: the ops, or a node alone.
         ruled: The groups with nodes that the rules keep in float32.
+        first: The parts that stay float32 without a trial: their values are rounded later.
     """
 
     trials: Trials
     parts: dict[str, list[str]]
     ruled: list[str]
+    first: list[str]
 
     def run(self) -> tuple[list[str], float]:
         """The groups and parts that stay in float32, and the largest error as a share of the
         tolerance."""
-        wide: list[str] = []
+        wide = list(self.first)
         while True:
             if not self.trials.hold(wide):
                 wide = self._smaller(wide, self._groups(wide))

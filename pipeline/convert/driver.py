@@ -83,7 +83,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
     ):
         if EXPORT.name in plan.todo:
             if not config.force:
-                refuse_other(plan.place, plan.manifest.model.source)
+                refuse_other(plan.place, plan.manifest)
             if plan.old is not None:
                 keep_timings(plan.place, work.folder)
         exported = work.do(EXPORT, spec, options.export, announce)
@@ -132,7 +132,7 @@ def run_export(config: Config, announce: Announce = silent) -> Report:
     place, manifest = config.place(spec), initial_manifest(config, spec)
     with left_as_given(spec) as spec, new_artifact(place, manifest, announce) as work:
         if not config.force:
-            refuse_other(place, manifest.model.source)
+            refuse_other(place, manifest)
         work.do(EXPORT, replace(spec, profiles=profiles), options.export, announce)
         return Report(place, work.finish(), stage=EXPORT.name)
 

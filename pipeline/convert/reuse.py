@@ -26,15 +26,25 @@ from pipeline.spec.file_names import (
 )
 
 
-def refuse_other(place: Path, source: str) -> None:
+def refuse_other(place: Path, manifest: Manifest) -> None:
     """Raises `InputError` if the artifact at `place` was made from another source.
 
-    A folder whose manifest does not name a source is not an artifact.
+    Objects of one name (``spec:NAME``) are other sources if their inputs have other names. A folder
+    whose manifest does not name a source is not an artifact.
     """
+    source = manifest.model.source
     try:
-        there = json.loads((place / MANIFEST).read_bytes())["model"]["source"]
+        content = json.loads((place / MANIFEST).read_bytes())
+        there = content["model"]["source"]
+        inputs = [str(each["name"]) for each in content["interface"]["inputs"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
+    own = [each.name for each in manifest.interface.inputs]
+    if source == there and source.startswith("spec:") and set(inputs) != set(own):
+        raise InputError(
+            f"{place} has an artifact of another {source}: its inputs are {', '.join(inputs)}, not "
+            f"{', '.join(own)}. Pass another name or folder, or replace it with force=True"
+        )
     if isinstance(there, str) and not same_source(there, source):
         raise InputError(
             f"{place} has an artifact of {there}, not of {source}. Pass another folder with "

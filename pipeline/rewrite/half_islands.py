@@ -19,13 +19,24 @@ import onnx
 from pipeline.errors import InputError
 from pipeline.graph.files import inner_nodes
 from pipeline.graph.origin import TOP, model_line_of, module_of, source_of
-from pipeline.rewrite.half_rules import STANDARD, Constants, HalfPlan, Node, view
+from pipeline.rewrite.half_rules import (
+    CONVERTS,
+    STANDARD,
+    Constants,
+    HalfPlan,
+    Node,
+    leading_to,
+    view,
+)
 from pipeline.spec.precision import HALVES, NarrowType
 from pipeline.spec.recipe import EVERYTHING, HalfInfo, Island, Recipe, matches
 
 # also for bfloat16: before opset 22, ONNX's Conv has no bfloat16, and TensorRT's has
 _HALF = "tensor(float16)"
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+_WHOLE = frozenset(
+    getattr(onnx.TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)
+)
 
 
 @dataclass(frozen=True)
@@ -52,11 +63,14 @@ class Choices:
         addresses: The address of each such node, by its index in the graph.
         slots: The indices of the inputs that such a node reads in half, by its index.
         sources: ``module ... at file:line`` by index.
+        rounded: The indices of such nodes whose values are rounded to whole numbers later. There, a
+            kernel's own rounding may change a value by 1.
     """
 
     addresses: Mapping[int, Address]
     slots: Mapping[int, tuple[int, ...]]
     sources: Mapping[int, str]
+    rounded: frozenset[int] = frozenset()
 
     def wide(self, recipe: Recipe) -> dict[int, str]:
         """The nodes that stay float32, with the pattern that decides: empty if none does."""
@@ -118,8 +132,10 @@ def choices_of(
     opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
     values = Constants(constants, kind)
     addresses, slots, sources = {}, {}, {}
-    for place, node in enumerate(model.graph.node):
-        seen = view(node, dtypes, kind)
+    views = [view(node, dtypes, kind) for node in model.graph.node]
+    ends = [node.input if _makes_whole(node) else () for node in model.graph.node]
+    before = leading_to(ends, views, frozenset(constants))
+    for place, (node, seen) in enumerate(zip(model.graph.node, views, strict=True)):
         if not seen.outputs or not seen.inputs or values.follow(seen):
             continue
         typed = all(name in dtypes for name in (*node.input, *node.output) if name)
@@ -128,7 +144,19 @@ def choices_of(
         if _has_half(node, seen, opset) and _holds(node, seen, values, kind):
             addresses[place], slots[place] = address_of(node), seen.slots
             sources[place] = source_of(node)
-    return Choices(addresses, slots, sources)
+    rounded = {
+        place
+        for place in addresses
+        if views[place].op not in CONVERTS and not before.isdisjoint(views[place].outputs)
+    }
+    return Choices(addresses, slots, sources, frozenset(rounded))
+
+
+def _makes_whole(node: onnx.NodeProto) -> bool:
+    """True for an op that gives whole numbers, and jumps by 1 where its input hardly changes."""
+    if node.op_type == "Cast":
+        return any(a.name == "to" and a.i in _WHOLE for a in node.attribute)
+    return node.op_type in ("Ceil", "Floor", "Mod", "Round")
 
 
 def address_of(node: onnx.NodeProto) -> Address:

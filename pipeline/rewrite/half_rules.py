@@ -39,7 +39,7 @@ from pipeline.spec.precision import HALVES, NarrowType
 STANDARD = ("", "ai.onnx")
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 # ops of `PRODUCTS` that may compute in half if their result must be float32
-_CONVERTS = frozenset({"Conv", "ConvTranspose"})
+CONVERTS = frozenset({"Conv", "ConvTranspose"})
 _FOLLOW = frozenset(
     {
         "Abs", "Add", "AveragePool", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten",
@@ -133,7 +133,7 @@ def plan(
         kind: the type of half precision.
     """
     seen = [view(node, dtypes, kind) for node in nodes]
-    steered = _steer(seen, frozenset(constants))
+    steered = leading_to([node.steers for node in seen], seen, frozenset(constants))
     users: dict[str, list[Node]] = {}
     for node in seen:
         for name in node.inputs:
@@ -142,7 +142,7 @@ def plan(
     products = frozenset(
         name
         for node in seen
-        if node.op in _CONVERTS or (node.op in PRODUCTS and steered.isdisjoint(node.outputs))
+        if node.op in CONVERTS or (node.op in PRODUCTS and steered.isdisjoint(node.outputs))
         for name in node.outputs
     )
     fed = _feeding(seen, products)
@@ -163,7 +163,7 @@ def plan(
             and bool(node.inputs)
             and (node.op in PRODUCTS or ((follows or handed) and bool(own) and all(own)))
         )
-        if not steered.isdisjoint(node.outputs) and node.op not in _CONVERTS:
+        if not steered.isdisjoint(node.outputs) and node.op not in CONVERTS:
             computes = False
         if computes:
             found.add(place)
@@ -309,11 +309,19 @@ def _feeding(nodes: Sequence[Node], products: frozenset[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _steer(nodes: Sequence[Node], constants: Collection[str]) -> frozenset[str]:
-    """The tensors from which inputs of steering ops are computed, back to products with weights."""
+def leading_to(
+    ends: Sequence[Collection[str]], nodes: Sequence[Node], constants: Collection[str]
+) -> frozenset[str]:
+    """The tensors from which other tensors are computed, back to products with weights.
+
+    Args:
+        ends: These tensors, among the inputs of each node.
+        nodes: The nodes in the order of the graph.
+        constants: The names of constants.
+    """
     found: set[str] = set()
-    for node in reversed(nodes):
-        found.update(node.steers)
+    for node, own in zip(reversed(nodes), reversed(ends), strict=True):
+        found.update(own)
         weighs = node.op in PRODUCTS and (
             node.op != "MatMul" or any(name in constants for name in node.inputs)
         )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, first_line
 from pipeline.machine.libraries import import_transformers
 from pipeline.source.factory import SourceFactory
 
@@ -65,7 +65,15 @@ def _of_transformers(name: str, trust: bool, /, **options: Any) -> Any:
     options = {"trust_remote_code": False, **options}  # without a word transformers would ask
     transformers = import_transformers()
     known = {k: options[k] for k in _OF_CONFIG if k in options}
-    config = transformers.AutoConfig.from_pretrained(name, **known)
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, **known)
+    except OSError as error:
+        if Path(name).exists():
+            raise
+        raise InputError(
+            f"source hf:{name}: there is no folder {name} here, and the hub gives no such model: "
+            f"{first_line(error)}"
+        ) from error
     with _without_reports(transformers.utils.logging):
         kind = _class_of(transformers, name, config, trust=bool(options["trust_remote_code"]))
         module, found = kind.from_pretrained(name, output_loading_info=True, **options)

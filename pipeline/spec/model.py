@@ -134,6 +134,9 @@ class ModelSpec:
             ("profiles", Profile),
         ):
             value = getattr(self, word)
+            if isinstance(value, list):
+                value = tuple(value)
+                object.__setattr__(self, word, value)
             if not isinstance(value, tuple) or not all(isinstance(part, kind) for part in value):
                 raise InputError(
                     f"model {self.name}: {word}={value!r} is not a tuple of {kind.__name__}"

@@ -194,3 +194,19 @@ def test_the_share_of_integers() -> None:
     got[0] += 1
     assert share_of(want, got, Tolerance(0.0, 0.1, "one", differing=0.1)) == 0.5
     assert share_of(want, got, Tolerance(0.0, 0.1, "none")) == np.inf
+
+
+def test_values_that_become_whole_numbers_stay_float32(tmp_path: Path) -> None:
+    """A fused kernel rounds elsewhere than the simulation: 16.0 and 15.998 are two buckets."""
+    body = """
+        [embed__product] a = MatMul(x, k)
+        [bucket__scale] b = Mul(a, thousand) [bucket__shift] b1 = Add(b, millionth)
+        [bucket__floor] b2 = Floor(b1) [bucket__back] b3 = Mul(b2, millionth)
+        [out__product] y = MatMul(b3, k) """
+    case = Case(tmp_path, body)
+    found = case.search(stated=Tolerance(0.5, 1e3, "almost anything passes"))
+    assert found.info.runs == 1
+    kept = sorted(island.pattern for island in found.info.islands)
+    assert kept == ["bucket/Add", "bucket/Mul", "embed/MatMul"]
+    half = Case(tmp_path, FINE).search(stated=Tolerance(0.5, 1e3, "almost anything passes"))
+    assert not half.info.islands

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 import onnx.parser
 import pytest
+import tiny
 from helpers import Run, files_under, refused
 
 from pipeline.artifact.artifact import Artifact
@@ -104,6 +106,19 @@ def test_onnx_files_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run(Config("c/model.onnx", dims=dims)).unchanged
     done = run(Config("b/model.onnx", dims=dims, force=True))
     assert done.path == first.path and source(done.path) == "b/model.onnx"
+
+
+def test_an_object_of_the_same_name_with_other_inputs_replaces_nothing(tmp_path: Path) -> None:
+    first = tiny.of(lambda x: x * 2)
+    other = replace(first, inputs=(replace(first.inputs[0], name="other"),))
+    done = run_export(Config(first, out=tmp_path / "a"))
+    before = (tmp_path / "a" / "manifest.json").read_bytes()
+    why = r"has an artifact of another spec:.*: its inputs are x, not other. Pass another name"
+    with pytest.raises(InputError, match=why):
+        run_export(Config(other, out=tmp_path / "a"))
+    assert (tmp_path / "a" / "manifest.json").read_bytes() == before
+    again = run_export(Config(other, out=tmp_path / "a", force=True))
+    assert again.path == done.path and again.manifest.interface.inputs[0].name == "other"
 
 
 def test_an_older_or_damaged_artifact_still_says_what_it_is_of(artifact: Path) -> None:

@@ -167,3 +167,14 @@ def test_a_missing_library_is_named(cli: Run, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("pipeline.source.hub.importlib.util.find_spec", lambda _: None)
     words = ["timm/resnet18", "--input", "x:{b}x3x64x64", "--dim", "b=1:4"]
     refused_late(cli("convert", *words), "timm/resnet18: timm is not installed: pip install")
+
+
+def test_a_folder_that_is_not_there_is_named(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("We couldn't connect to the hub")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", offline)
+    words = ("convert", "hf:ckpt/mini", "--input", "input_ids:{b}x{t}:int64", "--dim", "b=1:2")
+    code, _, errors = cli(*words, "--dim", "t=1:8")
+    assert code == 2
+    assert "source hf:ckpt/mini: there is no folder ckpt/mini here, and the hub gives no" in errors
