@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -164,7 +165,8 @@ def test_timm_folder(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_is_named(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.source.hub.importlib.util.find_spec", lambda _: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda n: None if n == "timm" else find(n))
     words = ["timm/resnet18", "--input", "x:{b}x3x64x64", "--dim", "b=1:4"]
     refused_late(cli("convert", *words), "timm/resnet18: timm is not installed: pip install")
 

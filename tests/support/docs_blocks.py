@@ -61,6 +61,11 @@ NOT_RUN: Mapping[str, str] = {
     # docs/guide/install.md
     "pip install -c constraints.txt '.[export,rtx]' "
     "--extra-index-url https://download.pytorch.org/whl/cpu": NETWORK,
+    "python3 -m venv venv": ENVIRONMENT,
+    "venv/bin/python -m pip install -c constraints.txt '.[rtx]'": NETWORK,
+    "python -m pip wheel --no-deps --wheel-dir dist .": NETWORK,
+    'pip install "trt-pipeline[rtx,runtime] @ '
+    'file:///FOLDER/dist/trt_pipeline-0.1.0-py3-none-any.whl"': NETWORK,
     "python -m pytest tests/export/torch_2_13": MINUTES,
     "podman build -t pipeline .": CONTAINER,
     "podman run --rm -v \"$PWD:/work\" pipeline convert net.py:net --input 'x:{b}x3x{h}x{w}' "
@@ -109,7 +114,7 @@ NOT_RUN: Mapping[str, str] = {
 # tests/docs/test_commands.py makes these outputs with commands of its own.
 SHOWN = (
     "pipeline ",  # the usage of a command
-    "error: model net: y of exported against torch",
+    "error: model net: the comparison failed",
     "error: model net: it remembers earlier calls",
 )
 
