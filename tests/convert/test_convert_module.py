@@ -73,6 +73,23 @@ def test_a_conversion_and_what_it_leaves(tmp_path: Path) -> None:
         verify(report.path, Verify(torch_model=True))
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_steps_are_printed_on_a_terminal(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    terminal: bool,
+) -> None:
+    net, words = torch.nn.Linear(4, 2).eval(), {"inputs": {"input": "{b}x4"}, "dims": {"b": (1, 4)}}
+    said: list[str] = []
+    pipeline.convert(net, **words, out=tmp_path / "a", quick=True, announce=said.append)
+    assert {"export", "build", "compare"} <= {text.split(" (")[0] for text in said}
+    assert "pipeline: " not in capfd.readouterr().err
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    pipeline.convert(net, **words, out=tmp_path / "a", quick=True, force=True)
+    assert ("pipeline: export" in capfd.readouterr().err) == terminal
+
+
 def test_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     net = made()
