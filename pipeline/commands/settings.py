@@ -74,18 +74,27 @@ def with_settings(
 
 
 # options that are repeated for many names, and what stands behind a name
-_NAMED = {"--dim": "=", "--range": "=", "--option": "=", "--input": ":"}
+_NAMED = {
+    "--dim": "=", "--range": "=", "--option": "=", "--input": ":", "--tolerance": "=",
+    "--output-name": "",
+}  # fmt: skip
+
+
+def _name(flag: str, value: str) -> str:
+    sign = _NAMED[flag]  # --output-name has none: those of the command line are all names
+    name, found, _ = value.partition(sign) if sign else ("", "", "")
+    return name if found else ""
 
 
 def _without(added: Sequence[str], rest: Sequence[str]) -> list[str]:
     """The words of the file, without names that the command line gives to the same option."""
     pairs = [word.split("=", 1) for word in rest if word.startswith("--") and "=" in word]
     pairs += [list(pair) for pair in itertools.pairwise(rest)]
-    given = {(flag, value.partition(_NAMED[flag])[0]) for flag, value in pairs if flag in _NAMED}
+    given = {(flag, _name(flag, value)) for flag, value in pairs if flag in _NAMED}
     kept = []
     for word in added:
         flag, _, value = word.partition("=")
-        if flag not in _NAMED or (flag, value.partition(_NAMED[flag])[0]) not in given:
+        if flag not in _NAMED or (flag, _name(flag, value)) not in given:
             kept.append(word)
     return kept
 

@@ -27,6 +27,7 @@ from pipeline.spec.closeness import apart
 from pipeline.spec.dims import shape_texts, solve_sizes
 from pipeline.spec.file_names import HALF, MODEL
 from pipeline.spec.findings import Facts, Note, NoteKind, note
+from pipeline.spec.precision import ROUNDED
 from pipeline.spec.profiles import Point
 from pipeline.spec.tensors import Feed, Input, Output, Precision, Tolerance
 from pipeline.spec.verdicts import Verdict
@@ -303,7 +304,9 @@ def _widened(new: Manifest, old: Manifest) -> list[Note]:
     pairs: list[tuple[NoteKind, Mapping[str, Tolerance], Mapping[str, Tolerance]]] = []
     pairs.append(("tolerance-widened", new.tolerances(), old.tolerances()))
     stated = old.interface.engine_tolerance or new.interface.engine_tolerance
-    if old.precision == new.precision and stated:
+    # before it was measured, an engine had the tolerance of fp32
+    plain = old.precision in ROUNDED and not (old.comparison and old.comparison.engine_tolerances)
+    if old.precision == new.precision and (stated or plain):
         engines = new.engine_tolerances(), old.engine_tolerances()
         pairs.append(("engine-tolerance-widened", *engines))
     return [

@@ -101,8 +101,8 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
         # without its key, the comparison runs again in the next conversion
         keys = {name: key for name, key in plan.keys.items() if not failed or name != COMPARE.name}
         report = Report(plan.place, work.finish(keys=keys, created=now()))
-    with suppress(OSError):
-        forget_failed(failed_place(plan.place))
+        with suppress(OSError):
+            forget_failed(failed_place(plan.place))
     if failed is not None:
         raise failed
     return report

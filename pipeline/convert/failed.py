@@ -62,7 +62,7 @@ def _keep(folder: Path, place: Path, error: PipelineError | MemoryError) -> list
 
 def forget_failed(place: Path) -> None:
     """Removes the folder that `kept_if_failed` made. Another folder stays."""
-    if (place / FAILURE).is_file():
+    if (place / FAILURE).is_file() and all(path.is_file() for path in place.iterdir()):
         for path in sorted(place.iterdir(), key=lambda path: path.name == FAILURE):
             path.unlink()
         place.rmdir()

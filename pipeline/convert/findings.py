@@ -11,6 +11,7 @@ from typing import Literal
 from pipeline.artifact.manifest import ComparisonInfo
 from pipeline.build.shape_inference import ORACLE
 from pipeline.compare.problems import Problem, problems
+from pipeline.compare.run_names import EXPORTED, REWRITTEN, in_precision
 from pipeline.errors import ConstraintError, ExportError, PipelineError, SizeError
 from pipeline.probe.eager import model_line
 from pipeline.spec.dims import sizes_text
@@ -136,7 +137,7 @@ def comparison_failures(comparison: ComparisonInfo) -> list[Finding]:
         first_at = f"first at {point.label} ({sizes_text(point.sizes)}): {result.what}"
         how = "cannot be compared with" if result.kind == "inconclusive" else "differs from"
         what = f"{result.output} of {other} {how} {one} at {times}, {first_at}"
-        do = result.do or _mend(one, other)
+        do = result.do or _mend(one, other, result.kind)
         found.append(Finding("comparison", what, result.kind, result.where, do, blocks=True))
     found += [finding for finding in note_findings(comparison) if finding.blocks]
     for check in comparison.checks:
@@ -160,10 +161,14 @@ def note_findings(comparison: ComparisonInfo) -> list[Finding]:
     return found
 
 
-def _mend(one: str, other: str) -> str:
+def _mend(one: str, other: str, kind: VerdictKind) -> str:
     if other == ORACLE:
         return "examine the output's sizes in the model: TensorRT computes other sizes than torch"
-    if one == "exported":
+    if kind == "not-finite":
+        return "find the first node that gives such values (`pipeline locate`), or limit the inputs"
+    if in_precision(other):
+        return "build the engine with a wider --precision, or state a larger --engine-tolerance"
+    if (one, other) == (EXPORTED, REWRITTEN):
         return "a pass changed the result: skip the pass with --skip, and report the fault"
     if one == "reference":
         return "check that the reference is of the same model, or state a larger --tolerance"

@@ -170,7 +170,8 @@ def compared_text(manifest: Manifest) -> str:
     if errors:
         error, output = max(errors)
         far = f"The largest error is {error:.1e} of {output}'s largest value"
-        text += f". {far if error else 'All outputs are equal'}"
+        equal = all(result.passed and not result.max_abs for result in results)
+        text += f". {'All outputs are equal' if equal else far}"
     left = [point for point in comparison.points if point.left_out is not None]
     if left:
         text += f". {len(left)} not compared, such as {sizes_text(left[0].sizes)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,11 +37,13 @@ def refuse_other(place: Path, manifest: Manifest) -> None:
     try:
         content = json.loads((place / MANIFEST).read_bytes())
         there = content["model"]["source"]
-        inputs = [str(each["name"]) for each in content["interface"]["inputs"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
-    own = [each.name for each in manifest.interface.inputs]
-    if source == there and source.startswith("spec:") and set(inputs) != set(own):
+    own = inputs = [each.name for each in manifest.interface.inputs]
+    if source == there and source.startswith("spec:"):
+        with suppress(KeyError, TypeError):  # older manifests lack them
+            inputs = [str(each["name"]) for each in content["interface"]["inputs"]]
+    if set(inputs) != set(own):
         raise InputError(
             f"{place} has an artifact of another {source}: its inputs are {', '.join(inputs)}, not "
             f"{', '.join(own)}. Pass another name or folder, or replace it with force=True"

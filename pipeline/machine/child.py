@@ -176,7 +176,11 @@ class Child:
     def _answer(self, connection: Connection) -> tuple[str, Any]:
         """The answer of a call. Passes on each text that the child announces before."""
         while True:
-            state, result, peak = pickle.loads(connection.recv_bytes())
+            try:
+                answer = connection.recv_bytes()
+            except OSError:  # the child died while it sent
+                raise EOFError from None
+            state, result, peak = pickle.loads(answer)
             self.peak_memory = max(self.peak_memory, peak)
             if state != "announced":
                 return state, result

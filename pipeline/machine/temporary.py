@@ -49,6 +49,8 @@ def use_own_folder() -> None:
             shutil.rmtree(own, ignore_errors=True)
 
     # a full disk, or taken for a killed program's before it was locked: then without the folder
+    import filelock  # noqa: F401  # it takes time, and `own` must be locked at once
+
     with contextlib.suppress(OSError, Taken), interrupts.held():
         own.mkdir(mode=0o700)
         interrupts.register(remove)
@@ -74,7 +76,7 @@ def _remove_abandoned(folder: Path) -> None:
         try:
             shutil.rmtree(folder, ignore_errors=True)
         finally:
-            free(lock)
+            lock.release()  # not by name: its program may have made the folder again
         folder.rmdir()  # Windows removes no folder with a locked file
 
 

@@ -133,7 +133,7 @@ def choices_of(
     values = Constants(constants, kind)
     addresses, slots, sources = {}, {}, {}
     views = [view(node, dtypes, kind) for node in model.graph.node]
-    ends = [node.input if _makes_whole(node) else () for node in model.graph.node]
+    ends = [_made_whole(node) for node in model.graph.node]
     before = leading_to(ends, views, frozenset(constants))
     for place, (node, seen) in enumerate(zip(model.graph.node, views, strict=True)):
         if not seen.outputs or not seen.inputs or values.follow(seen):
@@ -150,6 +150,15 @@ def choices_of(
         if views[place].op not in CONVERTS and not before.isdisjoint(views[place].outputs)
     }
     return Choices(addresses, slots, sources, frozenset(rounded))
+
+
+def _made_whole(node: onnx.NodeProto) -> list[str]:
+    """The tensors that the node, or one inside its body, makes whole numbers from."""
+    if _makes_whole(node):
+        return [*node.input]
+    inside = [*inner_nodes(node)]
+    whole = any(map(_makes_whole, inside))
+    return [name for each in (node, *inside) for name in each.input] if whole else []
 
 
 def _makes_whole(node: onnx.NodeProto) -> bool:

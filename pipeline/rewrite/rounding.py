@@ -85,8 +85,8 @@ class Rounding:
         steps = [
             ("Abs", [near], name("near_size")),
             ("Abs", [source], name("size")),
-            ("LessOrEqual", [name("near_size"), name("size")], name("not_above")),
-            ("Where", [name("not_above"), near, lower], output),
+            ("Greater", [name("near_size"), name("size")], name("above")),
+            ("Where", [name("above"), lower, near], output),
         ]
         return [
             *self.nodes(source, near),

@@ -21,7 +21,7 @@ from onnx import TensorProto, numpy_helper
 
 from pipeline.graph.files import infer_shapes, nodes_of, save_model
 from pipeline.rewrite.half import dtypes_of, float_constants, loaded, plan_of
-from pipeline.rewrite.half_rules import PRODUCTS
+from pipeline.rewrite.half_rules import PRODUCTS, STANDARD
 from pipeline.rewrite.rounding import Rounding, rounded_array
 from pipeline.spec.precision import HALVES, ROUNDED
 
@@ -102,6 +102,7 @@ def _operands(
     return {
         place: range(len(node.input[: _OPERANDS[node.op_type]]))
         for place, node in enumerate(graph.node)
-        if node.op_type in _OPERANDS
+        if node.domain in STANDARD
+        and node.op_type in _OPERANDS
         and any(types.get(name) == TensorProto.FLOAT for name in node.output)
     }

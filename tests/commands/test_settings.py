@@ -95,3 +95,12 @@ def test_a_wrong_word_in_the_file_says_what_to_write(cli: Run, folder: Path) -> 
     assert code == 2 and "[mine] quick: expected true or false, not 'yes'" in errors
     code, _, errors = cli("convert", "mime")
     assert code == 2 and "unknown model 'mime' (did you mean mine?); known: mine, linear," in errors
+
+
+def test_tolerances_and_output_names_are_replaced_too(folder: Path) -> None:
+    table = '[mine]\ntolerance = ["1e-3,1e-4", "y=1e-5,1e-6"]\noutput-name = ["a", "b"]\n'
+    (folder / "pipeline.toml").write_text(table)
+    found = read_arguments(["convert", "mine", "--tolerance", "y=0,1", "--output-name", "c"])
+    assert len(found.tolerance) == 2 and found.output_name == ["c"]
+    found = read_arguments(["convert", "mine", "--tolerance", "1e-2,1e-3"])
+    assert len(found.tolerance) == 2 and found.output_name == ["a", "b"]

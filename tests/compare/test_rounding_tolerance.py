@@ -151,3 +151,7 @@ def test_a_tf32_engine_passes_that_cuts_digits_off_and_a_wrong_one_does_not(tmp_
         )
     assert "simulated tf32 rounding" in tolerance.why
     assert 2 * off < tolerance.atol < 8 * off
+
+
+def test_an_output_beside_the_products_keeps_its_tolerance_in_tf32(tmp_path: Path) -> None:
+    assert Case(tmp_path, "a = MatMul(x, k) z = Sub(a, a) y = Add(x, x)").tolerance("tf32") == TIGHT

@@ -61,13 +61,15 @@ def cut_off(array: np.ndarray) -> np.ndarray:
     return (array.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def test_digits_are_cut_off_exactly() -> None:
+@pytest.mark.parametrize("opset", [11, 17])
+def test_digits_are_cut_off_exactly(opset: int) -> None:
     values = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
     values[:2000] *= np.float32(2.0) ** np.arange(-90, 60)[np.arange(2000) % 150]
     near = np.array([1.0, 2.0, 1 - 2.0**-24, 1 + 2.0**-23, 2 - 2.0**-23, 0.0, 1 + 2.0**-10])
     x = np.concatenate([values, near, -near]).astype(np.float32)
     model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> g (float[n] x) => (float[n] y) { y = Abs(x) }"""
+        f"""<ir_version: 7, opset_import: ["" : {opset}]>
+        g (float[n] x) => (float[n] y) {{ y = Abs(x) }}"""
     )
     nodes = Rounding(model.graph, {"x", "y"}, 11).cut("x", "y")
     del model.graph.node[:]

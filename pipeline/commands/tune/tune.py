@@ -43,7 +43,7 @@ from pipeline.spec.file_names import MANIFEST, TUNING, TUNING_PLOT
 from pipeline.spec.profiles import sizes_to_time
 
 OUT_OF_TIME = "not tried: the time was over"
-_RESULTS, _LOCK = "trials.json", "lock"
+_RESULTS = "trials.json"
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,8 @@ def _work_folder(place: Path) -> Iterator[Path]:
     folder = place.resolve().with_name(f"{place.resolve().name}.tune")
     folder.mkdir(exist_ok=True)
     try:
-        lock = take(folder / _LOCK)
+        # beside the folder, which is removed at the end while the lock is held
+        lock = take(folder.with_name(f".{folder.name}.lock"))
     except Taken as error:
         raise InputError(f"{place}: another tune of it is running. Wait until it ends") from error
     try:
@@ -232,7 +233,7 @@ def _work_folder(place: Path) -> Iterator[Path]:
     finally:
         free(lock)
         with contextlib.suppress(OSError):
-            folder.rmdir()  # Windows removes no folder with a locked file
+            folder.rmdir()  # if it is empty
 
 
 def _keep(artifact: Artifact, winner: Path, done: Tuning, announce: Announce) -> None:

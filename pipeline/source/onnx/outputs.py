@@ -126,7 +126,7 @@ def _lines(dims: Mapping[str, Dim], base: Sizes) -> list[dict[str, int]]:
     for name, dim in dims.items():
         near = [base[name] + k * dim.multiple_of for n in _NEAR for k in (n, -n)]
         far = [dim.opt, dim.legal(dim.opt, odd=True), dim.max]
-        found += [{**base, name: n} for n in [*near, *far] if dim.min <= n <= dim.max]
+        found += [{**base, name: n} for n in [*far, *near] if dim.min <= n <= dim.max]
     return found
 
 
