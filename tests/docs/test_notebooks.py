@@ -18,7 +18,7 @@ SHOWN = {
     "first-conversion": [
         "No findings block a conversion",
         "{'b': 4, 'h': 128, 'w': 128} compared",
-        "model baked: h must be 64",
+        "model baked: 2 findings block the conversion:\n! h must be 64",
     ],
     "half-precision": [
         "! output of half differs from torch at 5 of 5 sets of sizes",
