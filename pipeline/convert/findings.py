@@ -202,8 +202,8 @@ def blocked_text(error: PipelineError, stops: Sequence[Finding]) -> str:
     """
     text = f"{len(stops)} findings block" if stops[1:] else "1 finding blocks"
     own = " ".join(error.message.split())
-    told = {finding.what for finding in findings_of(error)}
-    if any(stop.what in told or stop.what.partition(": ")[0] in own for stop in stops):
+    known = {finding.what for finding in findings_of(error)}
+    if any(stop.what in known or stop.what.partition(": ")[0] in own for stop in stops):
         first, _, _ = own.partition(": ")
         text = f"{first}: {text}" if first.startswith("model ") else text
     else:

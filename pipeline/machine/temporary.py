@@ -48,9 +48,9 @@ def use_own_folder() -> None:
                 free(lock)
             shutil.rmtree(own, ignore_errors=True)
 
-    # a full disk, or taken for a killed program's before it was locked: then without the folder
     import filelock  # noqa: F401  # it takes time, and `own` must be locked at once
 
+    # a full disk, or taken for a killed program's before it was locked: then without the folder
     with contextlib.suppress(OSError, Taken), interrupts.held():
         own.mkdir(mode=0o700)
         interrupts.register(remove)
