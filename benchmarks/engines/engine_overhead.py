@@ -230,7 +230,7 @@ def steady(artifact: Artifact, calls: int, *, numpy: bool) -> dict[str, Any]:
     from pipeline.runtime import cuda as _cuda
     from pipeline.runtime import engine as runtime
 
-    with runtime.load(artifact.path) as engine:
+    with runtime.load_own(artifact.path) as engine:
         feeds = Feeds(artifact, Bare(artifact).dtypes)
         stream = _cuda.Stream(blocking=False)
         rng = np.random.default_rng(1)

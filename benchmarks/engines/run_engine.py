@@ -63,7 +63,7 @@ def run_engine(arguments: argparse.Namespace) -> Iterator[Record]:
         if point.why:
             yield {**base, "graph": False, "why": point.why}
             continue
-        with runtime.load(arguments.artifact) as engine:
+        with runtime.load_own(arguments.artifact, how=runtime.settled(manifest)) as engine:
             base |= _error(arguments, manifest, point.sizes, engine)
         for name in ("memory_bytes", "engine_bytes", "load_s", "first_call_s"):
             base[name] = getattr(point, name)

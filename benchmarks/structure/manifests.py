@@ -444,7 +444,7 @@ def _facts(m: Mapping[str, Any]) -> dict[str, Any]:
         "padding": m["padding"] and _pick(m["padding"], "multiples mode align"),
         "tolerance": _tolerance(m["tolerance"]),
         "engine_tolerance": {k: _tolerance(t) for k, t in m["engine_tolerance"].items()},
-        "target": _pick(m["target"], "name flavour version compute_capability"),
+        "target": _pick(m["target"], "name flavour version compute_capabilities"),
         "precision": m["precision"],
         "profiles": {p["name"]: p["ranges"] for p in m["profiles"]},
         "export": m["export"] and _export(m["export"]),

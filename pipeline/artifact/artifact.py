@@ -8,6 +8,7 @@
     reproduce.sh     repeats the comparison with Polygraphy's commands
     inputs.npz       the user's values of inputs, if there are any
     timing.cache     the builder's timings, for the next build (TensorRT-RTX has none)
+    engines/         other engines of the same model, see `pipeline.artifact.engines`
     tuning.json      the engines that `tune` tried, and their times (tuning.svg: a plot)
     manifest.json    dims, versions, results, and the hash of every other file
 
@@ -32,6 +33,7 @@ from pipeline.errors import ArtifactError
 from pipeline.machine.files import FileInfo, fresh, hash_file, open_plain
 from pipeline.spec.file_names import (
     COMPARISON,
+    ENGINES,
     EXPORTED,
     FAILURE,
     HALF,
@@ -208,9 +210,14 @@ def _open(path: Path, check: bool, built: bool = True) -> Artifact:
 
 
 def _names(folder: Path) -> list[str]:
-    """The sorted names of all files and links in the folder, with ``/``."""
+    """The sorted names of all files and links in the folder, with ``/``.
+
+    Those in ``engines`` are left out: each engine there is an artifact by itself.
+    """
     found = []
     for here, folders, files in os.walk(folder):
+        if Path(here) == folder and not (folder / ENGINES).is_symlink():
+            folders[:] = [name for name in folders if name != ENGINES]
         links = [name for name in folders if (Path(here) / name).is_symlink()]
         found += [(Path(here) / name).relative_to(folder).as_posix() for name in files + links]
     return sorted(found)

@@ -31,7 +31,7 @@ from pipeline.spec.rules import AppliedRule, merged_dims
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Check, Verdict
 
-SCHEMA = 8
+SCHEMA = 9
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool
@@ -69,15 +69,15 @@ class ModelInfo:
 class TargetInfo:
     """The TensorRT that the result is for.
 
-    `version` is the version that built the plan; None without a plan. `compute_capability`
-    (``9.0``) is the one of the GPU that built the plan. It is None without a plan, or for a
-    portable plan (TensorRT-RTX).
+    `version` is the version that built the plan; None without a plan. `compute_capabilities`
+    (``9.0``) are those of the GPUs that the plan is for. It is empty without a plan, or for a
+    plan that runs on every GPU of TensorRT-RTX except 7.5.
     """
 
     name: str
     flavour: Flavour
     version: str | None
-    compute_capability: str | None = None
+    compute_capabilities: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from typing import Any
 
 from pipeline.spec.given import check_names
 
-_OPTIONS = ("profiles", "precision", "recipe", "plugins", "effort", "announce")
+_OPTIONS = (
+    "profiles", "precision", "recipe", "target", "gpus", "plugins", "effort", "announce",
+)  # fmt: skip
 
 
 class Build(ModuleType):
@@ -23,7 +25,8 @@ class Build(ModuleType):
             artifact: The artifact's folder.
             **options: ``profiles`` (texts such as ``h=135:440:2160``), ``precision``, ``recipe`` (a
                 file), ``plugins``, and ``effort`` (`pipeline.build.settings.Effort`). By default
-                they are the artifact's.
+                they are the artifact's. With ``target`` or ``gpus`` (texts such as ``sm86``), the
+                new engine gets its own folder in the artifact's ``engines``.
 
         Returns:
             A `pipeline.Report`. The comparison with the engine comes with `pipeline.verify`.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.build.custom_nodes import prepare
+from pipeline.build.gpu_needs import gpus_for
 from pipeline.build.network import open_network, parsed_network
 from pipeline.build.refusal import explain, readable
 from pipeline.build.refused_node import BuildFailure, NodeIndex, find
@@ -21,6 +22,7 @@ from pipeline.build.settings import BuildOptions, TimingCache, configure
 from pipeline.errors import BuildError
 from pipeline.graph.files import check_model
 from pipeline.machine.child import Child, ChildDied, ChildFailed, ChildLate
+from pipeline.machine.gpu import Capability, check_capabilities
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import Target, require, use
@@ -59,6 +61,8 @@ class Built:
         plugins: The given plugins that must be loaded before the plan.
         peak_memory: Peak memory of the build process in bytes.
         timing_cache: What was kept of the timings, as text.
+        gpus: The compute capabilities that a plan of TensorRT-RTX is for; empty if it runs on
+            all of `pipeline.machine.gpu.PORTABLE`.
     """
 
     version: str
@@ -70,6 +74,7 @@ class Built:
     plugins: tuple[str, ...] = ()
     peak_memory: int = 0
     timing_cache: str = "none"
+    gpus: tuple[Capability, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,7 @@ def build(
     target, effort = options.target, options.effort
     check_precision(options.precision, target)
     check_effort(effort, target)
+    check_capabilities(options.gpus, target)
     require(target)
     asked = find_plugins(options.plugins, target)
     with library_folder(target) as env, tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
@@ -201,6 +207,7 @@ def _build_here(job: _BuildJob) -> Built | _NoEngine:
             half = write_in_half(job.model, job.source, job.options.precision, job.options.recipe)
             if not half:
                 said.append("no node computes in half precision: half.onnx equals model.onnx")
+        gpus = gpus_for(job.source, job.options)
         version = require(job.target)
         trt = use(job.target)
         brought, warnings = load_plugins(trt, job.plugins, job.target, doing)
@@ -244,6 +251,7 @@ def _build_here(job: _BuildJob) -> Built | _NoEngine:
             dict(watch.seconds),
             ready.plugins,
             timing_cache=kept,
+            gpus=gpus,
         )
 
 

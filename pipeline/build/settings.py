@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.build import layer_types
 from pipeline.errors import BuildError
 from pipeline.machine.files import write_whole
+from pipeline.machine.gpu import Capability
 from pipeline.machine.target import Target
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort
 from pipeline.spec.interface import Interface
@@ -41,6 +42,8 @@ class BuildOptions:
         auto: Whether to search for the recipe first (`pipeline.convert.recipe`).
         libraries: Whether TensorRT 8.6 may use tactics of cuBLAS and cuDNN. An engine with such a
             tactic needs the library where it runs.
+        gpus: The compute capabilities of the GPUs that the plan is for. Only TensorRT-RTX can
+            choose. Empty for its portable plan, or for the GPU here.
         plain: Whether to build as TensorRT does by default. In fp16 and bf16, TensorRT then chooses
             the type of each layer by its speed; half.onnx and `recipe` are not used.
         time_limit: The longest time of the build in seconds; None for no limit.
@@ -53,6 +56,7 @@ class BuildOptions:
     recipe: Recipe | None = None
     auto: bool = False
     libraries: bool = False
+    gpus: tuple[Capability, ...] = ()
     plain: bool = False
     time_limit: float | None = None
 
@@ -92,7 +96,8 @@ def configure(
     if target.flavour == "tensorrt_rtx":
         from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
-        config = CreateConfigRTX(profiles=ranges)(builder, network)
+        gpus = list(options.gpus) or None
+        config = CreateConfigRTX(profiles=ranges, compute_capabilities=gpus)(builder, network)
     else:
         config = _classic_config(trt, builder, network, ranges, options)
     # For a profile that contradicts the network, add_optimization_profile returns -1 and raises

@@ -77,11 +77,18 @@ def rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def build(arguments: argparse.Namespace, progress: Progress) -> int:
     from pipeline.convert.driver import run_build
+    from pipeline.convert.options import Rebuild
 
-    report = run_build(
-        arguments.artifact, arguments.profile, arguments.precision, progress, arguments.plugin,
-        cli_options.chosen_effort(arguments), arguments.recipe,
-    )  # fmt: skip
+    how = Rebuild(
+        profiles=arguments.profile,
+        precision=arguments.precision,
+        recipe=arguments.recipe,
+        target=arguments.target,
+        gpus=arguments.gpu,
+        plugins=arguments.plugin,
+        effort=cli_options.chosen_effort(arguments),
+    )
+    report = run_build(arguments.artifact, how, progress)
     return _show(report, arguments)
 
 
@@ -148,6 +155,7 @@ def _config(arguments: argparse.Namespace) -> Config:
         profiles=tuple(arguments.profile),
         precision=arguments.precision or "fp32",
         recipe=getattr(arguments, "recipe", None),
+        gpus=tuple(getattr(arguments, "gpu", ())),
         effort=cli_options.chosen_effort(arguments),
         shapes=tuple(getattr(arguments, "shape", ())),
         memory_limit=getattr(arguments, "memory_limit", None),

@@ -56,6 +56,11 @@ def profiles(sub: Any, *, artifact: bool, builds: bool) -> None:
             help="Write half precision as this recipe says, such as the half.recipe of an artifact "
             "(default: the rules of --precision)",
         )  # fmt: skip
+        sub.add_argument(
+            "--gpu", action="append", default=[], metavar="SM,...",
+            help="Build for these GPUs only, such as sm86,sm120. Only TensorRT-RTX can choose "
+            "(default: every GPU that it supports except sm75)",
+        )  # fmt: skip
 
 
 def effort(sub: Any) -> None:

@@ -33,8 +33,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "its sizes": ("dim", "rule", "exact_dims", "allow_narrow", "search_seconds", "profile"),
     "the engine": (
-        "target", "precision", "recipe", "skip", "only", "own", "plugin", "optimization_level",
-        "timing_cache", "minutes",
+        "target", "precision", "recipe", "gpu", "skip", "only", "own", "plugin",
+        "optimization_level", "timing_cache", "minutes",
     ),
     "the comparison": (
         "shape", "quick", "tolerance", "engine_tolerance", "reference", "memory_limit", "seed",
@@ -66,7 +66,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "pipeline rewrite artifacts/raft_small --target tensorrt-8.6",
         "pipeline rewrite model.onnx --target tensorrt-10 --diff",
     ),
-    "build": ("pipeline build artifacts/raft_small --precision fp16",),
+    "build": (
+        "pipeline build artifacts/raft_small --precision fp16",
+        "pipeline build artifacts/raft_small --gpu sm86",
+    ),
     "verify": (
         "pipeline verify artifacts/raft_small",
         "pipeline verify artifacts/raft_small --against artifacts/raft_small_old",
@@ -268,6 +271,11 @@ def command_parser() -> argparse.ArgumentParser:
     cli_page.add_command(add)
     cli_view.add_command(add)
     cli_passes.rewrite_options(rewrite)
+    build.add_argument(
+        "--target", metavar="TARGET",
+        help="Build an engine for another TensorRT, beside the artifact's own: "
+        f"{', '.join(TARGETS)}",
+    )  # fmt: skip
     cli_options.profiles(build, artifact=True, builds=True)
     cli_options.effort(build)
     for sub in (rewrite, build, verify):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact.manifest import (
-    ComparisonInfo,
-    Manifest,
-    PointInfo,
-)
+from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.engines import engine_places
+from pipeline.artifact.manifest import ComparisonInfo, Manifest, PointInfo
 from pipeline.artifact.records import encode
 from pipeline.commands.table import table
 from pipeline.compare.problems import problems
@@ -33,6 +32,7 @@ def report_json(report: Report) -> str:
         "unchanged": report.unchanged,
         "regressions": [encode(note) for note in report.regressions],
         "notes": [encode(note) for note in report.notes],
+        "engines": _other_engines(report.path),
         "manifest": json.loads(report.manifest.to_json()),
     }
     return json.dumps(content, indent=2)
@@ -49,10 +49,47 @@ def report_text(report: Report) -> str:
             parts.append(f"Changes in files that {own} reads by itself are not noticed.")
         return "\n".join(parts)
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
+    parts += ["\n".join(_engine_line(engine) for engine in _other_engines(report.path))]
     parts += [note.text for note in report.notes]
     parts += [f"REGRESSION {note.text}" for note in report.regressions]
     parts += [_verdict(manifest), _narrowed(manifest)]
     return "\n\n".join(part for part in parts if part)
+
+
+def _other_engines(place: Path) -> list[dict[str, Any]]:
+    """Returns the facts of each engine beside the artifact's own; see `pipeline.artifact.engines`.
+
+    `gpus` are compute capabilities; none for every GPU that the target supports.
+    """
+    found = []
+    for engine in engine_places(place):
+        manifest = Artifact.open(engine, check=False).manifest
+        compared = manifest.comparison
+        found.append(
+            {
+                "path": str(engine),
+                "target": manifest.target.name,
+                "version": manifest.target.version,
+                "gpus": list(manifest.target.compute_capabilities),
+                "precision": manifest.precision,
+                "passed": None if compared is None else compared.passed,
+                "engine_compared": manifest.engine_compared,
+                "engine_gpu": manifest.engine_gpu,
+                "engine_compared_why": manifest.engine_compared_why,
+            }
+        )
+    return found
+
+
+def _engine_line(engine: Mapping[str, Any]) -> str:
+    where = f"compute capability {', '.join(engine['gpus'])}" if engine["gpus"] else "portable"
+    compared = engine["engine_compared_why"]
+    if engine["passed"] is False:
+        compared = f"FAILED its comparison ({compared})"
+    return (
+        f"engine {engine['path']}: {engine['target']} ({engine['version']}), {where}, "
+        f"{engine['precision']}, {compared}"
+    )
 
 
 def _verdict(manifest: Manifest) -> str:
@@ -144,7 +181,9 @@ def _passes(manifest: Manifest) -> str:
             f"{built.validity}"
         )
         lines += _half(built.half)
-        where = f"on {built.gpu} ({manifest.target.compute_capability})" if built.gpu else ""
+        gpus = ", ".join(manifest.target.compute_capabilities)
+        where = f"on {built.gpu} ({gpus})" if built.gpu else ""
+        where = f"for compute capability {gpus} only" if gpus and not built.gpu else where
         level = built.optimization_level
         effort = [where] if where else []
         effort += [] if level is None else [f"at optimisation level {level}"]

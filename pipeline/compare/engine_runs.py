@@ -18,9 +18,9 @@ from pipeline.compare.plan import Job
 from pipeline.compare.rows import ROWS, Batch, Part, RowSizes, check_rows
 from pipeline.compare.runners import Ground, Runs
 from pipeline.errors import OutOfMemory
-from pipeline.machine.gpu import find_gpu, why_not
+from pipeline.machine.gpu import why_not
 from pipeline.machine.target import Target, installed_version
-from pipeline.runtime.engine import open_plan
+from pipeline.runtime.engine import open_plan, settled
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.file_names import PLAN
 from pipeline.spec.findings import Facts, Note
@@ -34,7 +34,8 @@ def why_not_run(folder: Path, target: Target, manifest: Manifest) -> str:
     """Returns why the engine cannot run here; empty if it can."""
     if not (folder / PLAN).is_file():
         return "no engine was built"
-    return why_not(target) or _other_software(target, manifest) or _other_gpu(manifest)
+    gpu = why_not(target, built_for=manifest.target.compute_capabilities)
+    return gpu or _other_software(target, manifest)
 
 
 def _other_software(target: Target, manifest: Manifest) -> str:
@@ -51,18 +52,6 @@ def why_no_runtime() -> str:
     if not all(_found(name) for name in ("cuda.bindings", "cuda.core")):
         return "cuda-python is not installed here; pip install 'trt-pipeline[runtime]'"
     return ""
-
-
-def _other_gpu(manifest: Manifest) -> str:
-    gpu, wanted = find_gpu(), manifest.target.compute_capability
-    if isinstance(gpu, str) or wanted is None:
-        return gpu if isinstance(gpu, str) else ""
-    here = ".".join(map(str, gpu.capability))
-    return (
-        ""
-        if wanted == here
-        else f"the engine needs compute capability {wanted}, {gpu.name} has {here}"
-    )
 
 
 def _found(module: str) -> bool:
@@ -180,7 +169,7 @@ def opened(folder: Path, manifest: Manifest, plugins: Sequence[str] = ()) -> Ite
     """
 
     plan = (folder / PLAN).read_bytes()
-    with open_plan(plan, manifest, where=PLAN, plugins=plugins) as loaded:
+    with open_plan(plan, manifest, where=PLAN, plugins=plugins, how=settled(manifest)) as loaded:
         precision = cast(Precision, manifest.precision)
         yield OpenedEngine(loaded, manifest.interface.profiles, precision)
 

@@ -15,9 +15,17 @@ from pipeline.compare.plan import CompareOptions
 from pipeline.compare.regression import regression
 from pipeline.compare.run_names import in_precision
 from pipeline.compare.runners import failures
+from pipeline.convert.add_engine import add_engine
 from pipeline.convert.failed import failed_place, forget_failed, kept_if_failed
 from pipeline.convert.findings import comparison_failures
-from pipeline.convert.options import STORED, RewriteOptions, Verify, stage_options
+from pipeline.convert.options import (
+    AS_BEFORE,
+    STORED,
+    Rebuild,
+    RewriteOptions,
+    Verify,
+    stage_options,
+)
 from pipeline.convert.plan import (
     ConversionPlan,
     chosen_profiles,
@@ -39,6 +47,7 @@ from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
 from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
 from pipeline.errors import CompareError, InputError
 from pipeline.graph.external_data import check_models
+from pipeline.machine.gpu import check_capabilities, parse_capabilities
 from pipeline.machine.progress import Announce, silent
 from pipeline.machine.target import find_target, require
 from pipeline.probe.state import left_as_given
@@ -46,9 +55,9 @@ from pipeline.runtime.trust import check_given
 from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
-from pipeline.spec.effort import DEFAULT_EFFORT, Effort, check_effort
+from pipeline.spec.effort import check_effort
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.precision import AUTO, ROUNDED, Asked, check_precision
+from pipeline.spec.precision import AUTO, ROUNDED, check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
 
 
@@ -172,39 +181,32 @@ def run_rewrite(
 
 
 def run_build(
-    place: Path | str,
-    profiles: Sequence[str] = (),
-    precision: Asked | None = None,
-    announce: Announce = silent,
-    plugins: Sequence[str] = (),
-    effort: Effort = DEFAULT_EFFORT,
-    recipe: Path | None = None,
+    place: Path | str, how: Rebuild = AS_BEFORE, announce: Announce = silent, **fields: Any
 ) -> Report:
-    """Runs the build stage alone, for the target of the artifact's rewrite.
+    """Runs the build stage alone, or adds an engine for another target or other GPUs.
 
     Only the files that the build reads must be undamaged. A damaged plan is built again, and
     damaged files of the comparison are removed.
 
     Args:
         place: The artifact's folder.
-        profiles: Profiles as text, in place of the artifact's.
-        precision: The engine's precision; ``auto`` searches for a recipe. By default the
-            artifact's precision, with its recipe.
+        how: The options of the build. With `target` or `gpus`, the new engine gets its own folder
+            in the artifact's ``engines`` (`pipeline.convert.add_engine`).
         announce: Called with the name of the stage, and with each removed file.
-        plugins: The plugins that TensorRT loads first; see `pipeline.plugins.loading`.
-        effort: The builder's effort, and a timing cache to share.
-        recipe: A recipe's file (`pipeline.spec.recipe`), in place of `precision`.
+        **fields: Fields of `how` that are other than in it, such as ``precision``.
     """
-    place = Path(place)
+    place, how = Path(place), replace(how, **fields)
     artifact = Artifact.open(place, built=False)
     check_models(place, artifact.manifest.files, artifact.manifest.interface)
-    parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(profiles)]
-    target = find_target(artifact.manifest.target.name)
+    parsed = [Profile.parse(text, f"profile{n}") for n, text in enumerate(how.profiles)]
+    target = find_target(how.target or artifact.manifest.target.name)
     require(target)
-    chosen, lines = precision_and_recipe(artifact, precision, recipe)
-    auto = precision == AUTO
-    options = BuildOptions(target, chosen, effort, tuple(plugins), lines, auto)
-    return build_artifact(artifact, options, parsed, announce)
+    precision, recipe = precision_and_recipe(artifact, how.precision, how.recipe)
+    options = BuildOptions(
+        target, precision, how.effort, tuple(how.plugins), recipe, how.precision == AUTO,
+        gpus=parse_capabilities(how.gpus),
+    )  # fmt: skip
+    return build_artifact(artifact, options, parsed, announce, beside=how.beside)
 
 
 def build_artifact(
@@ -212,6 +214,8 @@ def build_artifact(
     options: BuildOptions,
     profiles: Sequence[Profile] = (),
     announce: Announce = silent,
+    *,
+    beside: bool = False,
 ) -> Report:
     """Runs the build stage alone; see `run_build`.
 
@@ -220,6 +224,7 @@ def build_artifact(
         options: The options of the build.
         profiles: Profiles in place of the artifact's; none to keep these.
         announce: Called with the name of the stage, and with each removed file.
+        beside: Whether to keep the artifact's engine, and to put the new one in ``engines``.
     """
     interface = artifact.manifest.interface
     if profiles:
@@ -228,6 +233,9 @@ def build_artifact(
         profile.resolve(interface.dims)
     check_precision(options.precision, options.target)
     check_effort(options.effort, options.target)
+    check_capabilities(options.gpus, options.target)
+    if beside:
+        return add_engine(artifact, interface, options, announce)
     with opened_artifact(artifact, announce) as work:
         for name in drop_damaged(work.folder, work.manifest):
             announce(f"removed {name}: the file was changed or damaged")

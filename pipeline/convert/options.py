@@ -6,18 +6,20 @@ the fields that do not change the result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.build.settings import BuildOptions
 from pipeline.compare.plan import CompareOptions
+from pipeline.machine.gpu import parse_capabilities
 from pipeline.machine.target import Target
 from pipeline.rewrite.choose import pass_file
 from pipeline.spec.config import Config
+from pipeline.spec.effort import DEFAULT_EFFORT, Effort
 from pipeline.spec.given import check_texts, named_fields
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.precision import AUTO
+from pipeline.spec.precision import AUTO, Asked
 from pipeline.spec.tensors import Tolerance, check_tolerance
 
 
@@ -86,6 +88,7 @@ def stage_options(config: Config, target: Target) -> StageOptions:
             tuple(config.plugins),
             config.stored_recipe,
             config.precision == AUTO,
+            gpus=parse_capabilities(config.gpus),
         ),
         CompareOptions(
             memory_limit=config.memory_limit,
@@ -136,3 +139,44 @@ class Verify:
 
 
 STORED = Verify()  # the stored sizes and torch's stored outputs
+
+
+@named_fields
+@dataclass(frozen=True, kw_only=True)
+class Rebuild:
+    """The options of a build of an artifact.
+
+    Args:
+        profiles: Profiles as text, in place of the artifact's.
+        precision: The engine's precision; ``auto`` searches for a recipe. By default the
+            artifact's precision, with its recipe.
+        recipe: A recipe's file (`pipeline.spec.recipe`), in place of `precision`.
+        target: The TensorRT that the engine is for; by default that of the artifact's rewrite.
+        gpus: The kinds of GPU that the engine is for (``sm86``); see `Config.gpus`.
+        plugins: The plugins that TensorRT loads first; see `pipeline.plugins.loading`.
+        effort: The builder's effort, and a timing cache to share.
+
+    Raises:
+        InputError: A field is unknown, or its value is of another kind.
+    """
+
+    profiles: Sequence[str] = ()
+    precision: Asked | None = None
+    recipe: Path | None = None
+    target: str | None = None
+    gpus: Sequence[str] = ()
+    plugins: Sequence[str] = ()
+    effort: Effort = DEFAULT_EFFORT
+
+    @property
+    def beside(self) -> bool:
+        """True for an engine beside the artifact's own, which stays."""
+        return self.target is not None or bool(self.gpus)
+
+    def __post_init__(self) -> None:
+        check_texts("profiles", self.profiles, "b=1:4:8")
+        check_texts("gpus", self.gpus, "sm86")
+        check_texts("plugins", self.plugins, "PLUGIN", (Path,))
+
+
+AS_BEFORE = Rebuild()  # the artifact's own options

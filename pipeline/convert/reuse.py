@@ -163,7 +163,7 @@ def forget(folder: Path, manifest: Manifest, *, after: str) -> Manifest:
     if "build" in stale:
         (folder / PLAN).unlink(missing_ok=True)
         remove_built(folder)
-        unbuilt = replace(manifest.target, compute_capability=None)
+        unbuilt = replace(manifest.target, compute_capabilities=())
         manifest = replace(manifest, build=None, target=unbuilt)
     if "compare" in stale:
         (folder / REPRODUCE).unlink(missing_ok=True)

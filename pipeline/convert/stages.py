@@ -31,7 +31,7 @@ from pipeline.convert.reuse import remove_built
 from pipeline.convert.workspace import Stage
 from pipeline.errors import ArtifactError
 from pipeline.machine.files import fresh, hash_file, write_whole
-from pipeline.machine.gpu import find_gpu
+from pipeline.machine.gpu import capability_text, find_gpu
 from pipeline.machine.libraries import versions
 from pipeline.machine.progress import Announce, silent
 from pipeline.machine.resources import Stopwatch, release_memory
@@ -170,7 +170,8 @@ class BuiltEngine:
         options: The options of the build.
         plugin_hashes: sha256 of each plugin file that the plan needs.
         gpu: The name of the GPU that the plan was built on; empty for a portable plan.
-        compute_capability: The compute capability of that GPU (``9.0``); None for a portable plan.
+        compute_capabilities: Those of the GPUs that the plan is for (``9.0``); empty for a
+            portable plan.
         half: What the recipe of half precision does; None without a recipe.
     """
 
@@ -179,7 +180,7 @@ class BuiltEngine:
     options: BuildOptions
     plugin_hashes: dict[str, str] = field(default_factory=dict)
     gpu: str = ""
-    compute_capability: str | None = None
+    compute_capabilities: tuple[str, ...] = ()
     half: HalfInfo | None = None
 
     @property
@@ -231,17 +232,15 @@ def build(folder: Path, search: Search, options: BuildOptions) -> BuiltEngine:
     if shared is not None and own.is_file():
         write_whole(shared, own.read_bytes())
     needed = {name: hashes[name] for name in plan.plugins if name in hashes}
-    return BuiltEngine(plan, interface, options, needed, *_built_on(target), half)
+    return BuiltEngine(plan, interface, options, needed, *_built_for(target, plan), half)
 
 
-def _built_on(target: Target) -> tuple[str, str | None]:
-    """Returns name and compute capability of the GPU that a plan is built for here; ("", None) for
-    a portable plan."""
+def _built_for(target: Target, plan: Built) -> tuple[str, tuple[str, ...]]:
+    """Returns the GPU that a plan was built on, and the compute capabilities that it is for."""
     gpu = find_gpu()
     if target.flavour == "tensorrt_rtx" or isinstance(gpu, str):
-        return "", None
-    major, minor = gpu.capability
-    return gpu.name, f"{major}.{minor}"
+        return "", tuple(map(capability_text, plan.gpus))
+    return gpu.name, (capability_text(gpu.capability),)
 
 
 def record_build(manifest: Manifest, done: BuiltEngine) -> Manifest:
@@ -249,7 +248,7 @@ def record_build(manifest: Manifest, done: BuiltEngine) -> Manifest:
     plan, target = done.plan, done.options.target
     return replace(
         manifest,
-        target=TargetInfo(target.name, target.flavour, plan.version, done.compute_capability),
+        target=TargetInfo(target.name, target.flavour, plan.version, done.compute_capabilities),
         precision=done.options.precision,
         interface=done.interface,
         build=BuildInfo(

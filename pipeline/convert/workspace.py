@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from pipeline.artifact.artifact import Artifact, finish
+from pipeline.artifact.engines import engine_places, is_of, outer_artifact
 from pipeline.artifact.manifest import Manifest, StageInfo
 from pipeline.convert.findings import list_findings
 from pipeline.convert.keys import STAGES
@@ -16,7 +17,8 @@ from pipeline.convert.reuse import check_not_replaced, forget, last_seconds
 from pipeline.errors import PipelineError, ended_run
 from pipeline.machine.progress import Announce, StageText
 from pipeline.machine.resources import Stopwatch, peak_memory, reset_peak_memory
-from pipeline.machine.swap_folder import replacing
+from pipeline.machine.swap_folder import carry_folder, held, replacing
+from pipeline.spec.file_names import ENGINES, EXPORTED
 
 
 class StageResult(Protocol):
@@ -116,9 +118,18 @@ class Workspace:
 
 @contextmanager
 def new_artifact(place: Path, manifest: Manifest, announce: Announce) -> Iterator[Workspace]:
-    """Gives an empty workspace. It becomes the artifact at the end, unless an error is raised."""
-    with replacing(place, keep=False) as folder:
-        yield Workspace(folder, place, manifest, announce)
+    """Gives an empty workspace. It becomes the artifact at the end, unless an error is raised.
+
+    Engines of the old artifact that were made from the same exported.onnx are kept.
+    """
+    with _outer_held(place), replacing(place, keep=False) as folder:
+        work = Workspace(folder, place, manifest, announce)
+        yield work
+        for engine in engine_places(place):
+            if is_of(engine, work.manifest.files.get(EXPORTED)):
+                carry_folder(engine, folder / ENGINES / engine.name)
+            else:
+                announce(f"removed {engine}: it is an engine of the model before")
 
 
 @contextmanager
@@ -140,6 +151,14 @@ def opened_artifact(
         InputError: Another run replaced the artifact after it was read.
     """
     place = artifact.path
-    with replacing(place, keep=True) as folder:
+    with _outer_held(place), replacing(place, keep=True) as folder:
         check_not_replaced(folder, artifact.manifest, place)
         yield Workspace(folder, place, manifest or artifact.manifest, announce, todo)
+
+
+@contextmanager
+def _outer_held(place: Path) -> Iterator[None]:
+    """Keeps the artifact around an engine's folder in its place, if there is one."""
+    outer = outer_artifact(place)
+    with held(outer) if outer is not None else nullcontext():
+        yield

@@ -7,27 +7,84 @@ Source: CUDA Driver API (cuInit, cuDeviceGetCount, cuDeviceGetAttribute).
 from __future__ import annotations
 
 import ctypes
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.errors import InputError
 from pipeline.machine.target import Target
+
+Capability = tuple[int, int]
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 # Where the portable engine of TensorRT-RTX 1.7 loads (NVIDIA's support matrix; an H200, 9.0,
 # was refused). For 7.5, TensorRT-RTX needs a build made for it, which refuses float32 products.
-_RTX_CAPABILITIES = {(8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
+PORTABLE: tuple[Capability, ...] = ((8, 0), (8, 6), (8, 9), (12, 0), (12, 1))
 _TURING = (7, 5)
+_GPU = re.compile(r"(?:sm_?)?(\d+)\.?(\d)")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first GPU: its name and compute capability."""
+    """A GPU: its name and compute capability."""
 
     name: str
-    capability: tuple[int, int]
+    capability: Capability
+
+    @property
+    def text(self) -> str:
+        """The name with the compute capability."""
+        return f"{self.name} (compute capability {capability_text(self.capability)})"
 
 
-def find_gpu() -> Gpu | str:
-    """Returns the first GPU, or a text that says why there is none."""
+def capability_text(capability: Capability) -> str:
+    """``8.6`` for (8, 6)."""
+    return f"{capability[0]}.{capability[1]}"
+
+
+def parse_capabilities(texts: Sequence[str]) -> tuple[Capability, ...]:
+    """Reads kinds of GPU: ``sm86`` and ``8.6`` are (8, 6). A text may have several, with commas.
+
+    Raises:
+        InputError: A text is no compute capability.
+    """
+    found = []
+    for text in (part.strip() for whole in texts for part in whole.split(",")):
+        match = _GPU.fullmatch(text)
+        if match is None:
+            raise InputError(
+                f"gpu {text!r} is no compute capability. Write it as sm86 or 8.6 (`nvidia-smi "
+                "--query-gpu=compute_cap --format=csv` prints it)"
+            )
+        found.append((int(match[1]), int(match[2])))
+    return tuple(dict.fromkeys(found))
+
+
+def check_capabilities(asked: Sequence[Capability], target: Target) -> None:
+    """Raises `InputError` if the target does not build for one of these GPUs on this machine.
+
+    TensorRT-RTX builds for any GPU that it supports. The others build for the GPU that is here.
+    """
+    if target.flavour == "tensorrt_rtx":
+        known = (_TURING, *PORTABLE)
+        for one in asked:
+            if one not in known:
+                raise InputError(
+                    f"gpu {capability_text(one)}: {target} builds for "
+                    f"{', '.join(map(capability_text, known))} only"
+                )
+    elif asked:
+        gpu = find_gpu()
+        here = gpu if isinstance(gpu, str) else f"here is the {gpu.text}"
+        if isinstance(gpu, str) or tuple(asked) != (gpu.capability,):
+            raise InputError(
+                f"gpu {', '.join(map(capability_text, asked))}: {target} builds for the GPU of "
+                f"this machine only, and {here}"
+            )
+
+
+def find_gpu(number: int = 0) -> Gpu | str:
+    """Returns the GPU with CUDA's number, or a text that says why there is none."""
     for library in ("libcuda.so.1", "nvcuda.dll"):
         try:
             cuda = ctypes.CDLL(library)
@@ -42,34 +99,40 @@ def find_gpu() -> Gpu | str:
     device, count = ctypes.c_int(), ctypes.c_int()
     if cuda.cuDeviceGetCount(ctypes.byref(count)) or count.value == 0:
         return "the NVIDIA driver sees no GPU here"
-    cuda.cuDeviceGet(ctypes.byref(device), 0)
+    if not 0 <= number < count.value:
+        return f"the NVIDIA driver sees {count.value} GPUs here, and none has the number {number}"
+    cuda.cuDeviceGet(ctypes.byref(device), number)
     name = ctypes.create_string_buffer(100)
     cuda.cuDeviceGetName(name, len(name), device)
     numbers = []
     for attribute in (_MAJOR, _MINOR):
-        number = ctypes.c_int()
-        cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
-        numbers.append(number.value)
+        value = ctypes.c_int()
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        numbers.append(value.value)
     return Gpu(name.value.decode(errors="replace"), (numbers[0], numbers[1]))
 
 
-def why_not(target: Target, gpu: Gpu | None = None) -> str:
+def why_not(target: Target, gpu: Gpu | None = None, built_for: Sequence[str] = ()) -> str:
     """Returns why a GPU can't run the target's engines; empty if it can.
 
     Args:
         target: the TensorRT that builds the engines.
         gpu: the GPU; by default the first one here.
+        built_for: the compute capabilities that one engine is for, if it is not portable.
     """
     found = gpu or find_gpu()
     if isinstance(found, str):
         return found
-    if target.flavour == "tensorrt_rtx" and found.capability not in _RTX_CAPABILITIES:
-        major, minor = found.capability
-        gpu_here = f"{found.name} (compute capability {major}.{minor})"
+    if built_for:
+        here = capability_text(found.capability)
+        wanted = " or ".join(built_for)
+        why = f"the engine needs compute capability {wanted}, {found.name} has {here}"
+        return "" if here in built_for else why
+    if target.flavour == "tensorrt_rtx" and found.capability not in PORTABLE:
         if found.capability == _TURING:
             return (
-                f"the portable TensorRT-RTX engine does not run on {gpu_here}: 7.5 needs a build "
-                "made for it, which this pipeline does not make"
+                f"the portable TensorRT-RTX engine does not run on {found.text}: 7.5 needs an "
+                "engine built for it with --gpu sm75"
             )
-        return f"TensorRT-RTX does not run on {gpu_here}"
+        return f"TensorRT-RTX does not run on {found.text}"
     return ""

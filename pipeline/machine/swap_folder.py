@@ -100,6 +100,30 @@ def replacing(path: Path, *, keep: bool, marker: str = "manifest.json") -> Itera
 
 
 @contextmanager
+def held(path: Path, marker: str = "manifest.json") -> Iterator[None]:
+    """Lets nobody replace a folder meanwhile, for who replaces a folder inside it.
+
+    Raises:
+        InputError: another process is writing to `path`.
+    """
+    with _locked(path, Path(os.path.realpath(path)), marker):
+        yield
+
+
+def carry(source: Path, target: Path) -> None:
+    """Links or copies a file, as `replacing` carries over the old folder's files."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.stat().st_size < LINK_FROM_BYTES or not _link(source, target):
+        shutil.copy2(source, target)
+
+
+def carry_folder(source: Path, target: Path) -> None:
+    """Links or copies all files of a folder into `target`, which does not exist yet."""
+    target.mkdir(parents=True)
+    _carry(source, target)
+
+
+@contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turns the system's errors into InputError, except for a full disk."""
     try:

@@ -116,6 +116,7 @@ class LoadedPlan:
         inputs, outputs: the ports, in TensorRT's order.
         weights: bytes of weights on the GPU; the plan's size if TensorRT doesn't report it (8.6).
         by_data: outputs whose shape has proved to depend on data.
+        config: TensorRT-RTX's settings of a run (`pipeline.runtime.rtx`); None for its defaults.
         activation: the most bytes that a run of any size needs besides its inputs and outputs.
     """
 
@@ -127,6 +128,7 @@ class LoadedPlan:
     outputs: tuple[Port, ...]
     weights: int
     by_data: set[str] = field(default_factory=set)
+    config: Any = None
 
     @property
     def activation(self) -> int:
@@ -240,7 +242,9 @@ class Context:
         self.sized = False
         if hasattr(trt, "ExecutionContextAllocationStrategy"):
             strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-            context = engine.create_execution_context(strategy)
+            if plan.config is not None:
+                plan.config.set_execution_context_allocation_strategy(strategy)
+            context = engine.create_execution_context(plan.config or strategy)
             self.sized = hasattr(context, "update_device_memory_size_for_shapes")
         else:
             context = engine.create_execution_context_without_device_memory()

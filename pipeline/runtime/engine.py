@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from pipeline.errors import EngineError, InputError, TargetMissing
 from pipeline.machine.gpu import find_gpu
 from pipeline.runtime import bindings as _trt
 from pipeline.runtime.arrays import named_inputs
+from pipeline.runtime.choose import choose
+from pipeline.runtime.rtx import PLAIN, RtxSettings, RuntimeCache
 from pipeline.runtime.sizes import EngineSizes
 from pipeline.runtime.trust import (
     allowed_plugins,
@@ -28,11 +31,35 @@ from pipeline.runtime.trust import (
     load_plugins,
     read_plan,
 )
+from pipeline.spec.profiles import sizes_to_time
 
 if TYPE_CHECKING:
     from pipeline.runtime.state import EngineState
     from pipeline.spec.profiles import Profile
-    from pipeline.spec.tensors import Input, Output
+    from pipeline.spec.tensors import Input, Output, Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a plan is loaded; see `load`."""
+
+    device: int = 0
+    host_code: bool = False
+    graphs: int = 8
+    rtx: RtxSettings = PLAIN
+
+
+AS_USUAL = Loading()
+
+
+def settled(manifest: Manifest) -> Loading:
+    """How to load an engine to measure or to compare it.
+
+    For TensorRT-RTX, the kernels for a shape are compiled before its first call. So times and
+    results are theirs. The kernels that a ``lazy`` engine begins with are not compared.
+    """
+    rtx = manifest.target.flavour == "tensorrt_rtx"
+    return Loading(rtx=RtxSettings(kernels="eager")) if rtx else AS_USUAL
 
 
 def load(
@@ -42,10 +69,14 @@ def load(
     host_code: bool = False,
     graphs: int = 8,
     plugins: Sequence[str] = (),
+    precision: Precision | None = None,
+    **rtx: Any,
 ) -> Engine:
     """Loads an artifact's engine onto a GPU.
 
-    It refuses a plan whose bytes, TensorRT or GPU differ from those in the manifest.
+    If the artifact has several engines, it takes one that runs here: first one that was built for
+    this kind of GPU, then a portable one, and the artifact's own engine before others. It refuses
+    a plan whose bytes, TensorRT or GPU differ from those in the manifest.
 
     Args:
         path: the artifact's folder.
@@ -58,20 +89,28 @@ def load(
             if you pass it here and its hash matches the file that the engine was built with.
             Files that a plugin loads itself are not checked. The pipeline's own plugins
             need not be passed.
+        precision: take only an engine in this precision (``fp32``, ``tf32``, ``fp16``, ``bf16``).
+        **rtx: for TensorRT-RTX only: ``kernels`` (``lazy``, ``eager`` or ``none``) and
+            ``runtime_cache`` (a folder); see `pipeline.runtime.rtx`. With an empty cache, the
+            engine runs once at min, opt and max of each profile, and its kernels are kept.
 
     Raises:
         ArtifactError: there is no artifact, it has no engine, or the engine was cut or changed.
         TargetMissing: the TensorRT that built the engine, cuda-python, or a GPU is missing.
-        InputError: the engine was built for another kind of GPU; or a plugin's file was not passed,
-            differs from the one in the build, or does not load.
+        InputError: the engine was built for another kind of GPU, or none of several engines runs
+            here; or a plugin's file was not passed, differs from the one in the build, or does not
+            load; or a setting is unknown, or not one of this TensorRT.
         OutOfMemory: the weights do not fit.
     """
-    manifest, plan = read_plan(Path(path))
+    how = Loading(device=device, host_code=host_code, graphs=graphs, rtx=RtxSettings(**rtx))
+    return load_own(choose(Path(path), find_gpu(device), precision), plugins, how)
+
+
+def load_own(path: Path, plugins: Sequence[str] = (), how: Loading = AS_USUAL) -> Engine:
+    """Loads an artifact's own engine, also if another one would be better here; see `load`."""
+    manifest, plan = read_plan(path)
     check_given(manifest, plugins, str(path))
-    return open_plan(
-        plan, manifest, where=str(path), device=device, host_code=host_code, graphs=graphs,
-        plugins=plugins,
-    )  # fmt: skip
+    return open_plan(plan, manifest, where=str(path), plugins=plugins, how=how)
 
 
 def open_plan(
@@ -79,10 +118,8 @@ def open_plan(
     manifest: Manifest,
     *,
     where: str = "",
-    device: int = 0,
-    host_code: bool = False,
-    graphs: int = 8,
     plugins: Sequence[str] = (),
+    how: Loading = AS_USUAL,
 ) -> Engine:
     """Loads a plan that is already in memory; see `load`.
 
@@ -93,6 +130,7 @@ def open_plan(
     """
     where = where or manifest.name
     target = check_tensorrt(manifest, where)
+    how.rtx.check(target.flavour, where)
     names = allowed_plugins(manifest, plugins, where)
     gpu = find_gpu()
     if isinstance(gpu, str):
@@ -106,7 +144,7 @@ def open_plan(
         ) from error
     from pipeline.runtime.state import EngineState
 
-    found = cuda.Device(device)
+    found = cuda.Device(how.device)
     check_gpu(manifest, where, found.gpu)
     try:
         trt = importlib.import_module(target.flavour)
@@ -114,8 +152,24 @@ def open_plan(
         raise TargetMissing(f"{where}: {target.flavour} can't be imported: {error}") from error
     with found.current():
         load_plugins(trt, names, target, where)
-        made = _trt.deserialise(trt, plan, manifest, where, host_code)
-        return Engine(manifest, EngineState(made, EngineSizes(manifest.interface), found, graphs))
+        made = _trt.deserialise(trt, plan, manifest, where, how.host_code)
+        cache = how.rtx.apply(made, plan, found.gpu, str(manifest.target.version))
+        state = EngineState(made, EngineSizes(manifest.interface), found, how.graphs)
+        engine = Engine(manifest, state, cache)
+    if cache is not None and not cache.loaded:
+        warm(engine)
+        cache.save()
+    return engine
+
+
+def warm(engine: Engine) -> None:
+    """Runs an engine once at min, opt and max of each profile, with random inputs."""
+    interface, before = engine.manifest.interface, engine.profile
+    for number, profile in enumerate(interface.profiles):
+        engine.profile = number
+        for point in sizes_to_time(interface.dims, (profile,), interface.rules, ()):
+            engine({i.name: i.sample(point.sizes, 0) for i in interface.inputs})
+    engine.profile = before
 
 
 class Engine:
@@ -156,10 +210,12 @@ class Engine:
         profile: for checks: the index of the profile that all sizes run in; None for the best one.
     """
 
-    def __init__(self, manifest: Manifest, runs: EngineState) -> None:
+    def __init__(
+        self, manifest: Manifest, runs: EngineState, cache: RuntimeCache | None = None
+    ) -> None:
         from pipeline.runtime.call import call
 
-        self.manifest = manifest
+        self.manifest, self._cache = manifest, cache
         self._runs = runs
         self._named, self._run = named_inputs, call
 
@@ -267,7 +323,12 @@ class Engine:
         return self._runs.pool.nbytes + weights
 
     def close(self) -> None:
-        """Frees all GPU memory except outputs that are still alive; those free themselves."""
+        """Frees all GPU memory except outputs that are still alive; those free themselves.
+
+        The kernels that were compiled go to the runtime cache, if `load` got one.
+        """
+        if self._cache is not None and not self._runs.closed:
+            self._cache.save()
         self._runs.close()
 
     def __enter__(self) -> Engine:

@@ -14,7 +14,7 @@ from pipeline.artifact.artifact import Artifact, read_again
 from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError, InputError, TargetMissing
 from pipeline.machine.files import hash_file
-from pipeline.machine.gpu import Gpu, why_not
+from pipeline.machine.gpu import Gpu, capability_text, why_not
 from pipeline.machine.target import Target, find_target, installed_version
 from pipeline.plugins import PLUGINS
 from pipeline.plugins import loading as custom_ops
@@ -69,21 +69,20 @@ def check_tensorrt(manifest: Manifest, where: str) -> Target:
 
 def check_gpu(manifest: Manifest, where: str, gpu: Gpu) -> None:
     """Raises `InputError` if the plan is for another kind of GPU."""
-    built = getattr(manifest.target, "compute_capability", None)
-    here = ".".join(map(str, gpu.capability))
-    if built is None and manifest.target.flavour == "tensorrt_rtx":
+    built, here = manifest.target.compute_capabilities, capability_text(gpu.capability)
+    if not built and manifest.target.flavour == "tensorrt_rtx":
         why = why_not(find_target(manifest.target.name), gpu)
         if why:
             raise InputError(f"{where}: {why}")
-    elif built is None:
+    elif not built:
         raise InputError(
             f"{where}: its manifest does not say which GPU its engine is for; run `pipeline build "
             f"{where}` here"
         )
-    elif built != here:
+    elif here not in built:
         raise InputError(
-            f"{where}: its engine was built for compute capability {built}, but the {gpu.name} "
-            f"here has {here}; run `pipeline build {quote(where)}` here"
+            f"{where}: its engine was built for compute capability {', '.join(built)}, but the "
+            f"{gpu.name} here has {here}; run `pipeline build {quote(where)}` here"
         )
 
 

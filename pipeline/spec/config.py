@@ -26,6 +26,7 @@ _TEXTS = {
     "passes": "my_pass.py",
     "skip": "PASS",
     "plugins": "PLUGIN",
+    "gpus": "sm86",
     "inputs": "x:{b}x3",
     "dims": "b=1:4:8",
     "ranges": "ids=0..1000",
@@ -49,11 +50,11 @@ class Config:
     """One conversion.
 
     These fields change the artifact and feed its keys: `model`, `options`, `weights`, `target`,
-    `profiles`, `precision`, `recipe`, `shapes`, `seed`, `quick`, `passes`, `skip`, `plugins`,
-    `inputs`, `dims`, `ranges`, `rules`, `values`, `output_names`, `tolerance`, `output_tolerances`,
-    `reference`, `engine_tolerance`, the level of `effort`, `exact`, `allow_narrow`,
-    `search_seconds`, `state`, `dtype`, and `memory_limit` if you set it. `out`, `force` and `trust`
-    do not.
+    `profiles`, `precision`, `recipe`, `gpus`, `shapes`, `seed`, `quick`, `passes`, `skip`,
+    `plugins`, `inputs`, `dims`, `ranges`, `rules`, `values`, `output_names`, `tolerance`,
+    `output_tolerances`, `reference`, `engine_tolerance`, the level of `effort`, `exact`,
+    `allow_narrow`, `search_seconds`, `state`, `dtype`, and `memory_limit` if you set it. `out`,
+    `force` and `trust` do not.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -69,6 +70,8 @@ class Config:
             search finds (`pipeline.compare.half_search`).
         recipe: A recipe's file (`pipeline.spec.recipe`). It states the precision, in place of
             `precision`.
+        gpus: The kinds of GPU that the engine is for, as text (``sm86``). Only TensorRT-RTX can
+            choose; by default its engine runs on every GPU that it supports except 7.5.
         shapes: More sizes to compare at, as text (``h=441,w=1023``).
         memory_limit: The largest estimated memory of one run in the comparison, in bytes. By
             default half of the free memory, at most 6 GiB.
@@ -115,6 +118,7 @@ class Config:
     profiles: tuple[Profile | str, ...] = ()
     precision: Asked = "fp32"
     recipe: Path | str | None = None
+    gpus: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
     memory_limit: int | None = None
     seed: int = 0

@@ -35,6 +35,9 @@ TUNING_PLOT = "tuning.svg"
 INPUTS = "inputs.npz"
 
 
+ENGINES = "engines"
+
+
 MANIFEST = "manifest.json"
 
 

@@ -99,7 +99,7 @@ def test_how_the_engine_was_built(converted: Report) -> None:
     build = dataclasses.replace(
         manifest.build, gpu="NVIDIA H200", optimization_level=2, timing_cache="a.cache, 7 bytes"
     )
-    target = dataclasses.replace(manifest.target, compute_capability="9.0")
+    target = dataclasses.replace(manifest.target, compute_capabilities=("9.0",))
     text = report_text(Report(Path("a"), dataclasses.replace(manifest, build=build, target=target)))
     assert (
         "built on NVIDIA H200 (9.0), at optimisation level 2, timing cache a.cache, 7 bytes\n"

@@ -32,6 +32,7 @@ from pipeline.errors import CompareError, OutOfMemory
 from pipeline.graph.session import run_onnx
 from pipeline.machine.gpu import Gpu
 from pipeline.machine.target import TARGETS
+from pipeline.runtime.engine import Loading
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Output, Tolerance
@@ -473,8 +474,7 @@ class TestWhyNot:
 
     @pytest.fixture
     def manifest(self, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
-        monkeypatch.setattr(engine_runs, "why_not", lambda _: "")
-        monkeypatch.setattr(engine_runs, "find_gpu", lambda: GPU)
+        monkeypatch.setattr("pipeline.machine.gpu.find_gpu", lambda: GPU)
         return Artifact.open(artifact).manifest
 
     def test_nothing_is_in_the_way(self, artifact: Path, manifest: Manifest) -> None:
@@ -486,10 +486,12 @@ class TestWhyNot:
 
     def test_another_gpu(self, artifact: Path, manifest: Manifest) -> None:
         for wanted, why in (
-            ("8.9", ""),
-            ("9.0", "the engine needs compute capability 9.0, some GPU has 8.9"),
+            ((), ""),
+            (("8.6", "8.9"), ""),
+            (("9.0",), "the engine needs compute capability 9.0, some GPU has 8.9"),
+            (("8.6", "12.0"), "the engine needs compute capability 8.6 or 12.0, some GPU has 8.9"),
         ):
-            target = dataclasses.replace(manifest.target, compute_capability=wanted)
+            target = dataclasses.replace(manifest.target, compute_capabilities=wanted)
             changed = dataclasses.replace(manifest, target=target)
             assert why_not_run(artifact, RTX, changed) == why
 
@@ -530,8 +532,10 @@ def test_opened_goes_through_the_runtime(artifact: Path, monkeypatch: pytest.Mon
         def __exit__(self, *_: object) -> None:
             calls.append("closed")
 
-    def open_plan(plan: bytes, manifest: Manifest, *, where: str, plugins: Sequence[str]) -> Loaded:
-        calls.append((plan, manifest, where, plugins))
+    def open_plan(
+        plan: bytes, manifest: Manifest, *, where: str, plugins: Sequence[str], how: Loading
+    ) -> Loaded:
+        calls.append((plan, manifest, where, plugins, how.rtx.kernels))
         return Loaded()
 
     monkeypatch.setattr(engine_runs, "open_plan", open_plan)
@@ -539,6 +543,6 @@ def test_opened_goes_through_the_runtime(artifact: Path, monkeypatch: pytest.Mon
     with opened(artifact, manifest, ["a.so"]) as engine:
         assert [profile.name for profile in engine.profiles] == ["default"]
         assert calls == [
-            ((artifact / "engine.plan").read_bytes(), manifest, "engine.plan", ["a.so"])
+            ((artifact / "engine.plan").read_bytes(), manifest, "engine.plan", ["a.so"], "eager")
         ]
     assert calls[-1] == "closed"

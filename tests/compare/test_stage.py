@@ -333,7 +333,7 @@ def test_stored_points_are_those_of_the_spec(converted: Report) -> None:
 
 
 def test_a_profile_of_which_nothing_is_stored_does_not_pass(artifact: Path) -> None:
-    run_build(artifact, ["h=5:18:40,w=5:22:40", "h=30:33:36,w=7"])
+    run_build(artifact, profiles=["h=5:18:40,w=5:22:40", "h=30:33:36,w=7"])
     report = verify(artifact)
     assert not report.ok
     assert report.manifest.comparison is not None
@@ -403,5 +403,5 @@ def test_a_quick_comparison_stays_one_until_all_sizes_run(tmp_path: Path, zoo: N
     assert not is_quick(whole) and whole.ok
     assert not is_quick(verify(place))
     # other sizes than the stored ones are missing for another reason
-    run_build(place, ["h=7:16:29"])
+    run_build(place, profiles=["h=7:16:29"])
     assert not is_quick(verify(place))

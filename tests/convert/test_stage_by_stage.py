@@ -110,11 +110,11 @@ def test_rewriting_again_drops_what_came_of_the_old_model(artifact: Path) -> Non
 
 
 def test_building_again_with_other_profiles(artifact: Path) -> None:
-    report = run_build(artifact, ["h=8:8:8", "h=9:20:30"])
+    report = run_build(artifact, profiles=["h=8:8:8", "h=9:20:30"])
     assert [p.name for p in report.manifest.interface.profiles] == ["profile0", "profile1"]
     assert report.manifest.comparison is None
     with pytest.raises(InputError, match="min=30 is greater than 20"):
-        run_build(artifact, ["h=30:25:20"])
+        run_build(artifact, profiles=["h=30:25:20"])
     assert Artifact.open(artifact).manifest == report.manifest
 
 

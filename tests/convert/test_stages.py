@@ -83,19 +83,22 @@ def test_engine_of_an_older_comparison_is_not_claimed(artifact: Path) -> None:
 def test_the_gpu_that_a_plan_is_for(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> None:
     monkeypatch.setattr(stages, "find_gpu", lambda: Gpu("some GPU", (8, 9)))
     # TensorRT-RTX's plans are portable; other plans are for the GPU that built them
-    assert stages._built_on(RTX) == ("", None)
-    assert stages._built_on(TARGETS["tensorrt-8.6"]) == ("some GPU", "8.9")
+    plan = stages.Built("", 1, "", 1, [], {})
+    assert stages._built_for(RTX, plan) == ("", ())
+    some = dataclasses.replace(plan, gpus=((8, 6), (12, 0)))
+    assert stages._built_for(RTX, some) == ("", ("8.6", "12.0"))
+    assert stages._built_for(TARGETS["tensorrt-8.6"], plan) == ("some GPU", ("8.9",))
     manifest = Artifact.open(artifact).manifest
-    assert manifest.target.compute_capability is None
+    assert manifest.target.compute_capabilities == ()
     assert manifest.build is not None and manifest.build.gpu == ""
     manifest = dataclasses.replace(
         manifest,
         engine_gpu="some GPU",
-        target=dataclasses.replace(manifest.target, compute_capability="8.9"),
+        target=dataclasses.replace(manifest.target, compute_capabilities=("8.9",)),
     )
-    for since, left in (("build", "8.9"), ("rewrite", None)):
+    for since, left in (("build", ("8.9",)), ("rewrite", ())):
         manifest = forget(artifact, manifest, after=since)
-        assert (manifest.engine_gpu, manifest.target.compute_capability) == ("", left)
+        assert (manifest.engine_gpu, manifest.target.compute_capabilities) == ("", left)
 
 
 def test_a_stage_needs_the_one_before(artifact: Path) -> None:

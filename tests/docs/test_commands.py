@@ -110,6 +110,11 @@ def test_a_gpu_machine_and_a_comparison(runner: Runner, artifacts: Artifacts) ->
 
 
 @pytest.mark.slow
+def test_engines_for_several_gpus(runner: Runner) -> None:
+    runner.run_pages()
+
+
+@pytest.mark.slow
 def test_half_precision(runner: Runner) -> None:
     page = "docs/guide/half-precision.md"
     Path("model.py").write_text(text_of(page, "import torch"))

@@ -165,7 +165,7 @@ def changed(built: Built, tmp_path: Path, **changes: Any) -> Path:
 
 
 def test_engine_of_another_gpu_or_tensorrt(built: Built, tmp_path: Path) -> None:
-    place = changed(built, tmp_path, compute_capability="1.0")
+    place = changed(built, tmp_path, compute_capabilities=("1.0",))
     with pytest.raises(InputError, match=r"compute capability 1\.0, but the .* here has \d"):
         pipeline.load(place)
     shutil.rmtree(place)
@@ -173,7 +173,7 @@ def test_engine_of_another_gpu_or_tensorrt(built: Built, tmp_path: Path) -> None
     with pytest.raises(TargetMissing, match=r"built with tensorrt 8\.5\.9, but .* is installed"):
         pipeline.load(place)
     shutil.rmtree(place)
-    place = changed(built, tmp_path, compute_capability=None)
+    place = changed(built, tmp_path, compute_capabilities=())
     with pytest.raises(InputError, match="does not say which GPU"):
         pipeline.load(place)
 

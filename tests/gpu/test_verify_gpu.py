@@ -14,12 +14,14 @@ import pytest
 from helpers import perturb, refinish
 from on_gpu import TARGET, mix_rows, needs_gpu, save_net
 
+import pipeline
 from pipeline.commands.main import main
 from pipeline.compare.runners import failures
 from pipeline.convert.driver import run, run_build, verify
 from pipeline.convert.options import Verify
 from pipeline.convert.report import Report
-from pipeline.machine.gpu import Gpu, find_gpu
+from pipeline.errors import InputError
+from pipeline.machine.gpu import Gpu, capability_text, find_gpu
 from pipeline.spec.config import Config
 from pipeline.spec.model import Tolerance
 from pipeline.spec.verdicts import Check
@@ -91,7 +93,7 @@ def test_a_conversion_compares_the_engine(made: Report) -> None:
     if manifest.target.flavour == "tensorrt":
         gpu = find_gpu()
         assert isinstance(gpu, Gpu)
-        assert manifest.target.compute_capability == ".".join(map(str, gpu.capability))
+        assert manifest.target.compute_capabilities == (capability_text(gpu.capability),)
         assert manifest.build is not None and manifest.build.gpu == gpu.name
     assert manifest.comparison is not None
     for point in manifest.comparison.points:
@@ -192,9 +194,25 @@ def test_a_plan_of_another_gpu_is_not_compared(copy: Path) -> None:
 
     from pipeline.artifact.artifact import Artifact
 
-    target = replace(Artifact.open(copy).manifest.target, compute_capability="3.5")
+    target = replace(Artifact.open(copy).manifest.target, compute_capabilities=("3.5",))
     refinish(copy, target=target)
     manifest = verify(copy).manifest
     assert not manifest.engine_compared
     assert manifest.engine_compared_why.startswith("the engine needs compute capability 3.5, ")
     assert manifest.engine_gpu == ""
+
+
+def test_two_engines_of_one_artifact(copy: Path) -> None:
+    """An engine in tf32 and one in fp16, beside the artifact's own. `load` takes what is asked."""
+    gpu = find_gpu()
+    assert isinstance(gpu, Gpu) and TARGET is not None
+    kind = capability_text(gpu.capability)
+    for precision in ("tf32", "fp16"):
+        run_build(copy, gpus=(kind,), precision=precision)
+        engine = copy / "engines" / f"{TARGET.name}-sm{kind.replace('.', '')}-{precision}"
+        assert verify(engine).manifest.engine_compared
+    for precision in ("fp32", "tf32", "fp16"):
+        with pipeline.load(copy, precision=precision) as loaded:
+            assert loaded.manifest.precision == precision
+    with pytest.raises(InputError, match="builds for the GPU of this machine only"):
+        run_build(copy, gpus=("sm35",))

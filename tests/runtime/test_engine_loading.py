@@ -139,7 +139,7 @@ def test_which_gpu(artifact: Path) -> None:
     with pytest.raises(InputError, match=r"a: TensorRT-RTX does not run on H200 .*9\.0"):
         _trust.check_gpu(manifest, "a", Gpu("H200", (9, 0)))
     target = dataclasses.replace(
-        manifest.target, name="tensorrt-8.6", flavour="tensorrt", compute_capability="9.0"
+        manifest.target, name="tensorrt-8.6", flavour="tensorrt", compute_capabilities=("9.0",)
     )
     bound = dataclasses.replace(manifest, target=target)
     _trust.check_gpu(bound, "a", Gpu("H100", (9, 0)))
@@ -148,7 +148,7 @@ def test_which_gpu(artifact: Path) -> None:
     ):
         _trust.check_gpu(bound, "a", Gpu("A100", (8, 0)))
     unknown = dataclasses.replace(
-        bound, target=dataclasses.replace(target, compute_capability=None)
+        bound, target=dataclasses.replace(target, compute_capabilities=())
     )
     with pytest.raises(InputError, match="does not say which GPU its engine is for"):
         _trust.check_gpu(unknown, "a", Gpu("H100", (9, 0)))

@@ -31,6 +31,7 @@ RUN: Mapping[str, tuple[str, ...]] = {
     "test_a_gpu_machine_and_a_comparison": (
         "docs/guide/gpu-machine.md", "docs/guide/what-is-compared.md",
     ),
+    "test_engines_for_several_gpus": ("docs/guide/several-gpus.md",),
     "test_half_precision": ("docs/guide/half-precision.md",),
     "test_the_examples_of_the_commands": ("docs/reference/command-line.md",),
 }  # fmt: skip

@@ -27,7 +27,7 @@ from pipeline.artifact.manifest import (
     now,
 )
 from pipeline.build.settings import BuildOptions, configure
-from pipeline.machine.gpu import find_gpu
+from pipeline.machine.gpu import capability_text, find_gpu
 from pipeline.machine.target import Target, require, use
 from pipeline.runtime.engine import Engine
 from pipeline.spec.dims import Dim, Size, read_size
@@ -119,7 +119,7 @@ def pack(net: Net, folder: Path, target: Target) -> Path:
     (folder / PLAN).write_bytes(plan)
     gpu = find_gpu()
     assert not isinstance(gpu, str)
-    capability = ".".join(map(str, gpu.capability))
+    capabilities = (capability_text(gpu.capability),)
     finish(
         folder,
         Manifest(
@@ -127,7 +127,7 @@ def pack(net: Net, folder: Path, target: Target) -> Path:
             created=now(),
             model=ModelInfo("test", {}, Weights(None, None, None), {}),
             interface=declared(net, dims, profiles),
-            target=TargetInfo(target.name, target.flavour, require(target), capability),
+            target=TargetInfo(target.name, target.flavour, require(target), capabilities),
             precision="fp32",
             build=BuildInfo(0.0, len(plan), "", 0, ()),
         ),

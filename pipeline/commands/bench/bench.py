@@ -109,7 +109,7 @@ def bench(
     points = sizes_to_time(declared.dims, declared.profiles, declared.rules, shapes)
 
     # raises the errors of the engine before anything is measured
-    with runtime.load(place, plugins=plugins) as engine:
+    with runtime.load_own(place, plugins, runtime.settled(manifest)) as engine:
         gpu = engine.gpu
     found = []
     for point in points:
@@ -146,7 +146,7 @@ def _point(
     _cuda.synchronise()
     before = _cuda.memory()[0]
     start = time.perf_counter()
-    with runtime.load(place, plugins=plugins) as engine:
+    with runtime.load_own(place, plugins, runtime.settled(manifest)) as engine:
         loaded = time.perf_counter() - start
         left = _cuda.memory()[0]
         sets = [feed(engine, one) for one in input_sets(manifest.interface.inputs, point.sizes)]

@@ -33,7 +33,7 @@ from pipeline.graph.session import run_onnx
 from pipeline.machine.files import link_or_copy
 from pipeline.machine.progress import Announce
 from pipeline.machine.target import find_target
-from pipeline.runtime.engine import load, open_plan
+from pipeline.runtime.engine import load_own, open_plan, settled
 from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import DimExpr, check_rules
 from pipeline.spec.effort import DEFAULT_EFFORT
@@ -209,7 +209,7 @@ class Engines:
     def _own(self) -> Mapping[str, np.ndarray]:
         """Returns the outputs of the artifact's engine."""
 
-        with load(self.place, plugins=self.plugins) as engine:
+        with load_own(self.place, self.plugins, settled(self.manifest)) as engine:
             return {name: np.array(array) for name, array in engine(self.feed).items()}
 
     def _engine(self, folder: Path, ranks: Mapping[str, int]) -> Mapping[str, np.ndarray]:
@@ -234,7 +234,7 @@ class Engines:
         )
         wider = replace(manifest, interface=replace(declared, outputs=(*declared.outputs, *more)))
         plan = (folder / PLAN).read_bytes()
-        with open_plan(plan, wider, where=PLAN, plugins=self.plugins) as engine:
+        with open_plan(plan, wider, where=PLAN, plugins=self.plugins, how=settled(wider)) as engine:
             return {name: np.array(array) for name, array in engine(self.feed).items()}
 
 
