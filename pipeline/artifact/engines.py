@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError
 from pipeline.machine.files import FileInfo
 from pipeline.machine.gpu import Capability
@@ -42,10 +43,20 @@ def outer_artifact(place: Path) -> Path | None:
     return outer if within else None
 
 
-def is_of(place: Path, exported: FileInfo | None) -> bool:
-    """True if the engine in `place` was made from the exported.onnx with that hash."""
+def is_of(place: Path, manifest: Manifest) -> bool:
+    """True if the engine in `place` was made from the exported model of an artifact.
+
+    Args:
+        place: The engine's folder.
+        manifest: The artifact's manifest.
+    """
     try:
-        own = Artifact.open(place, check=False).manifest.files.get(EXPORTED)
+        own = Artifact.open(place, check=False).manifest
     except ArtifactError:
         return False
-    return own is not None and own == exported
+    return bool(_exported(own)) and _exported(own) == _exported(manifest)
+
+
+def _exported(manifest: Manifest) -> dict[str, FileInfo]:
+    """exported.onnx and the files of its weights."""
+    return {name: info for name, info in manifest.files.items() if name.startswith(EXPORTED)}

@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError, ended_run
 from pipeline.machine.progress import Announce, StageText
 from pipeline.machine.resources import Stopwatch, peak_memory, reset_peak_memory
 from pipeline.machine.swap_folder import carry_folder, held, replacing
-from pipeline.spec.file_names import ENGINES, EXPORTED
+from pipeline.spec.file_names import ENGINES
 
 
 class StageResult(Protocol):
@@ -126,7 +126,7 @@ def new_artifact(place: Path, manifest: Manifest, announce: Announce) -> Iterato
         work = Workspace(folder, place, manifest, announce)
         yield work
         for engine in engine_places(place):
-            if is_of(engine, work.manifest.files.get(EXPORTED)):
+            if is_of(engine, work.manifest):
                 carry_folder(engine, folder / ENGINES / engine.name)
             else:
                 announce(f"removed {engine}: it is an engine of the model before")

@@ -11,7 +11,6 @@ from pipeline.artifact.manifest import Manifest
 from pipeline.errors import InputError
 from pipeline.machine.gpu import Gpu, why_not
 from pipeline.machine.target import find_target, installed_version
-from pipeline.spec.file_names import EXPORTED
 from pipeline.spec.precision import check_precision
 
 
@@ -45,7 +44,7 @@ def _choose(path: Path, gpu: Gpu | str, precision: str | None) -> Path:
     for place in (path, *others):
         name = place.relative_to(path).as_posix() if place != path else "its own engine"
         manifest = Artifact.open(place, check=False).manifest
-        if place != path and not is_of(place, own.files.get(EXPORTED)):
+        if place != path and not is_of(place, own):
             why = "it was built from another exported.onnx"
         else:
             why = _why_not(manifest, gpu, precision)

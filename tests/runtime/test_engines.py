@@ -128,10 +128,11 @@ def test_precisions(place: Path, insert: Insert) -> None:
         pipeline.load(place, precision="bf16")
 
 
-def test_an_engine_of_another_model_is_not_taken(place: Path, insert: Insert) -> None:
+@pytest.mark.parametrize("file", ["exported.onnx", "exported.onnx.data"])
+def test_an_engine_of_another_model_is_not_taken(place: Path, insert: Insert, file: str) -> None:
     engine = place / "engines" / "rtx-1.7-sm86"
-    with (engine / "exported.onnx").open("ab") as file:
-        file.write(b"\x00")
+    with (engine / file).open("ab") as other:  # the file of large weights is new
+        other.write(b"\x00")
     refinish(engine)
     insert("sm86")
     assert loaded(place) == ()  # the portable one

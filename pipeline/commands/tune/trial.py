@@ -23,6 +23,7 @@ from pipeline.machine.progress import Announce
 from pipeline.machine.swap_folder import LINK_FROM_BYTES
 from pipeline.machine.target import Target
 from pipeline.spec.effort import Effort
+from pipeline.spec.file_names import ENGINES
 from pipeline.spec.profiles import Point
 
 
@@ -130,7 +131,8 @@ class Bench:
     def _built(self, candidate: Candidate, folder: Path, time_limit: float) -> Manifest:
         """The manifest of the built and verified candidate."""
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.artifact.path, folder, copy_function=_copy)
+        others = shutil.ignore_patterns(ENGINES)
+        shutil.copytree(self.artifact.path, folder, copy_function=_copy, ignore=others)
         mine = f"{candidate.name}: "
 
         def announce(text: str) -> None:

@@ -39,7 +39,7 @@ from pipeline.machine.lock import Taken, free, take
 from pipeline.machine.progress import Announce, silent
 from pipeline.machine.target import find_target, installed_version, require
 from pipeline.runtime.trust import check_given
-from pipeline.spec.file_names import MANIFEST, TUNING, TUNING_PLOT
+from pipeline.spec.file_names import ENGINES, MANIFEST, TUNING, TUNING_PLOT
 from pipeline.spec.profiles import sizes_to_time
 
 OUT_OF_TIME = "not tried: the time was over"
@@ -241,7 +241,7 @@ def _keep(artifact: Artifact, winner: Path, done: Tuning, announce: Announce) ->
     announce(f"keep: {done.kept}")
     best = Artifact.open(winner)
     with opened_artifact(artifact, announce) as work:
-        for path in list(work.folder.iterdir()):
+        for path in {*work.folder.iterdir()} - {work.folder / ENGINES}:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         shutil.copytree(winner, work.folder, dirs_exist_ok=True)
         write_whole(work.folder / TUNING, done.to_json().encode())
