@@ -27,7 +27,7 @@ def sizes(sub: Any) -> None:
         help="Also compare at these sizes. Dims that you leave out use their opt. Repeat for more",
     )  # fmt: skip
     sub.add_argument(
-        "--memory-limit", type=_bytes, metavar="SIZE",
+        "--memory-limit", type=size, metavar="SIZE",
         help="Do not compare sizes whose estimated memory is larger, e.g. 16GiB (default: half of "
         "the free memory, at most 6 GiB)",
     )  # fmt: skip
@@ -121,7 +121,7 @@ def whole_zoo(sub: Any) -> None:
     )  # fmt: skip
 
 
-def _bytes(text: str) -> int:
+def size(text: str) -> int:
     """Reads ``16GiB``, ``500MB`` or a number of bytes."""
     units = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
     units |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}

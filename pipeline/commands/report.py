@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifact.manifest import (
@@ -33,6 +34,7 @@ def report_json(report: Report) -> str:
         "unchanged": report.unchanged,
         "regressions": [encode(note) for note in report.regressions],
         "notes": [encode(note) for note in report.notes],
+        "store": None if report.store is None else asdict(report.store),
         "manifest": json.loads(report.manifest.to_json()),
     }
     return json.dumps(content, indent=2)
@@ -47,6 +49,7 @@ def report_text(report: Report) -> str:
         parts.append("Nothing changed, so nothing was done. Use --force to convert again.")
         if ":" in own or "/" in own:
             parts.append(f"Changes in files that {own} reads by itself are not noticed.")
+        parts += [f"store: {line}" for line in report.store.lines()] if report.store else []
         return "\n".join(parts)
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
     parts += [note.text for note in report.notes]

@@ -11,12 +11,12 @@ from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 from pipeline.artifact.artifact import Artifact, finish
 from pipeline.artifact.manifest import Manifest, StageInfo
 from pipeline.convert.findings import list_findings
-from pipeline.convert.keys import STAGES
 from pipeline.convert.reuse import check_not_replaced, forget, last_seconds
 from pipeline.errors import PipelineError, ended_run
 from pipeline.machine.progress import Announce, StageText
 from pipeline.machine.resources import Stopwatch, peak_memory, reset_peak_memory
 from pipeline.machine.swap_folder import replacing
+from pipeline.store.entry import STAGES
 
 
 class StageResult(Protocol):
