@@ -81,7 +81,7 @@ def _part(name: str, parser: argparse.ArgumentParser) -> str:
     text = f"## {name}\n\n{parser.description}\n\n```text\n{usage}\n```\n\n"
     examples = "\n".join(EXAMPLES[name])
     text += f"For example:\n\n```sh\n{examples}\n```\n\n"
-    return f"{text}| argument | meaning |\n|---|---|\n{rows}\n"
+    return f"{text}| argument | meaning |\n|---|---|\n{rows}\n" if rows else text
 
 
 def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -46,7 +46,13 @@ def report_text(report: Report) -> str:
     parts = [_head(report)]
     if report.unchanged:
         own = manifest.model.source
-        parts.append("Nothing changed, so nothing was done. Use --force to convert again.")
+        pulled = report.store is not None and report.store.pulled
+        why = (
+            "The store has the artifact, so no stage ran"
+            if pulled
+            else ("Nothing changed, so nothing was done")
+        )
+        parts.append(f"{why}. Use --force to convert again.")
         if ":" in own or "/" in own:
             parts.append(f"Changes in files that {own} reads by itself are not noticed.")
         parts += [f"store: {line}" for line in report.store.lines()] if report.store else []

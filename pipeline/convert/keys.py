@@ -185,10 +185,11 @@ def _source(config: Config, spec: ModelSpec) -> object:
     """
     if spec.onnx is not None:
         other = source_files(spec.reference) if spec.reference is not None else []
-        return [[_file_hash(file) for file in files] for files in (source_files(spec.onnx), other)]
+        files = {"onnx": source_files(spec.onnx), "reference": other}
+        return {name: [_file_hash(file) for file in found] for name, found in files.items()}
     if is_new_every_time(config, spec):
         return uuid.uuid4().hex
-    return [spec.key, _file_hash(source_file(spec))]
+    return {"key": spec.key, "file": _file_hash(source_file(spec))}
 
 
 @cache

@@ -18,7 +18,7 @@ import pipeline
 
 ROOT = Path(pipeline.__file__).parent
 HEAVY = {
-    "cuda", "matplotlib", "onnx", "onnx_graphsurgeon", "onnx_ir", "onnxruntime", "onnxscript",
+    "cuda", "fsspec", "matplotlib", "onnx", "onnx_graphsurgeon", "onnx_ir", "onnxruntime", "onnxscript",
     "polygraphy", "safetensors", "sympy", "tensorrt", "tensorrt_rtx", "torch", "torchvision",
     "transformers",
 }  # fmt: skip
