@@ -75,7 +75,7 @@ def collect(
         announce: Called with each step that begins.
 
     Raises:
-        StoreError: The store cannot be read.
+        StoreError: The store cannot be read or written.
     """
     place = store.place
     announce("store: list")

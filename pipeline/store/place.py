@@ -187,8 +187,12 @@ class Place:
         return max(times)
 
     def remove(self, name: str) -> bool:
-        """Removes a file. Returns False if there is none, or it may not be removed."""
-        with contextlib.suppress(FileNotFoundError, StoreError), _explained(self.url):
+        """Removes a file. Returns False if there is none.
+
+        Raises:
+            StoreError: The store cannot be written.
+        """
+        with contextlib.suppress(FileNotFoundError), _explained(self.url):
             self.files.rm_file(self._at(name))
             return True
         return False
@@ -233,7 +237,9 @@ class Place:
             else:
                 self.files.put_file(str(beside), self._at(name))
         except FileNotFoundError as error:  # not a missing file, which would be a miss
-            raise StoreError(f"store {self.url}: cannot be written: no such bucket") from error
+            raise StoreError(
+                f"store {self.url}: cannot be written: no such bucket or folder"
+            ) from error
 
 
 def _copy(source: BinaryIO, out: BinaryIO) -> FileInfo:

@@ -14,6 +14,7 @@ the entry is not used, and the next conversion writes it again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -210,8 +211,10 @@ class Store:
             except StoreError:
                 if attempt == _ATTEMPTS - 1:
                     raise
-        self.place.remove(blob)
-        raise ArtifactError(f"blob {blob} of {name} is damaged, and was removed")
+        removed = ""
+        with suppress(StoreError):  # a store that can only be read
+            removed = ", and was removed" if self.place.remove(blob) else ""
+        raise ArtifactError(f"blob {blob} of {name} is damaged{removed}")
 
 
 def check_pushable(artifact: Artifact) -> None:
