@@ -27,6 +27,7 @@ from pipeline.errors import (
     OutOfMemory,
     PipelineError,
     RewriteError,
+    StoreError,
     TargetMissing,
 )
 
@@ -87,6 +88,7 @@ __all__ = [
     "Profile",
     "Report",
     "RewriteError",
+    "StoreError",
     "TargetMissing",
     "Tolerance",
     "build",

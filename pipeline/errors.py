@@ -132,6 +132,10 @@ class CompareError(PipelineError):
     """Two runs of the same model disagree."""
 
 
+class StoreError(PipelineError):
+    """A shared store cannot be read or written."""
+
+
 class EngineError(PipelineError):
     """A loaded engine failed: TensorRT or CUDA refused, or the engine is closed."""
 

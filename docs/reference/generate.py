@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pipeline.commands.parser import EXAMPLES, command_parser
+from pipeline.commands.parser import EXAMPLES, all_commands, command_parser
 from pipeline.spec.findings import FAILING, NOTES
 from pipeline.spec.rules import RULE_KINDS
 from pipeline.spec.verdicts import CHECKS, GOOD_CHECKS, ROW_CHANGES, VERDICTS
@@ -63,11 +63,12 @@ for point in manifest["comparison"]["points"]:
 def command_line() -> str:
     """The page of the command line: a table of the commands, and a part for each."""
     parser = command_parser()
-    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    texts = {choice.dest: choice.help or "" for choice in commands._choices_actions}
-    rows = "".join(f"| `{name}` | {_cell(text)} |\n" for name, text in texts.items())
+    commands = all_commands(parser)
+    rows = "".join(
+        f"| `{name}` | {_cell(sub.description or '')} |\n" for name, sub in commands.items()
+    )
     everywhere = "".join(_rows(parser))
-    parts = (_part(name, commands.choices[name]) for name in texts)
+    parts = (_part(name, sub) for name, sub in commands.items())
     head = f"{HEAD}{rows}\nOptions before the command:\n\n| option | meaning |\n|---|---|\n"
     return f"{head}{everywhere}\n{''.join(parts)}{TAIL.lstrip()}"
 
@@ -80,7 +81,7 @@ def _part(name: str, parser: argparse.ArgumentParser) -> str:
     text = f"## {name}\n\n{parser.description}\n\n```text\n{usage}\n```\n\n"
     examples = "\n".join(EXAMPLES[name])
     text += f"For example:\n\n```sh\n{examples}\n```\n\n"
-    return f"{text}| argument | meaning |\n|---|---|\n{rows}\n"
+    return f"{text}| argument | meaning |\n|---|---|\n{rows}\n" if rows else text
 
 
 def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -19,6 +19,8 @@ from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError
 from pipeline.machine.files import FileInfo
 from pipeline.machine.gpu import Capability
+from pipeline.machine.progress import Announce
+from pipeline.machine.swap_folder import carry_folder
 from pipeline.machine.target import Target
 from pipeline.spec.file_names import ENGINES, EXPORTED, MANIFEST
 
@@ -41,6 +43,22 @@ def outer_artifact(place: Path) -> Path | None:
     outer = place.resolve().parent.parent
     within = place.resolve().parent.name == ENGINES and (outer / MANIFEST).is_file()
     return outer if within else None
+
+
+def keep_engines(place: Path, folder: Path, manifest: Manifest, announce: Announce) -> None:
+    """Carries an artifact's engines over to its new folder, except those of another model.
+
+    Args:
+        place: The artifact that is replaced; it may not exist.
+        folder: The new folder.
+        manifest: The new manifest.
+        announce: Called with each engine that is left out.
+    """
+    for engine in engine_places(place):
+        if is_of(engine, manifest):
+            carry_folder(engine, folder / ENGINES / engine.name)
+        else:
+            announce(f"removed {engine}: it is an engine of the model before")
 
 
 def is_of(place: Path, manifest: Manifest) -> bool:

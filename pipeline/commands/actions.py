@@ -165,4 +165,5 @@ def _config(arguments: argparse.Namespace) -> Config:
         skip=tuple(arguments.skip),
         plugins=tuple(arguments.plugin),
         force=getattr(arguments, "force", False),
+        store=getattr(arguments, "store", None),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
+from pipeline.machine.target import TARGETS
 from pipeline.plugins import PLUGINS
 from pipeline.spec.effort import Effort
 from pipeline.spec.precision import AUTO, PRECISIONS
@@ -27,7 +28,7 @@ def sizes(sub: Any) -> None:
         help="Also compare at these sizes. Dims that you leave out use their opt. Repeat for more",
     )  # fmt: skip
     sub.add_argument(
-        "--memory-limit", type=_bytes, metavar="SIZE",
+        "--memory-limit", type=size, metavar="SIZE",
         help="Do not compare sizes whose estimated memory is larger, e.g. 16GiB (default: half of "
         "the free memory, at most 6 GiB)",
     )  # fmt: skip
@@ -50,6 +51,12 @@ def profiles(sub: Any, *, artifact: bool, builds: bool) -> None:
         "--precision", choices=(*PRECISIONS, AUTO) if builds else PRECISIONS,
         help=f"Set the engine's precision{_AUTO if builds else ''} (default: {precision})",
     )  # fmt: skip
+    if artifact and builds:
+        sub.add_argument(
+            "--target", metavar="TARGET",
+            help="Build an engine for another TensorRT, beside the artifact's own: "
+            f"{', '.join(TARGETS)}",
+        )  # fmt: skip
     if builds:
         sub.add_argument(
             "--recipe", type=Path, metavar="FILE",
@@ -126,7 +133,7 @@ def whole_zoo(sub: Any) -> None:
     )  # fmt: skip
 
 
-def _bytes(text: str) -> int:
+def size(text: str) -> int:
     """Reads ``16GiB``, ``500MB`` or a number of bytes."""
     units = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
     units |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}

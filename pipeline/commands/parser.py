@@ -13,6 +13,7 @@ from pipeline.commands import locate as cli_locate
 from pipeline.commands import options as cli_options
 from pipeline.commands import passes as cli_passes
 from pipeline.commands import source_options as cli_source
+from pipeline.commands import store as cli_store
 from pipeline.commands import view as cli_view
 from pipeline.commands.bench import command as cli_bench
 from pipeline.commands.check import command as cli_check
@@ -40,7 +41,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "shape", "quick", "tolerance", "engine_tolerance", "reference", "memory_limit", "seed",
         "against", "torch",
     ),
-    "the output": ("out", "force", "diff", "details", "bench", "exported", "no_browser", "json"),
+    "the output": (
+        "out", "force", "store", "max_size", "grace", "diff", "details", "bench", "exported",
+        "no_browser", "json",
+    ),
 }  # fmt: skip
 # the end of the help of `pipeline` itself
 FIRST = """examples:
@@ -88,6 +92,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bench": ("pipeline bench artifacts/raft_small --shape h=440,w=1024",),
     "tune": ("pipeline tune artifacts/raft_small --shape h=440,w=1024 --minutes 20",),
     "locate": ("pipeline locate artifacts/raft_small",),
+    "store": ("pipeline store push artifacts/raft_small store", "pipeline store ls store"),
+    "store push": ("pipeline store push artifacts/raft_small store",),
+    "store ls": ("pipeline store ls store",),
+    "store pull": ("pipeline store pull store raft_small pulled",),
+    "store gc": ("pipeline store gc store --max-size 50GiB",),
     "models": ("pipeline models",),
 }
 
@@ -124,7 +133,7 @@ class _Completion(argparse.Action):
             import shtab
         except ImportError as error:
             raise InputError("--completion needs shtab: pip install shtab") from error
-        for sub in _commands(parser).values():
+        for sub in all_commands(parser).values():
             for action in sub._actions:
                 if isinstance(action.type, type) and issubclass(action.type, Path):
                     action.complete = shtab.FILE  # type: ignore[attr-defined]
@@ -174,6 +183,16 @@ def _commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argument
     return found.choices
 
 
+def all_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Returns the parser of each command by name, and of each command below it: ``store ls``."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    for name, sub in _commands(parser).items():
+        found[name] = sub
+        if any(isinstance(action, argparse._SubParsersAction) for action in sub._actions):
+            found |= {f"{name} {word}": below for word, below in all_commands(sub).items()}
+    return found
+
+
 def command_parser() -> argparse.ArgumentParser:
     """Returns the parser. In its result, `command` is the function to call."""
 
@@ -195,8 +214,13 @@ def command_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 
-    def add(name: str, command: Callable[[argparse.Namespace, Progress], int], text: str) -> Any:
-        sub = commands.add_parser(name, help=text, description=text)
+    def add(
+        name: str,
+        command: Callable[[argparse.Namespace, Progress], int],
+        text: str,
+        group: Any = commands,
+    ) -> Any:
+        sub = group.add_parser(name, help=text, description=text)
         sub.set_defaults(command=command, parser=sub)
         sub.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
         sub.add_argument("--json", action="store_true", help="Print the report as JSON")
@@ -247,6 +271,7 @@ def command_parser() -> argparse.ArgumentParser:
         "--details", action="store_true",
         help="Print all that is known of the conversion after the verdict, as inspect does",
     )  # fmt: skip
+    cli_store.option(convert)
     cli_options.effort(convert)
     rewrite = add(
         "rewrite",
@@ -271,11 +296,6 @@ def command_parser() -> argparse.ArgumentParser:
     cli_page.add_command(add)
     cli_view.add_command(add)
     cli_passes.rewrite_options(rewrite)
-    build.add_argument(
-        "--target", metavar="TARGET",
-        help="Build an engine for another TensorRT, beside the artifact's own: "
-        f"{', '.join(TARGETS)}",
-    )  # fmt: skip
     cli_options.profiles(build, artifact=True, builds=True)
     cli_options.effort(build)
     for sub in (rewrite, build, verify):
@@ -286,8 +306,9 @@ def command_parser() -> argparse.ArgumentParser:
     cli_locate.add_command(add)
     cli_options.sizes(verify)
     cli_check.verify_options(verify)
+    cli_store.add_commands(commands, add)
     add("models", actions.models, "List the models that come with pipeline.")
-    for name, sub in commands.choices.items():
+    for name, sub in all_commands(parser).items():
         _arrange(name, sub)
     return parser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def report_json(report: Report) -> str:
         "regressions": [encode(note) for note in report.regressions],
         "notes": [encode(note) for note in report.notes],
         "engines": _other_engines(report.path),
+        "store": None if report.store is None else asdict(report.store),
         "manifest": json.loads(report.manifest.to_json()),
     }
     return json.dumps(content, indent=2)
@@ -44,9 +46,16 @@ def report_text(report: Report) -> str:
     parts = [_head(report)]
     if report.unchanged:
         own = manifest.model.source
-        parts.append("Nothing changed, so nothing was done. Use --force to convert again.")
+        pulled = report.store is not None and report.store.pulled
+        why = (
+            "The store has the artifact, so no stage ran"
+            if pulled
+            else ("Nothing changed, so nothing was done")
+        )
+        parts.append(f"{why}. Use --force to convert again.")
         if ":" in own or "/" in own:
             parts.append(f"Changes in files that {own} reads by itself are not noticed.")
+        parts += [f"store: {line}" for line in report.store.lines()] if report.store else []
         return "\n".join(parts)
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
     parts += ["\n".join(_engine_line(engine) for engine in _other_engines(report.path))]

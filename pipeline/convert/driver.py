@@ -43,6 +43,7 @@ from pipeline.convert.reuse import (
     refuse_other,
     sizes_compared,
 )
+from pipeline.convert.shared import push_result
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
 from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
 from pipeline.errors import CompareError, InputError
@@ -81,9 +82,10 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
             line of another error begins with ``kept:``, it names files for you to look at.
     """
     config = config if isinstance(config, Config) else Config(config)
-    plan = plan_conversion(config)
+    plan = plan_conversion(config, announce)
     if plan.old is not None and not plan.todo:
-        return Report(plan.place, plan.old.manifest, unchanged=True)
+        report = Report(plan.place, plan.old.manifest, unchanged=True)
+        return push_result(report, plan.shared, announce)
     options = plan.options
     with (
         left_as_given(plan.spec) as spec,
@@ -114,7 +116,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
             forget_failed(failed_place(plan.place))
     if failed is not None:
         raise failed
-    return report
+    return push_result(report, plan.shared, announce)
 
 
 def _workspace(plan: ConversionPlan, announce: Announce) -> AbstractContextManager[Workspace]:

@@ -33,8 +33,10 @@ from pipeline.source.zoo import source_file
 from pipeline.spec.config import Config
 from pipeline.spec.expressions import DimExpr
 from pipeline.spec.model import ModelSpec, holds_weights
+from pipeline.spec.profiles import Profile
+from pipeline.store.entry import STAGES, Parts
 
-EXPORT, REWRITE, BUILD, COMPARE = STAGES = ("export", "rewrite", "build", "compare")
+EXPORT, REWRITE, BUILD, COMPARE = STAGES
 _PACKAGES = {
     "export": ("torch", "onnx", "onnxscript", "onnx-ir"),
     "rewrite": ("onnx", "onnx-graphsurgeon", "onnx-ir", "onnxruntime"),
@@ -69,14 +71,34 @@ def stage_keys(
     config: Config, spec: ModelSpec, options: StageOptions, weights: Weights
 ) -> dict[str, str]:
     """Returns the key of every stage, in order."""
+    return keys_of(stage_parts(config, spec, options, weights))
+
+
+def keys_of(parts: Parts) -> dict[str, str]:
+    """Returns the key of every stage from its parts. It includes the key of the stage before."""
+    keys: dict[str, str] = {}
+    before = ""
+    for stage in STAGES:
+        text = json.dumps([before, parts[stage]], sort_keys=True)
+        keys[stage] = before = hashlib.sha256(text.encode()).hexdigest()
+    return keys
+
+
+def stage_parts(
+    config: Config, spec: ModelSpec, options: StageOptions, weights: Weights
+) -> dict[str, dict[str, object]]:
+    """Returns what the key of every stage is made of, in order, as JSON types by name."""
     tolerances = [spec.tolerance, *(output.tolerance for output in spec.outputs)]
-    held_to = [content_of(tolerances), content_of(spec.engine_tolerance)]
+    held_to = {
+        "tolerance": content_of(tolerances), "engine tolerance": content_of(spec.engine_tolerance),
+    }  # fmt: skip
     # the search for a recipe is never quick
     sizes = replace(options.compare, quick=False)
     searched = [held_to, content_of(sizes), versions(_PACKAGES["compare"])]
-    more: dict[str, object] = {
+    more: dict[str, dict[str, object]] = {
         "export": {
-            "pipeline": pipeline_hash(),
+            "python": platform.python_version(),
+            "pipeline's code": pipeline_hash(),
             "source": _source(config, spec),
             "spec": content_of(spec),
             # the text tells a tuple from a list, and one dataclass from another
@@ -86,23 +108,33 @@ def stage_keys(
             # a measured tolerance is measured in the export
             "measured": [tolerance is None for tolerance in tolerances],
         },
-        "rewrite": None,
-        "build": [
-            installed_version(options.build.target),
-            _built_for(options.build.target),
-            content_of(spec.profiles),
-            searched if options.build.auto else None,
-        ],
-        "compare": held_to,
+        "rewrite": {},
+        "build": {
+            "TensorRT": installed_version(options.build.target),
+            "compute capability": _built_for(options.build.target),
+            "profile": _profiles(spec.profiles),
+            "searched": searched if options.build.auto else None,
+        },
+        "compare": {**held_to},
     }
-    keys: dict[str, str] = {}
-    before = platform.python_version()
-    for stage in STAGES:
-        own = content_of(options.by_stage[stage])
-        content = [before, own, more[stage], versions(_PACKAGES[stage])]
-        text = json.dumps(content, sort_keys=True)
-        keys[stage] = before = hashlib.sha256(text.encode()).hexdigest()
-    return keys
+    return {
+        stage: {
+            **more[stage],
+            "options": content_of(options.by_stage[stage]),
+            "packages": versions(_PACKAGES[stage]),
+        }
+        for stage in STAGES
+    }
+
+
+def _profiles(profiles: Sequence[Profile]) -> object:
+    texts = [{name: ":".join(map(str, r)) for name, r in p.ranges.items()} for p in profiles]
+    return [{"name": p.name, "ranges": text} for p, text in zip(profiles, texts, strict=True)]
+
+
+def is_new_every_time(config: Config, spec: ModelSpec) -> bool:
+    """True for a spec object without a key: its keys never equal those of another run."""
+    return spec.onnx is None and not isinstance(config.model, str) and spec.key is None
 
 
 def content_of(value: object) -> object:
@@ -153,10 +185,11 @@ def _source(config: Config, spec: ModelSpec) -> object:
     """
     if spec.onnx is not None:
         other = source_files(spec.reference) if spec.reference is not None else []
-        return [[_file_hash(file) for file in files] for files in (source_files(spec.onnx), other)]
-    if not isinstance(config.model, str) and spec.key is None:
+        files = {"onnx": source_files(spec.onnx), "reference": other}
+        return {name: [_file_hash(file) for file in found] for name, found in files.items()}
+    if is_new_every_time(config, spec):
         return uuid.uuid4().hex
-    return [spec.key, _file_hash(source_file(spec))]
+    return {"key": spec.key, "file": _file_hash(source_file(spec))}
 
 
 @cache

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest, ModelInfo, TargetInfo, now
-from pipeline.convert.keys import STAGES, stage_keys, weights_info
+from pipeline.convert.keys import keys_of, stage_parts, weights_info
 from pipeline.convert.options import StageOptions, stage_options
 from pipeline.convert.reuse import first_changed, previous
+from pipeline.convert.shared import Shared, Wanted, open_store, pull_best
 from pipeline.machine.libraries import versions
+from pipeline.machine.progress import Announce, silent
 from pipeline.machine.target import find_target, require
 from pipeline.plugins.loading import find_plugins
 from pipeline.probe.apply import merge_profiles
@@ -24,6 +26,7 @@ from pipeline.spec.interface import Interface
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.precision import check_precision
 from pipeline.spec.profiles import Profile, check_names, parse_sizes
+from pipeline.store.entry import STAGES
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class ConversionPlan:
         keys: Stage name to the hash of everything that changes the stage's result.
         todo: The stages to run, in order.
         old: The existing artifact, if it is undamaged.
+        shared: The store of the conversion; None without one.
     """
 
     spec: ModelSpec
@@ -47,13 +51,17 @@ class ConversionPlan:
     keys: Mapping[str, str]
     todo: tuple[str, ...]
     old: Artifact | None
+    shared: Shared | None = None
 
 
-def plan_conversion(config: Config) -> ConversionPlan:
+def plan_conversion(config: Config, announce: Announce = silent) -> ConversionPlan:
     """Finds the model and the target, and compares them with the existing artifact.
+
+    With a store, an artifact from it replaces the existing one if it saves a stage.
 
     Raises:
         InputError: The config is not valid, a plugin does not exist, or the weights can't be read.
+        StoreError: The store can't be read.
         TargetMissing: The target's TensorRT is not installed.
     """
     spec = find_source(config)
@@ -76,13 +84,18 @@ def plan_conversion(config: Config) -> ConversionPlan:
         whole = stage_options(replace(config, quick=False), target)
         every += [replace(options, export=whole.export), whole]
     weights = manifest.model.weights
-    by_options = [stage_keys(config, spec, one, weights) for one in every]
+    parts = [stage_parts(config, spec, one, weights) for one in every]
+    store, use = open_store(config, spec), None
+    if store is not None and not config.force:
+        old, use = pull_best(store, Wanted(place, manifest, parts), old, announce)
+    by_options = [keys_of(each) for each in parts]
     keys = max(by_options, key=lambda keys: first_changed(old, keys))
     first = first_changed(old, keys)
+    shared = Shared(store, parts[by_options.index(keys)], use) if store is not None else None
     if old is not None and first > 0:  # the earlier stages do not depend on tolerances
         interface = old.manifest.interface.with_tolerances(spec.interface)
         manifest = replace(old.manifest, interface=interface)
-    return ConversionPlan(spec, place, manifest, options, keys, STAGES[first:], old)
+    return ConversionPlan(spec, place, manifest, options, keys, STAGES[first:], old, shared)
 
 
 def initial_manifest(config: Config, spec: ModelSpec) -> Manifest:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.convert.findings import comparison_failures
+from pipeline.convert.shared import StoreUse
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.findings import Note
 
@@ -47,6 +48,7 @@ class Report:
         regressions: What got worse compared with another artifact.
         notes: The other findings of that comparison.
         stage: The stage that ran alone, such as ``build``; empty after a conversion.
+        store: How the conversion used its store; None without one.
     """
 
     path: Path
@@ -55,6 +57,7 @@ class Report:
     regressions: Sequence[Note] = ()
     notes: Sequence[Note] = ()
     stage: str = ""
+    store: StoreUse | None = None
 
     @property
     def ok(self) -> bool:
@@ -124,6 +127,8 @@ def verdict(report: Report, *, whole: bool = False) -> str:
     if shown and bad[shown:]:
         lines.append(f"- and {len(bad) - _FAILURES} more")
     lines += _line("narrowed", *narrowed_text(manifest), most=one)
+    for text in report.store.lines() if report.store is not None else ():
+        lines += _line("store", text, most=two)
     return "\n".join([*lines, f"{'next:':{_HEAD}}{_next(report, whole)}"])
 
 

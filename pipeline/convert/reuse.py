@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pipeline.artifact.artifact import Artifact, check_file, is_built
 from pipeline.artifact.manifest import Manifest
-from pipeline.convert.keys import STAGES
 from pipeline.errors import ArtifactError, InputError
 from pipeline.machine.files import write_whole
 from pipeline.spec.file_names import (
@@ -25,6 +24,7 @@ from pipeline.spec.file_names import (
     TUNING,
     TUNING_PLOT,
 )
+from pipeline.store.entry import STAGES
 
 
 def refuse_other(place: Path, manifest: Manifest) -> None:

@@ -24,7 +24,6 @@ from pipeline.build.build import Built
 from pipeline.build.settings import BuildOptions
 from pipeline.compare import run_names
 from pipeline.compare.stage import compare_artifact, record
-from pipeline.convert.keys import STAGES
 from pipeline.convert.options import ExportOptions, RewriteOptions
 from pipeline.convert.recipe import Search, decided
 from pipeline.convert.reuse import remove_built
@@ -50,6 +49,7 @@ from pipeline.spec.interface import Interface
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.noise import EQUAL
 from pipeline.spec.recipe import HalfInfo
+from pipeline.store.entry import STAGES
 
 if TYPE_CHECKING:
     from pipeline.export.exported import Exported

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from pipeline.artifact.artifact import Artifact, finish
-from pipeline.artifact.engines import engine_places, is_of, outer_artifact
+from pipeline.artifact.engines import keep_engines, outer_artifact
 from pipeline.artifact.manifest import Manifest, StageInfo
 from pipeline.convert.findings import list_findings
-from pipeline.convert.keys import STAGES
 from pipeline.convert.reuse import check_not_replaced, forget, last_seconds
 from pipeline.errors import PipelineError, ended_run
 from pipeline.machine.progress import Announce, StageText
 from pipeline.machine.resources import Stopwatch, peak_memory, reset_peak_memory
-from pipeline.machine.swap_folder import carry_folder, held, replacing
-from pipeline.spec.file_names import ENGINES
+from pipeline.machine.swap_folder import held, replacing
+from pipeline.store.entry import STAGES
 
 
 class StageResult(Protocol):
@@ -125,11 +124,7 @@ def new_artifact(place: Path, manifest: Manifest, announce: Announce) -> Iterato
     with _outer_held(place), replacing(place, keep=False) as folder:
         work = Workspace(folder, place, manifest, announce)
         yield work
-        for engine in engine_places(place):
-            if is_of(engine, work.manifest):
-                carry_folder(engine, folder / ENGINES / engine.name)
-            else:
-                announce(f"removed {engine}: it is an engine of the model before")
+        keep_engines(place, folder, work.manifest, announce)
 
 
 @contextmanager

@@ -36,6 +36,7 @@ _TEXTS = {
 }
 _FILES = {
     "out": "artifacts/net", "weights": "net.pth", "recipe": "recipe.json", "reference": "net.onnx",
+    "store": "/shared/store",
 }  # fmt: skip
 _OTHERS: Mapping[str, tuple[type, ...]] = {
     "profiles": (Profile,),
@@ -54,7 +55,7 @@ class Config:
     `plugins`, `inputs`, `dims`, `ranges`, `rules`, `values`, `output_names`, `tolerance`,
     `output_tolerances`, `reference`, `engine_tolerance`, the level of `effort`, `exact`,
     `allow_narrow`, `search_seconds`, `state`, `dtype`, and `memory_limit` if you set it. `out`,
-    `force` and `trust` do not.
+    `force`, `trust` and `store` do not.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -105,6 +106,8 @@ class Config:
         quick: Whether to compare at few sizes only.
         reference: For an ``.onnx`` file: another ONNX file with the same inputs and outputs, whose
             outputs are the reference.
+        store: A store of artifacts to share (`pipeline.store.store`): a folder, or an address such
+            as ``s3://bucket/path``.
 
     Raises:
         InputError: A field is unknown, or its value is out of range or of another kind.
@@ -144,11 +147,12 @@ class Config:
     output_names: tuple[str, ...] = ()
     quick: bool = False
     reference: Path | str | None = None
+    store: Path | str | None = None
 
     def __post_init__(self) -> None:
         _check_model(self.model)
-        for word in ("out", "weights", "recipe", "reference"):
-            check_kind(word, getattr(self, word), (str, Path), f'"{_FILES[word]}"')
+        for word, example in _FILES.items():
+            check_kind(word, getattr(self, word), (str, Path), f'"{example}"')
         check_kind("seed", self.seed, (int,), "0")
         check_kind("memory_limit", self.memory_limit, (int,), "8 * 2**30")
         check_kind("search_seconds", self.search_seconds, (int, float), "60")

@@ -122,6 +122,13 @@ def test_half_precision(runner: Runner) -> None:
 
 
 @pytest.mark.slow
+def test_a_shared_store(runner: Runner) -> None:
+    docs_models.write_onnx(Path("model.onnx"), "mean.onnx")
+    runner.run_pages()
+    assert Path("pulled/engine.plan").is_file()
+
+
+@pytest.mark.slow
 def test_the_examples_of_the_commands(runner: Runner, artifacts: Artifacts) -> None:
     """Each example has new artifacts, because one may change them for the next."""
 

@@ -33,6 +33,7 @@ RUN: Mapping[str, tuple[str, ...]] = {
     ),
     "test_engines_for_several_gpus": ("docs/guide/several-gpus.md",),
     "test_half_precision": ("docs/guide/half-precision.md",),
+    "test_a_shared_store": ("docs/guide/shared-store.md",),
     "test_the_examples_of_the_commands": ("docs/reference/command-line.md",),
 }  # fmt: skip
 # Each `sh` command that is not run there, and why.
@@ -99,11 +100,15 @@ NOT_RUN: Mapping[str, str] = {
     "pipeline locate raft86 --shape h=184,w=248": TRT_8_6,
     # docs/guide/write-a-pass.md and docs/reference/targets.md
     "pipeline passes --still-needed": MINUTES,
+    # docs/guide/shared-store.md
+    "pip install 'trt-pipeline[store]'": NETWORK,
     # docs/reference/command-line.md
     "pipeline convert my_model.py:net --input 'x:{b}x3x{h}x{w}' "
     "--dim b=1:8 --dim h=64:512 --dim w=64:512": TWICE,
     "pipeline check my_model.py:net --input 'x:{b}x3x{h}x{w}' "
     "--dim b=1:8 --dim h=64:512 --dim w=64:512": TWICE,
+    "pipeline store pull store raft_small pulled":
+    "its artifact has another name here; tests/convert/test_shared.py runs it",
     "pipeline view artifacts/raft_small": WAITS,
     "pipeline view artifacts/raft_small --exported": WAITS,
     "pipeline bench artifacts/raft_small --shape h=440,w=1024": GPU,

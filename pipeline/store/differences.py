@@ -1,0 +1,93 @@
+"""What differs between the parts of two keys, so that a miss has a reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.store.entry import Parts
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_DIGITS = 8  # of a hash
+_MOST = 60  # characters of a value
+# parts whose content says enough without their name
+_PLAIN = ("options", "packages", "libraries", "ranges", "spec")
+ABSENT = "none"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One part of a key that differs.
+
+    Args:
+        stage: The first stage that it changes.
+        part: What it is: ``torch``, ``precision``, ``profile b``.
+        before, after: Its value in the store, and in this conversion.
+    """
+
+    stage: str
+    part: str
+    before: str
+    after: str
+
+    @property
+    def text(self) -> str:
+        """The difference as text: ``torch 2.13.0 -> 2.14.0``."""
+        return f"{self.part} {self.before} -> {self.after}"
+
+
+def differences(before: Parts, after: Parts) -> tuple[Difference, ...]:
+    """Compares the parts of two keys. A part that occurs in several stages is listed once."""
+    found: dict[tuple[str, str, str], Difference] = {}
+    for stage in after:
+        old, new = (dict(_leaves(parts.get(stage, {}), ())) for parts in (before, after))
+        for path in [*new, *(path for path in old if path not in new)]:
+            values = old.get(path, ABSENT), new.get(path, ABSENT)
+            if values[0] != values[1]:
+                part = " ".join(path)
+                found.setdefault((part, *values), Difference(stage, part, *values))
+    return tuple(found.values())
+
+
+def _leaves(
+    value: Any, path: tuple[str, ...], named: bool = False
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The single values in the parts of a stage, with the names that lead to them."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            if not (named and key == "name"):  # it is in the path
+                yield from _leaves(item, path if key in _PLAIN else (*path, str(key)))
+    elif _has_parts(value):
+        names = _names(value)
+        for name, item in zip(names, value, strict=True):
+            own = (name,) if len(names) > 1 else ()
+            yield from _leaves(item, (*path, *own), bool(own) and not name.isdecimal())
+    else:
+        yield path, _text(value)
+
+
+def _names(items: Sequence[Any]) -> list[str]:
+    """A name for each item: its own, or its number if it has none or shares it."""
+    own = [item.get("name") if isinstance(item, Mapping) else None for item in items]
+    return [
+        str(number) if name is None or own.count(name) > 1 else str(name)
+        for number, name in enumerate(own)
+    ]
+
+
+def _has_parts(value: Any) -> bool:
+    lists = isinstance(value, Sequence) and not isinstance(value, str)
+    return lists and any(isinstance(item, Mapping | list) for item in value)
+
+
+def _text(value: Any) -> str:
+    if value is None or value in ("", [], {}):
+        return ABSENT
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(_text, value))
+    text = str(value)
+    if _HASH.fullmatch(text):
+        return text[:_DIGITS]
+    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
