@@ -38,6 +38,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "engine
 from engine_overhead import counting_cost
 
 F32 = np.float32
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "metrics.md").read_text()
 WIDE, NARROW = "p0", "p1"  # the profiles; NARROW has w up to 16 and its opt is 3
 
 
@@ -337,6 +338,7 @@ def test_the_names_are_prometheus_and_opentelemetrys(pretend: Pretend) -> None:
         name += {"s": "_seconds", "By": "_bytes"}.get(one.unit, "") + "_total" * one.grows
         names.remove(name)
         assert re.fullmatch(r"[a-z]+(\.[a-z]+)*", one.name) and not one.text.endswith(".")
+        assert f"| `{name}` | `pipeline.engine.{one.name}` |" in PAGE
     assert names == {f"pipeline_engine_size_{part}" for part in ("bucket", "sum", "count")}
 
 

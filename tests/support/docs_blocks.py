@@ -91,6 +91,8 @@ NOT_RUN: Mapping[str, str] = {
     "pipeline bench artifacts/mine --plugin libfoo.so": GPU,
     # docs/guide/run-the-engine.md
     "pipeline bench artifacts/raft --shape h=440,w=1024": GPU,
+    # docs/guide/metrics.md
+    "pip install '.[runtime,metrics]'": NETWORK,
     # docs/guide/sizes-and-dims.md
     "pipeline convert raft --profile h=135:440:1080,w=135:1024:1920 --profile h=2160,w=3840":
     MINUTES,
