@@ -224,7 +224,7 @@ class Engine:
         """The engine's numbers since it was loaded: calls, errors, sizes, memory and times.
 
         A call is counted when its run is enqueued. The counts are exact with any number of threads.
-        Reading waits for the call that another thread enqueues now, and not for the GPU.
+        Reading waits while another thread enqueues a call or captures a graph.
 
         Returns:
             A dict of numbers, which `json` can write; see `pipeline.runtime.metrics.Metrics`.
