@@ -1,6 +1,6 @@
 """Counts what an engine does: calls, sizes, errors, memory and, if switched on, GPU time.
 
-A call adds two numbers under the engine's lock. All else is worked out when somebody reads it.
+A call adds to one number under the engine's lock. All else is worked out when somebody reads it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Counters:
 
     def __init__(self, interface: Interface) -> None:
         self._runs: defaultdict[Sized, int] = defaultdict(int)
-        self._graph_runs = 0
+        self._replays: defaultdict[Sized, int] = defaultdict(int)
+        self._graph_calls = 0
         self.retries = 0
         self.errors = dict.fromkeys((kind for kind, _ in ERRORS), 0)
         self.time = TimeMetrics(calls=0, queue_seconds=0.0, gpu_seconds=0.0)
@@ -107,11 +108,13 @@ class Counters:
         }
         self._bounds = {name: list(size["buckets"]) for name, size in self._sizes.items()}
 
-    def ran(self, sized: Sized, graph: bool) -> None:
-        """Counts a call."""
+    def ran(self, sized: Sized) -> None:
+        """Counts a call without a graph."""
         self._runs[sized] += 1
-        if graph:
-            self._graph_runs += 1
+
+    def replayed(self, sized: Sized) -> None:
+        """Counts a call that used a captured graph."""
+        self._replays[sized] += 1
 
     def failed(self, error: Exception) -> None:
         """Counts an error."""
@@ -120,7 +123,8 @@ class Counters:
 
     def fold(self) -> None:
         """Adds the counts by `Sized` to the totals."""
-        for sized, calls in self._runs.items():
+        self._graph_calls += sum(self._replays.values())
+        for sized, calls in (*self._runs.items(), *self._replays.items()):
             self._calls[self._names[sized.profile]] += calls
             for name, size in sized.sizes.items():
                 found, bounds = self._sizes[name], self._bounds[name]
@@ -129,13 +133,14 @@ class Counters:
                 found["max"] = size if found["max"] is None else max(found["max"], size)
                 found["buckets"][bounds[bisect_left(bounds, size)]] += calls
         self._runs.clear()
+        self._replays.clear()
 
     def read(self, memory: dict[str, int], captured: int) -> Metrics:
         """A copy of all numbers."""
         self.fold()
         return Metrics(
             calls=dict(self._calls),
-            graph_calls=self._graph_runs,
+            graph_calls=self._graph_calls,
             errors=dict(self.errors),
             memory_retries=self.retries,
             captured=captured,

@@ -229,7 +229,10 @@ class EngineState:
                 _cuda.synchronise()
             raise
         self._last = (stream, event)
-        self.counters.ran(sized, captured is not None)
+        if captured is None:
+            self.counters.ran(sized)
+        else:
+            self.counters.replayed(sized)
         return done, event
 
     def _staged(self, sized: Sized, place: int, array: Any, stream: int) -> Lease:

@@ -396,8 +396,9 @@ def test_counting_costs_little(pretend: Pretend, capsys: pytest.CaptureFixture[s
     """The limit is loose, because the machine may be busy. tests/gpu compares with real calls."""
     engine = make_engine(pretend(0))
     run(engine, 2, 8)
-    cost = counting_cost(engine)
-    with capsys.disabled():
-        print(f"\ncounting a call: {cost * 1e9:.0f} ns")
+    for graph in (False, True):
+        cost = counting_cost(engine, graph=graph)
+        with capsys.disabled():
+            print(f"\ncounting a call{' with a graph' * graph}: {cost * 1e9:.0f} ns")
+        assert 0 < cost < 2e-6
     assert sum(engine.metrics()["calls"].values()) == 1
-    assert 0 < cost < 2e-6
