@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pipeline.convert.driver import run, verify
     from pipeline.convert.report import Report
     from pipeline.runtime.engine import Engine, load
+    from pipeline.runtime.exporters import opentelemetry_metrics, prometheus_collector
     from pipeline.spec.config import Config
     from pipeline.spec.dims import Dim
     from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
@@ -63,6 +64,8 @@ _MODULES = {
     "Tolerance": "spec.model",
     "check": "commands.check.module",
     "load": "runtime.engine",
+    "opentelemetry_metrics": "runtime.exporters",
+    "prometheus_collector": "runtime.exporters",
     "run": "convert.driver",
     "verify": "convert.driver",
 }
@@ -95,6 +98,8 @@ __all__ = [
     "check",
     "convert",
     "load",
+    "opentelemetry_metrics",
+    "prometheus_collector",
     "run",
     "verify",
 ]

@@ -10,6 +10,7 @@ profile.
   on an empty stream. One is a bare ``execute_async_v3`` on a context with shapes and addresses.
   The other is Engine's whole call on GPU arrays with ``stream=`` (checks, addresses, new outputs).
   If the size changes between calls, the bare loop also sets shapes and addresses.
+- counting: the host time of the code that counts a call (`Engine.metrics`), alone.
 - memory: the memory in use after the first hundred calls of random sizes, and after all calls.
   It is measured by CUDA (cudaMemGetInfo, the whole GPU), by the engine, and by the system for the
   process (resident).
@@ -25,6 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,37 @@ def overhead(artifact: Artifact, turns: int) -> list[dict[str, Any]]:
     return rows
 
 
+def counting_cost(engine: pipeline.Engine, *, graph: bool = False) -> float:
+    """Seconds that a call of the engine spends on counting itself, and on asking for `timing`.
+
+    It runs the code that each call runs, alone, at the sizes of an earlier call. The counters are
+    others than the engine's.
+
+    Args:
+        graph: for a call that uses a graph.
+    """
+    from pipeline.runtime.metrics import Counters
+
+    state = engine._runs
+    names = {
+        "state": state,
+        "counters": Counters(state.sizes.interface),
+        "sized": next(iter(state._sized.values())),
+    }
+    code = "timer = None if state.timing is None else state\n"
+    code += "if timer is not None: pass\n" * 2
+    code += "counters.replayed(sized)" if graph else "counters.ran(sized)"
+    return min(timeit.repeat(code, globals=names, repeat=7, number=20000)) / 20000
+
+
+def counted(artifact: Artifact) -> float:
+    """`counting_cost` of an artifact's engine, at opt of its first profile."""
+    with pipeline.load(artifact.path) as engine:
+        sizes = engine.profiles[0].sizes(1)
+        engine({i.name: i.sample(sizes, 0) for i in engine.inputs})
+        return counting_cost(engine, graph=True)
+
+
 def _own_output(outputs: Mapping[str, Any], inputs: Mapping[str, Part]) -> dict[str, Any]:
     """The output as the input, if the engine has one of each with the same shape and dtype."""
     (output, *others), (part, *more) = outputs.values(), inputs.values()
@@ -329,6 +362,7 @@ def main() -> int:
                 Artifact.open(arguments.artifact) if arguments.artifact else tiny(Path(folder))
             )
             rows = overhead(artifact, arguments.turns)
+            counting = counted(artifact)
             memory = [
                 steady(artifact, arguments.calls, numpy=False),
                 steady(artifact, max(arguments.calls // 5, FIRST + 1), numpy=True),
@@ -346,11 +380,14 @@ def main() -> int:
             "profile": sizes_text(manifest.interface.profiles[0].sizes(1)),
             "overhead": rows,
             "memory": memory,
+            "counting_ns": counting * 1e9,
         }
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")
     print(tables(rows, memory))
     worst = max(r["engine_us"] - r["bare_us"] for r in rows[:2])
     grown = memory[0]["gpu"][-1] - memory[0]["gpu"][0]
+    share = counting * 1e6 / min(r["engine_us"] for r in rows)
+    print(f"\ncounting a call: {counting * 1e9:.0f} ns, {share:.2%} of the fastest call")
     print(f"\ngoals: overhead {worst:.1f} us, wanted {GOAL:g}; grown {grown} bytes, wanted 0")
     return 0
 

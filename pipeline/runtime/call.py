@@ -15,6 +15,7 @@ from pipeline.runtime.device_array import DeviceArray
 from pipeline.runtime.pool import QUIET
 from pipeline.runtime.sizes import Shape
 from pipeline.runtime.state import EngineState
+from pipeline.runtime.timing import Timer
 
 
 def call(
@@ -30,22 +31,24 @@ def call(
         InputError: an array, the stream or a size is invalid.
         EngineError: TensorRT or CUDA failed.
     """
+    timing = runs.timing  # read once: another thread may switch it off
+    timer = None if timing is None else timing.start()
     # the first input that TensorRT reads on the GPU decides; the others have to be on its side
     first = runs.first
     if first is not None and not isinstance(given[first], np.ndarray):
         if out is not None and not isinstance(out, Mapping):
             raise InputError("out: pass a dict of output name to array on the GPU")
-        return call_device(runs, given, stream, out or {})
+        return call_device(runs, given, stream, out or {}, timer)
     for word, value in (("stream", stream), ("out", out)):
         if value is not None:
             raise InputError(
                 f"{word}= needs inputs on the GPU, but numpy arrays were passed; leave it out, or "
                 "copy them to the GPU"
             )
-    return call_host(runs, given)
+    return call_host(runs, given, timer)
 
 
-def call_host(runs: EngineState, given: Mapping[str, Any]) -> dict[str, Any]:
+def call_host(runs: EngineState, given: Mapping[str, Any], timer: Timer | None) -> dict[str, Any]:
     """Runs on numpy arrays, and returns when the outputs are computed."""
     shapes: list[Shape] = []
     places: list[Any] = []
@@ -62,7 +65,7 @@ def call_host(runs: EngineState, given: Mapping[str, Any]) -> dict[str, Any]:
             places.append(array)
     own = runs.device.own
     with runs.lock:
-        done, event = runs.run(shapes, values, places, own.handle, {})
+        done, event = runs.run(shapes, values, places, own.handle, {}, timer)
     stream = own
     if runs.shared or not runs.last(event):
         stream = runs.device.copies  # so that the copies don't wait for other threads' runs
@@ -84,7 +87,11 @@ def call_host(runs: EngineState, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_device(
-    runs: EngineState, given: Mapping[str, Any], stream: Any, out: Mapping[str, Any]
+    runs: EngineState,
+    given: Mapping[str, Any],
+    stream: Any,
+    out: Mapping[str, Any],
+    timer: Timer | None,
 ) -> dict[str, Any]:
     """Runs on arrays on the GPU, and returns when the run is enqueued."""
     device = runs.device
@@ -123,7 +130,7 @@ def call_device(
                 keep.append(value)
     with runs.lock:
         device.turns.enter(handle, device)
-        done, event = runs.run(shapes, values, places, handle, out)
+        done, event = runs.run(shapes, values, places, handle, out, timer)
         device.turns.leave(handle, device, event)
         for other in others:
             other.used_until(event)

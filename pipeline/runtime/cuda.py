@@ -159,6 +159,12 @@ class Event:
             home.close()
 
 
+def elapsed(start: Event, end: Event) -> float:
+    """Seconds between two moments that have passed; their `Events` have to be with `timing`."""
+    result = rt.cudaEventElapsedTime(start.handle, end.handle)
+    return float(check(result, "reading the time between two events")) / 1e3
+
+
 class Reader:
     """Another library's stream that uses an array, until that library releases the array."""
 
@@ -180,24 +186,27 @@ class Reader:
 class Events:
     """A pool of events.
 
+    Args:
+        timing: whether the events keep the time, which `elapsed` needs.
+
     Attributes:
         free: handles of events that nobody holds.
         closed: whether a returned event is freed at once.
     """
 
-    __slots__ = ("closed", "free")
+    __slots__ = ("_flags", "closed", "free")
 
-    def __init__(self) -> None:
+    def __init__(self, *, timing: bool = False) -> None:
         self.free: deque[Any] = deque()
         self.closed = False
+        self._flags = rt.cudaEventDefault if timing else rt.cudaEventDisableTiming
 
     def take(self, stream: int) -> Event:
         """The moment when all work that is on the stream so far is done."""
         try:
             handle = self.free.pop()
         except IndexError:
-            flags = rt.cudaEventDisableTiming
-            handle = check(rt.cudaEventCreateWithFlags(flags), "creating an event")
+            handle = check(rt.cudaEventCreateWithFlags(self._flags), "creating an event")
         event = Event(handle, self)
         result = rt.cudaEventRecord(handle, stream)
         if result[0]:

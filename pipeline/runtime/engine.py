@@ -21,6 +21,7 @@ from pipeline.machine.gpu import find_gpu
 from pipeline.runtime import bindings as _trt
 from pipeline.runtime.arrays import named_inputs
 from pipeline.runtime.choose import choose
+from pipeline.runtime.metrics import Metrics, count_error, read_metrics
 from pipeline.runtime.rtx import PLAIN, RtxSettings, RuntimeCache
 from pipeline.runtime.sizes import EngineSizes
 from pipeline.runtime.trust import (
@@ -205,6 +206,8 @@ class Engine:
 
     Attributes:
         manifest: the artifact's manifest.
+        timing: whether calls are timed on the GPU (see `metrics`); False at first. It records three
+            events in each call.
         poison: for checks: fill outputs with 0xFF bytes before each run, so that bytes that a run
             does not write show up.
         profile: for checks: the index of the profile that all sizes run in; None for the best one.
@@ -240,11 +243,15 @@ class Engine:
             Every output by name: numpy arrays for numpy inputs, else `DeviceArray`s.
         """
         runs = self._runs
-        given = self._named(inputs, named, runs.names)
-        if runs.device.alone:
-            return self._run(runs, given, stream, out)
-        with runs.device.current():
-            return self._run(runs, given, stream, out)
+        try:
+            given = self._named(inputs, named, runs.names)
+            if runs.device.alone:
+                return self._run(runs, given, stream, out)
+            with runs.device.current():
+                return self._run(runs, given, stream, out)
+        except Exception as error:
+            count_error(runs, error)
+            raise
 
     def capture(self, sizes: Mapping[str, int]) -> None:
         """Captures a CUDA graph for these sizes; later calls with these sizes use it.
@@ -262,8 +269,32 @@ class Engine:
                 engine still works without the graph.
             OutOfMemory: GPU memory is too short for the graph.
         """
+        try:
+            with self._runs.device.current():
+                self._runs.capture(sizes)
+        except Exception as error:
+            count_error(self._runs, error)
+            raise
+
+    def metrics(self) -> Metrics:
+        """The engine's numbers since it was loaded: calls, errors, sizes, memory and times.
+
+        A call is counted when its run is enqueued. The counts are exact with any number of threads.
+        Reading waits while another thread enqueues a call or captures a graph.
+
+        Returns:
+            A dict of numbers, which `json` can write; see `pipeline.runtime.metrics.Metrics`.
+        """
+        return read_metrics(self._runs)
+
+    @property
+    def timing(self) -> bool:
+        return self._runs.timing is not None
+
+    @timing.setter
+    def timing(self, value: bool) -> None:
         with self._runs.device.current():
-            self._runs.capture(sizes)
+            self._runs.time(bool(value))
 
     @property
     def captured(self) -> tuple[Mapping[str, int], ...]:

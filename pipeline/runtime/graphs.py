@@ -30,14 +30,15 @@ class Captured:
 
     Args:
         inputs, outputs: memory blocks, in the order of the engine's inputs and outputs.
-        keep: objects that have to live as long as the graph.
+        activation, context: they have to live as long as the graph.
     """
 
     sizes: Mapping[str, int]
     graph: CapturedGraph
     inputs: list[Lease]
     outputs: list[Lease]
-    keep: tuple[Any, ...]
+    activation: Lease
+    context: Context
 
 
 class Graphs:
@@ -156,4 +157,4 @@ def capture(
         ) from error
     finally:
         stream.synchronise()
-    return Captured(sized.sizes, graph, inputs, outputs, (context, activation))
+    return Captured(sized.sizes, graph, inputs, outputs, activation, context)

@@ -19,9 +19,11 @@ from pipeline.runtime.array_interface import KnownArrays
 from pipeline.runtime.bindings import Context, LoadedPlan
 from pipeline.runtime.graphs import Captured, Graphs, capture
 from pipeline.runtime.hold import Held
+from pipeline.runtime.metrics import Counters
 from pipeline.runtime.outputs import Result, caller_memory, finish, prepare
 from pipeline.runtime.pool import DIRTY, QUIET, Lease, Pool
 from pipeline.runtime.sizes import ONE_SIZE, EngineSizes, OutputAtSizes, Shape, Sized
+from pipeline.runtime.timing import Timer, Timing
 from pipeline.spec.dims import sizes_text
 
 _MOST_SIZES = 512  # sets of sizes that are remembered
@@ -42,6 +44,8 @@ class EngineState:
         known: arrays that are known to be on the GPU.
         shared: whether another thread's run has ever come between a run and its copies to the host.
         forced: the profile to run in; None for the best one.
+        activation: the activation memory of the next run.
+        timing: measures the calls; None if that is off.
     """
 
     def __init__(
@@ -64,10 +68,12 @@ class EngineState:
         self._nothing = self.pool.take("nothing", 1, QUIET)  # the address of empty arrays
         self._contexts: dict[int, Context] = {}
         self._sized: dict[Hashable, Sized] = {}
-        self._activation: Lease | None = None
+        self.activation: Lease | None = None
         self._generation = 0
         self._last: tuple[int, _cuda.Event] | None = None
         self.held, self.known = Held(), KnownArrays(device.index)
+        self.counters = Counters(sizes.interface)
+        self.timing: Timing | None = None
 
     def capture(self, asked: Mapping[str, int]) -> None:
         """Captures a graph for these sizes; see `pipeline.runtime.engine.Engine.capture`."""
@@ -93,6 +99,7 @@ class EngineState:
             with suppress(OutOfMemory):
                 made = self._captured(sized)
             if made is None:
+                self.counters.retries += 1
                 self.pool.trim()
                 self.graphs.make_room()
                 made = self._captured(sized)
@@ -104,6 +111,16 @@ class EngineState:
         sample = self.sizes.sample(sized.sizes)
         return capture(self.plan, sized, self.pool, sample, after, self._activate)
 
+    def time(self, on: bool) -> None:
+        """Switches `timing` on or off."""
+        with self.lock:
+            if self.timing is not None and not on:
+                self.timing.close()
+                self.timing = None
+            elif self.timing is None and on:
+                self._check_open()
+                self.timing = Timing(self.counters.time)
+
     def close(self) -> None:
         """Frees everything except the blocks of outputs that somebody holds."""
         with self.lock, self.device.current():
@@ -112,11 +129,14 @@ class EngineState:
             self.closed = True
             with suppress(EngineError):
                 _cuda.synchronise()
+            if self.timing is not None:
+                self.timing.close()
+            self.timing = None
             self.graphs.clear()
             self._contexts.clear()
             self._sized.clear()
             self.held.clear()
-            self._last = self._activation = None
+            self._last = self.activation = None
             del self._nothing
             self.plan.engine = self.plan.runtime = None
             with suppress(EngineError):
@@ -134,6 +154,7 @@ class EngineState:
         places: Sequence[Any],
         stream: int,
         out: Mapping[str, Any],
+        timer: Timer | None,
     ) -> tuple[list[Result], _cuda.Event]:
         """Enqueues one run; if memory is short, frees all spare memory and tries again.
 
@@ -143,17 +164,19 @@ class EngineState:
             places: for each input its address, or a numpy array to copy to the GPU.
             stream: the handle of the stream to run on.
             out: the caller's arrays to write outputs into.
+            timer: measures the run.
         """
         if self.closed:
             self._check_open()
         key = (tuple(shapes), values, self.forced)
         try:
-            return self._once(key, shapes, places, stream, out)
+            return self._once(key, shapes, places, stream, out, timer)
         except OutOfMemory:
             pass  # leaving the block drops the error's frames, which hold blocks
+        self.counters.retries += 1
         self.pool.trim()
         try:
-            return self._once(key, shapes, places, stream, out)
+            return self._once(key, shapes, places, stream, out, timer)
         except OutOfMemory as error:
             said, wanted, left = str(error), error.wanted, error.free
         # raised outside of the block: the first error's frames hold the outputs' blocks
@@ -171,6 +194,7 @@ class EngineState:
         places: Sequence[Any],
         stream: int,
         out: Mapping[str, Any],
+        timer: Timer | None,
     ) -> tuple[list[Result], _cuda.Event]:
         if self.plan.log.spoke:
             self.plan.log.clear()
@@ -191,16 +215,24 @@ class EngineState:
                 event.wait(stream)
         captured = self.graphs.find(key) if self.graphs.kept else None
         try:
+            if timer is not None:
+                timer.begin(stream)
             if captured is None:
                 done = self._enqueue(sized, pointers, targets, stream)
             else:
                 done = self._replay(sized, captured, pointers, targets, stream)
+            if timer is not None:
+                timer.end(stream)
             event = self._events.take(stream)
         except BaseException:  # the next run can't wait for the part that is already enqueued
             with suppress(EngineError):
                 _cuda.synchronise()
             raise
         self._last = (stream, event)
+        if captured is None:
+            self.counters.ran(sized)
+        else:
+            self.counters.replayed(sized)
         return done, event
 
     def _staged(self, sized: Sized, place: int, array: Any, stream: int) -> Lease:
@@ -335,6 +367,7 @@ class EngineState:
             for port, shape in zip(self.plan.inputs, shapes, strict=True)
         )
         if len(self._sized) >= _MOST_SIZES:
+            self.counters.fold()
             del self._sized[next(iter(self._sized))]
         self._sized[key] = Sized(
             key, sizes, profile, tuple(named.items()), input_bytes, tuple(outputs)
@@ -347,13 +380,13 @@ class EngineState:
         The engine has one such block. A graph may keep an older, smaller one.
         """
         need = max(context.activation_bytes(), 1)
-        if self._activation is None or self._activation.capacity < need:
-            self._activation = None
+        if self.activation is None or self.activation.capacity < need:
+            self.activation = None
             self._generation += 1
-            self._activation = self.pool.take(_ACTIVATION, need, DIRTY)
-        context.set_activation(self._activation.pointer, self._activation.capacity)
+            self.activation = self.pool.take(_ACTIVATION, need, DIRTY)
+        context.set_activation(self.activation.pointer, self.activation.capacity)
         context.generation = self._generation
-        return self._activation
+        return self.activation
 
     def _failure(self, profile: int, context: Context, by_data: Mapping[str, Any]) -> EngineError:
         """Returns a failed run's error, and drops the context, whose state is unknown."""

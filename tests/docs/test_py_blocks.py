@@ -19,12 +19,14 @@ from typing import Any
 from unittest.mock import Mock, create_autospec
 
 import numpy as np
+import prometheus_client
 import pytest
 import torch
 from docs_blocks import BLOCKS, Block
 
 import pipeline
 from pipeline.convert.report import Report
+from pipeline.runtime.metrics import Counters
 from pipeline.runtime.sizes import EngineSizes
 from pipeline.source.zoo import find_spec
 from pipeline.spec.dims import shape_at
@@ -58,6 +60,8 @@ def pretended_engine() -> Any:
     engine.side_effect = run
     engine.capture.side_effect = sizes.check
     engine.__enter__.return_value = engine
+    counters, memory = Counters(sizes.interface), {"weights": 1, "buffers": 2}
+    engine.metrics.side_effect = lambda: counters.read(memory, 0)
     return engine
 
 
@@ -87,6 +91,7 @@ def given(package: Any, engine: Any) -> dict[str, Any]:
     """The names that a block may use without making them."""
     return {
         "__name__": "block", "np": np, "torch": torch, "pipeline": package, "engine": engine,
+        "engines": {"raft": engine},
         "image1": IMAGE, "image2": IMAGE, "a": IMAGE, "b": IMAGE, "buffer": IMAGE[:, :2],
         "module": torch.nn.Identity(), "inputs": {}, "dims": {},
         "node": SimpleNamespace(name="a node", op="Loop"),
@@ -104,6 +109,7 @@ def test_a_part_of_a_program_runs(
     engine = pretended_engine()
     package = pretended_package(engine)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(prometheus_client, "start_http_server", Mock())  # it takes a port
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: Mock(spec=torch.cuda.Stream))
     if "artifacts/linear" in block.text:
         converted: Report = request.getfixturevalue("converted")

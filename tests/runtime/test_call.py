@@ -278,10 +278,12 @@ def test_a_run_that_fails_half_way_is_waited_for(cuda: Standin) -> None:
     device = SimpleNamespace(own=SimpleNamespace(handle=5), events=_cuda.Events(), index=0)
     log = SimpleNamespace(spoke=False)
     plan: Any = SimpleNamespace(inputs=(X,), outputs=(X,), activation=1, log=log)
-    runs = EngineState(plan, SimpleNamespace(most_bytes=lambda _: {}), device, 1)  # type: ignore[arg-type]
+    declared = SimpleNamespace(profiles=(), dims={})
+    sizes: Any = SimpleNamespace(most_bytes=lambda _: {}, interface=declared)
+    runs = EngineState(plan, sizes, device, 1)  # type: ignore[arg-type]
     runs._sized[key], runs._contexts[0] = sized, context  # type: ignore[assignment]
     with pytest.raises(EngineError, match="does not report its shape"):
-        runs.run(shapes, (), [64], 7, {})
+        runs.run(shapes, (), [64], 7, {}, None)
     assert cuda.calls == ["execute", "cudaDeviceSynchronize"]
 
 

@@ -11,14 +11,21 @@ import gc
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_cuda import ROOMY, PretendedCuda, nothing
-from fake_tensorrt import CallersArray, Installer, WrongNumbers, expected, make_engine, right
+from fake_tensorrt import (
+    CallersArray,
+    Pretend,
+    WrongNumbers,
+    expected,
+    make_engine,
+    right,
+)
 
 from pipeline.errors import ArtifactError, EngineError, InputError, OutOfMemory
 from pipeline.runtime import cuda as _cuda
@@ -31,23 +38,6 @@ F32 = np.float32
 REFUSED = ("no profile", "expected")
 FAILED = (*REFUSED, "CUDA reports", "TensorRT reports", "TensorRT refused")
 Arrays = dict[str, np.ndarray]
-Pretend = Callable[..., PretendedCuda]
-
-
-@pytest.fixture
-def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretend]:
-    """Installs a pretended GPU.
-
-    The garbage collector is off, so that one seed gives one order. At the end, no engine may have
-    left anything.
-    """
-    installer = Installer(monkeypatch)
-    gc.disable()
-    try:
-        yield installer
-        installer.end()
-    finally:
-        gc.enable()
 
 
 # two engines that share a buffer
@@ -127,6 +117,7 @@ class Caller:
     STEPS = (
         "host", "host", "device", "device", "device", "device_out", "chain", "chain", "drop",
         "drop", "read", "read", "capture", "check", "new_stream", "poison", "profile", "wait",
+        "timing",
     )  # fmt: skip
 
     def __init__(self, cuda: PretendedCuda, engines: Sequence[Engine], seed: int) -> None:
@@ -263,6 +254,9 @@ class Caller:
 
     def profile(self) -> None:
         self.engine.profile = self.random.choice([None, None, 0, 1])
+
+    def timing(self) -> None:
+        self.engine.timing = self.random.random() < 0.7
 
     def wait(self) -> None:
         self.cuda.cudaStreamSynchronize(self.random.choice(self.streams))

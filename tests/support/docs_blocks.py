@@ -16,6 +16,8 @@ PLUGIN = "needs a library that is compiled for TensorRT"
 CONTAINER = "needs a container engine"
 ENVIRONMENT = "changes the environment"
 WAITS = "waits for Ctrl-C; tests/commands/test_view.py runs it"
+COMPILED = "needs TensorRT's headers; tests/examples/test_cpp.py compiles it where they are"
+EXAMPLE = "tests/examples/test_cpp.py runs it on another artifact"
 BESIDE = "tests/docs/test_readme.py runs it"
 TWICE = "differs in a name from a command that is run"
 
@@ -47,6 +49,12 @@ NOT_RUN: Mapping[str, str] = {
     # docs/index.md
     "make convert MODEL=raft_small": MINUTES,
     ". .venv/bin/activate": ENVIRONMENT,
+    # docs/guide/cpp.md
+    "apt install cmake g++ nlohmann-json3-dev libssl-dev": ENVIRONMENT,
+    'cmake -S examples/cpp -B build/cpp -DCMAKE_PREFIX_PATH="TENSORRT;CUDA"': COMPILED,
+    "cmake --build build/cpp": COMPILED,
+    "python examples/cpp/write_cases.py artifacts/raft cases": EXAMPLE,
+    "build/cpp/load artifacts/raft cases": GPU,
     # docs/guide/gpu-machine.md
     "python3.10 -m venv venv86 && . venv86/bin/activate": ENVIRONMENT,
     "pip install '.[runtime]' 'tensorrt==8.6.0'": NETWORK,
@@ -93,6 +101,8 @@ NOT_RUN: Mapping[str, str] = {
     "pipeline bench artifacts/mine --plugin libfoo.so": GPU,
     # docs/guide/run-the-engine.md
     "pipeline bench artifacts/raft --shape h=440,w=1024": GPU,
+    # docs/guide/metrics.md
+    "pip install '.[runtime,metrics]'": NETWORK,
     # docs/guide/sizes-and-dims.md
     "pipeline convert raft --profile h=135:440:1080,w=135:1024:1920 --profile h=2160,w=3840":
     MINUTES,

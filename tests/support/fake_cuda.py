@@ -12,10 +12,11 @@ a stream wait computes wrong numbers. One seed gives one order. It models:
 - too little memory (`limit`), calls that fail by chance (`failing`), and nodes of graphs that
   refuse other addresses (one change in ten)
 - pageable memory, which is copied before the call returns
+- a clock of the GPU. Each operation takes a millisecond.
 
-It does not model several GPUs, the per-thread default stream, operations that overlap, or any
-duration. It also does not model another order of the nodes of a graph, captures that other threads
-break, and sticky errors. Copies to pageable memory are also late, unlike CUDA's.
+It does not model several GPUs, the per-thread default stream, or operations that overlap. It also
+does not model another order of the nodes of a graph, captures that other threads break, and sticky
+errors. Copies to pageable memory are also late, unlike CUDA's.
 
 Source: CUDA Runtime API reference (stream synchronisation behaviour).
 """
@@ -63,11 +64,12 @@ def nothing(*_: Any) -> None:
 
 @dataclass(eq=False, slots=True)
 class Operation:
-    """Work of the GPU that follows other operations."""
+    """Work of the GPU that follows other operations. `time`: when it was done."""
 
     work: Work
     after: Sequence[Operation] = ()
     done: bool = False
+    time: int = 0
 
 
 _OVER = Operation(nothing, (), True)
@@ -105,6 +107,7 @@ class PretendedCuda:
     Attributes:
         failing: How often a call that may fail does fail, 0 to 1.
         counts: The counts of some events.
+        clock: Milliseconds.
         start: The start of its memory, which has `ARENA` bytes.
     """
 
@@ -112,9 +115,10 @@ class PretendedCuda:
     cudaStreamCaptureMode = runtime.cudaStreamCaptureMode
     cudaStreamNonBlocking = runtime.cudaStreamNonBlocking
     cudaEventDisableTiming = runtime.cudaEventDisableTiming
+    cudaEventDefault = runtime.cudaEventDefault
 
     def __init__(self, seed: int, *, limit: int = ROOMY, eager: float = 0.1) -> None:
-        self.failing, self.counts = 0.0, Counter[str]()
+        self.failing, self.counts, self.clock = 0.0, Counter[str](), 0
         self.random = random.Random(seed)
         self._limit, self._eager = limit, eager
         self._lock = threading.RLock()
@@ -125,6 +129,7 @@ class PretendedCuda:
         self._streams: dict[int, Stream] = {}
         self._handles, self._old_handles = itertools.count(1000), list[int]()
         self._events: dict[int, Operation] = {}
+        self._timed: set[int] = set()  # the events that keep the time
         self._captures: dict[int, list[Work]] = {}
         self._legacy, self._waiting = (
             _OVER,
@@ -220,6 +225,8 @@ class PretendedCuda:
                 stack += missing
                 if not missing:
                     one.work()
+                    self.clock += 1
+                    one.time = self.clock
                     one.done, one.work, one.after = True, nothing, ()  # is not done again
                     stack.pop()
         finally:
@@ -296,8 +303,10 @@ class PretendedCuda:
         for operation in self._before(stream):
             self._do(operation)
 
-    def _cudaEventCreateWithFlags(self, _: int) -> int:
+    def _cudaEventCreateWithFlags(self, flags: int) -> int:
         handle = next(self._handles)
+        if flags == self.cudaEventDefault:
+            self._timed.add(handle)
         self._events[handle] = _OVER
         return handle
 
@@ -315,6 +324,14 @@ class PretendedCuda:
 
     def _cudaEventSynchronize(self, event: int) -> None:
         self._do(self._events[event])
+
+    def _cudaEventElapsedTime(self, start: int, end: int) -> Any:
+        if not {start, end} <= self._timed:
+            return _ERRORS.cudaErrorInvalidResourceHandle
+        first, last = self._events[start], self._events[end]
+        if not (first.done and last.done):
+            return _ERRORS.cudaErrorNotReady
+        return float(last.time - first.time)
 
     def _cudaEventQuery(self, event: int) -> Any:
         return None if self._events[event].done else _ERRORS.cudaErrorNotReady

@@ -20,7 +20,7 @@ import ctypes
 import gc
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,6 +127,9 @@ class Installer:
             gc.collect()
             left, self.cuda = self.cuda.left(), None
             assert not any(left.values()), f"engines have left: {left}"
+
+
+Pretend = Callable[..., PretendedCuda]  # an Installer
 
 
 class Nothing:
