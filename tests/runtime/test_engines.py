@@ -17,7 +17,7 @@ from helpers import refinish
 
 import pipeline
 from pipeline.artifact.artifact import Artifact
-from pipeline.convert.driver import run_build
+from pipeline.convert.driver import run_build, verify
 from pipeline.errors import InputError
 from pipeline.machine.gpu import Gpu, parse_capabilities
 from pipeline.runtime.rtx import RtxSettings
@@ -234,3 +234,15 @@ def test_settings_that_are_wrong(built: Path, insert: Insert, tmp_path: Path) ->
         pipeline.load(built, runtime_cache=tmp_path / "file")
     with pytest.raises(InputError, match="only TensorRT-RTX has kernels"):
         RtxSettings(kernels="eager").check("tensorrt", "a")
+
+
+def test_each_engine_records_where_it_was_compared(place: Path, insert: Insert) -> None:
+    for kind, name in CARDS.items():
+        plan = insert(kind)
+        report = verify(place / "engines" / f"rtx-1.7-{kind}")
+        assert report.ok
+        assert report.manifest.engine_compared
+        assert report.manifest.engine_gpu == name
+        assert plan.config is not None  # the kernels for each shape, from its first call on
+        assert plan.config.dynamic_shapes_kernel_specialization_strategy == "EAGER"
+    assert not Artifact.open(place).manifest.engine_compared

@@ -17,6 +17,8 @@ import torch
 from fake_cuda import PretendedCuda
 from fake_tensorrt import NewerContext, PretendedPlan, tensorrt
 
+from pipeline.compare import stage
+from pipeline.machine import gpu
 from pipeline.machine.gpu import Gpu
 from pipeline.runtime import cuda as _cuda
 from pipeline.runtime import engine as runtime
@@ -114,7 +116,8 @@ def pretend(patch: pytest.MonkeyPatch, cuda: PretendedCuda, card: Gpu) -> RtxPla
         LAZY="LAZY", EAGER="EAGER", NONE="NONE"
     )
     patch.setitem(sys.modules, "tensorrt_rtx", module)  # type: ignore[arg-type]
-    patch.setattr(runtime, "find_gpu", lambda _=0: card)
+    for finder in (gpu, runtime, stage):
+        patch.setattr(finder, "find_gpu", lambda _=0: card)
     patch.setattr(_cuda, "_gpu", lambda _: card)
     return plan
 
