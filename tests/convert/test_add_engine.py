@@ -21,6 +21,7 @@ from pipeline.errors import InputError, TargetMissing
 from pipeline.machine.swap_folder import held
 from pipeline.machine.target import TARGETS, installed_version
 from pipeline.spec.config import Config
+from pipeline.store.store import Store
 
 
 def digest(path: Path) -> str:
@@ -179,3 +180,17 @@ def test_convert_for_some_gpus(cli: Any, tmp_path: Path) -> None:
     assert made.target.compute_capabilities == ("8.9",)
     assert "Nothing changed" in cli("convert", "tiny", "--out", "a", "--gpu", "8.9", "--quick")[1]
     assert cli("convert", "tiny", "--out", "a", "--gpu", "sm1", "--quick")[0] == 2
+
+
+def test_a_pull_keeps_the_engines_of_the_same_model(artifact: Path, tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"))
+    entry = store.push(Artifact.open(artifact))
+    run_build(artifact, gpus=("sm86",))
+    store.pull(entry, artifact)
+    assert [place.name for place in engine_places(artifact)] == ["rtx-1.7-sm86"]
+    (artifact / "engines" / "rtx-1.7-sm86" / "exported.onnx").write_bytes(b"another model")
+    refinish(artifact / "engines" / "rtx-1.7-sm86")
+    said: list[str] = []
+    store.pull(entry, artifact, announce=said.append)
+    assert engine_places(artifact) == []
+    assert any("it is an engine of the model before" in text for text in said)
