@@ -20,6 +20,7 @@ from pipeline.commands.output import show
 from pipeline.commands.page import command as cli_page
 from pipeline.commands.progress import Progress
 from pipeline.commands.settings import with_settings
+from pipeline.commands.triton import command as cli_triton
 from pipeline.commands.tune import command as cli_tune
 from pipeline.errors import InputError
 from pipeline.machine.libraries import versions
@@ -40,6 +41,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "shape", "quick", "tolerance", "engine_tolerance", "reference", "memory_limit", "seed",
         "against", "torch",
     ),
+    "the server": ("backend", "container", "url", "protocol", "name"),
     "the output": ("out", "force", "diff", "details", "bench", "exported", "no_browser", "json"),
 }  # fmt: skip
 # the end of the help of `pipeline` itself
@@ -85,6 +87,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bench": ("pipeline bench artifacts/raft_small --shape h=440,w=1024",),
     "tune": ("pipeline tune artifacts/raft_small --shape h=440,w=1024 --minutes 20",),
     "locate": ("pipeline locate artifacts/raft_small",),
+    "triton": ("pipeline triton artifacts/raft_small models",),
+    "triton-replay": (
+        "pipeline triton-replay artifacts/raft_small",
+        "pipeline triton-replay artifacts/raft_small --protocol http --url localhost:8000",
+    ),
     "models": ("pipeline models",),
 }
 
@@ -276,6 +283,7 @@ def command_parser() -> argparse.ArgumentParser:
     cli_bench.add_command(add)
     cli_tune.add_command(add)
     cli_locate.add_command(add)
+    cli_triton.add_commands(add)
     cli_options.sizes(verify)
     cli_check.verify_options(verify)
     add("models", actions.models, "List the models that come with pipeline.")
