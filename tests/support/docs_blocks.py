@@ -15,6 +15,7 @@ MINUTES = "takes minutes"
 PLUGIN = "needs a library that is compiled for TensorRT"
 CONTAINER = "needs a container engine"
 ENVIRONMENT = "changes the environment"
+SERVER = "needs a Triton server; tests/commands/test_triton_replay.py runs it"
 WAITS = "waits for Ctrl-C; tests/commands/test_view.py runs it"
 BESIDE = "tests/docs/test_readme.py runs it"
 TWICE = "differs in a name from a command that is run"
@@ -29,7 +30,7 @@ RUN: Mapping[str, tuple[str, ...]] = {
     "test_a_model_of_ones_own": ("docs/guide/own-model.md",),
     "test_caches_and_masks": ("docs/guide/kv-cache.md", "docs/guide/masks-and-lengths.md"),
     "test_a_gpu_machine_and_a_comparison": (
-        "docs/guide/gpu-machine.md", "docs/guide/what-is-compared.md",
+        "docs/guide/gpu-machine.md", "docs/guide/what-is-compared.md", "docs/guide/triton.md",
     ),
     "test_half_precision": ("docs/guide/half-precision.md",),
     "test_the_examples_of_the_commands": ("docs/reference/command-line.md",),
@@ -94,6 +95,12 @@ NOT_RUN: Mapping[str, str] = {
     # docs/guide/sizes-and-dims.md
     "pipeline convert raft --profile h=135:440:1080,w=135:1024:1920 --profile h=2160,w=3840":
     MINUTES,
+    # docs/guide/triton.md
+    "pip install '.[triton]'": NETWORK,
+    "docker run --rm --gpus=all -p 8000:8000 -p 8001:8001 -v \"$PWD/models:/models\" "
+    "nvcr.io/nvidia/tritonserver:24.05-py3 tritonserver --model-repository=/models": CONTAINER,
+    "pipeline triton-replay artifacts/raft": SERVER,
+    "pipeline triton-replay artifacts/raft --protocol http --url gpu-machine:8000": SERVER,
     # docs/guide/when-it-fails.md
     "pipeline locate raft86 --shape h=184,w=248": TRT_8_6,
     # docs/guide/write-a-pass.md and docs/reference/targets.md
@@ -108,6 +115,8 @@ NOT_RUN: Mapping[str, str] = {
     "pipeline bench artifacts/raft_small --shape h=440,w=1024": GPU,
     "pipeline tune artifacts/raft_small --shape h=440,w=1024 --minutes 20": GPU,
     "pipeline locate artifacts/raft_small": GPU,
+    "pipeline triton-replay artifacts/raft_small": SERVER,
+    "pipeline triton-replay artifacts/raft_small --protocol http --url localhost:8000": SERVER,
 }  # fmt: skip
 
 # The beginnings of the `text` blocks that are not the output of the last `sh` block above them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.options import plugins
@@ -70,7 +71,7 @@ def triton(arguments: argparse.Namespace, announce: Announce) -> int:
     del announce
     choice = Choice(arguments.backend, arguments.name, arguments.container, arguments.plugin)
     written = write_model(Artifact.open(arguments.artifact), arguments.repository, choice)
-    show(written.to_json() if arguments.json else written_text(written))
+    show(written.to_json() if arguments.json else written_text(written, arguments.artifact))
     return 0
 
 
@@ -86,7 +87,7 @@ def triton_replay(arguments: argparse.Namespace, announce: Announce) -> int:
     return 0 if found.ok else 1
 
 
-def written_text(written: Written) -> str:
+def written_text(written: Written, artifact: Path) -> str:
     """What was written, how requests are batched, and how to start the server."""
     engine = f" with TensorRT {written.tensorrt}" if written.tensorrt else ""
     gpu = written.compute_capability
@@ -99,6 +100,7 @@ def written_text(written: Written) -> str:
         f"GPU:      compute capability {gpu}" if gpu else "",
         f"requests: {batches}",
         f"warm-up:  {', '.join(written.warm_up) or 'none'}",
+        "" if written.compared else f"compared: no. Run `pipeline verify {quote(str(artifact))}`",
         f"start:    {written.command}",
     ]
     return "\n".join(line for line in lines if line)
@@ -113,7 +115,7 @@ def replayed_text(found: Replayed) -> str:
             most = "-" if verdict.max_abs is None else f"{verdict.max_abs:.3g}"
             rows.append((point.label, verdict.output, most, verdict.kind))
             if not verdict.passed:
-                bad.append(f"{point.label}: {verdict.text}")
+                bad.append(f"{point.label}: {verdict.output}: {verdict.text}")
     bad += [f"{sizes}: the server failed: {text}" for sizes, text in found.failed.items()]
     lines = [table(rows), ""] if found.points else []
     lines += [f"not sent at {sizes}: {why}" for sizes, why in found.left_out.items()]
@@ -121,7 +123,9 @@ def replayed_text(found: Replayed) -> str:
     server = f"{found.name} on Triton ({found.backend})"
     if found.ok:
         count = len(found.points)
-        lines.append(f"{server} agrees with {found.reference} at {count} sets of sizes")
+        at = f"{count} set{'' if count == 1 else 's'} of sizes"
+        lines.append(f"{server} agrees with {found.reference} at {at}")
     else:
-        lines.append(f"{server} DIFFERS from {found.reference}: {len(bad)} problems")
+        problems = f"{len(bad)} problem{'' if len(bad) == 1 else 's'}"
+        lines.append(f"{server} DIFFERS from {found.reference}: {problems}")
     return "\n".join(lines)

@@ -171,6 +171,10 @@ def replay(
         if 0 < server.max_batch_size < batch:
             left_out[text] = f"the server takes batches up to {server.max_batch_size}"
             continue
+        profiles = manifest.interface.profiles
+        if engine and not any(profile.allows(sizes) for profile in profiles):
+            left_out[text] = "no profile of the engine allows it"
+            continue
         try:
             got = server.run(point.feed)
         except Exception as error:  # see `Server.run`

@@ -73,6 +73,7 @@ class Written:
         max_batch_size: The largest batch; 0 if requests run alone.
         why_no_batches: The reason for a `max_batch_size` of 0; empty for others.
         warm_up: The labels of the warm-up requests.
+        compared: Whether the comparison of what is served has passed.
         command: The command that starts the server.
     """
 
@@ -84,6 +85,7 @@ class Written:
     max_batch_size: int
     why_no_batches: str
     warm_up: tuple[str, ...]
+    compared: bool
     command: str
 
     def to_json(self) -> str:
@@ -113,6 +115,7 @@ def write_model(artifact: Artifact, repository: Path, choice: Choice) -> Written
     batching = find_batching(manifest, in_profiles=engine is not None)
     served = Served(name, backend, batching, narrowed_dtypes(manifest, backend))
     config = make_config(manifest, served)
+    passed = manifest.comparison is not None and manifest.comparison.passed
     with replacing(place, keep=False, marker=MARKER) as staging:
         _fill(staging, artifact, config, backend, plugins)
     return Written(
@@ -124,6 +127,7 @@ def write_model(artifact: Artifact, repository: Path, choice: Choice) -> Written
         max_batch_size=batching.largest,
         why_no_batches=batching.why,
         warm_up=config.warm_up,
+        compared=passed and (engine is None or manifest.engine_compared),
         command=_command(repository, name, release, plugins, gpu=engine is not None),
     )
 
