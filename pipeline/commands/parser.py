@@ -35,14 +35,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "its sizes": ("dim", "rule", "exact_dims", "allow_narrow", "search_seconds", "profile"),
     "the engine": (
         "target", "precision", "recipe", "skip", "only", "own", "plugin", "optimization_level",
-        "timing_cache", "minutes",
+        "timing_cache", "minutes", "backend", "container",
     ),
     "the comparison": (
         "shape", "quick", "tolerance", "engine_tolerance", "reference", "memory_limit", "seed",
         "against", "torch",
     ),
-    "the server": ("backend", "container", "url", "protocol", "name"),
-    "the output": ("out", "force", "diff", "details", "bench", "exported", "no_browser", "json"),
+    "the output": (
+        "out", "force", "diff", "details", "bench", "exported", "no_browser", "name", "json",
+    ),
 }  # fmt: skip
 # the end of the help of `pipeline` itself
 FIRST = """examples:

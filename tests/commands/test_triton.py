@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx.parser
+import onnxruntime
 import pytest
 from helpers import Run, files_under, redeclare, refinish, refused
 from triton_servers import read_config
@@ -36,6 +37,8 @@ GRAPHS = {
         kept = Where (mask, f, zero)
         column = Unsqueeze (scale, one)
         y = Mul (kept, column) }""",
+    "fixed": """(float[2, 8, t] x) => (float[2, u] y) {
+        y = ReduceMax <axes = [1], keepdims = 0> (x) }""",
     "scalar": "(float[n] x) => (float s) { s = ReduceMax <keepdims = 0> (x) }",
 }
 RANGES = {
@@ -45,6 +48,7 @@ DIMS = {
     "relu": ("b=1:8:32",),
     "depend": ("b=1:8:32",),
     "kinds": ("b=1:2:4", "t=1:8:16"),
+    "fixed": ("t=4:4",),
     "scalar": ("n=1:8:16",),
 }
 Make = Callable[[str], Path]
@@ -90,6 +94,26 @@ def tensors(config: Any) -> list[tuple[str, int, list[int], bool]]:
         (t.name, t.data_type, list(t.dims), t.HasField("reshape"))
         for t in (*config.input, *config.output)
     ]
+
+
+def check_shapes(model: Path) -> None:
+    """Checks a configuration as Triton's ONNX Runtime backend does when it loads the model.
+
+    Outputs must have exactly the shape that ONNX Runtime reports (`CompareDimsSupported` in its
+    source). Inputs must have it where it is fixed.
+    """
+    session = onnxruntime.InferenceSession(model / "1" / "model.onnx")
+    config = read_config(model)
+    for tensors, ports in (
+        (config.input, session.get_inputs()),
+        (config.output, session.get_outputs()),
+    ):
+        assert [t.name for t in tensors] == [port.name for port in ports]
+        for tensor, port in zip(tensors, ports, strict=True):
+            dims = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+            got = [-1, *dims] if config.max_batch_size else dims
+            want = [size if isinstance(size, int) else -1 for size in port.shape]
+            assert got == (want or [1]), port.name
 
 
 FP32, INT64, INT32, BOOL = 11, 9, 8, 1
@@ -147,6 +171,12 @@ def test_integers_bools_and_one_number_of_each_request(converted: Make, cli: Run
         assert len(ids) == length and (ids >= 0).all() and (ids < 100).all()
         raw = (model / "warmup" / warm_up.inputs["mask"].input_data_file).read_bytes()
         assert raw == b"\1" * length  # the declared range is true only
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_onnx_runtime_gets_the_shapes_that_it_reports(name: str, converted: Make, cli: Run) -> None:
+    assert cli("triton", converted(name), "models")[0] == 0
+    check_shapes(Path("models") / name)
 
 
 def test_a_scalar(converted: Make, changed: Make, cli: Run) -> None:
@@ -251,7 +281,9 @@ def test_what_is_refused(converted: Make, changed: Make, cli: Run) -> None:
     assert read_config(Path("models/relu")).backend == "onnxruntime"
     refused(cli("triton", artifact, artifact), "is an artifact, not a model repository")
     for name in ("../other", "a/b", ".hidden"):
-        refused(cli("triton", converted("relu"), "models", "--name", name), "--name", "letters")
+        refused(
+            cli("triton", converted("relu"), "models", "--name", name), repr(name), "Pass --name"
+        )
     (artifact / "engine.plan").unlink()
     refinish(artifact)
     refused(cli("triton", artifact, "models", "--backend", "tensorrt"), "run the build stage first")
@@ -303,7 +335,7 @@ def test_an_op_that_onnx_runtime_lacks(changed: Make, cli: Run) -> None:
     model.opset_import.append(onnx.helper.make_opsetid("own", 1))
     onnx.save(model, artifact / "model.onnx")
     refinish(artifact)
-    refused(cli("triton", artifact, "models"), "has the op Relu, which ONNX Runtime lacks")
+    refused(cli("triton", artifact, "models"), "ONNX Runtime refuses it", "own:Relu")
 
 
 def test_large_weights_are_beside_the_model(changed: Make, cli: Run) -> None:
@@ -351,11 +383,6 @@ def test_every_model_that_comes_with_pipeline(name: str, cli: Run, tmp_path: Pat
     run_rewrite(artifact, "tensorrt-8.6")
     assert cli("triton", artifact, "models")[0] == 0
     config = read_config(Path("models") / name)
-    interface = Artifact.open(artifact).manifest.interface
     assert config.max_batch_size == 0
-    assert [t.name for t in config.input] == [i.name for i in interface.inputs]
-    assert [t.name for t in config.output] == [o.name for o in interface.outputs]
-    for tensor, declared in zip((*config.input, *config.output), interface.tensors, strict=True):
-        sizes = [size if isinstance(size, int) else -1 for size in declared.shape or ()]
-        assert list(tensor.dims) == sizes
+    check_shapes(Path("models") / name)
     assert config.model_warmup

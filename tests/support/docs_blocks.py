@@ -15,6 +15,7 @@ MINUTES = "takes minutes"
 PLUGIN = "needs a library that is compiled for TensorRT"
 CONTAINER = "needs a container engine"
 ENVIRONMENT = "changes the environment"
+TRITON = "needs NVIDIA's container, and a GPU"
 SERVER = "needs a Triton server; tests/commands/test_triton_replay.py runs it"
 WAITS = "waits for Ctrl-C; tests/commands/test_view.py runs it"
 BESIDE = "tests/docs/test_readme.py runs it"
@@ -98,7 +99,7 @@ NOT_RUN: Mapping[str, str] = {
     # docs/guide/triton.md
     "pip install '.[triton]'": NETWORK,
     "docker run --rm --gpus=all -p 8000:8000 -p 8001:8001 -v \"$PWD/models:/models\" "
-    "nvcr.io/nvidia/tritonserver:24.05-py3 tritonserver --model-repository=/models": CONTAINER,
+    "nvcr.io/nvidia/tritonserver:24.05-py3 tritonserver --model-repository=/models": TRITON,
     "pipeline triton-replay artifacts/raft": SERVER,
     "pipeline triton-replay artifacts/raft --protocol http --url gpu-machine:8000": SERVER,
     # docs/guide/when-it-fails.md

@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.commands.triton.batching import Batching
-from pipeline.errors import InputError
+from pipeline.errors import InputError, first_line
+from pipeline.graph.session import open_session
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import near_rules, sizes_to_time
 from pipeline.spec.tensors import Input, Output
@@ -37,12 +39,14 @@ class Served:
         name: The model's name on the server.
         backend: Triton's backend.
         batching: The batches that Triton forms.
+        shapes: The shape of each input and output that the backend sees, with -1 for dims.
         narrowed: The dtypes of the model that the backend lacks, and those in their place.
     """
 
     name: str
     backend: Backend
     batching: Batching
+    shapes: Mapping[str, Sequence[int]]
     narrowed: Mapping[str, str] = field(default_factory=dict)
 
     def dtype(self, tensor: Input | Output) -> str:
@@ -78,6 +82,37 @@ def narrowed_dtypes(manifest: Manifest, backend: Backend) -> dict[str, str]:
     return {"float64": "float32", **({"int64": "int32"} if first < 10 else {})}
 
 
+def engine_shapes(interface: Interface) -> dict[str, list[int]]:
+    """The shape of each input and output of an engine, with -1 for dims."""
+    return {
+        tensor.name: [size if isinstance(size, int) else -1 for size in tensor.shape or ()]
+        for tensor in interface.tensors
+    }
+
+
+def onnx_shapes(model: Path) -> dict[str, list[int]]:
+    """The shape of each input and output of a model in ONNX Runtime, with -1 for dims.
+
+    Triton's backend wants the shapes of outputs exactly as ONNX Runtime reports them.
+
+    Raises:
+        InputError: ONNX Runtime refuses the model.
+    """
+    try:
+        session = open_session(model)
+    except MemoryError:
+        raise
+    except Exception as error:  # ONNX Runtime's errors have no common base
+        raise InputError(
+            f"{model}: ONNX Runtime refuses it: {first_line(error)}. Serve an engine, or convert "
+            "without plugins"
+        ) from error
+    return {
+        tensor.name: [size if isinstance(size, int) else -1 for size in tensor.shape]
+        for tensor in (*session.get_inputs(), *session.get_outputs())
+    }
+
+
 def make_config(manifest: Manifest, served: Served) -> Config:
     """Makes the configuration of a model.
 
@@ -110,7 +145,7 @@ def make_config(manifest: Manifest, served: Served) -> Config:
 
 
 def _describe(tensor: Input | Output, served: Served, into: Any) -> None:
-    shape = tensor.shape or ()
+    shape = served.shapes[tensor.name]
     if not shape and served.backend == "tensorrt":
         raise InputError(
             f"{tensor.name} is a scalar, which Triton's TensorRT backend does not serve. Pass "
@@ -118,7 +153,7 @@ def _describe(tensor: Input | Output, served: Served, into: Any) -> None:
         )
     into.name = tensor.name
     into.data_type = _data_type(served.dtype(tensor))
-    into.dims.extend(served.dims([n if isinstance(n, int) and n > 0 else -1 for n in shape]))
+    into.dims.extend(served.dims(shape))
     if served.batching.largest and len(shape) == 1:
         into.reshape.SetInParent()  # an empty shape: one number of each request
 

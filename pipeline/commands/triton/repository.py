@@ -22,7 +22,15 @@ from typing import Literal
 
 from pipeline.artifact.artifact import Artifact, check_file
 from pipeline.commands.triton.batching import find_batching
-from pipeline.commands.triton.config import Backend, Config, Served, make_config, narrowed_dtypes
+from pipeline.commands.triton.config import (
+    Backend,
+    Config,
+    Served,
+    engine_shapes,
+    make_config,
+    narrowed_dtypes,
+    onnx_shapes,
+)
 from pipeline.commands.triton.containers import (
     ONNX_RUNTIME,
     check_release,
@@ -31,7 +39,6 @@ from pipeline.commands.triton.containers import (
 )
 from pipeline.errors import InputError
 from pipeline.graph.external_data import outside_files
-from pipeline.graph.files import nodes_of
 from pipeline.graph.reading import read_onnx
 from pipeline.machine.swap_folder import replacing
 from pipeline.plugins import PLUGINS
@@ -40,7 +47,6 @@ from pipeline.spec.file_names import MANIFEST, MODEL, PLAN
 
 MARKER = "pipeline.json"
 _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
-_STANDARD = ("", "ai.onnx")
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ def write_model(artifact: Artifact, repository: Path, choice: Choice) -> Written
     A model of the same name is replaced if `write_model` wrote it. Other models stay as they are.
 
     Raises:
-        InputError: Triton can't load the engine, or the ONNX file needs a plugin. Or the model's
+        InputError: Triton can't load the engine, or ONNX Runtime the ONNX file. Or the model's
             folder belongs to somebody else.
     """
     manifest = artifact.manifest
@@ -113,7 +119,8 @@ def write_model(artifact: Artifact, repository: Path, choice: Choice) -> Written
     else:
         release = find_release(engine.version or "unknown", choice.container)
     batching = find_batching(manifest, in_profiles=engine is not None)
-    served = Served(name, backend, batching, narrowed_dtypes(manifest, backend))
+    shapes = engine_shapes(manifest.interface) if engine else onnx_shapes(artifact.model)
+    served = Served(name, backend, batching, shapes, narrowed_dtypes(manifest, backend))
     config = make_config(manifest, served)
     passed = manifest.comparison is not None and manifest.comparison.passed
     with replacing(place, keep=False, marker=MARKER) as staging:
@@ -135,7 +142,9 @@ def write_model(artifact: Artifact, repository: Path, choice: Choice) -> Written
 def _place(repository: Path, name: str) -> Path:
     """The model's folder. Raises `InputError` if it is somebody else's, or no repository's."""
     if not _NAME.fullmatch(name):
-        raise InputError(f"--name {name}: use letters, digits, `_`, `-` and `.` only")
+        raise InputError(
+            f"the name {name!r} is none of a folder. Pass --name with letters and digits"
+        )
     if (repository / MANIFEST).is_file():
         raise InputError(
             f"{repository}: is an artifact, not a model repository; give another place"
@@ -162,18 +171,7 @@ def _backend(artifact: Artifact, choice: Choice) -> Backend:
     if choice.backend == "tensorrt" or (choice.backend == "auto" and has_plan and not rtx):
         artifact.plan  # noqa: B018  # says which stage is missing
         return "tensorrt"
-    model = read_onnx(artifact.model)
-    own = {(function.domain, function.name) for function in model.functions}
-    alien = [
-        node.op_type
-        for node in nodes_of(model.graph)
-        if node.domain not in _STANDARD and (node.domain, node.op_type) not in own
-    ]
-    if alien:
-        raise InputError(
-            f"{artifact.path}: {MODEL} has the op {alien[0]}, which ONNX Runtime lacks. Serve an "
-            "engine, or convert without the plugin"
-        )
+    artifact.model  # noqa: B018  # says which stage is missing
     return "onnxruntime"
 
 
