@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
+import numpy as np
 import onnx.parser
 import pytest
 from helpers import Run, perturb, refinish, refused, refused_late
 from triton_servers import nvidia_server, small_server, triton_folder
+from tritonclient import grpc as grpc_client
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.commands.triton.repository import Choice, write_model
@@ -143,7 +148,7 @@ def nvidia(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-@pytest.mark.parametrize("name", ["depend", "tiny"])
+@pytest.mark.parametrize("name", NAMES)
 def test_nvidias_server(
     name: str, protocol: str, artifacts: Where, nvidia: dict[str, str], cli: Run
 ) -> None:
@@ -151,6 +156,35 @@ def test_nvidias_server(
     code, output, errors = cli("triton-replay", artifacts(name), *words)
     assert code == 0, output + errors
     assert f"{name} on Triton (python) agrees with " in output
+
+
+def test_nvidias_server_batches_requests(nvidia: dict[str, str]) -> None:
+    """Requests that wait together run as one batch, and each gets its own rows."""
+    client = grpc_client.InferenceServerClient(nvidia["grpc"])
+    feeds = [
+        {"ids": np.full((1, 7), number, np.int64), "scale": np.full((1, 1), 1.5, np.float32)}
+        for number in range(200)
+    ]
+    done: Queue[tuple[int, Any, Any]] = Queue()
+
+    def answered(number: int, result: Any, error: Any) -> None:
+        done.put((number, result, error))
+
+    for number, feed in enumerate(feeds):
+        inputs = [
+            grpc_client.InferInput("ids", (1, 7), "INT64"),
+            grpc_client.InferInput("scale", (1, 1), "FP32"),
+        ]
+        for each in inputs:
+            each.set_data_from_numpy(feed[each.name()])
+        client.async_infer("kinds", inputs, partial(answered, number))
+    for number, answer, error in (done.get(timeout=60) for _ in feeds):
+        assert error is None
+        assert (answer.as_numpy("y") == np.full((1, 7), number * 1.5)).all()
+        assert (answer.as_numpy("most") == [[number * 1.5]]).all()
+    (counts,) = client.get_inference_statistics("kinds").model_stats
+    assert max(batch.batch_size for batch in counts.batch_stats) == 4
+    assert counts.execution_count < counts.inference_count
 
 
 @pytest.mark.slow

@@ -98,6 +98,8 @@ NOT_RUN: Mapping[str, str] = {
     MINUTES,
     # docs/guide/triton.md
     "pip install '.[triton]'": NETWORK,
+    "pip install --no-deps nvidia-pytriton==0.7.0": NETWORK,
+    "python -m pytest tests/commands/test_triton_replay.py": "runs with all other tests",
     "docker run --rm --gpus=all -p 8000:8000 -p 8001:8001 -v \"$PWD/models:/models\" "
     "nvcr.io/nvidia/tritonserver:24.05-py3 tritonserver --model-repository=/models": TRITON,
     "pipeline triton-replay artifacts/raft": SERVER,
