@@ -353,6 +353,29 @@ def test_large_weights_are_beside_the_model(changed: Make, cli: Run) -> None:
     onnx.load(Path("models/relu/1/model.onnx"))
 
 
+def test_weights_outside_of_the_artifact_are_not_served(changed: Make, cli: Run) -> None:
+    artifact = changed("relu")
+    (artifact.parent / "secret").write_bytes(b"x" * 32)
+    model = onnx.load(artifact / "model.onnx")
+    weights = onnx.TensorProto(name="w", data_type=1, dims=[8], raw_data=b"")
+    onnx.external_data_helper.set_external_data(weights, "../secret")
+    weights.data_location = onnx.TensorProto.EXTERNAL
+    model.graph.initializer.append(weights)
+    (artifact / "model.onnx").write_bytes(model.SerializeToString())
+    refinish(artifact)
+    refused(cli("triton", artifact, "models"), "../secret")
+    assert not Path("models").exists()
+
+
+def test_a_model_with_other_outputs_than_its_manifest(
+    changed: Make, converted: Make, cli: Run
+) -> None:
+    artifact = changed("relu")
+    shutil.copy(converted("scalar") / "model.onnx", artifact)
+    refinish(artifact)
+    refused(cli("triton", artifact, "models"), "model.onnx")
+
+
 def test_json(converted: Make, cli: Run) -> None:
     _, output, _ = cli("triton", converted("depend"), "models", "--json")
     found = json.loads(output)

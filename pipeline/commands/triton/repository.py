@@ -38,7 +38,7 @@ from pipeline.commands.triton.containers import (
     image,
 )
 from pipeline.errors import InputError
-from pipeline.graph.external_data import outside_files
+from pipeline.graph.external_data import check_models, outside_files
 from pipeline.graph.reading import read_onnx
 from pipeline.machine.swap_folder import replacing
 from pipeline.plugins import PLUGINS
@@ -171,7 +171,7 @@ def _backend(artifact: Artifact, choice: Choice) -> Backend:
     if choice.backend == "tensorrt" or (choice.backend == "auto" and has_plan and not rtx):
         artifact.plan  # noqa: B018  # says which stage is missing
         return "tensorrt"
-    artifact.model  # noqa: B018  # says which stage is missing
+    check_models(artifact.model.parent, [MODEL], manifest.interface)
     return "onnxruntime"
 
 
@@ -193,7 +193,6 @@ def _fill(
 ) -> None:
     """Writes the files of a model into its folder."""
     version, warm_up, libraries = (folder / name for name in ("1", "warmup", "plugins"))
-    version.mkdir()
     if backend == "tensorrt":
         _copy(artifact, PLAN, version / "model.plan")
     else:
@@ -216,6 +215,7 @@ def _copy(artifact: Artifact, name: str, place: Path) -> None:
     """Copies a file of the artifact, and checks the copy: another run may replace the artifact."""
     if name not in artifact.manifest.files:
         raise InputError(f"{artifact.path}: the manifest does not list {name}")
+    place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(artifact.path / name, place)
     check_file(place, artifact.manifest.files[name], "; run the command again")
 
