@@ -21,6 +21,7 @@ from pipeline.commands.output import show
 from pipeline.commands.page import command as cli_page
 from pipeline.commands.progress import Progress
 from pipeline.commands.settings import with_settings
+from pipeline.commands.triton import command as cli_triton
 from pipeline.commands.tune import command as cli_tune
 from pipeline.errors import InputError
 from pipeline.machine.libraries import versions
@@ -35,7 +36,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "its sizes": ("dim", "rule", "exact_dims", "allow_narrow", "search_seconds", "profile"),
     "the engine": (
         "target", "precision", "recipe", "gpu", "skip", "only", "own", "plugin",
-        "optimization_level", "timing_cache", "minutes",
+        "optimization_level", "timing_cache", "minutes", "backend", "container",
     ),
     "the comparison": (
         "shape", "quick", "tolerance", "engine_tolerance", "reference", "memory_limit", "seed",
@@ -43,7 +44,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "the output": (
         "out", "force", "store", "max_size", "grace", "diff", "details", "bench", "exported",
-        "no_browser", "json",
+        "no_browser", "name", "json",
     ),
 }  # fmt: skip
 # the end of the help of `pipeline` itself
@@ -97,6 +98,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "store ls": ("pipeline store ls store",),
     "store pull": ("pipeline store pull store raft_small pulled",),
     "store gc": ("pipeline store gc store --max-size 50GiB",),
+    "triton": ("pipeline triton artifacts/raft_small models",),
+    "triton-replay": (
+        "pipeline triton-replay artifacts/raft_small",
+        "pipeline triton-replay artifacts/raft_small --protocol http --url localhost:8000",
+    ),
     "models": ("pipeline models",),
 }
 
@@ -301,9 +307,9 @@ def command_parser() -> argparse.ArgumentParser:
     for sub in (rewrite, build, verify):
         cli_options.plugins(sub)
     cli_passes.add_commands(add)
-    cli_bench.add_command(add)
-    cli_tune.add_command(add)
-    cli_locate.add_command(add)
+    for module in (cli_bench, cli_tune, cli_locate):
+        module.add_command(add)
+    cli_triton.add_commands(add)
     cli_options.sizes(verify)
     cli_check.verify_options(verify)
     cli_store.add_commands(commands, add)

@@ -20,7 +20,7 @@ ROOT = Path(pipeline.__file__).parent
 HEAVY = {
     "cuda", "fsspec", "matplotlib", "onnx", "onnx_graphsurgeon", "onnx_ir", "onnxruntime",
     "onnxscript", "opentelemetry", "polygraphy", "prometheus_client", "safetensors", "sympy",
-    "tensorrt", "tensorrt_rtx", "torch", "torchvision", "transformers",
+    "tensorrt", "tensorrt_rtx", "torch", "torchvision", "transformers", "tritonclient",
 }  # fmt: skip
 # own modules that take a tenth of a second, so the command line imports them when it needs them
 SLOW = {"pipeline.artifact.manifest", "pipeline.runtime.engine"}

@@ -15,6 +15,8 @@ MINUTES = "takes minutes"
 PLUGIN = "needs a library that is compiled for TensorRT"
 CONTAINER = "needs a container engine"
 ENVIRONMENT = "changes the environment"
+TRITON = "needs NVIDIA's container, and a GPU"
+SERVER = "needs a Triton server; tests/commands/test_triton_replay.py runs it"
 WAITS = "waits for Ctrl-C; tests/commands/test_view.py runs it"
 COMPILED = "needs TensorRT's headers; tests/examples/test_cpp.py compiles it where they are"
 EXAMPLE = "tests/examples/test_cpp.py runs it on another artifact"
@@ -31,7 +33,7 @@ RUN: Mapping[str, tuple[str, ...]] = {
     "test_a_model_of_ones_own": ("docs/guide/own-model.md",),
     "test_caches_and_masks": ("docs/guide/kv-cache.md", "docs/guide/masks-and-lengths.md"),
     "test_a_gpu_machine_and_a_comparison": (
-        "docs/guide/gpu-machine.md", "docs/guide/what-is-compared.md",
+        "docs/guide/gpu-machine.md", "docs/guide/what-is-compared.md", "docs/guide/triton.md",
     ),
     "test_engines_for_several_gpus": ("docs/guide/several-gpus.md",),
     "test_half_precision": ("docs/guide/half-precision.md",),
@@ -106,6 +108,14 @@ NOT_RUN: Mapping[str, str] = {
     # docs/guide/sizes-and-dims.md
     "pipeline convert raft --profile h=135:440:1080,w=135:1024:1920 --profile h=2160,w=3840":
     MINUTES,
+    # docs/guide/triton.md
+    "pip install '.[triton]'": NETWORK,
+    "pip install --no-deps nvidia-pytriton==0.7.0": NETWORK,
+    "python -m pytest tests/commands/test_triton_replay.py": "runs with all other tests",
+    "docker run --rm --gpus=all -p 8000:8000 -p 8001:8001 -v \"$PWD/models:/models\" "
+    "nvcr.io/nvidia/tritonserver:24.05-py3 tritonserver --model-repository=/models": TRITON,
+    "pipeline triton-replay artifacts/raft": SERVER,
+    "pipeline triton-replay artifacts/raft --protocol http --url gpu-machine:8000": SERVER,
     # docs/guide/when-it-fails.md
     "pipeline locate raft86 --shape h=184,w=248": TRT_8_6,
     # docs/guide/write-a-pass.md and docs/reference/targets.md
@@ -124,6 +134,8 @@ NOT_RUN: Mapping[str, str] = {
     "pipeline bench artifacts/raft_small --shape h=440,w=1024": GPU,
     "pipeline tune artifacts/raft_small --shape h=440,w=1024 --minutes 20": GPU,
     "pipeline locate artifacts/raft_small": GPU,
+    "pipeline triton-replay artifacts/raft_small": SERVER,
+    "pipeline triton-replay artifacts/raft_small --protocol http --url localhost:8000": SERVER,
 }  # fmt: skip
 
 # The beginnings of the `text` blocks that are not the output of the last `sh` block above them.
