@@ -17,7 +17,7 @@ setup: $(VENV)/.installed ## Make the virtual environment (every other target do
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,zoo,rtx,runtime,metrics,bench,dev,docs]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,zoo,rtx,runtime,metrics,triton,bench,dev,docs]'
 	@touch $@
 
 convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifacts/MODEL; more words in ARGS
