@@ -49,8 +49,11 @@ void check_machine(const json& target) {
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
     check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
     const std::string gpu = std::to_string(major) + "." + std::to_string(minor);
-    const json& wanted = target.at("compute_capability");  // null: a portable plan of TensorRT-RTX
-    require(wanted.is_null() ? target.at("flavour") == "tensorrt_rtx" : wanted == gpu,
+    // none: a portable plan of TensorRT-RTX
+    const auto wanted_all = target.at("compute_capabilities").get<std::vector<std::string>>();
+    const json& wanted = target.at("compute_capabilities");
+    const bool listed = std::find(wanted_all.begin(), wanted_all.end(), gpu) != wanted_all.end();
+    require(wanted_all.empty() ? target.at("flavour") == "tensorrt_rtx" : listed,
             "the engine is for compute capability " + wanted.dump() + ", the GPU has " + gpu);
 }
 

@@ -22,20 +22,25 @@ from pipeline.machine.gpu import Capability
 from pipeline.machine.progress import Announce
 from pipeline.machine.swap_folder import carry_folder
 from pipeline.machine.target import Target
-from pipeline.spec.file_names import ENGINES, EXPORTED, MANIFEST
+from pipeline.spec.file_names import ENGINES, EXPORTED, MANIFEST, MODEL
 
 
-def engine_folder(target: Target, gpus: Sequence[Capability], precision: str) -> str:
-    """The name of an engine's folder: ``rtx-1.7-sm86``, ``tensorrt-8.6-sm90-fp16``."""
+def engine_folder(
+    target: Target, gpus: Sequence[Capability], precision: str, recipe: bool = False
+) -> str:
+    """The name of an engine's folder: ``rtx-1.7-sm86``, ``tensorrt-8.6-sm90-fp16-recipe``."""
     kinds = [f"sm{major}{minor}" for major, minor in gpus]
-    return "-".join([target.name, *kinds, *([] if precision == "fp32" else [precision])])
+    half = [] if precision == "fp32" else [precision]
+    return "-".join([target.name, *kinds, *half, *(["recipe"] if recipe else [])])
 
 
 def engine_places(place: Path) -> list[Path]:
     """The folders of an artifact's other engines, sorted by name."""
     folder = place / ENGINES
     found = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path for path in found if (path / MANIFEST).is_file())
+    # a name with a dot is the work folder of a run
+    named = (path for path in found if not path.name.startswith("."))
+    return sorted(path for path in named if (path / MANIFEST).is_file())
 
 
 def outer_artifact(place: Path) -> Path | None:
@@ -48,6 +53,8 @@ def outer_artifact(place: Path) -> Path | None:
 def keep_engines(place: Path, folder: Path, manifest: Manifest, announce: Announce) -> None:
     """Carries an artifact's engines over to its new folder, except those of another model.
 
+    An engine whose manifest can't be read is carried over too: `load` says what is wrong with it.
+
     Args:
         place: The artifact that is replaced; it may not exist.
         folder: The new folder.
@@ -55,26 +62,41 @@ def keep_engines(place: Path, folder: Path, manifest: Manifest, announce: Announ
         announce: Called with each engine that is left out.
     """
     for engine in engine_places(place):
-        if is_of(engine, manifest):
-            carry_folder(engine, folder / ENGINES / engine.name)
+        try:
+            why = why_not_of(Artifact.open(engine, check=False).manifest, manifest)
+        except ArtifactError:
+            why = ""
+        if why:
+            announce(f"removed {engine}: {why}")
         else:
-            announce(f"removed {engine}: it is an engine of the model before")
+            carry_folder(engine, folder / ENGINES / engine.name)
 
 
-def is_of(place: Path, manifest: Manifest) -> bool:
-    """True if the engine in `place` was made from the exported model of an artifact.
+def why_not_of(engine: Manifest, own: Manifest) -> str:
+    """Why an engine is not one of an artifact's model; empty if it is.
 
     Args:
-        place: The engine's folder.
-        manifest: The artifact's manifest.
+        engine: The engine's manifest.
+        own: The artifact's manifest.
     """
-    try:
-        own = Artifact.open(place, check=False).manifest
-    except ArtifactError:
-        return False
-    return bool(_exported(own)) and _exported(own) == _exported(manifest)
+    if not _files(own, EXPORTED) or _files(engine, EXPORTED) != _files(own, EXPORTED):
+        return "it was built from another exported.onnx"
+    if engine.keys.get("export") != own.keys.get("export"):
+        return "the model was exported again, in another way or by another version"
+    if engine.target.name == own.target.name:
+        if _files(engine, MODEL) != _files(own, MODEL):
+            return "it was built from another model.onnx"
+    elif _passes(engine) != _passes(own):
+        return "the model was rewritten again with other passes"
+    return ""
 
 
-def _exported(manifest: Manifest) -> dict[str, FileInfo]:
-    """exported.onnx and the files of its weights."""
-    return {name: info for name, info in manifest.files.items() if name.startswith(EXPORTED)}
+def _files(manifest: Manifest, name: str) -> dict[str, FileInfo]:
+    """An ONNX file and the files of its weights."""
+    return {file: info for file, info in manifest.files.items() if file.startswith(name)}
+
+
+def _passes(manifest: Manifest) -> set[tuple[str, bool]]:
+    """All passes, with the user's own, and whether the user left them out."""
+    passes = manifest.rewrite.passes if manifest.rewrite is not None else ()
+    return {(one.name, one.skipped) for one in passes}

@@ -22,6 +22,7 @@ from pipeline.artifact.records import decode, encode, fail
 from pipeline.artifact.stored_interface import read_interface, write_interface
 from pipeline.errors import ArtifactError, InputError
 from pipeline.machine.files import FileInfo
+from pipeline.machine.gpu import Capability, parse_capabilities
 from pipeline.machine.target import Flavour
 from pipeline.rewrite.record import PassRecord
 from pipeline.spec.findings import Note
@@ -78,6 +79,12 @@ class TargetInfo:
     flavour: Flavour
     version: str | None
     compute_capabilities: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> tuple[Capability, ...]:
+        """The GPUs that a build for TensorRT-RTX was asked for; none for other targets."""
+        rtx = self.flavour == "tensorrt_rtx"
+        return parse_capabilities(self.compute_capabilities) if rtx else ()
 
 
 @dataclass(frozen=True)

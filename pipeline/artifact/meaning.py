@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipeline.artifact.manifest import Manifest
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_CAPABILITY = re.compile(r"\d{1,2}\.\d")
 _REFERENCES = ("torch", "exported", "reference")
 
 
@@ -67,6 +68,9 @@ def _in_choices(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from _unknown("target.name", manifest.target.name, TARGETS)
     flavour = TARGETS[manifest.target.name].flavour
     yield from _unknown("target.flavour", manifest.target.flavour, (flavour,))
+    for capability in manifest.target.compute_capabilities:
+        if not _CAPABILITY.fullmatch(capability):
+            yield "target.compute_capabilities", f"{capability!r} is no compute capability"
 
 
 def _unknown(at: str, value: str, known: Collection[str]) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from pipeline.artifact.records import encode
 from pipeline.commands.table import table
 from pipeline.compare.problems import problems
 from pipeline.compare.runners import failures
+from pipeline.errors import ArtifactError
 from pipeline.spec.dims import size_text, sizes_text
 from pipeline.spec.metrics import METRICS, Metric, metric_text, worst
 from pipeline.spec.model import ModelSpec, Tolerance
@@ -70,9 +71,13 @@ def _other_engines(place: Path) -> list[dict[str, Any]]:
 
     `gpus` are compute capabilities; none for every GPU that the target supports.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for engine in engine_places(place):
-        manifest = Artifact.open(engine, check=False).manifest
+        try:
+            manifest = Artifact.open(engine, check=False).manifest
+        except ArtifactError as error:
+            found.append({"path": str(engine), "error": str(error)})
+            continue
         compared = manifest.comparison
         found.append(
             {
@@ -91,6 +96,8 @@ def _other_engines(place: Path) -> list[dict[str, Any]]:
 
 
 def _engine_line(engine: Mapping[str, Any]) -> str:
+    if "error" in engine:
+        return f"engine {engine['path']}: can't be used: {engine['error']}"
     where = f"compute capability {', '.join(engine['gpus'])}" if engine["gpus"] else "portable"
     compared = engine["engine_compared_why"]
     if engine["passed"] is False:

@@ -15,7 +15,7 @@ from pipeline.compare.plan import CompareOptions
 from pipeline.convert.options import RewriteOptions
 from pipeline.convert.recipe import Search
 from pipeline.convert.report import Report
-from pipeline.convert.reuse import check_not_replaced, forget
+from pipeline.convert.reuse import check_not_replaced, drop_damaged, forget
 from pipeline.convert.stages import BUILD, REWRITE
 from pipeline.convert.workspace import Workspace
 from pipeline.errors import InputError
@@ -57,7 +57,8 @@ def add_engine(
     skip = _skipped(artifact, target)
     gpu = find_gpu()
     here = () if target.flavour == "tensorrt_rtx" or isinstance(gpu, str) else (gpu.capability,)
-    name = engine_folder(target, options.gpus or here, options.precision)
+    recipe = options.auto or options.recipe is not None
+    name = engine_folder(target, options.gpus or here, options.precision, recipe)
     place = artifact.path / ENGINES / name
     # the outer folder is replaced as a whole, so that nobody replaces it meanwhile
     with replacing(artifact.path, keep=True) as outer:
@@ -66,14 +67,19 @@ def add_engine(
         if folder.exists():
             shutil.rmtree(folder)
         for file in own.files:
-            if file.startswith(f"{COMPARISON}/") or not is_built(file):
+            of_reference = file.startswith(f"{COMPARISON}/") and (outer / file).is_file()
+            if of_reference or not is_built(file):
                 carry(outer / file, folder / file)
+        for file in drop_damaged(folder, own):
+            if file.startswith(COMPARISON):
+                announce(f"left out {file}: the file was changed, damaged or missing")
         manifest = forget(folder, replace(own, interface=interface), after="rewrite")
         work = Workspace(folder, place, manifest, announce)
         if target.name != own.target.name:
             work.do(REWRITE, RewriteOptions(target=target, skip=skip, plugins=options.plugins))
         work.do(BUILD, Search(work.manifest, CompareOptions(), announce), options)
-        return Report(place, work.finish(keys={}), stage=BUILD.name)
+        keys = {name: key for name, key in own.keys.items() if name == "export"}
+        return Report(place, work.finish(keys=keys), stage=BUILD.name)
 
 
 def _skipped(artifact: Artifact, target: Target) -> tuple[str, ...]:

@@ -206,7 +206,7 @@ def run_build(
     precision, recipe = precision_and_recipe(artifact, how.precision, how.recipe)
     options = BuildOptions(
         target, precision, how.effort, tuple(how.plugins), recipe, how.precision == AUTO,
-        gpus=parse_capabilities(how.gpus),
+        gpus=parse_capabilities(how.gpus) if how.beside else artifact.manifest.target.gpus,
     )  # fmt: skip
     return build_artifact(artifact, options, parsed, announce, beside=how.beside)
 

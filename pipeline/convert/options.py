@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.build.settings import BuildOptions
 from pipeline.compare.plan import CompareOptions
-from pipeline.machine.gpu import parse_capabilities
+from pipeline.machine.gpu import check_capabilities, parse_capabilities
 from pipeline.machine.target import Target
 from pipeline.rewrite.choose import pass_file
 from pipeline.spec.config import Config
@@ -72,7 +72,13 @@ class StageOptions:
 
 
 def stage_options(config: Config, target: Target) -> StageOptions:
-    """Returns the options of each stage for a config."""
+    """Returns the options of each stage for a config.
+
+    Raises:
+        InputError: The target does not build for a GPU that the config names.
+    """
+    gpus = parse_capabilities(config.gpus)
+    check_capabilities(gpus, target)
     return StageOptions(
         ExportOptions(weights=config.weights_path, seed=config.seed, quick=config.quick),
         RewriteOptions(
@@ -88,7 +94,7 @@ def stage_options(config: Config, target: Target) -> StageOptions:
             tuple(config.plugins),
             config.stored_recipe,
             config.precision == AUTO,
-            gpus=parse_capabilities(config.gpus),
+            gpus=gpus,
         ),
         CompareOptions(
             memory_limit=config.memory_limit,

@@ -57,7 +57,7 @@ def parse_capabilities(texts: Sequence[str]) -> tuple[Capability, ...]:
                 "--query-gpu=compute_cap --format=csv` prints it)"
             )
         found.append((int(match[1]), int(match[2])))
-    return tuple(dict.fromkeys(found))
+    return tuple(sorted(set(found)))
 
 
 def check_capabilities(asked: Sequence[Capability], target: Target) -> None:

@@ -36,6 +36,9 @@ from pipeline.machine.lock import Taken, free, take
 # be written in place safely.
 LINK_FROM_BYTES = 1 << 20
 
+_WEIGHTS = ".data"
+_OF_A_RUN = re.compile(r"\..+\.(tmp-\d+-[0-9a-f]{8}|lock)")
+
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _AT_FDCWD = -100
@@ -113,7 +116,7 @@ def held(path: Path, marker: str = "manifest.json") -> Iterator[None]:
 def carry(source: Path, target: Path) -> None:
     """Links or copies a file, as `replacing` carries over the old folder's files."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if source.stat().st_size < LINK_FROM_BYTES or not _link(source, target):
+    if not (_may_link(source) and _link(source, target)):
         shutil.copy2(source, target)
 
 
@@ -232,20 +235,31 @@ def _state(path: Path) -> _State:
 
 
 def _carry(source: Path, target: Path) -> dict[Path, _State]:
-    """Links or copies the content of `source` into `target`; returns the linked files."""
+    """Links or copies the content of `source` into `target`; returns the linked files.
+
+    The work folders and locks of other runs, inside of it, are left out.
+    """
     linked: dict[Path, _State] = {}
     for old in source.iterdir():
         new = target / old.name
+        if _OF_A_RUN.fullmatch(old.name):
+            continue
         if old.is_symlink():
             new.symlink_to(old.readlink())
         elif old.is_dir():
             new.mkdir()
             linked |= _carry(old, new)
-        elif old.stat().st_size >= LINK_FROM_BYTES and _link(old, new):
+        elif _may_link(old) and _link(old, new):
             linked[new] = _state(new)
         else:
             shutil.copy2(old, new)
     return linked
+
+
+def _may_link(file: Path) -> bool:
+    """False for small files, and for the weights beside an ONNX file: onnx refuses to read those
+    that have several names."""
+    return file.suffix != _WEIGHTS and file.stat().st_size >= LINK_FROM_BYTES
 
 
 def _link(old: Path, new: Path) -> bool:

@@ -6,9 +6,9 @@ from pathlib import Path
 from shlex import quote
 
 from pipeline.artifact.artifact import Artifact, read_again
-from pipeline.artifact.engines import engine_places, is_of
+from pipeline.artifact.engines import engine_places, why_not_of
 from pipeline.artifact.manifest import Manifest
-from pipeline.errors import InputError
+from pipeline.errors import ArtifactError, InputError
 from pipeline.machine.gpu import Gpu, why_not
 from pipeline.machine.target import find_target, installed_version
 from pipeline.spec.precision import check_precision
@@ -17,8 +17,9 @@ from pipeline.spec.precision import check_precision
 def choose(path: Path, gpu: Gpu | str, precision: str | None = None) -> Path:
     """Returns the folder of the engine to load: the artifact's own, or one in ``engines``.
 
-    An engine that was built for this kind of GPU comes before a portable one, and the artifact's
-    own engine before others. Further ones are taken by name.
+    Among the engines that run on the GPU, one whose comparison failed comes last. An engine in the
+    precision of the artifact's own comes first, then one with its profiles, then one that was built
+    for this kind of GPU, and then the artifact's own. Further ones are taken by name.
 
     Args:
         path: The artifact's folder.
@@ -37,40 +38,45 @@ def choose(path: Path, gpu: Gpu | str, precision: str | None = None) -> Path:
 def _choose(path: Path, gpu: Gpu | str, precision: str | None) -> Path:
     own = Artifact.open(path, check=False).manifest
     others = engine_places(path)
-    if not others and precision in (None, own.precision):
+    if isinstance(gpu, str) or (not others and precision in (None, own.precision)):
         return path  # `load` has a message of its own for each reason
-    fit: list[tuple[bool, bool, str, Path]] = []
+    fit: list[tuple[tuple[bool, ...], str, Path]] = []
     reasons = []
     for place in (path, *others):
         name = place.relative_to(path).as_posix() if place != path else "its own engine"
-        manifest = Artifact.open(place, check=False).manifest
-        if place != path and not is_of(place, own):
-            why = "it was built from another exported.onnx"
-        else:
-            why = _why_not(manifest, gpu, precision)
+        try:
+            manifest = own if place == path else Artifact.open(place, check=False).manifest
+            why = "" if place == path else why_not_of(manifest, own)
+            why = why or _why_not(manifest, gpu, precision)
+        except ArtifactError as error:
+            why = str(error)
         if why:
             reasons.append(f"{name}: {why}")
         else:
-            fit.append((not manifest.target.compute_capabilities, place != path, name, place))
+            rank = (
+                manifest.comparison is not None and not manifest.comparison.passed,
+                manifest.precision != own.precision,
+                manifest.interface.profiles != own.interface.profiles,
+                not manifest.target.compute_capabilities,
+                place != path,
+            )
+            fit.append((rank, name, place))
     if fit:
         return min(fit)[-1]
-    on = gpu if isinstance(gpu, str) else f"the GPU is {gpu.text}"
     wanted = f" in {precision}" if precision is not None else ""
     raise InputError(
-        f"{path}: no engine{wanted} runs here ({on}): {'; '.join(reasons)}. Build one with "
-        f"`pipeline build {quote(str(path))}` and --gpu, --target or --precision"
+        f"{path}: no engine{wanted} runs here (the GPU is {gpu.text}): {'; '.join(reasons)}. Build "
+        f"one with `pipeline build {quote(str(path))}` and --gpu, --target or --precision"
     )
 
 
-def _why_not(manifest: Manifest, gpu: Gpu | str, precision: str | None) -> str:
+def _why_not(manifest: Manifest, gpu: Gpu, precision: str | None) -> str:
     """Why an engine can't be loaded here; empty if it can."""
     target = find_target(manifest.target.name)
     if manifest.build is None:
         return "it was not built yet"
     if precision not in (None, manifest.precision):
         return f"it is {manifest.precision}"
-    if isinstance(gpu, str):
-        return gpu
     here = installed_version(target)
     if here != manifest.target.version:
         there = f"{here} is installed" if here else "it is not installed"

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifact.manifest import Manifest
-from pipeline.errors import EngineError, InputError, TargetMissing
+from pipeline.errors import EngineError, InputError, OutOfMemory, TargetMissing
 from pipeline.machine.gpu import find_gpu
 from pipeline.runtime import bindings as _trt
 from pipeline.runtime.arrays import named_inputs
@@ -159,7 +160,7 @@ def open_plan(
         engine = Engine(manifest, state, cache)
     if cache is not None and not cache.loaded:
         warm(engine)
-        cache.save()
+        cache.save(cache.kernels())
     return engine
 
 
@@ -169,7 +170,8 @@ def warm(engine: Engine) -> None:
     for number, profile in enumerate(interface.profiles):
         engine.profile = number
         for point in sizes_to_time(interface.dims, (profile,), interface.rules, ()):
-            engine({i.name: i.sample(point.sizes, 0) for i in interface.inputs})
+            with suppress(OutOfMemory):  # a size that does not fit has no kernels to keep
+                engine({i.name: i.sample(point.sizes, 0) for i in interface.inputs})
     engine.profile = before
 
 
@@ -358,9 +360,11 @@ class Engine:
 
         The kernels that were compiled go to the runtime cache, if `load` got one.
         """
-        if self._cache is not None and not self._runs.closed:
-            self._cache.save()
+        cache = None if self._runs.closed else self._cache
+        kernels = b"" if cache is None else cache.kernels()
         self._runs.close()
+        if cache is not None:
+            cache.save(kernels)
 
     def __enter__(self) -> Engine:
         if self._runs.closed:
@@ -373,7 +377,11 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except InputError:  # of the runtime cache; it must not hide the error of the block
+            if error is None:
+                raise
 
     def __del__(self) -> None:
         if hasattr(self, "_runs"):

@@ -96,9 +96,9 @@ PLAIN = RtxSettings()  # TensorRT's own choices
 class RuntimeCache:
     """The compiled kernels of an engine, read from a file and written back.
 
-    Several processes may use the file: it is replaced as a whole, and a process never replaces it
-    by fewer bytes, unless TensorRT-RTX refuses what is in it. TensorRT-RTX refuses a file that is
-    damaged, or from another GPU, driver or version.
+    Several processes may use the file: it is replaced as a whole, and never by fewer bytes, unless
+    TensorRT-RTX refused what was in it. TensorRT-RTX refuses a file that is damaged, or from
+    another GPU, driver or version.
 
     Attributes:
         file: the file.
@@ -108,33 +108,38 @@ class RuntimeCache:
     def __init__(self, file: Path, config: Any) -> None:
         self.file, self.loaded = file, False
         self._cache = config.create_runtime_cache()
+        self._refused = False
         with suppress(OSError):
             self.loaded = bool(self._cache.deserialize(file.read_bytes()))
+            self._refused = not self.loaded
         config.set_runtime_cache(self._cache)
 
-    def save(self) -> None:
-        """Writes the kernels that were compiled so far.
+    def kernels(self) -> bytes:
+        """The kernels that were compiled so far, as `save` writes them. The engine must be open."""
+        return bytes(memoryview(self._cache.serialize()))
+
+    def save(self, data: bytes) -> None:
+        """Writes kernels to the file.
 
         Nothing is written while another process writes, or if the file has more already.
 
         Raises:
             InputError: The file can't be written.
         """
-        data = bytes(memoryview(self._cache.serialize()))
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             lock = take(self.file.with_suffix(".lock"))
+            try:
+                has = self.file.stat().st_size if self.file.is_file() else 0
+                if self._refused or len(data) > has:
+                    write_whole(self.file, data)
+                    self._refused = False
+            finally:
+                free(lock)
         except Taken:
             return
         except OSError as error:
             raise InputError(
-                f"runtime cache {self.file.parent}: can't be written: {error.strerror}. Pass "
-                "another folder"
+                f"runtime cache {self.file}: can't be written: {error.strerror}. Pass another "
+                "folder"
             ) from error
-        try:
-            has = self.file.stat().st_size if self.loaded and self.file.is_file() else 0
-            if len(data) > has:
-                write_whole(self.file, data)
-                self.loaded = True
-        finally:
-            free(lock)

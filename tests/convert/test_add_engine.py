@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from helpers import refinish
+from onnx import helper, numpy_helper
 
 import pipeline
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.engines import engine_folder, engine_places
+from pipeline.artifact.engines import engine_folder, engine_places, why_not_of
 from pipeline.build.build import Built
 from pipeline.convert import driver, stages
-from pipeline.convert.driver import run, run_build, verify
+from pipeline.convert.driver import run, run_build, run_rewrite, verify
 from pipeline.errors import InputError, TargetMissing
 from pipeline.machine.swap_folder import held
 from pipeline.machine.target import TARGETS, installed_version
@@ -100,7 +104,7 @@ def test_a_conversion_keeps_the_engines_of_the_same_model(artifact: Path) -> Non
     run(changed, announce=said.append)
     assert engine_places(artifact) == []
     place = artifact / "engines" / "rtx-1.7-sm86"
-    assert f"removed {place}: it is an engine of the model before" in said
+    assert f"removed {place}: it was built from another exported.onnx" in said
 
 
 def test_nobody_replaces_the_artifact_around_an_engine(artifact: Path) -> None:
@@ -193,4 +197,60 @@ def test_a_pull_keeps_the_engines_of_the_same_model(artifact: Path, tmp_path: Pa
     said: list[str] = []
     store.pull(entry, artifact, announce=said.append)
     assert engine_places(artifact) == []
-    assert any("it is an engine of the model before" in text for text in said)
+    assert any("it was built from another exported.onnx" in text for text in said)
+
+
+def test_a_new_rewrite_or_export_leaves_the_old_engines_out(artifact: Path) -> None:
+    run_build(artifact, gpus=("sm86",))
+    own = Artifact.open(artifact).manifest
+    engine = Artifact.open(artifact / "engines" / "rtx-1.7-sm86").manifest
+    assert why_not_of(engine, own) == ""
+    assert why_not_of(engine, replace(own, keys={**own.keys, "export": "0" * 64})).startswith(
+        "the model was exported again"
+    )
+    model = own.files["model.onnx"]
+    files = {**own.files, "model.onnx": replace(model, bytes=model.bytes + 1)}
+    assert why_not_of(engine, replace(own, files=files)) == "it was built from another model.onnx"
+    other = replace(engine, target=replace(engine.target, name="tensorrt-10", flavour="tensorrt"))
+    assert why_not_of(other, own) == ""
+    assert own.rewrite is not None
+    mine = replace(own.rewrite.passes[0], name="my_pass")
+    rewritten = replace(own, rewrite=replace(own.rewrite, passes=(*own.rewrite.passes, mine)))
+    assert "rewritten again with other passes" in why_not_of(other, rewritten)
+
+
+def test_damaged_outputs_of_the_reference_are_left_out(artifact: Path) -> None:
+    stored = artifact / "comparison" / "default"
+    (stored / "torch.json").write_text("{}")
+    said: list[str] = []
+    run_build(artifact, gpus=("sm86",), announce=said.append)
+    assert any(text.startswith("left out comparison/default: ") for text in said)
+    assert not (artifact / "engines" / "rtx-1.7-sm86" / "comparison" / "default").exists()
+    shutil.rmtree(stored)
+    run_build(artifact, gpus=("sm89",))
+
+
+def test_a_build_of_the_same_artifact_is_for_the_same_gpus(artifact: Path) -> None:
+    run_build(artifact, gpus=("sm89", "sm86"))
+    engine = artifact / "engines" / "rtx-1.7-sm86-sm89"
+    assert run_build(engine).manifest.target.compute_capabilities == ("8.6", "8.9")
+    assert run_build(artifact).manifest.target.compute_capabilities == ()
+
+
+def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
+    """onnx reads no weights from a file with several names, so that file is copied."""
+    weight = numpy_helper.from_array(np.ones((600, 600), np.float32), "w")
+    x, y = (helper.make_tensor_value_info(n, 1, ["b", 600]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y])
+    graph.initializer.append(weight)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    source, place = tmp_path / "net.onnx", tmp_path / "net"
+    onnx.save(model, source, save_as_external_data=True, location="net.onnx.data")
+    run(Config(str(source), dims=("b=1:2:4",), out=place, quick=True))
+    data = sorted(place.glob("*.data"))
+    for gpus in (("sm86",), ("sm89",)):
+        engine = run_build(place, gpus=gpus).path
+        assert verify(engine).ok
+    run_rewrite(place)
+    assert verify(place).ok
+    assert all(file.stat().st_nlink == 1 for file in (*data, *engine.glob("*.data")))

@@ -5,8 +5,10 @@ g++ looks for headers in its own places, and in the folders in its variable CPLU
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.manifest import SCHEMA, TargetInfo
 from pipeline.artifact.stored import stored_points
 from pipeline.convert.report import Report
 from pipeline.errors import InputError
@@ -52,6 +55,14 @@ def compile_cpp(*words: str, source: str = "") -> subprocess.CompletedProcess[st
     return subprocess.run(
         ["g++", *FLAGS, *words], input=source, capture_output=True, text=True, timeout=300
     )
+
+
+def test_the_sources_know_this_manifest() -> None:
+    """This needs no compiler, so that a changed manifest is noticed everywhere."""
+    source = (CPP / "artifact.hpp").read_text() + (CPP / "load.cpp").read_text()
+    assert f'found.at("schema") == {SCHEMA}' in source
+    read = set(re.findall(r'target\.at\("(\w+)"\)', source))
+    assert read and read <= {field.name for field in dataclasses.fields(TargetInfo)}
 
 
 def need(*headers: str) -> None:
@@ -136,12 +147,12 @@ def test_it_refuses_what_does_not_belong_together(
     elif change == "the end":
         plan.write_bytes(content[:-1])
     elif change == "the schema":
-        manifest["schema"] = 9
+        manifest["schema"] = SCHEMA - 1
     else:
         manifest["build"] = None
     (copy / "manifest.json").write_text(json.dumps(manifest))
     words = {
-        "the schema": "reads schema 8, it has 9",
+        "the schema": f"reads schema {SCHEMA}, it has {SCHEMA - 1}",
         "no engine": "the artifact has no engine",
     }.get(change, "engine.plan differs from its manifest")
     (line,) = read(reader, copy, tmp_path)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fake_rtx
 import pytest
@@ -17,10 +19,13 @@ from helpers import refinish
 
 import pipeline
 from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.engines import engine_places, keep_engines
 from pipeline.convert.driver import run_build, verify
-from pipeline.errors import InputError
+from pipeline.errors import InputError, TargetMissing
 from pipeline.machine.gpu import Gpu, parse_capabilities
+from pipeline.runtime.choose import choose
 from pipeline.runtime.rtx import RtxSettings
+from pipeline.spec.verdicts import Check
 
 PROFILES = ("b=1:2:8,w=1:8:64", "b=1:2:8,w=1:3:16")
 CARDS = {"sm86": "RTX 3090", "sm89": "RTX 4090", "sm120": "RTX 5090"}
@@ -230,7 +235,7 @@ def test_settings_that_are_wrong(built: Path, insert: Insert, tmp_path: Path) ->
     with pytest.raises(InputError, match=r"no option 'cache'.*kernels, runtime_cache"):
         pipeline.load(built, cache=tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"runtime cache .*file: can't be written: .*another fol"):
+    with pytest.raises(InputError, match=r"runtime cache .*file/.*: can't be written"):
         pipeline.load(built, runtime_cache=tmp_path / "file")
     with pytest.raises(InputError, match="only TensorRT-RTX has kernels"):
         RtxSettings(kernels="eager").check("tensorrt", "a")
@@ -246,3 +251,80 @@ def test_each_engine_records_where_it_was_compared(place: Path, insert: Insert) 
         assert plan.config is not None  # the kernels for each shape, from its first call on
         assert plan.config.dynamic_shapes_kernel_specialization_strategy == "EAGER"
     assert not Artifact.open(place).manifest.engine_compared
+
+
+def test_the_work_folder_of_a_killed_run_is_no_engine(place: Path, insert: Insert) -> None:
+    left = place / "engines" / ".rtx-1.7-sm86.tmp-1-0123abcd"
+    shutil.copytree(place / "engines" / "rtx-1.7-sm86", left)
+    assert choose(place, insert("sm86").card) == place / "engines" / "rtx-1.7-sm86"
+    assert [engine.name for engine in engine_places(place)] == [
+        "rtx-1.7-sm120", "rtx-1.7-sm86", "rtx-1.7-sm89",
+    ]  # fmt: skip
+    verify(place)  # copies the artifact
+    assert not left.exists()
+
+
+def test_which_of_several_engines_is_taken(place: Path, insert: Insert) -> None:
+    card = insert("sm86").card
+    own = place / "engines" / "rtx-1.7-sm86"
+    assert choose(place, card) == own
+    # one with other profiles comes after those that have the artifact's
+    run_build(place, gpus=("sm86",), profiles=("b=1:2:4,w=1:8:32",))
+    assert choose(place, card) == place
+    run_build(place, gpus=("sm86",))
+    assert choose(place, card) == own
+    # one in another precision too
+    run_build(place, gpus=("sm86",), precision="bf16")
+    assert choose(place, card) == own
+    # one whose comparison failed comes last
+    verify(own)
+    info = Artifact.open(own).manifest.comparison
+    assert info is not None
+    fault = Check("determinism", "engine", "run-failed", facts={"reason": "a fault"})
+    refinish(own, comparison=replace(info, checks=(fault,)))
+    assert choose(place, card) == place
+
+
+def test_a_damaged_engine_is_left_out_and_kept(place: Path, insert: Insert, cli: Any) -> None:
+    (place / "engines" / "rtx-1.7-sm89" / "manifest.json").write_text("{")
+    card = insert("sm86").card
+    assert choose(place, card).name == "rtx-1.7-sm86"
+    assert choose(place, insert("sm89").card) == place
+    with pytest.raises(InputError, match=r"engines/rtx-1\.7-sm89: .*not JSON"):
+        choose(place, insert("sm90").card)
+    code, out, _ = cli("inspect", place)
+    assert code == 0 and "rtx-1.7-sm89: can't be used: " in out
+    folder = place.with_name("new")
+    keep_engines(place, folder, Artifact.open(place).manifest, lambda _: None)
+    assert (folder / "engines" / "rtx-1.7-sm89" / "manifest.json").read_text() == "{"
+
+
+def test_without_a_gpu_several_engines_say_the_same_as_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.runtime.engine.find_gpu", lambda _=0: "there is no GPU")
+    with pytest.raises(TargetMissing, match="an engine needs a GPU, but there is no GPU"):
+        pipeline.load(place)
+
+
+def test_a_cache_that_cannot_be_written(built: Path, insert: Insert, tmp_path: Path) -> None:
+    insert("sm86")
+    assert "can't be written" in fail_at_close(built, tmp_path, None)
+    insert("sm86")
+    assert fail_at_close(built, tmp_path, ValueError("the user's")) == "the user's"
+
+
+def fail_at_close(built: Path, folder: Path, error: Exception | None) -> str:
+    """The error of a block whose engine can't save its kernels. All its memory is freed."""
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    try:
+        with pipeline.load(built, runtime_cache=folder / "cache") as engine:
+            (file,) = (folder / "cache").iterdir()
+            file.unlink()
+            file.mkdir()  # nothing can replace it
+            right(engine, 5, 5)
+            if error is not None:
+                raise error
+    except Exception as caught:
+        return str(caught)
+    raise AssertionError("no error")

@@ -221,7 +221,7 @@ class Engines:
         declared = manifest.interface
         options = BuildOptions(
             target, cast(Precision, manifest.precision), replace(DEFAULT_EFFORT, level=level),
-            tuple(self.plugins), stored_recipe(self.place),
+            tuple(self.plugins), stored_recipe(self.place), gpus=manifest.target.gpus,
         )  # fmt: skip
         build(folder / MODEL, folder / PLAN, declared, options)
         more = tuple(
