@@ -175,16 +175,30 @@ class Store:
             InputError: `out` is not an artifact's folder, or another process writes to it.
             StoreError: The store cannot be read.
         """
-        manifest = entry.manifest
         with replacing(out, keep=False) as folder:
-            for name, info in manifest.files.items():
-                announce(f"store: pull {name}")
-                self._get(folder / name, name, info)
-            if source is not None:
-                manifest = replace(manifest, model=replace(manifest.model, source=source))
-            fresh(folder / MANIFEST).write_text(manifest.to_json(), encoding="ascii")
+            manifest = self.copy_out(entry, folder, source, announce)
             keep_engines(out, folder, manifest, announce)
+
+    def copy_out(
+        self, entry: Entry, folder: Path, source: str | None = None, announce: Announce = silent
+    ) -> Manifest:
+        """Writes the files of an entry into an empty folder, and marks the entry as used.
+
+        See `pull` for the arguments and the errors. After an error, the folder has some of the
+        files.
+
+        Returns:
+            The manifest that was written.
+        """
+        manifest = entry.manifest
+        for name, info in manifest.files.items():
+            announce(f"store: pull {name}")
+            self._get(folder / name, name, info)
+        if source is not None:
+            manifest = replace(manifest, model=replace(manifest.model, source=source))
+        fresh(folder / MANIFEST).write_text(manifest.to_json(), encoding="ascii")
         self.place.touch(entry.name)
+        return manifest
 
     def _entries(self, under: str) -> Iterator[tuple[str, Stored]]:
         return ((n, f) for n, f in self.place.find(under).items() if n.endswith(".json"))
