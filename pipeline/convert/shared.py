@@ -46,7 +46,7 @@ class StoreUse:
         differs: What differs between the nearest entry and this conversion. It is the first other
             key if that entry was pushed by itself, so that the parts of its keys are not known.
         damaged: Entries and blobs that were not used, a sentence each.
-        pushed: The key of the entry that the conversion wrote; empty if it was there already.
+        pushed: The key of the entry that the conversion wrote; empty if one was there already.
         problem: Why nothing was pushed; empty if it was pushed or was there already.
     """
 
@@ -240,7 +240,7 @@ def _other_key(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Dif
 
 
 def push_result(report: Report, shared: Shared | None, announce: Announce) -> Report:
-    """Pushes the artifact of a conversion that passed, unless it is in the store already.
+    """Pushes the artifact of a conversion that passed, unless the store has it or knows more.
 
     The artifact is complete, so a store that cannot be written is no error here: the report has the
     problem.
@@ -259,7 +259,9 @@ def push_result(report: Report, shared: Shared | None, announce: Announce) -> Re
             artifact = Artifact.open(report.path)
             if artifact.manifest != report.manifest:
                 raise StoreError("another run replaced the artifact in the meantime")
-            use = replace(use, pushed=store.push(artifact, shared.parts).key)
+            entry = store.push(artifact, shared.parts)
+            written = entry.manifest == artifact.manifest
+            use = replace(use, pushed=entry.key if written else "")
     except (StoreError, ArtifactError) as error:
         use = replace(use, problem=error.message)
     return replace(report, store=use)

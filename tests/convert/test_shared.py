@@ -170,6 +170,29 @@ def test_an_artifact_that_was_there_already_is_pushed_once() -> None:
     assert stages == [] and not used(report).pushed and used(report).lines() == []
 
 
+def test_what_is_known_of_an_engine_is_kept_in_the_store() -> None:
+    """`verify` on a machine with a GPU adds to an artifact. A conversion without a GPU does not."""
+    convert("a")
+    known = {"engine_compared": True, "engine_compared_why": "compared", "engine_gpu": "a GPU"}
+    refinish(Path("a"), **known)
+    report, stages = convert("a")
+    assert report.unchanged and used(report).pushed
+    report, stages = convert("b", force=True)
+    assert stages == EVERY and used(report).lines() == []
+    store = Store.open("store")
+    (entry,) = store.entries()
+    assert store.read(entry).manifest.engine_compared
+
+
+def test_an_entry_with_wrong_parts_is_a_miss() -> None:
+    convert("a")
+    (entry,) = Store.open("store").entries()
+    path = Path("store", entry.name)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "parts": "abc"}))
+    report, stages = convert("b", dims=("b=1:4:9",))
+    assert stages == EVERY and used(report).nearest == ""
+
+
 def test_the_better_of_folder_and_store_counts() -> None:
     """The store's artifact has another seed. The folder's shares the build too, so it stays."""
     convert("a")
