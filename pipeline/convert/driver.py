@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,16 +82,14 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
             line of another error begins with ``kept:``, it names files for you to look at.
     """
     config = config if isinstance(config, Config) else Config(config)
-    plan = plan_conversion(config, announce)
-    if plan.old is not None and not plan.todo:
-        report = Report(plan.place, plan.old.manifest, unchanged=True)
-        return push_result(report, plan.shared, announce)
-    options = plan.options
-    with (
-        left_as_given(plan.spec) as spec,
-        _workspace(plan, announce) as work,
-        kept_if_failed(work, plan.todo[0]),
-    ):
+    with ExitStack() as stack:
+        plan = plan_conversion(config, stack, announce)
+        if plan.old is not None and not plan.todo:
+            unchanged = Report(plan.place, plan.old.manifest, unchanged=True)
+            return push_result(unchanged, plan.shared, announce)
+        options, spec = plan.options, stack.enter_context(left_as_given(plan.spec))
+        work = _workspace(plan, stack, announce)
+        stack.enter_context(kept_if_failed(work, plan.todo[0]))
         if EXPORT.name in plan.todo:
             if not config.force:
                 refuse_other(plan.place, plan.manifest)
@@ -119,11 +117,14 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
     return push_result(report, plan.shared, announce)
 
 
-def _workspace(plan: ConversionPlan, announce: Announce) -> AbstractContextManager[Workspace]:
+def _workspace(plan: ConversionPlan, stack: ExitStack, announce: Announce) -> Workspace:
+    if plan.shared is not None and plan.shared.work is not None:
+        plan.shared.work.resume(plan.manifest, plan.todo)
+        return plan.shared.work
     if EXPORT.name in plan.todo:
-        return new_artifact(plan.place, plan.manifest, announce)
+        return stack.enter_context(new_artifact(plan.place, plan.manifest, announce))
     assert plan.old is not None
-    return opened_artifact(plan.old, announce, plan.manifest, plan.todo)
+    return stack.enter_context(opened_artifact(plan.old, announce, plan.manifest, plan.todo))
 
 
 def run_export(config: Config, announce: Announce = silent) -> Report:

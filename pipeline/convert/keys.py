@@ -2,10 +2,11 @@
 
 A stage's key includes the key of the stage before. Keys change with pipeline's own code, the spec's
 file, options, weights and library versions. They also change with the target and its version, the
-GPU kind, profiles, precision, tolerances and sizes.
+GPU kind, the operating system, the CPU's architecture, profiles, precision, tolerances and sizes.
 
 Limits: a spec object without a `key` is new on every run. A user-supplied pass or plugin counts by
-its file, without its imports. Files that a factory reads itself do not count: use `force`.
+its file, without its imports. Files that a factory reads itself do not count: use `force`. Nor
+do modules that it imports while it runs or from other folders (`pipeline.source.factory.files_of`).
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ def stage_parts(
         },
         "rewrite": {},
         "build": {
+            "operating system": platform.system(),
+            "CPU": platform.machine(),
             "TensorRT": installed_version(options.build.target),
             "compute capability": _built_for(options.build.target),
             "profile": _profiles(spec.profiles),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class ConversionPlan:
         options: The options of each stage.
         keys: Stage name to the hash of everything that changes the stage's result.
         todo: The stages to run, in order.
-        old: The existing artifact, if it is undamaged.
+        old: The artifact to go on from: the existing one if it is undamaged, or the store's.
         shared: The store of the conversion; None without one.
     """
 
@@ -54,10 +55,17 @@ class ConversionPlan:
     shared: Shared | None = None
 
 
-def plan_conversion(config: Config, announce: Announce = silent) -> ConversionPlan:
+def plan_conversion(
+    config: Config, stack: ExitStack, announce: Announce = silent
+) -> ConversionPlan:
     """Finds the model and the target, and compares them with the existing artifact.
 
-    With a store, an artifact from it replaces the existing one if it saves a stage.
+    With a store, an artifact from it is used in place of the existing one if it saves a stage.
+
+    Args:
+        config: What to convert.
+        stack: Holds the workspace of such an artifact; see `pull_best`.
+        announce: Called with each step that begins.
 
     Raises:
         InputError: The config is not valid, a plugin does not exist, or the weights can't be read.
@@ -85,13 +93,17 @@ def plan_conversion(config: Config, announce: Announce = silent) -> ConversionPl
         every += [replace(options, export=whole.export), whole]
     weights = manifest.model.weights
     parts = [stage_parts(config, spec, one, weights) for one in every]
-    store, use = open_store(config, spec), None
+    store, found = open_store(config, spec), None
     if store is not None and not config.force:
-        old, use = pull_best(store, Wanted(place, manifest, parts), old, announce)
+        found = pull_best(store, Wanted(place, manifest, parts), old, stack, announce)
+        old = found.old
     by_options = [keys_of(each) for each in parts]
     keys = max(by_options, key=lambda keys: first_changed(old, keys))
     first = first_changed(old, keys)
-    shared = Shared(store, parts[by_options.index(keys)], use) if store is not None else None
+    shared = None
+    if store is not None:
+        use, work = (found.use, found.work) if found is not None else (None, None)
+        shared = Shared(store, parts[by_options.index(keys)], use, work)
     if old is not None and first > 0:  # the earlier stages do not depend on tolerances
         interface = old.manifest.interface.with_tolerances(spec.interface)
         manifest = replace(old.manifest, interface=interface)

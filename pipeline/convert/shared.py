@@ -1,12 +1,13 @@
 """Conversions with a shared store: what is pulled before the first stage, and pushed at the end.
 
-An artifact from the store is put into the conversion's folder, as if it had been there before. Then
-`pipeline.convert.reuse` decides which stages run.
+A result that leaves no stage to run becomes the artifact at once. Any other goes into the workspace
+of the conversion. So the folder keeps its old artifact until the conversion has passed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +16,13 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest
 from pipeline.convert.keys import is_new_every_time, keys_of
 from pipeline.convert.reuse import first_changed, previous, refuse_other
+from pipeline.convert.workspace import Workspace, new_artifact
 from pipeline.errors import ArtifactError, InputError, StoreError
 from pipeline.machine.progress import Announce
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec
 from pipeline.store.differences import Difference, differences
-from pipeline.store.entry import STAGES, Parts, shared
+from pipeline.store.entry import STAGES, Entry, Parts, shared
 from pipeline.store.store import Listed, Store
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class StoreUse:
         differs: What differs between the nearest entry and this conversion. It is the first other
             key if that entry was pushed by itself, so that the parts of its keys are not known.
         damaged: Entries and blobs that were not used, a sentence each.
-        pushed: The key of the entry that the conversion wrote; empty if it was there already.
+        pushed: The key of the entry that the conversion wrote; empty if one was there already.
         problem: Why nothing was pushed; empty if it was pushed or was there already.
     """
 
@@ -105,11 +107,28 @@ class Shared:
         store: The store.
         parts: What the keys of the conversion's stages are made of.
         use: What was pulled; None if the store was not searched.
+        work: The workspace with the results of the first stages, if only these were pulled.
     """
 
     store: Store
     parts: Parts
     use: StoreUse | None
+    work: Workspace | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `pull_best` found.
+
+    Args:
+        old: The artifact to go on from; None if there is none.
+        use: What was done.
+        work: The workspace with the files of `old`, if it is not in the conversion's folder.
+    """
+
+    old: Artifact | None
+    use: StoreUse
+    work: Workspace | None = None
 
 
 def open_store(config: Config, spec: ModelSpec) -> Store | None:
@@ -129,31 +148,33 @@ def open_store(config: Config, spec: ModelSpec) -> Store | None:
 
 
 def pull_best(
-    store: Store, wanted: Wanted, old: Artifact | None, announce: Announce
-) -> tuple[Artifact | None, StoreUse]:
+    store: Store, wanted: Wanted, old: Artifact | None, stack: ExitStack, announce: Announce
+) -> Found:
     """Pulls the artifact whose first stages are those of the conversion, if it saves a stage.
+
+    Only a result that leaves no stage to run is written into the conversion's folder here.
 
     Args:
         store: The store.
         wanted: What to look for.
         old: The artifact in the conversion's folder, if there is one.
+        stack: Holds the workspace of a result that leaves stages to run. The workspace becomes the
+            artifact when the stack is left without an error, and is removed after one.
         announce: Called with each step that begins.
 
-    Returns:
-        The artifact that is in the folder now, and what was done.
-
     Raises:
-        InputError: The folder has an artifact of another source.
+        InputError: The folder has an artifact of another source, or another process writes to it.
         StoreError: The store cannot be read.
     """
     use = StoreUse(store.place.url)
     every = [keys_of(parts) for parts in wanted.parts]
     have = max(first_changed(old, keys) for keys in every)
     if have == len(STAGES):
-        return old, use
+        return Found(old, use)
     refuse_other(wanted.place, wanted.manifest)
     announce("store: look up")
     use = replace(use, searched=True)
+    found = Found(old, use)
     listed = store.of_model(wanted.manifest.name, every[0])
     # the sort is stable: of equals, the last used one stays first
     listed.sort(key=lambda each: -_shared(each, every))
@@ -163,19 +184,34 @@ def pull_best(
             break
         try:
             entry = store.read(each)
-            store.pull(entry, wanted.place, wanted.manifest.model.source, announce)
+            if count == len(STAGES):
+                store.pull(entry, wanted.place, wanted.manifest.model.source, announce)
+                found = Found(previous(wanted.place), use)
+            else:
+                found = _begun(store, entry, wanted, stack, announce)
         except ArtifactError as error:
             use = replace(use, damaged=(*use.damaged, f"entry {each.key[:_KEY]}: {error}"))
             listed.remove(each)
             continue
         use = replace(use, pulled=STAGES[:count], entry=each.key)
-        old = previous(wanted.place)
         break
     if len(use.pulled) < len(STAGES):
         use = _explained(store, listed, wanted.parts[0], use)
     for line in use.lines():
         announce(f"store: {line}")
-    return old, use
+    return replace(found, use=use)
+
+
+def _begun(
+    store: Store, entry: Entry, wanted: Wanted, stack: ExitStack, announce: Announce
+) -> Found:
+    """Copies an entry into a new workspace, which the stack holds from then on."""
+    with ExitStack() as own:
+        work = own.enter_context(new_artifact(wanted.place, wanted.manifest, announce))
+        source = wanted.manifest.model.source
+        old = Artifact(work.folder, store.copy_out(entry, work.folder, source, announce))
+        stack.enter_context(own.pop_all())
+    return Found(old, StoreUse(store.place.url), work)
 
 
 def _shared(listed: Listed, every: Sequence[Mapping[str, str]]) -> int:
@@ -204,7 +240,7 @@ def _other_key(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Dif
 
 
 def push_result(report: Report, shared: Shared | None, announce: Announce) -> Report:
-    """Pushes the artifact of a conversion that passed, unless it is in the store already.
+    """Pushes the artifact of a conversion that passed, unless the store has it or knows more.
 
     The artifact is complete, so a store that cannot be written is no error here: the report has the
     problem.
@@ -223,7 +259,9 @@ def push_result(report: Report, shared: Shared | None, announce: Announce) -> Re
             artifact = Artifact.open(report.path)
             if artifact.manifest != report.manifest:
                 raise StoreError("another run replaced the artifact in the meantime")
-            use = replace(use, pushed=store.push(artifact, shared.parts).key)
+            entry = store.push(artifact, shared.parts)
+            written = entry.manifest == artifact.manifest
+            use = replace(use, pushed=entry.key if written else "")
     except (StoreError, ArtifactError) as error:
         use = replace(use, problem=error.message)
     return replace(report, store=use)

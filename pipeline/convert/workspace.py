@@ -72,6 +72,15 @@ class Workspace:
         self._announce, self._todo = announce, todo
         self._last = last_seconds(place, manifest)
 
+    def resume(self, manifest: Manifest, todo: tuple[str, ...]) -> None:
+        """Goes on from results that were put into the folder.
+
+        Args:
+            manifest: The manifest of these results.
+            todo: The stages that are left.
+        """
+        self.manifest, self._todo = manifest, todo
+
     def do(self, stage: Stage[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
         """Runs and measures a stage, and adds its result to the manifest.
 

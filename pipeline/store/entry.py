@@ -79,13 +79,21 @@ class Entry:
         try:
             read = json.loads(content)
             manifest = Manifest.from_json(json.dumps(read["manifest"]), name)
-            entry = Entry(manifest, read["parts"])
+            entry = Entry(manifest, _parts(read["parts"]))
             right = entry.name == name
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArtifactError(f"{name}: is not an entry of this version of pipeline") from error
         if not right:
             raise ArtifactError(f"{name}: its keys do not belong to its name")
         return entry
+
+
+def _parts(read: object) -> Parts | None:
+    if read is None:
+        return None
+    if not isinstance(read, dict) or not all(isinstance(part, dict) for part in read.values()):
+        raise TypeError("the parts of a key are not objects by stage")
+    return read
 
 
 def blobs_in(content: bytes) -> dict[str, int] | None:

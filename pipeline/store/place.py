@@ -168,7 +168,9 @@ class Place:
     def touch(self, name: str) -> None:
         """Sets a file's time to now: its mtime in a local folder, else the object ``used/NAME``.
 
-        A store that can only be read stays as it is.
+        A store that can only be read stays as it is. So does a file that this user may not write,
+        in a folder of several users: `pipeline.store.collect` then takes it for less recently used
+        than it is, and does not see that a push relies on it.
         """
         with contextlib.suppress(OSError, StoreError):
             if self.local:

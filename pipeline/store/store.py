@@ -77,12 +77,15 @@ class Store:
     def push(self, artifact: Artifact, parts: Parts | None = None) -> Entry:
         """Writes an artifact into the store. Blobs that are there already stay.
 
+        An entry whose engine was compared stays too, if all its blobs are there and the engine of
+        `artifact` was not compared. Of two pushes at the same time, the last one wins.
+
         Args:
             artifact: The artifact, opened with its files checked.
             parts: What its keys were made of; None keeps what the store knows of it.
 
         Returns:
-            The entry.
+            The entry in the store. It has another manifest than `artifact` if it stayed.
 
         Raises:
             InputError: The artifact is not one of a whole conversion that passed.
@@ -91,9 +94,12 @@ class Store:
         manifest, place = artifact.manifest, self.place
         check_pushable(artifact)
         entry = Entry(manifest, parts)
-        if parts is None:
-            entry = self._read(entry.name) or entry
-            entry = replace(entry, manifest=manifest)
+        there = self._read(entry.name)
+        if there is not None:
+            if _knows_more(there.manifest, manifest) and self._is_whole(there):
+                place.touch(there.name)
+                return there
+            entry = replace(entry, parts=there.parts if parts is None else parts)
         for name, info in manifest.files.items():
             self._put(artifact.path / name, info)
         place.put_bytes(entry.to_json(), entry.name)
@@ -103,11 +109,15 @@ class Store:
         return entry
 
     def has(self, manifest: Manifest) -> bool:
-        """Returns True if the store has an entry of these keys, and marks it as used."""
-        name = Entry(manifest).name
-        if self.place.bytes_of(name) is None:
+        """Returns True if the store has an entry of these keys, and marks it as used.
+
+        An entry that knows less does not count: its engine was not compared, and that of `manifest`
+        was.
+        """
+        entry = self._read(Entry(manifest).name)
+        if entry is None or _knows_more(manifest, entry.manifest):
             return False
-        self.place.touch(name)
+        self.place.touch(entry.name)
         return True
 
     def of_model(self, model: str, keys: Mapping[str, str]) -> list[Listed]:
@@ -175,16 +185,30 @@ class Store:
             InputError: `out` is not an artifact's folder, or another process writes to it.
             StoreError: The store cannot be read.
         """
-        manifest = entry.manifest
         with replacing(out, keep=False) as folder:
-            for name, info in manifest.files.items():
-                announce(f"store: pull {name}")
-                self._get(folder / name, name, info)
-            if source is not None:
-                manifest = replace(manifest, model=replace(manifest.model, source=source))
-            fresh(folder / MANIFEST).write_text(manifest.to_json(), encoding="ascii")
+            manifest = self.copy_out(entry, folder, source, announce)
             keep_engines(out, folder, manifest, announce)
+
+    def copy_out(
+        self, entry: Entry, folder: Path, source: str | None = None, announce: Announce = silent
+    ) -> Manifest:
+        """Writes the files of an entry into an empty folder, and marks the entry as used.
+
+        See `pull` for the arguments and the errors. After an error, the folder has some of the
+        files.
+
+        Returns:
+            The manifest that was written.
+        """
+        manifest = entry.manifest
+        for name, info in manifest.files.items():
+            announce(f"store: pull {name}")
+            self._get(folder / name, name, info)
+        if source is not None:
+            manifest = replace(manifest, model=replace(manifest.model, source=source))
+        fresh(folder / MANIFEST).write_text(manifest.to_json(), encoding="ascii")
         self.place.touch(entry.name)
+        return manifest
 
     def _entries(self, under: str) -> Iterator[tuple[str, Stored]]:
         return ((n, f) for n, f in self.place.find(under).items() if n.endswith(".json"))
@@ -194,6 +218,11 @@ class Store:
             return Entry.from_json(self.place.read(name), name)
         except (FileNotFoundError, ArtifactError):
             return None
+
+    def _is_whole(self, entry: Entry) -> bool:
+        """True if all blobs of an entry are there. Their content is not read."""
+        sizes = entry.blobs.items()
+        return all(self.place.bytes_of(blob_name(sha256)) == size for sha256, size in sizes)
 
     def _put(self, path: Path, info: FileInfo) -> None:
         """Writes a blob, unless it is there. Then its time is set, so that `collect` keeps it."""
@@ -218,6 +247,11 @@ class Store:
         with suppress(StoreError):  # a store that can only be read
             removed = ", and was removed" if self.place.remove(blob) else ""
         raise ArtifactError(f"blob {blob} of {name} is damaged{removed}")
+
+
+def _knows_more(one: Manifest, other: Manifest) -> bool:
+    """True if the engine of `one` was compared, and that of `other` was not."""
+    return one.engine_compared and not other.engine_compared
 
 
 def check_pushable(artifact: Artifact) -> None:

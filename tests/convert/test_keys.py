@@ -302,3 +302,13 @@ def test_what_is_exempt_exists() -> None:
     known |= {"Effort": Effort(), "ModelSpec": SPEC, "Output": Output("y"), "Dim": H}
     for kind, name in EXEMPT:
         assert name in {field.name for field in dataclasses.fields(known[kind])}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "value"), [("system", "Plan 9"), ("machine", "aarch64-test")])
+def test_another_kind_of_machine_builds_again(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = stage_keys(Config("tiny"), SPEC, RTX, PROFILES)
+    monkeypatch.setattr(keys_module.platform, name, lambda: value)
+    after = stage_keys(Config("tiny"), SPEC, RTX, PROFILES)
+    assert first_difference(after, before) == "build"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -14,11 +15,12 @@ from helpers import Run, refinish
 from s3_server import bucket, s3_server  # noqa: F401
 
 from pipeline.artifact.artifact import Artifact
+from pipeline.convert import driver
 from pipeline.convert import keys as keys_module
 from pipeline.convert.driver import run
 from pipeline.convert.report import Report, verdict
 from pipeline.convert.shared import StoreUse
-from pipeline.errors import CompareError, InputError
+from pipeline.errors import BuildError, CompareError, InputError
 from pipeline.machine.progress import StageText
 from pipeline.spec.config import Config
 from pipeline.store.collect import collect
@@ -168,6 +170,29 @@ def test_an_artifact_that_was_there_already_is_pushed_once() -> None:
     assert stages == [] and not used(report).pushed and used(report).lines() == []
 
 
+def test_what_is_known_of_an_engine_is_kept_in_the_store() -> None:
+    """`verify` on a machine with a GPU adds to an artifact. A conversion without a GPU does not."""
+    convert("a")
+    known = {"engine_compared": True, "engine_compared_why": "compared", "engine_gpu": "a GPU"}
+    refinish(Path("a"), **known)
+    report, stages = convert("a")
+    assert report.unchanged and used(report).pushed
+    report, stages = convert("b", force=True)
+    assert stages == EVERY and used(report).lines() == []
+    store = Store.open("store")
+    (entry,) = store.entries()
+    assert store.read(entry).manifest.engine_compared
+
+
+def test_an_entry_with_wrong_parts_is_a_miss() -> None:
+    convert("a")
+    (entry,) = Store.open("store").entries()
+    path = Path("store", entry.name)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "parts": "abc"}))
+    report, stages = convert("b", dims=("b=1:4:9",))
+    assert stages == EVERY and used(report).nearest == ""
+
+
 def test_the_better_of_folder_and_store_counts() -> None:
     """The store's artifact has another seed. The folder's shares the build too, so it stays."""
     convert("a")
@@ -214,6 +239,38 @@ def test_a_store_that_cannot_be_written_is_no_error() -> None:
     assert used(report).lines()[-1].startswith("not pushed: store store: File exists")
 
 
+def test_a_failure_after_a_hit_of_the_first_stages_leaves_the_folder_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    convert("a")
+    convert("own", None, dims=("b=1:16:32",))
+    before = {path: path.read_bytes() for path in Path("own").rglob("*.*")}
+
+    def fails(*_: object, **__: object) -> None:
+        raise BuildError("no engine")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "BUILD", replace(driver.BUILD, run=fails))
+        for out in ("own", "new"):
+            with pytest.raises(BuildError, match="no engine"):
+                convert(out, profiles=("b=1:2:8",))
+    assert {path: path.read_bytes() for path in Path("own").rglob("*.*")} == before
+    assert not Path("new").exists()
+    assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == []
+    report, stages = convert("own", profiles=("b=1:2:8",))
+    assert stages == ["build", "compare"] and used(report).pulled == ("export", "rewrite")
+    assert Artifact.open("own").manifest == report.manifest
+
+
+def test_a_damaged_blob_of_the_first_stages_leaves_nothing_behind() -> None:
+    first, _ = convert("a")
+    path = Path("store", blob_name(first.manifest.files["exported.onnx"].sha256))
+    path.write_bytes(bytes(path.stat().st_size))
+    report, stages = convert("b", profiles=("b=1:2:8",))
+    assert stages == EVERY and "of exported.onnx is damaged" in used(report).damaged[0]
+    assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == []
+
+
 @pytest.mark.usefixtures("zoo")
 def test_a_failed_conversion_is_not_pushed() -> None:
     pytest.importorskip("torch")
@@ -224,8 +281,6 @@ def test_a_failed_conversion_is_not_pushed() -> None:
 
 def test_a_failed_comparison_that_is_kept_is_not_pushed(cli: Run, artifact: Path) -> None:
     """`convert` keeps an artifact whose half precision failed. It has no key of the comparison."""
-    from dataclasses import replace
-
     manifest = Artifact.open(artifact).manifest
     assert manifest.comparison is not None
     (point, *rest) = manifest.comparison.points

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +118,11 @@ def test_what_an_artifact_keeps_and_what_verify_uses(folder: Path) -> None:
 def test_other_values_convert_again(folder: Path) -> None:
     before = run(config(values="sample.npz")).manifest
     for other in ({"x": X, "lengths": np.array([5, 2])}, {"x": X}, None):
-        assert "export" in plan_conversion(config(values=other)).todo
+        assert "export" in plan_conversion(config(values=other), ExitStack()).todo
     save(folder, (5, 3))
-    assert "export" in plan_conversion(config(values="sample.npz")).todo
+    assert "export" in plan_conversion(config(values="sample.npz"), ExitStack()).todo
     save(folder)
-    assert not plan_conversion(config(values="sample.npz")).todo
+    assert not plan_conversion(config(values="sample.npz"), ExitStack()).todo
     again = run_export(config(force=True)).manifest
     assert INPUTS in before.files and INPUTS not in again.files
 

@@ -90,6 +90,40 @@ def test_a_push_by_itself_keeps_what_the_store_knows(store: Store, artifact: Pat
     assert store.read(store.entries()[0]).parts == parts
 
 
+def test_an_entry_whose_engine_was_compared_stays(
+    store: Store, artifact: Path, tmp_path: Path
+) -> None:
+    less = variant(artifact, tmp_path / "less", 1)
+    refinish(less, engine_compared=False, engine_compared_why="no GPU")
+    more = shutil.copytree(less, tmp_path / "more")
+    refinish(more, engine_compared=True, engine_compared_why="compared", engine_gpu="a GPU")
+    (known, known_less) = (Artifact.open(path).manifest for path in (more, less))
+    store.push(Artifact.open(less))
+    assert store.has(known_less) and not store.has(known)
+    store.push(Artifact.open(more))
+    assert store.has(known_less) and store.has(known)
+    assert store.push(Artifact.open(less)).manifest == known
+    (found,) = store.entries()
+    assert store.read(found).manifest == known
+    # an entry that cannot be pulled is not worth keeping
+    store.place.remove(blob_name(known.files["engine.plan"].sha256))
+    assert store.push(Artifact.open(less)).manifest == known_less
+    store.pull(store.read(found), tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(less)
+
+
+@pytest.mark.parametrize("parts", ["abc", [], 3, {"export": "abc"}, {"export": None}])
+def test_an_entry_with_wrong_parts_is_not_used(
+    artifact: Path, tmp_path: Path, parts: object
+) -> None:
+    store = Store.open(str(tmp_path / "store"))
+    entry = store.push(Artifact.open(artifact))
+    content = json.loads(store.place.read(entry.name))
+    store.place.put_bytes(json.dumps({**content, "parts": parts}).encode(), entry.name)
+    with pytest.raises(ArtifactError, match="is not an entry of this version of pipeline"):
+        store.read(store.entries()[0])
+
+
 @pytest.mark.parametrize("name", ["engine.plan", "comparison/default/torch.json"])
 def test_a_damaged_blob_is_named_removed_and_written_again(
     store: Store, artifact: Path, tmp_path: Path, name: str
