@@ -33,6 +33,11 @@ def test_no_lookup_is_torn_or_wrong(stress: ModuleType, collects: bool) -> None:
 
 
 def test_it_notices_blobs_that_are_written_in_place(stress: ModuleType) -> None:
-    counts = stress.phase(200, 4, 7, True, False)
-    assert not stress.is_good(counts, False), counts
+    """A kill has to meet a write, so a short attack can miss it. Five in a row do not."""
+    for seed in range(7, 12):
+        counts = stress.phase(200, 4, seed, True, False)
+        if not stress.is_good(counts, False):
+            break
+    else:
+        raise AssertionError(counts)
     assert counts["torn"] + counts["unreadable entries"] + counts["damaged blobs"] > 0
