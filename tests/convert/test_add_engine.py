@@ -208,6 +208,7 @@ def test_a_new_rewrite_or_export_leaves_the_old_engines_out(artifact: Path) -> N
     assert why_not_of(engine, replace(own, keys={**own.keys, "export": "0" * 64})).startswith(
         "the model was exported again"
     )
+    assert why_not_of(engine, replace(own, keys={})) == ""  # after `pipeline build`
     model = own.files["model.onnx"]
     files = {**own.files, "model.onnx": replace(model, bytes=model.bytes + 1)}
     assert why_not_of(engine, replace(own, files=files)) == "it was built from another model.onnx"
