@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 
 def convert(arguments: argparse.Namespace, progress: Progress) -> int:
+    if arguments.ray is not None:
+        from pipeline.commands.farm import command as farm
+
+        return farm.command(arguments, _config, progress)
     if arguments.whole_zoo:
         from pipeline.commands import convert_all
 

@@ -30,8 +30,13 @@ from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import find_target, require
 from pipeline.models import MODELS
 from pipeline.spec.config import Config
+from pipeline.store.entry import STAGES
 
 REPORT = "convert.xml"
+HEAD = (
+    "result", "seconds", "compared at", "largest error", "of the largest value", "tolerance",
+    "engine",
+)  # fmt: skip
 _GRACE = 20.0  # seconds for an interrupted conversion to clean up
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # options of ``convert`` that fit one model only
@@ -60,6 +65,9 @@ class ModelResult:
         max_rel: `max_abs` divided by the largest value of that output.
         rtol, atol: The tolerance of that output.
         plan_bytes: The size of the engine in bytes.
+        pulled: The stages whose results came from the store.
+        entry: The key of the artifact in the store; empty without a store.
+        not_pushed: Why the artifact is not in the store; empty if it is there.
     """
 
     model: str
@@ -74,6 +82,14 @@ class ModelResult:
     rtol: float | None = None
     atol: float | None = None
     plan_bytes: int | None = None
+    pulled: tuple[str, ...] = ()
+    entry: str = ""
+    not_pushed: str = ""
+
+    @property
+    def case(self) -> str:
+        """Its name in the JUnit file."""
+        return self.model
 
 
 def command(
@@ -91,13 +107,9 @@ def command(
     Raises:
         InputError: A model or an option of one model is given together with ``--all``.
     """
-    if arguments.model is not None:
-        raise InputError(f"--all converts every model: remove {arguments.model}, or remove --all")
-    for name in _OF_ONE:
-        if getattr(arguments, name):
-            raise InputError(
-                f"--{name.replace('_', '-')} fits one model only: remove it, or remove --all"
-            )
+    check_options(arguments)
+    if len(getattr(arguments, "targets", ())) > 1:
+        raise InputError("--target was given twice: several targets need --ray. Pass one")
     require(find_target(arguments.target))
     parent: Path = arguments.out or Path("artifacts")
     given = vars(arguments)
@@ -112,6 +124,17 @@ def command(
         show(results_table(results))
         show(f"{parent / REPORT} has the same results for JUnit readers")
     return 1 if any(result.state == "FAILED" for result in results) else 0
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Raises `InputError` for a model, or an option that fits one model only."""
+    if arguments.model is not None:
+        raise InputError(f"--all converts every model: remove {arguments.model}, or remove --all")
+    for name in _OF_ONE:
+        if getattr(arguments, name):
+            raise InputError(
+                f"--{name.replace('_', '-')} fits one model only: remove it, or remove --all"
+            )
 
 
 def convert_all(
@@ -129,10 +152,7 @@ def convert_all(
         InputError: The folder cannot be made.
         KeyboardInterrupt: The run was interrupted. Finished artifacts and the JUnit file stay.
     """
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {parent}: cannot make this folder: {error.strerror}") from error
+    make_parent(parent)
     # a model's own process may have replaced its artifact before this one knows
     interrupts.settle(f"each artifact in {parent} is the old one or the new one, and complete")
     results = {name: ModelResult(name) for name in configs}
@@ -140,17 +160,45 @@ def convert_all(
     write_junit(parent / REPORT, list(results.values()), started)
     for number, (name, config) in enumerate(configs.items(), 1):
         announce(f"{name} ({number} of {len(configs)})")
-        watch = Stopwatch()
-        with watch(name):
-            result = _convert(name, config, time_limit, announce)
-        results[name] = replace(result, seconds=watch.seconds[name])
-        announce(f"{name}: {result.state}")
+        results[name] = convert_one(name, config, time_limit, announce)
+        announce(f"{name}: {results[name].state}")
         write_junit(parent / REPORT, list(results.values()), started)
     return list(results.values())
 
 
+def make_parent(parent: Path) -> None:
+    """Makes the folder for ``convert.xml``. Raises `InputError` if it cannot be made."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {parent}: cannot make this folder: {error.strerror}") from error
+
+
+def convert_one(
+    name: str,
+    config: Config,
+    time_limit: float | None,
+    announce: Announce,
+    *,
+    kept: bool = True,
+) -> ModelResult:
+    """Converts one model in a process of its own. A failure is a result, not an error.
+
+    Args:
+        name: The model's name, for the result and the announcements.
+        config: The conversion.
+        time_limit: The limit in seconds; None for no limit.
+        announce: Called with each step that begins.
+        kept: Whether the error names the files that a failed conversion leaves.
+    """
+    watch = Stopwatch()
+    with watch(name):
+        result = _convert(name, config, time_limit, announce, kept)
+    return replace(result, seconds=watch.seconds[name])
+
+
 def _convert(
-    name: str, config: Config, time_limit: float | None, announce: Announce
+    name: str, config: Config, time_limit: float | None, announce: Announce, kept: bool
 ) -> ModelResult:
     def said(text: str) -> None:
         announce(f"{name}: {text}")
@@ -165,12 +213,18 @@ def _convert(
         return ModelResult(name, "FAILED", error=line, detail=died.words)
     except (PipelineError, ChildFailed, OSError, MemoryError) as error:
         text = error.message if isinstance(error, PipelineError) else str(error)
-        kept = getattr(error, "kept", "")
-        text = f"{text}; kept: {kept}" if kept else text
+        files = getattr(error, "kept", "") if kept else ""
+        text = f"{text}; kept: {files}" if files else text
         line = " ".join(text.split()) or type(error).__name__
         more = getattr(error, "detail", "") or getattr(error, "trace", "")
         return ModelResult(name, "FAILED", error=line, detail=more or line)
-    return _done(ModelResult(name, "unchanged" if report.unchanged else "ok"), report.manifest)
+    result = ModelResult(name, "unchanged" if report.unchanged else "ok")
+    if report.store is not None:
+        entry = "" if report.store.problem else report.manifest.keys[STAGES[-1]]
+        result = replace(
+            result, pulled=report.store.pulled, entry=entry, not_pushed=report.store.problem
+        )
+    return _done(result, report.manifest)
 
 
 def _done(result: ModelResult, manifest: Manifest) -> ModelResult:
@@ -201,28 +255,28 @@ def _done(result: ModelResult, manifest: Manifest) -> ModelResult:
 
 def results_table(results: Sequence[ModelResult]) -> str:
     """Returns a row for each model, and a line for each failure."""
-    head = (
-        "model", "result", "seconds", "compared at", "largest error", "of the largest value",
-        "tolerance", "engine",
-    )  # fmt: skip
-    rows = [head]
-    for r in results:
-        left = f" of {(r.points or 0) + r.left_out}" if r.left_out else ""
-        rows.append(
-            (
-                r.model,
-                r.state,
-                f"{r.seconds:.1f}" if r.state != "not reached" else "-",
-                f"{r.points}{left} sizes" if r.points is not None else "-",
-                f"{r.max_abs:.2e}" if r.max_abs is not None else "-",
-                f"{r.max_rel:.2e}" if r.max_rel is not None else "-",
-                f"rtol {r.rtol:g} or atol {r.atol:g}" if r.rtol is not None else "-",
-                f"{r.plan_bytes / 2**20:.1f} MiB" if r.plan_bytes is not None else "-",
-            )
-        )
-    lines = [table(rows)]
-    lines += [f"FAILED {r.model}: {r.error}" for r in results if r.state == "FAILED"]
-    return "\n".join(lines)
+    rows: list[Sequence[str]] = [("model", *HEAD)]
+    rows += [(result.model, *cells(result)) for result in results]
+    return "\n".join([table(rows), *failures(results)])
+
+
+def cells(r: ModelResult) -> tuple[str, ...]:
+    """Returns the cells of a result, in the order of `HEAD`."""
+    left = f" of {(r.points or 0) + r.left_out}" if r.left_out else ""
+    return (
+        r.state,
+        f"{r.seconds:.1f}" if r.state != "not reached" else "-",
+        f"{r.points}{left} sizes" if r.points is not None else "-",
+        f"{r.max_abs:.2e}" if r.max_abs is not None else "-",
+        f"{r.max_rel:.2e}" if r.max_rel is not None else "-",
+        f"rtol {r.rtol:g} or atol {r.atol:g}" if r.rtol is not None else "-",
+        f"{r.plan_bytes / 2**20:.1f} MiB" if r.plan_bytes is not None else "-",
+    )
+
+
+def failures(results: Sequence[ModelResult]) -> list[str]:
+    """Returns a line for each failure."""
+    return [f"FAILED {r.case}: {r.error}" for r in results if r.state == "FAILED"]
 
 
 def write_junit(path: Path, results: Sequence[ModelResult], started: str) -> None:
@@ -248,7 +302,7 @@ def write_junit(path: Path, results: Sequence[ModelResult], started: str) -> Non
     )
     for r in results:
         case = ET.SubElement(
-            suite, "testcase", classname="pipeline.convert", name=r.model, time=f"{r.seconds:.3f}"
+            suite, "testcase", classname="pipeline.convert", name=r.case, time=f"{r.seconds:.3f}"
         )
         if r.state == "FAILED":
             failure = ET.SubElement(case, "failure", message=_xml(r.error), type="conversion")

@@ -131,6 +131,21 @@ def whole_zoo(sub: Any) -> None:
         "--time-limit", type=_seconds, metavar="SECONDS",
         help="With --all: stop a model after this many seconds (default: no limit)",
     )  # fmt: skip
+    sub.add_argument(
+        "--ray", metavar="ADDRESS",
+        help="With --all and --store: convert on the nodes of this Ray cluster: auto, local, "
+        "HOST:PORT or ray://HOST:PORT. Repeat --target and --gpu to convert for each of them",
+    )  # fmt: skip
+
+
+class Each(argparse.Action):
+    """An option with one value that a matrix may repeat: ``targets`` has all of them."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        del parser
+        setattr(namespace, self.dest, values)
+        many = f"{self.dest}s"
+        setattr(namespace, many, (*getattr(namespace, many, ()), values))
 
 
 def size(text: str) -> int:

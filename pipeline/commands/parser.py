@@ -17,6 +17,7 @@ from pipeline.commands import store as cli_store
 from pipeline.commands import view as cli_view
 from pipeline.commands.bench import command as cli_bench
 from pipeline.commands.check import command as cli_check
+from pipeline.commands.farm import kubernetes as cli_kubernetes
 from pipeline.commands.output import show
 from pipeline.commands.page import command as cli_page
 from pipeline.commands.progress import Progress
@@ -31,7 +32,7 @@ from pipeline.machine.target import DEFAULT_TARGET, TARGETS
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "the model": (
         "weights", "option", "input", "inputs", "range", "dtype", "output_name", "state", "trust",
-        "whole_zoo", "time_limit",
+        "whole_zoo", "time_limit", "ray",
     ),
     "its sizes": ("dim", "rule", "exact_dims", "allow_narrow", "search_seconds", "profile"),
     "the engine": (
@@ -44,7 +45,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "the output": (
         "out", "force", "store", "max_size", "grace", "diff", "details", "bench", "exported",
-        "no_browser", "name", "json",
+        "no_browser", "name", "kubernetes", "json",
     ),
 }  # fmt: skip
 # the end of the help of `pipeline` itself
@@ -93,6 +94,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bench": ("pipeline bench artifacts/raft_small --shape h=440,w=1024",),
     "tune": ("pipeline tune artifacts/raft_small --shape h=440,w=1024 --minutes 20",),
     "locate": ("pipeline locate artifacts/raft_small",),
+    "matrix": (
+        "pipeline matrix --gpu sm86 --gpu sm89",
+        "pipeline matrix --kubernetes IMAGE --store s3://BUCKET/PATH",
+    ),
     "store": ("pipeline store push artifacts/raft_small store", "pipeline store ls store"),
     "store push": ("pipeline store push artifacts/raft_small store",),
     "store ls": ("pipeline store ls store",),
@@ -235,7 +240,7 @@ def command_parser() -> argparse.ArgumentParser:
     def model(sub: Any) -> None:
         cli_source.add_options(sub)
         sub.add_argument(
-            "--target", default=DEFAULT_TARGET, metavar="TARGET",
+            "--target", default=DEFAULT_TARGET, metavar="TARGET", action=cli_options.Each,
             help=f"Set the TensorRT version: {', '.join(TARGETS)} (default: {DEFAULT_TARGET})",
         )  # fmt: skip
         cli_options.profiles(sub, artifact=False, builds=sub is convert)
@@ -299,8 +304,8 @@ def command_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     for sub in (build, verify, inspect):
         sub.add_argument("artifact", type=Path, metavar="ARTIFACT", help="Folder of the artifact")
-    cli_page.add_command(add)
-    cli_view.add_command(add)
+    for command in (cli_page, cli_view):
+        command.add_command(add)
     cli_passes.rewrite_options(rewrite)
     cli_options.profiles(build, artifact=True, builds=True)
     cli_options.effort(build)
@@ -313,6 +318,7 @@ def command_parser() -> argparse.ArgumentParser:
     cli_options.sizes(verify)
     cli_check.verify_options(verify)
     cli_store.add_commands(commands, add)
+    cli_kubernetes.add_command(add)
     add("models", actions.models, "List the models that come with pipeline.")
     for name, sub in all_commands(parser).items():
         _arrange(name, sub)

@@ -19,7 +19,7 @@ import pipeline
 ROOT = Path(pipeline.__file__).parent
 HEAVY = {
     "cuda", "fsspec", "matplotlib", "onnx", "onnx_graphsurgeon", "onnx_ir", "onnxruntime",
-    "onnxscript", "opentelemetry", "polygraphy", "prometheus_client", "safetensors", "sympy",
+    "onnxscript", "opentelemetry", "polygraphy", "prometheus_client", "ray", "safetensors", "sympy",
     "tensorrt", "tensorrt_rtx", "torch", "torchvision", "transformers", "tritonclient",
 }  # fmt: skip
 # own modules that take a tenth of a second, so the command line imports them when it needs them

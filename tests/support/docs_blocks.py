@@ -21,6 +21,7 @@ WAITS = "waits for Ctrl-C; tests/commands/test_view.py runs it"
 COMPILED = "needs TensorRT's headers; tests/examples/test_cpp.py compiles it where they are"
 EXAMPLE = "tests/examples/test_cpp.py runs it on another artifact"
 BESIDE = "tests/docs/test_readme.py runs it"
+FARM = "needs a cluster; tests/commands/test_farm.py runs such commands on one"
 TWICE = "differs in a name from a command that is run"
 
 # The pages that each test of tests/docs/test_commands.py runs, but for the commands in `NOT_RUN`.
@@ -122,7 +123,20 @@ NOT_RUN: Mapping[str, str] = {
     "pipeline passes --still-needed": MINUTES,
     # docs/guide/shared-store.md
     "pip install 'trt-pipeline[store]'": NETWORK,
+    # docs/guide/farm.md
+    "pip install 'trt-pipeline[export,rtx,zoo,ray,store]'": NETWORK,
+    **dict.fromkeys((
+        "ray start --head",
+        "ray start --address HOST:6379",
+        "pipeline convert --all --ray HOST:6379 --store /mnt/store --gpu sm86 --gpu sm120",
+        """ray start --address HOST:6379 --resources '{"sm90": 8}'""",
+        "pipeline convert --all --ray HOST:6379 --store /mnt/store --target tensorrt-10 "
+        "--gpu sm90",
+        "pipeline matrix --kubernetes IMAGE --store s3://BUCKET/PATH --gpu sm86 --gpu sm120 "
+        "| kubectl apply -f -",
+    ), FARM),
     # docs/reference/command-line.md
+    "pipeline matrix --kubernetes IMAGE --store s3://BUCKET/PATH": FARM,
     "pipeline convert my_model.py:net --input 'x:{b}x3x{h}x{w}' "
     "--dim b=1:8 --dim h=64:512 --dim w=64:512": TWICE,
     "pipeline check my_model.py:net --input 'x:{b}x3x{h}x{w}' "

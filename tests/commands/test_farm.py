@@ -1,0 +1,332 @@
+"""A farm: conversions as tasks of a real Ray cluster, whose nodes are on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import small_zoo
+import yaml
+from helpers import HERE, Run, refused
+from readme_commands import ROOT
+from s3_server import bucket, s3_server  # noqa: F401
+
+from pipeline.artifact.artifact import Artifact
+from pipeline.commands.farm.kubernetes import kubernetes_job
+from pipeline.commands.farm.matrix import DEFAULT_MEMORY, Job, matrix, memory_of
+from pipeline.commands.farm.work import Work
+from pipeline.convert.report import Report
+from pipeline.errors import InputError
+from pipeline.spec.config import Config
+
+ZOO = {
+    "tiny": "tiny:conv", "skewed": "tiny:skewed", "crashing": "small_zoo:crashing",
+    "first": "small_zoo:first",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def farm() -> ModuleType:
+    """The benchmark: its clusters, and its comparison of manifests."""
+    pytest.importorskip("ray")
+    pytest.importorskip("fsspec")
+    spec = importlib.util.spec_from_file_location(
+        "farm_benchmark", ROOT / "benchmarks" / "conversion" / "farm.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["farm_benchmark"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def start(place: Path, *words: object) -> subprocess.Popen[str]:
+    """Starts ``convert --all`` in the zoo of PYTHONPATH."""
+    line = [sys.executable, "-m", "pipeline", "convert", "--all", *map(str, words)]
+    return subprocess.Popen(
+        line, cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def with_zoo(place: Path, zoo: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    house = small_zoo.mounted(place / "house", zoo)
+    monkeypatch.chdir(place)  # the nodes work here
+    monkeypatch.setenv("PYTHONPATH", f"{house}{os.pathsep}{HERE}")
+
+
+def told(process: subprocess.Popen[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The results of a run with ``--json`` by their case, and the lines of its progress."""
+    output, errors = process.communicate(timeout=300)
+    results = json.loads(output)  # and nothing else, whatever Ray prints
+    steps = [json.loads(line)["step"] for line in errors.splitlines()]
+    return {f"{one['model']} {one['gpu']}".strip(): one for one in results}, steps
+
+
+@pytest.mark.slow
+def test_a_killed_node_changes_no_byte(
+    farm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_zoo(tmp_path, ZOO, monkeypatch)
+    words = ("--json", "--store", "store", "--gpu", "sm86", "--gpu", "8.9", "--out", "report")
+    with farm.cluster(3) as made:
+        killer = farm.kill_one(made)
+        process = start(tmp_path, "--ray", made.address, *words)
+        results, steps = told(process)
+        killer.join()
+        left = [node["NodeName"] for node in _nodes(made) if node["Alive"]]
+        assert process.returncode == 1
+        (dead,) = {"node1", "node2", "node3"} - set(left)
+        assert f"node {dead} is lost: what it did runs again on another" in steps
+        again, _ = told(start(tmp_path, "--ray", made.address, *words))
+    good = [f"{model} {gpu}" for model in ("tiny", "first") for gpu in ("sm86", "sm89")]
+    bad = [f"{model} {gpu}" for model in ("skewed", "crashing") for gpu in ("sm86", "sm89")]
+    assert sorted(results) == sorted(good + bad)
+    for case in bad:
+        assert results[case]["state"] == again[case]["state"] == "FAILED"
+    assert "y of exported against torch" in results["skewed sm86"]["error"]
+    assert "kept:" not in results["skewed sm86"]["error"]
+    assert "Aborted (SIGABRT)" in results["crashing sm89"]["error"]
+    for case in good:
+        assert results[case]["state"] in ("ok", "unchanged") and results[case]["node"]
+        assert again[case]["state"] == "unchanged" and len(again[case]["pulled"]) == 4
+        assert again[case]["entry"] == results[case]["entry"]
+    # the second kind of GPU does not export again
+    assert results["tiny sm89"]["pulled"][:2] == ["export", "rewrite"]
+    assert (tmp_path / "report" / "convert.xml").read_text().count("<failure") == 4
+    assert not (tmp_path / "report" / "tiny").exists()
+
+    process = start(tmp_path, "--json", "--gpu", "sm86", "--out", "alone")
+    process.communicate(timeout=300)
+    for model in ("tiny", "first"):
+        alone = Artifact.open(tmp_path / "alone" / model).manifest
+        there = _from_store(farm, tmp_path / "store", results[f"{model} sm86"]["entry"])
+        assert farm.lasting(there) == farm.lasting(alone)
+
+
+def _nodes(made: Any) -> list[dict[str, Any]]:
+    """The nodes of the cluster, asked in a process of its own: a kill is known after a moment."""
+    script = (
+        "import json, ray, sys, logging; "
+        "ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.ERROR); "
+        "print(json.dumps(ray.nodes()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, made.address], capture_output=True, text=True, check=True
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return [node for node in found if node["NodeName"].startswith("node")]
+
+
+def _from_store(farm: ModuleType, store: Path, key: str) -> Any:
+    opened = farm.Store.open(str(store))
+    return opened.read(opened.named(key)).manifest
+
+
+@contextlib.contextmanager
+def labelled(farm: ModuleType) -> Iterator[Any]:
+    """A cluster with a plain node, and node2 that says that it has a GPU of compute capability 9.0.
+
+    Ray believes what a node says.
+    """
+    with farm.cluster(1) as made:
+        made.add_node(
+            num_cpus=1, num_gpus=1, resources={"sm90": 1}, memory=DEFAULT_MEMORY,
+            node_name="node2", object_store_memory=80 * 2**20, include_dashboard=False,
+        )  # fmt: skip
+        yield made
+
+
+@pytest.mark.slow
+def test_a_target_that_needs_a_gpu_runs_where_it_is(
+    farm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_zoo(tmp_path, {"slow": "small_zoo:slow"}, monkeypatch)
+    with labelled(farm) as made:
+        words = ("--ray", made.address, "--store", "store")
+        # TensorRT 10 is not installed on the node: that it says so shows where it ran
+        process = start(tmp_path, *words, "--json", "--target", "tensorrt-10", "--gpu", "sm90")
+        results, _ = told(process)
+        assert results["slow sm90"]["node"] == "node2"
+        assert "tensorrt is not installed here" in results["slow sm90"]["error"]
+        process = start(tmp_path, *words, "--target", "tensorrt-10", "--gpu", "sm86")
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 2
+        last = errors.splitlines()[-1]
+        assert "slow tensorrt-10 sm86: no node of the cluster has 1 CPU, 1 GPU, 1 sm86" in last
+        assert """ray start --address HOST:PORT --resources '{"sm86": 1}'""" in last
+
+        process = start(tmp_path, *words)
+        _until(lambda: any(map(farm.converts, farm.raylets(made))))
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 130 and not output
+        assert errors.splitlines()[-1].endswith("Run the same command again to go on")
+        _until(lambda: not any(map(farm.converts, farm.raylets(made))))
+
+        # the zoo of the nodes is not the zoo of this process
+        work = Work(Job("linear", "rtx-1.7"), Config("linear", store=tmp_path / "store"), 2**30)
+        (result,) = farm.run_on_ray(made.address, [work], None, lambda _: None)
+        assert result.error.startswith("the node has another version of pipeline")
+
+
+@pytest.mark.slow
+def test_a_conversion_that_no_node_can_run_any_more_fails(
+    farm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.commands.farm import tasks
+
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{HERE}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tasks, "_GONE", 3.0)
+    # a job of a target that needs a GPU, but with a conversion that needs none, and takes an hour
+    job = Job("small_zoo:slow", "tensorrt-10", ("sm90",))
+    work = Work(job, Config(job.model, store=tmp_path / "store"), 2**30)
+    steps: list[str] = []
+    with labelled(farm) as made:
+        killer = farm.kill_one(made)
+        (result,) = tasks.run_on_ray(made.address, [work], None, steps.append)
+        killer.join()
+    assert result.state == "FAILED"
+    assert result.error.startswith("no node is left that has 1 CPU, ")
+    assert result.error.endswith(" memory, 1 GPU, 1 sm90")
+    assert "node node2 is lost: what it did runs again on another" in steps
+
+
+def _until(true: Any, limit: float = 60.0) -> None:
+    end = time.monotonic() + limit
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_local_needs_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    with_zoo(tmp_path, {"first": "small_zoo:first"}, monkeypatch)
+    process = start(tmp_path, "--ray", "local", "--store", "store")
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    head, _, row, *rest = output.splitlines()
+    assert head.split()[:6] == ["model", "target", "GPU", "node", "result", "seconds"]
+    assert row.split()[:3] == ["first", "rtx-1.7", "-"] and " ok " in row
+    assert rest[-1] == "store has the artifacts: pipeline store ls store"
+    assert "first rtx-1.7 (1 of 1): ok on " in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["linear", "--ray", "auto"], "--ray works only with --all and --store"),
+        (["--all", "--ray", "auto"], "--ray works only with --all and --store"),
+        (["--all", "--ray", "auto", "--store", "memory://a"], "other processes cannot open it"),
+        (["--all", "--ray", "auto", "--store", "s", "--pass", "p.py"], "--pass names a file"),
+        (["--all", "--ray", "auto", "--store", "s", "--dim", "h=1:2"], "--dim fits one model"),
+        (["--all", "--ray", "auto", "--store", "s", "--gpu", "sm90"], "rtx-1.7 builds for 7.5"),
+        (["--all", "--ray", "auto", "--store", "s", "--target", "x"], "unknown target 'x'"),
+        (["--all", "--target", "rtx-1.7", "--target", "tensorrt-10"], "--target was given twice"),
+    ],
+)
+def test_bad_words(cli: Run, words: list[str], part: str) -> None:
+    refused(cli("convert", *words), part)
+
+
+def test_without_ray_the_error_names_the_extra(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = ("--all", "--ray", "auto", "--store", tmp_path / "s", "--out", tmp_path / "o")
+    refused(cli("convert", *map(str, words)), "pip install 'trt-pipeline[ray,store]'")
+
+
+def test_matrix() -> None:
+    found = matrix(["a", "b"], ["rtx-1.7", "rtx-1.7"], ["sm86,8.9", "12.0", "sm120"])
+    both, one = ("sm86", "sm89"), ("sm120",)
+    assert found == [Job(m, "rtx-1.7", gpus) for m in ("a", "b") for gpus in (both, one)]
+    assert found[0].text == "a rtx-1.7 sm86,sm89"
+    with pytest.raises(InputError, match="builds for one kind of GPU"):
+        matrix(["a"], ["tensorrt-10"], ["sm86,sm89"])
+
+
+def test_resources() -> None:
+    needs = [
+        Work(job, Config("linear"), 5).needs
+        for job in matrix(["linear"], ["rtx-1.7", "tensorrt-10"], ["sm86"])
+    ]
+    assert needs == [
+        {"CPU": 1, "memory": 5}, {"CPU": 1, "memory": 5, "GPU": 1, "sm86": 1},
+    ]  # fmt: skip
+
+
+def test_memory_is_what_the_last_conversion_needed(converted: Report, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    from pipeline.store.store import Store
+
+    store = Store.open(str(tmp_path))
+    store.push(Artifact.open(converted.path))
+    peaks = {stage.name: stage.peak_bytes or 0 for stage in converted.manifest.stages}
+    builder = peaks.pop("build")
+    assert min(*peaks.values(), builder) > 2**20
+    assert memory_of(store, ["tiny", "other"]) == {
+        "tiny": max(peaks.values()) + builder, "other": DEFAULT_MEMORY,
+    }  # fmt: skip
+
+
+def test_jobs_of_kubernetes(cli: Run, bucket: str) -> None:  # noqa: F811
+    store = f"s3://{bucket}/store"
+    words = ("--gpu", "sm86", "--gpu", "8.9", "--target", "tensorrt-10", "--target", "rtx-1.7")
+    code, output, _ = cli("matrix", *words, "--kubernetes", "some/image:1", "--store", store)
+    assert code == 0
+    jobs = list(yaml.safe_load_all(output))
+    assert json.loads(cli("matrix", *words, "--kubernetes", "some/image:1", "--store", store,
+                          "--json")[1]) == jobs  # fmt: skip
+    assert len(jobs) == 4 * len(json.loads(cli("models", "--json")[1]))
+    names = [job["metadata"]["name"] for job in jobs]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name) for name in names)
+    by_words = {}
+    for job in jobs:
+        assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+        pod = job["spec"]["template"]["spec"]
+        assert pod["restartPolicy"] == "Never"  # a Job may not have the default
+        (container,) = pod["containers"]
+        assert container["image"] == "some/image:1"
+        assert container["resources"]["requests"] == {"cpu": "1", "memory": str(DEFAULT_MEMORY)}
+        by_words[" ".join(container["command"])] = (pod, container)
+    line = f"pipeline convert vit --target tensorrt-10 --store {store} --gpu sm89 --out /tmp/vit"
+    pod, container = by_words[line]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert pod["nodeSelector"] == {
+        "nvidia.com/gpu.compute.major": "8", "nvidia.com/gpu.compute.minor": "9",
+    }  # fmt: skip
+    pod, container = by_words[line.replace("tensorrt-10", "rtx-1.7")]
+    assert "limits" not in container["resources"] and "nodeSelector" not in pod
+
+
+@pytest.mark.slow
+def test_the_command_of_a_job_runs(cli: Run, bucket: str, tmp_path: Path) -> None:  # noqa: F811
+    store = f"s3://{bucket}/store"
+    job = kubernetes_job(Job("linear", "rtx-1.7", ("sm86",)), "image", store, 1)
+    words = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    words[-1] = str(tmp_path / "linear")
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads(cli("store", "ls", store, "--json")[1])["entries"]
+    assert (entry["source"], entry["target"]) == ("linear", "rtx-1.7")
+
+
+@pytest.mark.parametrize("store", [None, "/mnt/store", "memory://a", "file:///a"])
+def test_a_job_needs_a_store_that_it_can_reach(cli: Run, store: str | None) -> None:
+    words = ["--store", store] if store else []
+    refused(cli("matrix", "--kubernetes", "image", *words), "Pass --store s3://BUCKET/PATH")
