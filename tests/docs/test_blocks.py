@@ -86,7 +86,7 @@ def test_every_program_is_run() -> None:
 
 @pytest.mark.parametrize("command", [c for c in NOT_RUN if c.startswith("pipeline ")])
 def test_a_command_that_is_not_run_can_be_parsed(command: str) -> None:
-    check_command(shlex.split(command)[1:])
+    check_command(shlex.split(command.split(" | ", maxsplit=1)[0])[1:])
 
 
 def check_command(words: Sequence[str]) -> None:
