@@ -166,6 +166,9 @@ def torch_export(
         raise export_failed(error, line) from error
     if caught := swallowed(raised):
         raise export_failed(*caught) from caught[0]
+    # torch lists its symbols in the order of a set, and writes that order into the ONNX file
+    ranges = sorted(program.range_constraints.items(), key=lambda one: str(one[0]))
+    program._range_constraints = dict(ranges)
     return Traced(program, asked, dict(sizes))
 
 
