@@ -7,7 +7,9 @@ they could hide a wrong rewrite.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -60,8 +62,7 @@ def open_session(
     # idle threads wait without using the core: others may need it
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _FATAL  # the raised exception has the same text
-    if one_thread:
-        options.intra_op_num_threads = 1
+    options.intra_op_num_threads = 1 if one_thread else _threads()
     if by_priority:
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     if weights is not None:
@@ -70,6 +71,18 @@ def open_session(
     with _short_memory():
         session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     return _limited(session, time_limit)
+
+
+def _threads() -> int:
+    """The number of a session's threads: 0 for ONNX Runtime's default.
+
+    The default has a thread on each core of the machine, also on those that the process may not
+    use. So a process with fewer cores has a thread for each of its own.
+    """
+    if sys.platform != "linux":
+        return 0
+    own = len(os.sched_getaffinity(0))
+    return own if own < (os.cpu_count() or own) else 0
 
 
 class LateRun(InputError):
