@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,13 +17,10 @@ from typing import Any
 
 import pytest
 import small_zoo
-import yaml
 from helpers import HERE, Run, refused
 from readme_commands import ROOT
-from s3_server import bucket, s3_server  # noqa: F401
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.commands.farm.kubernetes import kubernetes_job
 from pipeline.commands.farm.matrix import DEFAULT_MEMORY, Job, matrix, memory_of
 from pipeline.commands.farm.work import Work
 from pipeline.convert.report import Report
@@ -281,52 +277,3 @@ def test_memory_is_what_the_last_conversion_needed(converted: Report, tmp_path: 
     assert memory_of(store, ["tiny", "other"]) == {
         "tiny": max(peaks.values()) + builder, "other": DEFAULT_MEMORY,
     }  # fmt: skip
-
-
-def test_jobs_of_kubernetes(cli: Run, bucket: str) -> None:  # noqa: F811
-    store = f"s3://{bucket}/store"
-    words = ("--gpu", "sm86", "--gpu", "8.9", "--target", "tensorrt-10", "--target", "rtx-1.7")
-    code, output, _ = cli("matrix", *words, "--kubernetes", "some/image:1", "--store", store)
-    assert code == 0
-    jobs = list(yaml.safe_load_all(output))
-    assert json.loads(cli("matrix", *words, "--kubernetes", "some/image:1", "--store", store,
-                          "--json")[1]) == jobs  # fmt: skip
-    assert len(jobs) == 4 * len(json.loads(cli("models", "--json")[1]))
-    names = [job["metadata"]["name"] for job in jobs]
-    assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name) for name in names)
-    by_words = {}
-    for job in jobs:
-        assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
-        pod = job["spec"]["template"]["spec"]
-        assert pod["restartPolicy"] == "Never"  # a Job may not have the default
-        (container,) = pod["containers"]
-        assert container["image"] == "some/image:1"
-        assert container["resources"]["requests"] == {"cpu": "1", "memory": str(DEFAULT_MEMORY)}
-        by_words[" ".join(container["command"])] = (pod, container)
-    line = f"pipeline convert vit --target tensorrt-10 --store {store} --gpu sm89 --out /tmp/vit"
-    pod, container = by_words[line]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
-    assert pod["nodeSelector"] == {
-        "nvidia.com/gpu.compute.major": "8", "nvidia.com/gpu.compute.minor": "9",
-    }  # fmt: skip
-    pod, container = by_words[line.replace("tensorrt-10", "rtx-1.7")]
-    assert "limits" not in container["resources"] and "nodeSelector" not in pod
-
-
-@pytest.mark.slow
-def test_the_command_of_a_job_runs(cli: Run, bucket: str, tmp_path: Path) -> None:  # noqa: F811
-    store = f"s3://{bucket}/store"
-    job = kubernetes_job(Job("linear", "rtx-1.7", ("sm86",)), "image", store, 1)
-    words = job["spec"]["template"]["spec"]["containers"][0]["command"]
-    words[-1] = str(tmp_path / "linear")
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (entry,) = json.loads(cli("store", "ls", store, "--json")[1])["entries"]
-    assert (entry["source"], entry["target"]) == ("linear", "rtx-1.7")
-
-
-@pytest.mark.parametrize("store", [None, "/mnt/store", "memory://a", "file:///a"])
-def test_a_job_needs_a_store_that_it_can_reach(cli: Run, store: str | None) -> None:
-    words = ["--store", store] if store else []
-    refused(cli("matrix", "--kubernetes", "image", *words), "Pass --store s3://BUCKET/PATH")
