@@ -111,7 +111,7 @@ def lasting(manifest: Manifest) -> dict[str, Any]:
     # the time of a conversion decides how many random sizes are compared
     notes = facts["comparison"]["notes"]
     facts["comparison"]["notes"] = [note for note in notes if note["kind"] != "random-sizes"]
-    # Polygraphy stores the time of a run, and TensorRT's plans of two builds differ
+    # Polygraphy stores the time of a run; of TensorRT's plans, some builds differ: see plans.py
     facts["files"] = {
         name: info
         for name, info in facts["files"].items()
@@ -151,6 +151,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 3], metavar="N")
     parser.add_argument("--out", type=Path, help="An empty folder (default: a temporary one)")
     given = parser.parse_args()
+    if max(given.nodes) < 2:
+        parser.error("--nodes: a node is killed, so one number must be 2 or more")
     out: Path = given.out or Path(tempfile.mkdtemp(prefix="farm-"))
     seconds: dict[str, float] = {}
 
