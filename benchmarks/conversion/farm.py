@@ -71,25 +71,38 @@ def raylets(made: Any) -> list[int]:
 
 def converts(pid: int) -> bool:
     """True if a process below this one converts, and is past its start."""
+    return any(_is_past_start(each) for each in _tree(pid))
+
+
+def _is_past_start(pid: int) -> bool:
     try:
-        threads = Path(f"/proc/{pid}/task").glob("*/children")
-        children = [child for file in threads for child in file.read_text().split()]
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
         mapped = Path(f"/proc/{pid}/maps").read_text() if b"pipeline.machine.child" in words else ""
     except OSError:
         return False
-    return "onnx" in mapped or any(converts(int(child)) for child in children)
+    return "onnx" in mapped
+
+
+def _tree(pid: int) -> list[int]:
+    """Returns a process and all those below it."""
+    children: list[str] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children += file.read_text().split()
+    return [pid, *(each for child in children for each in _tree(int(child)))]
 
 
 def kill_one(made: Any, limit: float = 120.0) -> threading.Thread:
-    """Starts a thread that kills the first node that converts."""
+    """Starts a thread that kills the first node that converts, with all its processes."""
 
     def watch() -> None:
         end = time.monotonic() + limit
         while time.monotonic() < end:
             for pid in raylets(made):
                 if converts(pid):
-                    os.kill(pid, signal.SIGKILL)
+                    for each in _tree(pid):  # a worker goes on for seconds without its raylet
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(each, signal.SIGKILL)
                     return
             time.sleep(0.05)
 

@@ -85,6 +85,8 @@ def test_a_killed_node_changes_no_byte(
         assert process.returncode == 1
         (dead,) = {"node1", "node2", "node3"} - set(left)
         assert f"node {dead} is lost: what it did runs again on another" in steps
+        # it was killed in its first conversion
+        assert dead not in {one["node"] for one in results.values()}
         again, _ = told(start(tmp_path, "--ray", made.address, *words))
     good = [f"{model} {gpu}" for model in ("tiny", "first") for gpu in ("sm86", "sm89")]
     bad = [f"{model} {gpu}" for model in ("skewed", "crashing") for gpu in ("sm86", "sm89")]
