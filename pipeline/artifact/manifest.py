@@ -32,7 +32,7 @@ from pipeline.spec.rules import AppliedRule, merged_dims
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Check, Verdict
 
-SCHEMA = 9
+SCHEMA = 10
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool
@@ -53,7 +53,8 @@ class ModelInfo:
 
     `source` is a name in the zoo, ``module:factory`` or a file. `inputs` and `dims` are text, and
     empty if the source declares them. `dtype` is ``float32`` if the user asked to convert the
-    module first.
+    module first. `modules` and `packages` are the code that a factory's model was made of; see
+    `pipeline.source.imports`.
     """
 
     source: str
@@ -64,6 +65,8 @@ class ModelInfo:
     dims: tuple[str, ...] = ()
     ranges: tuple[str, ...] = ()
     dtype: Literal["float32"] | None = None
+    modules: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from pipeline.plugins.loading import provided_ops
 from pipeline.rewrite import rewrite as rewriting
 from pipeline.rewrite.choose import all_passes, to_skip
 from pipeline.rewrite.rewrite import Rewritten, raise_refused
+from pipeline.source.imports import imports_of
 from pipeline.source.onnx.importing import import_onnx
 from pipeline.source.onnx.tolerance import with_onnx_tolerance
 from pipeline.spec.closeness import check_has_effect
@@ -112,8 +113,11 @@ def record_export(manifest: Manifest, done: Exported) -> Manifest:
     if done.spec.reference is not None:
         reference = run_names.REFERENCE
     here = versions(PACKAGES)
+    modules, packages = imports_of(manifest.model.source)
+    packages = {n: v for n, v in packages.items() if n not in manifest.model.libraries}
     return replace(
         manifest,
+        model=replace(manifest.model, modules=modules, packages=packages),
         interface=done.interface,
         reference=reference,
         export=ExportInfo(
