@@ -221,7 +221,7 @@ def network_weights(trt: Any, network: Any) -> Iterator[tuple[str, Any, Any]]:
         layer.__class__ = getattr(trt, _CLASSES[kind])
         for role, attribute in _ROLES[kind].items():
             weights = getattr(layer, attribute)
-            if weights.size:  # a convolution without a bias
+            if weights is not None and weights.size:  # a convolution may have no bias
                 yield name, getattr(trt.WeightsRole, role), weights
 
 
