@@ -74,11 +74,11 @@ def profiles(sub: Any, *, artifact: bool, builds: bool) -> None:
 
 
 _FLAGS = {
-    "version-compatible": "Let newer TensorRTs of the same major version load the engine. It then "
-    "holds code that runs on the CPU, so loading it needs host_code. It can be slower",
+    "version-compatible": "Let newer versions of TensorRT, of the same major version, load the "
+    "engine. It then holds code that runs on the CPU, and can be slower",
     "hardware-compatible": "Let all GPUs of compute capability 8.0 and later load the engine. It "
     "can be slower. For TensorRT-RTX, see --gpu",
-    "refit": "Let `pipeline refit` replace the engine's weights. It can be slower",
+    "refit": "Let `pipeline refit` replace the engine's weights",
 }
 
 

@@ -14,7 +14,7 @@ from pipeline.machine.target import Target
 
 @dataclass(frozen=True)
 class PlanFlags:
-    """Flags of TensorRT's builder. A plan with one of them can be slower.
+    """Flags of TensorRT's builder. NVIDIA says that compatible plans can be slower.
 
     Args:
         version_compatible: Whether newer versions of the same major version load the plan. The plan

@@ -1,4 +1,4 @@
-"""Which GPU and which TensorRT load a compatible plan. The real ones: tests/gpu/test_refit_gpu.py."""
+"""Which GPU and which TensorRT load a compatible plan. Real ones: tests/gpu/test_refit_gpu.py."""
 
 from __future__ import annotations
 
