@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.build.custom_nodes import prepare
 from pipeline.build.network import open_network
 from pipeline.build.settings import BuildOptions
@@ -132,7 +134,7 @@ def _refit_here(job: _RefitJob) -> Refitted:
                 set_weights(trt, refitter, opened.network)
     finally:
         spare.unlink(missing_ok=True)
-    if missing := _missing(refitter):
+    if missing := _missing(trt, refitter):
         more = ", ..." if len(missing) > _SHOWN else ""
         raise InputError(
             f"target {options.target}: {len(missing)} weights of the engine are missing: "
@@ -211,7 +213,10 @@ def set_weights(trt: Any, refitter: Any, network: Any) -> None:
 
 
 def network_weights(trt: Any, network: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the layer's name, the role and the array of all weights of a network."""
+    """Yields the layer's name, the role and the array of all float weights of a network.
+
+    TensorRT refits no integers ("Int32 weights are not permitted for refittable layer").
+    """
     for place in range(network.num_layers):
         layer = network.get_layer(place)
         kind, name = layer.type.name, layer.name
@@ -221,15 +226,19 @@ def network_weights(trt: Any, network: Any) -> Iterator[tuple[str, Any, Any]]:
         layer.__class__ = getattr(trt, _CLASSES[kind])
         for role, attribute in _ROLES[kind].items():
             weights = getattr(layer, attribute)
-            if weights is not None and weights.size:  # a convolution may have no bias
+            if isinstance(weights, np.ndarray) and weights.size and weights.dtype.kind == "f":
                 yield name, getattr(trt.WeightsRole, role), weights
 
 
-def _missing(refitter: Any) -> list[str]:
-    """What the refitter still needs: names of weights, or of layers with the role."""
+def _missing(trt: Any, refitter: Any) -> list[str]:
+    """What the refitter still needs: names of weights, or of layers with the role.
+
+    Before TensorRT 10, asking for names fails if a weight has none.
+    """
+    if hasattr(trt, "OnnxParserRefitter"):
+        return list(refitter.get_missing_weights())
     pairs = zip(*refitter.get_missing(), strict=True)
-    layers = [f"{name} ({role.name.lower()})" for name, role in pairs]
-    return layers or list(refitter.get_missing_weights())
+    return [f"{name} ({role.name.lower()})" for name, role in pairs]
 
 
 def _serialised(trt: Any, engine: Any) -> Any:

@@ -66,7 +66,7 @@ def pretended_engine() -> Any:
 
 
 def pretended_package(engine: Any) -> ModuleType:
-    """The package with stand-ins that take no artifact. Its `ModelSpec` takes `...` for the rest."""
+    """The package with stand-ins of what needs a GPU. Its `ModelSpec` takes `...` for the rest."""
     package = ModuleType("pipeline")
     for name in pipeline.__all__:
         setattr(package, name, getattr(pipeline, name))

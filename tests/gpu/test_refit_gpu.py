@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,9 +130,10 @@ def test_what_tensorrt_can_refit(made: Report) -> None:
     own = [(name, role.name, w.size) for name, role, w in network_weights(trt, opened.network)]
     print("refittable:", engine.refittable)
     print("by role:", [(n, r.name) for n, r in zip(*refitter.get_all(), strict=True)])
-    print("by name:", refitter.get_all_weights())
-    print("missing:", refitter.get_missing(), refitter.get_missing_weights())
     print("in the network:", own)
+    print("missing:", refitter.get_missing())
+    with suppress(Exception):  # it fails if a weight has no name
+        print("by name:", refitter.get_all_weights())
     assert engine.refittable
     can = {(name, role.name) for name, role in zip(*refitter.get_all(), strict=True)}
     assert can, "TensorRT lists no weights by layer and role"
