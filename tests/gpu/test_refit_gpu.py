@@ -248,19 +248,6 @@ def test_no_lean_runtime(tmp_path: Path) -> None:
         convert(tmp_path, PlanFlags(version_compatible=True))
 
 
-@pytest.mark.skipif(not _lean(), reason="the lean runtime is not installed (tensorrt-lean)")
-def test_a_version_compatible_engine(tmp_path: Path, newer: Callable[[Path], None]) -> None:
-    report = convert(tmp_path, PlanFlags(version_compatible=True))
-    place, source = report.path, tmp_path / "net.onnx"
-    assert report.ok and report.manifest.engine_compared
-    with pytest.raises(InputError, match="holds code that runs on the CPU"):
-        output(place)
-    right(output(place, host_code=True), source)
-    newer(place)
-    right(output(place, host_code=True), source)
-    assert verify(place, host_code=True).manifest.engine_compared
-
-
 @pytest.fixture
 def newer() -> Callable[[Path], None]:
     """Changes a manifest, as if an older version of the same major version built the plan."""
@@ -283,3 +270,16 @@ def test_a_compatible_engine_needs_its_flag(tmp_path: Path, made: Report) -> Non
     refinish(place, target=replace(target, compute_capabilities=("3.5",)))
     with pytest.raises((InputError, ArtifactError), match=r"compute capability 3\.5"):
         pipeline.load(place)
+
+
+@pytest.mark.skipif(not _lean(), reason="the lean runtime is not installed (tensorrt-lean)")
+def test_a_version_compatible_engine(tmp_path: Path, newer: Callable[[Path], None]) -> None:
+    report = convert(tmp_path, PlanFlags(version_compatible=True))
+    place, source = report.path, tmp_path / "net.onnx"
+    assert report.ok and report.manifest.engine_compared
+    with pytest.raises(InputError, match="holds code that runs on the CPU"):
+        output(place)
+    right(output(place, host_code=True), source)
+    newer(place)
+    right(output(place, host_code=True), source)
+    assert verify(place, host_code=True).manifest.engine_compared
