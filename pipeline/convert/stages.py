@@ -177,6 +177,7 @@ class BuiltEngine:
         compute_capabilities: Those of the GPUs that the plan is for (``9.0``); empty for a
             portable plan.
         half: What the recipe of half precision does; None without a recipe.
+        refitted_from: The sha256 of the plan whose weights were replaced; empty after a build.
     """
 
     plan: Built
@@ -186,6 +187,7 @@ class BuiltEngine:
     gpu: str = ""
     compute_capabilities: tuple[str, ...] = ()
     half: HalfInfo | None = None
+    refitted_from: str = ""
 
     @property
     def library_seconds(self) -> dict[str, float]:
@@ -268,6 +270,8 @@ def record_build(manifest: Manifest, done: BuiltEngine) -> Manifest:
             gpu=done.gpu,
             plugin_hashes=done.plugin_hashes,
             half=done.half,
+            flags=done.options.flags,
+            refitted_from=done.refitted_from,
         ),
         versions={**manifest.versions, target.flavour: plan.version},
     )
