@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pipeline.commands.check.module import check
     from pipeline.convert import Convert
     from pipeline.convert.driver import run, verify
+    from pipeline.convert.refit import refit
     from pipeline.convert.report import Report
     from pipeline.runtime.engine import Engine, load
     from pipeline.runtime.exporters import opentelemetry_metrics, prometheus_collector
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pipeline.spec.dims import Dim
     from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
     from pipeline.spec.padding import Padding
+    from pipeline.spec.plan_flags import PlanFlags
     from pipeline.spec.profiles import Profile
 
     build: Build
@@ -59,6 +61,7 @@ _MODULES = {
     "ModelSpec": "spec.model",
     "Output": "spec.model",
     "Padding": "spec.padding",
+    "PlanFlags": "spec.plan_flags",
     "Profile": "spec.profiles",
     "Report": "convert.report",
     "Tolerance": "spec.model",
@@ -66,6 +69,7 @@ _MODULES = {
     "load": "runtime.engine",
     "opentelemetry_metrics": "runtime.exporters",
     "prometheus_collector": "runtime.exporters",
+    "refit": "convert.refit",
     "run": "convert.driver",
     "verify": "convert.driver",
 }
@@ -88,6 +92,7 @@ __all__ = [
     "Output",
     "Padding",
     "PipelineError",
+    "PlanFlags",
     "Profile",
     "Report",
     "RewriteError",
@@ -100,6 +105,7 @@ __all__ = [
     "load",
     "opentelemetry_metrics",
     "prometheus_collector",
+    "refit",
     "run",
     "verify",
 ]

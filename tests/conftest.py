@@ -34,8 +34,8 @@ bind_polygraphy(next((t for t in TARGETS.values() if installed_version(t)), TARG
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 EXPORT_ONLY = {"torch", "torchvision", "transformers", "safetensors", "onnxscript"}
 OTHER_EXTRAS = {
-    "fsspec", "moto", "nbclient", "nbformat", "opentelemetry", "prometheus_client", "tritonclient",
-    "yaml",
+    "fsspec", "grpc", "moto", "nbclient", "nbformat", "opentelemetry", "prometheus_client",
+    "tritonclient", "yaml",
 }  # fmt: skip
 left_out: dict[str, str] = {}  # file -> the module that it needs
 

@@ -23,15 +23,23 @@ from pipeline.machine.progress import Announce
 from pipeline.machine.swap_folder import carry_folder
 from pipeline.machine.target import Target
 from pipeline.spec.file_names import ENGINES, EXPORTED, MANIFEST, MODEL
+from pipeline.spec.plan_flags import NO_FLAGS, PlanFlags
 
 
 def engine_folder(
-    target: Target, gpus: Sequence[Capability], precision: str, recipe: bool = False
+    target: Target,
+    gpus: Sequence[Capability],
+    precision: str,
+    recipe: bool = False,
+    flags: PlanFlags = NO_FLAGS,
 ) -> str:
-    """The name of an engine's folder: ``rtx-1.7-sm86``, ``tensorrt-8.6-sm90-fp16-recipe``."""
+    """The name of an engine's folder: ``rtx-1.7-sm86``, ``tensorrt-8.6-sm90-fp16-recipe``.
+
+    The names of its flags come last: ``tensorrt-8.6-sm90-hardware-compatible``.
+    """
     kinds = [f"sm{major}{minor}" for major, minor in gpus]
     half = [] if precision == "fp32" else [precision]
-    return "-".join([target.name, *kinds, *half, *(["recipe"] if recipe else [])])
+    return "-".join([target.name, *kinds, *half, *(["recipe"] if recipe else []), *flags.names])
 
 
 def engine_places(place: Path) -> list[Path]:

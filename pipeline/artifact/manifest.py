@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -27,12 +28,13 @@ from pipeline.machine.target import Flavour
 from pipeline.rewrite.record import PassRecord
 from pipeline.spec.findings import Note
 from pipeline.spec.interface import Interface
+from pipeline.spec.plan_flags import NO_FLAGS, PlanFlags
 from pipeline.spec.recipe import HalfInfo
 from pipeline.spec.rules import AppliedRule, merged_dims
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Check, Verdict
 
-SCHEMA = 9
+SCHEMA = 10
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool
@@ -53,7 +55,8 @@ class ModelInfo:
 
     `source` is a name in the zoo, ``module:factory`` or a file. `inputs` and `dims` are text, and
     empty if the source declares them. `dtype` is ``float32`` if the user asked to convert the
-    module first.
+    module first. `modules` and `packages` are the code that a factory's model was made of; see
+    `pipeline.source.imports`.
     """
 
     source: str
@@ -64,6 +67,8 @@ class ModelInfo:
     dims: tuple[str, ...] = ()
     ranges: tuple[str, ...] = ()
     dtype: Literal["float32"] | None = None
+    modules: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,9 @@ class BuildInfo:
         timing_cache: How the timing cache was used, as text.
         gpu: The name of the GPU of the build; empty without one.
         half: How a recipe was applied, see `pipeline.spec.recipe`; None without a recipe.
+        flags: Where the plan runs, and whether its weights can be replaced.
+        refitted_from: The sha256 of the plan whose weights were replaced; empty for a plan with
+            the weights of its build.
     """
 
     seconds: float
@@ -159,6 +167,8 @@ class BuildInfo:
     gpu: str = ""
     plugin_hashes: Mapping[str, str] = field(default_factory=dict)
     half: HalfInfo | None = None
+    flags: PlanFlags = NO_FLAGS
+    refitted_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -273,6 +283,25 @@ class Manifest:
             raise ArtifactError(f"{error}; export the model again") from error
         measured = self.comparison.engine_tolerances if self.comparison is not None else {}
         return {**found, **measured}
+
+    @property
+    def flags(self) -> PlanFlags:
+        """The flags of the plan; none without a plan."""
+        return self.build.flags if self.build is not None else NO_FLAGS
+
+    def loads_in(self, version: str | None) -> bool:
+        """True if this version of the target's TensorRT loads the plan.
+
+        NVIDIA's support matrix: "Engines built with the version-compatible flag can run with newer
+        TensorRT versions within the same major version."
+        """
+        built = self.target.version
+        if version == built or None in (version, built) or not self.flags.version_compatible:
+            return version == built
+        here, there = (
+            [int(n) for n in re.findall(r"\d+", text or "")[:4]] for text in (version, built)
+        )
+        return here[:1] == there[:1] and here >= there
 
     @property
     def merged(self) -> Mapping[str, str]:

@@ -55,6 +55,9 @@ def _in_files(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield "files", f"{name!r} contains \\, : or NUL"
         if not _SHA256.fullmatch(info.sha256):
             yield f"files.{name}.sha256", "is not a SHA-256"
+    refitted = manifest.build.refitted_from if manifest.build is not None else ""
+    if refitted and not _SHA256.fullmatch(refitted):
+        yield "build.refitted_from", "is not a SHA-256"
     hashes = manifest.build.plugin_hashes if manifest.build is not None else {}
     for name, sha256 in hashes.items():
         if not _SHA256.fullmatch(sha256):

@@ -11,7 +11,8 @@ from typing import Any
 from pipeline.spec.given import check_names
 
 _OPTIONS = (
-    "profiles", "precision", "recipe", "target", "gpus", "plugins", "effort", "announce",
+    "profiles", "precision", "recipe", "target", "gpus", "plugins", "effort", "flags",
+    "announce",
 )  # fmt: skip
 
 
@@ -24,9 +25,10 @@ class Build(ModuleType):
         Args:
             artifact: The artifact's folder.
             **options: ``profiles`` (texts such as ``h=135:440:2160``), ``precision``, ``recipe`` (a
-                file), ``plugins``, and ``effort`` (`pipeline.build.settings.Effort`). By default
-                they are the artifact's. With ``target`` or ``gpus`` (texts such as ``sm86``), the
-                new engine gets its own folder in the artifact's ``engines``.
+                file), ``plugins``, ``effort`` (`pipeline.spec.effort.Effort`) and ``flags``
+                (`pipeline.PlanFlags`). By default they are the artifact's. With ``target`` or
+                ``gpus`` (texts such as ``sm86``), the new engine gets its own folder in the
+                artifact's ``engines``.
 
         Returns:
             A `pipeline.Report`. The comparison with the engine comes with `pipeline.verify`.

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.build.custom_nodes import prepare
 from pipeline.build.gpu_needs import gpus_for
+from pipeline.build.lean import lean_folder, need_lean
 from pipeline.build.network import open_network, parsed_network
 from pipeline.build.refusal import explain, readable
 from pipeline.build.refused_node import BuildFailure, NodeIndex, find
@@ -31,6 +32,7 @@ from pipeline.rewrite.half import write_in_half
 from pipeline.spec.effort import check_effort
 from pipeline.spec.file_names import HALF
 from pipeline.spec.interface import Interface
+from pipeline.spec.plan_flags import check_flags
 from pipeline.spec.precision import check_precision
 
 _MALFORMED = 32  # EngineInvalidityDiagnostics.MALFORMED_ENGINE of TensorRT-RTX
@@ -137,9 +139,10 @@ def build(
     check_precision(options.precision, target)
     check_effort(effort, target)
     check_capabilities(options.gpus, target)
+    check_flags(options.flags, target)
     require(target)
     asked = find_plugins(options.plugins, target)
-    with library_folder(target) as env, tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+    with library_folder(target) as found, tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         trail, cache = Path(folder) / "trail", effort.timing_cache
         effort = replace(effort, timing_cache=cache and cache.resolve())
         job = _BuildJob(
@@ -150,6 +153,7 @@ def build(
             asked,
             trail,
         )
+        env = {**found, **(lean_folder() if options.flags.version_compatible else {})}
         try:
             made, peak = _in_child(env, job)
             if isinstance(made, BuildFailure):
@@ -209,6 +213,8 @@ def _build_here(job: _BuildJob) -> Built | _NoEngine:
                 said.append("no node computes in half precision: half.onnx equals model.onnx")
         gpus = gpus_for(job.source, job.options)
         version = require(job.target)
+        if job.options.flags.version_compatible:
+            need_lean(job.target, version)
         trt = use(job.target)
         brought, warnings = load_plugins(trt, job.plugins, job.target, doing)
         # TensorRT keeps using the first logger of a process, so keep this logger alive

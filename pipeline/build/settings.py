@@ -20,6 +20,7 @@ from pipeline.machine.gpu import Capability
 from pipeline.machine.target import Target
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort
 from pipeline.spec.interface import Interface
+from pipeline.spec.plan_flags import NO_FLAGS, PlanFlags
 from pipeline.spec.precision import HALVES
 from pipeline.spec.recipe import Recipe
 from pipeline.spec.tensors import Precision
@@ -47,6 +48,7 @@ class BuildOptions:
         plain: Whether to build as TensorRT does by default. In fp16 and bf16, TensorRT then chooses
             the type of each layer by its speed; half.onnx and `recipe` are not used.
         time_limit: The longest time of the build in seconds; None for no limit.
+        flags: Where the plan runs, and whether its weights can be replaced.
     """
 
     target: Target
@@ -59,6 +61,7 @@ class BuildOptions:
     gpus: tuple[Capability, ...] = ()
     plain: bool = False
     time_limit: float | None = None
+    flags: PlanFlags = NO_FLAGS
 
     @property
     def in_half(self) -> bool:
@@ -130,6 +133,12 @@ def _classic_config(
     elif precision in HALVES:
         config.set_flag(getattr(trt.BuilderFlag, precision.upper()))
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if options.flags.version_compatible:
+        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    if options.flags.hardware_compatible:
+        config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
+    if options.flags.refit:
+        config.set_flag(trt.BuilderFlag.REFIT)
     if target.version < (9,):
         # Tactics of cuBLAS and cuDNN need these libraries. Convolutions that are compiled in the
         # build take much of its time (docs/results/build-cost.md). Not measured after 8.6.

@@ -14,6 +14,7 @@ from pipeline.commands.output import on_terminal, show
 from pipeline.commands.progress import Progress
 from pipeline.errors import ConstraintError, InputError
 from pipeline.models import MODELS
+from pipeline.spec.plan_flags import NO_FLAGS
 
 if TYPE_CHECKING:
     from pipeline.spec.config import Config
@@ -40,18 +41,18 @@ def convert(arguments: argparse.Namespace, progress: Progress) -> int:
         cli_check.add_everything(error, config, progress)
         raise
     if arguments.json or report.unchanged:
-        return _show(report, arguments)
+        return show_report(report, arguments)
     show(verdict(report, whole=not on_terminal()))
     if arguments.details:
         show("")
-        return _show(report, arguments)
+        return show_report(report, arguments)
     return 0 if report.ok else 1
 
 
 def export(arguments: argparse.Namespace, progress: Progress) -> int:
     from pipeline.convert.driver import run_export
 
-    return _show(run_export(_config(arguments), progress), arguments)
+    return show_report(run_export(_config(arguments), progress), arguments)
 
 
 def check(arguments: argparse.Namespace, progress: Progress) -> int:
@@ -76,13 +77,17 @@ def rewrite(arguments: argparse.Namespace, progress: Progress) -> int:
         skip=arguments.skip,
         plugins=arguments.plugin,
     )
-    return _show(report, arguments)
+    return show_report(report, arguments)
 
 
 def build(arguments: argparse.Namespace, progress: Progress) -> int:
+    from pipeline.artifact.artifact import Artifact
     from pipeline.convert.driver import run_build
     from pipeline.convert.options import Rebuild
 
+    before = NO_FLAGS
+    if arguments.target is None and not arguments.gpu:
+        before = Artifact.open(arguments.artifact, check=False).manifest.flags
     how = Rebuild(
         profiles=arguments.profile,
         precision=arguments.precision,
@@ -91,9 +96,10 @@ def build(arguments: argparse.Namespace, progress: Progress) -> int:
         gpus=arguments.gpu,
         plugins=arguments.plugin,
         effort=cli_options.chosen_effort(arguments),
+        flags=cli_options.chosen_flags(arguments, before),
     )
     report = run_build(arguments.artifact, how, progress)
-    return _show(report, arguments)
+    return show_report(report, arguments)
 
 
 def verify(arguments: argparse.Namespace, progress: Progress) -> int:
@@ -111,10 +117,11 @@ def verify(arguments: argparse.Namespace, progress: Progress) -> int:
             memory_limit=arguments.memory_limit,
             engine_tolerance=arguments.engine_tolerance,
             plugins=arguments.plugin,
+            host_code=arguments.host_code,
         ),
         announce=progress,
     )
-    return _show(report, arguments)
+    return show_report(report, arguments)
 
 
 def inspect(arguments: argparse.Namespace, progress: Progress) -> int:
@@ -123,7 +130,7 @@ def inspect(arguments: argparse.Namespace, progress: Progress) -> int:
 
     del progress
     artifact = Artifact.open(arguments.artifact)
-    return _show(Report(artifact.path, artifact.manifest), arguments)
+    return show_report(Report(artifact.path, artifact.manifest), arguments)
 
 
 def models(arguments: argparse.Namespace, progress: Progress) -> int:
@@ -139,7 +146,7 @@ def models(arguments: argparse.Namespace, progress: Progress) -> int:
     return 0
 
 
-def _show(report: Any, arguments: argparse.Namespace) -> int:
+def show_report(report: Any, arguments: argparse.Namespace) -> int:
     from pipeline.commands import report as summary
 
     if arguments.json:
@@ -170,4 +177,5 @@ def _config(arguments: argparse.Namespace) -> Config:
         plugins=tuple(arguments.plugin),
         force=getattr(arguments, "force", False),
         store=getattr(arguments, "store", None),
+        flags=cli_options.chosen_flags(arguments),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from pipeline.errors import InputError
 from pipeline.machine.target import TARGETS
 from pipeline.plugins import PLUGINS
 from pipeline.spec.effort import Effort
+from pipeline.spec.plan_flags import NO_FLAGS, PlanFlags
 from pipeline.spec.precision import AUTO, PRECISIONS
 
 if TYPE_CHECKING:
@@ -68,6 +70,44 @@ def profiles(sub: Any, *, artifact: bool, builds: bool) -> None:
             help="Build for these GPUs only, such as sm86,sm120. Only TensorRT-RTX can choose "
             "(default: every GPU that it supports except sm75)",
         )  # fmt: skip
+        _flags(sub, artifact)
+
+
+_FLAGS = {
+    "version-compatible": "Let newer versions of TensorRT, of the same major version, load the "
+    "engine. It then holds code that runs on the CPU, and can be slower",
+    "hardware-compatible": "Let all GPUs of compute capability 8.0 and later load the engine. It "
+    "can be slower. For TensorRT-RTX, see --gpu",
+    "refit": "Let `pipeline refit` replace the engine's weights",
+}
+
+
+def _flags(sub: Any, artifact: bool) -> None:
+    """Adds the flags of the plan; `chosen_flags` reads them."""
+    for name, text in _FLAGS.items():
+        if artifact:
+            sub.add_argument(
+                f"--{name}", action=argparse.BooleanOptionalAction, default=None,
+                help=f"{text} (default: as before)",
+            )  # fmt: skip
+        else:
+            sub.add_argument(f"--{name}", action="store_true", help=text)
+
+
+def chosen_flags(arguments: argparse.Namespace, before: PlanFlags = NO_FLAGS) -> PlanFlags:
+    """Returns the parsed flags of the plan. Those that were not given are as before."""
+    names = [name.replace("-", "_") for name in _FLAGS]
+    given = {name: getattr(arguments, name, None) for name in names}
+    return replace(before, **{name: on for name, on in given.items() if on is not None})
+
+
+def host_code(sub: Any) -> None:
+    """Adds ``--host-code``."""
+    sub.add_argument(
+        "--host-code", action="store_true",
+        help="Let a version-compatible engine run the code that it holds on the CPU. Pass it only "
+        "if you trust the engine's author",
+    )  # fmt: skip
 
 
 def effort(sub: Any) -> None:

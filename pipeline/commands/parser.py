@@ -12,6 +12,7 @@ from pipeline.commands import actions
 from pipeline.commands import locate as cli_locate
 from pipeline.commands import options as cli_options
 from pipeline.commands import passes as cli_passes
+from pipeline.commands import refit as cli_refit
 from pipeline.commands import source_options as cli_source
 from pipeline.commands import store as cli_store
 from pipeline.commands import view as cli_view
@@ -37,7 +38,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "its sizes": ("dim", "rule", "exact_dims", "allow_narrow", "search_seconds", "profile"),
     "the engine": (
         "target", "precision", "recipe", "gpu", "skip", "only", "own", "plugin",
-        "optimization_level", "timing_cache", "minutes", "backend", "container",
+        "version_compatible", "hardware_compatible", "refit", "host_code", "optimization_level",
+        "timing_cache", "minutes", "backend", "container",
     ),
     "the comparison": (
         "shape", "quick", "tolerance", "engine_tolerance", "reference", "memory_limit", "seed",
@@ -98,6 +100,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "pipeline matrix --gpu sm86 --gpu sm89",
         "pipeline matrix --kubernetes IMAGE --store s3://BUCKET/PATH",
     ),
+    "refit": ("pipeline refit artifacts/raft_small --weights new.safetensors",),
     "store": ("pipeline store push artifacts/raft_small store", "pipeline store ls store"),
     "store push": ("pipeline store push artifacts/raft_small store",),
     "store ls": ("pipeline store ls store",),
@@ -312,10 +315,11 @@ def command_parser() -> argparse.ArgumentParser:
     for sub in (rewrite, build, verify):
         cli_options.plugins(sub)
     cli_passes.add_commands(add)
-    for module in (cli_bench, cli_tune, cli_locate):
+    for module in (cli_bench, cli_tune, cli_locate, cli_refit):
         module.add_command(add)
     cli_triton.add_commands(add)
     cli_options.sizes(verify)
+    cli_options.host_code(verify)
     cli_check.verify_options(verify)
     cli_store.add_commands(commands, add)
     cli_kubernetes.add_command(add)

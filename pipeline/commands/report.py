@@ -86,6 +86,7 @@ def _other_engines(place: Path) -> list[dict[str, Any]]:
                 "version": manifest.target.version,
                 "gpus": list(manifest.target.compute_capabilities),
                 "precision": manifest.precision,
+                "flags": list(manifest.flags.names),
                 "passed": None if compared is None else compared.passed,
                 "engine_compared": manifest.engine_compared,
                 "engine_gpu": manifest.engine_gpu,
@@ -99,6 +100,7 @@ def _engine_line(engine: Mapping[str, Any]) -> str:
     if "error" in engine:
         return f"engine {engine['path']}: can't be used: {engine['error']}"
     where = f"compute capability {', '.join(engine['gpus'])}" if engine["gpus"] else "portable"
+    where = ", ".join([where, *engine["flags"]])
     compared = engine["engine_compared_why"]
     if engine["passed"] is False:
         compared = f"FAILED its comparison ({compared})"
@@ -204,7 +206,10 @@ def _passes(manifest: Manifest) -> str:
         effort = [where] if where else []
         effort += [] if level is None else [f"at optimisation level {level}"]
         effort += [] if built.timing_cache == "none" else [f"timing cache {built.timing_cache}"]
+        effort += built.flags.names
         lines += [f"built {', '.join(effort)}"] if effort else []
+        if built.refitted_from:
+            lines.append(f"its weights were replaced in the plan {built.refitted_from[:16]}...")
         lines += [f"load plugin {name} before you load the engine" for name in built.plugins]
     return "\n".join(lines)
 

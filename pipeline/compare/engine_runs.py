@@ -34,7 +34,11 @@ def why_not_run(folder: Path, target: Target, manifest: Manifest) -> str:
     """Returns why the engine cannot run here; empty if it can."""
     if not (folder / PLAN).is_file():
         return "no engine was built"
-    gpu = why_not(target, built_for=manifest.target.compute_capabilities)
+    gpu = why_not(
+        target,
+        built_for=manifest.target.compute_capabilities,
+        compatible=manifest.flags.hardware_compatible,
+    )
     return gpu or _other_software(target, manifest)
 
 
@@ -42,7 +46,7 @@ def _other_software(target: Target, manifest: Manifest) -> str:
     built, here = manifest.target.version, installed_version(target)
     if here is None:
         return f"{target.flavour} is not installed here; {target.get}"
-    if built != here:
+    if not manifest.loads_in(here):
         return f"the engine was built with {target.flavour} {built}, but {here} is installed"
     return why_no_runtime()
 
@@ -156,20 +160,23 @@ class WithinMemory:
 
 
 @contextmanager
-def opened(folder: Path, manifest: Manifest, plugins: Sequence[str] = ()) -> Iterator[OpenedEngine]:
+def opened(
+    folder: Path, manifest: Manifest, plugins: Sequence[str] = (), host_code: bool = False
+) -> Iterator[OpenedEngine]:
     """Opens the engine of a folder whose manifest may not be written yet, and frees it afterwards.
 
     Args:
         folder: The artifact's folder.
         manifest: The artifact's manifest.
-        plugins: Files that the engine may load; see `pipeline.load`.
+        plugins, host_code: The code that the engine may run; see `pipeline.load`.
 
     Raises:
         PipelineError: The engine does not load; see `pipeline.runtime.engine`.
     """
 
     plan = (folder / PLAN).read_bytes()
-    with open_plan(plan, manifest, where=PLAN, plugins=plugins, how=settled(manifest)) as loaded:
+    how = settled(manifest, host_code)
+    with open_plan(plan, manifest, where=PLAN, plugins=plugins, how=how) as loaded:
         precision = cast(Precision, manifest.precision)
         yield OpenedEngine(loaded, manifest.interface.profiles, precision)
 

@@ -29,7 +29,7 @@ class CompareOptions:
         seed: The seed of the inputs' values.
         shapes: Further sizes, as text; only with the torch reference.
         quick: Compare at few sizes of each profile, and at no random sizes.
-        plugins: Files that the engine may load; see `pipeline.load`.
+        plugins, host_code: The code that the engine may run; see `pipeline.load`.
     """
 
     memory_limit: int | None = None
@@ -37,6 +37,7 @@ class CompareOptions:
     shapes: tuple[str, ...] = ()
     quick: bool = False
     plugins: tuple[str, ...] = ()
+    host_code: bool = False
 
 
 @dataclass(frozen=True)

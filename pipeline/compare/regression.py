@@ -69,7 +69,11 @@ class _Old:
 
 
 def regression(
-    artifact: Artifact, old: Artifact, announce: Announce, plugins: Sequence[str] = ()
+    artifact: Artifact,
+    old: Artifact,
+    announce: Announce,
+    plugins: Sequence[str] = (),
+    host_code: bool = False,
 ) -> Regression:
     """Finds what got worse from `old` to `artifact`.
 
@@ -82,7 +86,7 @@ def regression(
         artifact: The new artifact.
         old: The old artifact.
         announce: Called with each step that begins.
-        plugins: Files that the new engine may load; see `pipeline.load`.
+        plugins, host_code: The code that the new engine may run; see `pipeline.load`.
 
     Raises:
         ArtifactError: The old artifact stores no outputs.
@@ -106,7 +110,7 @@ def regression(
         wrong = [_differs(verdict, each.point) for verdict in bad]
         worse += wrong or _worse(last, before, each, output, [last], before.tolerances())
     worse += _half(artifact, before, usable, announce)
-    engine = _engine(artifact, before, usable, announce, plugins)
+    engine = _engine(artifact, before, usable, announce, plugins, host_code)
     worse += engine.worse
     if worse:
         return Regression(worse, engine.notes)
@@ -173,6 +177,7 @@ def _engine(
     usable: Sequence[_Old],
     announce: Announce,
     plugins: Sequence[str],
+    host_code: bool,
 ) -> _EngineFound:
     """Returns what got worse in the new engine; empty if the engine cannot run here."""
     new = artifact.manifest
@@ -181,7 +186,7 @@ def _engine(
     if found.why:
         return found
     tolerance = before.engine_tolerances()
-    with opened(artifact.path, new, plugins) as engine:
+    with opened(artifact.path, new, plugins, host_code) as engine:
         for number, profile in enumerate(engine.profiles):
             plain = engine.runner(number)
             mine = [each for each in usable if profile.allows(each.point.sizes)]

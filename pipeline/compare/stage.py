@@ -142,7 +142,7 @@ def compare_artifact(
         )
     engine_why = why_not_run(folder, target, manifest)
     if not engine_why:
-        with opened(folder, manifest, options.plugins) as engine:
+        with opened(folder, manifest, options.plugins, options.host_code) as engine:
             ran = run_engine(engine, ground, job, batch, forgiven)
         runs.update(ran.runs)
         checks, notes = [*checks, *ran.checks], [*notes, *ran.notes]

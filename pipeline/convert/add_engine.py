@@ -58,7 +58,7 @@ def add_engine(
     gpu = find_gpu()
     here = () if target.flavour == "tensorrt_rtx" or isinstance(gpu, str) else (gpu.capability,)
     recipe = options.auto or options.recipe is not None
-    name = engine_folder(target, options.gpus or here, options.precision, recipe)
+    name = engine_folder(target, options.gpus or here, options.precision, recipe, options.flags)
     place = artifact.path / ENGINES / name
     # the outer folder is replaced as a whole, so that nobody replaces it meanwhile
     with replacing(artifact.path, keep=True) as outer:

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.manifest import Manifest, now
+from pipeline.artifact.manifest import now
 from pipeline.build.settings import BuildOptions
 from pipeline.compare.plan import CompareOptions
 from pipeline.compare.regression import regression
-from pipeline.compare.run_names import in_precision
-from pipeline.compare.runners import failures
 from pipeline.convert.add_engine import add_engine
+from pipeline.convert.disagreement import disagreement
 from pipeline.convert.failed import failed_place, forget_failed, kept_if_failed
-from pipeline.convert.findings import comparison_failures
 from pipeline.convert.options import (
     AS_BEFORE,
     STORED,
@@ -36,17 +34,11 @@ from pipeline.convert.plan import (
 from pipeline.convert.recipe import Search, precision_and_recipe
 from pipeline.convert.reference import rebuilt, reference_runner
 from pipeline.convert.report import Report
-from pipeline.convert.reuse import (
-    drop_damaged,
-    keep_timings,
-    previous,
-    refuse_other,
-    sizes_compared,
-)
+from pipeline.convert.reuse import drop_damaged, keep_timings, refuse_other, sizes_compared
 from pipeline.convert.shared import push_result
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
 from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
-from pipeline.errors import CompareError, InputError
+from pipeline.errors import InputError
 from pipeline.graph.external_data import check_models
 from pipeline.machine.gpu import check_capabilities, parse_capabilities
 from pipeline.machine.progress import Announce, silent
@@ -58,7 +50,8 @@ from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import check_effort
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.precision import AUTO, ROUNDED, check_precision
+from pipeline.spec.plan_flags import NO_FLAGS, check_flags
+from pipeline.spec.precision import AUTO, check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
 
 
@@ -103,7 +96,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
         module = exported.module if exported is not None else None
         reference = reference_runner(spec, work.manifest, options.export.weights, module)
         work.do(COMPARE, work.manifest, reference, options.compare, announce)
-        failed = _disagreement(work)
+        failed = disagreement(work)
         if failed is not None and not failed.written:
             raise failed
         announce("package")
@@ -208,6 +201,7 @@ def run_build(
     options = BuildOptions(
         target, precision, how.effort, tuple(how.plugins), recipe, how.precision == AUTO,
         gpus=parse_capabilities(how.gpus) if how.beside else artifact.manifest.target.gpus,
+        flags=how.flags or (NO_FLAGS if how.beside else artifact.manifest.flags),
     )  # fmt: skip
     return build_artifact(artifact, options, parsed, announce, beside=how.beside)
 
@@ -237,6 +231,7 @@ def build_artifact(
     check_precision(options.precision, options.target)
     check_effort(options.effort, options.target)
     check_capabilities(options.gpus, options.target)
+    check_flags(options.flags, options.target)
     if beside:
         return add_engine(artifact, interface, options, announce)
     with opened_artifact(artifact, announce) as work:
@@ -281,8 +276,9 @@ def verify(
         sizes = parse_sizes(text, stated.interface.dims, stated.merged)
         check_rules(stated.interface.rules, sizes, f"shape {text!r}")
     options = CompareOptions(
-        memory_limit=how.memory_limit, seed=0, shapes=how.shapes, plugins=how.plugins
-    )
+        memory_limit=how.memory_limit, seed=0, shapes=how.shapes, plugins=how.plugins,
+        host_code=how.host_code,
+    )  # fmt: skip
     manifest = stated
     if how.engine_tolerance is not None:
         own = {**stated.interface.engine_tolerance, stated.precision: how.engine_tolerance}
@@ -300,53 +296,5 @@ def verify(
         done = work.finish(keys=done.keys if good else {})
     if old is None:
         return Report(place, done, stage=COMPARE.name)
-    found = regression(Artifact.open(place), old, announce, how.plugins)
+    found = regression(Artifact.open(place), old, announce, how.plugins, how.host_code)
     return Report(place, done, regressions=found.worse, notes=found.notes, stage=COMPARE.name)
-
-
-class _Disagreement(CompareError):
-    """The comparison failed.
-
-    Args:
-        written: Whether the artifact is written, marked as failed.
-    """
-
-    def __init__(self, message: str, detail: str, *, written: bool) -> None:
-        super().__init__(message, detail=detail)
-        self.written = written
-
-
-def _disagreement(work: Workspace) -> _Disagreement | None:
-    """Returns the error of a failed comparison, or None if it passed."""
-    manifest, place = work.manifest, work.place
-    assert manifest.comparison is not None
-    if manifest.comparison.passed:
-        return None
-    lines = failures(manifest.comparison)
-    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    written, outcome = False, "was not written"
-    if place.exists():
-        outcome = "is unchanged"
-    if _only_rounding_failed(manifest):
-        old = previous(place)
-        there = old.manifest.comparison if old is not None else None
-        written = there is None or not there.passed
-        outcome = "is kept, marked as failed"
-        if not written:
-            outcome = "has a result that passed, and is unchanged: pass another folder with --out"
-    text = f"model {manifest.name}: {lines[0]}{more}; {place} {outcome}"
-    error = _Disagreement(text, "\n".join(lines), written=written)
-    found = comparison_failures(manifest.comparison)
-    head = f"model {manifest.name}: the comparison failed; {place} {outcome}"
-    error.more = "\n".join([head, *(line for finding in found for line in finding.lines())])
-    return error
-
-
-def _only_rounding_failed(manifest: Manifest) -> bool:
-    """True if all failures are of runs in tf32 or half precision."""
-    info = manifest.comparison
-    assert info is not None
-    others = any(note.fails for note in info.notes) or any(not c.passed for c in info.checks)
-    failed = [r for point in info.points for r in point.results if not r.passed]
-    narrow = manifest.precision in ROUNDED and all(in_precision(r.pair[1]) for r in failed)
-    return narrow and not others

@@ -5,8 +5,8 @@ file, options, weights and library versions. They also change with the target an
 GPU kind, the operating system, the CPU's architecture, profiles, precision, tolerances and sizes.
 
 Limits: a spec object without a `key` is new on every run. A user-supplied pass or plugin counts by
-its file, without its imports. Files that a factory reads itself do not count: use `force`. Nor
-do modules that it imports while it runs or from other folders (`pipeline.source.factory.files_of`).
+its file, without its imports. Files that a factory reads itself do not count: use `force`. What it
+imports while it runs or from other folders is checked beside the keys: `pipeline.source.imports`.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from pipeline.spec.config import Config
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort
 from pipeline.spec.given import check_texts, named_fields
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.plan_flags import PlanFlags, check_flags
 from pipeline.spec.precision import AUTO, Asked
 from pipeline.spec.tensors import Tolerance, check_tolerance
 
@@ -75,10 +76,11 @@ def stage_options(config: Config, target: Target) -> StageOptions:
     """Returns the options of each stage for a config.
 
     Raises:
-        InputError: The target does not build for a GPU that the config names.
+        InputError: The target does not build for a GPU that the config names, or lacks a flag.
     """
     gpus = parse_capabilities(config.gpus)
     check_capabilities(gpus, target)
+    check_flags(config.flags, target)
     return StageOptions(
         ExportOptions(weights=config.weights_path, seed=config.seed, quick=config.quick),
         RewriteOptions(
@@ -95,6 +97,7 @@ def stage_options(config: Config, target: Target) -> StageOptions:
             config.stored_recipe,
             config.precision == AUTO,
             gpus=gpus,
+            flags=config.flags,
         ),
         CompareOptions(
             memory_limit=config.memory_limit,
@@ -102,6 +105,7 @@ def stage_options(config: Config, target: Target) -> StageOptions:
             shapes=tuple(config.shapes),
             quick=config.quick,
             plugins=tuple(config.plugins),
+            host_code=config.flags.version_compatible,
         ),
     )
 
@@ -122,7 +126,7 @@ class Verify:
         shapes: With `torch_model`: further sizes.
         memory_limit: The largest estimated memory of one run, in bytes.
         engine_tolerance: The new tolerance of the engine in the artifact's precision.
-        plugins: Files that the engine may load; see `pipeline.load`.
+        plugins, host_code: The code that the engine may run; see `pipeline.load`.
 
     Raises:
         InputError: A field is unknown, or its value is of another kind.
@@ -137,6 +141,7 @@ class Verify:
     memory_limit: int | None = None
     engine_tolerance: Tolerance | None = None
     plugins: tuple[str, ...] = ()
+    host_code: bool = False
 
     def __post_init__(self) -> None:
         check_texts("shapes", self.shapes, "b=3")
@@ -161,6 +166,8 @@ class Rebuild:
         gpus: The kinds of GPU that the engine is for (``sm86``); see `Config.gpus`.
         plugins: The plugins that TensorRT loads first; see `pipeline.plugins.loading`.
         effort: The builder's effort, and a timing cache to share.
+        flags: Where the plan runs, and whether its weights can be replaced. By default those
+            of the artifact's engine; none for an engine beside it.
 
     Raises:
         InputError: A field is unknown, or its value is of another kind.
@@ -173,6 +180,7 @@ class Rebuild:
     gpus: Sequence[str] = ()
     plugins: Sequence[str] = ()
     effort: Effort = DEFAULT_EFFORT
+    flags: PlanFlags | None = None
 
     @property
     def beside(self) -> bool:

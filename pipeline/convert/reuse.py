@@ -13,6 +13,7 @@ from pipeline.artifact.artifact import Artifact, check_file, is_built
 from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError, InputError
 from pipeline.machine.files import write_whole
+from pipeline.source.imports import changed_imports
 from pipeline.spec.file_names import (
     COMPARISON,
     HALF,
@@ -24,6 +25,7 @@ from pipeline.spec.file_names import (
     TUNING,
     TUNING_PLOT,
 )
+from pipeline.store.differences import Difference, value_text
 from pipeline.store.entry import STAGES
 
 
@@ -144,12 +146,25 @@ def previous(place: Path) -> Artifact | None:
 
 def first_changed(old: Artifact | None, keys: Mapping[str, str]) -> int:
     """Returns the index of the first stage that must run again."""
-    if old is None:
+    if old is None or code_changed(old.manifest):
         return 0
     for index, stage in enumerate(STAGES):
         if old.manifest.keys.get(stage) != keys[stage]:
             return index
     return len(STAGES)
+
+
+def code_changed(manifest: Manifest) -> tuple[Difference, ...]:
+    """Returns what is not as it was, of the code that an artifact's model was made of."""
+    model = manifest.model
+    return tuple(
+        Difference(
+            STAGES[0],
+            f"module {name}" if name in model.modules else name,
+            *map(value_text, values),
+        )
+        for name, values in changed_imports(model.modules, model.packages).items()
+    )
 
 
 def forget(folder: Path, manifest: Manifest, *, after: str) -> Manifest:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest
 from pipeline.convert.keys import is_new_every_time, keys_of
-from pipeline.convert.reuse import first_changed, previous, refuse_other
+from pipeline.convert.reuse import code_changed, first_changed, previous, refuse_other
 from pipeline.convert.workspace import Workspace, new_artifact
 from pipeline.errors import ArtifactError, InputError, StoreError
 from pipeline.machine.progress import Announce
@@ -184,6 +184,8 @@ def pull_best(
             break
         try:
             entry = store.read(each)
+            if code_changed(entry.manifest):
+                continue
             if count == len(STAGES):
                 store.pull(entry, wanted.place, wanted.manifest.model.source, announce)
                 found = Found(previous(wanted.place), use)
@@ -227,6 +229,7 @@ def _explained(store: Store, listed: Sequence[Listed], parts: Parts, use: StoreU
         except ArtifactError:
             continue
         found = differences(entry.parts, parts) if entry.parts is not None else ()
+        found = (*found, *code_changed(entry.manifest))
         if best is None or (found and len(found) < len(best.differs)):
             found = found or _other_key(entry.manifest.keys, keys_of(parts))
             best = replace(use, nearest=each.key, differs=found)

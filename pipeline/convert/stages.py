@@ -40,6 +40,7 @@ from pipeline.plugins.loading import provided_ops
 from pipeline.rewrite import rewrite as rewriting
 from pipeline.rewrite.choose import all_passes, to_skip
 from pipeline.rewrite.rewrite import Rewritten, raise_refused
+from pipeline.source.imports import imports_of
 from pipeline.source.onnx.importing import import_onnx
 from pipeline.source.onnx.tolerance import with_onnx_tolerance
 from pipeline.spec.closeness import check_has_effect
@@ -112,8 +113,11 @@ def record_export(manifest: Manifest, done: Exported) -> Manifest:
     if done.spec.reference is not None:
         reference = run_names.REFERENCE
     here = versions(PACKAGES)
+    modules, packages = imports_of(manifest.model.source)
+    packages = {n: v for n, v in packages.items() if n not in manifest.model.libraries}
     return replace(
         manifest,
+        model=replace(manifest.model, modules=modules, packages=packages),
         interface=done.interface,
         reference=reference,
         export=ExportInfo(
@@ -173,6 +177,7 @@ class BuiltEngine:
         compute_capabilities: Those of the GPUs that the plan is for (``9.0``); empty for a
             portable plan.
         half: What the recipe of half precision does; None without a recipe.
+        refitted_from: The sha256 of the plan whose weights were replaced; empty after a build.
     """
 
     plan: Built
@@ -182,6 +187,7 @@ class BuiltEngine:
     gpu: str = ""
     compute_capabilities: tuple[str, ...] = ()
     half: HalfInfo | None = None
+    refitted_from: str = ""
 
     @property
     def library_seconds(self) -> dict[str, float]:
@@ -264,6 +270,8 @@ def record_build(manifest: Manifest, done: BuiltEngine) -> Manifest:
             gpu=done.gpu,
             plugin_hashes=done.plugin_hashes,
             half=done.half,
+            flags=done.options.flags,
+            refitted_from=done.refitted_from,
         ),
         versions={**manifest.versions, target.flavour: plan.version},
     )

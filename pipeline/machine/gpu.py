@@ -21,6 +21,8 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 # was refused). For 7.5, TensorRT-RTX needs a build made for it, which refuses float32 products.
 PORTABLE: tuple[Capability, ...] = ((8, 0), (8, 6), (8, 9), (12, 0), (12, 1))
 _TURING = (7, 5)
+# the lowest for a hardware-compatible plan (NvInfer.h: HardwareCompatibilityLevel::kAMPERE_PLUS)
+AMPERE: Capability = (8, 0)
 _GPU = re.compile(r"(?:sm_?)?(\d+)\.?(\d)")
 
 
@@ -112,17 +114,28 @@ def find_gpu(number: int = 0) -> Gpu | str:
     return Gpu(name.value.decode(errors="replace"), (numbers[0], numbers[1]))
 
 
-def why_not(target: Target, gpu: Gpu | None = None, built_for: Sequence[str] = ()) -> str:
+def why_not(
+    target: Target,
+    gpu: Gpu | None = None,
+    built_for: Sequence[str] = (),
+    *,
+    compatible: bool = False,
+) -> str:
     """Returns why a GPU can't run the target's engines; empty if it can.
 
     Args:
         target: the TensorRT that builds the engines.
         gpu: the GPU; by default the first one here.
         built_for: the compute capabilities that one engine is for, if it is not portable.
+        compatible: whether that engine is hardware-compatible.
     """
     found = gpu or find_gpu()
     if isinstance(found, str):
         return found
+    if compatible:
+        need = f"the engine needs compute capability {capability_text(AMPERE)} or later"
+        here = capability_text(found.capability)
+        return "" if found.capability >= AMPERE else f"{need}, {found.name} has {here}"
     if built_for:
         here = capability_text(found.capability)
         wanted = " or ".join(built_for)

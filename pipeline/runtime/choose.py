@@ -78,7 +78,12 @@ def _why_not(manifest: Manifest, gpu: Gpu, precision: str | None) -> str:
     if precision not in (None, manifest.precision):
         return f"it is {manifest.precision}"
     here = installed_version(target)
-    if here != manifest.target.version:
+    if not manifest.loads_in(here):
         there = f"{here} is installed" if here else "it is not installed"
         return f"it needs {target.flavour} {manifest.target.version}, but {there}"
-    return why_not(target, gpu, manifest.target.compute_capabilities)
+    return why_not(
+        target,
+        gpu,
+        manifest.target.compute_capabilities,
+        compatible=manifest.flags.hardware_compatible,
+    )

@@ -29,6 +29,7 @@ from pipeline.runtime.trust import (
     allowed_plugins,
     check_given,
     check_gpu,
+    check_host_code,
     check_tensorrt,
     load_plugins,
     read_plan,
@@ -54,14 +55,15 @@ class Loading:
 AS_USUAL = Loading()
 
 
-def settled(manifest: Manifest) -> Loading:
-    """How to load an engine to measure or to compare it.
+def settled(manifest: Manifest, host_code: bool = False) -> Loading:
+    """How to load an engine to measure or to compare it; for `host_code` see `load`.
 
     For TensorRT-RTX, the kernels for a shape are compiled before its first call. So times and
     results are theirs. The kernels that a ``lazy`` engine begins with are not compared.
     """
     rtx = manifest.target.flavour == "tensorrt_rtx"
-    return Loading(rtx=RtxSettings(kernels="eager")) if rtx else AS_USUAL
+    kernels = RtxSettings(kernels="eager") if rtx else PLAIN
+    return Loading(host_code=host_code, rtx=kernels)
 
 
 def load(
@@ -84,7 +86,7 @@ def load(
         path: the artifact's folder.
         device: CUDA's number of the GPU.
         host_code: let the plan run its own code on the CPU, without any sandbox. Use it only if you
-            trust the plan's origin. No plan of this pipeline needs it.
+            trust the plan's origin. Only a version-compatible plan needs it.
         graphs: how many graphs `Engine.capture` keeps.
         plugins: the files of the plugins that the engine needs (``"libfoo.so"``, ``"foo.py"``).
             A plugin runs its code in this process without any sandbox. So a file is loaded only
@@ -132,6 +134,7 @@ def open_plan(
     """
     where = where or manifest.name
     target = check_tensorrt(manifest, where)
+    check_host_code(manifest, how.host_code, where)
     how.rtx.check(target.flavour, where)
     names = allowed_plugins(manifest, plugins, where)
     gpu = find_gpu()

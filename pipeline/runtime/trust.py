@@ -44,10 +44,10 @@ def _read_plan(path: Path) -> tuple[Manifest, bytes]:
 
 
 def check_tensorrt(manifest: Manifest, where: str) -> Target:
-    """Returns the plan's target, if the exact TensorRT that built the plan is installed here.
+    """Returns the plan's target, if a TensorRT that loads the plan is installed here.
 
-    On 8.6, 10, 11 and RTX, only the version that wrote a plan reads it: the pipeline builds no
-    version-compatible plans.
+    Only the version that wrote a plan loads it, except for a version-compatible plan
+    (`Manifest.loads_in`).
 
     Raises:
         TargetMissing: TensorRT is not installed, or in another version.
@@ -59,7 +59,7 @@ def check_tensorrt(manifest: Manifest, where: str) -> Target:
             f"{where}: its engine needs {target.flavour} {built}, which is not installed here; "
             f"pip install '{target.flavour.replace('_', '-')}=={built}'"
         )
-    if here != built:
+    if not manifest.loads_in(here):
         raise TargetMissing(
             f"{where}: its engine was built with {target.flavour} {built}, but {here} is "
             f"installed; run `pipeline build {quote(where)}` here, or install {built}"
@@ -70,7 +70,11 @@ def check_tensorrt(manifest: Manifest, where: str) -> Target:
 def check_gpu(manifest: Manifest, where: str, gpu: Gpu) -> None:
     """Raises `InputError` if the plan is for another kind of GPU."""
     built, here = manifest.target.compute_capabilities, capability_text(gpu.capability)
-    if not built and manifest.target.flavour == "tensorrt_rtx":
+    if manifest.flags.hardware_compatible:
+        why = why_not(find_target(manifest.target.name), gpu, compatible=True)
+        if why:
+            raise InputError(f"{where}: {why}; run `pipeline build {quote(where)}` here")
+    elif not built and manifest.target.flavour == "tensorrt_rtx":
         why = why_not(find_target(manifest.target.name), gpu)
         if why:
             raise InputError(f"{where}: {why}")
@@ -83,6 +87,15 @@ def check_gpu(manifest: Manifest, where: str, gpu: Gpu) -> None:
         raise InputError(
             f"{where}: its engine was built for compute capability {', '.join(built)}, but the "
             f"{gpu.name} here has {here}; run `pipeline build {quote(where)}` here"
+        )
+
+
+def check_host_code(manifest: Manifest, host_code: bool, where: str) -> None:
+    """Raises `InputError` if the plan holds code for the CPU, and that code may not run."""
+    if manifest.flags.version_compatible and not host_code:
+        raise InputError(
+            f"{where}: its engine is version-compatible, so it holds code that runs on the CPU. If "
+            "you trust it, pass host_code=True (verify and bench: --host-code)"
         )
 
 

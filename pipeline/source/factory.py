@@ -204,8 +204,8 @@ def files_of(file: Path | None) -> list[Path]:
     """The Python files that a cache key covers: files of a factory that you may edit.
 
     These are the factory's file, and the imported modules below its folder or the current folder.
-    Installed packages are left out, because the cache key has their version. Modules that the
-    factory imports later, during its call, are missed.
+    Installed packages are left out, because the cache key has their version. For modules that the
+    factory imports later, during its call, see `pipeline.source.imports`.
     """
     if file is None:
         return []

@@ -12,6 +12,7 @@ from pipeline.machine.target import DEFAULT_TARGET
 from pipeline.spec.effort import DEFAULT_EFFORT, Effort
 from pipeline.spec.given import check_kind, check_texts, named_fields
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.plan_flags import NO_FLAGS, PlanFlags
 from pipeline.spec.precision import FOR_AUTO, Asked
 from pipeline.spec.profiles import Profile
 from pipeline.spec.recipe import Recipe, read_recipe
@@ -54,8 +55,8 @@ class Config:
     `profiles`, `precision`, `recipe`, `gpus`, `shapes`, `seed`, `quick`, `passes`, `skip`,
     `plugins`, `inputs`, `dims`, `ranges`, `rules`, `values`, `output_names`, `tolerance`,
     `output_tolerances`, `reference`, `engine_tolerance`, the level of `effort`, `exact`,
-    `allow_narrow`, `search_seconds`, `state`, `dtype`, and `memory_limit` if you set it. `out`,
-    `force`, `trust` and `store` do not.
+    `allow_narrow`, `search_seconds`, `state`, `dtype`, `flags`, and `memory_limit` if you set it.
+    `out`, `force`, `trust` and `store` do not.
 
     Args:
         model: A model's name, a spec, or a source (see `pipeline.source.find`):
@@ -106,6 +107,8 @@ class Config:
         quick: Whether to compare at few sizes only.
         reference: For an ``.onnx`` file: another ONNX file with the same inputs and outputs, whose
             outputs are the reference.
+        flags: Where the plan runs besides this machine, and whether its weights can be replaced
+            (`pipeline.spec.plan_flags.PlanFlags`).
         store: A store of artifacts to share (`pipeline.store.store`): a folder, or an address such
             as ``s3://bucket/path``.
 
@@ -148,11 +151,13 @@ class Config:
     quick: bool = False
     reference: Path | str | None = None
     store: Path | str | None = None
+    flags: PlanFlags = NO_FLAGS
 
     def __post_init__(self) -> None:
         _check_model(self.model)
         for word, example in _FILES.items():
             check_kind(word, getattr(self, word), (str, Path), f'"{example}"')
+        check_kind("flags", self.flags, (PlanFlags,), "PlanFlags(refit=True)")
         check_kind("seed", self.seed, (int,), "0")
         check_kind("memory_limit", self.memory_limit, (int,), "8 * 2**30")
         check_kind("search_seconds", self.search_seconds, (int, float), "60")

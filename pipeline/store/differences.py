@@ -65,7 +65,7 @@ def _leaves(
             own = (name,) if len(names) > 1 else ()
             yield from _leaves(item, (*path, *own), bool(own) and not name.isdecimal())
     else:
-        yield path, _text(value)
+        yield path, value_text(value)
 
 
 def _names(items: Sequence[Any]) -> list[str]:
@@ -82,11 +82,12 @@ def _has_parts(value: Any) -> bool:
     return lists and any(isinstance(item, Mapping | list) for item in value)
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A value of a key as short text; a hash by its first digits."""
     if value is None or value in ("", [], {}):
         return ABSENT
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(map(_text, value))
+        return ", ".join(map(value_text, value))
     text = str(value)
     if _HASH.fullmatch(text):
         return text[:_DIGITS]

@@ -77,8 +77,9 @@ class Store:
     def push(self, artifact: Artifact, parts: Parts | None = None) -> Entry:
         """Writes an artifact into the store. Blobs that are there already stay.
 
-        An entry whose engine was compared stays too, if all its blobs are there and the engine of
-        `artifact` was not compared. Of two pushes at the same time, the last one wins.
+        An entry whose engine was compared stays too, if all its blobs are there, the engine of
+        `artifact` was not compared, and both were made of the same code. Of two pushes at the same
+        time, the last one wins.
 
         Args:
             artifact: The artifact, opened with its files checked.
@@ -96,7 +97,8 @@ class Store:
         entry = Entry(manifest, parts)
         there = self._read(entry.name)
         if there is not None:
-            if _knows_more(there.manifest, manifest) and self._is_whole(there):
+            better = _knows_more(there.manifest, manifest) and _same_code(there.manifest, manifest)
+            if better and self._is_whole(there):
                 place.touch(there.name)
                 return there
             entry = replace(entry, parts=there.parts if parts is None else parts)
@@ -112,10 +114,12 @@ class Store:
         """Returns True if the store has an entry of these keys, and marks it as used.
 
         An entry that knows less does not count: its engine was not compared, and that of `manifest`
-        was.
+        was. Nor does one whose model was made of other code.
         """
         entry = self._read(Entry(manifest).name)
         if entry is None or _knows_more(manifest, entry.manifest):
+            return False
+        if not _same_code(manifest, entry.manifest):
             return False
         self.place.touch(entry.name)
         return True
@@ -252,6 +256,12 @@ class Store:
 def _knows_more(one: Manifest, other: Manifest) -> bool:
     """True if the engine of `one` was compared, and that of `other` was not."""
     return one.engine_compared and not other.engine_compared
+
+
+def _same_code(one: Manifest, other: Manifest) -> bool:
+    """True if the two models were made of the same code; their keys are the same."""
+    same = one.model.modules == other.model.modules
+    return same and one.model.packages == other.model.packages
 
 
 def check_pushable(artifact: Artifact) -> None:

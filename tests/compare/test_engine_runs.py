@@ -66,9 +66,9 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
     def put(fault: Fault) -> None:
         @contextlib.contextmanager
         def opened(
-            folder: Path, manifest: Manifest, plugins: Sequence[str] = ()
+            folder: Path, manifest: Manifest, plugins: Sequence[str] = (), host_code: bool = False
         ) -> Iterator[OpenedEngine]:
-            del plugins
+            del plugins, host_code
             yield OpenedEngine(Stand(folder / "model.onnx", fault), manifest.interface.profiles)
 
         for module in (stage, regression):

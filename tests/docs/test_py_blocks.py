@@ -66,7 +66,7 @@ def pretended_engine() -> Any:
 
 
 def pretended_package(engine: Any) -> ModuleType:
-    """The package with another `load` and `convert`. Its `ModelSpec` takes `...` for the rest."""
+    """The package with stand-ins of what needs a GPU. Its `ModelSpec` takes `...` for the rest."""
     package = ModuleType("pipeline")
     for name in pipeline.__all__:
         setattr(package, name, getattr(pipeline, name))
@@ -82,6 +82,7 @@ def pretended_package(engine: Any) -> ModuleType:
         pipeline.Config("raft", **options)
 
     package.load = create_autospec(pipeline.load, return_value=engine)  # type: ignore[attr-defined]
+    package.refit = create_autospec(pipeline.refit)  # type: ignore[attr-defined]
     package.ModelSpec = spec  # type: ignore[attr-defined]
     package.convert = convert  # type: ignore[attr-defined]
     return package

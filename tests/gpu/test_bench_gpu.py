@@ -83,6 +83,7 @@ def test_longer_work_takes_longer(cli: Run, convolution: Path) -> None:
     assert large["graph"]["median_ms"] > small["graph"]["median_ms"]
 
 
+@ALONE
 def test_memory_stays_as_it_is_after_the_first_hundred(convolution: Path) -> None:
     import engine_overhead
 

@@ -68,6 +68,13 @@ NOT_RUN: Mapping[str, str] = {
     "pip install '.[rtx,runtime]' 'tensorrt-rtx==1.7.1.116'": NETWORK,
     "pipeline bench raft-rtx --shape h=184,w=248": GPU,
     "pipeline tune raft86 --shape h=184,w=248 --minutes 20": TRT_8_6,
+    # docs/guide/several-gpus.md
+    "pipeline build raft86 --hardware-compatible": TRT_8_6,
+    "pipeline build raft86 --version-compatible": TRT_8_6,
+    # docs/guide/new-weights.md
+    "pipeline convert net.py:net --input 'x:{b}x3x{h}x{w}' --dim b=1:8 --dim h=64:512 "
+    "--dim w=64:512 --target tensorrt-8.6 --refit": TRT_8_6,
+    "pipeline refit artifacts/net --weights new.safetensors --trust": TRT_8_6,
     # docs/guide/half-precision.md
     "pipeline convert vit --precision auto": MINUTES,
     "pipeline verify raft86 --engine-tolerance 1e-2,5e-3": TRT_8_6,
@@ -148,6 +155,7 @@ NOT_RUN: Mapping[str, str] = {
     "pipeline bench artifacts/raft_small --shape h=440,w=1024": GPU,
     "pipeline tune artifacts/raft_small --shape h=440,w=1024 --minutes 20": GPU,
     "pipeline locate artifacts/raft_small": GPU,
+    "pipeline refit artifacts/raft_small --weights new.safetensors": TRT_8_6,
     "pipeline triton-replay artifacts/raft_small": SERVER,
     "pipeline triton-replay artifacts/raft_small --protocol http --url localhost:8000": SERVER,
 }  # fmt: skip

@@ -87,6 +87,7 @@ def bench(
     graph: bool = True,
     announce: Announce = lambda _: None,
     plugins: Sequence[str] = (),
+    host_code: bool = False,
 ) -> BenchReport:
     """Measures the engine of an artifact.
 
@@ -96,7 +97,7 @@ def bench(
         method: How often calls are repeated.
         graph: Whether to measure with a CUDA graph too.
         announce: Called with each step that begins.
-        plugins: Files that the engine may load; see `pipeline.load`.
+        plugins, host_code: The code that the engine may run; see `pipeline.load`.
 
     Raises:
         ArtifactError, InputError: There is no artifact, the artifact has no engine, a size is not
@@ -109,13 +110,14 @@ def bench(
     points = sizes_to_time(declared.dims, declared.profiles, declared.rules, shapes)
 
     # raises the errors of the engine before anything is measured
-    with runtime.load_own(place, plugins, runtime.settled(manifest)) as engine:
+    how = runtime.settled(manifest, host_code)
+    with runtime.load_own(place, plugins, how) as engine:
         gpu = engine.gpu
     found = []
     for point in points:
         announce(f"measure at {sizes_text(point.sizes) or 'the fixed sizes'}")
         try:
-            found.append(_point(place, manifest, point, method, graph, plugins))
+            found.append(_point(place, manifest, point, method, graph, plugins, how))
         except EngineError as error:
             found.append(PointBench(point.label, dict(point.sizes), str(error)))
     if all(point.why for point in found):
@@ -139,6 +141,7 @@ def _point(
     method: Method,
     graph: bool,
     plugins: Sequence[str],
+    how: runtime.Loading,
 ) -> PointBench:
     from pipeline.runtime import cuda as _cuda
 
@@ -146,7 +149,7 @@ def _point(
     _cuda.synchronise()
     before = _cuda.memory()[0]
     start = time.perf_counter()
-    with runtime.load_own(place, plugins, runtime.settled(manifest)) as engine:
+    with runtime.load_own(place, plugins, how) as engine:
         loaded = time.perf_counter() - start
         left = _cuda.memory()[0]
         sets = [feed(engine, one) for one in input_sets(manifest.interface.inputs, point.sizes)]

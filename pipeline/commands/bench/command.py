@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.options import method, plugins, timing
+from pipeline.commands.options import host_code, method, plugins, timing
 from pipeline.commands.output import show
 from pipeline.errors import InputError
 
@@ -27,6 +27,7 @@ def add_command(add: Callable[..., Any]) -> None:
         help="Also measure with a CUDA graph (default: --graph)",
     )  # fmt: skip
     plugins(sub)
+    host_code(sub)
     sub.add_argument(
         "--out", type=Path, metavar="FILE", help="Also write the JSON report to this file"
     )
@@ -49,6 +50,7 @@ def bench(arguments: argparse.Namespace, announce: Announce) -> int:
         graph=arguments.graph,
         announce=announce,
         plugins=arguments.plugin,
+        host_code=arguments.host_code,
     )
     if out is not None:
         out.write_text(f"{measuring.report_json(report)}\n", encoding="utf-8")

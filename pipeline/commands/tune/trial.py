@@ -146,6 +146,7 @@ class Bench:
                 self.target, candidate.precision, Effort(candidate.level), self.plugins,
                 candidate.recipe, libraries=candidate.libraries, plain=candidate.plain,
                 time_limit=time_limit, gpus=own.manifest.target.gpus,
+                flags=own.manifest.flags,
             )  # fmt: skip
             opened = Artifact.open(folder, built=False)
             build_artifact(opened, options, candidate.profiles, announce)

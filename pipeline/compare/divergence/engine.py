@@ -222,6 +222,7 @@ class Engines:
         options = BuildOptions(
             target, cast(Precision, manifest.precision), replace(DEFAULT_EFFORT, level=level),
             tuple(self.plugins), stored_recipe(self.place), gpus=manifest.target.gpus,
+            flags=manifest.flags,
         )  # fmt: skip
         build(folder / MODEL, folder / PLAN, declared, options)
         more = tuple(

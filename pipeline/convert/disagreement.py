@@ -1,0 +1,60 @@
+"""The error of a comparison that failed, and whether its artifact is written."""
+
+from __future__ import annotations
+
+from pipeline.artifact.manifest import Manifest
+from pipeline.compare.run_names import in_precision
+from pipeline.compare.runners import failures
+from pipeline.convert.findings import comparison_failures
+from pipeline.convert.reuse import previous
+from pipeline.convert.workspace import Workspace
+from pipeline.errors import CompareError
+from pipeline.spec.precision import ROUNDED
+
+
+class Disagreement(CompareError):
+    """The comparison failed.
+
+    Args:
+        written: Whether the artifact is written, marked as failed.
+    """
+
+    def __init__(self, message: str, detail: str, *, written: bool) -> None:
+        super().__init__(message, detail=detail)
+        self.written = written
+
+
+def disagreement(work: Workspace) -> Disagreement | None:
+    """Returns the error of a failed comparison, or None if it passed."""
+    manifest, place = work.manifest, work.place
+    assert manifest.comparison is not None
+    if manifest.comparison.passed:
+        return None
+    lines = failures(manifest.comparison)
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    written, outcome = False, "was not written"
+    if place.exists():
+        outcome = "is unchanged"
+    if _only_rounding_failed(manifest):
+        old = previous(place)
+        there = old.manifest.comparison if old is not None else None
+        written = there is None or not there.passed
+        outcome = "is kept, marked as failed"
+        if not written:
+            outcome = "has a result that passed, and is unchanged: pass another folder with --out"
+    text = f"model {manifest.name}: {lines[0]}{more}; {place} {outcome}"
+    error = Disagreement(text, "\n".join(lines), written=written)
+    found = comparison_failures(manifest.comparison)
+    head = f"model {manifest.name}: the comparison failed; {place} {outcome}"
+    error.more = "\n".join([head, *(line for finding in found for line in finding.lines())])
+    return error
+
+
+def _only_rounding_failed(manifest: Manifest) -> bool:
+    """True if all failures are of runs in tf32 or half precision."""
+    info = manifest.comparison
+    assert info is not None
+    others = any(note.fails for note in info.notes) or any(not c.passed for c in info.checks)
+    failed = [r for point in info.points for r in point.results if not r.passed]
+    narrow = manifest.precision in ROUNDED and all(in_precision(r.pair[1]) for r in failed)
+    return narrow and not others

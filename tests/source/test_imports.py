@@ -1,0 +1,157 @@
+"""Code that a factory imports late or from elsewhere: a change of it is never taken for nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from pipeline.artifact.artifact import Artifact
+from pipeline.convert.driver import run
+from pipeline.convert.report import Report
+from pipeline.source.imports import changed_imports, imports_of
+from pipeline.spec.config import Config
+
+OWN = """
+def net():
+    from late_blocks.scaling import Scaled
+    return Scaled()
+"""
+SCALED = """
+import torch, {package}
+class Scaled(torch.nn.Module):
+    def forward(self, x): return x * {factor}
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Puts ``late_blocks`` into a folder of its own on the path, as if in a new process."""
+    monkeypatch.chdir(tmp_path)
+    Path("scripts").mkdir()
+    Path("scripts/own.py").write_text(OWN)
+
+    def forget() -> None:
+        for name in [n for n in sys.modules if n.split(".")[0] in ("late_blocks", "own")]:
+            del sys.modules[name]
+
+    def write(folder: Path, factor: float, package: str = "yaml") -> None:
+        forget()
+        sys.path[:] = [p for p in sys.path if not p.startswith(str(tmp_path))]
+        place = folder / "late_blocks"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "__init__.py").write_text("")
+        (place / "scaling.py").write_text(SCALED.format(factor=factor, package=package))
+        sys.path.insert(0, str(folder))
+
+    before = list(sys.path)
+    yield write
+    forget()
+    sys.path[:] = before
+
+
+def convert(out: str, **more: object) -> Report:
+    fields = {"inputs": ("x:{b}x4",), "dims": ("b=1:4",), "quick": True, **more}
+    return run(Config("scripts/own.py:net", out=out, **fields))  # type: ignore[arg-type]
+
+
+def factor(place: str) -> float:
+    session = onnxruntime.InferenceSession(Artifact.open(place).path / "model.onnx")
+    return float(session.run(None, {"x": np.ones((1, 4), np.float32)})[0].max())
+
+
+def test_a_late_import_that_changed_is_converted_again(
+    library: Callable[..., None], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    library(elsewhere, 2)
+    first = convert("a")
+    assert factor("a") == 2
+    assert {"late_blocks", "late_blocks.scaling"} <= first.manifest.model.modules.keys()
+    library(elsewhere, 2)
+    assert convert("a").unchanged
+    library(elsewhere, 3)
+    second = convert("a")
+    assert not second.unchanged and factor("a") == 3
+    # the key alone cannot tell: it is made before the factory runs
+    assert first.manifest.keys["export"] == second.manifest.keys["export"]
+
+
+def test_a_store_gives_no_model_of_other_code(
+    library: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pytest.importorskip("fsspec")
+    one, same, other = (tmp_path_factory.mktemp(name) for name in ("one", "same", "other"))
+    library(one, 2)
+    convert("a", store="store")
+    library(same, 2)
+    hit = convert("b", store="store")
+    assert hit.unchanged and factor("b") == 2
+    library(other, 3)
+    miss = convert("c", store="store")
+    assert not miss.unchanged and factor("c") == 3
+    assert miss.store is not None
+    (text,) = [line for line in miss.store.lines() if line.startswith("miss")]
+    assert "differs in module late_blocks.scaling " in text
+    assert miss.store.pushed  # in place of the entry of the other code
+    library(other, 3)
+    assert convert("d", store="store").unchanged
+    library(one, 2)
+    assert not convert("e", store="store").unchanged
+    assert factor("e") == 2
+
+
+def test_installed_packages_count_by_version(
+    library: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library(tmp_path / "lib", 2)
+    import late_blocks.scaling  # type: ignore[import-not-found]
+
+    modules, packages = imports_of("scripts/own.py:net")
+    assert packages["PyYAML"] == metadata.version("PyYAML")
+    assert "torch" in packages and "numpy" not in modules
+    assert changed_imports(modules, packages) == {}
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda n: "0.1" if n == "PyYAML" else real(n))
+    assert changed_imports(modules, packages) == {"PyYAML": (packages["PyYAML"], "0.1")}
+
+
+def test_modules_are_found_without_an_import(library: Callable[..., None], tmp_path: Path) -> None:
+    library(tmp_path / "lib", 2)
+    import late_blocks.scaling
+
+    modules, packages = imports_of("scripts/own.py:net")
+    own = {name: modules[name] for name in ("late_blocks", "late_blocks.scaling")}
+    library(tmp_path / "copy", 2)
+    assert changed_imports(own, {}) == {}
+    assert "late_blocks" not in sys.modules
+    library(tmp_path / "copy", 4)
+    assert changed_imports(own, {}).keys() == {"late_blocks.scaling"}
+    (tmp_path / "copy" / "late_blocks" / "scaling.py").unlink()
+    assert changed_imports(own, {})["late_blocks.scaling"][1] == ""
+
+
+def test_a_file_that_was_loaded_by_its_path(tmp_path: Path) -> None:
+    from pipeline.machine.python_file import run_python_file
+
+    file = tmp_path / "by_path.py"
+    file.write_text("x = 1")
+    run_python_file(file, "name_of_no_file")
+    try:
+        modules, _ = imports_of("elsewhere.py:net")
+        assert changed_imports({str(file): modules[str(file)]}, {}) == {}
+        assert str(file) not in imports_of(f"{file}:net")[0]  # the key has it
+    finally:
+        del sys.modules["name_of_no_file"]
+    file.write_text("x = 2")
+    assert changed_imports({str(file): modules[str(file)]}, {}).keys() == {str(file)}
+
+
+@pytest.mark.parametrize("source", ["raft", "net.onnx", "spec:net", "hf:NAME", "net.pt2"])
+def test_other_sources_have_none(source: str) -> None:
+    assert imports_of(source) == ({}, {})
