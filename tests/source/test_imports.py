@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -66,7 +67,7 @@ def factor(place: str) -> float:
 
 
 def test_a_late_import_that_changed_is_converted_again(
-    library: Callable[..., None], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    library: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     library(elsewhere, 2)
@@ -110,7 +111,7 @@ def test_installed_packages_count_by_version(
     library: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library(tmp_path / "lib", 2)
-    import late_blocks.scaling  # type: ignore[import-not-found]
+    importlib.import_module("late_blocks.scaling")
 
     modules, packages = imports_of("scripts/own.py:net")
     assert packages["PyYAML"] == metadata.version("PyYAML")
@@ -123,9 +124,9 @@ def test_installed_packages_count_by_version(
 
 def test_modules_are_found_without_an_import(library: Callable[..., None], tmp_path: Path) -> None:
     library(tmp_path / "lib", 2)
-    import late_blocks.scaling
+    importlib.import_module("late_blocks.scaling")
 
-    modules, packages = imports_of("scripts/own.py:net")
+    modules, _ = imports_of("scripts/own.py:net")
     own = {name: modules[name] for name in ("late_blocks", "late_blocks.scaling")}
     library(tmp_path / "copy", 2)
     assert changed_imports(own, {}) == {}
