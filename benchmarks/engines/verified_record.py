@@ -32,7 +32,7 @@ from pipeline.spec.verdicts import GOOD_CHECKS
 
 FORM = 1  # the schema of a record; a new meaning of its keys needs a new number
 # 4 added `differing` to tolerances, 5 `interface` and the kinds of findings
-SCHEMAS = (3, 4, 5, 6, 7, 8)  # of manifests
+SCHEMAS = (3, 4, 5, 6, 7, 8, 9, 10)  # of manifests
 WIDTH = 480  # the most characters of a line
 DIGITS = 6  # of an error
 DEFAULT = Path("docs/results/verified")
@@ -101,6 +101,7 @@ def record_of(manifest: Mapping[str, Any], command: str | None = None) -> Record
         raise Refused(f"{manifest['name']}: not done yet: {', '.join(missing)}")
     target, comparison, declared = manifest["target"], manifest["comparison"], _declared(manifest)
     points = [_point(point) for point in comparison["points"]]
+    measured = comparison.get("engine_tolerances")
     return {
         "form": FORM,
         "name": "-".join([manifest["name"], manifest["precision"], target["name"], _gpu(manifest)]),
@@ -136,6 +137,7 @@ def record_of(manifest: Mapping[str, Any], command: str | None = None) -> Record
         "memory_limit_bytes": comparison["memory_limit_bytes"],
         "notes": [_text(note) for note in comparison["notes"]],
         "files": manifest["files"],
+        **({"measured_tolerance": measured} if measured else {}),
     }
 
 
@@ -249,7 +251,10 @@ def command_of(manifest: Mapping[str, Any]) -> str:
     if model["weights"]["file"]:
         add("--weights", model["weights"]["file"])
     add("--target", manifest["target"]["name"])
-    add("--precision", manifest["precision"])
+    if build.get("half"):
+        add("--recipe", "half.recipe")
+    else:
+        add("--precision", manifest["precision"])
     for profile in declared["profiles"]:
         # a user-supplied profile; profiles of the source have other names
         if re.fullmatch(r"profile\d+", profile["name"]):
@@ -359,6 +364,7 @@ def _about_errors(record: Mapping[str, Any]) -> Iterator[str]:
         output["name"]: output["tolerance"] or record["tolerance"] for output in record["outputs"]
     }
     of_engine = record["engine_tolerance"].get(record["precision"])
+    measured = record.get("measured_tolerance", {})
     compared = [point for point in record["points"] if "not_compared" not in point]
     if not compared:
         yield "points: none was compared"
@@ -378,7 +384,9 @@ def _about_errors(record: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{where}: {pair}: other outputs than the model's"
                 continue
             for name, numbers in outputs.items():
-                tolerance = of_engine if in_precision and of_engine else stated[name]
+                tolerance = stated[name]
+                if in_precision:
+                    tolerance = measured.get(name) or of_engine or tolerance
                 if f"{pair} {name}" in point.get("failed", {}):
                     yield f"{where}: {pair} {name} failed"
                 elif tolerance is None or not _passes(numbers, tolerance):

@@ -260,3 +260,10 @@ def _words(value: object) -> list[object]:
     if isinstance(value, list):
         return [word for item in value for word in _words(item)]
     return [value]
+
+
+def test_an_engine_is_held_to_its_measured_tolerance() -> None:
+    record = read(RESULTS / "verified" / "hf_bert-fp16-tensorrt-8.6-h100.json")
+    assert verified_record.faults(record) == []
+    del record["measured_tolerance"]
+    assert any("is beyond the tolerance" in fault for fault in verified_record.faults(record))
