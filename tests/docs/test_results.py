@@ -21,7 +21,7 @@ from compact_json import compact  # noqa: E402
 RESULTS = ROOT / "docs" / "results"
 VERIFIED = sorted((RESULTS / "verified").glob("*.json"))
 MEASURED = sorted((RESULTS / "measured").glob("*.json"))
-LINES, CHARACTERS = 1500, 1000
+LINES, CHARACTERS = 2500, 1000
 HASH = "0" * 64
 
 Record = dict[str, Any]
