@@ -7,23 +7,28 @@ there, and pushes it otherwise, as `convert --store` does. In the second half, o
 removes artifacts with `collect` all the time. The script prints counts as JSON. Its exit code is 1
 if a lookup was torn or wrong. Without `collect`, a lost blob is a fault too.
 
-``--plant`` writes blobs in place, without the rename. The script must notice that.
+``--plant`` writes blobs in place, without the rename. The script must notice that. ``--s3`` attacks
+an S3 server in place of a folder: that of the package moto, on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import hashlib
 import itertools
 import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +61,7 @@ _NEWEST = 12  # artifacts to choose from
 _MODELS = 8  # models that the artifacts belong to
 _SHARED = 200_000  # bytes of a file that several artifacts share
 _KILL = (0.01, 0.15)  # seconds between two kills
+_KILL_S3 = (0.2, 1.0)  # a lookup takes longer there
 
 
 @dataclass(frozen=True)
@@ -65,18 +71,20 @@ class Attack:
     Args:
         folder: A folder for logs, artifacts and the store.
         manifest: The manifest that all artifacts begin with.
+        url: The store; by default a folder in `folder`.
         plant: Whether blobs are written in place.
         collects: Whether the first process runs `collect`.
     """
 
     folder: Path
     manifest: Manifest
+    url: str = ""
     plant: bool = False
     collects: bool = False
 
     @property
     def store(self) -> Store:
-        return Store.open(str(self.folder / "store"))
+        return Store.open(self.url or str(self.folder / "store"))
 
     def contents(self, number: int) -> dict[str, bytes]:
         """The files of an artifact: always the same ones for the same number."""
@@ -191,7 +199,7 @@ def attacked(attack: Attack, lookups: int, processes: int, seed: int) -> dict[st
     kills = 0
     try:
         while True:
-            time.sleep(moments.uniform(*_KILL))
+            time.sleep(moments.uniform(*(_KILL_S3 if attack.url else _KILL)))
             found = letters(attack.folder)
             done.value = sum(found[letter] for letter in LOOKUPS)
             if done.value >= lookups:
@@ -245,14 +253,47 @@ def remains(store: Store) -> dict[str, int]:
     }
 
 
-def phase(lookups: int, processes: int, seed: int, plant: bool, collects: bool) -> dict[str, int]:
+@contextlib.contextmanager
+def s3_bucket() -> Iterator[str]:
+    """Starts moto's S3 server on a free port, and gives the address of an empty bucket."""
+    import s3fs
+
+    command = [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as server,
+    ):
+        try:
+            url = ""
+            while not url:
+                time.sleep(0.2)
+                if server.poll() is not None:
+                    raise RuntimeError("moto's server ended. Is moto[server] installed?")
+                log.seek(0)
+                found = re.search(r"http://127\.0\.0\.1:\d+", log.read())
+                url = found.group() if found else ""
+            os.environ |= {
+                "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "testing",
+                "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1",
+            }  # fmt: skip
+            s3fs.S3FileSystem.clear_instance_cache()
+            s3fs.S3FileSystem().mkdir("stress")
+            yield "s3://stress/store"
+        finally:
+            server.terminate()
+
+
+def phase(
+    lookups: int, processes: int, seed: int, plant: bool, collects: bool, s3: bool = False
+) -> dict[str, int]:
     """Attacks a new store, and returns all counts."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = stack.enter_context(s3_bucket()) if s3 else ""
         onnx.save(onnx.parser.parse_model(MODEL), folder / "relu.onnx")
         config = Config(str(folder / "relu.onnx"), out=folder / "relu", dims=("b=1:8",))
         start = run_export(config).manifest
-        attack = Attack(folder, start, plant, collects)
+        attack = Attack(folder, start, url, plant, collects)
         counts = attacked(attack, lookups, processes, seed)
         if (folder / "errors.txt").is_file():
             print((folder / "errors.txt").read_text(), file=sys.stderr)
@@ -273,13 +314,17 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plant", action="store_true")
+    parser.add_argument("--s3", action="store_true")
     arguments = parser.parse_args()
+    if arguments.plant and arguments.s3:
+        parser.error("--plant: only files of a folder can be written in place")
     good = True
     for collects in (False, True):
         start = time.monotonic()
         counts = phase(
-            arguments.lookups // 2, arguments.processes, arguments.seed, arguments.plant, collects
-        )
+            arguments.lookups // 2, arguments.processes, arguments.seed, arguments.plant, collects,
+            arguments.s3,
+        )  # fmt: skip
         good = good and is_good(counts, collects)
         facts = {"collect": collects, "seconds": round(time.monotonic() - start), **counts}
         print(json.dumps(facts), flush=True)
