@@ -25,7 +25,7 @@ convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifact
 
 test: setup ## Run all tests, in WORKERS processes (ARGS for pytest)
 	@# waiting OpenMP threads leave the core to the other processes
-	OMP_WAIT_POLICY=PASSIVE $(RUN) -m pytest -n $(WORKERS) $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 torture: setup ## Attack the pipeline for MINUTES (default 60): kills, damaged files, hostile models, operators
 	$(RUN) tests/torture/campaign.py --minutes $(MINUTES) $(ARGS)

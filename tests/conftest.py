@@ -25,6 +25,7 @@ from pipeline.convert.driver import run
 from pipeline.convert.report import Report
 from pipeline.machine.target import TARGETS, bind_polygraphy, installed_version
 from pipeline.models import MODELS
+from pipeline.source import imports
 from pipeline.spec.config import Config
 
 # The first import of Polygraphy binds it to a flavour of TensorRT. The order of the tests must not
@@ -104,6 +105,12 @@ def pytest_sessionfinish() -> None:
 
 def pytest_runtest_setup() -> None:
     keep_table()
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python files that a test writes are older than the process that converts them."""
+    monkeypatch.setattr(imports, "STARTED", float("inf"))
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from pipeline.machine.files import FileInfo
 from pipeline.machine.gpu import Capability, parse_capabilities
 from pipeline.machine.target import Flavour
 from pipeline.rewrite.record import PassRecord
+from pipeline.spec.code_file import CodeFile
 from pipeline.spec.findings import Note
 from pipeline.spec.interface import Interface
 from pipeline.spec.plan_flags import NO_FLAGS, PlanFlags
@@ -67,7 +68,7 @@ class ModelInfo:
     dims: tuple[str, ...] = ()
     ranges: tuple[str, ...] = ()
     dtype: Literal["float32"] | None = None
-    modules: Mapping[str, str] = field(default_factory=dict)
+    modules: Mapping[str, CodeFile] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
 
 

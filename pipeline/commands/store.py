@@ -27,7 +27,7 @@ def option(sub: Any) -> None:
     sub.add_argument(
         "--store", metavar="STORE",
         help="Share artifacts with other machines: pull what is there, and push the result. "
-        "Code that a factory imports late or from other folders is not compared. "
+        "Files that a factory reads without an import are not compared. "
         f"{_STORE}",
     )  # fmt: skip
 

@@ -113,7 +113,7 @@ def record_export(manifest: Manifest, done: Exported) -> Manifest:
     if done.spec.reference is not None:
         reference = run_names.REFERENCE
     here = versions(PACKAGES)
-    modules, packages = imports_of(manifest.model.source)
+    modules, packages = imports_of(manifest.model.source, done.module)
     packages = {n: v for n, v in packages.items() if n not in manifest.model.libraries}
     return replace(
         manifest,

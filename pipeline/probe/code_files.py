@@ -21,7 +21,7 @@ def is_standard(file: str) -> bool:
 
 def is_installed(file: str) -> bool:
     """True for an installed package."""
-    return any(part in file for part in _PACKAGES)
+    return any(f"{os.sep}{part}{os.sep}" in file for part in _PACKAGES)
 
 
 def is_own(file: str) -> bool:

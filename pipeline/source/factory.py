@@ -64,7 +64,8 @@ def find_factory(text: str) -> SourceFactory:
         file = inspect.getsourcefile(inspect.unwrap(found)) or module.__file__
     except TypeError:
         file = getattr(module, "__file__", None)
-    files = partial(files_of, Path(file) if file else None)
+    named = getattr(module, "__file__", None)
+    files = partial(files_of, [Path(each) for each in (file, named) if each])
     make = (lambda: found) if in_hand else found
     return SourceFactory(make, packages_of(found), files, in_hand)
 
@@ -200,23 +201,23 @@ def packages_of(factory: Callable[..., Any]) -> list[str]:
     return importlib.metadata.packages_distributions().get(top, [])
 
 
-def files_of(file: Path | None) -> list[Path]:
+def files_of(files: Sequence[Path]) -> list[Path]:
     """The Python files that a cache key covers: files of a factory that you may edit.
 
-    These are the factory's file, and the imported modules below its folder or the current folder.
+    These are the given ones, and the imported modules below their folders or the current folder.
     Installed packages are left out, because the cache key has their version. For modules that the
     factory imports later, during its call, see `pipeline.source.imports`.
+
+    Args:
+        files: The file that the user names, and the one that defines the factory.
     """
-    if file is None:
-        return []
-    if "site-packages" in file.parts:
-        return [file]
-    folders = (file.resolve().parent, Path.cwd().resolve())
-    found = {file.resolve()}
+    found = {file.resolve() for file in files}
+    own = [file for file in found if "site-packages" not in file.parts]
+    folders = (*(file.parent for file in own), Path.cwd().resolve()) if own else ()
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "x").resolve()
         below = any(path.is_relative_to(folder) for folder in folders)
-        own = name.split(".")[0] == "pipeline"  # every key has it
-        if below and "site-packages" not in path.parts and not own:
+        ours = name.split(".")[0] == "pipeline"  # every key has it
+        if below and "site-packages" not in path.parts and not ours:
             found.add(path)
     return sorted(path for path in found if path.is_file())

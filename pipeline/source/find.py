@@ -17,6 +17,7 @@ import importlib.util
 import inspect
 import math
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from pipeline.source.factory import (
     signature_of,
 )
 from pipeline.source.hub import find_hub, is_hub
+from pipeline.source.imports import is_newer
 from pipeline.source.onnx.spec import onnx_spec, with_reference
 from pipeline.source.tolerance import with_stated
 from pipeline.source.values import with_values
@@ -224,8 +226,11 @@ def name_for(source: str, options: Mapping[str, Any]) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", "-".join([name, *words])).strip(".-") or "model"
 
 
-def _hash(files: Sequence[Path], *texts: str) -> str:
-    digest = hashlib.sha256()
+def _hash(files: Sequence[Path], source: str, *texts: str) -> str:
+    digest = hashlib.sha256(source.encode())
+    given = Path(source.rpartition(":")[0]).resolve()  # it has just run, if it is a file
+    if any(is_newer(file) for file in files if file != given):
+        digest.update(uuid.uuid4().bytes)  # an older one may have run
     for file in files:
         digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
     for text in texts:

@@ -3,29 +3,42 @@
 A cache key is computed before the model is made. What a factory imports later, from other folders
 or while it runs, is known only afterwards. So an artifact lists it, and the next conversion checks
 the list, as build systems do with the headers that a compiler has read.
+
+Not found: files that a factory runs or reads without an import, such as torch.hub's ``hubconf.py``,
+and packages that installed packages import.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib import metadata
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib import machinery, metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING
 
+from pipeline.errors import InputError
 from pipeline.machine.files import hash_file
 from pipeline.machine.libraries import versions
 from pipeline.models import MODELS
 from pipeline.probe.code_files import is_own
 from pipeline.source.hub import is_hub
+from pipeline.spec.code_file import CodeFile
 
+if TYPE_CHECKING:
+    import torch
+
+STARTED = time.time()  # this module is imported before a factory's file runs
 _OWN = "pipeline"  # every key has its code
 
 
-def imports_of(source: str) -> tuple[dict[str, str], dict[str, str]]:
+def imports_of(
+    source: str, module: torch.nn.Module | None = None
+) -> tuple[dict[str, CodeFile], dict[str, str]]:
     """Lists the code that was imported until now, for a factory's model.
 
     Other sources have none: the keys have their files. All modules of the process count, because
@@ -34,62 +47,110 @@ def imports_of(source: str) -> tuple[dict[str, str], dict[str, str]]:
 
     Args:
         source: The model as the user names it.
+        module: The model. The files of its classes count too.
 
     Returns:
-        The sha256 of each imported Python file that is not of an installed package, by the module's
-        name, or by the file's path if it was loaded in another way than by its name. And the
-        version of each installed package that these files import.
+        The Python files that are not of an installed package, by the module's name, or by the
+        file's path if it was loaded in another way. Modules that these files import are among them
+        even if there are none. And the versions of the installed packages that they import.
+
+    Raises:
+        InputError: The factory's file got a module of another folder that has the same name.
     """
-    if source in MODELS or source.startswith("spec:") or is_hub(source) or ":" not in source:
+    if not _is_factory(source):
         return {}, {}
     factory = Path(source.rpartition(":")[0])
     given = factory.resolve() if factory.suffix == ".py" else None
-    modules: dict[str, str] = {}
-    names: set[str] = set()
-    for name, file in _own_files():
-        names |= _imported_by(file)
-        if file == given:  # the keys have it
-            continue
-        found = _file_of(name) == file
-        modules[name if found else file.as_posix()] = hash_file(file).sha256
-    tops = {name for name in names if name in sys.modules and name not in sys.stdlib_module_names}
+    loaded = dict(_own_files())
+    if given is not None:
+        _check_beside(source, given, loaded)
+    names = {
+        name
+        for file in {*loaded.values(), *([given] if given else [])}
+        for name in _imported_by(file)
+    }
+    found: dict[str, CodeFile] = {}
+    for name, file in loaded.items():
+        if file != given:  # the keys have it
+            found[name if _file_of(name) == file else file.as_posix()] = _code_file(file)
+    for file in _files_of_classes(module) - {*loaded.values(), given}:
+        found[file.as_posix()] = _code_file(file)
+    others = {n for n in names if n not in sys.stdlib_module_names and n.split(".")[0] != _OWN}
+    found |= {n: CodeFile() for n in others if n not in sys.modules and _spec_of(n) is None}
     by_name = metadata.packages_distributions()
-    packages = sorted({package for top in tops for package in by_name.get(top, ())})
-    return modules, versions(tuple(packages))
+    packages = {p for n in others if n in sys.modules for p in by_name.get(n, ())}
+    return dict(sorted(found.items())), versions(tuple(sorted(packages)))
 
 
 def changed_imports(
-    modules: Mapping[str, str], packages: Mapping[str, str]
+    modules: Mapping[str, CodeFile], packages: Mapping[str, str]
 ) -> dict[str, tuple[str, str]]:
     """Returns what is not as it was, of the code that `imports_of` returned.
 
     Returns:
-        The hash or version then and now, by name. It is empty now if there is none here.
+        The hash or version then and now, by name. It is empty if there is none, or not known.
     """
-    now = {name: _hash_of(name) for name in modules}
-    now |= {name: versions((name,)).get(name, "") for name in packages}
-    before = {**modules, **packages}
-    return {name: (old, now[name]) for name, old in before.items() if old != now[name]}
+    changed: dict[str, tuple[str, str]] = {}
+    for name, one in modules.items():
+        now = _hashes(name, one)
+        if now != ({one.sha256} if one.file else set()) or (one.file and not one.sha256):
+            changed[name] = one.sha256, next(iter(sorted(now - {one.sha256})), "")
+    here = {name: versions((name,)).get(name, "") for name in packages}
+    changed |= {name: (old, here[name]) for name, old in packages.items() if old != here[name]}
+    return changed
+
+
+def is_newer(file: Path) -> bool:
+    """True if a file was written after this process began, so that an older one may have run."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return True
+    return max(stat.st_mtime, stat.st_ctime) >= STARTED
+
+
+def _is_factory(source: str) -> bool:
+    if source in MODELS or is_hub(source) or ":" not in source:
+        return False
+    # an object's text is spec:NAME too; a module of that name was imported
+    return not source.startswith("spec:") or "spec" in sys.modules
+
+
+def _code_file(file: Path) -> CodeFile:
+    return CodeFile("" if is_newer(file) else hash_file(file).sha256, file.as_posix())
 
 
 def _own_files() -> Iterator[tuple[str, Path]]:
+    """The modules of the process that are neither installed nor of Python, by name."""
     for name, module in sorted(sys.modules.items()):
-        file = _file(module)
-        if name in ("__main__", "__mp_main__") or name.split(".")[0] == _OWN or file is None:
+        file = getattr(module, "__file__", None)
+        if name in ("__main__", "__mp_main__") or name.split(".")[0] == _OWN:
             continue
-        if is_own(str(file)) and file.is_file():
-            yield name, file.resolve()
+        if isinstance(file, str) and is_own(file) and (real := _real(Path(file))):
+            yield name, real
 
 
-def _file(module: ModuleType | None) -> Path | None:
-    file = getattr(module, "__file__", None)
-    return Path(file) if isinstance(file, str) else None
+def _real(file: Path) -> Path | None:
+    """The file, or the archive that it is in; None if it is nowhere."""
+    return next((path.resolve() for path in (file, *file.parents) if path.is_file()), None)
+
+
+def _files_of_classes(module: torch.nn.Module | None) -> set[Path]:
+    """The files of the user's classes in a model, also of those that were not imported by name."""
+    kinds = {kind for each in (module.modules() if module else ()) for kind in type(each).__mro__}
+    found: set[Path] = set()
+    for value in (value for kind in kinds for value in vars(kind).values()):
+        code = getattr(inspect.unwrap(getattr(value, "__func__", value)), "__code__", None)
+        file = getattr(code, "co_filename", "<")
+        if not file.startswith("<") and is_own(file) and f"/{_OWN}/" not in Path(file).as_posix():
+            found |= {real} if (real := _real(Path(file))) else set()
+    return found
 
 
 def _imported_by(file: Path) -> set[str]:
     """The top-level names that a Python file imports; none if it is not Python's text."""
     found: set[str] = set()
-    with suppress(SyntaxError, ValueError, RecursionError):
+    with suppress(SyntaxError, ValueError, RecursionError, OSError):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
                 found |= {alias.name.split(".")[0] for alias in node.names}
@@ -98,29 +159,65 @@ def _imported_by(file: Path) -> set[str]:
     return found
 
 
-def _hash_of(name: str) -> str:
-    file = _file(sys.modules.get(name)) or _file_of(name) or Path(name)
-    try:
-        return hash_file(file).sha256
-    except OSError:
-        return ""
+def _check_beside(source: str, given: Path, loaded: Mapping[str, Path]) -> None:
+    """Raises `InputError` if the factory's file imports a module, and got one of another folder."""
+    for name in sorted(_imported_by(given) & loaded.keys()):
+        own = _file_of(name)
+        if own is not None and given.parent in own.parents and loaded[name] != own:
+            raise InputError(
+                f"source {source}: its import of {name} gave {loaded[name]}, which this process "
+                f"had imported before, and not {own}. Convert it in a new process"
+            )
+
+
+def _hashes(name: str, one: CodeFile) -> set[str]:
+    """The hashes of all files that may be run as this module here."""
+    module_file = getattr(sys.modules.get(name), "__file__", None)
+    loaded = Path(module_file) if isinstance(module_file, str) else None
+    found = {
+        file for file in (loaded, _file_of(name), Path(one.file) if one.file else None) if file
+    }
+    hashes = set()
+    for file in {real for file in found if (real := _real(file))}:
+        with suppress(OSError):
+            hashes.add(hash_file(file).sha256)
+    return hashes
 
 
 def _file_of(name: str) -> Path | None:
     """The file that an import of `name` would run. Nothing is imported to find it."""
     top, *others = name.split(".")
-    spec = _top_spec(top)
+    spec = _spec_of(top)
+    if spec is None:
+        return None
+    file = Path(spec.origin) if spec.origin else None
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
     for other in others:
-        if spec is None or spec.submodule_search_locations is None:
+        found = [at for place in places if (at := _below(place, other)) is not None]
+        if not found:
             return None
-        spec = PathFinder.find_spec(f"{spec.name}.{other}", list(spec.submodule_search_locations))
-    return Path(spec.origin).resolve() if spec is not None and spec.origin else None
+        file = next((file for file, _ in found if file is not None), None)
+        places = [folder for _, folder in found if folder is not None]
+    return _real(file) if file is not None else None
 
 
-def _top_spec(name: str) -> ModuleSpec | None:
-    """What an import would load, also if another module of that name is loaded already."""
+def _below(place: Path, name: str) -> tuple[Path | None, Path | None] | None:
+    """A module's file and a package's folder in a folder; None if there is neither."""
+    endings = machinery.all_suffixes()
+    folder = place / name
+    for file in (folder / f"__init__{end}" for end in endings):
+        if file.is_file():
+            return file, folder
+    for file in (place / f"{name}{end}" for end in endings):
+        if file.is_file():
+            return file, None
+    return (None, folder) if folder.is_dir() else None
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    """What an import of a top-level name would load, also if another one is loaded already."""
     for finder in sys.meta_path:
-        with suppress(AttributeError, ImportError, ValueError):
+        with suppress(AttributeError, ImportError, ValueError, KeyError):
             spec = finder.find_spec(name, None)
             if spec is not None:
                 return spec

@@ -259,9 +259,14 @@ def _knows_more(one: Manifest, other: Manifest) -> bool:
 
 
 def _same_code(one: Manifest, other: Manifest) -> bool:
-    """True if the two models were made of the same code; their keys are the same."""
-    same = one.model.modules == other.model.modules
-    return same and one.model.packages == other.model.packages
+    """True if the two models were made of the same code; their keys are the same.
+
+    What only one lists is of the program around it.
+    """
+    files, others = one.model.modules, other.model.modules
+    same = all(files[name].sha256 == others[name].sha256 for name in files.keys() & others)
+    mine, theirs = one.model.packages, other.model.packages
+    return same and all(mine[name] == theirs[name] for name in mine.keys() & theirs)
 
 
 def check_pushable(artifact: Artifact) -> None:

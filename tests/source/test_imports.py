@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -15,7 +16,11 @@ import pytest
 from pipeline.artifact.artifact import Artifact
 from pipeline.convert.driver import run
 from pipeline.convert.report import Report
+from pipeline.errors import InputError
+from pipeline.source import imports
+from pipeline.source.find import find_source
 from pipeline.source.imports import changed_imports, imports_of
+from pipeline.spec.code_file import CodeFile
 from pipeline.spec.config import Config
 
 OWN = """
@@ -128,12 +133,17 @@ def test_modules_are_found_without_an_import(library: Callable[..., None], tmp_p
 
     modules, _ = imports_of("scripts/own.py:net")
     own = {name: modules[name] for name in ("late_blocks", "late_blocks.scaling")}
+    (tmp_path / "lib").rename(tmp_path / "gone")
+    assert changed_imports(own, {}).keys() == own.keys()
     library(tmp_path / "copy", 2)
     assert changed_imports(own, {}) == {}
     assert "late_blocks" not in sys.modules
     library(tmp_path / "copy", 4)
     assert changed_imports(own, {}).keys() == {"late_blocks.scaling"}
     (tmp_path / "copy" / "late_blocks" / "scaling.py").unlink()
+    assert changed_imports(own, {})["late_blocks.scaling"][1] == ""
+    # a folder without __init__.py is a package too
+    (tmp_path / "copy" / "late_blocks" / "scaling").mkdir()
     assert changed_imports(own, {})["late_blocks.scaling"][1] == ""
 
 
@@ -156,3 +166,89 @@ def test_a_file_that_was_loaded_by_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["raft", "net.onnx", "spec:net", "hf:NAME", "net.pt2"])
 def test_other_sources_have_none(source: str) -> None:
     assert imports_of(source) == ({}, {})
+
+
+def test_the_copy_that_was_used_counts_also_if_another_one_has_its_name(
+    library: Callable[..., None], tmp_path: Path
+) -> None:
+    library(tmp_path / "used", 2)
+    importlib.import_module("late_blocks.scaling")
+    modules, _ = imports_of("scripts/own.py:net")
+    own = {"late_blocks.scaling": modules["late_blocks.scaling"]}
+    library(tmp_path / "other", 2)
+    assert changed_imports(own, {}) == {}
+    (tmp_path / "used/late_blocks/scaling.py").write_text("x = 1")
+    assert changed_imports(own, {}).keys() == own.keys()
+
+
+def test_a_file_that_changed_after_its_import_is_never_unchanged(
+    library: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library(tmp_path / "lib", 2)
+    monkeypatch.setattr(imports, "STARTED", 0.0)
+    first = convert("a", force=True)
+    assert first.manifest.model.modules["late_blocks.scaling"].sha256 == ""
+    monkeypatch.setattr(imports, "STARTED", float("inf"))
+    library(tmp_path / "lib", 2)
+    assert not convert("a").unchanged
+    library(tmp_path / "lib", 2)
+    assert convert("a").unchanged
+
+
+def test_an_optional_import_that_becomes_possible(
+    library: Callable[..., None], tmp_path: Path
+) -> None:
+    library(
+        tmp_path / "lib",
+        2,
+        package="yaml\ntry:\n    import fast_blocks\nexcept ImportError: pass\n#",
+    )
+    importlib.import_module("late_blocks.scaling")
+    modules, _ = imports_of("scripts/own.py:net")
+    assert modules["fast_blocks"] == CodeFile()
+    assert changed_imports(modules, {}) == {}
+    (tmp_path / "lib" / "fast_blocks.py").write_text("")
+    assert changed_imports(modules, {}).keys() == {"fast_blocks"}
+
+
+def test_a_class_of_a_file_that_nobody_imported_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "hubconf.py"
+    file.write_text(SCALED.format(factor=2, package="math"))
+    module = runpy.run_path(str(file))["Scaled"]()
+    modules, _ = imports_of("elsewhere.py:net", module)
+    one = {str(file): modules[str(file)]}
+    assert changed_imports(one, {}) == {}
+    file.write_text(SCALED.format(factor=3, package="math"))
+    assert changed_imports(one, {}).keys() == one.keys()
+
+
+def test_a_file_with_nothing_but_an_import_is_in_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys = set()
+    for kind in ("Identity", "ReLU", "Identity"):
+        Path("net.py").write_text(f"from torch.nn import {kind} as net")
+        keys.add(find_source(Config("net.py:net", inputs=("x:{b}x4",), dims=("b=1:4",))).key)
+    assert len(keys) == 2
+
+
+def test_a_module_of_another_folder_with_the_same_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, factor in ("a", 2), ("b", 5):
+        place = tmp_path / name
+        place.mkdir()
+        (place / "net.py").write_text(
+            "def net():\n    from late import Scaled\n    return Scaled()"
+        )
+        (place / "late.py").write_text(SCALED.format(factor=factor, package="math"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    fields = {"inputs": ("x:{b}x4",), "dims": ("b=1:4",), "quick": True}
+    try:
+        run(Config("a/net.py:net", out="x", **fields))  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"its import of late gave .*/a/late\.py"):
+            run(Config("b/net.py:net", out="y", **fields))  # type: ignore[arg-type]
+    finally:
+        sys.modules.pop("late", None)
