@@ -8,17 +8,19 @@ way: ``timeRefit`` in trtexec (samples/common/sampleEngines.cpp of TensorRT 8.6)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from pipeline.build.custom_nodes import prepare
 from pipeline.build.network import open_network
 from pipeline.build.settings import BuildOptions
 from pipeline.errors import BuildError, InputError
+from pipeline.graph.files import inner_graphs
 from pipeline.graph.same_structure import structure_change
 from pipeline.machine.child import Child, ChildDied, ChildFailed
 from pipeline.machine.resources import Stopwatch
@@ -28,6 +30,7 @@ from pipeline.rewrite.half import write_in_half
 from pipeline.spec.file_names import HALF
 
 _SHOWN = 5
+_FOLDED = "tmp_refittable_weight"
 # the roles of weights by the type of their layer; the weights are attributes of the layer
 _ROLES = {
     "CONSTANT": {"CONSTANT": "weights"},
@@ -126,6 +129,7 @@ def _refit_here(job: _RefitJob) -> Refitted:
         ready = prepare(trt, source, spare, options.target, brought, known).model
         with watch("tensorrt parse"):
             if hasattr(trt, "OnnxParserRefitter"):
+                check_names(refitter.get_all_weights(), ready)
                 if not trt.OnnxParserRefitter(refitter, logger).refit_from_file(str(ready)):
                     raise log.failed("the weights were refused")
             elif errors := opened.parse_file(ready):
@@ -134,12 +138,7 @@ def _refit_here(job: _RefitJob) -> Refitted:
                 set_weights(trt, refitter, opened.network)
     finally:
         spare.unlink(missing_ok=True)
-    if missing := _missing(trt, refitter):
-        more = ", ..." if len(missing) > _SHOWN else ""
-        raise InputError(
-            f"target {options.target}: {len(missing)} weights of the engine are missing: "
-            f"{', '.join(missing[:_SHOWN])}{more}. Build again with the new weights"
-        )
+    _refuse_missing(_missing(trt, refitter))
     with watch("tensorrt refit"):
         if not refitter.refit_cuda_engine():
             raise log.failed("the refit failed")
@@ -201,15 +200,51 @@ def set_weights(trt: Any, refitter: Any, network: Any) -> None:
             the weights.
 
     Raises:
-        InputError: The refitter refuses a weight. Its number of elements or its dtype differs.
+        InputError: The refitter refuses a weight, because its number of elements or its dtype
+            differs. Or the network lacks a weight of the engine. TensorRT would keep the old one:
+            `Refitter.get_missing` has only what is combined with a weight that was set.
     """
-    wanted = set(zip(*refitter.get_all(), strict=True))
+    wanted = dict.fromkeys(zip(*refitter.get_all(), strict=True))
     for name, role, weights in network_weights(trt, network):
-        if (name, role) in wanted and not refitter.set_weights(name, role, weights):
+        if (name, role) not in wanted:
+            continue
+        if not refitter.set_weights(name, role, weights):
             raise InputError(
                 f"the {role.name.lower()} of layer {name} does not fit the engine: it has "
                 f"{weights.size} elements of {weights.dtype}. Build again with the new weights"
             )
+        del wanted[name, role]
+    _refuse_missing([f"{name} ({role.name.lower()})" for name, role in wanted])
+
+
+def check_names(names: Iterable[str], model: Path) -> None:
+    """Checks that a file has all weights of an engine, before TensorRT's parser sets them.
+
+    The parser names what it folds, such as a batch normalisation, ``tmp_refittable_weight``. It
+    sets these weights too. Source: ModelRefitter.cpp and WeightsContext.cpp of onnx-tensorrt.
+
+    Args:
+        names: `Refitter.get_all_weights`.
+        model: The ONNX file with the new weights.
+
+    Raises:
+        InputError: A name is neither an initializer nor the output of a Constant.
+    """
+    known = set()
+    for graph in inner_graphs(onnx.load(model, load_external_data=False).graph):
+        known |= {tensor.name for tensor in graph.initializer}
+        known |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    _refuse_missing([n for n in names if n not in known and not n.startswith(_FOLDED)])
+
+
+def _refuse_missing(names: Sequence[str]) -> None:
+    """Raises `InputError` if there are names of weights that were not set."""
+    if names:
+        more = ", ..." if len(names) > _SHOWN else ""
+        raise InputError(
+            f"the new weights lack {len(names)} weights of the engine: "
+            f"{', '.join(names[:_SHOWN])}{more}. Build again with the new weights"
+        )
 
 
 def network_weights(trt: Any, network: Any) -> Iterator[tuple[str, Any, Any]]:

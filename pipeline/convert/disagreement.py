@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pipeline.artifact.manifest import Manifest
 from pipeline.compare.run_names import in_precision
 from pipeline.compare.runners import failures
@@ -24,18 +26,21 @@ class Disagreement(CompareError):
         self.written = written
 
 
-def disagreement(work: Workspace) -> Disagreement | None:
-    """Returns the error of a failed comparison, or None if it passed."""
+def disagreement(work: Workspace, *, keep: bool = True) -> Disagreement | None:
+    """Returns the error of a failed comparison, or None if it passed.
+
+    Args:
+        work: The workspace, after the comparison.
+        keep: Whether the artifact may be written if only half precision or tf32 fails.
+    """
     manifest, place = work.manifest, work.place
     assert manifest.comparison is not None
     if manifest.comparison.passed:
         return None
     lines = failures(manifest.comparison)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    written, outcome = False, "was not written"
-    if place.exists():
-        outcome = "is unchanged"
-    if _only_rounding_failed(manifest):
+    written, outcome = False, unwritten(place)
+    if keep and _only_rounding_failed(manifest):
         old = previous(place)
         there = old.manifest.comparison if old is not None else None
         written = there is None or not there.passed
@@ -48,6 +53,11 @@ def disagreement(work: Workspace) -> Disagreement | None:
     head = f"model {manifest.name}: the comparison failed; {place} {outcome}"
     error.more = "\n".join([head, *(line for finding in found for line in finding.lines())])
     return error
+
+
+def unwritten(place: Path) -> str:
+    """What an error says about an artifact's folder to which nothing was written."""
+    return "is unchanged" if place.exists() else "was not written"
 
 
 def _only_rounding_failed(manifest: Manifest) -> bool:

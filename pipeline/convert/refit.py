@@ -22,7 +22,7 @@ from pipeline.build.build import Built
 from pipeline.build.settings import BuildOptions
 from pipeline.compare.engine_runs import why_not_run
 from pipeline.compare.plan import CompareOptions
-from pipeline.convert.disagreement import disagreement
+from pipeline.convert.disagreement import disagreement, unwritten
 from pipeline.convert.options import ExportOptions, RewriteOptions
 from pipeline.convert.plan import initial_manifest
 from pipeline.convert.recipe import Search, decided, precision_and_recipe
@@ -31,7 +31,7 @@ from pipeline.convert.report import Report
 from pipeline.convert.reuse import check_not_replaced, refuse_other
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE, BuiltEngine, record_build
 from pipeline.convert.workspace import Stage, Workspace, new_artifact
-from pipeline.errors import InputError, TargetMissing
+from pipeline.errors import CompareError, InputError, TargetMissing
 from pipeline.graph.external_data import check_models
 from pipeline.machine.progress import Announce, silent
 from pipeline.machine.target import find_target
@@ -95,7 +95,8 @@ def refit(
         InputError: The engine can't be refitted, the weights do not fit the model, or they make a
             graph of another structure. The message says what to do.
         TargetMissing: The engine does not run here.
-        CompareError: See `pipeline.convert.driver.run`. The old artifact stays.
+        CompareError: Results differ beyond the tolerance, or a profile of the engine was not
+            compared. Nothing is written, and the old artifact stays.
         PipelineError: See `pipeline.errors`. The old artifact stays.
     """
     place, weights, how = Path(place), Path(weights), replace(how, **fields)
@@ -127,13 +128,14 @@ def refit(
         reference = reference_runner(spec, work.manifest, export.weights, module)
         compared = CompareOptions(plugins=tuple(map(str, how.plugins)))
         work.do(COMPARE, work.manifest, reference, compared, announce)
-        failed = disagreement(work)
-        if failed is not None and not failed.written:
+        if failed := disagreement(work, keep=False):
             raise failed
-        report = Report(out, work.finish(keys={}, created=now()))
-    if failed is not None:
-        raise failed
-    return report
+        if not work.manifest.engine_compared:
+            raise CompareError(
+                f"model {old.name}: the refitted engine was not compared "
+                f"({work.manifest.engine_compared_why}); {out} {unwritten(out)}"
+            )
+        return Report(out, work.finish(keys={}, created=now()))
 
 
 def refit_engine(

@@ -9,22 +9,27 @@ from pipeline.artifact.artifact import Artifact, read_again
 from pipeline.artifact.engines import engine_places, why_not_of
 from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError, InputError
-from pipeline.machine.gpu import Gpu, why_not
+from pipeline.machine.gpu import Gpu, capability_text, why_not
 from pipeline.machine.target import find_target, installed_version
 from pipeline.spec.precision import check_precision
 
 
-def choose(path: Path, gpu: Gpu | str, precision: str | None = None) -> Path:
+def choose(
+    path: Path, gpu: Gpu | str, precision: str | None = None, *, host_code: bool = False
+) -> Path:
     """Returns the folder of the engine to load: the artifact's own, or one in ``engines``.
 
     Among the engines that run on the GPU, one whose comparison failed comes last. An engine in the
     precision of the artifact's own comes first, then one with its profiles, then one that was built
-    for this kind of GPU, and then the artifact's own. Further ones are taken by name.
+    for this kind of GPU, and then the artifact's own. Further ones are taken by name. A
+    hardware-compatible engine counts as built for the kind of GPU that built it.
 
     Args:
         path: The artifact's folder.
         gpu: The GPU, or the reason why there is none.
         precision: The precision to take; by default any.
+        host_code: Whether a plan may run its own code on the CPU. A version-compatible engine is
+            not taken without it, except where it is the only one.
 
     Raises:
         ArtifactError: There is no artifact.
@@ -32,10 +37,10 @@ def choose(path: Path, gpu: Gpu | str, precision: str | None = None) -> Path:
     """
     if precision is not None:
         check_precision(precision)
-    return read_again(path, lambda: _choose(path, gpu, precision))
+    return read_again(path, lambda: _choose(path, gpu, precision, host_code))
 
 
-def _choose(path: Path, gpu: Gpu | str, precision: str | None) -> Path:
+def _choose(path: Path, gpu: Gpu | str, precision: str | None, host_code: bool) -> Path:
     own = Artifact.open(path, check=False).manifest
     others = engine_places(path)
     if isinstance(gpu, str) or (not others and precision in (None, own.precision)):
@@ -47,7 +52,7 @@ def _choose(path: Path, gpu: Gpu | str, precision: str | None) -> Path:
         try:
             manifest = own if place == path else Artifact.open(place, check=False).manifest
             why = "" if place == path else why_not_of(manifest, own)
-            why = why or _why_not(manifest, gpu, precision)
+            why = why or _why_not(manifest, gpu, precision, host_code)
         except ArtifactError as error:
             why = str(error)
         if why:
@@ -57,7 +62,7 @@ def _choose(path: Path, gpu: Gpu | str, precision: str | None) -> Path:
                 manifest.comparison is not None and not manifest.comparison.passed,
                 manifest.precision != own.precision,
                 manifest.interface.profiles != own.interface.profiles,
-                not manifest.target.compute_capabilities,
+                capability_text(gpu.capability) not in manifest.target.compute_capabilities,
                 place != path,
             )
             fit.append((rank, name, place))
@@ -70,7 +75,7 @@ def _choose(path: Path, gpu: Gpu | str, precision: str | None) -> Path:
     )
 
 
-def _why_not(manifest: Manifest, gpu: Gpu, precision: str | None) -> str:
+def _why_not(manifest: Manifest, gpu: Gpu, precision: str | None, host_code: bool) -> str:
     """Why an engine can't be loaded here; empty if it can."""
     target = find_target(manifest.target.name)
     if manifest.build is None:
@@ -81,6 +86,8 @@ def _why_not(manifest: Manifest, gpu: Gpu, precision: str | None) -> str:
     if not manifest.loads_in(here):
         there = f"{here} is installed" if here else "it is not installed"
         return f"it needs {target.flavour} {manifest.target.version}, but {there}"
+    if manifest.flags.version_compatible and not host_code:
+        return "it is version-compatible, so it needs host_code=True"
     return why_not(
         target,
         gpu,

@@ -79,8 +79,8 @@ def load(
     """Loads an artifact's engine onto a GPU.
 
     If the artifact has several engines, it takes one that runs here: first one that was built for
-    this kind of GPU, then a portable one, and the artifact's own engine before others. It refuses
-    a plan whose bytes, TensorRT or GPU differ from those in the manifest.
+    this kind of GPU, then one that runs on several kinds, and the artifact's own engine before
+    others. It refuses a plan whose bytes, TensorRT or GPU differ from those in the manifest.
 
     Args:
         path: the artifact's folder.
@@ -107,7 +107,8 @@ def load(
         OutOfMemory: the weights do not fit.
     """
     how = Loading(device=device, host_code=host_code, graphs=graphs, rtx=RtxSettings(**rtx))
-    return load_own(choose(Path(path), find_gpu(device), precision), plugins, how)
+    found = choose(Path(path), find_gpu(device), precision, host_code=host_code)
+    return load_own(found, plugins, how)
 
 
 def load_own(path: Path, plugins: Sequence[str] = (), how: Loading = AS_USUAL) -> Engine:

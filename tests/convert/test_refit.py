@@ -1,14 +1,16 @@
 """Refit of an artifact: what is exported and rewritten again, and what is refused.
 
-TensorRT refits only on a GPU, so here its part is pretended; tests/gpu/test_refit_gpu.py is real.
+TensorRT refits only on a GPU, so here its part is pretended: the plan is an ONNX file, which ONNX
+Runtime runs. tests/gpu/test_refit_gpu.py is real.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -19,15 +21,21 @@ from onnx import numpy_helper
 
 import pipeline
 from pipeline.artifact.artifact import Artifact
+from pipeline.artifact.manifest import Manifest
 from pipeline.build import refit as refitting
 from pipeline.build.build import Built
+from pipeline.compare import stage
+from pipeline.compare.engine_runs import OpenedEngine
 from pipeline.convert import driver, stages
 from pipeline.convert import refit as refit_module
 from pipeline.convert.driver import run_build, run_export, run_rewrite
 from pipeline.convert.refit import refit
-from pipeline.errors import InputError, TargetMissing
+from pipeline.errors import CompareError, InputError, TargetMissing
+from pipeline.graph.session import run_reference
+from pipeline.machine.gpu import Gpu
 from pipeline.spec.config import Config
 from pipeline.spec.plan_flags import PlanFlags
+from pipeline.spec.tensors import Precision
 
 REFIT = PlanFlags(refit=True)
 _NET = """<ir_version: 8, opset_import: ["" : 17]>
@@ -42,6 +50,26 @@ def save(path: Path, seed: int, columns: int = 4) -> Path:
     path.parent.mkdir(exist_ok=True)
     onnx.save(model, path)
     return path
+
+
+class Engine:
+    """Runs the ONNX file in a plan, and adds `error` to the outputs."""
+
+    error = 0.0
+
+    def __init__(self, plan: bytes) -> None:
+        self.model = plan.removeprefix(b"refitted ")
+        self.poison, self.profile = False, None
+
+    def __call__(self, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        (outputs,) = run_reference(self.model, [feed])
+        return {name: value + np.float32(self.error) for name, value in outputs.items()}
+
+
+@contextmanager
+def opened(folder: Path, manifest: Manifest, *_: object) -> Iterator[OpenedEngine]:
+    profiles, precision = manifest.interface.profiles, cast(Precision, manifest.precision)
+    yield OpenedEngine(Engine((folder / "engine.plan").read_bytes()), profiles, precision)
 
 
 @pytest.fixture
@@ -61,7 +89,10 @@ def pack(monkeypatch: pytest.MonkeyPatch) -> Pack:
     monkeypatch.setattr(driver, "require", lambda _: "8.6.0")
     monkeypatch.setattr(stages.building, "build", build)
     monkeypatch.setattr(refitting, "refit", refit_plan)
-    monkeypatch.setattr(refit_module, "why_not_run", lambda *_: "")
+    for module in (refit_module, stage):
+        monkeypatch.setattr(module, "why_not_run", lambda *_: "")
+    monkeypatch.setattr(stage, "opened", opened)
+    monkeypatch.setattr(stage, "find_gpu", lambda: Gpu("some GPU", (9, 0)))
 
     def made(config: Config) -> Path:
         config = replace(config, target="tensorrt-8.6")
@@ -101,8 +132,8 @@ def test_the_new_weights_go_through_all_stages(place: Path, tmp_path: Path) -> N
     assert (made.name, made.target, made.interface.dims) == (
         old.name, old.target, old.interface.dims,
     )  # fmt: skip
-    assert made.comparison is not None and made.comparison.passed
-    assert [stage.name for stage in made.stages] == ["export", "rewrite", "build", "compare"]
+    assert made.comparison is not None and made.comparison.passed and made.engine_compared
+    assert [one.name for one in made.stages] == ["export", "rewrite", "build", "compare"]
     assert [text for text in said if " " not in text] == ["export", "rewrite", "build", "compare"]
 
 
@@ -112,6 +143,48 @@ def test_another_folder(place: Path, tmp_path: Path) -> None:
     assert refit(place, save(tmp_path / "second.onnx", 1), out=out).path == out
     assert Artifact.open(out).manifest.name == Artifact.open(place).manifest.name
     assert (place / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+def test_nothing_is_written_if_the_engine_differs(
+    precision: str, pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if only half precision or tf32 differs, and the old engine was never compared."""
+    source = save(tmp_path / "first" / "net.onnx", 0)
+    place = pack(Config(str(source), out=tmp_path / "net", dims=("b=1:2:4",), precision=precision))
+    assert Artifact.open(place).manifest.comparison is None
+    before = contents(place)
+    monkeypatch.setattr(Engine, "error", 10.0)
+    new = save(tmp_path / "second" / "net.onnx", 1)
+    with pytest.raises(CompareError, match=rf"{place} is unchanged\n! y of engine differs"):
+        refit(place, new)
+    assert contents(place) == before
+    out = tmp_path / "out"
+    with pytest.raises(CompareError, match=f"{out} was not written"):
+        refit(place, new, out=out)
+    assert not out.exists()
+    monkeypatch.setattr(Engine, "error", 0.0)
+    assert refit(place, new).manifest.engine_compared
+
+
+def test_nothing_is_written_if_the_engine_was_not_compared(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, new = contents(place), save(tmp_path / "second" / "net.onnx", 1)
+    monkeypatch.setattr(stage, "why_not_run", lambda *_: "the GPU is busy")
+    text = rf"the refitted engine was not compared \(the GPU is busy\); {place} is unchanged"
+    with pytest.raises(CompareError, match=text) as error:
+        refit(place, new)
+    assert "\n" not in str(error.value)
+    assert contents(place) == before
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(place).as_posix(): path.read_bytes()
+        for path in place.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_another_structure(place: Path, tmp_path: Path) -> None:

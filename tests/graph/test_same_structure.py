@@ -1,4 +1,4 @@
-"""Two ONNX files that differ in float weights only, and files that differ in more."""
+"""Two ONNX files that differ in weights of an engine only, and files that differ in more."""
 
 from __future__ import annotations
 
@@ -129,3 +129,114 @@ def test_weights_in_files_of_their_own(tmp_path: Path) -> None:
     new.with_name("net.onnx.data").unlink()
     onnx.save(model, new, save_as_external_data=True, location="net.onnx.data", size_threshold=0)
     assert structure_change(old, new) == "the weight shape has other integers"
+
+
+_FIXED = """<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+net (float[b,3,h,w] x, float factor) => (float[b,3,p,q] y)
+{
+    c = Conv(x, kernel)
+    r = Resize(c, , scales)
+    d = Pad(r, pads, value)
+    e = Clip(d, low)
+    f = own.Plugin<alpha = 0.5>(e, table)
+    g = Add(f, shared)
+    i = Identity(step)
+    k = Resize(g, , i)
+    o = ConstantOfShape<value = float[1] {0.5}>(sizes)
+    l = Mul(k, o)
+    m = Constant<value = float {2.0}>()
+    n = Clip(l, , m)
+    q = Clip(n, shared)
+    y = If(on) <
+        then_branch = then () => (float[b,3,p,q] t) { t = Mul(q, inner) },
+        else_branch = other () => (float[b,3,p,q] z) { z = Clip(q, bound) }
+    >
+}"""
+
+
+def fixed() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(_FIXED)
+    arrays = {
+        "kernel": np.full((3, 3, 1, 1), 0.5), "scales": np.array([1, 1, 2, 2]),
+        "value": np.array(0.5), "low": np.array(0.5), "table": np.ones(3), "shared": np.array(0.5),
+        "step": np.array([1, 1, 2, 2]), "inner": np.array(0.5), "bound": np.array(0.5),
+    }  # fmt: skip
+    weights = [numpy_helper.from_array(a.astype(np.float32), n) for n, a in arrays.items()]
+    integers = {"pads": np.zeros(8, np.int64), "sizes": np.ones(1, np.int64)}
+    weights += [numpy_helper.from_array(a, n) for n, a in integers.items()]
+    model.graph.initializer.extend([*weights, numpy_helper.from_array(np.array(True), "on")])
+    values = numpy_helper.from_array(np.array([0.5], np.float32), "sparse")
+    places = numpy_helper.from_array(np.array([1]), "places")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [3]))
+    return model
+
+
+def twice(tensor: onnx.TensorProto) -> None:
+    array = numpy_helper.to_array(tensor) * np.float32(2)
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def changed(tmp_path: Path, edit: Change) -> str:
+    old, new = tmp_path / "old.onnx", tmp_path / "new.onnx"
+    onnx.save(fixed(), old)
+    model = fixed()
+    edit(model)
+    onnx.save(model, new)
+    return structure_change(old, new)
+
+
+def by_name(model: onnx.ModelProto, name: str) -> onnx.TensorProto:
+    return next(tensor for tensor in model.graph.initializer if tensor.name == name)
+
+
+@pytest.mark.parametrize("name", ["kernel", "inner"])
+def test_numbers_that_a_refit_replaces(tmp_path: Path, name: str) -> None:
+    assert changed(tmp_path, lambda m: twice(by_name(m, name))) == ""
+
+
+@pytest.mark.parametrize("name", ["scales", "value", "low", "table", "shared", "step", "bound"])
+def test_numbers_that_a_refit_keeps(tmp_path: Path, name: str) -> None:
+    text = f"the weight {name} has other numbers, which a refit keeps"
+    assert changed(tmp_path, lambda m: twice(by_name(m, name))) == text
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        (
+            lambda m: setattr(m.graph.node[4].attribute[0], "f", 0.25),
+            "the attribute alpha of node f [Plugin] differs",
+        ),
+        (
+            lambda m: twice(m.graph.node[8].attribute[0].t),
+            "the attribute value of node o [ConstantOfShape] has other numbers, which a refit "
+            "keeps",
+        ),
+        (
+            lambda m: twice(m.graph.node[10].attribute[0].t),
+            "the attribute value of node m [Constant] has other numbers, which a refit keeps",
+        ),
+        (
+            lambda m: twice(m.graph.sparse_initializer[0].values),
+            "the weight sparse has other numbers, which a refit keeps",
+        ),
+        (
+            lambda m: m.graph.sparse_initializer[0].indices.CopyFrom(
+                numpy_helper.from_array(np.array([2]), "places")
+            ),
+            "the weight sparse has other integers",
+        ),
+        (lambda m: m.graph.sparse_initializer.pop(), "the weight sparse is missing"),
+    ],
+)
+def test_attributes_and_sparse_weights(tmp_path: Path, edit: Change, text: str) -> None:
+    assert changed(tmp_path, edit) == text
+
+
+def test_not_a_number_equals_itself(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.onnx", tmp_path / "new.onnx"
+    model = fixed()
+    by_name(model, "low").CopyFrom(numpy_helper.from_array(np.array(np.nan, np.float32), "low"))
+    for path in (old, new):
+        onnx.save(model, path)
+    assert structure_change(old, new) == ""

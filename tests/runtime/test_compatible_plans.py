@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from helpers import refinish
 
+import pipeline
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.engines import engine_folder
 from pipeline.artifact.manifest import Manifest
@@ -16,7 +18,7 @@ from pipeline.errors import InputError, TargetMissing
 from pipeline.machine.gpu import Gpu
 from pipeline.machine.target import TARGETS
 from pipeline.runtime import choose as choosing
-from pipeline.runtime import trust
+from pipeline.runtime import engine, trust
 from pipeline.spec.plan_flags import NO_FLAGS, PlanFlags
 
 H100, A100, T4 = Gpu("H100", (9, 0)), Gpu("A100", (8, 0)), Gpu("T4", (7, 5))
@@ -81,7 +83,7 @@ def test_load_takes_a_compatible_engine(artifact: Path, monkeypatch: pytest.Monk
     manifest = Artifact.open(artifact).manifest
 
     def fits(flags: PlanFlags, gpu: Gpu) -> str:
-        return choosing._why_not(as_built(manifest, flags), gpu, None)
+        return choosing._why_not(as_built(manifest, flags), gpu, None, host_code=True)
 
     assert fits(PlanFlags(hardware_compatible=True), A100) == ""
     assert "A100 has 8.0" in fits(NO_FLAGS, A100)
@@ -89,6 +91,65 @@ def test_load_takes_a_compatible_engine(artifact: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(choosing, "installed_version", lambda _: "10.4.0")
     assert fits(PlanFlags(version_compatible=True), H100) == ""
     assert "but 10.4.0 is installed" in fits(NO_FLAGS, H100)
+
+
+HARDWARE, VERSION = PlanFlags(hardware_compatible=True), PlanFlags(version_compatible=True)
+
+
+def two_engines(place: Path, own: tuple[PlanFlags, str], other: tuple[PlanFlags, str]) -> Path:
+    """Makes an artifact with its own engine and another one, and returns the other one's folder.
+
+    Each has its flags, and the compute capability of the GPU that built it.
+    """
+    second = place / "engines" / "other"
+    shutil.copytree(place, second)
+    for folder, (flags, capability) in ((place, own), (second, other)):
+        manifest = as_built(Artifact.open(folder).manifest, flags)
+        target = replace(manifest.target, compute_capabilities=(capability,))
+        refinish(folder, target=target, build=manifest.build)
+    return second
+
+
+def test_the_engine_for_this_gpu_comes_before_a_compatible_one(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "installed_version", lambda _: "10.3.0")
+    second = two_engines(artifact, (HARDWARE, "8.0"), (NO_FLAGS, "9.0"))
+    assert choosing.choose(artifact, H100) == second
+    assert choosing.choose(artifact, A100) == artifact
+    assert choosing.choose(artifact, Gpu("L4", (8, 9))) == artifact
+
+
+def test_an_engine_with_code_for_the_cpu_is_taken_with_consent_only(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (choosing, trust):
+        monkeypatch.setattr(module, "installed_version", lambda _: "10.3.0")
+    monkeypatch.setattr(engine, "find_gpu", lambda _=0: H100)
+    opened: list[Path] = []
+    monkeypatch.setattr(engine, "load_own", lambda path, *_: opened.append(path))
+    second = two_engines(artifact, (VERSION, "9.0"), (NO_FLAGS, "9.0"))
+    pipeline.load(artifact)
+    pipeline.load(artifact, host_code=True)
+    assert opened == [second, artifact]
+    shutil.rmtree(second)
+    assert choosing.choose(artifact, H100) == artifact  # load then says what to pass
+    monkeypatch.undo()
+    monkeypatch.setattr(trust, "installed_version", lambda _: "10.3.0")
+    with pytest.raises(InputError, match="host_code=True"):
+        pipeline.load(artifact)
+
+
+def test_only_engines_with_code_for_the_cpu(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "installed_version", lambda _: "10.3.0")
+    two_engines(artifact, (VERSION, "9.0"), (NO_FLAGS, "8.0"))
+    text = "its own engine: it is version-compatible, so it needs host_code=True; engines/other: "
+    with pytest.raises(InputError, match=text) as error:
+        choosing.choose(artifact, H100)
+    assert "\n" not in str(error.value)
+    assert choosing.choose(artifact, H100, host_code=True) == artifact
 
 
 def test_code_for_the_cpu_needs_consent(artifact: Path) -> None:
