@@ -30,7 +30,7 @@ from pipeline.machine.resources import Stopwatch
 from pipeline.machine.target import find_target, require
 from pipeline.models import MODELS
 from pipeline.spec.config import Config
-from pipeline.store.entry import STAGES
+from pipeline.store.entry import Entry
 
 REPORT = "convert.xml"
 HEAD = (
@@ -67,6 +67,7 @@ class ModelResult:
         plan_bytes: The size of the engine in bytes.
         pulled: The stages whose results came from the store.
         entry: The key of the artifact in the store; empty without a store.
+        entry_file: The name of the entry's file in the store; empty without a store.
         not_pushed: Why the artifact is not in the store; empty if it is there.
     """
 
@@ -84,6 +85,7 @@ class ModelResult:
     plan_bytes: int | None = None
     pulled: tuple[str, ...] = ()
     entry: str = ""
+    entry_file: str = ""
     not_pushed: str = ""
 
     @property
@@ -220,10 +222,10 @@ def _convert(
         return ModelResult(name, "FAILED", error=line, detail=more or line)
     result = ModelResult(name, "unchanged" if report.unchanged else "ok")
     if report.store is not None:
-        entry = "" if report.store.problem else report.manifest.keys[STAGES[-1]]
-        result = replace(
-            result, pulled=report.store.pulled, entry=entry, not_pushed=report.store.problem
-        )
+        result = replace(result, pulled=report.store.pulled, not_pushed=report.store.problem)
+        if not report.store.problem:
+            entry = Entry(report.manifest)
+            result = replace(result, entry=entry.key, entry_file=entry.name)
     return _done(result, report.manifest)
 
 

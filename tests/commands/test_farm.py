@@ -202,6 +202,50 @@ def test_a_conversion_that_no_node_can_run_any_more_fails(
     assert "node node2 is lost: what it did runs again on another" in steps
 
 
+@pytest.mark.slow
+def test_the_artifact_must_be_in_the_store_of_this_machine(
+    farm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{HERE}")
+    there, here, full = tmp_path / "there", tmp_path / "here", tmp_path / "full"
+    for folder in (there, here, full):
+        folder.mkdir()
+    (full / "tmp").touch()  # a store writes new files in this folder
+    monkeypatch.chdir(there)
+    model = "small_zoo:quick"
+    with farm.cluster(1) as made:
+        monkeypatch.chdir(here)  # so a relative path is one folder here, and another on the node
+        work = [
+            Work(Job(model, "rtx-1.7", (gpu,)), Config(model, gpus=(gpu,), store=store), 2**30)
+            for gpu, store in (("sm86", Path("store")), ("sm89", full))
+        ]
+        other, unwritten = farm.run_on_ray(made.address, work, None, lambda _: None)
+    assert len(list(there.glob("store/entries/*/*.json"))) == 1
+    assert other.state == unwritten.state == "FAILED" and not other.entry
+    assert other.error.startswith("the node wrote to another place than this machine reads: store")
+    assert unwritten.error.startswith(f"the artifact is not in the store: store {full}: ")
+
+
+@pytest.mark.slow
+def test_a_conversion_that_is_killed_for_memory_ends(
+    farm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.commands.farm import tasks
+
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{HERE}")
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.0001")  # less than any machine uses
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tasks, "RETRIES", 1)
+    job = Job("small_zoo:slow", "rtx-1.7")
+    work = Work(job, Config(job.model, store=tmp_path / "store"), 2**30)
+    steps: list[str] = []
+    with farm.cluster(1) as made:
+        (result,) = tasks.run_on_ray(made.address, [work], None, steps.append)
+    assert result.state == "FAILED"
+    assert result.error.startswith("lost by Ray in run 2 of 2: 1 worker(s) were killed")
+    assert len([step for step in steps if step.endswith("It runs again")]) == 1
+
+
 def _until(true: Any, limit: float = 60.0) -> None:
     end = time.monotonic() + limit
     while not true():
@@ -246,6 +290,19 @@ def test_without_ray_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "ray", None)
     words = ("--all", "--ray", "auto", "--store", tmp_path / "s", "--out", tmp_path / "o")
     refused(cli("convert", *map(str, words)), "pip install 'trt-pipeline[ray,store]'")
+
+
+def test_the_error_names_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("HOME", str(tmp_path))  # without a token
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    process = start(tmp_path, "--ray", "127.0.0.1:6379", "--store", "store")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 2 and not output
+    assert "cannot connect: Token authentication is enabled but no" in errors.splitlines()[-1]
+    assert errors.endswith("needs RAY_AUTH_MODE=token here, and its token in ~/.ray/auth_token\n")
 
 
 def test_matrix() -> None:

@@ -20,6 +20,8 @@ from s3_server import bucket, s3_server  # noqa: F401
 from pipeline.commands.farm.kubernetes import kubernetes_job
 from pipeline.commands.farm.matrix import DEFAULT_MEMORY, Job
 
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
+
 
 def test_jobs_of_kubernetes(cli: Run, bucket: str) -> None:  # noqa: F811
     store = f"s3://{bucket}/store"
@@ -32,7 +34,7 @@ def test_jobs_of_kubernetes(cli: Run, bucket: str) -> None:  # noqa: F811
     assert len(jobs) == 4 * len(json.loads(cli("models", "--json")[1]))
     names = [job["metadata"]["name"] for job in jobs]
     assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name) for name in names)
+    assert all(LABEL.fullmatch(name) for name in names)
     by_words = {}
     for job in jobs:
         check_job(job)
@@ -51,6 +53,22 @@ def test_jobs_of_kubernetes(cli: Run, bucket: str) -> None:  # noqa: F811
     }  # fmt: skip
     pod, container = by_words[line.replace("tensorrt-10", "rtx-1.7")]
     assert "limits" not in container["resources"] and "nodeSelector" not in pod
+
+
+def test_another_job_has_another_name() -> None:
+    """``kubectl apply`` cannot change a Job's pod template."""
+    long = Job("a_model_with_a_name_that_is_longer_than_a_label_may_be_in_kubernetes", "rtx-1.7")
+    for job in (Job("linear", "tensorrt-10", ("sm90",)), long):
+        same, again, *others = (
+            kubernetes_job(job, *rest)["metadata"]["name"]
+            for rest in (
+                ("image:1", "s3://a/b", 1), ("image:1", "s3://a/b", 1), ("image:2", "s3://a/b", 1),
+                ("image:1", "s3://a/c", 1), ("image:1", "s3://a/b", 2),
+            )
+        )  # fmt: skip
+        assert same == again and len({same, *others}) == 4
+        assert len({name[:-8] for name in (same, *others)}) == 1
+        assert all(LABEL.fullmatch(name) for name in (same, *others))
 
 
 @pytest.mark.parametrize(

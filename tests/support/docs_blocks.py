@@ -135,6 +135,8 @@ NOT_RUN: Mapping[str, str] = {
     **dict.fromkeys((
         "ray start --head",
         "ray start --address HOST:6379",
+        "export RAY_AUTH_MODE=token",
+        "pipeline convert --all --ray HOST:6379 --store /mnt/store",
         "pipeline convert --all --ray HOST:6379 --store /mnt/store --gpu sm86 --gpu sm120",
         """ray start --address HOST:6379 --resources '{"sm90": 8}'""",
         "pipeline convert --all --ray HOST:6379 --store /mnt/store --target tensorrt-10 "

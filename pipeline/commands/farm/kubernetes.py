@@ -24,6 +24,7 @@ from pipeline.machine.target import DEFAULT_TARGET, TARGETS
 from pipeline.models import MODELS
 
 _RETRIES = 3  # as on Ray
+_KEPT = 7 * 24 * 3600  # seconds that a finished Job and its log stay
 
 
 def add_command(add: Callable[..., Any]) -> None:
@@ -89,6 +90,9 @@ def kubernetes_job(job: Any, image: str, store: str, memory: int) -> dict[str, A
             TensorRT.
         store: The store's address.
         memory: The memory that it asks for, in bytes.
+
+    Returns:
+        The Job. Its name has a hash of its spec: the pod template of a Job cannot be changed.
     """
     words = ["pipeline", "convert", job.model, "--target", job.target, "--store", store]
     words += ["--gpu", ",".join(job.gpus)] if job.gpus else []
@@ -107,15 +111,19 @@ def kubernetes_job(job: Any, image: str, store: str, memory: int) -> dict[str, A
                 "nvidia.com/gpu.compute.major": kind[2:-1],
                 "nvidia.com/gpu.compute.minor": kind[-1],
             }
+    spec = {
+        "backoffLimit": _RETRIES, "ttlSecondsAfterFinished": _KEPT, "template": {"spec": pod},
+    }  # fmt: skip
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": _name(job.text), "labels": {"app": "pipeline"}},
-        "spec": {"backoffLimit": _RETRIES, "template": {"spec": pod}},
+        "metadata": {"name": _name(job.text, spec), "labels": {"app": "pipeline"}},
+        "spec": spec,
     }
 
 
-def _name(text: str) -> str:
-    """A name of at most 63 lower-case letters, digits and ``-`` (RFC 1123), unique for the text."""
+def _name(text: str, spec: dict[str, Any]) -> str:
+    """A name of at most 63 lower-case letters, digits and ``-`` (RFC 1123), unique for the spec."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    return f"{plain[:54].strip('-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    digits = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+    return f"{plain[:54].strip('-')}-{digits[:8]}"

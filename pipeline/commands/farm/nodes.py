@@ -25,10 +25,12 @@ def connected(address: str) -> Any:
             address=address, include_dashboard=dashboard, log_to_driver=False,
             logging_level=logging.ERROR,
         )  # fmt: skip
-    except (OSError, RuntimeError, ValueError, TypeError) as error:
+    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError, TypeError) as error:
+        why = getattr(error, "message", "") or first_line(error)  # str() adds Ray's help
         raise InputError(
-            f"--ray {address}: cannot connect: {first_line(error)}. Start a cluster with "
-            "`ray start --head`, or pass local"
+            f"--ray {address}: cannot connect: {why}. Start a cluster with `ray start --head`, or "
+            "pass local. A cluster with token authentication needs RAY_AUTH_MODE=token here, and "
+            "its token in ~/.ray/auth_token"
         ) from error
     return ray
 

@@ -1,8 +1,9 @@
 """Runs conversions as tasks of a Ray cluster.
 
-Ray runs a task again on another node if its node or its worker is lost:
-https://docs.ray.io/en/latest/ray-core/fault_tolerance/tasks.html. The first conversion of a model
-runs before the others, which pull its first stages from the store.
+A conversion runs again if its node or its worker is lost. Ray's own retries are off: it repeats a
+task that it killed for memory without limit, and one task cannot set another limit:
+https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html. The first conversion of a
+model runs before the others, which pull its first stages from the store.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.commands.convert_all import ModelResult, convert_one
+from pipeline.commands.farm.matrix import Job
 from pipeline.commands.farm.nodes import Nodes, connected, text_of
 from pipeline.commands.farm.work import JobResult, Work
 from pipeline.convert.keys import pipeline_hash
+from pipeline.errors import StoreError, first_line
 from pipeline.machine import interrupts
 from pipeline.machine.progress import Announce, silent
 from pipeline.spec.config import Config
+from pipeline.store.store import Store
 
-RETRIES = 3  # of a conversion whose node or worker was lost
+RETRIES = 3  # of a conversion that Ray lost
 _LOOK = 2.0  # seconds between two looks at the nodes
 _GONE = 60.0  # seconds without a node that could run a conversion, until it fails
 
@@ -41,7 +46,7 @@ def run_on_ray(
         address: What ``ray.init`` takes. ``local`` starts a cluster of this machine.
         work: The conversions. Each has a store.
         time_limit: The limit for one conversion in seconds; None for no limit.
-        announce: Called when a conversion ends, and when a node joins or is lost.
+        announce: Called when a conversion ends or runs again, and when a node joins or is lost.
         keep: Called with all results, at the beginning and after each conversion.
 
     Returns:
@@ -74,6 +79,7 @@ class _Run:
         self._results = {one.job: one.result() for one in work}
         self._after: dict[str, list[Work]] = {}  # those of a model that wait for its first one
         self._running: dict[Any, Work] = {}
+        self._runs: Counter[Job] = Counter()
         self._work = work
 
     def results(
@@ -93,6 +99,10 @@ class _Run:
             for task, error in [*((task, "") for task in ready), *self._hopeless(ready)]:
                 one = self._running.pop(task)
                 result = one.result("FAILED", error) if error else self._result(task, one)
+                if result.state == "not reached":
+                    announce(f"{one.job.text}: {result.error}. It runs again")
+                    self._submit(one)
+                    continue
                 self._results[one.job] = result
                 count += 1
                 where = f" on {result.node}" if result.node else ""
@@ -109,20 +119,32 @@ class _Run:
             memory=rest.pop("memory"),
             num_gpus=rest.pop("GPU", 0),
             resources=rest,
-            max_retries=RETRIES,
+            max_retries=0,
             name=one.job.text,
         )
         place = (one.job.model, one.config, self._time_limit, pipeline_hash())
         self._running[task.remote(*place)] = one
+        self._runs[one.job] += 1
 
     def _result(self, task: Any, one: Work) -> JobResult:
+        """The result; "not reached" if the conversion was lost and may run again."""
+        errors = self._ray.exceptions
+        lost = (
+            errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError,
+            errors.ObjectLostError,
+        )  # fmt: skip
         try:
             found, node = self._ray.get(task)
-        except self._ray.exceptions.RayError as error:
-            return one.result("FAILED", f"lost by Ray: {' '.join(str(error).split())}")
+        except errors.RayError as error:
+            again = isinstance(error, lost) and self._runs[one.job] <= RETRIES
+            run = f"run {self._runs[one.job]} of {RETRIES + 1}"
+            line = f"lost by Ray in {run}: {first_line(error)}"
+            result = one.result("not reached" if again else "FAILED", line)
+            return replace(result, detail=str(error))
         empty = one.result()
         kept = {**vars(found), "target": empty.target, "gpu": empty.gpu}
-        return JobResult(**kept, node=self._nodes.names.get(node, node))
+        result = JobResult(**kept, node=self._nodes.names.get(node, node))
+        return _checked(result, str(one.config.store)) if result.entry else result
 
     def _hopeless(self, ready: Sequence[Any]) -> list[tuple[Any, str]]:
         """The tasks that no node can run any more."""
@@ -132,6 +154,23 @@ class _Run:
                 self._ray.cancel(task)
                 found.append((task, f"no node is left that has {text_of(one.needs)}"))
         return found
+
+
+def _checked(result: JobResult, store: str) -> JobResult:
+    """The result, as a failure if this machine does not find in the store what the node wrote."""
+    try:
+        # by the file's name: a listing of an NFS folder may be a minute old
+        if Store.open(store).place.bytes_of(result.entry_file) is not None:
+            return result
+        error = (
+            f"the node wrote to another place than this machine reads: {store} has no entry "
+            f"{result.entry[:12]} here. Every node must reach the same store"
+        )
+    except StoreError as found:
+        error = f"cannot look for the artifact in the store: {found.message}"
+    return replace(
+        result, state="FAILED", error=error, detail=error, entry="", entry_file="", not_pushed=error
+    )
 
 
 def convert_here(
