@@ -64,7 +64,7 @@ def with_zoo(place: Path, zoo: dict[str, str], monkeypatch: pytest.MonkeyPatch) 
 
 def told(process: subprocess.Popen[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The results of a run with ``--json`` by their case, and the lines of its progress."""
-    output, errors = process.communicate(timeout=300)
+    output, errors = process.communicate(timeout=1200)
     results = json.loads(output)  # and nothing else, whatever Ray prints
     steps = [json.loads(line)["step"] for line in errors.splitlines()]
     return {f"{one['model']} {one['gpu']}".strip(): one for one in results}, steps
@@ -106,7 +106,7 @@ def test_a_killed_node_changes_no_byte(
     assert not (tmp_path / "report" / "tiny").exists()
 
     process = start(tmp_path, "--json", "--gpu", "sm86", "--out", "alone")
-    process.communicate(timeout=300)
+    process.communicate(timeout=1200)
     for model in ("tiny", "first"):
         alone = Artifact.open(tmp_path / "alone" / model).manifest
         there = _from_store(farm, tmp_path / "store", results[f"{model} sm86"]["entry"])
@@ -159,7 +159,7 @@ def test_a_target_that_needs_a_gpu_runs_where_it_is(
         assert results["slow sm90"]["node"] == "node2"
         assert "tensorrt is not installed here" in results["slow sm90"]["error"]
         process = start(tmp_path, *words, "--target", "tensorrt-10", "--gpu", "sm86")
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
         assert process.returncode == 2
         last = errors.splitlines()[-1]
         assert "slow tensorrt-10 sm86: no node of the cluster has 1 CPU, 1 GPU, 1 sm86" in last
@@ -168,7 +168,7 @@ def test_a_target_that_needs_a_gpu_runs_where_it_is(
         process = start(tmp_path, *words)
         _until(lambda: any(map(farm.converts, farm.raylets(made))))
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=600)
         assert process.returncode == 130 and not output
         assert errors.splitlines()[-1].endswith("Run the same command again to go on")
         _until(lambda: not any(map(farm.converts, farm.raylets(made))))
@@ -258,7 +258,7 @@ def test_local_needs_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     pytest.importorskip("ray")
     with_zoo(tmp_path, {"first": "small_zoo:first"}, monkeypatch)
     process = start(tmp_path, "--ray", "local", "--store", "store")
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     head, _, row, *rest = output.splitlines()
     assert head.split()[:6] == ["model", "target", "GPU", "node", "result", "seconds"]
@@ -299,7 +299,7 @@ def test_the_error_names_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOME", str(tmp_path))  # without a token
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     process = start(tmp_path, "--ray", "127.0.0.1:6379", "--store", "store")
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 2 and not output
     assert "cannot connect: Token authentication is enabled but no" in errors.splitlines()[-1]
     assert errors.endswith("needs RAY_AUTH_MODE=token here, and its token in ~/.ray/auth_token\n")
