@@ -146,12 +146,13 @@ def previous(place: Path) -> Artifact | None:
 
 def first_changed(old: Artifact | None, keys: Mapping[str, str]) -> int:
     """Returns the index of the first stage that must run again."""
-    if old is None or code_changed(old.manifest):
+    if old is None:
         return 0
-    for index, stage in enumerate(STAGES):
-        if old.manifest.keys.get(stage) != keys[stage]:
-            return index
-    return len(STAGES)
+    stated = old.manifest.keys
+    changed = (index for index, stage in enumerate(STAGES) if stated.get(stage) != keys[stage])
+    first = next(changed, len(STAGES))
+    # the code is read only if the keys alone would let the model be used again
+    return 0 if first and code_changed(old.manifest) else first
 
 
 def code_changed(manifest: Manifest) -> tuple[Difference, ...]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 STARTED = time.time()  # this module is imported before a factory's file runs
 _OWN = "pipeline"  # every key has its code
+_FOLDER = Path(__file__).parents[1]
 
 
 def imports_of(
@@ -142,7 +143,7 @@ def _files_of_classes(module: torch.nn.Module | None) -> set[Path]:
     for value in (value for kind in kinds for value in vars(kind).values()):
         code = getattr(inspect.unwrap(getattr(value, "__func__", value)), "__code__", None)
         file = getattr(code, "co_filename", "<")
-        if not file.startswith("<") and is_own(file) and f"/{_OWN}/" not in Path(file).as_posix():
+        if not file.startswith("<") and is_own(file) and _FOLDER not in Path(file).parents:
             found |= {real} if (real := _real(Path(file))) else set()
     return found
 

@@ -62,7 +62,7 @@ def with_zoo(place: Path, zoo: dict[str, str], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTHONPATH", f"{house}{os.pathsep}{HERE}")
 
 
-def told(process: subprocess.Popen[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def outcome(process: subprocess.Popen[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The results of a run with ``--json`` by their case, and the lines of its progress."""
     output, errors = process.communicate(timeout=1200)
     results = json.loads(output)  # and nothing else, whatever Ray prints
@@ -79,7 +79,7 @@ def test_a_killed_node_changes_no_byte(
     with farm.cluster(3) as made:
         killer = farm.kill_one(made)
         process = start(tmp_path, "--ray", made.address, *words)
-        results, steps = told(process)
+        results, steps = outcome(process)
         killer.join()
         left = [node["NodeName"] for node in _nodes(made) if node["Alive"]]
         assert process.returncode == 1
@@ -87,7 +87,7 @@ def test_a_killed_node_changes_no_byte(
         assert f"node {dead} is lost: what it did runs again on another" in steps
         # it was killed in its first conversion
         assert dead not in {one["node"] for one in results.values()}
-        again, _ = told(start(tmp_path, "--ray", made.address, *words))
+        again, _ = outcome(start(tmp_path, "--ray", made.address, *words))
     good = [f"{model} {gpu}" for model in ("tiny", "first") for gpu in ("sm86", "sm89")]
     bad = [f"{model} {gpu}" for model in ("skewed", "crashing") for gpu in ("sm86", "sm89")]
     assert sorted(results) == sorted(good + bad)
@@ -155,7 +155,7 @@ def test_a_target_that_needs_a_gpu_runs_where_it_is(
         words = ("--ray", made.address, "--store", "store")
         # TensorRT 10 is not installed on the node: that it says so shows where it ran
         process = start(tmp_path, *words, "--json", "--target", "tensorrt-10", "--gpu", "sm90")
-        results, _ = told(process)
+        results, _ = outcome(process)
         assert results["slow sm90"]["node"] == "node2"
         assert "tensorrt is not installed here" in results["slow sm90"]["error"]
         process = start(tmp_path, *words, "--target", "tensorrt-10", "--gpu", "sm86")

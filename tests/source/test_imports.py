@@ -212,7 +212,8 @@ def test_an_optional_import_that_becomes_possible(
 
 
 def test_a_class_of_a_file_that_nobody_imported_by_name(tmp_path: Path) -> None:
-    file = tmp_path / "hubconf.py"
+    file = tmp_path / "pipeline" / "hubconf.py"  # a folder of that name is not the package
+    file.parent.mkdir()
     file.write_text(SCALED.format(factor=2, package="math"))
     module = runpy.run_path(str(file))["Scaled"]()
     modules, _ = imports_of("elsewhere.py:net", module)
