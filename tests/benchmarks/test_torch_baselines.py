@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from pipeline.artifact.artifact import Artifact
@@ -21,6 +22,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "engines"
 sys.path.append(str(BENCHMARKS))
 
 import children  # noqa: E402
+import raft_in_pieces  # noqa: E402
 import torch_module  # noqa: E402
 
 
@@ -124,3 +126,16 @@ def test_a_weight_that_an_embedding_reads_too_stays_as_it_is() -> None:
     torch_module.store_half(tied, torch.bfloat16)
     assert tied.table.weight.dtype == tied.head.weight.dtype == torch.float32
     assert tied.head.bias.dtype == torch.bfloat16
+
+
+def test_a_correlation_in_pieces_gives_the_numbers_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sixteen rows of feature maps: three at a time, and one in the last part."""
+    monkeypatch.setattr(raft_in_pieces, "PART_BYTES", 3 * 4 * 20 * 16 * 20)
+    whole = find_spec("raft", {"update": "torchvision"}, None).build(None)
+    images = torch.rand(2, 1, 3, 128, 160, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with torch.no_grad():
+        wanted, found = whole(*images), raft_in_pieces.raft()(*images)
+    assert found.shape == (1, 2, 128, 160)
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
