@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.lib.stride_tricks import as_strided
 
 from pipeline.build.custom_nodes import prepare
 from pipeline.build.network import open_network
@@ -124,6 +125,7 @@ def _refit_here(job: _RefitJob) -> Refitted:
         raise InputError("TensorRT reports that the plan is not refittable. Build with --refit")
     refitter = trt.Refitter(engine, logger)
     spare = source.with_name(f".{source.name}.parsed")
+    owners: list[Any] = []
     try:
         known = opened.parser.supports_operator
         ready = prepare(trt, source, spare, options.target, brought, known).model
@@ -135,7 +137,7 @@ def _refit_here(job: _RefitJob) -> Refitted:
             elif errors := opened.parse_file(ready):
                 raise BuildError(f"target {options.target}: {errors[0].text}")
             else:
-                set_weights(trt, refitter, opened.network)
+                owners += set_weights(trt, refitter, opened.network)
     finally:
         spare.unlink(missing_ok=True)
     _refuse_missing(_missing(trt, refitter))
@@ -190,31 +192,37 @@ def check_structure(old: Path, new: Path) -> None:
         )
 
 
-def set_weights(trt: Any, refitter: Any, network: Any) -> None:
+def set_weights(trt: Any, refitter: Any, network: Any) -> list[Any]:
     """Gives a refitter the weights of a parsed network.
 
     Args:
         trt: The target's TensorRT.
         refitter: TensorRT's Refitter of an engine of the same structure.
-        network: The parsed network. Keep it and its parser until the engine is refitted: they own
-            the weights.
+        network: The parsed network.
+
+    Returns:
+        The weights. Keep them, the network and its parser until the engine is refitted: they own
+        the memory.
 
     Raises:
         InputError: The refitter refuses a weight, because its number of elements or its dtype
             differs. Or the network lacks a weight of the engine. TensorRT would keep the old one:
             `Refitter.get_missing` has only what is combined with a weight that was set.
     """
+    given: list[Any] = []
     wanted = dict.fromkeys(zip(*refitter.get_all(), strict=True))
     for name, role, weights in network_weights(trt, network):
         if (name, role) not in wanted:
             continue
-        if not refitter.set_weights(name, role, weights):
+        given.append(trt.Weights(np.ascontiguousarray(weights)))  # 8.6 takes no array
+        if not refitter.set_weights(name, role, given[-1]):
             raise InputError(
                 f"the {role.name.lower()} of layer {name} does not fit the engine: it has "
                 f"{weights.size} elements of {weights.dtype}. Build again with the new weights"
             )
         del wanted[name, role]
     _refuse_missing([f"{name} ({role.name.lower()})" for name, role in wanted])
+    return given
 
 
 def check_names(names: Iterable[str], model: Path) -> None:
@@ -262,7 +270,12 @@ def network_weights(trt: Any, network: Any) -> Iterator[tuple[str, Any, Any]]:
         for role, attribute in _ROLES[kind].items():
             weights = getattr(layer, attribute)
             if isinstance(weights, np.ndarray) and weights.size and weights.dtype.kind == "f":
-                yield name, getattr(trt.WeightsRole, role), weights
+                yield name, getattr(trt.WeightsRole, role), _with_strides(weights)
+
+
+def _with_strides(weights: np.ndarray) -> np.ndarray:
+    """The array with the right strides. 8.6.0 gives stride 0 with NumPy 2, newer than its own."""
+    return as_strided(weights, (weights.size,), (weights.itemsize,))
 
 
 def _missing(trt: Any, refitter: Any) -> list[str]:

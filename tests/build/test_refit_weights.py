@@ -6,12 +6,14 @@ Refitting itself needs a GPU: tests/gpu/test_refit_gpu.py.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from numpy.lib.stride_tricks import as_strided
 from onnx import numpy_helper
 
 from pipeline.build.network import OpenNetwork, open_network
@@ -77,8 +79,27 @@ def test_weights_are_as_the_parser_changed_them(
         )
 
 
+def test_strides_that_are_lost() -> None:
+    """TensorRT 8.6.0 with NumPy 2 gave arrays that show their first number everywhere."""
+    values = np.arange(1, 7, dtype=np.float16)
+
+    class Convolution:
+        type, name, bias = SimpleNamespace(name="CONVOLUTION"), "c", np.zeros(0, np.float16)
+        kernel = as_strided(values, (6,), (0,))
+
+    layer = Convolution()
+    assert set(layer.kernel) == {1}
+    network = SimpleNamespace(num_layers=1, get_layer=lambda _: layer)
+    trt = SimpleNamespace(IConvolutionLayer=Convolution, WeightsRole=use(TARGET).WeightsRole)
+    ((_, _, found),) = network_weights(trt, network)
+    assert found.tolist() == values.tolist()
+
+
 class Refitter:
-    """A pretended refitter: it keeps what it gets, and refuses weights of another size."""
+    """A pretended refitter: it keeps what it gets, and refuses weights of another size.
+
+    Like TensorRT 8.6's, it takes `Weights` only, no array.
+    """
 
     def __init__(self, sizes: dict[tuple[str, Any], int]) -> None:
         self.sizes, self.got = sizes, dict[tuple[str, Any], np.ndarray]()
@@ -86,17 +107,21 @@ class Refitter:
     def get_all(self) -> tuple[list[str], list[Any]]:
         return [name for name, _ in self.sizes], [role for _, role in self.sizes]
 
-    def set_weights(self, name: str, role: Any, weights: np.ndarray) -> bool:
-        self.got[name, role] = weights
+    def set_weights(self, name: str, role: Any, weights: Any) -> bool:
+        assert type(weights) is use(TARGET).Weights
+        self.got[name, role] = weights.numpy()
         return bool(weights.size == self.sizes[name, role])
 
 
-def test_a_refitter_gets_what_it_can_take(opened: OpenNetwork) -> None:
+def test_a_refitter_gets_what_it_can_take(
+    opened: OpenNetwork, weights: dict[str, np.ndarray]
+) -> None:
     trt = use(TARGET)
     kernel, bias = ("Conv0", trt.WeightsRole.KERNEL), ("Conv0", trt.WeightsRole.BIAS)
     refitter = Refitter({kernel: 108, bias: 4})
-    set_weights(trt, refitter, opened.network)
-    assert refitter.got.keys() == {kernel, bias}
+    given = set_weights(trt, refitter, opened.network)
+    assert refitter.got.keys() == {kernel, bias} and len(given) == 2
+    assert np.array_equal(refitter.got[kernel], weights["first"].ravel())
 
 
 def test_weights_that_the_network_lacks_are_refused(opened: OpenNetwork) -> None:
