@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -140,6 +141,23 @@ def raft_artifact() -> Callable[[], Artifact]:
         return Artifact.open(ROOT / "artifacts" / "raft")
 
     return converted
+
+
+@pytest.fixture(scope="session")
+def zoo_artifact(
+    tmp_path_factory: pytest.TempPathFactory, raft_artifact: Callable[[], Artifact]
+) -> Callable[[str], Artifact]:
+    """The artifact of a model of the zoo, converted once for all processes; not to be changed."""
+    if not HAS_TORCH:
+        pytest.skip("converts torch models, and torch is not installed here")
+    import converted_zoo
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each process has a folder below the common one
+        folder = folder.parent
+    folder = folder / "converted-zoo"
+    folder.mkdir(exist_ok=True)
+    return lambda name: raft_artifact() if name == "raft" else converted_zoo.converted(name, folder)
 
 
 @pytest.fixture(scope="session")

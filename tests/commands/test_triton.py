@@ -19,7 +19,7 @@ from triton_servers import read_config
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import BuildInfo, TargetInfo
 from pipeline.commands.triton.containers import TENSORRT, find_release, image
-from pipeline.convert.driver import run, run_export, run_rewrite
+from pipeline.convert.driver import run, run_rewrite
 from pipeline.errors import InputError
 from pipeline.machine.files import hash_file
 from pipeline.models import MODELS
@@ -392,18 +392,20 @@ def test_without_tritonclient(converted: Make, cli: Run, monkeypatch: pytest.Mon
     refused(cli("triton-replay", converted("relu")), "pip install 'trt-pipeline[triton]'")
 
 
-SMALL = {"raft": {"updates": 1}, "raft_small": {"updates": 1}, "llama": {"layers": 1},
-         "vit": {"layers": 1}, "vit_any_size": {"layers": 1}}  # fmt: skip
+@pytest.fixture(scope="module", params=MODELS)
+def of_the_zoo(request: pytest.FixtureRequest, zoo_artifact: Callable[[str], Artifact]) -> Artifact:
+    return zoo_artifact(request.param)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_that_comes_with_pipeline(name: str, cli: Run, tmp_path: Path) -> None:
+def test_every_model_that_comes_with_pipeline(
+    of_the_zoo: Artifact, cli: Run, tmp_path: Path
+) -> None:
     """Without a comparison, no model is batched: its rows may depend on each other."""
-    pytest.importorskip("torch")
-    artifact = tmp_path / name
-    run_export(Config(name, out=artifact, options=SMALL.get(name, {})))
-    run_rewrite(artifact, "tensorrt-8.6")
+    name = of_the_zoo.manifest.name
+    artifact = Path(shutil.copytree(of_the_zoo.path, tmp_path / name))
+    report = run_rewrite(artifact, "tensorrt-8.6")
+    assert report.manifest.comparison is None
     assert cli("triton", artifact, "models")[0] == 0
     config = read_config(Path("models") / name)
     assert config.max_batch_size == 0

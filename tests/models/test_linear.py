@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,8 @@ from onnx import numpy_helper
 from pipeline.artifact.artifact import Artifact
 from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
-from pipeline.convert.driver import run
 from pipeline.errors import InputError
 from pipeline.models.linear import linear, save_linear
-from pipeline.spec.config import Config
 from pipeline.spec.dims import shape_texts
 from pipeline.spec.model import Tolerance
 
@@ -39,8 +38,8 @@ def x_of(batch: int, seed: int = 1) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    return Artifact.open(run(Config("linear", out=tmp_path_factory.mktemp("zoo") / "linear")).path)
+def artifact(zoo_artifact: Callable[[str], Artifact]) -> Artifact:
+    return zoo_artifact("linear")
 
 
 def test_naive_export_of_one_example_is_fixed_without_a_word(cli: Run, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -9,7 +11,6 @@ import pytest
 from llama_model import (
     CHUNK,
     PROMPTS,
-    artifact,
     left_padded,
     made,
     onnx_tokens,
@@ -19,6 +20,7 @@ from llama_model import (
     transformers_tokens,
 )
 
+from pipeline.artifact.artifact import Artifact
 from pipeline.commands.still_needed import apply as apply_passes
 from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
@@ -37,12 +39,18 @@ POINTS = [
 
 
 @pytest.fixture(scope="module")
-def session() -> onnxruntime.InferenceSession:
-    return session_of(artifact().model)
+def artifact(zoo_artifact: Callable[[str], Artifact]) -> Artifact:
+    """The artifact of `pipeline convert llama`."""
+    return zoo_artifact("llama")
 
 
-def test_manifest_says_what_was_done() -> None:
-    manifest = artifact().manifest
+@pytest.fixture(scope="module")
+def session(artifact: Artifact) -> onnxruntime.InferenceSession:
+    return session_of(artifact.model)
+
+
+def test_manifest_says_what_was_done(artifact: Artifact) -> None:
+    manifest = artifact.manifest
     assert {d.name: (d.min, d.max) for d in manifest.interface.dims.values()} == {
         "batch": (1, 10),
         "seq": (1, 128),
@@ -65,11 +73,11 @@ def test_manifest_says_what_was_done() -> None:
     assert {(1, 1, 0), (1, 32, 64), (10, 1, 127)} <= compared
 
 
-def test_engine_is_well_formed() -> None:
+def test_engine_is_well_formed(artifact: Artifact) -> None:
     trt = pytest.importorskip("tensorrt_rtx")
     runtime = trt.Runtime(trt.Logger(trt.Logger.INTERNAL_ERROR))
     malformed = int(trt.EngineInvalidityDiagnostics.MALFORMED_ENGINE)
-    _, diagnostics = runtime.get_engine_validity(artifact().plan.read_bytes())
+    _, diagnostics = runtime.get_engine_validity(artifact.plan.read_bytes())
     assert not int(diagnostics) & malformed
 
 
@@ -195,11 +203,11 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
             llama(**bad)  # type: ignore[arg-type]
 
 
-def test_masks_are_added_but_for_8_6() -> None:
+def test_masks_are_added_but_for_8_6(artifact: Artifact) -> None:
     """8.6 mixes up the masks of the batch's rows; see select_additive_mask."""
     for name, count in (("tensorrt-8.6", 0), ("rtx-1.7", 2), ("tensorrt-10", 2)):
         target = TARGETS[name]
-        model = onnx.load(artifact().exported)
+        model = onnx.load(artifact.exported)
         after = apply_passes(model, [p for p in DEFAULT_PASSES if p.needed_by(target)])
         made = {o: node for node in after.graph.node for o in node.output}
         masks = [

@@ -14,7 +14,6 @@ from llama_model import (
     CHUNK,
     PREFILL,
     PROMPTS,
-    artifact,
     made,
     onnx_tokens,
     reference,
@@ -23,6 +22,7 @@ from llama_model import (
 )
 from onnx import TensorProto, helper, numpy_helper
 
+from pipeline.artifact.artifact import Artifact
 from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
 from pipeline.graph.session import run_onnx
@@ -30,6 +30,12 @@ from pipeline.graph.session import run_onnx
 pytestmark = pytest.mark.slow
 
 AUTO = torch.export.Dim.AUTO
+
+
+@pytest.fixture(scope="module")
+def artifact(zoo_artifact: Callable[[str], Artifact]) -> Artifact:
+    """The artifact of `pipeline convert llama`."""
+    return zoo_artifact("llama")
 
 
 def nodes(model: onnx.ModelProto, op: str) -> list[onnx.NodeProto]:
@@ -136,19 +142,19 @@ FAULTS: dict[str, Callable[[onnx.ModelProto], None]] = {
 }
 
 
-def plant(fault: str, path: Path) -> Path:
-    model = onnx.load(artifact().model)
+def plant(artifact: Artifact, fault: str, path: Path) -> Path:
+    model = onnx.load(artifact.model)
     FAULTS[fault](model)
     onnx.save(model, path)
     return path
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_noticed(fault: str, tmp_path: Path) -> None:
+def test_a_planted_fault_is_noticed(artifact: Artifact, fault: str, tmp_path: Path) -> None:
     spec, _ = made()
     assert spec.tolerance is not None
     feeds = [spec.sample(size, seed=0) for size in (CHUNK, PREFILL)]
-    wrong = run_onnx(plant(fault, tmp_path / "wrong.onnx"), feeds)
+    wrong = run_onnx(plant(artifact, fault, tmp_path / "wrong.onnx"), feeds)
     results = [
         result
         for feed, got in zip(feeds, wrong, strict=True)
@@ -170,9 +176,9 @@ def test_a_planted_fault_is_noticed(fault: str, tmp_path: Path) -> None:
         "heads are tiled",
     ],
 )
-def test_generation_notices_a_planted_fault(fault: str, tmp_path: Path) -> None:
+def test_generation_notices_a_planted_fault(artifact: Artifact, fault: str, tmp_path: Path) -> None:
     case = next(iter(PROMPTS))
-    wrong = onnx_tokens(session_of(plant(fault, tmp_path / "wrong.onnx")), case)
+    wrong = onnx_tokens(session_of(plant(artifact, fault, tmp_path / "wrong.onnx")), case)
     assert (wrong != transformers_tokens(case)).any()
 
 

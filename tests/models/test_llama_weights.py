@@ -37,7 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_checkpoint_folder_is_what_runs(checkpoint: Path, tmp_path: Path) -> None:
     options = {"max_length": 32}
-    config = Config("llama", out=tmp_path / "a", options=options, weights=checkpoint)
+    config = Config("llama", out=tmp_path / "a", options=options, weights=checkpoint, quick=True)
     report = run_export(config)
     assert report.manifest.model.weights.file == checkpoint.name
     assert dict(report.manifest.model.options) == options

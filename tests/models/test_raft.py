@@ -18,12 +18,11 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.compare.run_names import TORCH
 from pipeline.compare.runners import TorchRunner
 from pipeline.compare.verdict import judge
-from pipeline.convert.driver import run, run_rewrite
+from pipeline.convert.driver import run_rewrite
 from pipeline.export.export import reference
 from pipeline.graph.memory import Estimator
 from pipeline.graph.session import run_onnx
 from pipeline.models.raft import raft, raft_small
-from pipeline.spec.config import Config
 from pipeline.spec.dims import shape_texts
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.runner import run_once
@@ -36,20 +35,12 @@ Feed = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module", params=list(FACTORIES))
-def artifact(
-    request: pytest.FixtureRequest,
-    raft_artifact: Callable[[], Artifact],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Artifact:
+def artifact(request: pytest.FixtureRequest, zoo_artifact: Callable[[str], Artifact]) -> Artifact:
     """`raft` from `make convert MODEL=raft`, and `raft_small` with a quick comparison.
 
     `raft_small` has two updates, and the same code as twelve updates.
     """
-    if request.param == "raft":
-        return raft_artifact()
-    out = tmp_path_factory.mktemp("raft_small") / "raft_small"
-    run(Config("raft_small", options={"updates": 2}, quick=True, out=out))
-    return Artifact.open(out)
+    return zoo_artifact(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,26 +10,24 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from converted_zoo import HOW
 from planted_faults import Fault, set_attribute, set_mode, transpose_weight
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.build.try_graph import attempt
 from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
-from pipeline.convert.driver import run
 from pipeline.errors import InputError
 from pipeline.graph.session import run_onnx
 from pipeline.machine.child import Child
 from pipeline.machine.target import TARGETS
 from pipeline.models.unet_sr import unet_sr
-from pipeline.spec.config import Config
 from pipeline.spec.dims import shape_texts
 
 ODD = {"batch": 2, "h": 203, "w": 201}
 
 
-SLIM = {"channels": 4}  # the same graph
-LIMIT = 200 << 20  # leaves out 21 images of 200 x 400 and more; `convert --all` compares these
+SLIM = HOW["unet_sr"]["options"]  # the same graph
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +41,8 @@ def slim() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    place = tmp_path_factory.mktemp("unet") / "unet_sr"
-    return Artifact.open(run(Config("unet_sr", out=place, options=SLIM, memory_limit=LIMIT)).path)
+def artifact(zoo_artifact: Callable[[str], Artifact]) -> Artifact:
+    return zoo_artifact("unet_sr")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from converted_zoo import HOW
 from planted_faults import Fault, edit_weight, set_attribute, set_op, swap_weights, transpose_weight
 
 from pipeline.artifact.artifact import Artifact
@@ -18,32 +19,26 @@ from pipeline.build.shape_inference import output_sizes
 from pipeline.build.try_graph import attempt
 from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import judge
-from pipeline.convert.driver import run
 from pipeline.errors import InputError
 from pipeline.graph.session import run_onnx
 from pipeline.machine.child import Child
 from pipeline.machine.target import TARGETS
 from pipeline.models._vit_any_size import AnySize
 from pipeline.models.vit import vit, vit_any_size
-from pipeline.spec.config import Config
 from pipeline.spec.dims import shape_texts
 
 RTX = TARGETS["rtx-1.7"]
-SHALLOW = {"layers": 1}  # every layer is alike
-LIMIT = 200 << 20  # leaves out 8 images of 512 x 512; `make convert MODEL=all` compares these
+SHALLOW = HOW["vit"]["options"]
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    report = run(Config("vit", out=tmp_path_factory.mktemp("vit") / "vit", options=SHALLOW))
-    return Artifact.open(report.path)
+def artifact(zoo_artifact: Callable[[str], Artifact]) -> Artifact:
+    return zoo_artifact("vit")
 
 
 @pytest.fixture(scope="module")
-def any_size(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    place = tmp_path_factory.mktemp("vit") / "any"
-    config = Config("vit_any_size", out=place, options=SHALLOW, memory_limit=LIMIT)
-    return Artifact.open(run(config).path)
+def any_size(zoo_artifact: Callable[[str], Artifact]) -> Artifact:
+    return zoo_artifact("vit_any_size")
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,7 @@
-"""The model, its artifact, and generation in ONNX Runtime, for all tests of Llama."""
+"""The model, and generation in ONNX Runtime, for all tests of Llama."""
 
 from __future__ import annotations
 
-import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -10,27 +9,15 @@ import numpy as np
 import onnxruntime
 import torch
 
-from pipeline.artifact.artifact import Artifact
 from pipeline.compare.runners import TorchRunner
-from pipeline.convert.driver import run
 from pipeline.export.module import built
 from pipeline.models.llama import llama
-from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.runner import run_once
 
 Feed = dict[str, np.ndarray]
 CHUNK, PREFILL = {"batch": 3, "seq": 7, "past": 5}, {"batch": 3, "seq": 7, "past": 0}
 _CACHE = [f"past_{layer}_{kind}" for layer in (0, 1) for kind in ("key", "value")]
-
-
-_FOLDER = tempfile.TemporaryDirectory(prefix="llama-")  # until the tests end
-
-
-@cache
-def artifact() -> Artifact:
-    """The artifact of `pipeline convert llama`."""
-    return Artifact.open(run(Config("llama", out=Path(_FOLDER.name) / "llama")).path)
 
 
 @cache

@@ -32,10 +32,12 @@ def first() -> ModelSpec:
     return quick("first")
 
 
-def quick(name: str = "last") -> ModelSpec:
+def quick(
+    name: str = "last", graph: str = "(float[1, n] x) => (float[1, n] y) { y = Exp(x) }"
+) -> ModelSpec:
     """Converts without torch, which takes seconds to import."""
     path = Path(f"{name}.onnx")
-    text = f"{name} (float[1, n] x) => (float[1, n] y) {{ y = Exp(x) }}"
+    text = f"{name} {graph}"
     onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}'), path)
     spec = onnx_spec(path, {"n": Dim("n", 2, 8, 32)}, name=name)
     return replace(spec, tolerance=tiny.TOLERANCE)
@@ -49,6 +51,16 @@ def crashing() -> ModelSpec:
 
     spec = tiny.of(lambda x: x, name="crashing")
     return ModelSpec(spec.name, build, spec.inputs, spec.outputs, spec.tolerance)
+
+
+def unsized() -> ModelSpec:
+    """Fails after its export, without torch: the size of its output depends on the data."""
+    return quick("unsized", "(float[1, n] x) => (int64[2, m] y) { y = NonZero(x) }")
+
+
+def aborting() -> ModelSpec:
+    """Ends its process at once, without torch."""
+    os.abort()
 
 
 def slow() -> ModelSpec:
